@@ -1,0 +1,45 @@
+# Everything runs in .venv, which is made on first use and brought up to date when its inputs change.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python -m
+INSTALLED := $(VENV)/.installed
+SLOW := tests/cluster tests/chaos
+JOBS ?= auto
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint format bench clean
+.DELETE_ON_ERROR:
+
+help: ## Say what there is to make
+	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do printf 'make %-7s %s\n' "$$name" "$$text"; done
+
+demo: $(INSTALLED) ## Train the digits on a cluster of five processes on this machine
+	$(RUN) tfdist_cli launch configs/local.yaml
+
+test: $(INSTALLED) ## Run all tests
+	$(RUN) pytest
+
+check: lint ## Run linters and the tests that start no cluster, in under a minute
+	$(RUN) pytest -n $(JOBS) -m 'not slow' $(addprefix --ignore=,$(SLOW))
+
+lint: $(INSTALLED) ## Run linters and the type checker
+	$(RUN) ruff check
+	$(RUN) ruff format --check
+	$(RUN) mypy
+
+format: $(INSTALLED) ## Format the code and fix what can be fixed
+	$(RUN) ruff check --fix
+	$(RUN) ruff format
+
+bench: $(INSTALLED) ## Measure tfdist beside its peers
+	$(RUN) pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/requirements.txt
+	$(RUN) benchmarks
+
+clean: ## Remove .venv, caches and builds; runs/ stays
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(RUN) pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	$(RUN) pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cpu,dev]'
+	touch $@

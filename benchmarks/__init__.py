@@ -1,0 +1,1 @@
+"""Throughput of tfdist beside its peers, and how long its commands take."""

@@ -1,0 +1,148 @@
+"""Who is measured against whom, and the rounds of it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from benchmarks.cluster import RunFailed, Timing, run
+from benchmarks.workload import Workload
+
+QUIET = 0.1
+"""The share of the machine that other processes may use during a run that counts, as far as patience goes."""
+LEARNED = 0.9
+"""The accuracy on the training data that every run has to end with: who does not learn is not fast."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A program in a contest.
+
+    Args:
+        name: what the table calls it.
+        program: its module.
+    """
+
+    name: str
+    program: str
+
+
+@dataclass(frozen=True)
+class Contest:
+    """tfdist and a peer on the same kind of cluster.
+
+    Args:
+        title: what the table calls it.
+        roles: tasks of each role; none is one process.
+        ours: tfdist.
+        peer: what it is compared with.
+    """
+
+    title: str
+    roles: Mapping[str, int]
+    ours: Contestant
+    peer: Contestant
+
+
+TFDIST = Contestant("`tfdist.fit` (Keras 3)", "benchmarks.programs.tfdist_fit")
+TF_KERAS = Contestant("tf_keras `Model.fit`", "benchmarks.programs.tf_keras_fit")
+KERAS = Contestant("Keras 3 `Model.fit`", "benchmarks.programs.keras_fit")
+
+CONTESTS = {
+    "ps": Contest(
+        "`ParameterServerStrategy`, 1 chief, 2 ps, 2 workers", {"chief": 1, "worker": 2, "ps": 2}, TFDIST, TF_KERAS
+    ),
+    "mirrored": Contest("`MultiWorkerMirroredStrategy`, 2 workers", {"worker": 2}, TFDIST, TF_KERAS),
+    "single": Contest("one process, both cores", {}, TFDIST, KERAS),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the rounds of one contest gave.
+
+    Args:
+        contest: who against whom.
+        ours: steps per second of tfdist, a round each.
+        peer: the same of its peer.
+        others: the largest share of the machine that other processes used during one of the runs.
+    """
+
+    contest: Contest
+    ours: list[float]
+    peer: list[float]
+    others: float
+
+
+def hold(
+    contests: Sequence[Contest], workload: Workload, *, rounds: int, patience: int, say: Callable[[str], None]
+) -> list[Outcome]:
+    """Runs all contestants once in every round, in turns, each in a fresh cluster.
+
+    Args:
+        contests: who against whom.
+        workload: what they train.
+        rounds: runs of each contestant.
+        patience: how often a run is made again because other processes were busy meanwhile.
+        say: told about each run.
+
+    Raises:
+        RunFailed: a program failed, or did not learn.
+    """
+    entries = [(contest, who) for contest in contests for who in (contest.ours, contest.peer)]
+    rates: dict[tuple[str, str], list[float]] = {(contest.title, who.name): [] for contest, who in entries}
+    others = dict.fromkeys((contest.title for contest in contests), 0.0)
+    for number in range(rounds):
+        # Every other round goes backwards, so that a load that grows or fades favours nobody.
+        for contest, who in entries if number % 2 == 0 else reversed(entries):
+            timing, busy = _quiet_run(contest, who, workload, patience)
+            rates[contest.title, who.name].append(timing.steps_per_second)
+            others[contest.title] = max(others[contest.title], busy)
+            say(
+                f"round {number + 1}/{rounds}  {contest.title}  {who.name}: {timing.steps_per_second:.1f} steps/s"
+                f"  loss {timing.logs['loss']:.4f}  others {busy:.0%}"
+            )
+    return [
+        Outcome(each, rates[each.title, each.ours.name], rates[each.title, each.peer.name], others[each.title])
+        for each in contests
+    ]
+
+
+def _quiet_run(contest: Contest, who: Contestant, workload: Workload, patience: int) -> tuple[Timing, float]:
+    """A run, and the share of the machine that others used meanwhile; the quietest of those that patience allows."""
+    runs = []
+    for _ in range(patience + 1):
+        before = _Usage.now()
+        timing = run(who.program, contest.roles, workload)
+        if timing.logs["accuracy"] < LEARNED:
+            raise RunFailed(f"{who.name} has learned nothing in {contest.title}: {timing.logs}")
+        runs.append((timing, before.others()))
+        if runs[-1][1] <= QUIET:
+            break
+    return min(runs, key=lambda each: each[1])
+
+
+@dataclass(frozen=True)
+class _Usage:
+    """Processor seconds used up to a moment: by all processes, and by this one's ended children."""
+
+    moment: float
+    total: float
+    own: float
+
+    @classmethod
+    def now(cls) -> _Usage:
+        times, children = psutil.cpu_times(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        total = times.user + times.system + times.nice
+        return cls(time.monotonic(), total, children.ru_utime + children.ru_stime)
+
+    def others(self) -> float:
+        """The share of the machine that other processes have used since."""
+        now = _Usage.now()
+        used = (now.total - self.total) - (now.own - self.own)
+        return max(0.0, used / ((now.moment - self.moment) * (os.cpu_count() or 1)))

@@ -1,0 +1,48 @@
+"""What repeated measurements come to."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The middle and the ends of several measurements."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Of at least one value."""
+        return cls(statistics.median(values), min(values), max(values))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two contestants measured in the same rounds, value for value.
+
+    Args:
+        ours: tfdist's measurements, a round each.
+        peer: the peer's, in the same order.
+    """
+
+    ours: Sequence[float]
+    peer: Sequence[float]
+
+    def __post_init__(self) -> None:
+        if not self.ours or len(self.ours) != len(self.peer):
+            raise ValueError(f"{len(self.ours)} rounds of tfdist and {len(self.peer)} of its peer")
+
+    @property
+    def of_medians(self) -> float:
+        """The ratio of the medians."""
+        return statistics.median(self.ours) / statistics.median(self.peer)
+
+    @property
+    def paired(self) -> Spread:
+        """The ratios within rounds: a load that comes and goes between rounds has no part in them."""
+        return Spread.of([ours / peer for ours, peer in zip(self.ours, self.peer, strict=True)])

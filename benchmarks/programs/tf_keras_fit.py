@@ -1,0 +1,50 @@
+"""tf_keras (Keras 2) on parameter servers, with `DatasetCreator`, or on mirrored workers, as `TF_CONFIG` says."""
+
+from typing import Any
+
+import tensorflow as tf
+import tf_keras as keras
+
+from benchmarks.programs.data import batches
+from benchmarks.workload import CLASSES, FEATURES, HIDDEN, Stopwatch, Workload
+
+workload = Workload.read()
+stopwatch = Stopwatch(workload)
+resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+cluster = resolver.cluster_spec()
+asynchronous = "ps" in cluster.jobs
+
+if asynchronous and resolver.task_type != "chief":
+    server = tf.distribute.Server(cluster, job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc")
+    server.join()
+
+strategy: tf.distribute.Strategy
+data: Any
+if asynchronous:
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    data = keras.utils.experimental.DatasetCreator(lambda _: batches(workload))
+else:
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
+    data = strategy.distribute_datasets_from_function(lambda _: batches(workload))
+
+with strategy.scope():
+    model = keras.Sequential([keras.Input([FEATURES])])
+    for units in HIDDEN:
+        model.add(keras.layers.Dense(units, activation="relu"))
+    model.add(keras.layers.Dense(CLASSES))
+    model.compile(
+        optimizer=keras.optimizers.Adam(1e-3),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        steps_per_execution=workload.steps_per_execution,
+    )
+
+model.fit(
+    data,
+    epochs=workload.epochs + 1,
+    steps_per_epoch=workload.steps,
+    callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=stopwatch.epoch_ended)],
+    verbose=0,
+)
+if asynchronous or resolver.task_id == 0:
+    stopwatch.write()

@@ -1,0 +1,67 @@
+"""The command line: measures what is asked for, prints the tables, and writes them into the docs if it is told to."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+from benchmarks.cluster import ROOT
+from benchmarks.contests import CONTESTS, hold
+from benchmarks.startup import COMMANDS, command_seconds, first_step_seconds
+from benchmarks.table import Circumstances, machine, render, write
+from benchmarks.workload import Workload
+
+PAGE = ROOT / "docs" / "benchmarks.md"
+STARTUP = "startup"
+FIRST_STEP = "`tfdist launch` (1 chief, 2 ps, 2 workers) up to the first step reported"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the benchmarks; the exit code is 0."""
+    arguments = _parser().parse_args(argv)
+    chosen = arguments.only or [*CONTESTS, STARTUP]
+    workload = Workload("", steps=arguments.steps, epochs=arguments.epochs)
+    contests = [contest for key, contest in CONTESTS.items() if key in chosen]
+    outcomes = hold(contests, workload, rounds=arguments.rounds, patience=arguments.patience, say=_say)
+    seconds = _startup(arguments.rounds) if STARTUP in chosen else {}
+    today = datetime.now(timezone.utc).date()
+    about = Circumstances(" ".join(["python -m benchmarks", *argv]), today, arguments.rounds, machine())
+    results = render(outcomes, seconds, about)
+    sys.stdout.write(results)
+    if arguments.write:
+        write(PAGE, results)
+    return 0
+
+
+def _startup(rounds: int) -> dict[str, list[float]]:
+    seconds = {name: [command_seconds(arguments) for _ in range(10)] for name, arguments in COMMANDS.items()}
+    seconds[FIRST_STEP] = []
+    for number in range(rounds):
+        seconds[FIRST_STEP].append(first_step_seconds())
+        _say(f"round {number + 1}/{rounds}  {FIRST_STEP}: {seconds[FIRST_STEP][-1]:.2f} s")
+    return seconds
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each contestant (default: 5)")
+    parser.add_argument(
+        "--only", action="append", choices=[*CONTESTS, STARTUP], help="measure only this; can be repeated"
+    )
+    parser.add_argument("--steps", type=int, default=300, help="steps in an epoch (default: 300)")
+    parser.add_argument("--epochs", type=int, default=3, help="timed epochs, after one to warm up (default: 3)")
+    parser.add_argument(
+        "--patience",
+        type=int,
+        default=0,
+        help="run again up to this often when other processes were busy (default: 0)",
+    )
+    parser.add_argument("--write", action="store_true", help=f"write the tables into {PAGE.relative_to(ROOT)}")
+    return parser

@@ -1,0 +1,72 @@
+"""How long commands take, and how long a cluster takes to its first step."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.cluster import ROOT, RunFailed, base_environment
+
+CLUSTER = "configs/local.yaml"
+"""1 chief, 2 ps, 2 workers and a recipe."""
+COMMANDS = {"`tfdist --help`": ["--help"], f"`tfdist validate {CLUSTER}`": ["validate", CLUSTER]}
+_TIMEOUT = 120.0
+
+
+def command_seconds(arguments: list[str]) -> float:
+    """The wall time of one `tfdist` command.
+
+    Raises:
+        RunFailed: it failed.
+    """
+    begun = time.perf_counter()
+    done = subprocess.run(_argv(arguments), cwd=ROOT, env=base_environment(), capture_output=True, check=False)
+    seconds = time.perf_counter() - begun
+    if done.returncode:
+        raise RunFailed(f"tfdist {' '.join(arguments)} ended with {done.returncode}: {done.stderr.decode()}")
+    return seconds
+
+
+def first_step_seconds() -> float:
+    """From the start of `tfdist launch` to the first line in the run's metrics.jsonl: steps are done, and reported.
+
+    Raises:
+        RunFailed: the run ended before that, or it did not come in time.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as folder:
+        metrics, log = Path(folder, "run", "metrics.jsonl"), Path(folder, "log")
+        with log.open("wb") as output:
+            begun = time.perf_counter()
+            launch = subprocess.Popen(
+                _argv(["launch", CLUSTER, "--run-dir", str(metrics.parent), "--shutdown-timeout", "5"]),
+                cwd=ROOT,
+                env=base_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            while not (metrics.exists() and metrics.stat().st_size):
+                if launch.poll() is not None or time.perf_counter() - begun > _TIMEOUT:
+                    raise RunFailed(f"tfdist launch made no step:\n{log.read_text(encoding='utf-8')}")
+                time.sleep(0.005)
+            return time.perf_counter() - begun
+        finally:
+            _stop(launch)
+
+
+def _argv(arguments: list[str]) -> list[str]:
+    return [sys.executable, "-m", "tfdist_cli", *arguments]
+
+
+def _stop(launch: subprocess.Popen[bytes]) -> None:
+    launch.send_signal(signal.SIGTERM)
+    try:
+        launch.wait(timeout=30)
+    except subprocess.TimeoutExpired:
+        launch.kill()
+        launch.wait()

@@ -1,0 +1,23 @@
+"""A multi-layer perceptron on MNIST, read from `params.path`."""
+
+import keras
+import tensorflow as tf
+
+from tfdist_cli.datasets import mnist
+
+
+def model(params):
+    classifier = keras.Sequential([keras.Input((mnist.PIXELS,))])
+    for units in params["hidden"]:
+        classifier.add(keras.layers.Dense(units, activation="relu"))
+    classifier.add(keras.layers.Dense(mnist.CLASSES))
+    classifier.compile(
+        optimizer=keras.optimizers.Adam(params["learning_rate"]),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return classifier
+
+
+def dataset(params, split, shard):
+    return tf.data.Dataset.from_tensor_slices(mnist.load(params["path"], split)).shard(shard.count, shard.index)

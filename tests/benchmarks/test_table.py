@@ -1,0 +1,58 @@
+"""Results become medians, ratios and a page, with nothing lost on the way."""
+
+import platform
+from datetime import date
+
+import pytest
+
+from benchmarks.contests import CONTESTS, Outcome
+from benchmarks.figures import Comparison, Spread
+from benchmarks.table import BEGIN, END, Circumstances, machine, render, write
+
+ABOUT = Circumstances("python -m benchmarks", date(2026, 1, 2), 3, "2 cores")
+
+
+def test_a_spread_has_the_median_and_both_ends():
+    assert Spread.of([3.0, 1.0, 10.0, 4.0]) == Spread(3.5, 1.0, 10.0)
+
+
+def test_paired_ratios_compare_within_rounds():
+    comparison = Comparison([100.0, 50.0, 90.0], [50.0, 25.0, 60.0])
+    assert comparison.of_medians == pytest.approx(90 / 50)
+    assert comparison.paired == Spread(2.0, 1.5, 2.0)
+
+
+@pytest.mark.parametrize(("ours", "peer"), [([], []), ([1.0], [1.0, 2.0])])
+def test_rounds_without_a_pair_are_refused(ours, peer):
+    with pytest.raises(ValueError, match="rounds"):
+        Comparison(ours, peer)
+
+
+def test_results_say_how_they_were_measured():
+    outcome = Outcome(CONTESTS["ps"], [100.0, 120.0, 110.0], [50.0, 60.0, 55.0], others=0.04)
+    text = render([outcome], {"`tfdist --help`": [0.2, 0.1, 0.3]}, ABOUT)
+    assert "`python -m benchmarks`, 2026-01-02. 2 cores." in text
+    assert "| 110 (100 to 120) | tf_keras `Model.fit`: 55 (50 to 60) | **2.00** | 2.00 (2.00 to 2.00) |" in text
+    assert "of 3 rounds" in text
+    assert "up to 4% of the machine" in text
+    assert "| `tfdist --help` | 0.20 (0.10 to 0.30) | 3 |" in text
+
+
+def test_only_what_is_between_the_markers_is_replaced(tmp_path):
+    page = tmp_path / "benchmarks.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
+    write(page, "new\n")
+    assert page.read_text(encoding="utf-8") == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
+
+
+def test_a_page_without_markers_is_left_alone(tmp_path):
+    page = tmp_path / "benchmarks.md"
+    page.write_text(f"{BEGIN} only", encoding="utf-8")
+    with pytest.raises(ValueError, match="no <!-- results"):
+        write(page, "new\n")
+    assert page.read_text(encoding="utf-8") == f"{BEGIN} only"
+
+
+def test_the_machine_is_told_without_its_name():
+    assert "cores" in machine()
+    assert platform.node() not in machine()

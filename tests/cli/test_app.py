@@ -1,0 +1,106 @@
+"""The command as a whole: help, errors and exit codes."""
+
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from tfdist_cli.cli import app as application
+from tfdist_cli.cli.app import COMMANDS, load_command
+from tfdist_cli.errors import TfdistError, TimeoutExceeded
+
+
+def test_help_lists_the_commands(tfdist):
+    result = tfdist("--help")
+    assert result.code == 0
+    for command in COMMANDS:
+        assert f" {command} " in result.out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_teaches(tfdist, command):
+    result = tfdist(command, "--help")
+    assert result.code == 0
+    assert f"Usage: tfdist {command}" in result.out
+    assert f"tfdist {command} " in result.out.partition("Examples:")[2]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_list_of_commands_says_what_they_say(command):
+    python_name = command.replace("-", "_")
+    function = getattr(import_module(f"tfdist_cli.cli.{python_name}"), python_name)
+    assert (inspect.getdoc(function) or "").split("\n")[0] == COMMANDS[command]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_explained(command):
+    for parameter in load_command(command).params:
+        assert getattr(parameter, "help", None), parameter.name
+
+
+def test_version(tfdist):
+    assert tfdist("--version").out.startswith("tfdist ")
+
+
+def test_no_command_is_bad_usage(tfdist):
+    result = tfdist()
+    assert result.code == 2
+    assert "Usage: tfdist" in result.out + result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["valdate"], "Did you mean 'validate'?"),
+        (["validate"], "Missing argument 'CLUSTER'"),
+        (["validate", "c.yaml", "--recip", "x"], "No such option"),
+        (["schema", "other"], "'other' is not one of"),
+    ],
+)
+def test_bad_usage(tfdist, arguments, message):
+    result = tfdist(*arguments)
+    assert result.code == 2
+    assert message in " ".join(result.err.split())
+    assert not result.out
+
+
+def test_an_error_has_a_line_for_each_problem_a_hint_and_its_exit_code(tfdist, monkeypatch):
+    def fail(**_):
+        raise TimeoutExceeded("[worker:1] is\nnot [bold]up[/]", hint="see [/tmp/log]")
+
+    monkeypatch.setattr(application, "app", fail)
+    result = tfdist()
+    assert result.code == 124
+    assert result.err == "error: [worker:1] is\nerror: not [bold]up[/]\nhint: see [/tmp/log]\n"
+    assert not result.out
+
+
+def test_an_error_without_a_hint(tfdist, monkeypatch):
+    def fail(**_):
+        raise TfdistError("no")
+
+    monkeypatch.setattr(application, "app", fail)
+    result = tfdist()
+    assert (result.code, result.err) == (1, "error: no\n")
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch):
+    def fail(**_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(application, "app", fail)
+    with pytest.raises(ZeroDivisionError):
+        application.main()
+
+
+def test_a_reader_that_goes_away_is_no_error(cluster_file):
+    script = f"{sys.executable} -m tfdist_cli schema recipe | head -c 10"
+    run = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert len(run.stdout) == 10
+    assert not run.stderr
+
+
+def test_no_colour_where_there_is_no_terminal(tfdist):
+    assert "\x1b" not in tfdist("validate", "nowhere.yaml").err

@@ -1,0 +1,242 @@
+"""`tfdist launch`, with commands that need no TensorFlow."""
+
+import importlib.util
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = str(Path(__file__).parents[2])
+MIRRORED = "strategy: multi_worker_mirrored\nroles: {worker: {replicas: 2}}\n"
+SECOND = "case $TF_CONFIG in *'\"index\":1'*) %s;; *) %s;; esac"
+"""What the second worker does, and the first."""
+
+
+@pytest.fixture
+def mirrored(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "pair.yaml"
+    path.write_text(MIRRORED)
+    return path
+
+
+@pytest.fixture
+def start(tmp_path):
+    """A launcher in a process of its own, which is ended with the test."""
+    started = []
+
+    def start(*arguments, **options):
+        argv = [sys.executable, "-m", "tfdist_cli", "launch", *map(str, arguments)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
+        environment = os.environ | {"PYTHONPATH": ROOT}
+        started.append(subprocess.Popen(argv, cwd=tmp_path, env=environment, start_new_session=True, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def when_said(process, text, times):
+    """Reads until `times` tasks have said a line; returns what follows `text` in each."""
+    said: list[str] = []
+    while len(said) < times:
+        line = process.stderr.readline()
+        assert line, "the launcher ended"
+        if text in line:
+            said.append(line.partition(text)[2].strip())
+    return said
+
+
+def result_of(folder):
+    (run,) = (path for path in (folder / "runs").iterdir() if not path.is_symlink())
+    return json.loads((run / "result.json").read_text())
+
+
+def test_a_program_in_every_task(tfdist, cluster_file):
+    script = 'case $TF_CONFIG in *\'"type":"chief"\'*) echo trained;; *) sleep 1000;; esac'
+    result = tfdist("launch", cluster_file, "--", "sh", "-c", script)
+    assert result.code == 0
+    assert "[chief:0] trained\n" in result.err
+    run = (cluster_file.parent / "runs" / "latest").resolve()
+    out = result.out.splitlines()
+    assert [line.split()[:2] for line in out[:3]] == [["chief:0", "done"], ["worker:0-1", "ended"], ["ps:0", "ended"]]
+    assert f"run         {run}" in out
+    assert (run / "attempt_1" / "chief-0" / "stdout.log").read_text() == "trained\n"
+    assert sorted(path.name for path in run.iterdir()) == [
+        "attempt_1", "cluster.yaml", "events.jsonl", "launcher.lock", "plan.json", "result.json"
+    ]  # fmt: skip
+    plan = json.loads((run / "plan.json").read_text())
+    assert [task["address"].partition(":")[0] for task in plan["tasks"]] == ["127.0.0.1"] * 4
+    assert plan["tasks"][3]["address"] == "127.0.0.1:2300"
+    assert json.loads((run / "result.json").read_text())["exit_code"] == 0
+
+
+def test_a_failure_is_told_first_with_its_last_lines_and_its_log(tfdist, mirrored):
+    result = tfdist("launch", mirrored, "--", "sh", "-c", SECOND % ("seq 1 12 >&2; exit 7", "sleep 1000"))
+    assert result.code == 7
+    told = result.err[result.err.index("error: ") :].splitlines()
+    assert told[0].startswith("error: worker:1 failed after ")
+    assert told[0].endswith(" s, exit code 7")
+    assert told[1:11] == [f"  {number}" for number in range(3, 13)]
+    log = (mirrored.parent / "runs" / "latest").resolve() / "attempt_1" / "worker-1" / "stderr.log"
+    assert told[11:] == [f"log: {log}"]
+    assert "worker:1  exit code 7" in result.out
+    error = json.loads((log.parent / "error.json").read_text())
+    assert (error["exit_code"], error["last_lines"][-1]) == (7, "12")
+
+
+def test_an_error_that_a_task_reports_is_told_once_and_consequences_after_it(tfdist, mirrored, monkeypatch):
+    code = """
+        import json, os, signal, sys, time
+        from tfdist_cli.records import emit
+        def fail(kind, message, traceback):
+            emit("error", type=kind, message=message, hint=None, traceback=traceback)
+            sys.exit(1)
+        if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0:
+            signal.signal(signal.SIGTERM, lambda *_: fail("Lost", "a peer", ""))
+            open("ready", "w")
+            time.sleep(1000)
+        while not os.path.exists("ready"): pass
+        print("noise", flush=True)
+        fail("ValueError", "bad shape", "Traceback (most recent call last):\\n  my code\\nValueError: bad shape\\n")
+    """
+    monkeypatch.setenv("PYTHONPATH", ROOT)
+    result = tfdist("launch", mirrored, "--", sys.executable, "-c", textwrap.dedent(code))
+    told = result.err[result.err.index("error: ") :].splitlines()
+    assert told[0].endswith("s, exit code 1: ValueError: bad shape")
+    assert told[1:4] == ["  Traceback (most recent call last):", "    my code", "  ValueError: bad shape"]
+    assert told[4].startswith("log: ")
+    assert told[5].startswith("then: worker:0 failed after ")
+    assert told[5].endswith("s, exit code 1: Lost: a peer")
+    assert result.code == 1
+
+
+def test_json(tfdist, mirrored):
+    result = tfdist("launch", mirrored, "--json", "--quiet", "--", "sh", "-c", "echo hi; exit 4")
+    assert json.loads(result.out)["exit_code"] == 4
+    assert json.loads(result.out)["run_dir"] == str((mirrored.parent / "runs" / "latest").resolve())
+    assert "[worker:0] hi" not in result.err
+    assert result.err.startswith("error: worker:")
+
+
+def test_an_earlier_run_goes_on_in_its_directory(tfdist, mirrored, tmp_path):
+    for attempt in (1, 2):
+        result = tfdist("launch", mirrored, "--run-dir", "mine", "--", "sh", "-c", "echo $TFDIST_TASK_DIR")
+        assert f"[worker:1] {tmp_path}/mine/attempt_{attempt}/worker-1" in result.err
+    attempts = [json.loads(line)["attempt"] for line in (tmp_path / "mine" / "events.jsonl").read_text().splitlines()]
+    assert set(attempts) == {1, 2}
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_prints_what_would_be_started_and_starts_nothing(tfdist, mirrored, tmp_path):
+    result = tfdist("launch", mirrored, "--dry-run", "--run-dir", "mine", "--", "touch", "started; exit")
+    assert result.code == 0
+    assert f"pair: multi_worker_mirrored, in {tmp_path / 'mine'}" in result.out.replace("\n", "")
+    commands = [shlex.split(line) for line in result.out.splitlines() if line.startswith("env ")]
+    assert [command[-2:] for command in commands] == [["touch", "started; exit"]] * 2
+    assert f"TFDIST_RUN_DIR={tmp_path / 'mine'}" in commands[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pair.yaml"]
+
+
+def test_a_dry_run_of_a_recipe(tfdist, cluster_file):
+    result = tfdist("launch", cluster_file, "--recipe", "digits.yaml", "--dry-run")
+    assert result.out.count("tfdist_cli role --task worker:") >= 2
+
+
+def test_nothing_to_run(tfdist, mirrored):
+    result = tfdist("launch", mirrored)
+    assert result.code == 2
+    assert result.err.splitlines() == [
+        f"error: there is nothing to run: {mirrored} names no recipe",
+        "hint: name one with --recipe, or as 'recipe' in the file, or give a program after '--'",
+    ]
+
+
+def test_a_recipe_and_a_program(tfdist, cluster_file):
+    result = tfdist("launch", cluster_file, "--recipe", "digits.yaml", "--", "true")
+    assert (result.code, result.err.splitlines()[0]) == (2, "error: both --recipe and a program are given")
+
+
+def test_a_program_that_is_not_there(tfdist, mirrored, tmp_path):
+    result = tfdist("launch", mirrored, "--", "no-such-program")
+    assert result.code == 2
+    assert result.err.startswith("error: worker:0 cannot run 'no-such-program': there is no such program\n")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_machine_without_tensorflow(tfdist, cluster_file, monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tensorflow" else find_spec(name))
+    result = tfdist("launch", cluster_file, "--recipe", "digits.yaml")
+    assert result.code == 2
+    assert "pip install 'tfdist-cli[cpu]', or 'tfdist-cli[cuda]'" in result.err
+    assert not (cluster_file.parent / "runs").exists()
+
+
+def test_another_machine(tfdist, mirrored, tmp_path):
+    result = tfdist("launch", mirrored, "-s", "roles.worker={hosts: [192.0.2.1]}", "--", "true")
+    assert result.code == 2
+    assert result.err.startswith("error: worker:0 is to run on 192.0.2.1, which is not this machine")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_lets_the_tasks_save_and_end(start, mirrored, tmp_path, signum, code):
+    saver = """
+        import os, signal, sys, time
+        def save(*_):
+            os.write(1, b"saved\\n")
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        os.write(1, b"ready\\n")
+        time.sleep(1000)
+    """
+    process = start(mirrored, "--", sys.executable, "-c", textwrap.dedent(saver))
+    when_said(process, "ready", 2)
+    process.send_signal(signum)
+    out, err = process.communicate()
+    assert process.returncode == code
+    assert err.count("] saved\n") == 2
+    assert f"error: ended by {signum.name}\n" in err
+    assert "worker:0-1  ended by the launcher" in out
+    assert result_of(tmp_path)["exit_code"] == code
+
+
+def test_a_second_interrupt_kills_at_once(start, mirrored):
+    process = start(mirrored, "--", "sh", "-c", "trap '' TERM; echo ready; while true; do sleep 1; done")
+    when_said(process, "ready", 2)
+    process.send_signal(signal.SIGINT)
+    when_said(process, "[tfdist] SIGINT: ", 1)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate()
+    assert process.returncode == 130
+    assert "worker:0-1  killed by the launcher" in out
+
+
+def test_no_process_outlives_a_launcher_that_is_killed(start, mirrored):
+    process = start(mirrored, "--", "sh", "-c", "sh -c 'sleep 1000 & echo pid $$ $!; wait' & wait")
+    said = " ".join(when_said(process, "] pid ", 2))
+    tasks = [psutil.Process(int(pid)) for pid in said.split()]
+    process.kill()
+    _, alive = psutil.wait_procs(tasks, timeout=10)
+    assert [task for task in alive if task.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_a_reader_that_goes_away_ends_no_training(start, mirrored, tmp_path):
+    reading, writing = os.pipe()
+    process = start(mirrored, "--", "sh", "-c", "seq 1 5000; touch done-$$", stderr=writing)
+    os.close(writing)
+    os.read(reading, 10)
+    os.close(reading)
+    assert process.wait() == 0
+    assert len(list(tmp_path.glob("done-*"))) == 2

@@ -1,0 +1,35 @@
+"""`tfdist tf-config`."""
+
+import json
+
+
+def test_just_the_json(tfdist, cluster_file):
+    result = tfdist("tf-config", cluster_file, "--task", "worker:1")
+    assert (result.code, result.err) == (0, "")
+    assert json.loads(result.out) == {
+        "cluster": {
+            "chief": ["127.0.0.1:2222"],
+            "worker": ["127.0.0.1:2223", "127.0.0.1:2224"],
+            "ps": ["127.0.0.1:2300"],
+        },
+        "task": {"type": "worker", "index": 1},
+    }
+
+
+def test_overrides(tfdist, cluster_file):
+    result = tfdist("tf-config", cluster_file, "-t", "ps", "-s", "roles.worker.replicas=1")
+    assert json.loads(result.out)["cluster"]["worker"] == ["127.0.0.1:2223"]
+
+
+def test_no_such_task(tfdist, cluster_file):
+    result = tfdist("tf-config", cluster_file, "--task", "worker:2")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == (
+        "error: the cluster 'cluster' has no task worker:2\nhint: its tasks are chief:0, worker:0, worker:1, ps:0\n"
+    )
+
+
+def test_a_recipes_override_is_no_business_of_this_command(tfdist, cluster_file):
+    result = tfdist("tf-config", cluster_file, "--task", "chief", "-s", "train.epochs=1")
+    assert result.code == 2
+    assert "there is no key 'train.epochs'" in result.err

@@ -1,0 +1,42 @@
+"""`tfdist validate`."""
+
+
+def test_ok(tfdist, cluster_file):
+    result = tfdist("validate", cluster_file)
+    assert (result.code, result.err) == (0, "")
+    assert result.out == "OK: cluster: parameter_server with 1 chief, 2 workers, 1 ps\n"
+
+
+def test_ok_with_a_recipe_that_is_not_imported(tfdist, cluster_file):
+    result = tfdist(
+        "validate", cluster_file, "--recipe", "digits.yaml", "-s", "roles.worker.replicas=1", "-s", "name=x"
+    )
+    assert result.out == "OK: x: parameter_server with 1 chief, 1 worker, 1 ps; trains digits\n"
+
+
+def test_everything_that_is_wrong(tfdist, cluster_file):
+    cluster_file.write_text("strategy: parameter_server\nroles:\n  worker:\n    replica: 2\n")
+    result = tfdist("validate", "cluster.yaml", "--recipe", "digits.yaml", "--set", "train.epochs=no")
+    assert result.code == 2
+    assert not result.out
+    assert result.err == (
+        "error: cluster.yaml:4:5: roles.worker.replica: unknown key, did you mean 'replicas'?\n"
+        "error: --set train.epochs=no: expected a whole number, got 'no'\n"
+    )
+
+
+def test_a_file_that_is_not_there(tfdist, cluster_file):
+    result = tfdist("validate", "clutser.yaml")
+    assert (result.code, result.err) == (2, "error: clutser.yaml: no such file\nhint: did you mean cluster.yaml?\n")
+
+
+def test_a_module_that_is_not_there(tfdist, cluster_file):
+    result = tfdist("validate", cluster_file, "-r", "digits.yaml", "-s", "module=digit")
+    assert result.code == 2
+    assert "there is no module 'digit' in" in result.err
+    assert "hint: did you mean 'digits'?" in result.err
+
+
+def test_long_messages_stay_on_one_line(tfdist, cluster_file):
+    cluster_file.write_text("strategy: parameter_server\nroles: {}\n" + f"{'x' * 300}: 1\n")
+    assert len(tfdist("validate", "cluster.yaml").err.splitlines()) == 1

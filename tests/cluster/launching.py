@@ -1,0 +1,117 @@
+"""Running `tfdist launch` for real, and reading what it left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+RECIPE = '''
+"""Ten classes that follow from eight numbers: learned in seconds."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+def model(params):
+    network = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(4)])
+    network.compile(
+        keras.optimizers.Adam(params.get("learning_rate", 0.01)),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return network
+
+
+def dataset(params, split, shard):
+    numbers = np.random.default_rng(0 if split == "train" else 1)
+    x = numbers.random((512 if split == "train" else 101, 8), np.float32)
+    y = x[:, :4].argmax(axis=1)
+    return tf.data.Dataset.from_tensor_slices((x, y)).shard(shard.count, shard.index)
+'''
+RECIPE_YAML = """
+module: four_classes
+train: {epochs: 4, batch_size: 16}
+checkpoint: {every_steps: 40}
+export: {format: [saved_model, keras]}
+"""
+PARAMETER_SERVER = (
+    "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {replicas: 2}%s}\nrecipe: recipe.yaml\n"
+)
+MIRRORED = "strategy: multi_worker_mirrored\nroles: {worker: {replicas: 2}}\nrecipe: recipe.yaml\n"
+
+
+@dataclass
+class Launched:
+    """What a launch came to."""
+
+    code: int
+    stderr: str
+    report: dict
+    processes_left: list
+
+    @property
+    def run_dir(self):
+        return Path(self.report["run_dir"])
+
+    def lines(self, name):
+        """The lines of one of the run's JSON Lines files."""
+        return [json.loads(line) for line in (self.run_dir / name).read_text().splitlines()]
+
+
+def project(folder, cluster=PARAMETER_SERVER % "", recipe=RECIPE, recipe_yaml=RECIPE_YAML):
+    """A folder as a user has it: a cluster, a recipe and its module."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "cluster.yaml").write_text(cluster)
+    (folder / "recipe.yaml").write_text(recipe_yaml)
+    (folder / "four_classes.py").write_text(recipe)
+    return folder
+
+
+def start(folder, *arguments):
+    """`tfdist launch cluster.yaml`, under way."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tfdist_cli", "launch", "cluster.yaml", "--json", *map(str, arguments)],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        encoding="utf-8",
+        env={name: value for name, value in os.environ.items() if not name.startswith(("TFDIST_", "TF_CONFIG"))},
+        start_new_session=True,
+    )
+
+
+def finish(process, timeout=100):
+    """Waits for a launch; one that hangs is killed, and fails the test."""
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        _, err = process.communicate()
+        raise AssertionError(f"the launch did not end within {timeout} s:\n{err[-3000:]}") from None
+    report = json.loads(out) if out.startswith("{") else {}
+    return Launched(process.returncode, err, report, left_of(process.pid))
+
+
+def launch(folder, *arguments, timeout=100):
+    """`tfdist launch cluster.yaml`, to its end."""
+    return finish(start(folder, *arguments), timeout)
+
+
+def left_of(launcher):
+    """The processes that a launcher's tasks still are; they carry its number in their environment."""
+    left = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("TFDIST_LAUNCHER_PID") == str(launcher) and process.status() != "zombie":
+                left.append(process.cmdline())
+        except psutil.Error:
+            continue
+    return left

@@ -1,0 +1,75 @@
+"""Trains one model by several recipes on the cluster that it is in, and writes what came of each.
+
+equivalence.py OUT BATCH RECIPE...
+"""
+
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist_cli as tfdist
+
+out, batch, names = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+STEPS = 50
+random = np.random.default_rng(0)
+X = random.normal(size=(480, 6)).astype(np.float32)
+Y = (X[:, :3] + random.normal(size=(480, 3))).argmax(axis=1)
+
+optimizers, layers = keras.optimizers, keras.layers
+
+
+def plain():
+    return [layers.Dense(8, "relu", kernel_constraint="max_norm", kernel_regularizer="l2")]
+
+
+def rich():
+    return [*plain(), layers.BatchNormalization(), layers.Dropout(0.3)]
+
+
+decay = optimizers.schedules.ExponentialDecay(0.05, 7, 0.8)
+RECIPES = {
+    "sgd": lambda: (optimizers.SGD(0.1), rich),
+    "momentum": lambda: (optimizers.SGD(0.1, momentum=0.9, nesterov=True), rich),
+    "adam": lambda: (optimizers.Adam(0.01), rich),
+    "adagrad": lambda: (optimizers.Adagrad(0.1), rich),
+    "everything": lambda: (optimizers.AdamW(decay, weight_decay=0.01, global_clipnorm=0.5, use_ema=True), rich),
+    "accumulation": lambda: (optimizers.Adam(0.01, gradient_accumulation_steps=3), rich),
+    "float16": lambda: (
+        optimizers.LossScaleOptimizer(optimizers.Adam(0.01), initial_scale=2.0**18, dynamic_growth_steps=9),
+        rich,
+    ),
+    "plain sgd": lambda: (optimizers.SGD(0.1), plain),
+    "plain momentum": lambda: (optimizers.SGD(0.1, momentum=0.9), plain),
+    "plain adam": lambda: (optimizers.Adam(0.01), plain),
+    "plain adagrad": lambda: (optimizers.Adagrad(0.1), plain),
+    "plain clipped": lambda: (optimizers.Adam(0.01, global_clipnorm=0.1, use_ema=True), plain),
+    "plain accumulation": lambda: (optimizers.Adam(0.01, gradient_accumulation_steps=3), plain),
+    "plain float16": lambda: (optimizers.LossScaleOptimizer(optimizers.SGD(0.1), initial_scale=64.0), plain),
+}
+
+
+def data(shard):
+    return tf.data.Dataset.from_tensor_slices((X, Y)).shard(shard.count, shard.index).batch(batch).repeat()
+
+
+written = {}
+for name in names:
+    keras.utils.set_random_seed(11)
+    keras.config.set_dtype_policy("mixed_float16" if name.endswith("float16") else "float32")
+    with tfdist.scope():
+        optimizer, hidden = RECIPES[name]()
+        model = keras.Sequential([keras.Input((6,)), *hidden(), layers.Dense(3, dtype="float32")])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer, loss, metrics=["accuracy"])
+    # The validation data has 61 examples, so that no number of workers divides it.
+    history = tfdist.fit(
+        model, data, epochs=2, steps_per_epoch=STEPS // 2, steps_per_execution=2, validation_data=(X[:61], Y[:61])
+    )
+    for number, variable in enumerate([*model.variables, *model.optimizer.variables]):
+        written[f"{name}/{number:02}/{variable.path}"] = variable.numpy()
+    for metric, values in history.history.items():
+        written[f"{name}/history/{metric}"] = np.array(values)
+np.savez(f"{out}.npz", **written)
+print("done")

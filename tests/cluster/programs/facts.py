@@ -1,0 +1,152 @@
+"""Trains on the cluster that it is in, in several ways one after the other, and prints what can be counted as JSON.
+
+facts.py FACT...
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist_cli as tfdist
+from tfdist_cli.errors import TfdistError
+
+BATCH = 7
+random = np.random.default_rng(0)
+X = random.normal(size=(350, 4)).astype(np.float32)
+Y = X.sum(axis=1, keepdims=True)
+
+
+class Examples(keras.metrics.Metric):
+    """How many examples were seen, and the sum of their first numbers."""
+
+    def __init__(self):
+        super().__init__(name="examples")
+        self.count = self.add_weight(shape=(), initializer="zeros", dtype="int32", name="count")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign_add(keras.ops.shape(y_true)[0])
+
+    def result(self):
+        return self.count
+
+
+class Rates(keras.callbacks.Callback):
+    """Takes note of the learning rate of each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.rates = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.rates.append(float(self.model.optimizer.learning_rate.numpy()))
+
+
+def build(optimizer=lambda: keras.optimizers.SGD(0.01), dropout=0.0):
+    with tfdist.scope():
+        keras.utils.set_random_seed(5)
+        model = keras.Sequential(
+            [keras.Input((4,)), keras.layers.Dense(6, "relu"), keras.layers.Dropout(dropout), keras.layers.Dense(1)]
+        )
+        model.compile(optimizer(), "mse", metrics=[Examples()])
+    return model
+
+
+def data(shard):
+    own = tf.data.Dataset.from_tensor_slices((X, Y)).shard(shard.count, shard.index)
+    return own.repeat().batch(BATCH).skip(shard.step)
+
+
+def counts():
+    """What should be equal to the steps, for a run of 203 steps."""
+    model = build(lambda: keras.optimizers.Adam(0.01))
+    history = tfdist.fit(model, data, steps_per_epoch=100, max_steps=203, steps_per_execution=4)
+    return [int(model.optimizer.iterations.numpy()), sum(history.history["examples"]), len(history.epoch)]
+
+
+def validation():
+    """Each of 61 examples once, however many workers there are."""
+    model = build()
+    scored = tfdist.fit(model, data, max_steps=4, steps_per_epoch=4, validation_data=(X[:61], Y[:61]))
+    seen = float(np.mean((np.array(model(X[:61])) - Y[:61]) ** 2))
+    some = tfdist.fit(build(), data, max_steps=4, steps_per_epoch=4,
+                      validation_data=tfdist.Validation(data, steps=5))  # fmt: skip
+    return [scored.history["val_examples"][0], scored.history["val_loss"][0], seen, some.history["val_examples"][0]]
+
+
+def callbacks():
+    """Keras's callbacks act on the chief, and reach everybody."""
+    rates = Rates()
+    model = build(lambda: keras.optimizers.SGD(0.02))
+    schedule = keras.callbacks.LearningRateScheduler(lambda epoch: [0.02, 0.01, 0.005, 0.004][epoch])
+    stop = keras.callbacks.EarlyStopping("loss", patience=1, min_delta=1e9, restore_best_weights=True)
+    history = tfdist.fit(model, data, epochs=6, steps_per_epoch=6, callbacks=[rates, schedule, stop])
+    plateau = Rates()
+    reduced = build(lambda: keras.optimizers.SGD(0.02))
+    tfdist.fit(
+        reduced, data, epochs=3, steps_per_epoch=6,
+        callbacks=[keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=1e9, factor=0.5), plateau],
+    )  # fmt: skip
+    return {
+        "epochs": len(history.epoch),
+        "rates": np.round(rates.rates, 6).tolist(),
+        "own rate": round(float(model.optimizer.learning_rate.numpy()), 6),
+        "reduced": np.round(plateau.rates, 6).tolist(),
+        "own reduced": round(float(reduced.optimizer.learning_rate.numpy()), 6),
+        "weights": [np.float64(weight).sum() for weight in model.get_weights()],
+    }
+
+
+def chiefs_callbacks():
+    """A program may give callbacks to its chief alone."""
+    steps = []
+    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: steps.append(batch))
+    saver = keras.callbacks.ModelCheckpoint("best.keras", monitor="loss")
+    model = build(dropout=0.2)
+    tfdist.fit(model, data, epochs=2, steps_per_epoch=6, callbacks=[note, saver] if tfdist.is_chief() else [])
+    same = None
+    if tfdist.is_chief():
+        loaded = keras.saving.load_model("best.keras", compile=False)
+        same = bool(np.allclose(loaded(X[:5]), model(X[:5])))
+    return [len(steps), same]
+
+
+def resumed():
+    """Only the chief has a checkpoint folder; all go on from there."""
+    folder = Path("checkpoints" if tfdist.is_chief() else "nowhere")
+    kept = tfdist.Checkpoints(folder, every_steps=10)
+    tfdist.fit(build(lambda: keras.optimizers.Adam(0.01)), data, steps_per_epoch=50, max_steps=23, checkpoints=kept)
+    model = build(lambda: keras.optimizers.Adam(0.5))
+    history = tfdist.fit(model, data, steps_per_epoch=50, max_steps=61, checkpoints=kept)
+    return [
+        int(model.optimizer.iterations.numpy()),
+        history.history["examples"],
+        sorted(path.name for path in folder.glob("step-*")),
+        round(float(model.optimizer.learning_rate.numpy()), 6),
+        [np.float64(weight).sum() for weight in model.get_weights()],
+    ]
+
+
+def refused():
+    """What cannot be done is said, and the cluster can go on with something else."""
+    said = []
+    outside = keras.optimizers.Adam(0.01)
+    for optimizer in (
+        lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
+        lambda: keras.optimizers.SGD(1e20),
+        lambda: outside,
+    ):
+        try:
+            tfdist.fit(build(optimizer), data, steps_per_epoch=20, steps_per_execution=2)
+            said.append("")
+        except TfdistError as error:
+            said.append(str(error))
+    return said
+
+
+FACTS = (counts, validation, callbacks, chiefs_callbacks, resumed, refused)
+named = {fact.__name__: fact for fact in FACTS}
+print(json.dumps([[name, named[name]()] for name in sys.argv[1:]]))

@@ -1,0 +1,194 @@
+"""What a user sees of a whole training: launched by the command, read from its run directory."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.launching import MIRRORED, PARAMETER_SERVER, RECIPE, RECIPE_YAML, finish, launch, project, start
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).parents[2]
+
+SERVE = """
+import sys
+import numpy as np
+import tensorflow as tf
+loaded = tf.saved_model.load(sys.argv[1])
+served = loaded.serve(np.full((3, 8), 0.5, np.float32)).numpy()
+assert "tfdist_cli" not in sys.modules
+import keras
+np.testing.assert_allclose(keras.saving.load_model(sys.argv[2])(np.full((3, 8), 0.5, np.float32)), served, rtol=1e-5)
+print("same")
+"""
+
+
+def test_parameter_servers_train_score_save_and_export(tmp_path):
+    folder = project(tmp_path / "Übung eins", PARAMETER_SERVER % ", evaluator: {}")
+    done = launch(folder)
+    assert done.code == 0, done.stderr
+    assert done.processes_left == []
+    run = done.run_dir
+    assert run.parent == folder / "runs"
+    for name in ("cluster.yaml", "recipe.yaml", "plan.json", "events.jsonl", "metrics.jsonl", "evaluation.jsonl"):
+        assert (run / name).is_file(), name
+    # 2 shards of 256 examples make 2 x 16 batches of 16 in each of 4 epochs.
+    trained = [line for line in done.lines("metrics.jsonl") if line["split"] == "train"]
+    assert trained[-1]["step"] == 128
+    assert sum(trained[-1]["worker_steps"].values()) == 128
+    assert trained[-1]["values"]["accuracy"] > 0.5
+    assert [line["epoch"] for line in trained if line["epoch_done"]] == [1, 2, 3, 4]
+    assert {line["step"] for line in done.lines("evaluation.jsonl")} == {40, 80, 120, 128}
+    assert done.lines("evaluation.jsonl")[-1]["final"]
+    assert sorted(entry.name for entry in (run / "checkpoints").glob("step-*"))[-1] == "step-00000128"
+    exported = [run / "export" / "saved_model", run / "export" / "model.keras"]
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    shown = subprocess.run(
+        [sys.executable, "-c", SERVE, *exported], cwd="/", env=alone, capture_output=True, text=True, check=False
+    )
+    assert shown.stdout == "same\n", shown.stderr
+
+
+def test_mirrored_workers_train_and_a_second_launch_goes_on_at_the_exact_step(tmp_path):
+    folder = project(tmp_path, MIRRORED)
+    first = launch(folder, "--run-dir", "run", "--set", "train.max_steps=30")
+    assert first.code == 0, first.stderr
+    assert first.lines("metrics.jsonl")[-1]["step"] == 30
+    second = launch(folder, "--run-dir", "run", "--set", "train.max_steps=51")
+    assert second.code == 0, second.stderr
+    assert second.run_dir == first.run_dir
+    assert "step 30" in second.stderr
+    steps = [line["step"] for line in second.lines("metrics.jsonl")]
+    assert steps == sorted(steps)
+    assert steps[-1] == 51
+    assert (second.run_dir / "attempt_2").is_dir()
+    assert second.processes_left == first.processes_left == []
+
+
+def test_the_digits_are_learned(tmp_path):
+    (tmp_path / "cluster.yaml").write_text(
+        (ROOT / "configs" / "local.yaml").read_text().replace("../recipes", str(ROOT / "recipes"))
+    )
+    done = launch(tmp_path)
+    assert done.code == 0, done.stderr
+    scores = [line for line in done.lines("metrics.jsonl") if line["split"] == "test"]
+    assert scores[-1]["values"]["accuracy"] >= 0.96
+
+
+PROGRAM = """
+import os
+import sys
+import numpy as np
+import keras
+import tensorflow as tf
+import tfdist_cli as tfdist
+
+with tfdist.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+x = np.random.default_rng(0).random((64, 4), np.float32)
+history = tfdist.fit(model, (x, x.sum(axis=1)), epochs=3, validation_data=(x, x.sum(axis=1)))
+print("iterations", int(model.optimizer.iterations.numpy()), len(history.history["val_loss"]), sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("cluster", "who", "steps"), [(PARAMETER_SERVER % "", "chief-0", 6), (MIRRORED, "worker-1", 3)]
+)
+def test_a_users_own_program_trains_in_each_task(tmp_path, cluster, who, steps):
+    folder = project(tmp_path, cluster)
+    (folder / "train.py").write_text(PROGRAM)
+    done = launch(folder, "--", sys.executable, "train.py", "an argument")
+    assert done.code == 0, done.stderr
+    said = (done.run_dir / "attempt_1" / who / "stdout.log").read_text()
+    assert said == f"iterations {steps} 3 an argument\n"
+    assert done.processes_left == []
+
+
+FAILURES = {
+    "error in model": (
+        RECIPE.replace("    network = ", "    raise KeyError('my own mistake')\n    network = "),
+        r"KeyError: 'my own mistake'",
+    ),
+    "not compiled": (RECIPE.replace("network.compile(", "(lambda *_, **__: None)("), r"not compiled"),
+    "wrong shape": (RECIPE.replace("keras.Input((8,))", "keras.Input((9,))"), r"cannot be built for batches of"),
+    "syntax error": (RECIPE + "\ndef (:\n", r"SyntaxError"),
+    "no model": (RECIPE.replace("def model", "def modell"), r"has no function 'model'"),
+    "not a number": (
+        RECIPE.replace('params.get("learning_rate", 0.01)', 'float("inf")'),
+        r"the loss is nan at step \d+ \(taken by worker:[01]\)",
+    ),
+    "error in a worker": (
+        RECIPE.replace("from_tensor_slices((x, y))", "from_tensor_slices((x, y)).map(lambda a, b: (a, b // (b - b)))"),
+        r"division by zero",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_the_first_failure_is_the_headline_and_is_told_once(tmp_path, name):
+    module, expected = FAILURES[name]
+    done = launch(project(tmp_path, recipe=module))
+    assert done.code in (1, 2), done.stderr
+    assert done.processes_left == []
+    assert re.search(r"error: chief:0", done.stderr), done.stderr
+    assert re.search(expected, done.stderr), done.stderr
+    saved = json.loads((done.run_dir / "attempt_1" / "chief-0" / "error.json").read_text())
+    assert re.search(expected, saved["message"] + saved["traceback"] + saved["type"])
+    log = (done.run_dir / "attempt_1" / "chief-0" / "stderr.log").read_text()
+    assert log.count("Traceback (most recent call last)") <= 1
+
+
+def test_data_that_ends_early_names_the_worker_or_starts_again_as_asked(tmp_path):
+    folder = project(tmp_path, recipe_yaml=RECIPE_YAML.replace("batch_size: 16", "batch_size: 16, repeat: false"))
+    done = launch(folder, "--set", "train.epochs=2")
+    assert done.code == 1
+    assert re.search(r"worker:[01]'s data ended before the training did", done.stderr), done.stderr
+    assert "train.repeat: true" in done.stderr
+
+
+@pytest.mark.parametrize("cluster", [PARAMETER_SERVER % "", MIRRORED], ids=["parameter_server", "mirrored"])
+def test_ctrl_c_saves_a_checkpoint_and_leaves_nothing_behind(tmp_path, cluster):
+    folder = project(tmp_path, cluster)
+    process = start(folder, "--run-dir", "run", "--set", "train.epochs=100000")
+    watcher = folder / "run" / "metrics.jsonl"
+    _await(watcher.exists, process)
+    process.send_signal(signal.SIGINT)
+    done = finish(process)
+    assert done.code == 130, done.stderr
+    assert done.processes_left == []
+    last = max(int(entry.name[5:]) for entry in (folder / "run" / "checkpoints").glob("step-*"))
+    assert last % 40, "a checkpoint that is not one of the regular ones"
+
+
+def test_two_launches_at_once_do_not_meet(tmp_path):
+    processes = [start(project(tmp_path / str(number))) for number in range(2)]
+    for process in processes:
+        done = finish(process, timeout=150)
+        assert done.code == 0, done.stderr
+
+
+def test_proxies_do_not_stand_between_tasks(tmp_path, monkeypatch):
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    done = launch(project(tmp_path), "--set", "train.max_steps=10")
+    assert done.code == 0, done.stderr
+
+
+def _await(condition, process, seconds=90):
+    """Waits for a condition that nothing announces, while a process lives."""
+    for _ in range(seconds * 10):
+        if condition():
+            return
+        try:
+            process.wait(0.1)
+        except subprocess.TimeoutExpired:
+            continue
+        raise AssertionError(process.communicate()[1])
+    raise AssertionError("it did not come")

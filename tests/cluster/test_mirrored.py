@@ -1,0 +1,109 @@
+"""Workers that step together equal one process with their batches together, and stay equal to each other."""
+
+import re
+
+import numpy as np
+import pytest
+
+from tests.cluster.comparing import differences
+from tests.cluster.tasks import alone, program
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
+
+RECIPES = ("sgd", "momentum", "adam", "adagrad", "clipped", "accumulation", "float16")
+
+
+@pytest.fixture(scope="module")
+def two_workers(module_cluster, tmp_path_factory):
+    """What each of 2 workers came to, and what one process with batches of twice the size came to."""
+    tasks = module_cluster(worker=2)
+    folder = tmp_path_factory.mktemp("alone")
+    names = [f"plain {recipe}" for recipe in RECIPES]
+    for task in tasks.tasks:
+        tasks.start(program("equivalence.py", task.replace(":", "-"), 8, *names), task)
+    single = alone(folder, program("equivalence.py", "out", 16, *names))
+    assert single.code == 0, single.err
+    ended = tasks.finish()
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
+    assert tasks.left() == []
+    first, second = (np.load(tasks.folder / f"worker-{index}.npz") for index in (0, 1))
+    return first, second, np.load(folder / "out.npz")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_two_workers_equal_one_process_with_twice_the_batch(recipe, two_workers):
+    first, _, single = two_workers
+    worst = differences(first, single, f"plain {recipe}")
+    tolerance = 1e-3 if recipe == "float16" else 1e-5  # float16 has 11 bits
+    assert worst["variables"] < tolerance
+    assert worst["history"] < tolerance
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_both_workers_have_the_same_variables(recipe, two_workers):
+    first, second, _ = two_workers
+    assert differences(first, second, f"plain {recipe}")["variables"] == 0
+
+
+@pytest.fixture(scope="module")
+def facts(module_cluster):
+    """What a chief and a worker came to, by fact."""
+    tasks = module_cluster(chief=1, worker=1)
+    names = ["counts", "validation", "callbacks", "chiefs_callbacks", "resumed", "refused"]
+    ended = tasks.start(program("facts.py", *names)).finish()
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
+    assert tasks.left() == []
+    return {task: dict(one.said) for task, one in ended.items()}
+
+
+TASKS = ("chief:0", "worker:0")
+
+
+def test_steps_and_examples_are_counted_exactly(facts):
+    assert facts["chief:0"]["counts"] == [203, 2 * 203 * 7, 3]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_validation_scores_each_example_once(task, facts):
+    examples, loss, own_loss, limited = facts[task]["validation"]
+    assert examples == 61
+    assert loss == pytest.approx(own_loss, rel=1e-5)
+    assert limited == 5 * 7
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_callbacks_of_the_chief_reach_all_workers(task, facts):
+    found = facts[task]["callbacks"]
+    assert found["epochs"] == 2
+    assert found["own rate"] == 0.01
+    assert found["own reduced"] == 0.005
+    assert found["weights"] == facts["chief:0"]["callbacks"]["weights"]
+
+
+def test_callbacks_run_on_the_chief(facts):
+    assert facts["chief:0"]["callbacks"]["rates"] == [0.02, 0.01]
+    assert facts["chief:0"]["callbacks"]["reduced"] == [0.02, 0.01, 0.005]
+    assert facts["worker:0"]["callbacks"]["rates"] == []
+
+
+def test_callbacks_may_be_given_to_the_chief_alone(facts):
+    assert facts["chief:0"]["chiefs_callbacks"] == [12, True]
+    assert facts["worker:0"]["chiefs_callbacks"] == [0, None]
+
+
+def test_all_resume_at_the_exact_step_from_a_folder_of_the_chief_alone(facts):
+    iterations, examples, kept, rate, weights = facts["chief:0"]["resumed"]
+    assert (iterations, rate) == (61, 0.01)
+    assert examples == [2 * 27 * 7, 2 * 11 * 7]
+    assert kept == ["step-00000050", "step-00000060", "step-00000061"]
+    iterations, _, kept, rate, workers_weights = facts["worker:0"]["resumed"]
+    assert (iterations, kept, rate) == (61, [], 0.01)
+    assert workers_weights == weights
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_cannot_be_done_is_said(task, facts):
+    accumulation, not_a_number, outside = facts[task]["refused"]
+    assert accumulation == ""
+    assert re.search(r"the loss is (nan|inf) at step \d+ \(taken by all workers\)", not_a_number)
+    assert re.search(r"its optimizer 'adam\w*' was not made for this cluster", outside)

@@ -1,0 +1,89 @@
+"""Training on parameter servers: what one worker does equals one process, and what several do is counted exactly."""
+
+import os
+import re
+
+import numpy as np
+import pytest
+
+from tests.cluster.comparing import differences
+from tests.cluster.tasks import alone, program
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
+
+RUNS = int(os.environ.get("TFDIST_TEST_RUNS", "1"))
+"""How often what must hold in every run is tried."""
+RECIPES = ("sgd", "momentum", "adam", "adagrad", "everything", "accumulation", "float16")
+
+
+@pytest.fixture(scope="module")
+def one_worker(module_cluster, tmp_path_factory):
+    """What 1 worker and 2 ps came to, and what one process came to, by recipe."""
+    tasks = module_cluster(chief=1, ps=2, worker=1)
+    folder = tmp_path_factory.mktemp("alone")
+    command = program("equivalence.py", "out", 16, *RECIPES)
+    tasks.start(command)
+    single = alone(folder, command)
+    assert single.code == 0, single.err
+    ended = tasks.finish()
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
+    return np.load(tasks.folder / "out.npz"), np.load(folder / "out.npz")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_one_worker_equals_one_process(recipe, one_worker):
+    some, others = one_worker
+    worst = differences(some, others, recipe)
+    assert worst["variables"] < 1e-5
+    assert worst["history"] < 1e-5
+
+
+@pytest.fixture(scope="module")
+def facts(module_cluster):
+    """What 3 workers came to, by fact; the ps and the workers are ended by the chief's end."""
+    tasks = module_cluster(chief=1, ps=1, worker=3)
+    names = ["counts"] * RUNS + ["validation", "callbacks", "chiefs_callbacks", "resumed", "refused"]
+    ended = tasks.start(program("facts.py", *names)).finish()
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
+    assert tasks.left() == []
+    found = {name: [] for name in names}
+    for name, fact in ended["chief:0"].said:
+        found[name].append(fact)
+    return found
+
+
+def test_steps_updates_and_examples_are_counted_exactly(facts):
+    assert facts["counts"] == [[203, 203 * 7, 3]] * RUNS
+
+
+def test_validation_scores_each_example_once(facts):
+    ((examples, loss, own_loss, limited),) = facts["validation"]
+    assert examples == 61
+    assert loss == pytest.approx(own_loss, rel=1e-5)
+    assert limited == 5 * 7
+
+
+def test_callbacks_act_on_the_training(facts):
+    (found,) = facts["callbacks"]
+    assert found["epochs"] == 2
+    assert found["rates"] == [0.02, 0.01]
+    assert found["reduced"] == [0.02, 0.01, 0.005]
+
+
+def test_callbacks_on_batches_are_called_for_every_step(facts):
+    assert facts["chiefs_callbacks"] == [[12, True]]
+
+
+def test_training_resumes_at_the_exact_step(facts):
+    ((iterations, examples, kept, rate, _),) = facts["resumed"]
+    assert iterations == 61
+    assert examples == [27 * 7, 11 * 7]  # 23 to 50, and 50 to 61
+    assert kept == ["step-00000050", "step-00000060", "step-00000061"]
+    assert rate == 0.01
+
+
+def test_what_cannot_be_done_is_said(facts):
+    ((accumulation, not_a_number, outside),) = facts["refused"]
+    assert "gradient_accumulation_steps is 2" in accumulation
+    assert re.search(r"the loss is (nan|inf) at step \d+ \(taken by worker:\d\)", not_a_number)
+    assert re.search(r"its optimizer 'adam\w*' was not made for this cluster", outside)

@@ -1,0 +1,71 @@
+"""The recipes and configs that come with tfdist, trained on real clusters."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cluster.launching import launch
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+
+
+def launch_config(folder, name, *arguments):
+    """Launches a file of configs/ with its run directory in `folder`."""
+    text = (ROOT / "configs" / name).read_text(encoding="utf-8").replace("../recipes", str(ROOT / "recipes"))
+    (folder / "cluster.yaml").write_text(text, encoding="utf-8")
+    launched = launch(folder, *arguments, timeout=250)
+    assert launched.code == 0, launched.stderr
+    return launched
+
+
+@pytest.fixture
+def mnist(tmp_path, monkeypatch):
+    """An MNIST of 1,200 images beside the 5,000 for validation, whose digits are told by where the ink is."""
+    generator = np.random.default_rng(0)
+    patterns = generator.random((10, 28, 28)) < 0.2
+    arrays = {}
+    for part, count in (("train", 6_200), ("test", 300)):
+        labels = generator.integers(0, 10, count, dtype=np.uint8)
+        noise = generator.random((count, 28, 28)) < 0.8
+        arrays |= {f"x_{part}": (patterns[labels] & noise).astype(np.uint8) * 255, f"y_{part}": labels}
+    np.savez_compressed(tmp_path / "mnist.npz", **arrays)
+    monkeypatch.setenv("MNIST", str(tmp_path / "mnist.npz"))
+
+
+@pytest.mark.parametrize("config", ["one_process.yaml", "local_mirrored.yaml", "with_evaluator.yaml"])
+def test_a_config_trains_the_digits(tmp_path, config):
+    report = launch_config(tmp_path, config).report
+    assert report["metrics"]["test_accuracy"] >= 0.96
+    assert report["examples"] == 28_160
+    assert {Path(path).name for path in report["exports"]} == {"saved_model", "model.keras"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "config", "accuracy"),
+    [
+        ("digits_softmax.yaml", "local.yaml", 0.92),
+        ("digits_cnn.yaml", "local.yaml", 0.96),
+        ("digits_cnn.yaml", "local_mirrored.yaml", 0.96),
+    ],
+)
+def test_a_recipe_trains_on_a_cluster(tmp_path, recipe, config, accuracy):
+    report = launch_config(tmp_path, config, "--recipe", ROOT / "recipes" / recipe).report
+    assert report["metrics"]["test_accuracy"] >= accuracy
+
+
+def test_three_asynchronous_workers_take_all_the_data_each(tmp_path, mnist):
+    report = launch_config(tmp_path, "one_ps_three_workers.yaml", "--set", "train.epochs=4").report
+    assert report["step"] == 3 * 4 * 12
+    assert report["examples"] == 3 * 4 * 1_200
+
+
+@pytest.mark.parametrize(
+    ("recipe", "steps"), [("mnist_softmax.yaml", 1_000), ("mnist_mlp.yaml", 2_000)], ids=["softmax", "mlp"]
+)
+def test_training_stops_at_the_exact_step(tmp_path, mnist, recipe, steps):
+    report = launch_config(tmp_path, "local.yaml", "--recipe", ROOT / "recipes" / recipe).report
+    assert report["step"] == steps
+    assert report["metrics"]["test_accuracy"] > 0.9

@@ -1,0 +1,200 @@
+"""`tfdist role`: each task started by itself, told by TF_CONFIG alone, and what it says when something is wrong."""
+
+import json
+import re
+import signal
+import socket
+
+import pytest
+
+from tests.cluster.launching import RECIPE, project
+from tests.cluster.tasks import ROLE, TIMEOUT, alone
+from tfdist_cli.spec.address import Address
+from tfdist_cli.spec.task_id import TaskId
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
+
+PS = {"chief": 1, "ps": 1, "worker": 1}
+RECIPE_YAML = "module: four_classes\ntrain: {epochs: 2, batch_size: 16, steps_per_execution: 4}\n%s"
+KEPT = "checkpoint: {every_steps: 10, dir: kept}\n"
+
+
+@pytest.fixture
+def train(cluster, tmp_path):
+    """Starts every task of a cluster on a recipe."""
+
+    def start(roles, module=RECIPE, recipe_yaml=RECIPE_YAML % "", tasks=(), env=None, arguments=(), taken=None):
+        folder = project(tmp_path / "project", recipe=module, recipe_yaml=recipe_yaml)
+        made = cluster(**roles)
+        made.addresses |= {TaskId.parse(task): Address("127.0.0.1", port) for task, port in (taken or {}).items()}
+        for task in tasks or made.tasks:
+            serves = "ps" in roles and task.startswith(("ps", "worker"))
+            argv = ROLE if serves else (*ROLE, "--recipe", str(folder / "recipe.yaml"), *arguments)
+            made.start(argv, task, env={"TFDIST_RUN_DIR": str(tmp_path / "run")} | (env or {}))
+        return made
+
+    return start
+
+
+def codes(ended):
+    return {task: one.code for task, one in ended.items()}
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+PROXIES = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
+
+
+def test_an_evaluator_scores_each_checkpoint_and_all_end_by_themselves(train, tmp_path):
+    tasks = train(PS | {"evaluator": 1, "worker": 2}, recipe_yaml=RECIPE_YAML % KEPT, env=PROXIES)
+    ended = tasks.finish()
+    assert codes(ended) == dict.fromkeys(tasks.tasks, 0), tasks.told()
+    assert tasks.left() == []
+    scores = lines(tmp_path / "run" / "evaluation.jsonl")
+    assert {line["step"] for line in scores} == {10, 20, 30, 40, 50, 60, 64}
+    assert [line["final"] for line in scores] == [False] * 6 + [True]
+    last = lines(tmp_path / "run" / "metrics.jsonl")[-1]
+    assert (last["split"], last["step"]) == ("test", 64)
+    assert scores[-1]["values"] == pytest.approx(last["values"], rel=1e-5)
+
+
+def test_every_task_of_a_file_started_by_hand_is_a_launch(cluster, tmp_path):
+    made = cluster(chief=1, ps=2, worker=2)
+    hosts = {
+        role: [str(address) for task, address in made.addresses.items() if task.role == role]
+        for role in ("chief", "ps", "worker")
+    }
+    folder = project(tmp_path / "project")
+    roles = {role: {"hosts": addresses} for role, addresses in hosts.items()}
+    (folder / "cluster.yaml").write_text(
+        json.dumps({"strategy": "parameter_server", "roles": roles, "recipe": "recipe.yaml"})
+    )
+    for task in made.tasks:
+        argv = (*ROLE, "--task", task, "--cluster", str(folder / "cluster.yaml"), "--run-dir", str(tmp_path / "run"))
+        made.start(argv, task, env={"TF_CONFIG": ""})
+    ended = made.finish()
+    assert codes(ended) == dict.fromkeys(made.tasks, 0), made.told()
+    trained = [line for line in lines(tmp_path / "run" / "metrics.jsonl") if line["split"] == "train"]
+    assert trained[-1]["step"] == 128
+    assert sum(trained[-1]["worker_steps"].values()) == 128
+    assert set(trained[-1]["worker_steps"]) == {"worker:0", "worker:1"}
+    assert (tmp_path / "run" / "export" / "saved_model").is_dir()
+
+
+@pytest.mark.parametrize("roles", [PS, {"worker": 2}], ids=["parameter_server", "mirrored"])
+def test_a_task_that_is_told_to_end_saves_first(roles, train, tmp_path):
+    yaml = RECIPE_YAML.replace("epochs: 2", "epochs: 100000") % KEPT.replace("10", "1000000")
+    tasks = train(roles, recipe_yaml=yaml)
+    chief = tasks.tasks[0]
+    tasks.await_path(chief, tmp_path / "run" / "metrics.jsonl")
+    tasks.processes[chief].send_signal(signal.SIGTERM)
+    ended = tasks.finish()
+    assert ended[chief].code == 143, tasks.told()
+    told = re.search(r"told to end after step (\d+)", ended[chief].err)
+    assert told
+    step = int(told[1])
+    (saved,) = (tmp_path / "project" / "kept").glob("step-*")
+    assert int(saved.name[5:]) == step
+    others = {code for task, code in codes(ended).items() if task != chief}
+    assert others == {0 if "ps" in roles else 143}
+    again = train(roles, recipe_yaml=yaml, arguments=("--set", f"train.max_steps={step + 8}"))
+    assert codes(again.finish()) == dict.fromkeys(again.tasks, 0), again.told()
+    assert f"(step {step})" in again.ended(chief).err
+
+
+MISTAKE = "raise KeyError('my own mistake')"
+DATASET = "    numbers = np.random"
+SLICES = "from_tensor_slices((x, y))"
+LAYER = f"class Mine(keras.layers.Layer):\n    def call(self, x):\n        {MISTAKE}\n\n\ndef model("
+CALLBACKS = f"""
+class Mine(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        {MISTAKE}
+
+
+def callbacks(params):
+    return [Mine()]
+"""
+USERS = {
+    "model": RECIPE.replace("    network = ", f"    {MISTAKE}\n    network = "),
+    "dataset": RECIPE.replace(DATASET, f"    {MISTAKE}\n{DATASET}"),
+    "dataset on one worker": RECIPE.replace(DATASET, f"    if shard.worker == 1: {MISTAKE}\n{DATASET}"),
+    "call": RECIPE.replace("def model(", LAYER).replace('keras.layers.Dense(16, "relu")', "Mine()"),
+    "on_epoch_end": RECIPE + CALLBACKS,
+}
+
+
+@pytest.mark.parametrize("name", USERS)
+def test_the_users_own_error_comes_out_once_as_a_traceback_of_the_users_code(name, train, tmp_path):
+    tasks = train(PS | {"worker": 2}, module=USERS[name])
+    ended = tasks.finish()
+    err = ended["chief:0"].err
+    assert codes(ended) == {"chief:0": 1, "worker:0": 0, "worker:1": 0, "ps:0": 0}
+    assert err.count("Traceback (most recent call last)") == 1, err
+    assert err.count("KeyError: ") == 1, err
+    assert "my own mistake" in err
+    assert f"in {name.split()[0]}\n" in err
+    assert "tfdist_cli" not in err.split("Traceback")[1], err
+
+
+def test_an_error_in_a_function_of_the_data_on_a_worker(train):
+    mapped = f"{SLICES}.map(lambda a, b: (tf.ensure_shape(tf.py_function(refuse, [a], tf.float32), [8]), b))"
+    module = RECIPE.replace(SLICES, mapped).replace(
+        "def model(", "def refuse(a):\n    raise ValueError('my own mistake')\n\n\ndef model("
+    )
+    ended = train(PS | {"worker": 2}, module=module).finish()
+    assert ended["chief:0"].code == 1
+    err = ended["chief:0"].err
+    assert "ValueError: my own mistake" in err, err
+    assert err.count("my own mistake") <= 2, err
+
+
+def test_data_that_ends_early_names_the_worker(train):
+    yaml = RECIPE_YAML.replace("epochs: 2", "epochs: 2, repeat: false") % ""
+    ended = train(PS | {"worker": 2}, recipe_yaml=yaml).finish()
+    assert ended["chief:0"].code == 1
+    assert re.search(r"error: worker:[01]'s data ended before the training did", ended["chief:0"].err)
+    assert "Traceback" not in ended["chief:0"].err
+
+
+@pytest.mark.parametrize("roles", [PS | {"worker": 2}, {"worker": 2}], ids=["parameter_server", "mirrored"])
+def test_a_task_that_never_starts_is_named(roles, train):
+    tasks = train(roles, tasks=["worker:0"] if "ps" not in roles else ["chief:0", "ps:0", "worker:0"],
+                  env={"TFDIST_START_TIMEOUT": "8"})  # fmt: skip
+    ended = tasks.finish()
+    waiting = ended["chief:0" if "ps" in roles else "worker:0"]
+    assert waiting.code == 124, tasks.told()
+    (address,) = [address for task, address in tasks.addresses.items() if str(task) == "worker:1"]
+    assert f"error: not up after 8 s: worker:1 at {address} (connection refused)" in waiting.err
+    assert "hint: " in waiting.err
+    assert "Traceback" not in waiting.err
+
+
+@pytest.mark.parametrize("role", ["worker", "ps"])
+def test_a_server_whose_chief_never_starts_says_so(role, train):
+    ended = train(PS, tasks=[f"{role}:0"], env={"TFDIST_START_TIMEOUT": "5"}).finish()
+    assert ended[f"{role}:0"].code == 124
+    assert "error: not up after 5 s: chief:0 at " in ended[f"{role}:0"].err
+
+
+@pytest.mark.parametrize(("roles", "task"), [(PS, "ps:0"), (PS, "chief:0"), ({"worker": 2}, "worker:1")])
+def test_a_port_that_another_program_has_is_named(roles, task, train):
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = taken.getsockname()[1]
+        tasks = train(roles, taken={task: port})
+        assert tasks.processes[task].wait(TIMEOUT) == 1, tasks.told()
+        ended = tasks.ended(task)
+    assert f"error: {task} cannot serve at 127.0.0.1:{port}" in ended.err, ended.err
+    assert f"port {port}" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_a_recipe_needs_no_cluster(train, tmp_path):
+    folder = project(tmp_path / "project", recipe_yaml=RECIPE_YAML % KEPT)
+    config = {"cluster": {"worker": ["127.0.0.1:2222"]}, "task": {"type": "worker", "index": 0}}
+    argv = (*ROLE, "--recipe", str(folder / "recipe.yaml"), "--run-dir", str(tmp_path / "run"))
+    ended = alone(folder, argv, env={"TF_CONFIG": json.dumps(config)})
+    assert ended.code == 0, ended.err
+    assert lines(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == 64

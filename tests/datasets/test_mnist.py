@@ -1,0 +1,203 @@
+"""MNIST from files in their real formats, and what is said when one is not as it should be."""
+
+import gzip
+import struct
+
+import numpy as np
+import pytest
+
+from tfdist_cli.datasets import mnist
+from tfdist_cli.errors import TfdistError, TrainingError, UsageError
+
+TRAIN, TEST = 12, 4
+
+
+def examples(count, seed):
+    generator = np.random.default_rng(seed)
+    images = generator.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+    images[0, 0, :2] = (0, 255)
+    return images, generator.integers(0, 10, count, dtype=np.uint8)
+
+
+@pytest.fixture
+def arrays():
+    (x_train, y_train), (x_test, y_test) = examples(TRAIN, 0), examples(TEST, 1)
+    return {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
+
+
+def idx(array):
+    return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def write_idx(folder, arrays, *, mark="-", compress=False):
+    folder.mkdir()
+    for prefix, part in (("train", "train"), ("t10k", "test")):
+        for kind, key, dimensions in (("images", "x", 3), ("labels", "y", 1)):
+            data = idx(arrays[f"{key}_{part}"])
+            name = f"{prefix}-{kind}{mark}idx{dimensions}-ubyte"
+            path = folder / (f"{name}.gz" if compress else name)
+            path.write_bytes(gzip.compress(data) if compress else data)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path, arrays):
+    return write_idx(tmp_path / "idx", arrays)
+
+
+@pytest.fixture
+def npz(tmp_path, arrays):
+    path = tmp_path / "mnist.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+def test_npz(npz, arrays):
+    x, y = mnist.load(npz, "test")
+    assert x.shape == (TEST, 784)
+    assert (x.dtype, y.dtype) == (np.float32, np.int64)
+    np.testing.assert_allclose(x, arrays["x_test"].reshape(TEST, 784) / 255, rtol=1e-6)
+    np.testing.assert_array_equal(y, arrays["y_test"])
+    assert (x.min(), x.max()) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("mark", ["-", "."])
+@pytest.mark.parametrize("compress", [False, True])
+def test_idx_files_hold_the_same_as_npz(tmp_path, arrays, npz, mark, compress):
+    folder = write_idx(tmp_path / "idx", arrays, mark=mark, compress=compress)
+    for split in mnist.SPLITS:
+        for from_idx, from_npz in zip(
+            mnist.load(folder, split, validation=5), mnist.load(npz, split, validation=5), strict=True
+        ):
+            np.testing.assert_array_equal(from_idx, from_npz)
+
+
+def test_validation_is_the_beginning_of_the_training_images(npz, arrays):
+    _, whole = mnist.load(npz, "train", validation=0)
+    _, first = mnist.load(npz, "validation", validation=5)
+    _, rest = mnist.load(npz, "train", validation=5)
+    np.testing.assert_array_equal(whole, arrays["y_train"])
+    np.testing.assert_array_equal(first, arrays["y_train"][:5])
+    np.testing.assert_array_equal(rest, arrays["y_train"][5:])
+
+
+def test_validation_is_5000_by_default(tmp_path):
+    labels = np.zeros(60_000, np.uint8)
+    write_idx(
+        tmp_path / "idx",
+        {"x_train": np.zeros((60_000, 28, 28), np.uint8), "y_train": labels}
+        | {"x_test": np.zeros((1, 28, 28), np.uint8), "y_test": labels[:1]},
+    )
+    assert len(mnist.load(tmp_path / "idx", "train")[1]) == 55_000
+    assert len(mnist.load(tmp_path / "idx", "validation")[1]) == 5_000
+
+
+def test_the_home_folder(npz, monkeypatch):
+    monkeypatch.setenv("HOME", str(npz.parent))
+    assert len(mnist.load("~/mnist.npz", "test")[1]) == TEST
+
+
+def test_nothing_there_says_where_to_get_it(tmp_path):
+    with pytest.raises(UsageError, match=r"no MNIST at .*absent\.npz") as caught:
+        mnist.load(tmp_path / "absent.npz", "train")
+    assert "keras.datasets.mnist.load_data()" in str(caught.value.hint)
+
+
+def test_an_unknown_split(npz):
+    with pytest.raises(UsageError, match="no split 'training', only train, validation, test") as caught:
+        mnist.load(npz, "training")
+    assert caught.value.hint == "did you mean 'train'?"
+
+
+def test_more_validation_than_there_is(npz):
+    with pytest.raises(UsageError, match=r"validation is 5000, but MNIST in .* has 12 training images"):
+        mnist.load(npz, "train")
+
+
+def test_a_folder_without_a_file_names_what_it_looked_for(folder):
+    (folder / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(UsageError, match=r"has none of t10k-labels-idx1-ubyte, t10k-labels.idx1-ubyte"):
+        mnist.load(folder, "test")
+
+
+IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
+HEADER = 16
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (IMAGES, lambda data: b"\x1f\x8b" + data[2:], "begins with 1f 8b 08 03, expected 00 00 08 03"),
+        (IMAGES, lambda data: b"", "begins with nothing, expected 00 00 08 03"),
+        (LABELS, lambda data: data[:3] + b"\x03" + data[4:], "is not an IDX file of 1 dimensions"),
+        (IMAGES, lambda data: data[:10], "its header has 10 of 16 bytes"),
+        (IMAGES, lambda data: data[:-1], r"is cut short: 3151 bytes, expected 3152 for the shape \(4, 28, 28\)"),
+        (IMAGES, lambda data: data + b"\x00", "has bytes left over"),
+        (LABELS, lambda data: idx(np.zeros(TEST + 1, np.uint8)), r"has 4 test images but labels of shape \(5,\)"),
+        (LABELS, lambda data: idx(np.full(TEST, 10, np.uint8)), "has the test label 10, expected 0 to 9"),
+        (IMAGES, lambda data: idx(np.zeros((TEST, 8, 8), np.uint8)), r"shape \(4, 8, 8\), expected \(n, 28, 28\)"),
+    ],
+)
+def test_a_faulty_idx_file_is_named_with_its_fault(folder, name, change, message):
+    path = folder / name
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(TrainingError, match=message) as caught:
+        mnist.load(folder, "test")
+    assert str(folder) in str(caught.value)
+
+
+def test_a_cut_gzip_file(tmp_path, arrays):
+    folder = write_idx(tmp_path / "idx", arrays, compress=True)
+    path = folder / f"{IMAGES}.gz"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(TrainingError, match="cannot be read"):
+        mnist.load(folder, "test")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "cannot be read as an npz file"),
+        (b"<!DOCTYPE html>", "cannot be read as an npz file"),
+        (b"\x93NUMPY\x01\x00garbage", "cannot be read as an npz file"),
+    ],
+)
+def test_no_npz_file(tmp_path, content, message):
+    path = tmp_path / "mnist.npz"
+    path.write_bytes(content)
+    with pytest.raises(TrainingError, match=message):
+        mnist.load(path, "train")
+
+
+@pytest.mark.parametrize("kept", [0.2, 0.5, 0.9, 0.999])
+def test_a_cut_npz_file(npz, kept):
+    data = npz.read_bytes()
+    npz.write_bytes(data[: int(len(data) * kept)])
+    with pytest.raises(TfdistError):
+        mnist.load(npz, "train")
+
+
+def test_an_npz_file_with_a_broken_array(npz):
+    data = bytearray(npz.read_bytes())
+    data[2000] ^= 0xFF
+    npz.write_bytes(data)
+    with pytest.raises(TrainingError, match="cannot be read as an npz file"):
+        mnist.load(npz, "train")
+
+
+def test_an_npz_file_of_something_else(tmp_path):
+    np.savez(tmp_path / "other.npz", images=np.zeros(3))
+    with pytest.raises(TrainingError, match="has no x_train and no y_train, only images"):
+        mnist.load(tmp_path / "other.npz", "train")
+
+
+def test_floats_are_refused_since_they_may_be_scaled_already(tmp_path, arrays):
+    np.savez(tmp_path / "mnist.npz", **arrays | {"x_test": arrays["x_test"] / 255})
+    with pytest.raises(TrainingError, match=r"x_test in .* is float64, expected uint8"):
+        mnist.load(tmp_path / "mnist.npz", "test")
+
+
+def test_a_pickled_array_is_not_unpickled(tmp_path, arrays):
+    np.savez(tmp_path / "mnist.npz", **arrays | {"x_test": np.array([{}], dtype=object)})
+    with pytest.raises(TrainingError, match="allow_pickle"):
+        mnist.load(tmp_path / "mnist.npz", "test")

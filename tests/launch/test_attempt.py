@@ -1,0 +1,93 @@
+"""One attempt as a launch makes it: tasks that report, and what is kept of them."""
+
+import json
+import sys
+import textwrap
+from datetime import datetime, timezone
+
+import pytest
+
+from tfdist_cli.launch.attempt import Attempt
+from tfdist_cli.launch.chronicle import Chronicle
+from tfdist_cli.launch.local import LocalLauncher
+from tfdist_cli.launch.run_dir import open_run_dir
+from tfdist_cli.launch.supervisor import Rules, Timeouts
+
+
+@pytest.fixture
+def carry_out(tmp_path, make_cluster, plan_for):
+    """Runs code in each of two workers, which report as those of a recipe do."""
+
+    def carry_out(code, **timeouts):
+        cluster = make_cluster(worker=2)
+        rules = Rules(cluster.strategy, reports=True, timeouts=Timeouts(**timeouts))
+        with open_run_dir(tmp_path / "run", tmp_path, "x", datetime(2026, 1, 1, tzinfo=timezone.utc)) as run_dir:
+            plan = plan_for(cluster, sys.executable, "-c", textwrap.dedent(PROGRAM + code), run_dir=run_dir.path)
+            run_dir.save(plan)
+            return Attempt(LocalLauncher(), plan, run_dir, rules).carry_out(Chronicle())
+
+    return carry_out
+
+
+PROGRAM = """
+        import json, os, sys, time
+        def emit(kind, **fields):
+            os.write(2, b"\\x1e" + json.dumps({"kind": kind, **fields}).encode() + b"\\n")
+        assert os.environ["TFDIST_RECORDS"] == "1"
+        assert int(os.environ["TFDIST_LAUNCHER_PID"]) == os.getppid()
+        index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+"""
+
+
+def test_tasks_that_do_not_come_up(carry_out, tmp_path):
+    report = carry_out(
+        """
+        if index == 0:
+            emit("state", state="waiting")
+        else:
+            emit("state", state="starting")
+            print("waiting for the disk", flush=True)
+        time.sleep(1000)
+        """,
+        start=0.5,
+    )
+    assert report.exit_code == 124
+    assert report.headline == "1 of 2 tasks did not come up within 0.5 s: worker:1"
+    (failure,) = report.failures
+    assert failure.lines == ("waiting for the disk",)
+    assert failure.log == tmp_path / "run" / "attempt_1" / "worker-1" / "stdout.log"
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["exit_code"], result["attempt"], result["run_dir"]) == (124, 1, str(tmp_path / "run"))
+
+
+def test_what_a_training_came_to_is_kept(carry_out, tmp_path):
+    report = carry_out(
+        """
+        emit("state", state="training")
+        if index == 0:
+            emit("checkpoint", step=5, path="/c/5")
+            emit("result", step=5, metrics={"loss": 0.5}, seconds=1.0, examples=160)
+        """
+    )
+    assert (report.exit_code, report.metrics, report.checkpoints) == (0, {"loss": 0.5}, {"/c/5": 5})
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["step"], result["examples"], result["metrics"]) == (5, 160, {"loss": 0.5})
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events if event.get("task") == "worker:0"] == [
+        "started", "state", "checkpoint", "result", "exited"
+    ]  # fmt: skip
+
+
+def test_a_task_that_wrote_why_it_failed_keeps_its_own_error(carry_out, tmp_path):
+    carry_out(
+        """
+        emit("state", state="training")
+        if index == 1:
+            with open(os.environ["TFDIST_TASK_DIR"] + "/error.json", "w") as file:
+                file.write('{"message": "mine"}')
+            sys.exit(2)
+        time.sleep(1000)
+        """
+    )
+    folder = tmp_path / "run" / "attempt_1"
+    assert json.loads((folder / "worker-1" / "error.json").read_text()) == {"message": "mine"}

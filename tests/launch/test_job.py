@@ -1,0 +1,172 @@
+"""The loop, with tasks that follow a script and a clock that nobody waits for."""
+
+import asyncio
+import signal
+
+import pytest
+
+from tfdist_cli.launch.events import End, EventQueue, Exited, How, Output, Recorded, Signalled, Start, Tick
+from tfdist_cli.launch.job import supervise
+from tfdist_cli.launch.supervisor import Phase, Rules, Timeouts
+from tfdist_cli.spec.task_id import TaskId
+
+_DEFAULTS = Timeouts()
+CHIEF, PS, WORKER = TaskId("chief"), TaskId("ps"), TaskId("worker")
+
+
+class Clock:
+    """Stands still until the loop waits for something, and then jumps."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+class ScriptedQueue(EventQueue):
+    """Passes the time that the loop is willing to wait when there is no event."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock = clock
+
+    async def get(self, timeout):
+        event = await super().get(0.0)
+        if isinstance(event, Tick):
+            self.clock.now += timeout
+        return event
+
+
+class ScriptedRun:
+    """Answers actions with the events of a script."""
+
+    def __init__(self, events, script):
+        self.events, self.script, self.actions = events, script, []
+
+    def act(self, action):
+        self.actions.append(action)
+        for event in self.script.get(action, ()):
+            self.events.put(event)
+
+
+class Seen:
+    def __init__(self):
+        self.all = []
+
+    def saw(self, event, state, now):
+        self.all.append((event, state.phase, now))
+
+
+def play(cluster, plan_for, script, timeouts=_DEFAULTS):
+    clock = Clock()
+    seen = Seen()
+
+    async def run():
+        events = ScriptedQueue(clock)
+        scripted = ScriptedRun(events, script)
+        rules = Rules(cluster.strategy, timeouts=timeouts)
+        return await supervise(scripted, plan_for(cluster, "true"), rules, events, (seen,), clock), scripted
+
+    state, scripted = asyncio.run(run())
+    return state, scripted.actions, seen.all
+
+
+@pytest.fixture
+def cluster(make_cluster):
+    return make_cluster("parameter_server", chief=1, worker=1, ps=1)
+
+
+def test_a_run_to_its_end(cluster, plan_for):
+    state, actions, seen = play(
+        cluster,
+        plan_for,
+        {
+            Start(PS): [Exited(CHIEF, 0)],
+            End(PS, How.TERMINATE): [Exited(PS, -15)],
+            End(WORKER, How.TERMINATE): [Exited(WORKER, -15)],
+        },
+    )
+    assert state.exit_code == 0
+    assert actions == [Start(CHIEF), Start(WORKER), Start(PS), End(WORKER, How.TERMINATE), End(PS, How.TERMINATE)]
+    assert [phase for _, phase, _ in seen] == [Phase.STOPPING, Phase.STOPPING, Phase.ENDED]
+
+
+def test_time_passes_without_events(cluster, plan_for):
+    state, actions, seen = play(
+        cluster,
+        plan_for,
+        {
+            Start(PS): [Exited(CHIEF, 0), Exited(WORKER, -15)],
+            End(PS, How.KILL): [Exited(PS, -9)],
+        },
+        Timeouts(shutdown=7),
+    )
+    assert actions[-1] == End(PS, How.KILL)
+    assert seen[-1][2] == pytest.approx(7)
+    assert state.exit_code == 0
+
+
+def test_a_deadline_is_kept_however_many_events_come(cluster, plan_for):
+    flood = [Output(PS, "stdout", ("x",))] * 50
+
+    class Busy(Clock):
+        def __call__(self):
+            self.now += 1
+            return self.now
+
+    async def run():
+        events = EventQueue()
+        scripted = ScriptedRun(events, {End(PS, How.KILL): [Exited(PS, -9)]})
+        for event in (Exited(CHIEF, 0), Exited(WORKER, 0)):
+            events.put(event)
+        for output in flood:
+            await events.put_output(output)
+        rules = Rules(cluster.strategy, timeouts=Timeouts(shutdown=10))
+        await supervise(scripted, plan_for(cluster, "true"), rules, events, (), Busy())
+        return scripted.actions
+
+    assert asyncio.run(run())[-1] == End(PS, How.KILL)
+
+
+def test_a_task_that_floods_waits_until_it_is_heard():
+    async def run():
+        events = EventQueue()
+
+        async def flood():
+            for number in range(1000):
+                await events.put_output(Output(PS, "stdout", (str(number),)))
+
+        writer = asyncio.create_task(flood())
+        await asyncio.sleep(0)
+        assert events._events.qsize() < 100
+        events.put(Signalled(signal.SIGINT))  # never waits
+        heard = [await events.get(1) for _ in range(1001)]
+        await writer
+        assert [event.lines[0] for event in heard if isinstance(event, Output)] == [str(n) for n in range(1000)]
+        assert isinstance(await events.get(0.0), Tick)
+
+    asyncio.run(run())
+
+
+def test_records_wait_like_output_does():
+    async def run():
+        events = EventQueue()
+        writers = [asyncio.create_task(events.put_output(Recorded(PS, {"kind": "x"}))) for _ in range(200)]
+        await asyncio.sleep(0)
+        assert events._events.qsize() < 100
+        for _ in range(200):
+            await events.get(1)
+        await asyncio.gather(*writers)
+
+    asyncio.run(run())
+
+
+def test_a_bug_in_what_feeds_the_queue_is_not_waited_for():
+    async def run():
+        events = EventQueue()
+        events.fail(ZeroDivisionError("a bug"))
+        await events.get(1)
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(run())

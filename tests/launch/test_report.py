@@ -1,0 +1,214 @@
+"""The report of a job that has ended, and the journal of how it got there."""
+
+import json
+import signal
+from datetime import datetime, timezone
+
+import pytest
+
+from tfdist_cli.launch.chronicle import KEPT_LINES, Chronicle, Progress
+from tfdist_cli.launch.events import Exited, Output, Recorded, Signalled, Started, Tick
+from tfdist_cli.launch.journal import Journal
+from tfdist_cli.launch.logs import TaskLogs
+from tfdist_cli.launch.report import describe_end, make_report
+from tfdist_cli.launch.supervisor import Rules, Timeouts, begin, step
+from tfdist_cli.spec.task_id import TaskId
+
+CHIEF, PS, WORKER, EVALUATOR = (TaskId.parse(role) for role in ("chief", "ps", "worker", "evaluator"))
+
+
+class Played:
+    """Events through the supervisor to everything that keeps them."""
+
+    def __init__(self, folder, *tasks, reports=False):
+        self.chronicle = Chronicle()
+        self.journal = Journal(folder / "events.jsonl", 1, lambda: datetime(2026, 3, 14, tzinfo=timezone.utc))
+        self.logs = TaskLogs(folder / "attempt_1")
+        rules = Rules("parameter_server", reports, Timeouts(start=100, evaluator=50, shutdown=30))
+        self.state, _ = begin(rules, tasks, 0.0)
+        self.path = folder / "events.jsonl"
+
+    def at(self, now, *events):
+        for event in events:
+            self.state, _ = step(self.state, event, now)
+            for watcher in (self.chronicle, self.journal):
+                watcher.saw(event, self.state, now)
+        return self
+
+    @property
+    def report(self):
+        return make_report(self.state, self.chronicle, self.logs, 99.0)
+
+    @property
+    def lines(self):
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
+
+
+@pytest.fixture
+def played(tmp_path):
+    return lambda *tasks, **options: Played(tmp_path, *tasks, **options)
+
+
+def record(task, kind, /, **fields):
+    return Recorded(task, {"kind": kind, **fields})
+
+
+def test_the_first_failure_is_the_headline_and_the_rest_are_consequences(played):
+    job = played(CHIEF, WORKER, PS)
+    job.at(7.25, Output(PS, "stderr", tuple(f"line {number}" for number in range(30)), "unfini"), Exited(PS, -9))
+    lost = record(CHIEF, "error", type="UnavailableError", message="lost ps:0", hint=None, traceback="")
+    job.at(8, lost, Exited(CHIEF, 1), Exited(WORKER, -15))
+    report = job.report
+    assert report.exit_code == 137
+    assert report.headline == "ps:0 failed after 7.2 s, killed by SIGKILL, which may be for want of memory"
+    assert report.failures[0].lines == (*(f"line {number}" for number in range(20, 30)), "unfini")
+    assert [failure.sentence for failure in report.failures[1:]] == [
+        "chief:0 failed after 8.0 s, exit code 1: UnavailableError: lost ps:0"
+    ]
+    assert [(end.task, end.what) for end in report.tasks] == [
+        (CHIEF, "exit code 1"),
+        (WORKER, "ended by the launcher"),
+        (PS, "killed by SIGKILL, which may be for want of memory"),
+    ]
+
+
+def test_a_training_that_went_well(played):
+    job = played(CHIEF, PS, EVALUATOR)
+    job.at(1, record(CHIEF, "checkpoint", step=10, path="/c/10"), record(CHIEF, "checkpoint", step=20, path="/c/20"))
+    job.at(2, record(CHIEF, "result", step=20, metrics={"loss": 0.5, "odd": "x"}, seconds=1.5, examples=640))
+    job.at(2, record(CHIEF, "exported", paths=["/x/saved_model"]), Exited(CHIEF, 0))
+    job.at(3, record(EVALUATOR, "evaluation", step=20, final=True, metrics={"loss": 0.6}))
+    job.at(3, Exited(EVALUATOR, 0), Exited(PS, -15))
+    written = job.report.as_json()
+    assert json.loads(json.dumps(written)) == written
+    assert written["exit_code"] == 0
+    assert written["headline"] is None
+    assert written["metrics"] == {"loss": 0.5}
+    assert written["evaluation"] == {"step": 20, "final": True, "metrics": {"loss": 0.6}}
+    assert written["checkpoints"] == [{"path": "/c/10", "step": 10}, {"path": "/c/20", "step": 20}]
+    assert written["exports"] == ["/x/saved_model"]
+    assert written["tasks"][0] == {"task": "chief:0", "status": "done", "code": 0, "seconds": 2}
+
+
+def test_tasks_that_did_not_come_up_are_named_with_what_they_last_said(played):
+    job = played(CHIEF, WORKER, PS, reports=True)
+    job.at(1, record(CHIEF, "state", state="waiting"), record(PS, "state", state="serving"))
+    job.at(2, Output(WORKER, "stderr", ("downloading", "")))
+    job.at(100, Tick())
+    job.at(101, *(Exited(task, -15) for task in (CHIEF, WORKER, PS)))
+    assert job.report.exit_code == 124
+    assert job.report.headline == "1 of 3 tasks did not come up within 100 s: worker:0"
+    assert [failure.lines for failure in job.report.failures] == [("downloading",)]
+
+
+def test_an_interrupted_job(played):
+    job = played(CHIEF, PS).at(1, Signalled(signal.SIGINT), Exited(CHIEF, 0), Exited(PS, -15))
+    assert job.report.headline == "ended by SIGINT"
+    assert job.report.failures == ()
+
+
+def test_warnings(played):
+    job = played(CHIEF, PS, EVALUATOR).at(1, Exited(CHIEF, 0)).at(51, Tick()).at(81, Tick()).at(91, Tick())
+    job.logs.write(PS, "stdout", b"no folder was made for it")
+    unscored, left, log = job.report.warnings
+    assert unscored == "the evaluator was ended 50 s after the training: the last checkpoint may have no score"
+    assert left.endswith("ps:0, evaluator:0")
+    assert log.endswith("stdout.log is not complete: No such file or directory")
+    assert job.report.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("exits", "words"),
+    [
+        ([Exited(PS, 0)], "exit code 0, before the training was done"),
+        ([Exited(PS, 137)], "exit code 137 (SIGKILL), which may be for want of memory"),
+        ([Exited(PS, -64)], "killed by SIGRTMAX"),
+        ([Exited(PS, -63)], "killed by signal 63"),
+        ([Exited(CHIEF, 0), Exited(PS, -15)], "ended by the launcher"),
+        ([Exited(CHIEF, 0), Exited(PS, 143)], "ended by the launcher"),
+        ([Exited(CHIEF, 0), Exited(PS, 1)], "ended by the launcher, exit code 1"),
+        ([Exited(CHIEF, 0), Exited(PS, -11)], "ended by the launcher, killed by SIGSEGV"),
+        ([Exited(CHIEF, 0)], "still there"),
+        ([], "running"),
+    ],
+)
+def test_how_an_end_is_described(played, exits, words):
+    assert describe_end(played(CHIEF, PS).at(1, *exits).state.tasks[PS]) == words
+
+
+def test_the_log_that_says_most(tmp_path):
+    logs = TaskLogs(tmp_path)
+    folder = logs.make_folder(PS)
+    assert logs.of(PS) == folder
+    logs.write(PS, "stdout", b"x")
+    assert logs.of(PS) == folder / "stdout.log"
+    logs.write(PS, "stderr", b"x")
+    assert logs.of(PS) == folder / "stderr.log"
+    logs.close()
+
+
+def test_the_last_lines_are_those_that_say_something():
+    chronicle = Chronicle()
+    state, _ = begin(Rules("single"), (CHIEF,), 0.0)
+    chronicle.saw(Output(CHIEF, "stdout", ("kept", " ", *("" for _ in range(5)))), state, 0.0)
+    chronicle.saw(Output(CHIEF, "stderr", ("also",)), state, 0.0)
+    assert list(chronicle.of(CHIEF).lines) == ["kept", "also"]
+    chronicle.saw(Output(CHIEF, "stdout", tuple(str(number) for number in range(1000))), state, 0.0)
+    assert len(chronicle.of(CHIEF).lines) == KEPT_LINES
+    assert chronicle.of(CHIEF).last == "999"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"kind": "progress"},
+        {"kind": "progress", "step": "many"},
+        {"kind": "state", "state": 5},
+        {"kind": "checkpoint"},
+        {"kind": "exported", "paths": 3},
+        {"kind": "result", "metrics": [1]},
+        {"kind": "error", "message": {"a": 1}},
+    ],
+)
+def test_odd_records_of_a_users_program_break_nothing(played, odd):
+    job = played(CHIEF).at(1, Recorded(CHIEF, odd), Exited(CHIEF, 1))
+    assert json.dumps(job.report.as_json())
+    assert job.chronicle.progress is None
+
+
+def test_progress_is_read_with_what_is_there():
+    full = {"step": 5, "total": 10, "epoch": 1, "epochs": 2, "steps_per_second": 2.5, "metrics": {"loss": 1}}
+    assert Progress.read(full | {"workers": {"worker:0": 2.5}}) == Progress(
+        5, 10, 1, 2, 2.5, {"loss": 1}, {"worker:0": 2.5}
+    )
+    assert Progress.read({"step": 5, "total": None}) == Progress(5, None, None, None, 0.0, {}, {})
+
+
+def test_the_journal_has_each_transition_and_its_cause(played):
+    job = played(CHIEF, PS)
+    job.at(0.5, Started(CHIEF, 11), Output(CHIEF, "stdout", ("no line of its own",)))
+    job.at(1, record(CHIEF, "state", state="training"), record(CHIEF, "progress", step=1))
+    job.at(2, record(CHIEF, "odd", event="mine", time="never", task="me"))
+    job.at(3, Signalled(signal.SIGTERM), Tick(), Exited(CHIEF, 0), Exited(PS, -15))
+    when = {"time": "2026-03-14T00:00:00.000+00:00", "attempt": 1}
+    assert job.lines == [
+        {**when, "seconds": 0.5, "event": "started", "task": "chief:0", "pid": 11},
+        {**when, "seconds": 1, "state": "training", "event": "state", "task": "chief:0"},
+        {**when, "seconds": 2, "event": "odd", "task": "chief:0"},
+        {**when, "seconds": 3, "event": "signal", "signal": "SIGTERM"},
+        {**when, "seconds": 3, "event": "phase", "from": "running", "phase": "saving", "cause": "SIGTERM"},
+        {**when, "seconds": 3, "event": "exited", "task": "chief:0", "code": 0, "status": "stopped",
+         "cause": "ended by the launcher"},
+        {**when, "seconds": 3, "event": "phase", "from": "saving", "phase": "stopping",
+         "cause": "chief:0: ended by the launcher"},
+        {**when, "seconds": 3, "event": "exited", "task": "ps:0", "code": -15, "status": "stopped",
+         "cause": "ended by the launcher"},
+        {**when, "seconds": 3, "event": "phase", "from": "stopping", "phase": "ended",
+         "cause": "ps:0: ended by the launcher"},
+    ]  # fmt: skip
+
+
+def test_a_journal_that_cannot_be_written_ends_nothing(tmp_path):
+    journal = Journal(tmp_path / "nowhere" / "events.jsonl", 1)
+    state, _ = begin(Rules("single"), (CHIEF,), 0.0)
+    journal.saw(Started(CHIEF, 1), state, 0.0)

@@ -1,0 +1,382 @@
+"""The supervisor, by histories that are played to it."""
+
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfdist_cli.launch.events import End, Exited, How, Output, Recorded, Signalled, Start, Started, Tick
+from tfdist_cli.launch.supervisor import KILL_TIMEOUT, Phase, Rules, Status, Timeouts, begin, step
+from tfdist_cli.spec.task_id import TaskId
+
+CHIEF, PS, W0, W1, EVALUATOR = (TaskId.parse(name) for name in ("chief", "ps", "worker:0", "worker:1", "evaluator"))
+PS_TASKS = (CHIEF, W0, W1, PS)
+TERM, KILL = How.TERMINATE, How.KILL
+INT, TERMINATED = Signalled(signal.SIGINT), Signalled(signal.SIGTERM)
+TIMES = Timeouts(start=100, evaluator=50, shutdown=30)
+
+
+def rules(strategy="parameter_server", *, reports=False):
+    return Rules(strategy, reports, TIMES)
+
+
+PS_RULES = rules()
+
+
+class History:
+    """Plays events to the supervisor, and keeps what it answers."""
+
+    def __init__(self, *tasks, rules=PS_RULES):
+        self.state, self.actions = begin(rules, tasks, 0.0)
+        assert self.actions == tuple(Start(task) for task in tasks)
+
+    def at(self, now, *events):
+        """What the supervisor does about the events of a moment, as {task: how it is told to end}."""
+        self.actions = ()
+        for event in events:
+            self.state, actions = step(self.state, event, float(now))
+            self.actions += actions
+        return {action.task: action.how for action in self.actions if isinstance(action, End)}
+
+    @property
+    def ended(self):
+        return self.state.phase is Phase.ENDED
+
+    def statuses(self):
+        return {task: state.status for task, state in self.state.tasks.items()}
+
+
+def up(*tasks):
+    return [Recorded(task, {"kind": "state", "state": "serving"}) for task in tasks]
+
+
+def error(task):
+    return Recorded(task, {"kind": "error", "type": "ValueError", "message": "no"})
+
+
+def test_training_is_done_when_the_chief_is():
+    job = History(*PS_TASKS)
+    assert job.at(5, Exited(CHIEF, 0)) == {PS: TERM, W0: TERM, W1: TERM}
+    assert job.at(6, Exited(PS, -15), Exited(W0, 0), Exited(W1, 1)) == {}
+    assert job.ended
+    assert job.state.exit_code == 0
+    assert job.state.failures == ()
+    assert job.statuses() == {CHIEF: Status.DONE, PS: Status.STOPPED, W0: Status.STOPPED, W1: Status.STOPPED}
+
+
+def test_a_server_that_does_not_end_is_killed_after_the_shutdown_timeout():
+    job = History(CHIEF, PS)
+    job.at(5, Exited(CHIEF, 0))
+    assert job.state.deadline == 35
+    assert job.at(34.9, Tick()) == {}
+    assert job.at(35, Tick()) == {PS: KILL}
+    job.at(36, Exited(PS, -9))
+    assert job.ended
+    assert job.state.exit_code == 0
+    assert job.statuses()[PS] is Status.STOPPED
+
+
+def test_a_process_that_outlives_sigkill_is_given_up():
+    job = History(CHIEF, PS)
+    job.at(0, Exited(CHIEF, 0))
+    job.at(30, Tick())
+    job.at(30 + KILL_TIMEOUT, Tick())
+    assert job.ended
+    assert job.state.alive == (PS,)
+    assert job.state.exit_code == 0
+
+
+@pytest.mark.parametrize("code", [0, 1, -9])
+@pytest.mark.parametrize("server", [PS, W0])
+def test_a_server_that_ends_before_the_chief_is_a_failure_whatever_its_code(server, code):
+    job = History(CHIEF, PS, W0)
+    (other,) = {PS, W0} - {server}
+    assert job.at(5, Exited(server, code)) == {CHIEF: TERM}
+    assert job.at(6, Exited(CHIEF, 143)) == {other: TERM}
+    job.at(7, Exited(other, -15))
+    assert job.ended
+    assert job.state.failures == (server,)
+    assert job.state.exit_code == {0: 1, 1: 1, -9: 137}[code]
+
+
+def test_the_first_failure_gives_the_exit_code_and_the_others_are_consequences():
+    job = History(*PS_TASKS)
+    assert job.at(5, Exited(PS, -9)) == {CHIEF: TERM}
+    assert job.at(6, error(CHIEF), Exited(W0, 4), Exited(CHIEF, 1)) == {W1: TERM}
+    job.at(7, Exited(W1, -15))
+    assert job.ended
+    assert job.state.failures == (PS, CHIEF, W0)
+    assert job.state.exit_code == 137
+
+
+def test_who_reported_an_error_first_failed_first_even_if_it_takes_long_to_end():
+    job = History(W0, W1, rules=rules("multi_worker_mirrored"))
+    job.at(5, error(W1))
+    assert job.at(6, error(W0), Exited(W0, 4)) == {W1: TERM}
+    assert job.state.phase is Phase.SAVING
+    job.at(7, Exited(W1, 3))
+    assert job.state.failures == (W1, W0)
+    assert job.state.exit_code == 3
+
+
+def test_what_a_failed_program_leaves_behind_does_not_make_it_fail_later():
+    job = History(*PS_TASKS)
+    job.at(5, error(CHIEF), Exited(PS, -9, ago=0.5))
+    job.at(6, Exited(CHIEF, 1))
+    assert job.state.failures == (PS, CHIEF)
+
+
+def test_a_first_failure_that_the_launcher_had_to_end_still_is_no_success():
+    job = History(W0, W1, rules=rules("multi_worker_mirrored"))
+    job.at(5, error(W1))
+    job.at(6, error(W0), Exited(W0, 4))
+    job.at(7, Exited(W1, -15))
+    assert job.state.failures == (W1, W0)
+    assert job.state.exit_code == 1
+
+
+def test_what_a_task_answers_to_being_told_to_end_is_no_failure():
+    job = History(W0, W1, rules=rules("multi_worker_mirrored"))
+    job.at(5, Exited(W0, 4))
+    job.at(6, Exited(W1, 1))
+    assert job.state.failures == (W0,)
+    assert job.statuses()[W1] is Status.STOPPED
+
+
+def test_a_chief_that_saves_and_ends_as_it_is_told_is_no_consequence():
+    job = History(*PS_TASKS)
+    job.at(5, Exited(W0, -9))
+    job.at(6, error(CHIEF), Exited(CHIEF, 143))
+    assert job.state.failures == (W0,)
+    assert job.statuses()[CHIEF] is Status.STOPPED
+
+
+def test_mirrored_training_is_done_when_all_workers_are():
+    job = History(W0, W1, rules=rules("multi_worker_mirrored"))
+    assert job.at(5, Exited(W1, 0)) == {}
+    assert not job.ended
+    job.at(6, Exited(W0, 0))
+    assert job.ended
+    assert job.state.exit_code == 0
+
+
+@pytest.mark.parametrize("strategy", ["single", "mirrored"])
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (7, 7), (-11, 139)])
+def test_one_process(strategy, code, expected):
+    job = History(CHIEF, rules=rules(strategy))
+    job.at(5, Exited(CHIEF, code))
+    assert job.ended
+    assert job.state.exit_code == expected
+
+
+def test_the_evaluator_is_waited_for_with_the_servers_still_there():
+    job = History(CHIEF, PS, EVALUATOR)
+    assert job.at(5, Exited(CHIEF, 0)) == {}
+    assert job.state.phase is Phase.EVALUATING
+    assert job.at(6, Exited(EVALUATOR, 0)) == {PS: TERM}
+    job.at(7, Exited(PS, -15))
+    assert job.ended
+    assert job.state.exit_code == 0
+    assert not job.state.unscored
+
+
+def test_a_server_that_ends_while_the_evaluator_scores_is_no_failure():
+    job = History(CHIEF, PS, EVALUATOR)
+    job.at(5, Exited(CHIEF, 0), Exited(PS, 1))
+    assert job.state.phase is Phase.EVALUATING
+    job.at(6, Exited(EVALUATOR, 0))
+    assert job.ended
+    assert job.state.exit_code == 0
+
+
+def test_the_evaluator_has_bounded_time():
+    job = History(CHIEF, PS, EVALUATOR)
+    job.at(5, Exited(CHIEF, 0))
+    assert job.at(55, Tick()) == {PS: TERM, EVALUATOR: TERM}
+    job.at(56, Exited(PS, -15), Exited(EVALUATOR, -15))
+    assert job.ended
+    assert job.state.unscored
+    assert job.state.exit_code == 0
+
+
+def test_a_failed_evaluator_leaves_the_training_alone_and_gives_the_exit_code():
+    job = History(CHIEF, PS, EVALUATOR)
+    assert job.at(5, Exited(EVALUATOR, 9)) == {}
+    assert job.at(60, Exited(CHIEF, 0)) == {PS: TERM}
+    job.at(61, Exited(PS, -15))
+    assert job.state.failures == (EVALUATOR,)
+    assert job.state.exit_code == 9
+
+
+def test_a_failure_of_the_training_is_told_before_an_earlier_one_of_the_evaluator():
+    job = History(CHIEF, PS, EVALUATOR)
+    job.at(5, Exited(EVALUATOR, 9))
+    job.at(60, Exited(CHIEF, 3), Exited(PS, -15))
+    assert job.state.failures == (CHIEF, EVALUATOR)
+    assert job.state.exit_code == 3
+
+
+def test_a_signal_lets_the_chief_save_before_the_servers_are_told():
+    job = History(*PS_TASKS)
+    assert job.at(5, INT) == {CHIEF: TERM}
+    assert job.state.phase is Phase.SAVING
+    assert job.at(9, Exited(CHIEF, 0)) == {PS: TERM, W0: TERM, W1: TERM}
+    job.at(10, Exited(PS, -15), Exited(W0, -15), Exited(W1, -15))
+    assert job.ended
+    assert job.state.exit_code == 130
+    assert job.state.failures == ()
+
+
+def test_a_chief_that_takes_too_long_to_save_is_killed():
+    job = History(CHIEF, PS)
+    job.at(5, TERMINATED)
+    assert job.at(35, Tick()) == {CHIEF: KILL, PS: TERM}
+    job.at(36, Exited(CHIEF, -9), Exited(PS, -15))
+    assert job.ended
+    assert job.state.exit_code == 143
+
+
+def test_mirrored_workers_save_together():
+    job = History(W0, W1, EVALUATOR, rules=rules("multi_worker_mirrored"))
+    assert job.at(5, INT) == {W0: TERM, W1: TERM}
+    assert job.at(6, Exited(W0, 0)) == {}
+    assert job.at(7, Exited(W1, 0)) == {EVALUATOR: TERM}
+
+
+def test_a_second_sigint_kills_at_once():
+    job = History(CHIEF, PS)
+    job.at(5, INT)
+    assert job.at(5.5, INT) == {CHIEF: KILL, PS: KILL}
+    job.at(6, Exited(CHIEF, -9), Exited(PS, -9))
+    assert job.ended
+    assert job.state.exit_code == 130
+
+
+def test_a_second_sigterm_changes_nothing():
+    job = History(CHIEF, PS)
+    job.at(5, TERMINATED)
+    assert job.at(6, TERMINATED) == {}
+    assert job.state.phase is Phase.SAVING
+
+
+def test_sigint_hurries_an_end_that_is_under_way_and_leaves_its_exit_code():
+    job = History(CHIEF, PS)
+    job.at(5, Exited(CHIEF, 0))
+    assert job.at(6, INT) == {PS: KILL}
+    job.at(6, Exited(PS, -9))
+    assert job.ended
+    assert job.state.exit_code == 0
+
+
+def test_a_signal_while_the_evaluator_scores():
+    job = History(CHIEF, PS, EVALUATOR)
+    job.at(5, Exited(CHIEF, 0))
+    assert job.at(6, INT) == {PS: TERM, EVALUATOR: TERM}
+    job.at(7, Exited(PS, -15), Exited(EVALUATOR, -15))
+    assert job.state.exit_code == 130
+
+
+def test_tasks_that_do_not_come_up_end_the_job():
+    job = History(*PS_TASKS, rules=rules(reports=True))
+    job.at(1, *up(CHIEF, PS), Recorded(W0, {"kind": "state", "state": "starting"}))
+    assert job.at(99, Tick()) == {}
+    assert job.at(100, Tick()) == dict.fromkeys(PS_TASKS, TERM)
+    assert job.state.late == (W0, W1)
+    job.at(101, *(Exited(task, -15) for task in PS_TASKS))
+    assert job.ended
+    assert job.state.exit_code == 124
+
+
+def test_once_all_are_up_the_start_has_no_deadline():
+    job = History(*PS_TASKS, rules=rules(reports=True))
+    job.at(1, *up(*PS_TASKS))
+    assert job.state.deadline is None
+    assert job.at(1000, Tick()) == {}
+
+
+def test_an_evaluator_that_failed_at_its_start_is_not_waited_for():
+    job = History(CHIEF, EVALUATOR, rules=rules("single", reports=True))
+    job.at(1, *up(CHIEF), Exited(EVALUATOR, 1))
+    assert job.state.deadline is None
+
+
+def test_a_command_need_not_say_that_it_is_up():
+    job = History(*PS_TASKS)
+    assert job.at(10_000, Tick()) == {}
+
+
+@pytest.mark.parametrize("event", [Started(W0, 1), Output(W0, "stdout", ("x",)), Recorded(W0, {"kind": "odd"})])
+def test_other_events_change_no_phase(event):
+    job = History(CHIEF, W0, PS)
+    assert job.at(1, event) == {}
+    assert job.state.phase is Phase.RUNNING
+
+
+class CheckedHistory(History):
+    """Holds what must be true of any history."""
+
+    def __init__(self, *tasks, rules):
+        super().__init__(*tasks, rules=rules)
+        self.gone, self.told = set(), {}
+
+    def at(self, now, *events):
+        (event,) = events
+        before, was_over = list(Phase).index(self.state.phase), self.ended
+        if isinstance(event, Exited):
+            self.gone.add(event.task)
+        answers = super().at(now, event)
+        for task, how in answers.items():
+            assert task not in self.gone, "nothing is done to a task that has ended"
+            assert (self.told.get(task), how) not in {(KILL, KILL), (KILL, TERM), (TERM, TERM)}, "no task is told twice"
+            self.told[task] = how
+        assert list(Phase).index(self.state.phase) >= before, "no phase comes back"
+        assert not (was_over and answers), "nothing is done once the job has ended"
+        assert set(self.state.tasks) - self.gone == set(self.state.alive)
+        return answers
+
+    def obey(self, now):
+        """Every process ends as it is told."""
+        while self.told.keys() - self.gone:
+            task = min(self.told.keys() - self.gone, key=str)
+            self.at(now, Exited(task, -9 if self.told[task] is KILL else -15))
+
+
+CLUSTERS = {
+    "parameter_server": (CHIEF, W0, W1, PS, EVALUATOR),
+    "multi_worker_mirrored": (W0, W1, EVALUATOR),
+    "single": (CHIEF,),
+}
+EVENTS = st.tuples(
+    st.one_of(
+        st.builds(lambda code: lambda task: Exited(task, code), st.sampled_from([0, 0, 1, 3, -15, -9])),
+        st.sampled_from([error, lambda task: up(task)[0], lambda _: INT, lambda _: TERMINATED, lambda _: Tick()]),
+    ),
+    st.integers(0, 4),
+)
+
+
+@given(
+    strategy=st.sampled_from(sorted(CLUSTERS)),
+    reports=st.booleans(),
+    history=st.lists(st.tuples(EVENTS, st.floats(0, 40)), max_size=30),
+    stubborn=st.booleans(),
+)
+def test_any_history_comes_to_an_end(strategy, reports, history, stubborn):
+    tasks = CLUSTERS[strategy]
+    job = CheckedHistory(*tasks, rules=rules(strategy, reports=reports))
+    now = 0.0
+    for make_event, which, pause in ((make, which, pause) for (make, which), pause in history):
+        task, now = tasks[which % len(tasks)], now + pause
+        event = make_event(task)
+        if isinstance(event, Signalled | Tick) or task not in job.gone:
+            job.at(now, event)
+    job.at(now, INT)
+    if not stubborn:
+        job.obey(now)
+    for _ in range(3):
+        now = max(now, job.state.deadline or 0)
+        job.at(now, Tick())
+    assert job.ended
+    assert 0 <= job.state.exit_code <= 255
+    assert job.state.exit_code or not job.state.failures

@@ -1,0 +1,86 @@
+"""Every recipe in recipes/ loads, and its module keeps the contract of docs/recipe.md."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from tfdist_cli import Shard
+from tfdist_cli.errors import UsageError
+from tfdist_cli.spec.load import load_recipe
+from tfdist_cli.task.module import RecipeModule
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+TRAINING_EXAMPLES = {"digits": 1437, "mnist": 60}
+
+
+@pytest.fixture(params=RECIPES, ids=lambda path: path.stem)
+def recipe(request, tmp_path, monkeypatch):
+    """A recipe, with an MNIST whose training split has 60 images when 5,000 are taken for validation."""
+    generator = np.random.default_rng(0)
+    arrays: dict[str, Any] = {}
+    for part, count in (("train", 5_060), ("test", 40)):
+        arrays[f"x_{part}"] = generator.integers(0, 32, (count, 28, 28), dtype=np.uint8)
+        arrays[f"y_{part}"] = generator.integers(0, 10, count, dtype=np.uint8)
+    np.savez(tmp_path / "mnist.npz", **arrays)
+    monkeypatch.setenv("MNIST", str(tmp_path / "mnist.npz"))
+    return load_recipe(request.param)
+
+
+@pytest.fixture
+def module(recipe, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, recipe.module, raising=False)
+    yield RecipeModule.load(recipe)
+    del sys.modules[recipe.module]
+
+
+def examples(dataset):
+    return [(x.tobytes(), int(y)) for x, y in dataset.as_numpy_iterator()]
+
+
+def test_the_model_is_compiled_and_gives_a_logit_per_digit(module):
+    model = module.model()
+    assert isinstance(model, keras.Model)
+    assert model.compiled
+    assert model.output_shape == (None, 10)
+
+
+def test_the_dataset_has_single_examples_that_the_model_takes(module):
+    model = module.model()
+    for split in ("train", "test"):
+        x, y = module.dataset(split, Shard()).element_spec
+        assert x.shape == model.input_shape[1:]
+        assert x.dtype == "float32"
+        assert (y.shape, y.dtype) == ((), "int64")
+
+
+def test_shards_part_the_data(recipe, module):
+    whole = examples(module.dataset("train", Shard()))
+    parts = [examples(module.dataset("train", Shard(index, 3, index))) for index in range(3)]
+    assert len(whole) == TRAINING_EXAMPLES[recipe.module.split("_")[0]]
+    assert sorted(whole) == sorted(example for part in parts for example in part)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_a_step_trains(module):
+    model = module.model()
+    batch = next(iter(module.dataset("train", Shard()).batch(32)))
+    losses = [float(model.train_on_batch(*batch)[0]) for _ in range(5)]
+    assert np.isfinite(losses).all()
+    assert losses[-1] < losses[0]
+
+
+def test_callbacks_are_keras_callbacks(module):
+    assert all(isinstance(callback, keras.callbacks.Callback) for callback in module.callbacks())
+
+
+def test_a_recipe_for_mnist_says_where_mnist_is_looked_for(recipe, module, tmp_path):
+    if not recipe.module.startswith("mnist"):
+        pytest.skip("its data comes with tfdist")
+    (tmp_path / "mnist.npz").unlink()
+    with pytest.raises(UsageError, match=r"no MNIST at .*mnist\.npz"):
+        module.dataset("train", Shard())

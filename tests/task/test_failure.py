@@ -1,0 +1,124 @@
+"""A failure is told once, in the words of whoever has to act on it."""
+
+import importlib.util
+import json
+import sys
+
+import pytest
+
+from tfdist_cli.errors import TimeoutExceeded, TrainingError, UsageError
+from tfdist_cli.task import failure
+from tfdist_cli.task.failure import report
+from tfdist_cli.task.module import RecipeModule
+
+
+@pytest.fixture
+def users_module(tmp_path):
+    """Imports a user's file below a folder."""
+
+    def load(text, folder=tmp_path):
+        path = folder / "users_recipe.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        spec = importlib.util.spec_from_file_location("users_recipe", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+def caught(call):
+    """The error of a call that is made by nobody's file."""
+    scope = {"call": call}
+    exec(compile("try:\n    call()\nexcept Exception as error:\n    caught = error", "<nobody>", "exec"), scope)
+    return scope["caught"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (TrainingError("it failed", hint="do this"), 1),
+        (UsageError("it failed", hint="do this"), 2),
+        (TimeoutExceeded("it failed", hint="do this"), 124),
+    ],
+)
+def test_a_mistake_is_an_error_and_a_hint(error, code, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDIST_TASK_DIR", str(tmp_path))
+    assert report(error) == code
+    assert capsys.readouterr().err == "error: it failed\nhint: do this\n"
+    told = json.loads((tmp_path / "error.json").read_text())
+    assert told == {
+        "type": type(error).__name__,
+        "message": "it failed",
+        "hint": "do this",
+        "traceback": "",
+        "exit_code": code,
+    }
+
+
+def test_the_users_error_is_a_traceback_from_the_users_own_line_on(users_module, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDIST_TASK_DIR", str(tmp_path))
+    module = users_module(
+        "def model(params):\n    return sum(numbers(params))\ndef numbers(params):\n    return [1 / 0]\n"
+    )
+    assert report(caught(RecipeModule(module, {}).model)) == 1
+    err = capsys.readouterr().err
+    assert err.count("ZeroDivisionError: division by zero") == 1
+    assert err.count("Traceback") == 1
+    assert "return sum(numbers(params))" in err
+    assert "return [1 / 0]" in err
+    assert "module.py" not in err
+    assert "test_failure.py" not in err
+    told = json.loads((tmp_path / "error.json").read_text())
+    assert (told["type"], told["message"], told["traceback"]) == ("ZeroDivisionError", "division by zero", err)
+
+
+def test_frames_of_libraries_below_the_users_stay(users_module, capsys):
+    module = users_module("import json\ndef model(params):\n    return json.loads('{')\n")
+    report(caught(RecipeModule(module, {}).model))
+    err = capsys.readouterr().err
+    assert "return json.loads('{')" in err
+    assert "json/decoder.py" in err
+
+
+def test_causes_are_told_too(users_module, capsys):
+    module = users_module(
+        "def model(params):\n    try:\n        {}['x']\n    except KeyError as error:\n"
+        "        raise ValueError('no x') from error\n"
+    )
+    report(caught(RecipeModule(module, {}).model))
+    err = capsys.readouterr().err
+    assert "KeyError: 'x'" in err
+    assert "direct cause" in err
+    assert "ValueError: no x" in err
+    assert "module.py" not in err
+
+
+def test_a_users_program_below_pythons_own_folder_is_still_the_users(users_module, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
+    module = users_module("def model(params):\n    raise KeyError('x')\n", tmp_path / "src" / "app")
+    report(caught(RecipeModule(module, {}).model))
+    err = capsys.readouterr().err
+    assert "raise KeyError('x')" in err
+    assert "module.py" not in err
+
+
+def test_a_bug_of_ours_keeps_its_frames(capsys):
+    report(caught(RecipeModule(None, {}).model))
+    assert "module.py" in capsys.readouterr().err
+
+
+def test_an_error_file_that_cannot_be_written_hides_nothing(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDIST_TASK_DIR", str(tmp_path / "gone"))
+    assert report(TrainingError("it failed")) == 1
+    assert capsys.readouterr().err == "error: it failed\n"
+
+
+def test_a_launcher_is_sent_a_record(monkeypatch, capsys):
+    sent = []
+    monkeypatch.setattr(failure, "emit", lambda kind, **fields: sent.append((kind, fields)))
+    report(ValueError("x" * 9))
+    ((kind, fields),) = sent
+    assert (kind, fields["type"], fields["message"], fields["hint"]) == ("error", "ValueError", "x" * 9, None)

@@ -1,0 +1,73 @@
+"""A recipe's module is found beside the recipe, and what is wrong with it is said."""
+
+import sys
+
+import pytest
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.task.module import RecipeModule
+
+WHOLE = (
+    "def model(params):\n    return params.pop('units')\ndef dataset(params, split, shard):\n    return split, shard\n"
+)
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """Loads a recipe whose module holds a text."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+
+    def write_and_load(text, name="users_module", file=None):
+        if text is not None:
+            (tmp_path / (file or f"{name}.py")).write_text(text)
+        return RecipeModule.load(
+            Recipe.model_validate({"module": name, "module_dir": tmp_path, "params": {"units": 3}})
+        )
+
+    yield write_and_load
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def test_what_a_module_defines(load):
+    module = load(WHOLE + "def callbacks(params):\n    return (params['units'],)\n")
+    assert module.model() == 3
+    assert module.model() == 3  # what the last call did with its params is its own affair
+    assert module.dataset("test", 7) == ("test", 7)
+    assert module.callbacks() == [3]
+
+
+def test_callbacks_are_optional(load):
+    assert load(WHOLE).callbacks() == []
+
+
+def test_a_module_that_is_not_there(load, tmp_path):
+    with pytest.raises(UsageError, match=f"'users_module' was not found in {tmp_path}"):
+        load(None)
+
+
+def test_a_package_that_is_not_there(load):
+    with pytest.raises(UsageError, match=r"'no_such_package\.recipe' was not found"):
+        load(None, name="no_such_package.recipe")
+
+
+def test_what_the_module_imports_is_not_there(load):
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        load("import no_such_library\n")
+
+
+@pytest.mark.parametrize(("text", "missing"), [("model = 3\n", "model"), ("def model(params): pass\n", "dataset")])
+def test_a_function_is_missing(text, missing, load, tmp_path):
+    with pytest.raises(UsageError, match=f"{tmp_path}/users_module.py has no function '{missing}'"):
+        load(text)
+
+
+def test_a_syntax_error_is_the_users(load):
+    with pytest.raises(SyntaxError):
+        load("def model(params:\n")
+
+
+def test_the_folder_of_the_recipe_comes_first(load):
+    assert load(WHOLE, name="digits_mlp").model() == 3

@@ -1,0 +1,103 @@
+"""How a machine is shared out."""
+
+import pytest
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.resources import MIN_INTER_OP_THREADS, Machine, share_out
+from tfdist_cli.spec.cluster import Cluster
+
+
+def shares(machine, strategy="parameter_server", **roles):
+    cluster = Cluster.model_validate({"strategy": strategy, "roles": roles})
+    return {str(task): share for task, share in share_out(cluster, _addresses(cluster), machine).items()}
+
+
+def _addresses(cluster):
+    return {task: cluster.address(task) for task in cluster.tasks}
+
+
+def test_workers_share_the_cores_and_ps_share_them_too():
+    given = shares(Machine(8), chief={}, worker={"replicas": 3}, ps={"replicas": 2}, evaluator={})
+    assert {task: share.intra_op_threads for task, share in given.items()} == {
+        "chief:0": 1,
+        "worker:0": 2,
+        "worker:1": 2,
+        "worker:2": 2,
+        "ps:0": 4,
+        "ps:1": 4,
+        "evaluator:0": 1,
+    }
+
+
+def test_every_task_has_a_thread_and_enough_to_receive_and_send():
+    for share in shares(Machine(1), chief={}, worker={"replicas": 5}, ps={"replicas": 3}).values():
+        assert share.intra_op_threads == 1
+        assert share.inter_op_threads >= MIN_INTER_OP_THREADS
+
+
+def test_the_file_wins():
+    given = shares(Machine(8), chief={"cpus": 2}, worker={"cpus": 3, "replicas": 2}, ps={"cpus": 5})
+    assert [share.intra_op_threads for share in given.values()] == [2, 3, 3, 5]
+
+
+def test_the_chief_trains_in_the_mirrored_strategies():
+    given = shares(Machine(8, ("0", "1")), "multi_worker_mirrored", chief={}, worker={})
+    assert [(share.intra_op_threads, share.gpus) for share in given.values()] == [(4, ("0",)), (4, ("1",))]
+    assert shares(Machine(8, ("0", "1")), "mirrored", chief={})["chief:0"].gpus == ("0", "1")
+
+
+def test_gpus_go_to_workers_without_overlap():
+    machine = Machine(8, ("0", "1", "2", "GPU-abc", "4"))
+    given = shares(machine, chief={}, worker={"replicas": 2}, ps={"replicas": 2}, evaluator={})
+    assert given["worker:0"].gpus == ("0", "1")
+    assert given["worker:1"].gpus == ("2", "GPU-abc")
+    assert not any(given[task].gpus for task in ("chief:0", "ps:0", "ps:1", "evaluator:0"))
+    assert not shares(machine, chief={}, worker={"gpus": 0}, ps={})["worker:0"].gpus
+
+
+def test_more_gpus_than_there_are():
+    with pytest.raises(
+        UsageError, match=r"worker:1 is to have 2 GPUs, but this machine has 3, 1 of them free"
+    ) as caught:
+        shares(Machine(8, ("0", "1", "2")), chief={}, worker={"replicas": 2, "gpus": 2}, ps={})
+    assert caught.value.hint == "lower roles.worker.gpus, or leave it out to share what there is"
+
+
+def test_the_file_may_give_gpus_to_any_task_but_a_ps():
+    given = shares(Machine(8, ("0", "1", "2")), chief={}, worker={"replicas": 2}, ps={}, evaluator={"gpus": 1})
+    assert [given[task].gpus for task in ("worker:0", "worker:1", "evaluator:0")] == [("1",), ("2",), ("0",)]
+    given = shares(Machine(8, ("0", "1", "2")), "multi_worker_mirrored", chief={"gpus": 2}, worker={})
+    assert [share.gpus for share in given.values()] == [("0", "1"), ("2",)]
+
+
+def test_each_host_is_shared_out_alone():
+    given = shares(
+        Machine(8, ("0", "1")),
+        chief={"hosts": ["a:1"]},
+        ps={"hosts": ["a:2"]},
+        worker={"hosts": ["a:3", "b:3", "127.0.0.1:3", "localhost:4"]},
+    )
+    assert [given[f"worker:{index}"].intra_op_threads for index in range(4)] == [8, 8, 4, 4]
+    assert [given[f"worker:{index}"].gpus for index in range(4)] == [("0", "1"), ("0", "1"), ("0",), ("1",)]
+
+
+def test_a_large_cluster_is_shared_out_in_no_time():
+    given = shares(Machine(8), chief={}, worker={"replicas": 10_000}, ps={"replicas": 10_000})
+    assert len(given) == 20_001
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [
+        ("", ()),
+        ("-1", ()),
+        ("0", ("0",)),
+        ("2, 0", ("2", "0")),
+        ("0,-1,1", ("0",)),
+        ("GPU-1,GPU-2", ("GPU-1", "GPU-2")),
+    ],
+)
+def test_this_machine_shows_the_gpus_that_it_may(visible, gpus):
+    machine = Machine.here({"CUDA_VISIBLE_DEVICES": visible})
+    assert machine.gpus == gpus
+    assert machine.cores >= 1

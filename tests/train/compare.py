@@ -1,0 +1,70 @@
+"""Training the same model twice: by Keras's own `fit`, and by tfdist in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist_cli as tfdist
+
+FEATURES, CLASSES, EXAMPLES, BATCH = 5, 3, 44, 8
+"""44 examples in batches of 8: the last batch of each pass has 4."""
+
+
+def classes(examples: int = EXAMPLES, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Points around one centre for each class."""
+    random = np.random.default_rng(seed)
+    y = random.integers(0, CLASSES, examples)
+    centres = np.random.default_rng(99).normal(size=(CLASSES, FEATURES))
+    return (centres[y] + random.normal(size=(examples, FEATURES))).astype(np.float32), y
+
+
+def batches(*arrays: Any, batch: int = BATCH) -> tf.data.Dataset:
+    """The arrays in batches, in their order."""
+    return tf.data.Dataset.from_tensor_slices(arrays or classes()).batch(batch)
+
+
+def classifier(*layers: keras.layers.Layer, optimizer: Any = "adam", **compiled: Any) -> keras.Model:
+    """A compiled classifier of `classes()`."""
+    hidden = layers or (keras.layers.Dense(4, activation="relu"),)
+    model = keras.Sequential([keras.Input((FEATURES,)), *hidden, keras.layers.Dense(CLASSES)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, **({"metrics": ["accuracy"]} | compiled))
+    return model
+
+
+def train_both(
+    build: Callable[[], keras.Model], data: Any = None, *, epochs: int = 2, validation: Any = None, **given: Any
+) -> tuple[keras.Model, keras.Model]:
+    """The model as `keras.Model.fit` trains it, and as `tfdist.fit` does, from the same seed on the same data."""
+    data = batches() if data is None else data
+    keras.utils.set_random_seed(7)
+    plain = build()
+    plain.fit(data, epochs=epochs, verbose=0, shuffle=False, validation_data=validation)
+    keras.utils.set_random_seed(7)
+    ours = build()
+    tfdist.fit(ours, data, epochs=epochs, validation_data=validation, **({"steps_per_execution": 2} | given))
+    return plain, ours
+
+
+def assert_same(plain: keras.Model, ours: keras.Model, tolerance: float = 1e-6) -> None:
+    """Weights, optimizer and history are equal."""
+    assert difference(plain.variables, ours.variables) <= tolerance
+    assert difference(plain.optimizer.variables, ours.optimizer.variables) <= tolerance
+    assert list(plain.history.history) == list(ours.history.history)
+    assert plain.history.epoch == ours.history.epoch
+    for name, values in plain.history.history.items():
+        np.testing.assert_allclose(ours.history.history[name], values, rtol=2e-6, atol=1e-6, err_msg=name)
+
+
+def difference(some: list[keras.Variable], others: list[keras.Variable]) -> float:
+    """The largest difference between two lists of variables."""
+    assert [variable.shape for variable in some] == [variable.shape for variable in others]
+    pairs = zip(some, others, strict=True)
+    return max(
+        (float(np.max(np.abs(np.float64(a.numpy()) - np.float64(b.numpy())), initial=0)) for a, b in pairs), default=0.0
+    )

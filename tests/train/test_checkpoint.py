@@ -1,0 +1,347 @@
+"""A checkpoint is whole or not there; training goes on from the newest whole one exactly as if it had not stopped."""
+
+import contextlib
+import json
+import shutil
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfdist_cli as tfdist
+from tests.train.compare import BATCH, batches, classes, classifier, difference
+from tfdist_cli import Checkpoints
+from tfdist_cli.errors import TrainingError
+from tfdist_cli.train import checkpoint as module
+from tfdist_cli.train.checkpoint import CheckpointFolder, Damaged, TrainingState
+from tfdist_cli.train.data import Pipeline
+from tfdist_cli.train.step import ModelStep
+
+
+def build(units=4, optimizer="adam"):
+    keras.utils.set_random_seed(7)
+    return classifier(
+        layers.Dense(units, "relu"), layers.BatchNormalization(), layers.Dropout(0.4), optimizer=optimizer
+    )
+
+
+def built(**given):
+    step = ModelStep(build(**given))
+    step.build(batches().element_spec)
+    return step
+
+
+def shuffled(shard):
+    """44 examples in an order of each pass's own: batches of 8 go over the end of a pass."""
+    whole = batches().unbatch()
+    return Pipeline(BATCH, seed=3).batches(whole, shard)
+
+
+def train(folder, max_steps, model=None, **given):
+    model = model or build()
+    options = {"steps_per_epoch": 6, "steps_per_execution": 2, "max_steps": max_steps} | given
+    tfdist.fit(model, shuffled, checkpoints=Checkpoints(folder, every_steps=5, keep=9), **options)
+    return model
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """17 steps without a stop."""
+    return train(tmp_path_factory.mktemp("whole"), 17)
+
+
+@pytest.mark.parametrize("stops", [[1, 13], [5, 12]])
+def test_a_resumed_training_equals_one_that_was_not_stopped(stops, whole, tmp_path):
+    for stop in stops:
+        train(tmp_path, stop)
+    parts = train(tmp_path, 17)
+    assert difference(whole.variables, parts.variables) == 0
+    assert difference(whole.optimizer.variables, parts.optimizer.variables) == 0
+    assert int(parts.optimizer.iterations) == 17
+
+
+def test_arrays_go_on_after_the_examples_that_were_seen(tmp_path):
+    def fit(folder, **given):
+        model = build()
+        tfdist.fit(model, classes(100), checkpoints=Checkpoints(folder, every_steps=3), **given)
+        return model
+
+    whole = fit(tmp_path / "whole", max_steps=11)
+    fit(tmp_path / "parts", max_steps=6)
+    assert difference(whole.variables, fit(tmp_path / "parts", max_steps=11).variables) == 0
+
+
+def test_an_average_of_the_weights_is_in_the_last_checkpoint(tmp_path):
+    model = train(tmp_path, 5, build(optimizer=keras.optimizers.SGD(0.1, use_ema=True)))
+    again = built(optimizer=keras.optimizers.SGD(0.1, use_ema=True))
+    folder = CheckpointFolder(tmp_path)
+    folder.restore(folder.find(5), again)
+    assert difference(model.variables, again.model.variables) == 0
+
+
+def test_nothing_is_left_to_train(tmp_path, log):
+    model = train(tmp_path, 7)
+    again = train(tmp_path, 7)
+    assert difference(model.variables, again.variables) == 0
+    assert "nothing to train: step 7 of 7 is done already" in log
+
+
+def flip(path, bit=13):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "truncated": lambda path: _data(path).write_bytes(_data(path).read_bytes()[:-1]),
+    "empty": lambda path: _data(path).write_bytes(b""),
+    "a bit flipped": lambda path: flip(_data(path)),
+    "index flipped": lambda path: flip(path / "variables.index"),
+    "missing": lambda path: _data(path).unlink(),
+    "no state": lambda path: (path / "state.json").unlink(),
+    "empty state": lambda path: (path / "state.json").write_text(""),
+    "state is a list": lambda path: (path / "state.json").write_text("[1, 2]"),
+    "state is a text": lambda path: (path / "state.json").write_text('"step"'),
+    "state is another": lambda path: (path / "state.json").write_text('{"format": 1, "files": 3}'),
+    "state is binary": lambda path: (path / "state.json").write_bytes(b"\xff\xfe\x00"),
+    "state is deep": lambda path: (path / "state.json").write_text("[" * 100_000),
+    "another step": lambda path: _edit(path, step=11),
+    "no files": lambda path: _edit(path, files={}),
+    "a later format": lambda path: _edit(path, format=99),
+    "an empty folder": lambda path: (shutil.rmtree(path), path.mkdir()),
+    "a file": lambda path: (shutil.rmtree(path), path.write_text("")),
+}
+
+
+def _data(path):
+    (data,) = path.glob("variables.data*")
+    return data
+
+
+def _edit(path, **values):
+    state = json.loads((path / "state.json").read_text())
+    (path / "state.json").write_text(json.dumps(state | values))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    train(folder, 10)
+    return folder
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_left_out_and_named(damage, trained, tmp_path):
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    DAMAGE[damage](tmp_path / "step-00000010")
+    found, reasons = CheckpointFolder(tmp_path).newest()
+    assert found.state.step == 5
+    assert len(reasons) == 1
+    assert "step-00000010" in reasons[0]
+
+
+def test_any_bit_of_the_state_counts(trained, tmp_path):
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "step-00000010" / "state.json"
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 37):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(Damaged):
+            CheckpointFolder(tmp_path).find(10)
+
+
+def test_training_goes_on_from_the_newest_whole_checkpoint(whole, trained, tmp_path, log):
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    flip(_data(tmp_path / "step-00000010"))
+    assert difference(train(tmp_path, 17).variables, whole.variables) == 0
+    assert any(line.startswith("checkpoint left out: ") and "step-00000010" in line for line in log)
+    assert f"resuming from {tmp_path}/step-00000005 (step 5)" in log
+
+
+def test_when_no_checkpoint_is_whole_nothing_is_trained_anew(trained, tmp_path):
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    for path in tmp_path.glob("step-*"):
+        (path / "state.json").unlink()
+    with pytest.raises(TrainingError, match=f"no checkpoint in {tmp_path} is whole: .*step-00000010"):
+        train(tmp_path, 17)
+
+
+def test_what_is_no_checkpoint_is_not_looked_at(trained, tmp_path):
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "step-00000099.tmp").mkdir()
+    (tmp_path / "step-last").mkdir()
+    (tmp_path / ".writing-00000099-1").mkdir()
+    found, reasons = CheckpointFolder(tmp_path).newest()
+    assert (found.state.step, reasons) == (10, [])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"units": 5}, r"another model: its .*kernel is float32 \(5, 4\), the model's .* is float32 \(5, 5\)"),
+        ({"optimizer": "sgd"}, "another model: it has .* variables"),
+        ({"optimizer": "nadam"}, "another model|optimizer Adam, not Nadam"),
+        ({"optimizer": keras.optimizers.AdamW()}, "saved with the optimizer Adam, not AdamW"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_an_error(given, message, trained, tmp_path):
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    with pytest.raises(TrainingError, match=message):
+        train(tmp_path, 17, model=build(**given))
+
+
+def test_an_evaluator_needs_no_optimizer(trained):
+    step = built(optimizer="sgd")
+    folder = CheckpointFolder(trained)
+    folder.restore(folder.find(10), step, optimizer=False)
+    assert difference(step.model.variables, train(trained, 10).variables) == 0
+
+
+@pytest.fixture(scope="module")
+def step():
+    return built()
+
+
+def saved(folder, steps, step):
+    for number in steps:
+        folder.save(step, TrainingState(number, 0))
+
+
+def test_the_newest_are_kept(step, tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=2)
+    saved(folder, [5, 10, 15, 100], step)
+    assert folder.steps() == [15, 100]
+
+
+def test_a_damaged_later_checkpoint_takes_no_ones_place(step, tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=1)
+    saved(folder, [5, 30], step)
+    folder.save(step, TrainingState(5, 0))
+    flip(_data(tmp_path / "step-00000030"))
+    saved(folder, [10], step)
+    assert folder.steps() == [10, 30]
+    assert folder.newest()[0].state.step == 10
+    saved(folder, [30, 35], step)
+    assert folder.steps() == [35]
+
+
+def test_what_the_evaluator_has_not_scored_is_kept(step, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "UNSCORED_KEPT", 3)
+    folder = CheckpointFolder(tmp_path, keep=1)
+    folder.mark_scored([])
+    saved(folder, [1, 2, 3], step)
+    assert folder.steps() == [1, 2, 3]
+    folder.mark_scored([1, 2])
+    saved(folder, [4, 5, 6], step)
+    assert folder.steps() == [3, 4, 5, 6]
+    saved(folder, [7, 8], step)
+    assert folder.steps() == [5, 6, 7, 8]
+
+
+def test_an_unreadable_note_of_the_evaluator_is_no_hindrance(step, tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=1)
+    (tmp_path / "evaluator.json").write_text("")
+    saved(folder, [1, 2], step)
+    assert folder.steps() == [2]
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(step, tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    saved(folder, [3], step)
+    step.parameters[0].assign(step.parameters[0] + 1)
+    changed = step.parameters[0].numpy()
+    folder.save(step, TrainingState(3, 0, final=True))
+    step.parameters[0].assign(changed - 1)
+    folder.restore(folder.find(3), step)
+    np.testing.assert_array_equal(step.parameters[0].numpy(), changed)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003"]
+
+
+def test_a_checkpoint_that_was_being_replaced_is_found_again(step, tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    saved(folder, [3], step)
+    (tmp_path / "step-00000003").rename(tmp_path / ".replaced-step-00000003")
+    assert CheckpointFolder(tmp_path).newest()[0].state.step == 3
+
+
+@pytest.mark.parametrize("place", ["_write_variables", "_digest", "_write_synced", "_sync"])
+def test_a_failed_save_leaves_the_earlier_ones_and_no_rest(place, step, tmp_path, monkeypatch):
+    folder = CheckpointFolder(tmp_path, keep=1)
+    saved(folder, [1], step)
+
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, place, fail)
+    with pytest.raises(OSError, match="No space"):
+        saved(folder, [2], step)
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert folder.newest()[0].state.step == 1
+
+
+def fill_disk(monkeypatch, full):
+    """Lets saving fail for the states that `full` names."""
+    save = CheckpointFolder.save
+
+    def save_unless_full(folder, step, state, **given):
+        if full(state):
+            raise OSError(28, "No space left on device")
+        return save(folder, step, state, **given)
+
+    monkeypatch.setattr(CheckpointFolder, "save", save_unless_full)
+
+
+def test_training_goes_on_when_a_checkpoint_cannot_be_written(whole, tmp_path, monkeypatch, log):
+    fill_disk(monkeypatch, lambda state: state.step == 10)
+    model = train(tmp_path, 17)
+    assert CheckpointFolder(tmp_path).steps() == [5, 15, 17]
+    reason = "[Errno 28] No space left on device"
+    assert f"checkpoint of step 10 could not be written: {reason}; training goes on" in log
+    assert difference(model.variables, whole.variables) == 0
+
+
+def test_a_last_checkpoint_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
+    fill_disk(monkeypatch, lambda state: state.step > 10)
+    with pytest.raises(TrainingError, match=r"the last checkpoint could not be written: .*No space"):
+        train(tmp_path, 17)
+    assert CheckpointFolder(tmp_path).steps() == [5, 10]
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TrainingError, match="could not be written"):
+        train(tmp_path / "file" / "checkpoints", 6)
+
+
+@pytest.mark.parametrize(
+    ("given", "saves"),
+    [
+        ({"every_steps": 4}, [4, 8, 12, 13]),
+        ({"every_steps": 13}, [13]),
+        ({"every_steps": 100}, [13]),
+        ({"every_seconds": 1e-9}, [4, 8, 12, 13]),
+        ({"every_seconds": 3600}, [13]),
+        ({"every_steps": 6, "every_seconds": 3600}, [6, 12, 13]),
+    ],
+)
+def test_when_checkpoints_are_saved(given, saves, tmp_path, monkeypatch):
+    steps, save = [], CheckpointFolder.save
+
+    def noting(folder, step, state, **more):
+        with contextlib.suppress(IndexError):
+            assert steps[-1] <= state.step
+        steps.append(state.step)
+        return save(folder, step, state, **more)
+
+    monkeypatch.setattr(CheckpointFolder, "save", noting)
+    tfdist.fit(
+        classifier(),
+        lambda shard: batches().repeat(),
+        steps_per_epoch=100,
+        max_steps=13,
+        steps_per_execution=4,
+        checkpoints=Checkpoints(tmp_path, keep=20, **given),
+    )
+    assert list(dict.fromkeys(steps)) == saves

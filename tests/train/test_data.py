@@ -1,0 +1,182 @@
+"""Each pass shows each example once, in an order of its seed, worker and pass; a resumed run goes on exactly."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.data import (
+    Pipeline,
+    Shard,
+    as_dataset_function,
+    auto_steps_per_execution,
+    cardinality,
+    checked,
+    repeated,
+    steps_in,
+)
+
+UNHURRIED = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+ALONE = Shard()
+
+
+def taken(pipeline, size, shard=ALONE, count=10, examples=None):
+    """The first batches of `range(size)`."""
+    data = tf.data.Dataset.range(size) if examples is None else examples
+    return [list(map(int, batch)) for batch in pipeline.batches(data, shard).take(count).as_numpy_iterator()]
+
+
+@UNHURRIED
+@given(
+    size=st.integers(1, 23), batch=st.integers(1, 30), shuffle=st.sampled_from([None, 0, 1, 7]), seed=st.integers(0, 9)
+)
+def test_each_pass_shows_each_example_once(size, batch, shuffle, seed):
+    passes = 3
+    count = -(-passes * size // batch)
+    shown = [number for part in taken(Pipeline(batch, shuffle, seed), size, count=count) for number in part]
+    assert len(shown) == count * batch
+    for number in range(passes):
+        assert sorted(shown[number * size : (number + 1) * size]) == list(range(size))
+
+
+@UNHURRIED
+@given(
+    size=st.integers(1, 23),
+    batch=st.integers(1, 9),
+    shuffle=st.sampled_from([None, 0, 3]),
+    step=st.integers(0, 40),
+    worker=st.integers(0, 3),
+)
+def test_resuming_at_any_step_gives_the_batches_that_follow(size, batch, shuffle, step, worker):
+    pipeline = Pipeline(batch, shuffle, seed=5)
+    whole = taken(pipeline, size, Shard(0, 1, worker), count=step + 4)
+    assert taken(pipeline, size, Shard(0, 1, worker, step), count=4) == whole[step:]
+
+
+def test_resuming_data_of_unknown_length():
+    def unknown():
+        return tf.data.Dataset.range(40).filter(lambda n: n % 2 == 0)
+
+    pipeline = Pipeline(4)
+    whole = taken(pipeline, 0, count=12, examples=unknown())
+    assert taken(pipeline, 0, Shard(step=9), count=3, examples=unknown()) == whole[9:]
+
+
+def test_workers_passes_and_seeds_have_their_own_orders():
+    size = 12
+    orders = {
+        (seed, worker, number): tuple(taken(Pipeline(size, seed=seed), size, Shard(0, 1, worker), count=2)[number])
+        for seed in (0, 1)
+        for worker in (0, 1)
+        for number in (0, 1)
+    }
+    assert len(set(orders.values())) == len(orders)
+
+
+@pytest.mark.parametrize("global_seed", [None, 1, 2])
+def test_the_order_is_independent_of_the_programs_own_seed(global_seed):
+    expected = taken(Pipeline(5, seed=3), 12)
+    tf.random.set_seed(global_seed) if global_seed else None
+    assert taken(Pipeline(5, seed=3), 12) == expected
+
+
+def test_the_programs_own_random_numbers_are_left_alone():
+    def draw(pipeline):
+        tf.random.set_seed(4)
+        if pipeline:
+            taken(Pipeline(5, seed=3), 12)
+        return tf.random.uniform([3]).numpy().tolist()
+
+    assert draw(pipeline=True) == draw(pipeline=False)
+
+
+def test_without_repeat_the_data_ends_with_its_last_full_batch():
+    assert taken(Pipeline(5, 0, repeat=False), 12) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert taken(Pipeline(5, 0, repeat=False), 12, Shard(step=2)) == []
+    assert taken(Pipeline(5, 0, repeat=False), 12, Shard(step=9)) == []
+
+
+def test_a_batch_larger_than_the_data_holds_several_passes():
+    (batch,) = taken(Pipeline(7), 3, count=1)
+    assert Counter(batch[:6]) == Counter([0, 1, 2] * 2)
+
+
+def test_a_batch_has_a_known_size():
+    assert Pipeline(5).batches(tf.data.Dataset.range(9), Shard()).element_spec.shape == (5,)
+
+
+def test_arrays_are_divided_among_workers():
+    x, y = np.arange(70), np.arange(70) * 2
+    function = as_dataset_function((x, y), batch_size=8)
+    parts = [[(int(a), int(b)) for a, b in function(Shard(n, 3, n)).unbatch()] for n in range(3)]
+    assert sorted(pair for part in parts for pair in part) == [(n, 2 * n) for n in range(70)]
+
+
+def test_arrays_in_dicts_and_lists():
+    x = {"a": np.zeros((6, 2)), "b": np.zeros((6, 3))}
+    assert set(as_dataset_function((x, np.zeros(6)))(Shard()).element_spec[0]) == {"a", "b"}
+    inputs, y = as_dataset_function(([np.zeros((6, 2)), np.zeros((6, 3))], np.zeros(6)))(Shard()).element_spec
+    assert [part.shape[1] for part in inputs] == [2, 3]
+    assert y.shape.rank == 1
+
+
+def test_a_dataset_of_batches_is_divided_by_batches():
+    data = tf.data.Dataset.range(10).batch(2)
+    parts = [[list(map(int, batch)) for batch in as_dataset_function(data)(Shard(n, 2, n))] for n in range(2)]
+    assert parts == [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7]]]
+
+
+@pytest.mark.parametrize("data", [5, "digits", None, (), (1, 2, 3, 4)])
+def test_what_is_no_data_is_named(data):
+    with pytest.raises(TrainingError, match=f"{type(data).__name__} is no training data"):
+        as_dataset_function(data)
+
+
+def test_a_function_that_returns_no_dataset_is_named():
+    with pytest.raises(TrainingError, match=r"returned list, not a tf\.data\.Dataset"):
+        checked(lambda shard: [1, 2], Shard())
+
+
+def test_length_of_the_data():
+    shards = [Shard(n, 3, n) for n in range(3)]
+
+    def function(shard):
+        return tf.data.Dataset.range(10).shard(shard.count, shard.index)
+
+    assert steps_in(function, shards, synchronous=False) == 10
+    assert steps_in(function, shards, synchronous=True) == 3
+    assert steps_in(lambda shard: function(shard).repeat(), shards, synchronous=True) is None
+
+
+def test_cardinality():
+    data = tf.data.Dataset.range(6)
+    assert cardinality(data) == 6
+    assert cardinality(data.repeat()) is None
+    assert cardinality(data.filter(lambda _: True)) is None
+
+
+@pytest.mark.parametrize("unknown_length", [False, True])
+@pytest.mark.parametrize("step", [0, 1, 3, 4, 9])
+def test_repeated_data_goes_on_after_the_steps_done(step, unknown_length):
+    def function(shard):
+        whole = tf.data.Dataset.range(7).batch(2)  # 4 batches
+        return whole.filter(lambda _: True) if unknown_length else whole
+
+    def some(shard):
+        return [list(map(int, batch)) for batch in repeated(function)(shard).take(12).as_numpy_iterator()]
+
+    assert some(Shard(step=step))[: 12 - step] == some(Shard())[step:]
+
+
+@pytest.mark.parametrize(
+    ("steps", "workers", "size"),
+    [(1, 1, 1), (2, 1, 2), (100, 1, 10), (36, 1, 9), (7, 1, 7), (11, 1, 10), (97, 1, 10), (6, 4, 1), (40, 4, 10)],
+)
+def test_steps_per_execution_divide_the_epoch_unless_they_would_be_few(steps, workers, size):
+    assert auto_steps_per_execution(steps, workers, 10) == size

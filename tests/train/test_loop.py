@@ -1,0 +1,295 @@
+"""Keras callbacks mean what they mean in Keras; steps and examples are counted exactly."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import callbacks as kc
+
+import tfdist_cli as tfdist
+from tests.train.compare import BATCH, CLASSES, assert_same, batches, classes, classifier, train_both
+from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.loop import acts_on_batches
+
+VALIDATION = batches(*classes(21, seed=1))
+
+
+class Recorder(kc.Callback):
+    """What Keras calls, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def on_train_begin(self, logs=None):
+        self.calls.append("train begin")
+
+    def on_train_end(self, logs=None):
+        self.calls.append(("train end", sorted(logs)))
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.calls.append(("epoch begin", epoch))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.calls.append(("epoch end", epoch, {name: round(value, 5) for name, value in logs.items()}))
+
+    def on_test_begin(self, logs=None):
+        self.calls.append("test begin")
+
+    def on_test_end(self, logs=None):
+        self.calls.append(("test end", sorted(logs)))
+
+
+class BatchRecorder(Recorder):
+    """The batches too."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.calls.append(("batch begin", batch))
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.calls.append(("batch end", batch, {name: round(value, 5) for name, value in logs.items()}))
+
+
+@pytest.mark.parametrize("kind", [Recorder, BatchRecorder])
+def test_callbacks_are_called_as_keras_calls_them(kind):
+    keras.utils.set_random_seed(7)
+    theirs, ours = kind(), kind()
+    plain = classifier()
+    plain.fit(batches(), epochs=2, verbose=0, shuffle=False, callbacks=[theirs], validation_data=VALIDATION)
+    keras.utils.set_random_seed(7)
+    tfdist.fit(classifier(), batches(), epochs=2, callbacks=[ours], validation_data=VALIDATION)
+    assert ours.calls == theirs.calls
+    assert ours.params == theirs.params | {"verbose": 0}
+
+
+def test_with_several_steps_per_execution_a_batch_callback_is_called_after_each_execution():
+    recorder = BatchRecorder()
+    tfdist.fit(classifier(), batches(), epochs=1, steps_per_execution=4, callbacks=[recorder])
+    seen = [(call[0], call[1]) for call in recorder.calls if call[0].startswith("batch")]
+    assert seen == [
+        ("batch begin", 0),
+        ("batch end", 3),
+        ("batch begin", 4),
+        ("batch end", 4),
+        ("batch begin", 5),
+        ("batch end", 5),
+    ]
+
+
+def test_lambda_callback_on_batches():
+    seen = []
+    callback = kc.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))
+    tfdist.fit(classifier(), batches(), epochs=2, callbacks=[callback])
+    assert seen == [0, 1, 2, 3, 4, 5] * 2
+
+
+@pytest.mark.parametrize(
+    ("callback", "acts"),
+    [
+        (kc.EarlyStopping(), False),
+        (kc.ModelCheckpoint("m.keras"), False),
+        (kc.ModelCheckpoint("m.keras", save_freq=3), True),
+        (kc.BackupAndRestore("backup"), False),
+        (kc.BackupAndRestore("backup", save_freq=3), True),
+        (kc.TensorBoard("logs"), False),
+        (kc.TensorBoard("logs", update_freq="batch"), True),
+        (kc.TensorBoard("logs", update_freq=5), True),
+        (kc.TerminateOnNaN(), True),
+        (kc.LambdaCallback(on_epoch_end=print), False),
+        (kc.LambdaCallback(on_train_batch_begin=print), True),
+    ],
+)
+def test_which_callbacks_need_a_report_of_each_step(callback, acts):
+    assert acts_on_batches(callback) == acts
+
+
+def test_early_stopping_restores_the_best_weights():
+    def stopping():
+        return kc.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
+
+    x, y = classes(60, seed=3)
+    harmful = batches(x, (y + 1) % CLASSES)  # what is learned of it makes the validation worse
+    keras.utils.set_random_seed(7)
+    plain = classifier()
+    plain.fit(harmful, epochs=9, verbose=0, shuffle=False, callbacks=[stopping()], validation_data=VALIDATION)
+    keras.utils.set_random_seed(7)
+    ours = classifier()
+    tfdist.fit(ours, harmful, epochs=9, callbacks=[stopping()], validation_data=VALIDATION)
+    assert len(ours.history.epoch) < 9
+    assert_same(plain, ours)
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        lambda: kc.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=10.0),
+        lambda: kc.LearningRateScheduler(lambda epoch, rate: 0.1 / (epoch + 1)),
+        lambda: kc.SwapEMAWeights(swap_on_epoch=True),
+    ],
+    ids=["ReduceLROnPlateau", "LearningRateScheduler", "SwapEMAWeights"],
+)
+def test_callbacks_that_change_the_training(callback):
+    def build():
+        return classifier(optimizer=keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9))
+
+    keras.utils.set_random_seed(7)
+    plain = build()
+    plain.fit(batches(), epochs=4, verbose=0, shuffle=False, callbacks=[callback()])
+    keras.utils.set_random_seed(7)
+    ours = build()
+    tfdist.fit(ours, batches(), epochs=4, callbacks=[callback()])
+    assert_same(plain, ours)
+
+
+@pytest.mark.parametrize("name", ["best.keras", "best.weights.h5"])
+def test_model_checkpoint_holds_the_weights_of_its_epoch(name, tmp_path):
+    saver = kc.ModelCheckpoint(tmp_path / name, monitor="loss", save_weights_only=name.endswith("h5"))
+    model = classifier(keras.layers.Dense(4), keras.layers.Dropout(0.3))
+    tfdist.fit(model, batches(), epochs=2, callbacks=[saver])
+    again = classifier(keras.layers.Dense(4), keras.layers.Dropout(0.3))
+    if name.endswith("h5"):
+        again.load_weights(tmp_path / name)
+    else:
+        again = keras.saving.load_model(tmp_path / name)
+        assert int(again.optimizer.iterations) == 12
+    x, _ = classes()
+    np.testing.assert_array_equal(again(x), model(x))
+
+
+def test_csv_logger(tmp_path):
+    tfdist.fit(classifier(), batches(), epochs=3, callbacks=[kc.CSVLogger(tmp_path / "log.csv")])
+    lines = (tmp_path / "log.csv").read_text().split()
+    assert lines[0] == "epoch,accuracy,loss,val_accuracy,val_loss"
+    assert len(lines) == 4
+
+
+def test_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    tfdist.fit(classifier(), batches(), epochs=2, callbacks=[kc.TensorBoard(tmp_path)], validation_data=VALIDATION)
+    assert list((tmp_path / "train").glob("events*"))
+    assert list((tmp_path / "validation").glob("events*"))
+
+
+class StopAt(kc.Callback):
+    """Stops the training after a batch of an epoch."""
+
+    def __init__(self, epoch, batch):
+        super().__init__()
+        self.place, self.epoch = (epoch, batch), 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self.epoch, batch) == self.place:
+            self.model.stop_training = True
+
+
+def test_a_callback_stops_the_training_within_an_epoch():
+    keras.utils.set_random_seed(7)
+    plain = classifier()
+    plain.fit(batches(), epochs=4, verbose=0, shuffle=False, callbacks=[StopAt(1, 2)], validation_data=VALIDATION)
+    keras.utils.set_random_seed(7)
+    ours = classifier()
+    tfdist.fit(ours, batches(), epochs=4, callbacks=[StopAt(1, 2)], validation_data=VALIDATION)
+    assert int(ours.optimizer.iterations) == 9
+    assert_same(plain, ours)
+
+
+def test_stopping_before_the_first_step_trains_nothing():
+    stop = kc.LambdaCallback(on_epoch_begin=lambda epoch, logs: setattr(model, "stop_training", True))
+    model = classifier()
+    tfdist.fit(model, batches(), epochs=3, callbacks=[stop])
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_a_second_fit_goes_on_where_the_first_ended():
+    def build():
+        keras.utils.set_random_seed(7)
+        return classifier(keras.layers.Dense(4), keras.layers.Dropout(0.4))
+
+    plain, ours = build(), build()
+    for _ in range(2):
+        plain.fit(batches(), verbose=0, shuffle=False)
+        tfdist.fit(ours, batches())
+    assert_same(plain, ours)
+
+
+@pytest.mark.parametrize(
+    ("given", "steps", "epochs"),
+    [
+        ({"max_steps": 1}, 1, [0]),
+        ({"max_steps": 17}, 17, [0, 1, 2]),
+        ({"max_steps": 17, "steps_per_execution": 4}, 17, [0, 1, 2]),
+        ({"max_steps": 17, "epochs": 2}, 12, [0, 1]),
+        ({"max_steps": 7, "epochs": 20}, 7, [0, 1]),
+        ({"epochs": 3, "steps_per_epoch": 7, "steps_per_execution": 5}, 21, [0, 1, 2]),
+        ({"steps_per_epoch": 13}, 13, [0]),
+        ({"max_steps": 11, "steps_per_epoch": 100}, 11, [0]),
+        ({"max_steps": 13, "steps_per_epoch": 1}, 13, list(range(13))),
+    ],
+)
+def test_the_number_of_steps_is_exact(given, steps, epochs, tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDIST_RUN_DIR", str(tmp_path))
+    model = classifier()
+    seen = Examples()
+    model.compile(model.optimizer, model.loss, metrics=[seen])
+    data = tf.data.Dataset.from_tensor_slices(classes(48)).batch(BATCH).repeat()
+    given = {"steps_per_epoch": 6} | given
+    history = tfdist.fit(model, data, **given)
+    assert int(model.optimizer.iterations) == steps
+    assert history.epoch == epochs
+    assert sum(history.history["examples"]) == steps * BATCH
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["step"] == steps
+    assert lines[-1]["worker_steps"] == {"chief:0": steps}
+
+
+class Examples(keras.metrics.Metric):
+    """How many examples were seen."""
+
+    def __init__(self, name="examples", **given):
+        super().__init__(name=name, **given)
+        self.count = self.add_weight(shape=(), initializer="zeros", dtype="int32", name="count")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign_add(keras.ops.shape(y_true)[0])
+
+    def result(self):
+        return self.count
+
+
+def test_a_loss_that_is_not_a_number_names_its_step():
+    x, y = classes(48)
+    x[8 * 4 + 3] = np.nan  # in the fifth batch
+    with pytest.raises(TrainingError, match=r"the loss is nan at step 5\b"):
+        tfdist.fit(classifier(keras.layers.Dense(4)), batches(x, y), steps_per_execution=3)
+
+
+def test_terminate_on_nan_ends_the_training_as_in_keras():
+    x, y = classes(48)
+    x[8 * 4 + 3] = np.nan
+    model = classifier(keras.layers.Dense(4))
+    history = tfdist.fit(model, batches(x, y), epochs=3, callbacks=[kc.TerminateOnNaN()])
+    assert int(model.optimizer.iterations) == 5
+    assert history.epoch == [0]
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_data_that_ends_early_is_an_error(steps_per_execution):
+    with pytest.raises(TrainingError, match="chief:0's data ended before the training did"):
+        tfdist.fit(classifier(), batches(), steps_per_epoch=10, steps_per_execution=steps_per_execution)
+
+
+def test_a_metric_with_a_vector_for_a_result():
+    def build():
+        one_hot = keras.losses.CategoricalCrossentropy(from_logits=True)
+        model = classifier()
+        model.compile("adam", one_hot, metrics=[keras.metrics.F1Score()])
+        return model
+
+    x, y = classes()
+    plain, ours = train_both(build, batches(x, np.eye(CLASSES, dtype=np.float32)[y]))
+    assert_same(plain, ours)

@@ -1,0 +1,322 @@
+"""One process trains as `keras.Model.fit` does, whatever the model is made of."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+import tfdist_cli as tfdist
+from tests.train.compare import (
+    BATCH,
+    CLASSES,
+    EXAMPLES,
+    FEATURES,
+    assert_same,
+    batches,
+    classes,
+    classifier,
+    difference,
+    train_both,
+)
+from tfdist_cli.errors import TrainingError
+
+
+class Noise(layers.Layer):
+    """Random numbers by Keras's own recipe for layers that need them."""
+
+    def __init__(self, seeds=None):
+        super().__init__()
+        self.seeds = seeds or keras.random.SeedGenerator(3)
+
+    def call(self, x, training=False):
+        return x + keras.random.normal(ops.shape(x), 0, 0.1, seed=self.seeds) if training else x
+
+
+class Counter(layers.Layer):
+    """A state that is counted up by each step, and a loss of its own."""
+
+    def build(self, shape):
+        self.seen = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="seen")
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", name="scale")
+
+    def call(self, x, training=False):
+        if training:
+            self.seen.assign_add(1)
+        self.add_loss(0.1 * ops.mean(ops.square(x * self.scale)))
+        return x * self.scale
+
+
+class Subclassed(keras.Model):
+    """Has its own loss and no `training` argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = layers.Dense(4, "tanh")
+        self.out = layers.Dense(CLASSES)
+
+    def call(self, x):
+        return self.out(self.hidden(x))
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        given = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return given + 0.01 * ops.mean(ops.square(y_pred))
+
+
+class Reconstruction(keras.Model):
+    """Learns from `add_loss` alone: there is no y."""
+
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = layers.Dense(2), layers.Dense(FEATURES)
+
+    def call(self, x):
+        out = self.decode(self.encode(x))
+        self.add_loss(ops.mean(ops.square(out - x)))
+        return out
+
+
+def subclassed():
+    model = Subclassed()
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model
+
+
+def reconstruction():
+    model = Reconstruction()
+    model.compile(keras.optimizers.SGD(0.1))
+    return model
+
+
+def frozen():
+    first = layers.Dense(4)
+    first.trainable = False
+    return classifier(first, layers.Dense(4))
+
+
+def shared():
+    layer = layers.Dense(FEATURES, "relu")
+    x = keras.Input((FEATURES,))
+    model = keras.Model(x, layers.Dense(CLASSES)(layer(layer(x))))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def unused_part():
+    x = keras.Input((FEATURES,))
+    hidden = layers.Dense(3, name="used")(x)
+    model = keras.Model(x, [hidden, layers.Dense(2, name="unused")(x)])
+    model.compile("adam", [keras.losses.SparseCategoricalCrossentropy(from_logits=True), None])
+    return model
+
+
+def shared_seeds():
+    seeds = keras.random.SeedGenerator(5)
+    return classifier(Noise(seeds), layers.Dense(4), Noise(seeds))
+
+
+MODELS = {
+    "dropout": lambda: classifier(layers.Dense(6, "relu"), layers.Dropout(0.5), layers.GaussianNoise(0.1)),
+    "seed generator": lambda: classifier(Noise(), layers.Dense(4, "relu"), Noise()),
+    "shared seed generator": shared_seeds,
+    "batch normalization": lambda: classifier(layers.Dense(6), layers.BatchNormalization(), layers.ReLU()),
+    "state and a loss of its own": lambda: classifier(Counter(), layers.Dense(4)),
+    "regularizers": lambda: classifier(
+        layers.Dense(4, kernel_regularizer="l2", bias_regularizer="l1", activity_regularizer="l2")
+    ),
+    "constraints": lambda: classifier(
+        layers.Dense(4, kernel_constraint=keras.constraints.MaxNorm(0.3), bias_constraint="non_neg"), optimizer="sgd"
+    ),
+    "subclassed": subclassed,
+    "frozen": frozen,
+    "shared layer": shared,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_equals_kerass(name):
+    plain, ours = train_both(MODELS[name], validation=batches(*classes(21, seed=1)))
+    assert_same(plain, ours)
+
+
+def test_a_model_without_y():
+    x, _ = classes()
+    assert_same(*train_both(reconstruction, batches(x)))
+
+
+@pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("build", [unused_part, lambda: classifier(layers.Lambda(lambda x: x))])
+def test_weights_without_a_gradient_stay(build):
+    def whole():
+        model = build()
+        model.layers[-1].trainable = False
+        model.compile(model.optimizer, model.loss)
+        return model
+
+    assert_same(*train_both(build))
+
+
+@pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
+def test_a_model_that_learns_nothing_is_scored():
+    def build():
+        model = classifier()
+        model.trainable = False
+        return model
+
+    plain, ours = train_both(build)
+    assert difference(plain.variables, ours.variables) == 0
+    np.testing.assert_allclose(ours.history.history["loss"], plain.history.history["loss"], rtol=1e-6)
+
+
+def outputs(kind):
+    """Two inputs and two outputs, as dicts or lists."""
+    a, b = keras.Input((FEATURES,), name="a"), keras.Input((2,), name="b")
+    both = layers.Concatenate()([layers.Dense(3)(a), b])
+    kinds = layers.Dense(CLASSES, name="kind")(both)
+    value = layers.Dense(1, name="value")(both)
+    losses = {"kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "value": "mse"}
+    metrics = {"kind": ["accuracy"], "value": ["mae"]}
+    if kind == "dict":
+        model = keras.Model({"a": a, "b": b}, {"kind": kinds, "value": value})
+        model.compile("adam", losses, metrics=metrics, loss_weights={"kind": 1.0, "value": 0.3})
+    else:
+        model = keras.Model([a, b], [kinds, value])
+        model.compile("adam", list(losses.values()), metrics=list(metrics.values()), loss_weights=[1.0, 0.3])
+    return model
+
+
+def two_in_two_out(kind):
+    a, y = classes()
+    b = np.random.default_rng(2).normal(size=(EXAMPLES, 2)).astype(np.float32)
+    value = a[:, :1] - b[:, 1:]
+    if kind == "dict":
+        return tf.data.Dataset.from_tensor_slices(({"a": a, "b": b}, {"kind": y, "value": value})).batch(BATCH)
+    return tf.data.Dataset.from_tensor_slices(((a, b), (y, value))).batch(BATCH)
+
+
+@pytest.mark.parametrize("kind", ["dict", "list"])
+def test_several_inputs_outputs_and_losses(kind):
+    data = two_in_two_out(kind)
+    assert_same(*train_both(lambda: outputs(kind), data, validation=data))
+
+
+def test_sample_weights():
+    x, y = classes()
+    weights = np.linspace(0, 2, EXAMPLES, dtype=np.float32)
+    data = batches(x, y, weights)
+    plain, ours = train_both(
+        lambda: classifier(
+            weighted_metrics=["accuracy", keras.metrics.SparseCategoricalCrossentropy(from_logits=True)]
+        ),
+        data,
+        validation=data,
+    )
+    assert_same(plain, ours)
+
+
+def test_embedding_with_a_mask():
+    random = np.random.default_rng(0)
+    x = random.integers(0, 11, (EXAMPLES, 6))
+    y = random.integers(0, 2, EXAMPLES)
+
+    def build():
+        model = keras.Sequential(
+            [layers.Embedding(11, 3, mask_zero=True), layers.LSTM(4, dropout=0.2), layers.Dense(1)]
+        )
+        model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
+        return model
+
+    assert_same(*train_both(build, batches(x, y)))
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision(policy):
+    keras.config.set_dtype_policy(policy)
+    plain, ours = train_both(lambda: classifier(layers.Dense(4, "relu"), layers.BatchNormalization()))
+    assert_same(plain, ours)
+    assert isinstance(ours.optimizer, keras.optimizers.LossScaleOptimizer) == (policy == "mixed_float16")
+
+
+def test_an_overflow_of_float16_skips_the_step_and_halves_the_scale():
+    keras.config.set_dtype_policy("mixed_float16")
+
+    def build():
+        return classifier(
+            optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**30)
+        )
+
+    plain, ours = train_both(build)
+    assert_same(plain, ours)
+    assert float(ours.optimizer.dynamic_scale.numpy()) < 2.0**30
+    assert int(ours.optimizer.iterations.numpy()) < 12
+
+
+def test_images_of_any_size():
+    random = np.random.default_rng(0)
+    data = tf.data.Dataset.from_generator(
+        lambda: ((random.normal(size=(4, 6 + 2 * n, 6, 1)), random.integers(0, 2, (4, 1))) for n in range(3)),
+        output_signature=(tf.TensorSpec((None, None, None, 1)), tf.TensorSpec((None, 1), tf.int64)),
+    )
+
+    def build():
+        model = keras.Sequential(
+            [
+                keras.Input((None, None, 1)),
+                layers.RandomFlip(seed=1),
+                layers.Conv2D(2, 3),
+                layers.MaxPooling2D(2),
+                layers.Dropout(0.2),
+                layers.GlobalAveragePooling2D(),
+                layers.Dense(1),
+            ]
+        )
+        model.compile("sgd", "mse")
+        return model
+
+    model = build()
+    history = tfdist.fit(model, lambda shard: data, steps_per_epoch=3)
+    assert np.isfinite(history.history["loss"][0])
+
+
+class Unseeded(layers.Layer):
+    def call(self, x, training=False):
+        return x + keras.random.normal(ops.shape(x)) if training else x
+
+
+def test_random_numbers_without_a_seed_are_refused():
+    keras.random.normal((1,))  # the process-wide seeds exist already
+    with pytest.raises(ValueError, match=r"calling Unseeded(.|\n)*without a seed"):
+        tfdist.fit(classifier(Unseeded()), batches())
+    keras.random.normal((1,))
+
+
+def test_a_model_that_is_not_compiled_is_named():
+    with pytest.raises(TrainingError, match="'bare' is not compiled"):
+        tfdist.fit(keras.Sequential([keras.Input((FEATURES,)), layers.Dense(1)], name="bare"), classes())
+
+
+def test_what_is_no_model_is_named():
+    with pytest.raises(TrainingError, match="str is no Keras model"):
+        tfdist.fit("model", classes())
+
+
+@pytest.mark.parametrize("method", ["train_step", "test_step"])
+def test_a_step_of_the_users_own_is_refused(method):
+    own = type("Own", (keras.Sequential,), {method: lambda self, data: {}})
+    model = own([keras.Input((FEATURES,)), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(TrainingError, match=f"Own overrides {method}"):
+        tfdist.fit(model, classes())
+
+
+def test_data_that_doesnt_fit_the_model_is_described():
+    x, y = classes()
+    with pytest.raises(TrainingError, match=r"batches of \(float32 \(None, 4\), int64 \(None,\)\)"):
+        tfdist.fit(classifier(), batches(x[:, :4], y))
+
+
+def test_an_element_with_too_many_parts_is_refused():
+    x, y = classes()
+    with pytest.raises(TrainingError, match="elements have 4 parts"):
+        tfdist.fit(classifier(), batches(x, y, y, y))

@@ -1,0 +1,55 @@
+"""One YAML file, a TensorFlow cluster, a trained Keras 3 model.
+
+In a program of your own:
+
+    import tfdist_cli as tfdist
+
+    with tfdist.scope():
+        model = build()
+        model.compile(optimizer="adam", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    history = tfdist.fit(model, dataset_fn, epochs=5)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfdist_cli.train.assignment import Validation
+    from tfdist_cli.train.cluster import is_chief, scope
+    from tfdist_cli.train.data import Shard
+    from tfdist_cli.train.export import export
+    from tfdist_cli.train.fit import Checkpoints, fit
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Checkpoints": "tfdist_cli.train.fit",
+    "Shard": "tfdist_cli.train.data",
+    "Validation": "tfdist_cli.train.assignment",
+    "export": "tfdist_cli.train.export",
+    "fit": "tfdist_cli.train.fit",
+    "is_chief": "tfdist_cli.train.cluster",
+    "scope": "tfdist_cli.train.cluster",
+}
+
+__all__ = ["Checkpoints", "Shard", "Validation", "export", "fit", "is_chief", "scope"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what trains when it is first used: a machine that only submits has no TensorFlow."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise
+        raise ModuleNotFoundError(
+            "TensorFlow is not installed here, and training needs it: pip install 'tfdist-cli[cpu]', "
+            "or 'tfdist-cli[cuda]' for NVIDIA GPUs",
+            name="tensorflow",
+        ) from error
+    globals()[name] = value
+    return value

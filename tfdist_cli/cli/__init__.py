@@ -1,0 +1,1 @@
+"""The `tfdist` command: each module parses the options of one command, calls the library and prints."""

@@ -1,0 +1,57 @@
+"""The only owner of the terminal: what was asked for goes to stdout, progress and errors go to stderr.
+
+rich is imported when a console is first used: commands that print plain text start without it.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from typing import TYPE_CHECKING
+
+from tfdist_cli.errors import TfdistError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    out: Console
+    err: Console
+
+
+def __getattr__(name: str) -> Console:
+    if name not in ("out", "err"):
+        raise AttributeError(name)
+    return _console(name == "err")
+
+
+@cache
+def _console(stderr: bool) -> Console:
+    from rich.console import Console  # noqa: PLC0415 it takes 50 ms
+
+    class Lasting(Console):
+        """Falls silent when nobody reads it any more: `launch | head` goes on training."""
+
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+
+    return (Lasting if stderr else Console)(stderr=stderr, highlight=False, soft_wrap=True)
+
+
+def write(text: str) -> None:
+    """Prints plain text to stdout, as it is."""
+    sys.stdout.write(f"{text}\n")
+
+
+def print_error(error: TfdistError) -> None:
+    """Prints an error, a line for each of its problems, and its hint."""
+    for line in error.message.splitlines():
+        _console(True).print(f"[bold red]error:[/] {_plain(line)}")
+    if error.hint:
+        _console(True).print(f"[bold]hint:[/] {_plain(error.hint)}")
+
+
+def _plain(text: str) -> str:
+    """Keeps brackets, such as those of `[worker:1]`, from being read as markup."""
+    from rich.markup import escape  # noqa: PLC0415
+
+    return escape(text)

@@ -1,0 +1,51 @@
+"""Lines of tasks on the terminal: a prefix in the role's colour, and no control sequences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rich.segment import Segment
+from rich.style import Style
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+    from tfdist_cli.spec.task_id import Role, TaskId
+
+ROLE_COLOURS: dict[Role, str] = {"chief": "magenta", "worker": "cyan", "ps": "yellow", "evaluator": "green"}
+_ROLE_STYLES = {role: Style(color=colour) for role, colour in ROLE_COLOURS.items()}
+_SEQUENCE = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # colours, cursor movements
+    r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?"  # titles, links and other strings
+    r"|\x1b[ -/]*[0-~]?"  # anything else that an escape begins
+    r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]"  # single control characters; a tab is none
+    r"|[\u202a-\u202e\u2066-\u2069]"  # reversed text direction, which would go on after the line
+)
+
+
+def neutral(text: str) -> str:
+    """The text without what would move the cursor, colour what follows, or talk to the terminal."""
+    return _SEQUENCE.sub("", text) if _SEQUENCE.search(text) else text
+
+
+class TaskLines:
+    """Lines to be printed with `soft_wrap`; markup in them means nothing.
+
+    Made of segments as they are written: rich's own texts take a hundred times as long, which a flood would wait for.
+    """
+
+    def __init__(self) -> None:
+        self._segments: list[Segment] = []
+        self.count = 0
+
+    def add(self, task: TaskId, lines: Iterable[str]) -> None:
+        """Adds a task's lines."""
+        prefix = Segment(f"[{task}] ", _ROLE_STYLES[task.role])
+        for line in lines:
+            self._segments += (prefix, Segment(f"{neutral(line)}\n"))
+            self.count += 1
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from self._segments

@@ -1,0 +1,134 @@
+"""`tfdist role`: one task in the foreground, for a terminal, a container or a scheduler."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from tfdist_cli.cli.options import CommandArgument, RecipeOption, SetOption
+from tfdist_cli.cli.requirements import require_tensorflow
+from tfdist_cli.environment import Environment
+from tfdist_cli.errors import UsageError
+from tfdist_cli.plan import PlannedTask, fixed_addresses, make_plan
+from tfdist_cli.resources import Machine
+from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.load import load_recipe, load_run
+from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.spec.task_id import TaskId
+from tfdist_cli.task.lifeline import tie_to_launcher
+from tfdist_cli.task.main import leave, run_task
+
+EXAMPLES = (
+    "tfdist role --task ps:0 --cluster cluster.yaml",
+    "tfdist role --task worker:1 --cluster cluster.yaml -- python train.py",
+    "TF_CONFIG='{...}' tfdist role --recipe recipe.yaml",
+)
+DEFAULT_RUNS = Path("runs")
+
+
+def role(
+    task: Annotated[
+        str | None,
+        typer.Option(help="Which task this is, such as worker:1; by default TF_CONFIG says.", show_default=False),
+    ] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option("--cluster", "-c", help="The cluster file; without it TF_CONFIG describes the cluster."),
+    ] = None,
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(help="Where the chief writes metrics, checkpoints and exports; runs/NAME by default."),
+    ] = None,
+    start_timeout: Annotated[float | None, typer.Option(help="Seconds to wait for the other tasks; 120.")] = None,
+    command: CommandArgument = None,
+) -> None:
+    """Run one task of a cluster in the foreground.
+
+    Started once for each task, each in its own terminal, container or host, they train together as `tfdist launch`
+    does. Tasks without an address take this machine's ports from 2222 on. With TF_CONFIG set, as schedulers do, a ps
+    or a worker of parameter servers needs no option, and the others need a --recipe.
+    """
+    tie_to_launcher()
+    if start_timeout is not None:
+        os.environ["TFDIST_START_TIMEOUT"] = str(start_timeout)
+    if cluster is not None:
+        spec, trained = load_run(cluster, recipe, settings or ())
+        if task is None:
+            raise UsageError("which task is this?", hint="name it with --task, such as --task worker:1")
+        _enter(_planned(spec, trained, spec.task(task), run_dir))
+    else:
+        spec, own = _cluster_of_tf_config()
+        if task is not None and spec.task(task) != own:
+            raise UsageError(f"TF_CONFIG says that this is {own}, not {task}", hint="leave out --task")
+        trained = load_recipe(recipe, settings or ()) if recipe else None
+        _enter(_planned(spec, trained, own, run_dir), keep=True)
+    if command:
+        _execute(command)
+    require_tensorflow()
+    leave(run_task(trained))
+
+
+def _planned(cluster: Cluster, recipe: Recipe | None, task: TaskId, run_dir: Path | None) -> PlannedTask:
+    given = os.environ.get("TFDIST_RUN_DIR")
+    chosen = run_dir or (Path(given) if given else (cluster.run_dir or DEFAULT_RUNS) / cluster.name)
+    plan = make_plan(
+        cluster, recipe, addresses=fixed_addresses(cluster), run_dir=chosen.absolute(), machine=Machine.here()
+    )
+    return plan[task]
+
+
+def _enter(planned: PlannedTask, *, keep: bool = False) -> None:
+    """Sets the task's environment; when `keep` says so, what a scheduler has set already stays.
+
+    The run directory and the hosts that no proxy is asked for are made of what was set.
+    """
+    for name, value in planned.env.items():
+        if not keep or name not in os.environ or name == "TFDIST_RUN_DIR" or "proxy" in name.lower():
+            os.environ[name] = value
+    _make(Path(os.environ["TFDIST_RUN_DIR"]))
+
+
+def _cluster_of_tf_config() -> tuple[Cluster, TaskId]:
+    """The cluster that `TF_CONFIG` describes, as if a file had said it."""
+    if not os.environ.get("TF_CONFIG"):
+        raise UsageError(
+            "nothing says which cluster this task belongs to",
+            hint="name a file with --cluster and a task with --task, or set TF_CONFIG",
+        )
+    environment = Environment.read()
+    hosts: dict[str, list[str]] = {}
+    for member, address in environment.addresses.items():
+        hosts.setdefault(member.role, []).append(str(address))
+    roles = {role: {"hosts": addresses} for role, addresses in hosts.items()}
+    roles.setdefault(environment.task.role, {})  # an evaluator may be left out of its own cluster
+    try:
+        cluster = Cluster.model_validate({"name": "role", "strategy": environment.strategy, "roles": roles})
+    except ValidationError as error:
+        reasons = "; ".join(str(problem["msg"]) for problem in error.errors())
+        message = f"TF_CONFIG describes no cluster that can train: {reasons}"
+        raise UsageError(message, hint="see docs/cluster.md") from error
+    return cluster, environment.task
+
+
+def _make(run_dir: Path) -> None:
+    try:
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"the run directory {run_dir} cannot be made: {error.strerror}", hint="name another one with --run-dir"
+        ) from error
+
+
+def _execute(command: list[str]) -> None:
+    try:
+        os.execvp(command[0], command)  # noqa: S606 the user's own program, as an argv
+    except OSError as error:
+        raise UsageError(
+            f"{command[0]!r} cannot be run: {error.strerror}", hint="name a program after '--' that is on PATH"
+        ) from error

@@ -1,0 +1,23 @@
+"""`tfdist tf-config`: the environment variable of one task, for a scheduler of your own."""
+
+from __future__ import annotations
+
+from tfdist_cli.cli import console
+from tfdist_cli.cli.options import ClusterArgument, SetOption, TaskOption
+from tfdist_cli.plan import fixed_addresses
+from tfdist_cli.spec.load import load_cluster
+from tfdist_cli.tf_config import tf_config_json
+
+EXAMPLES = (
+    "tfdist tf-config cluster.yaml --task worker:1",
+    'TF_CONFIG="$(tfdist tf-config cluster.yaml --task chief)" python train.py',
+)
+
+
+def tf_config(cluster: ClusterArgument, task: TaskOption, overrides: SetOption = None) -> None:
+    """Print the TF_CONFIG of one task.
+
+    Tasks without hosts are given this machine's ports from 2222 on, the same for every task that is asked for.
+    """
+    spec = load_cluster(cluster, overrides or ())
+    console.write(tf_config_json(fixed_addresses(spec), spec.task(task)))

@@ -1,0 +1,31 @@
+"""`tfdist validate`: whether the files can be used."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tfdist_cli.cli import console
+from tfdist_cli.cli.options import ClusterArgument, RecipeOption, SetOption
+from tfdist_cli.spec.load import load_run
+from tfdist_cli.spec.module import check_module
+
+EXAMPLES = (
+    "tfdist validate cluster.yaml",
+    "tfdist validate cluster.yaml --recipe recipes/ctr.yaml --set train.epochs=3",
+)
+
+
+def validate(cluster: ClusterArgument, recipe: RecipeOption = None, overrides: SetOption = None) -> None:
+    """Check a cluster and its recipe, and say everything that is wrong with them.
+
+    Unknown keys, wrong values, roles that do not fit the strategy, variables that are not set and a missing recipe
+    module are told with file, line and column. Nothing is started or imported.
+    """
+    spec, recipe_spec = load_run(cluster, recipe, overrides or ())
+    counts = Counter(task.role for task in spec.tasks)
+    tasks = ", ".join(f"{count} {role}{'s' if count > 1 and role != 'ps' else ''}" for role, count in counts.items())
+    trains = ""
+    if recipe_spec:
+        check_module(recipe_spec, str(spec.recipe))
+        trains = f"; trains {recipe_spec.module}"
+    console.write(f"OK: {spec.name}: {spec.strategy} with {tasks}{trains}")

@@ -1,0 +1,48 @@
+"""The one family of errors tfdist raises for its users: a message, a hint and an exit code."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What `tfdist` returns to the shell; a failed task's own code is passed on otherwise."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    TIMEOUT = 124
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class TfdistError(Exception):
+    """Something a user can act on.
+
+    Args:
+        message: what is wrong and where, in one sentence.
+        hint: what to do about it, in one sentence; shown on a line of its own.
+    """
+
+    exit_code: int = ExitCode.FAILED
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(TfdistError):
+    """A command, a file or an environment that cannot mean anything."""
+
+    exit_code = ExitCode.USAGE
+
+
+class TimeoutExceeded(TfdistError):
+    """Something that was waited for did not come."""
+
+    exit_code = ExitCode.TIMEOUT
+
+
+class TrainingError(TfdistError):
+    """Training cannot go on: the data, the model or a checkpoint is at fault."""

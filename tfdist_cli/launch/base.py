@@ -1,0 +1,62 @@
+"""What every launcher is: one module behind these few calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from tfdist_cli.launch.events import Action, EventQueue, Stream
+from tfdist_cli.plan import Plan
+from tfdist_cli.spec.address import Address
+from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.task_id import TaskId
+
+
+class Run(Protocol):
+    """Tasks that are being started, watched and ended."""
+
+    def act(self, action: Action) -> None:
+        """Carries out one action; what comes of it is heard on the queue."""
+
+
+class Logs(Protocol):
+    """Where the output of tasks is kept."""
+
+    def write(self, task: TaskId, stream: Stream, data: bytes) -> None:
+        """Adds to a task's log."""
+
+
+@dataclass(frozen=True)
+class Outlets:
+    """Where a run's news goes.
+
+    Args:
+        events: the queue of the loop that acts.
+        logs: keeps all output, byte for byte but without records.
+        environment: variables that every task gets on top of those of its plan.
+        task_environment: variables of single tasks, on top of these.
+    """
+
+    events: EventQueue
+    logs: Logs
+    environment: Mapping[str, str]
+    task_environment: Mapping[TaskId, Mapping[str, str]]
+
+
+class Launcher(Protocol):
+    """A way to run tasks somewhere."""
+
+    def reserve(self, cluster: Cluster) -> AbstractContextManager[Mapping[TaskId, Address]]:
+        """An address for each task, free and kept for it until the context is left.
+
+        Raises:
+            UsageError: a task cannot run where the cluster wants it.
+        """
+
+    def render(self, plan: Plan) -> str:
+        """What `start` would do, as text a user can read and run by hand."""
+
+    def start(self, plan: Plan, outlets: Outlets) -> AbstractAsyncContextManager[Run]:
+        """A run of the plan, with no task started yet; whatever of it is alive when the context is left is killed."""

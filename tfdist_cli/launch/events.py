@@ -1,0 +1,143 @@
+"""What a launcher hears of its tasks, and what it does to them: plain values on one queue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal
+
+from tfdist_cli.spec.task_id import TaskId
+
+Stream = Literal["stdout", "stderr"]
+_OUTPUTS_IN_FLIGHT = 64
+"""Chunks of output that may wait to be handled; past that, reading stops and the task's writes block."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A task's process is there."""
+
+    task: TaskId
+    pid: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """A task has written text.
+
+    Args:
+        task: who wrote it.
+        stream: where it was written.
+        lines: the lines that are complete, without their line feeds.
+        unfinished: what the line that goes on shows so far, such as a progress bar.
+    """
+
+    task: TaskId
+    stream: Stream
+    lines: tuple[str, ...]
+    unfinished: str = ""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A task has sent a record; see `tfdist_cli.records`."""
+
+    task: TaskId
+    record: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A task's process is gone, and all it wrote has been read.
+
+    Args:
+        task: which task.
+        code: its exit code, or -n when signal n ended it.
+        ago: seconds since its program ended; what it left behind took this long.
+    """
+
+    task: TaskId
+    code: int
+    ago: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True)
+class Signalled:
+    """The launcher itself has been sent a signal."""
+
+    signum: int
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Nothing has happened, but time has passed."""
+
+
+Event = Started | Output | Recorded | Exited | Signalled | Tick
+
+
+class How(Enum):
+    """How a task is told to end."""
+
+    TERMINATE = "terminate"
+    KILL = "kill"
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start the task's process."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True)
+class End:
+    """Tell a task, and every process it started, to end."""
+
+    task: TaskId
+    how: How
+
+
+Action = Start | End
+
+
+class EventQueue:
+    """The one queue between whatever hears of tasks and the loop that acts.
+
+    Signal handlers and ended processes never wait to be heard. Output does: a task that floods is slowed down to the
+    speed at which its lines are shown.
+    """
+
+    def __init__(self) -> None:
+        self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
+        self._room = asyncio.Semaphore(_OUTPUTS_IN_FLIGHT)
+
+    def put(self, event: Started | Exited | Signalled) -> None:
+        """Adds what must not wait."""
+        self._events.put_nowait(event)
+
+    async def put_output(self, event: Output | Recorded) -> None:
+        """Adds what a task has written, once there is room for it."""
+        await self._room.acquire()
+        self._events.put_nowait(event)
+
+    def fail(self, error: BaseException) -> None:
+        """Has `get` raise an error: what feeds the queue has broken, and the loop must not wait for it."""
+        self._events.put_nowait(error)
+
+    async def get(self, timeout: float) -> Event:
+        """The next event; a `Tick` when there is none for `timeout` seconds."""
+        try:
+            event = self._events.get_nowait()
+        except asyncio.QueueEmpty:
+            try:
+                event = await asyncio.wait_for(self._events.get(), timeout)
+            except asyncio.TimeoutError:
+                return Tick()
+        if isinstance(event, BaseException):
+            raise event
+        if isinstance(event, Output | Recorded):
+            self._room.release()
+        return event

@@ -1,0 +1,88 @@
+"""events.jsonl: what happened in a run and why, a line for each transition."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from tfdist_cli.launch.events import Event, Exited, Recorded, Signalled, Started
+from tfdist_cli.launch.report import describe_end, signal_name
+from tfdist_cli.launch.supervisor import JobState, Phase
+
+_FREQUENT = ("progress",)
+"""Kinds of records that are kept elsewhere: metrics.jsonl has them."""
+
+
+def _utc() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+class Journal:
+    """Writes the events of one attempt; a watcher of the job.
+
+    Args:
+        path: the file; lines are added to it.
+        attempt: which start of the run this is, from 1.
+        clock: the time of day.
+    """
+
+    def __init__(self, path: Path, attempt: int, clock: Callable[[], datetime] = _utc) -> None:
+        self._path = path
+        self._attempt = attempt
+        self._clock = clock
+        self._phase = Phase.RUNNING
+
+    def saw(self, event: Event, state: JobState, now: float) -> None:
+        """Writes what changed something."""
+        line = _described(event, state)
+        if line:
+            self._write(line, now)
+        if state.phase is not self._phase:
+            cause = _cause(event, state)
+            self._write({"event": "phase", "from": self._phase.value, "phase": state.phase.value, "cause": cause}, now)
+            self._phase = state.phase
+
+    def _write(self, line: dict[str, Any], now: float) -> None:
+        stamp = {
+            "time": self._clock().isoformat(timespec="milliseconds"),
+            "seconds": round(now, 3),
+            "attempt": self._attempt,
+        }
+        # The stamp comes first for people to read, and last so that no record of a task can have one of its own.
+        with suppress(OSError), self._path.open("a", encoding="utf-8") as file:  # a full disk must not end a training
+            file.write(json.dumps(stamp | line | stamp) + os.linesep)
+
+
+def _described(event: Event, state: JobState) -> dict[str, Any]:
+    match event:
+        case Started(task, pid):
+            return {"event": "started", "task": str(task), "pid": pid}
+        case Exited(task, code):
+            ended = state.tasks[task]
+            return {
+                "event": "exited",
+                "task": str(task),
+                "code": code,
+                "status": ended.status.value,
+                "cause": describe_end(ended),
+            }
+        case Signalled(signum):
+            return {"event": "signal", "signal": signal_name(signum)}
+        case Recorded(task, record) if record["kind"] not in _FREQUENT:
+            fields = {key: value for key, value in record.items() if key != "kind"}
+            return {**fields, "event": record["kind"], "task": str(task)}
+    return {}
+
+
+def _cause(event: Event, state: JobState) -> str:
+    match event:
+        case Exited(task, _):
+            return f"{task}: {describe_end(state.tasks[task])}"
+        case Signalled(signum):
+            return signal_name(signum)
+    return "its time was over"

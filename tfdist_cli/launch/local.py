@@ -1,0 +1,186 @@
+"""Runs the tasks of a plan as processes of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import shlex
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from tfdist_cli.launch import guard
+from tfdist_cli.launch.base import Outlets
+from tfdist_cli.launch.events import Action, Exited, How, Output, Start, Started
+from tfdist_cli.launch.pipes import Pipe
+from tfdist_cli.launch.ports import hold
+from tfdist_cli.launch.process import Process
+from tfdist_cli.plan import Plan, PlannedTask
+from tfdist_cli.spec.address import Address
+from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.task_id import TaskId
+
+_CLEANUP_SECONDS = 5.0
+_FILES_PER_TASK = 8
+_HEAD_START = 0.05
+"""Seconds that the end of any task but the first waits to be noted: a worker that follows its chief out must not pass
+for one that left it alone, and the kernel closes the chief's connections a moment before the chief counts as ended."""
+
+
+class LocalLauncher:
+    """Starts processes here."""
+
+    @contextmanager
+    def reserve(self, cluster: Cluster) -> Iterator[Mapping[TaskId, Address]]:
+        """Free ports for the tasks without an address, and a check of the addresses given."""
+        with hold(cluster) as addresses:
+            yield addresses
+
+    def render(self, plan: Plan) -> str:
+        """A shell command for each task."""
+        return "\n".join(
+            shlex.join(["env", *(f"{name}={value}" for name, value in planned.env.items()), *planned.argv])
+            for planned in plan.tasks
+        )
+
+    @asynccontextmanager
+    async def start(self, plan: Plan, outlets: Outlets) -> AsyncIterator[LocalRun]:
+        """A run whose tasks are guarded: they end with the launcher even when that is killed."""
+        _make_room_for_files(len(plan.tasks))
+        run = LocalRun(plan, outlets, _start_guard())
+        try:
+            yield run
+        finally:
+            await run.close()
+
+
+class LocalRun:
+    """The processes of one run.
+
+    Args:
+        plan: the tasks.
+        outlets: where their news goes.
+        watchman: the guard, which is told of each process group.
+    """
+
+    def __init__(self, plan: Plan, outlets: Outlets, watchman: subprocess.Popen[bytes]) -> None:
+        self._plan = plan
+        self._outlets = outlets
+        self._watchman = watchman
+        self._processes: dict[TaskId, Process] = {}
+        self._lives: set[asyncio.Task[None]] = set()
+        self._leaving: deque[TaskId] = deque()
+        """Tasks whose program has ended, in this order, which the order of their `Exited` follows."""
+        self._left: dict[TaskId, tuple[int, float]] = {}
+        """The exit codes of tasks that are gone altogether, and when their programs ended."""
+
+    def act(self, action: Action) -> None:
+        """Starts a task, or tells it to end."""
+        if isinstance(action, Start):
+            self._keep(self._start(self._plan[action.task]))
+        elif action.task in self._processes:
+            self._processes[action.task].end(action.how)
+
+    async def close(self) -> None:
+        """Kills what is left, and lets the guard go."""
+        for process in self._processes.values():
+            process.end(How.KILL)
+        lives = list(self._lives)
+        if lives:
+            _, pending = await asyncio.wait(lives, timeout=_CLEANUP_SECONDS)
+            for life in pending:
+                life.cancel()
+        if self._watchman.stdin is not None:
+            self._watchman.stdin.close()
+        await asyncio.to_thread(self._watchman.wait)
+
+    def _start(self, planned: PlannedTask) -> Coroutine[None, None, None]:
+        try:
+            process = Process(planned.argv, self._environment(planned))
+        except OSError as error:
+            return self._not_started(planned, error)
+        self._processes[planned.task] = process
+        self._tell_guard("+", process)
+        self._outlets.events.put(Started(planned.task, process.pid))
+        return self._live(planned.task, process)
+
+    def _keep(self, life: Coroutine[None, None, None]) -> None:
+        """Lets a task's life go on in the background; an error of ours in it ends the run."""
+        kept = asyncio.get_running_loop().create_task(life)
+        self._lives.add(kept)
+
+        def over(_: asyncio.Task[None]) -> None:
+            self._lives.discard(kept)
+            error = None if kept.cancelled() else kept.exception()
+            if error:
+                self._outlets.events.fail(error)
+
+        kept.add_done_callback(over)
+
+    async def _not_started(self, planned: PlannedTask, error: OSError) -> None:
+        text = f"tfdist: {planned.argv[0]} cannot be started: {error.strerror}"
+        self._outlets.logs.write(planned.task, "stderr", f"{text}\n".encode())
+        await self._outlets.events.put_output(Output(planned.task, "stderr", (text,)))
+        self._outlets.events.put(Exited(planned.task, 127 if isinstance(error, FileNotFoundError) else 126))
+
+    async def _live(self, task: TaskId, process: Process) -> None:
+        """One task, from its start until it and everything it started is gone."""
+        ended = asyncio.Event()
+        process.on_exit(ended.set)
+        stdout, stderr = process.outputs
+        pipes = (Pipe(task, "stdout", stdout, self._outlets), Pipe(task, "stderr", stderr, self._outlets))
+        await ended.wait()
+        ended_at = time.monotonic()
+        if task != self._plan.tasks[0].task:
+            await asyncio.sleep(_HEAD_START)
+        self._leaving.append(task)
+        code = await process.leave()
+        self._tell_guard("-", process)
+        await asyncio.gather(*(pipe.drain() for pipe in pipes))
+        self._report_exit(task, code, ended_at)
+
+    def _environment(self, planned: PlannedTask) -> dict[str, str]:
+        own = self._outlets.task_environment.get(planned.task, {})
+        return {**os.environ, **planned.env, **self._outlets.environment, **own}
+
+    def _report_exit(self, task: TaskId, code: int, ended_at: float) -> None:
+        self._left[task] = code, ended_at
+        while self._leaving and self._leaving[0] in self._left:
+            left = self._leaving.popleft()
+            code, ended_at = self._left[left]
+            self._outlets.events.put(Exited(left, code, time.monotonic() - ended_at))
+
+    def _tell_guard(self, sign: str, process: Process) -> None:
+        if self._watchman.stdin is None:
+            return
+        try:
+            self._watchman.stdin.write(f"{sign}{process.pid}\n".encode())
+        except BrokenPipeError:
+            # Somebody has killed the guard. The run is not worse for it as long as the launcher itself lives.
+            self._watchman.stdin = None
+
+
+def _make_room_for_files(tasks: int) -> None:
+    """Raises the soft limit of open files where the tasks' pipes, logs, ports and handles would not fit under it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 256 + _FILES_PER_TASK * tasks
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def _start_guard() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(Path(guard.__file__))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        bufsize=0,
+        start_new_session=True,
+    )

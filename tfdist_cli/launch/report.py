@@ -1,0 +1,229 @@
+"""What came of a job: the first failure is the headline, and what failed after it a consequence."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tfdist_cli.launch.chronicle import Chronicle, numbers
+from tfdist_cli.launch.logs import TaskLogs
+from tfdist_cli.launch.supervisor import JobState, Status, TaskState
+from tfdist_cli.spec.task_id import TaskId
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One task that failed.
+
+    Args:
+        task: which task.
+        seconds: when, from the start of the run.
+        what: how it ended, such as `exit code 3`.
+        message: what it raised, `ValueError: …`; empty when it didn't say.
+        hint: what to do about it.
+        traceback: where it was raised in the user's code.
+        lines: the last lines of its output.
+        log: the file with all of its standard error.
+    """
+
+    task: TaskId
+    seconds: float
+    what: str
+    message: str
+    hint: str
+    traceback: str
+    lines: tuple[str, ...]
+    log: Path
+
+    @property
+    def sentence(self) -> str:
+        """All of it in a sentence."""
+        said = f": {self.message}" if self.message else ""
+        return f"{self.task} failed after {self.seconds:.1f} s, {self.what}{said}"
+
+
+@dataclass(frozen=True)
+class TaskEnd:
+    """How one task ended.
+
+    Args:
+        task: which task.
+        status: done, failed or stopped.
+        what: in words.
+        code: its exit code, or -n for signal n; None if it is still there.
+        seconds: when, from the start of the run.
+    """
+
+    task: TaskId
+    status: Status
+    what: str
+    code: int | None
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of a job.
+
+    Args:
+        exit_code: what the launch returns.
+        headline: what ended it, if anything but the end of the training did.
+        failures: the tasks that failed, in order; the first is the headline's.
+        tasks: how each task ended.
+        seconds: how long it took.
+        result: the chief's `result` record.
+        evaluation: the evaluator's last scores, with their step.
+        checkpoints: path and step, oldest first.
+        exports: what was written of the model.
+        warnings: what else a user should know.
+    """
+
+    exit_code: int
+    headline: str
+    failures: tuple[Failure, ...]
+    tasks: tuple[TaskEnd, ...]
+    seconds: float
+    result: Mapping[str, Any] = field(default_factory=dict)
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
+    checkpoints: Mapping[str, int] = field(default_factory=dict)
+    exports: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The final metrics of the training."""
+        return numbers(self.result.get("metrics"))
+
+    def as_json(self) -> dict[str, Any]:
+        """The report in plain JSON types, as result.json has it."""
+        return {
+            "exit_code": self.exit_code,
+            "headline": self.headline or None,
+            "consequences": [failure.sentence for failure in self.failures[1:]],
+            "warnings": list(self.warnings),
+            "seconds": round(self.seconds, 3),
+            "step": self.result.get("step"),
+            "examples": self.result.get("examples"),
+            "training_seconds": self.result.get("seconds"),
+            "metrics": self.metrics,
+            "evaluation": {key: value for key, value in self.evaluation.items() if key != "kind"} or None,
+            "checkpoints": [{"path": path, "step": step} for path, step in self.checkpoints.items()],
+            "exports": list(self.exports),
+            "tasks": [
+                {"task": str(end.task), "status": end.status.value, "code": end.code, "seconds": _rounded(end.seconds)}
+                for end in self.tasks
+            ],
+        }
+
+
+def make_report(state: JobState, chronicle: Chronicle, logs: TaskLogs, seconds: float) -> Report:
+    """Puts together what came of a job that has ended.
+
+    Args:
+        state: its final state.
+        chronicle: what its tasks told.
+        logs: where their output is.
+        seconds: how long it took.
+    """
+    names = state.late or state.failures
+    failures = tuple(_failure(task, state, chronicle, logs) for task in names)
+    ends = tuple(
+        TaskEnd(task, each.status, describe_end(each), each.code, each.ended_at) for task, each in state.tasks.items()
+    )
+    return Report(
+        state.exit_code,
+        _headline(state, failures),
+        failures,
+        ends,
+        seconds,
+        chronicle.result,
+        chronicle.evaluation,
+        chronicle.checkpoints,
+        tuple(chronicle.exports),
+        _warnings(state, logs),
+    )
+
+
+def describe_end(task: TaskState) -> str:
+    """How a task ended, in words."""
+    if task.code is None:
+        return "still there" if task.told else "running"
+    if task.status is Status.STOPPED and task.told:
+        if task.obeyed:
+            killed = task.code in (-signal.SIGKILL, 128 + signal.SIGKILL)
+            return "killed by the launcher: it did not end when told to" if killed else "ended by the launcher"
+        return f"ended by the launcher, {_code(task.code)}"
+    early = ", before the training was done" if task.code == 0 and task.status is Status.FAILED else ""
+    return f"{_code(task.code)}{early}"
+
+
+def _code(code: int) -> str:
+    if code < 0:
+        memory = ", which may be for want of memory" if -code == signal.SIGKILL else ""
+        return f"killed by {signal_name(-code)}{memory}"
+    memory = " (SIGKILL), which may be for want of memory" if code == 128 + signal.SIGKILL else ""
+    return f"exit code {code}{memory}"
+
+
+def signal_name(number: int) -> str:
+    """`SIGTERM` for 15."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _failure(name: TaskId, state: JobState, chronicle: Chronicle, logs: TaskLogs) -> Failure:
+    task, news = state.tasks[name], chronicle.of(name)
+    error = news.error or {}
+    traceback = str(error.get("traceback") or "")
+    if traceback and not traceback.startswith("Traceback"):
+        traceback = f"…\n{traceback.partition(chr(10))[2]}"  # a record has room for its end
+    message = str(error.get("message", ""))
+    if traceback:
+        message = message.partition("\n")[0]  # the traceback ends with all of it
+    kind = str(error.get("type", ""))
+    if name in state.late:
+        what, seconds = "it did not come up", state.rules.timeouts.start
+    else:
+        what, seconds = describe_end(task), task.failed_at
+    return Failure(
+        name,
+        seconds,
+        what,
+        ": ".join(part for part in (kind, message) if part),
+        str(error.get("hint") or ""),
+        traceback,
+        (*news.lines, *([news.unfinished] if news.unfinished else [])),
+        logs.of(name),
+    )
+
+
+def _headline(state: JobState, failures: tuple[Failure, ...]) -> str:
+    if state.signum is not None:
+        return f"ended by {signal_name(state.signum)}"
+    if state.late:
+        seconds = f"{state.rules.timeouts.start:g} s"
+        names = ", ".join(str(task) for task in state.late[:10]) + (" …" if len(state.late) > 10 else "")
+        return f"{len(state.late)} of {len(state.tasks)} tasks did not come up within {seconds}: {names}"
+    return failures[0].sentence if failures else ""
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
+
+
+def _warnings(state: JobState, logs: TaskLogs) -> tuple[str, ...]:
+    warnings = []
+    if state.unscored:
+        seconds = f"{state.rules.timeouts.evaluator:g} s"
+        warnings.append(f"the evaluator was ended {seconds} after the training: the last checkpoint may have no score")
+    if state.alive:
+        left = ", ".join(str(task) for task in state.alive)
+        warnings.append(f"still there after SIGKILL, in a wait that the kernel does not interrupt: {left}")
+    if logs.problem:
+        warnings.append(logs.problem)
+    return tuple(warnings)

@@ -1,0 +1,187 @@
+"""The directory of a run: what was asked for, what happened, and what came of it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.plan import CLUSTER_FILE, RECIPE_FILE, Plan
+from tfdist_cli.spec.address import Address
+from tfdist_cli.spec.cluster import Cluster, Roles, RoleSpec
+from tfdist_cli.spec.dump import dump
+from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.spec.task_id import TaskId
+
+PLAN_FILE = "plan.json"
+EVENTS_FILE = "events.jsonl"
+RESULT_FILE = "result.json"
+ERROR_FILE = "error.json"
+LOCK_FILE = "launcher.lock"
+CHECKPOINTS = "checkpoints"
+LATEST = "latest"
+_ATTEMPT = re.compile(r"attempt_([0-9]+)")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """A run's directory, which this launcher has for itself.
+
+    Args:
+        path: the directory, absolute.
+        attempt: which start of the run this is, from 1.
+    """
+
+    path: Path
+    attempt: int
+
+    @property
+    def attempt_folder(self) -> Path:
+        """Where this attempt's logs are, a folder for each task."""
+        return self.path / f"attempt_{self.attempt}"
+
+    @property
+    def events(self) -> Path:
+        """What happened, a line for each transition."""
+        return self.path / EVENTS_FILE
+
+    def resolve(
+        self, cluster: Cluster, recipe: Recipe | None, addresses: Mapping[TaskId, Address]
+    ) -> tuple[Cluster, Recipe | None]:
+        """The cluster and the recipe as this run has them: nothing is left for those who read them to choose."""
+        given = {role: _with_hosts(cluster, role, addresses) for role in Roles.model_fields}
+        update = {"roles": Roles(**given), "recipe": self.path / RECIPE_FILE if recipe else None}
+        cluster = cluster.model_copy(update=update)
+        if recipe and recipe.checkpoint and recipe.checkpoint.dir is None:
+            checkpoint = recipe.checkpoint.model_copy(update={"dir": self.path / CHECKPOINTS})
+            recipe = recipe.model_copy(update={"checkpoint": checkpoint})
+        return cluster, recipe
+
+    def save(self, plan: Plan) -> None:
+        """Writes the plan, its cluster and its recipe."""
+        with _told(self.path):
+            self._write_json(PLAN_FILE, plan.as_json())
+            relative = plan.cluster.model_copy(update={"recipe": Path(RECIPE_FILE) if plan.recipe else None})
+            (self.path / CLUSTER_FILE).write_text(dump(relative), encoding="utf-8")
+            if plan.recipe:
+                (self.path / RECIPE_FILE).write_text(dump(plan.recipe), encoding="utf-8")
+
+    def save_result(self, result: Mapping[str, Any]) -> None:
+        """Writes what came of the run."""
+        self._write_json(RESULT_FILE, {**result, "run_dir": str(self.path), "attempt": self.attempt})
+
+    def save_error(self, task: TaskId, error: Mapping[str, Any]) -> None:
+        """Writes why a task failed, unless the task has done so itself."""
+        path = self.attempt_folder / task.slug / ERROR_FILE
+        if not path.exists():
+            self._write_json(str(path.relative_to(self.path)), error)
+
+    def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        (self.path / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def open_run_dir(chosen: Path | None, parent: Path, name: str, now: datetime) -> Iterator[RunDir]:
+    """Makes a run's directory, or goes on in the one of an earlier run, and keeps other launchers out of it.
+
+    Args:
+        chosen: the directory to use; None makes a new one in `parent`.
+        parent: the folder of runs.
+        name: the cluster's name, which a new directory's name begins with.
+        now: the time, which it ends with.
+
+    Raises:
+        UsageError: it cannot be made, it holds something else, or another launcher runs in it.
+    """
+    with _told(chosen or parent):
+        path = (chosen or _make_new(parent, f"{name}-{now:%Y%m%d-%H%M%S}")).absolute()
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_ours(path)
+        lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        _lock(lock, path)
+        with _told(path):
+            attempt = 1 + max(_attempts(path), default=0)
+            (path / f"attempt_{attempt}").mkdir()
+        if chosen is None:
+            _link_latest(parent, path)
+        yield RunDir(path, attempt)
+    finally:
+        os.close(lock)
+
+
+def _with_hosts(cluster: Cluster, role: str, addresses: Mapping[TaskId, Address]) -> RoleSpec | None:
+    spec: RoleSpec | None = getattr(cluster.roles, role)
+    hosts = [address for task, address in addresses.items() if task.role == role]
+    if spec is None or not hosts:
+        return None
+    return spec.model_copy(update={"hosts": hosts, "replicas": None})
+
+
+def _make_new(parent: Path, stem: str, number: int = 1) -> Path:
+    parent.mkdir(parents=True, exist_ok=True)
+    path = parent / (stem if number == 1 else f"{stem}-{number}")
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        return _make_new(parent, stem, number + 1)
+    return path
+
+
+def _check_ours(path: Path) -> None:
+    """Refuses a directory with other things in it: logs and checkpoints of a run don't belong between them."""
+    found = sorted(each.name for each in path.iterdir() if each.name != LOCK_FILE and not _ATTEMPT.fullmatch(each.name))
+    if found and PLAN_FILE not in found:
+        raise UsageError(
+            f"{path} is not a run's directory: it holds {found[0]} and no {PLAN_FILE}",
+            hint="name a new directory with --run-dir, or the one of an earlier run to go on there",
+        )
+
+
+def _attempts(path: Path) -> Iterator[int]:
+    for each in path.iterdir():
+        found = _ATTEMPT.fullmatch(each.name)
+        if found:
+            yield int(found[1])
+
+
+def _lock(lock: int, path: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            return  # a file system without locks keeps nobody out
+        pid = os.pread(lock, 32, 0).decode(errors="replace").strip()
+        raise UsageError(
+            f"another launch runs in {path}: pid {pid or 'unknown'}", hint="wait for it, or name another --run-dir"
+        ) from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+
+
+def _link_latest(parent: Path, path: Path) -> None:
+    """Points `latest` at the newest run; a file system without links does without."""
+    new = parent / f".{LATEST}.{os.getpid()}"
+    with suppress(OSError):
+        new.symlink_to(path.name)
+        new.replace(parent / LATEST)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Turns an error of the file system into one that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or path
+        hint = "name another with --run-dir" if error.errno != errno.ENOSPC else "make room, or name another --run-dir"
+        raise UsageError(f"the run directory cannot be used: {where}: {error.strerror}", hint=hint) from error

@@ -1,0 +1,161 @@
+"""Cluster + recipe → plan: every task as a plain value, with its address, command and environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfdist_cli.resources import Machine, Resources, share_out
+from tfdist_cli.spec.address import DEFAULT_PORT, Address
+from tfdist_cli.spec.cluster import Cluster, Strategy
+from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.spec.task_id import TaskId
+from tfdist_cli.tf_config import tf_config_json
+
+CLUSTER_FILE = "cluster.yaml"
+RECIPE_FILE = "recipe.yaml"
+
+
+@dataclass(frozen=True)
+class PlannedTask:
+    """One task as it is to be started.
+
+    Args:
+        task: its name.
+        address: where its server listens; port 0 is a free port, chosen at the start.
+        argv: the command.
+        env: variables set on top of the launcher's own environment.
+        resources: its share of the machine.
+    """
+
+    task: TaskId
+    address: Address
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    resources: Resources
+
+    def as_json(self) -> dict[str, Any]:
+        """The task in plain JSON types."""
+        return {
+            "task": str(self.task),
+            "address": str(self.address),
+            "argv": list(self.argv),
+            "env": dict(self.env),
+            "intra_op_threads": self.resources.intra_op_threads,
+            "inter_op_threads": self.resources.inter_op_threads,
+            "gpus": list(self.resources.gpus),
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a launcher has to know.
+
+    Args:
+        cluster: the cluster, resolved.
+        recipe: the recipe, resolved; None when the tasks run a user's command.
+        run_dir: the run's directory.
+        tasks: chief, workers, ps, evaluator, in this order.
+    """
+
+    cluster: Cluster
+    recipe: Recipe | None
+    run_dir: Path
+    tasks: tuple[PlannedTask, ...]
+
+    @property
+    def name(self) -> str:
+        """The cluster's name."""
+        return self.cluster.name
+
+    @property
+    def strategy(self) -> Strategy:
+        """How the tasks train together."""
+        return self.cluster.strategy
+
+    def __getitem__(self, task: TaskId) -> PlannedTask:
+        for planned in self.tasks:
+            if planned.task == task:
+                return planned
+        raise KeyError(str(task))
+
+    def as_json(self) -> dict[str, Any]:
+        """The plan in plain JSON types: what `tfdist plan --json` prints and the run directory keeps."""
+        return {
+            "name": self.name,
+            "strategy": self.strategy,
+            "run_dir": str(self.run_dir),
+            "tasks": [planned.as_json() for planned in self.tasks],
+        }
+
+
+def fixed_addresses(cluster: Cluster) -> dict[TaskId, Address]:
+    """An address per task that every process computes alike: as written, else this machine's ports from 2222 on."""
+    addresses = {task: cluster.address(task) for task in cluster.tasks}
+    taken = {address.port for address in addresses.values()}
+    free = (port for port in range(DEFAULT_PORT, 65536) if port not in taken)
+    return {task: address if address.port else Address(address.host, next(free)) for task, address in addresses.items()}
+
+
+def make_plan(
+    cluster: Cluster,
+    recipe: Recipe | None,
+    *,
+    addresses: Mapping[TaskId, Address],
+    run_dir: Path,
+    machine: Machine,
+    command: tuple[str, ...] = (),
+) -> Plan:
+    """Says what each task is to run.
+
+    Args:
+        cluster: which tasks there are.
+        recipe: what they train, unless `command` says it.
+        addresses: every task's address.
+        run_dir: the run's directory, which holds the resolved cluster and recipe.
+        machine: the cores and GPUs to share out.
+        command: a user's own program, run by each task instead of the recipe.
+    """
+    shares = share_out(cluster, addresses, machine)
+    tasks = []
+    for task in cluster.tasks:
+        env = task_environment(cluster.strategy, task, addresses, shares[task])
+        env |= {"TFDIST_RUN_DIR": str(run_dir)} | cluster.role(task).env
+        argv = command or _role_argv(task, run_dir)
+        tasks.append(PlannedTask(task, addresses[task], argv, env, shares[task]))
+    return Plan(cluster, recipe, run_dir, tuple(tasks))
+
+
+def task_environment(
+    strategy: Strategy, task: TaskId, addresses: Mapping[TaskId, Address], resources: Resources
+) -> dict[str, str]:
+    """The variables that TensorFlow and tfdist read in a task.
+
+    Proxies stay for the user's own downloads, but never stand between two tasks: gRPC would send even loopback
+    connections through them.
+    """
+    hosts = ",".join(sorted({address.host for address in addresses.values()} | {"localhost", "127.0.0.1", "::1"}))
+    exempt = {name: _joined(os.environ.get(name), hosts) for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy")}
+    return {
+        "TF_CONFIG": tf_config_json(addresses, task),
+        "TFDIST_STRATEGY": strategy,
+        "TF_NUM_INTRAOP_THREADS": str(resources.intra_op_threads),
+        "TF_NUM_INTEROP_THREADS": str(resources.inter_op_threads),
+        "OMP_NUM_THREADS": str(resources.intra_op_threads),
+        "CUDA_VISIBLE_DEVICES": ",".join(resources.gpus) or "-1",
+        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+        "PYTHONUNBUFFERED": "1",
+        **exempt,
+    }
+
+
+def _joined(before: str | None, hosts: str) -> str:
+    return f"{before},{hosts}" if before else hosts
+
+
+def _role_argv(task: TaskId, run_dir: Path) -> tuple[str, ...]:
+    return (sys.executable, "-m", "tfdist_cli", "role", "--task", str(task), "--cluster", str(run_dir / CLUSTER_FILE))

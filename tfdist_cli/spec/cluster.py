@@ -1,0 +1,191 @@
+"""cluster.yaml: which tasks there are, where they listen, and how they train together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.spec.address import LOOPBACK, Address
+from tfdist_cli.spec.model import AddressField, Inconsistent, PathField, SpecModel
+from tfdist_cli.spec.task_id import Role, TaskId
+
+Strategy = Literal["parameter_server", "multi_worker_mirrored", "mirrored", "single"]
+SERVING_ROLES: tuple[Role, ...] = ("chief", "worker", "ps")
+"""The roles that stand in `TF_CONFIG`'s cluster, in the order their tasks are listed."""
+
+Found = tuple[tuple[str, ...], str]
+"""The keys of the value to look at, and what is wrong with it."""
+
+
+def _check_name(name: str) -> str:
+    if "/" in name or not name.isprintable():
+        raise ValueError(f"{name!r} cannot name a folder: no '/' and no control characters")
+    return name
+
+
+def _check_env(env: dict[str, str]) -> dict[str, str]:
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"{name!r} cannot be an environment variable: no '=' in its name, no NUL in its value")
+        if name in ("TF_CONFIG", "TFDIST_STRATEGY", "TFDIST_RUN_DIR"):
+            raise ValueError(f"{name} is set for each task by tfdist: remove it")
+    return env
+
+
+class RoleSpec(SpecModel):
+    """The tasks of one role."""
+
+    replicas: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    """How many tasks; by default 1, or one for each of `hosts`."""
+    hosts: Annotated[list[AddressField], Field(min_length=1)] | None = None
+    """An address per task, `host:port`; port 2222 when none is named. Without it the tasks run on this machine."""
+    cpus: Annotated[int, Field(ge=1)] | None = None
+    """Cores that one task may compute on; by default the machine's cores are shared out."""
+    gpus: Annotated[int, Field(ge=0)] | None = None
+    """GPUs that one task sees, none for a ps; by default the tasks that train share out the machine's."""
+    env: Annotated[dict[str, str], AfterValidator(_check_env)] = {}
+    """Environment variables of the tasks."""
+
+    @model_validator(mode="after")
+    def _one_address_per_task(self) -> RoleSpec:
+        if self.hosts is not None and self.replicas not in (None, len(self.hosts)):
+            message = f"replicas is {self.replicas} but hosts names {len(self.hosts)}: give one of the two"
+            raise Inconsistent([(("replicas",), message)])
+        return self
+
+    @property
+    def count(self) -> int:
+        """The number of tasks."""
+        if self.hosts is not None:
+            return len(self.hosts)
+        return 1 if self.replicas is None else self.replicas
+
+
+class Roles(SpecModel):
+    """Which roles the cluster has."""
+
+    chief: RoleSpec | None = None
+    """Drives the training, saves and reports; alone, it is the one process of `single` and `mirrored`."""
+    worker: RoleSpec | None = None
+    """Computes gradients."""
+    ps: RoleSpec | None = None
+    """Holds variables and applies updates to them (parameter servers)."""
+    evaluator: RoleSpec | None = None
+    """Scores each checkpoint beside the training."""
+
+    def count(self, role: Role) -> int:
+        """The number of tasks of `role`; 0 when the cluster has none."""
+        spec: RoleSpec | None = getattr(self, role)
+        return 0 if spec is None else spec.count
+
+
+class Cluster(SpecModel):
+    """A cluster: its roles, its strategy, and the recipe it trains.
+
+    Raises:
+        ValueError: the roles don't fit the strategy, or two tasks share an address.
+    """
+
+    name: Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_check_name)] = "cluster"
+    """A name for run directories and tables; by default the file's name."""
+    strategy: Strategy
+    """How tasks train together: `parameter_server`, `multi_worker_mirrored`, `mirrored` (one process, all its GPUs)
+    or `single` (one process)."""
+    launcher: Literal["local"] = "local"
+    """What starts the tasks: `local`, this machine."""
+    roles: Roles
+    """The tasks, by role."""
+    recipe: PathField | None = None
+    """The recipe to train, a path relative to this file."""
+    run_dir: PathField | None = None
+    """The folder that run directories are made in, relative to this file; by default `runs` in the current folder."""
+
+    @model_validator(mode="after")
+    def _is_a_cluster(self) -> Cluster:
+        problems = [*_role_problems(self), *_address_problems(self)]
+        if problems:
+            raise Inconsistent(problems)
+        return self
+
+    @property
+    def tasks(self) -> tuple[TaskId, ...]:
+        """Every task: chief, workers, ps, evaluator."""
+        roles: tuple[Role, ...] = (*SERVING_ROLES, "evaluator")
+        return tuple(TaskId(role, index) for role in roles for index in range(self.roles.count(role)))
+
+    def task(self, text: str) -> TaskId:
+        """The task that a user names, `worker:1`.
+
+        Raises:
+            UsageError: it is no task's name, or the cluster has no such task.
+        """
+        hint = f"its tasks are {', '.join(map(str, self.tasks))}"
+        try:
+            task = TaskId.parse(text)
+        except ValueError as error:
+            raise UsageError(str(error), hint=hint) from None
+        if task not in self.tasks:
+            raise UsageError(f"the cluster {self.name!r} has no task {task}", hint=hint)
+        return task
+
+    def role(self, task: TaskId) -> RoleSpec:
+        """What the file says of the task's role."""
+        spec: RoleSpec | None = getattr(self.roles, task.role)
+        if spec is None:
+            raise KeyError(str(task))
+        return spec
+
+    def address(self, task: TaskId) -> Address:
+        """The task's address as written, or a free port of this machine."""
+        hosts = self.role(task).hosts
+        return Address(LOOPBACK, 0) if hosts is None else hosts[task.index]
+
+
+def _role_problems(cluster: Cluster) -> Iterator[Found]:
+    roles, strategy = cluster.roles, cluster.strategy
+    chief, workers, ps = (roles.count(role) for role in SERVING_ROLES)
+    for role in ("chief", "evaluator"):
+        if roles.count(role) > 1:
+            yield ("roles", role), f"a cluster has at most one {role}, not {roles.count(role)}"
+    if strategy == "parameter_server":
+        for role, task in _NEEDED:
+            if not roles.count(role):
+                fix = f"write '{role}: {{}}' in roles" if getattr(roles, role) is None else "it has 0 replicas"
+                yield ("roles", role), f"parameter_server needs a {role} to {task}: {fix}"
+    elif ps:
+        yield ("roles", "ps"), f"{strategy} has no parameter servers: remove ps, or use 'strategy: parameter_server'"
+    if roles.ps and roles.ps.gpus:
+        yield ("roles", "ps", "gpus"), "a ps sees no GPU: it only holds variables, so remove gpus"
+    if strategy == "multi_worker_mirrored" and not workers:
+        yield ("roles", "worker"), "multi_worker_mirrored needs a worker: write 'worker: {replicas: 2}' in roles"
+    if strategy in ("mirrored", "single") and chief + workers != 1:
+        many = "none" if not chief + workers else f"{chief + workers} in chief and worker together"
+        yield ("strategy",), f"{strategy} trains in one process, a chief: roles has {many}"
+
+
+_NEEDED: tuple[tuple[Role, str], ...] = (
+    ("chief", "drive the workers"),
+    ("ps", "hold the variables"),
+    ("worker", "compute gradients"),
+)
+
+
+def _address_problems(cluster: Cluster) -> Iterator[Found]:
+    given = {task: cluster.address(task) for task in cluster.tasks if task.role != "evaluator"}
+    named = {task: address for task, address in given.items() if address.port}
+    sharers: dict[Address, list[TaskId]] = {}
+    for task, address in named.items():
+        sharers.setdefault(address, []).append(task)
+    for address, tasks in sharers.items():
+        if len(tasks) > 1:
+            message = f"{tasks[0]} and {tasks[1]} have the same address {address}"
+            yield ("roles", tasks[-1].role, "hosts"), message
+    elsewhere = [address for address in named.values() if not address.is_loopback]
+    for role in dict.fromkeys(task.role for task in given if task not in named) if elsewhere else ():
+        yield (
+            ("roles", role),
+            f"{elsewhere[0]} is another machine, which cannot reach tasks without an address: give {role} its hosts",
+        )

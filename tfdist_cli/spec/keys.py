@@ -1,0 +1,76 @@
+"""The keys that a specification model takes, for messages and for finding the paths among the values."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from tfdist_cli.spec.model import SpecModel
+from tfdist_cli.spec.problems import KeyPath
+
+
+def model_at(model: type[SpecModel], path: KeyPath) -> type[SpecModel] | None:
+    """The model of the map at `path`; None where a map of any keys, or no map, is."""
+    for part in path:
+        field = model.model_fields.get(str(part))
+        below = _submodel(field) if field else None
+        if below is None:
+            return None
+        model = below
+    return model
+
+
+def all_paths(model: type[SpecModel], above: str = "") -> Iterator[str]:
+    """Every key path of a file, dotted."""
+    for name, field in model.model_fields.items():
+        yield above + name
+        below = _submodel(field)
+        if below:
+            yield from all_paths(below, f"{above}{name}.")
+
+
+def suggest(key: str, model: type[SpecModel], top: type[SpecModel]) -> str:
+    """What could have been meant by `key`, which `model` does not have.
+
+    Args:
+        key: the unknown key.
+        model: the model of the map that it stands in.
+        top: the model of the whole file.
+    """
+    near = get_close_matches(key, model.model_fields, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    elsewhere = [path for path in all_paths(top) if path.rpartition(".")[2] == key]
+    if elsewhere:
+        return f"did you mean {elsewhere[0]!r}?"
+    return f"expected {', '.join(model.model_fields)}"
+
+
+def path_fields(model: type[SpecModel]) -> Iterator[str]:
+    """The keys of `model` whose values are paths."""
+    return (name for name, field in model.model_fields.items() if Path in _types(field.annotation))
+
+
+def submodels(model: type[SpecModel]) -> Mapping[str, type[SpecModel]]:
+    """The keys of `model` whose values are models, and those."""
+    return {name: below for name, field in model.model_fields.items() if (below := _submodel(field))}
+
+
+def _submodel(field: FieldInfo) -> type[SpecModel] | None:
+    return next((leaf for leaf in _types(field.annotation) if issubclass(leaf, SpecModel)), None)
+
+
+def _types(annotation: Any) -> Iterator[type]:
+    """The classes of an annotation's alternatives: `Path` and `None` of `Annotated[Path, ...] | None`."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        for alternative in get_args(annotation):
+            yield from _types(alternative)
+    elif get_origin(annotation) is Annotated:
+        yield from _types(get_args(annotation)[0])
+    elif isinstance(annotation, type) and get_origin(annotation) is None:
+        yield annotation

@@ -1,0 +1,55 @@
+"""The JSON Schema of both files, for editors: made of the models, kept in docs/schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
+from pydantic_core import core_schema
+
+from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.model import SpecModel
+from tfdist_cli.spec.recipe import Recipe
+
+MODELS: dict[str, type[SpecModel]] = {"cluster": Cluster, "recipe": Recipe}
+"""The kinds of file."""
+
+_VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^{}]*)?\}$", "description": "${VAR}"}
+
+
+def json_schema(kind: str) -> dict[str, Any]:
+    """The schema of a `cluster` or a `recipe` file.
+
+    Raises:
+        KeyError: there is no such kind.
+    """
+    schema = MODELS[kind].model_json_schema(schema_generator=_FileSchema)
+    return {"$schema": _FileSchema.schema_dialect, **schema}
+
+
+class _FileSchema(GenerateJsonSchema):
+    """The schema of what stands in a file, where `${VAR}` may take the place of a number or a word."""
+
+    def int_schema(self, schema: core_schema.IntSchema) -> dict[str, Any]:
+        return {"anyOf": [super().int_schema(schema), _VARIABLE]}
+
+    def float_schema(self, schema: core_schema.FloatSchema) -> dict[str, Any]:
+        return {"anyOf": [super().float_schema(schema), _VARIABLE]}
+
+    def bool_schema(self, schema: core_schema.BoolSchema) -> dict[str, Any]:
+        return {"anyOf": [super().bool_schema(schema), _VARIABLE]}
+
+    def literal_schema(self, schema: core_schema.LiteralSchema) -> dict[str, Any]:
+        return {"anyOf": [super().literal_schema(schema), _VARIABLE]}
+
+    def get_title_from_name(self, name: str) -> str:
+        """Keys are their own titles."""
+        return name
+
+    def generate(self, schema: core_schema.CoreSchema, mode: JsonSchemaMode = "validation") -> dict[str, Any]:
+        made = super().generate(schema, mode)
+        made["properties"].get("name", {}).pop("default", None)  # it follows from the file's name
+        for part in (made, *made["$defs"].values()):
+            if "description" in part:
+                part["description"] = part["description"].partition("\n\n")[0]
+        return made

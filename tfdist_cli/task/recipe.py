@@ -1,0 +1,122 @@
+"""Training a recipe, or evaluating it, in the task that this process is."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.records import emit
+from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.task.module import RecipeModule
+from tfdist_cli.train.assignment import Assignment, Saving, Validation
+from tfdist_cli.train.checkpoint import CheckpointFolder
+from tfdist_cli.train.cluster import Joined
+from tfdist_cli.train.data import Pipeline, Shard
+from tfdist_cli.train.evaluator import run_evaluator
+from tfdist_cli.train.export import export
+from tfdist_cli.train.fit import full_pass, train
+from tfdist_cli.train.presence import outlast
+from tfdist_cli.train.progress import log
+
+CHECKPOINTS = "checkpoints"
+EXPORT = "export"
+EXPORT_NAMES = {"saved_model": "saved_model", "keras": "model.keras"}
+
+
+def run_recipe(joined: Joined, recipe: Recipe) -> None:
+    """Trains the recipe's model; on an evaluator, scores its checkpoints.
+
+    Raises:
+        UsageError: the recipe doesn't fit the task.
+        TrainingError: the data, the model or a checkpoint is at fault.
+    """
+    module = RecipeModule.load(recipe)
+    keras.utils.set_random_seed(recipe.train.seed)
+    with joined.strategy.scope():
+        model = module.model()
+    run_dir = joined.environment.run_dir or Path.cwd()
+    folder = _folder(recipe, run_dir)
+    validation = _validation(recipe, module)
+    if joined.environment.task.role == "evaluator":
+        _evaluate(joined, model, validation, folder)
+        return
+    train(joined, model, _assignment(joined, recipe, module, validation, folder))
+    if recipe.export and joined.environment.is_chief:
+        emit("state", state="saving")
+        paths = [
+            export(model, run_dir / EXPORT / EXPORT_NAMES[name], format=name, rebuild=module.model)
+            for name in recipe.export.formats
+        ]
+        log.info("exported to %s", ", ".join(str(path) for path in paths))
+        emit("exported", paths=[str(path) for path in paths])
+
+
+def _assignment(
+    joined: Joined, recipe: Recipe, module: RecipeModule, validation: Validation | None, folder: CheckpointFolder | None
+) -> Assignment:
+    wanted = recipe.train
+    shuffle = None if wanted.shuffle == "auto" else wanted.shuffle
+    pipeline = Pipeline(wanted.batch_size, shuffle, wanted.seed, wanted.repeat)
+    split = wanted.share == "split"
+    steps_per_epoch = wanted.steps_per_epoch
+    if steps_per_epoch == "auto":
+        steps_per_epoch = full_pass(joined, lambda shard: _one_pass(module, wanted.batch_size, shard), split=split)
+    kept = recipe.checkpoint
+    return Assignment(
+        lambda shard: pipeline.batches(module.dataset("train", shard), shard),
+        steps_per_epoch,
+        split=split,
+        epochs=wanted.epochs,
+        max_steps=wanted.max_steps,
+        steps_per_execution=None if wanted.steps_per_execution == "auto" else wanted.steps_per_execution,
+        validation=validation if recipe.evaluate and recipe.evaluate.every_epochs else None,
+        callbacks=module.callbacks(),
+        saving=Saving(folder, kept.every_steps, kept.every_seconds) if folder and kept else None,
+    )
+
+
+def _one_pass(module: RecipeModule, batch_size: int, shard: Shard) -> Any:
+    examples = module.dataset("train", shard)
+    return examples.batch(batch_size, drop_remainder=True) if isinstance(examples, tf.data.Dataset) else examples
+
+
+def _validation(recipe: Recipe, module: RecipeModule) -> Validation | None:
+    wanted = recipe.evaluate
+    if wanted is None:
+        return None
+
+    def batches(shard: Shard) -> Any:
+        return module.dataset(wanted.split, shard).batch(recipe.train.batch_size).prefetch(tf.data.AUTOTUNE)
+
+    steps = None if wanted.steps == "auto" else wanted.steps
+    return Validation(batches, steps, wanted.every_epochs or 1, wanted.split)
+
+
+def _folder(recipe: Recipe, run_dir: Path) -> CheckpointFolder | None:
+    if recipe.checkpoint is None:
+        return None
+    return CheckpointFolder(recipe.checkpoint.dir or run_dir / CHECKPOINTS, recipe.checkpoint.keep)
+
+
+def _evaluate(joined: Joined, model: Any, validation: Validation | None, folder: CheckpointFolder | None) -> None:
+    if validation is None or folder is None:
+        raise UsageError(
+            "an evaluator scores checkpoints, and the recipe has none"
+            if validation
+            else "an evaluator has nothing to score: the recipe's evaluate is null",
+            hint="give the recipe 'checkpoint: {every_seconds: 60}' and 'evaluate: {}', or remove the evaluator role",
+        )
+    environment, gone = joined.environment, threading.Event()
+
+    def watch() -> None:
+        outlast(environment.addresses[environment.chief], environment.start_timeout)
+        gone.set()
+
+    if environment.addresses:
+        threading.Thread(target=watch, name="chief-watch", daemon=True).start()
+    run_evaluator(model, validation, folder, environment.run_dir, ended=gone)

@@ -1,0 +1,98 @@
+"""What a training is given: data, length, validation, callbacks, checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import keras
+
+from tfdist_cli.train.checkpoint import CheckpointFolder
+from tfdist_cli.train.data import DatasetFunction
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long to train.
+
+    Args:
+        steps_per_epoch: global steps in an epoch.
+        total: the global step to end at.
+        steps_per_execution: steps between two reports of a worker.
+    """
+
+    steps_per_epoch: int
+    total: int
+    steps_per_execution: int
+
+    @property
+    def epochs(self) -> int:
+        """Epochs, the last one perhaps not whole."""
+        return math.ceil(self.total / self.steps_per_epoch)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What the model is scored on after epochs.
+
+    Args:
+        data: a shard → its batches.
+        steps: batches to score; None for all of them.
+        every_epochs: score after each of this many epochs, and at the end.
+        name: the split's name in metrics.jsonl.
+    """
+
+    data: DatasetFunction
+    steps: int | None = None
+    every_epochs: int = 1
+    name: str = "validation"
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Where and when checkpoints are saved.
+
+    Args:
+        folder: where they go.
+        every_steps: save each time this many global steps are done.
+        every_seconds: save each time this many seconds have passed.
+    """
+
+    folder: CheckpointFolder
+    every_steps: int | None = None
+    every_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """All that a training is given.
+
+    Args:
+        data: a shard → its batches.
+        steps_per_epoch: global steps in an epoch.
+        split: whether the workers divide the data, or each sees all of it.
+        epochs: epochs to train; None for as many as `max_steps` takes.
+        max_steps: the global step to end at; None for the end of the epochs.
+        steps_per_execution: steps between two reports of a worker; None lets the engine choose.
+        validation: what to score after epochs.
+        callbacks: the user's.
+        saving: checkpoints.
+    """
+
+    data: DatasetFunction
+    steps_per_epoch: int
+    split: bool = True
+    epochs: int | None = None
+    max_steps: int | None = None
+    steps_per_execution: int | None = None
+    validation: Validation | None = None
+    callbacks: Sequence[keras.callbacks.Callback] = ()
+    saving: Saving | None = None
+
+    @property
+    def total(self) -> int:
+        """The global step the training ends at."""
+        by_epochs = None if self.epochs is None else self.epochs * self.steps_per_epoch
+        ends = [end for end in (by_epochs, self.max_steps) if end is not None]
+        return min(ends) if ends else self.steps_per_epoch

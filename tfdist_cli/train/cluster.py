@@ -1,0 +1,178 @@
+"""Environment → strategy: joining the cluster, once for each process."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from tfdist_cli.environment import Environment
+from tfdist_cli.errors import TrainingError
+from tfdist_cli.records import emit
+from tfdist_cli.train.coordinated import CoordinatedEngine
+from tfdist_cli.train.engine import Engine
+from tfdist_cli.train.presence import StartWatch, outlast, wait_for, wait_until_gone
+from tfdist_cli.train.step import ModelStep
+from tfdist_cli.train.synchronous import Membership, SynchronousEngine
+
+
+@dataclass(frozen=True)
+class Joined:
+    """This process in its cluster.
+
+    Args:
+        environment: what it was told.
+        strategy: TensorFlow's strategy.
+    """
+
+    environment: Environment
+    strategy: tf.distribute.Strategy
+
+    def engine(self, step: ModelStep, element_spec: Any) -> Engine:
+        """The engine that trains a model here.
+
+        Args:
+            step: the model's pure functions, built under the strategy's scope.
+            element_spec: the `tf.TypeSpec`s of a worker's batch.
+        """
+        if self.environment.strategy == "parameter_server":
+            return CoordinatedEngine(step, self.strategy, element_spec)
+        names = tuple(str(task) for task in self.environment.members)
+        index = self.environment.members.index(self.environment.task) if len(names) > 1 else 0
+        return SynchronousEngine(step, self.strategy, element_spec, Membership(names, index))
+
+
+_MET = "tfdist/met"
+_LEAVE_SECONDS = 10.0
+
+_joined: Joined | None = None
+_left = False
+
+
+def join(environment: Environment | None = None) -> Joined:
+    """Joins the cluster that the environment describes; the second call returns what the first one did.
+
+    A ps, or a worker of parameter servers, serves its chief here until the chief has ended, and then ends the process.
+    """
+    global _joined  # noqa: PLW0603 a process joins one cluster, once
+    if _joined is None:
+        environment = environment or Environment.read()
+        if environment.serves:
+            serve(environment)
+            sys.exit(0)
+        _joined = Joined(environment, _strategy(environment))
+    return _joined
+
+
+def scope() -> AbstractContextManager[Any]:
+    """The scope to build and compile a model in, on every task of the cluster and in one process alike.
+
+    In a ps, or a worker of parameter servers, it serves the chief and does not return: what follows runs on the chief.
+
+    Returns:
+        `tf.distribute.Strategy.scope()` of the strategy that `TF_CONFIG` asks for.
+    """
+    return join().strategy.scope()
+
+
+def is_chief() -> bool:
+    """Whether this process is the one to save files and print results."""
+    return join().environment.is_chief
+
+
+def serve(environment: Environment) -> None:
+    """Runs TensorFlow's server for a ps or worker until the chief has come and gone.
+
+    Raises:
+        TrainingError: the port is taken.
+        TimeoutExceeded: the chief has not come up in time.
+    """
+    cluster: dict[str, list[str]] = {}
+    for task, address in environment.addresses.items():
+        if task.role != "evaluator":
+            cluster.setdefault(task.role, []).append(str(address))
+    own, task = environment.addresses[environment.task], environment.task
+    try:
+        server = tf.distribute.Server(cluster, job_name=task.role, task_index=task.index, protocol="grpc")
+    except tf.errors.OpError as error:
+        raise TrainingError(
+            f"{task} cannot serve at {own}: {error.message}",
+            hint=f"another program may have port {own.port}: end it, or give {task} another address",
+        ) from error
+    emit("state", state="serving")
+    outlast(environment.addresses[environment.chief], environment.start_timeout)
+    del server
+
+
+def _strategy(environment: Environment) -> tf.distribute.Strategy:
+    others = {
+        task: address
+        for task, address in environment.addresses.items()
+        if task != environment.task and task.role != "evaluator"
+    }
+    if environment.task.role == "evaluator" or environment.strategy == "single":
+        return tf.distribute.get_strategy()
+    if environment.strategy == "mirrored":
+        return tf.distribute.MirroredStrategy()
+    emit("state", state="waiting")
+    if environment.strategy == "parameter_server":
+        wait_for(others, environment.start_timeout)
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        return tf.distribute.ParameterServerStrategy(resolver)
+    with StartWatch(others, environment.start_timeout):
+        strategy = _mirrored_workers()
+    atexit.register(_leave_at_exit)
+    return strategy
+
+
+def _mirrored_workers() -> tf.distribute.Strategy:
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    except RuntimeError as error:
+        if "program startup" not in str(error):
+            raise
+        raise TrainingError(
+            "TensorFlow was in use before the cluster was joined",
+            hint="enter tfdist.scope(), or call tfdist.is_chief(), before anything makes a tensor, dataset or variable",
+        ) from error
+
+
+def _leave_at_exit() -> None:
+    """Leaves with the others, unless the program is ending with an error: the others then end of that."""
+    if _joined and getattr(sys, "last_value", None) is None:
+        leave_together(_joined)
+
+
+def leave_together(joined: Joined) -> None:
+    """Waits until the other tasks of a `MultiWorkerMirroredStrategy` can do without this one.
+
+    A task that is gone while another still computes makes that one fail, and the last exchange, too, is over on one
+    task before it is on another. So they meet in a sum; the chief then says that its part of it is over, which the
+    others wait for; and it stays, with TensorFlow's coordination service, until they are gone.
+    """
+    global _left  # noqa: PLW0603 a process leaves its cluster once
+    environment = joined.environment
+    if _left or environment.strategy != "multi_worker_mirrored" or environment.task not in environment.members:
+        return
+    _left = True
+
+    @tf.function(autograph=False)
+    def meet() -> Any:
+        def add() -> tf.Tensor:
+            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.ones([]))
+
+        return joined.strategy.run(add)
+
+    meet()
+    service = context.context()  # TensorFlow shows its coordination service nowhere else
+    if not environment.is_chief:
+        service.get_config_key_value(_MET, int(_LEAVE_SECONDS * 1000))
+        return
+    service.set_config_key_value(_MET, "yes")
+    others = {task: environment.addresses[task] for task in environment.members if task != environment.task}
+    wait_until_gone(others, _LEAVE_SECONDS)

@@ -1,0 +1,175 @@
+"""What a training is fed: each worker's part of the data, in a seeded order that a resumed run goes on with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist_cli.errors import TrainingError
+
+AUTO_SHUFFLE = 10_000
+"""Examples in the shuffle buffer when none is named and the data is larger."""
+
+_FEW_STEPS = 4
+"""Executions of fewer steps than this cost more than compiling a second function for the remainder."""
+
+_UNKNOWN = (tf.data.UNKNOWN_CARDINALITY, tf.data.INFINITE_CARDINALITY)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One worker's part of the data.
+
+    Args:
+        index: which part, from 0.
+        count: into how many parts the data is divided; 1 when each worker sees all of it.
+        worker: the number of the worker that reads it; tells orders apart when `count` is 1.
+        step: the steps this worker is taken to have done already, in an earlier launch: its data goes on after them.
+    """
+
+    index: int = 0
+    count: int = 1
+    worker: int = 0
+    step: int = 0
+
+
+DatasetFunction = Callable[[Shard], tf.data.Dataset]
+"""A shard → its batches, `(x,)`, `(x, y)` or `(x, y, sample_weight)` each."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Turns a recipe's examples into batches.
+
+    Args:
+        batch_size: examples in a batch.
+        shuffle: examples in the shuffle buffer, 0 for none, None for all of them up to `AUTO_SHUFFLE`.
+        seed: of the order; each worker and each pass over the data has its own.
+        repeat: whether the data starts again when it ends.
+    """
+
+    batch_size: int
+    shuffle: int | None = None
+    seed: int = 0
+    repeat: bool = True
+
+    def batches(self, examples: tf.data.Dataset, shard: Shard) -> tf.data.Dataset:
+        """Shuffles, repeats and batches the shard's examples, from the batch that follows `shard.step`.
+
+        Every pass has its own order, drawn from (seed, worker, pass). Batches are full: one may hold the end of one
+        pass and the beginning of the next. So that a resumed worker goes on where it was, whole passes are counted
+        off, and only what was read of the last one is read again.
+        """
+        size = cardinality(examples)
+        buffer = min(size or AUTO_SHUFFLE, AUTO_SHUFFLE) if self.shuffle is None else self.shuffle
+        first_pass, skipped = divmod(shard.step * self.batch_size, size) if size else (0, shard.step * self.batch_size)
+
+        def one_pass(number: tf.Tensor) -> tf.data.Dataset:
+            if not buffer:
+                return examples
+            # The order depends on nothing but these: not on a seed that the user's program has set for itself.
+            tf.random.set_seed(self.seed + 1)
+            return examples.shuffle(buffer, seed=1_000_003 * shard.worker + number)
+
+        passes = tf.data.Dataset.range(first_pass, tf.int64.max if self.repeat else 1)
+        ordered = passes.flat_map(one_pass).skip(skipped)
+        return ordered.batch(self.batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+
+
+def cardinality(dataset: tf.data.Dataset) -> int | None:
+    """The number of elements; None when it is unknown or infinite."""
+    static = tf.get_static_value(dataset.cardinality())
+    return None if static is None or static in _UNKNOWN else int(static)
+
+
+def as_dataset_function(data: Any, batch_size: int = 32) -> DatasetFunction:
+    """Reads what Keras users pass to `fit`.
+
+    Args:
+        data: a function of a `Shard` that returns a dataset of batches; a dataset of batches, whose every
+            `shard.count`-th batch is a shard; or arrays `(x, y)` or `(x, y, sample_weight)`.
+        batch_size: examples in a batch made of arrays.
+
+    Raises:
+        TrainingError: it is none of these.
+    """
+    if isinstance(data, tf.data.Dataset):
+        return lambda shard: data.shard(shard.count, shard.index).skip(shard.step)
+    if callable(data):
+        return data
+    if isinstance(data, (tuple, list)) and 1 <= len(data) <= 3:
+        arrays = tuple(_as_structure(part) for part in data)
+
+        def slices(shard: Shard) -> tf.data.Dataset:
+            own = tf.data.Dataset.from_tensor_slices(arrays).shard(shard.count, shard.index)
+            return own.batch(batch_size).skip(shard.step)
+
+        return slices
+    raise TrainingError(
+        f"{type(data).__name__} is no training data",
+        hint="pass a function of a tfdist.Shard that returns a tf.data.Dataset of batches, a dataset, or (x, y) arrays",
+    )
+
+
+def _as_structure(part: Any) -> Any:
+    """A list of several inputs or outputs as a tuple: TensorFlow would make one array of a list."""
+    return tuple(part) if isinstance(part, list) and part and np.ndim(part[0]) else part
+
+
+def repeated(function: DatasetFunction) -> DatasetFunction:
+    """The same data without an end, from the batch that follows `shard.step`; `function` need not heed that."""
+
+    def endless(shard: Shard) -> tf.data.Dataset:
+        once = function(replace(shard, step=0))
+        size = cardinality(once)
+        return once.repeat().skip(shard.step % size if size else shard.step)
+
+    return endless
+
+
+def checked(function: DatasetFunction, shard: Shard) -> tf.data.Dataset:
+    """Calls a dataset function and checks what it returns.
+
+    Raises:
+        TrainingError: it is no dataset, or its elements are no `(x[, y[, sample_weight]])`.
+    """
+    dataset = function(shard)
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TrainingError(
+            f"the dataset function returned {type(dataset).__name__}, not a tf.data.Dataset",
+            hint="return a tf.data.Dataset of (x, y) or (x, y, sample_weight)",
+        )
+    spec = dataset.element_spec
+    if isinstance(spec, tuple) and len(spec) > 3:
+        raise TrainingError(f"the data's elements have {len(spec)} parts", hint="yield (x, y) or (x, y, sample_weight)")
+    return dataset
+
+
+def steps_in(function: DatasetFunction, shards: list[Shard], *, synchronous: bool) -> int | None:
+    """Batches that show the data once: all shards' together, or the shortest shard's when workers step together.
+
+    Returns:
+        None when a shard's length is unknown or infinite.
+    """
+    lengths = []
+    for shard in shards:
+        length = cardinality(checked(function, replace(shard, step=0)))
+        if length is None:
+            return None
+        lengths.append(length)
+    return min(lengths) if synchronous else sum(lengths)
+
+
+def auto_steps_per_execution(steps_per_epoch: int, workers: int, most: int) -> int:
+    """Steps in an execution when none are named: the largest number up to `most` that divides an epoch, unless small.
+
+    Dividing evenly needs one compiled function; a remainder needs a second one, for single steps. Every worker should
+    have an execution in each epoch.
+    """
+    limit = min(most, max(1, steps_per_epoch // workers))
+    best = max(size for size in range(1, limit + 1) if steps_per_epoch % size == 0)
+    return best if best >= min(_FEW_STEPS, limit) else limit

@@ -1,0 +1,101 @@
+"""What the training loop asks of an engine; a callback, a metric or a checkpoint doesn't know which engine runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from tfdist_cli.train.data import DatasetFunction
+from tfdist_cli.train.metrics import MetricTotals
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Steps that are done.
+
+    Args:
+        first: the global number of the first of them.
+        losses: the loss of each, shape (steps,).
+        metrics: what they counted, as `MetricTotals.pack` packs it.
+        steps: steps taken by each worker, `{"worker:0": n}`.
+        examples: examples consumed by each worker.
+        votes: how many tasks asked for a pause when it began.
+    """
+
+    first: int
+    losses: np.ndarray
+    metrics: np.ndarray
+    steps: dict[str, int]
+    examples: dict[str, int]
+    votes: int = 0
+
+
+class Pause(Protocol):
+    """How a loop in one or more tasks comes to a stop between two executions, in all of them after the same one."""
+
+    def wanted(self) -> bool:
+        """Whether this task asks for a pause; the others learn of it with the next execution's votes."""
+
+    def agreed(self) -> bool:
+        """Whether all tasks know of it: no further execution is begun."""
+
+
+class Engine(Protocol):
+    """Runs the steps of one model on one cluster.
+
+    Attributes:
+        is_chief: whether this process reports, saves and runs callbacks.
+        synchronous: whether all workers take each step together.
+        workers: how many workers there are.
+        max_steps_per_execution: what `auto` chooses at the most.
+    """
+
+    is_chief: bool
+    synchronous: bool
+    workers: int
+    max_steps_per_execution: int
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """The strategy's scope; engines enter it themselves. Callbacks are not run in it: they may make variables."""
+
+    def open(self, data: DatasetFunction, *, split: bool, step: int) -> None:
+        """Gets the data ready on each worker.
+
+        Args:
+            data: a shard → its batches.
+            split: whether the workers divide the data, or each sees all of it.
+            step: the global step the training starts at.
+        """
+
+    def run(self, steps: int, *, first: int, size: int, pause: Pause) -> Iterator[Execution]:
+        """Trains `steps` steps, or fewer when a pause is asked for, and yields them as they are done.
+
+        When it ends, no step is under way: the variables hold exactly the steps that were yielded.
+
+        Args:
+            steps: how many steps, of all workers together when they are asynchronous.
+            first: the global number of the first one.
+            size: steps in an execution.
+            pause: asked and told about pauses, before more is begun.
+        """
+
+    def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
+        """Scores the data, each batch once.
+
+        Args:
+            data: a shard → its batches.
+            steps: batches of all shards together; None for all there are.
+        """
+
+    def total(self, values: np.ndarray) -> np.ndarray:
+        """The sum of `values`, float64, over the tasks that run the loop. All of them have to call it."""
+
+    def share_variables(self) -> None:
+        """Gives every task that runs the loop the chief's variables. All of them have to call it."""
+
+    def settle(self, step: int) -> None:
+        """Brings what is counted outside of variables into them, as of global step `step`."""

@@ -1,0 +1,104 @@
+"""The evaluator: scores each checkpoint beside the training, the last one too, and then ends."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+
+from tfdist_cli.records import emit
+from tfdist_cli.train.assignment import Validation
+from tfdist_cli.train.checkpoint import CheckpointFolder, Damaged, Found
+from tfdist_cli.train.data import Shard, checked
+from tfdist_cli.train.progress import EVALUATION_FILE, append, log, now, shown
+from tfdist_cli.train.step import ModelStep
+from tfdist_cli.train.synchronous import Membership, SynchronousEngine
+
+_LOOK = 0.3
+
+
+def run_evaluator(
+    model: keras.Model,
+    validation: Validation,
+    folder: CheckpointFolder,
+    run_dir: Path | None,
+    *,
+    ended: threading.Event | None = None,
+) -> dict[str, float]:
+    """Scores checkpoints as they appear until the final one is scored.
+
+    Args:
+        model: the compiled model, in this process alone.
+        validation: what it is scored on.
+        folder: where the checkpoints appear.
+        run_dir: where evaluation.jsonl goes; None keeps no file.
+        ended: set when the training has gone without a final checkpoint; what is there is still scored.
+
+    Returns:
+        The last checkpoint's scores.
+    """
+    step = ModelStep(model)
+    spec = checked(validation.data, Shard()).element_spec
+    step.build(spec)
+    engine = SynchronousEngine(step, tf.distribute.get_strategy(), spec, Membership(("evaluator:0",)))
+    folder.path.mkdir(parents=True, exist_ok=True)
+    scored: list[int] = []
+    folder.mark_scored(scored)
+    gone = ended or threading.Event()
+    scores: dict[str, float] = {}
+    emit("state", state="waiting")
+    while True:
+        was_gone = gone.is_set()
+        found = _next(folder, scored)
+        if found is None:
+            if was_gone:
+                return scores
+            gone.wait(_LOOK)  # the folder may be on a network file system, which tells nobody of changes
+            continue
+        if found.state.step not in scored:
+            emit("state", state="evaluating")
+            try:
+                folder.restore(found, step, optimizer=False)
+            except tf.errors.OpError:
+                if found.path.exists():
+                    raise
+                continue  # the training has removed it just now
+            scores = engine.evaluate(validation.data, steps=validation.steps).logs()
+            scored.append(found.state.step)
+            folder.mark_scored(scored)
+            _report(found, validation.name, scores, run_dir)
+            emit("state", state="waiting")
+        if found.state.final:
+            return scores
+
+
+def _next(folder: CheckpointFolder, scored: list[int]) -> Found | None:
+    """The oldest whole checkpoint without a score; else the newest one, if it has become final since it was scored."""
+    steps = folder.steps()
+    for number in steps:
+        if number in scored and number != steps[-1]:
+            continue
+        try:
+            found = folder.find(number)
+        except Damaged:
+            continue  # removed or replaced just now, or damaged: the training says so when it resumes from it
+        if number not in scored or found.state.final:
+            return found
+    return None
+
+
+def _report(found: Found, split: str, scores: dict[str, float], run_dir: Path | None) -> None:
+    line = {
+        "time": now(),
+        "split": split,
+        "step": found.state.step,
+        "epoch": found.state.epoch,
+        "final": found.state.final,
+        "values": scores,
+    }
+    if run_dir:
+        append(run_dir / EVALUATION_FILE, line)
+    emit("evaluation", step=found.state.step, final=found.state.final, metrics=scores)
+    log.info("checkpoint of step %d  %s", found.state.step, shown(scores))

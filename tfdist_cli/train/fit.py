@@ -1,0 +1,234 @@
+"""`fit`: Keras's `Model.fit` for whatever cluster this process is in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdist_cli.errors import TrainingError, UsageError
+from tfdist_cli.records import emit
+from tfdist_cli.train.assignment import Assignment, Saving, Schedule, Validation
+from tfdist_cli.train.checkpoint import CheckpointFolder
+from tfdist_cli.train.cluster import Joined, join
+from tfdist_cli.train.data import (
+    DatasetFunction,
+    Shard,
+    as_dataset_function,
+    auto_steps_per_execution,
+    checked,
+    repeated,
+    steps_in,
+)
+from tfdist_cli.train.engine import Engine
+from tfdist_cli.train.evaluator import run_evaluator
+from tfdist_cli.train.loop import TrainingLoop, acts_on_batches
+from tfdist_cli.train.progress import Progress, log, speak
+from tfdist_cli.train.step import ModelStep
+from tfdist_cli.train.termination import Termination
+
+AUTO_EPOCH_HINT = "give steps_per_epoch: the data does not say how long it is"
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Where `fit` keeps checkpoints, goes on from, and when it saves them.
+
+    Args:
+        dir: the folder; training goes on from the newest checkpoint found there.
+        every_steps: save each time this many global steps are done.
+        every_seconds: save each time this many seconds have passed.
+        keep: how many of the newest stay.
+    """
+
+    dir: str | Path
+    every_steps: int | None = None
+    every_seconds: float | None = None
+    keep: int = 3
+
+    def saving(self) -> Saving:
+        """The same for the loop."""
+        return Saving(CheckpointFolder(Path(self.dir), self.keep), self.every_steps, self.every_seconds)
+
+
+def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
+    model: keras.Model,
+    data: Any,
+    *,
+    epochs: int | None = None,
+    steps_per_epoch: int | None = None,
+    max_steps: int | None = None,
+    steps_per_execution: int | None = None,
+    validation_data: Any = None,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    checkpoints: Checkpoints | None = None,
+) -> keras.callbacks.History:
+    """Trains a compiled Keras 3 model on the cluster that this process is in, or in this process alone.
+
+    Call it on every task, with a model built under `tfdist.scope()`. On an evaluator it scores checkpoints instead, and
+    ends the process when it has scored the last one.
+
+    Args:
+        model: a compiled `keras.Model`.
+        data: a function of a `tfdist.Shard` that returns a `tf.data.Dataset` of the shard's batches; a dataset, whose
+            batches the workers divide; or arrays `(x, y)` or `(x, y, sample_weight)`, in batches of 32.
+        epochs: how many times `steps_per_epoch`; 1 when `max_steps` isn't given either.
+        steps_per_epoch: steps in an epoch, of all workers together where they are asynchronous. By default as many as
+            show the data once; the data then starts again with each epoch. When it is given, the data is taken as it
+            is, and running out of it is an error.
+        max_steps: the global step to end at exactly, earlier launches' steps included.
+        steps_per_execution: steps a worker takes between two reports; by default up to 10, or 1 when a callback acts
+            on batches.
+        validation_data: like `data`, or a `tfdist.Validation`; scored after each epoch, each example once.
+        callbacks: Keras callbacks, run on the chief.
+        checkpoints: where the training is saved, and goes on from.
+
+    Returns:
+        Keras's `History`: `history.history["loss"]` has a value for each epoch.
+
+    Raises:
+        TrainingError: the data, the model or a checkpoint is at fault.
+    """
+    speak()
+    joined = join()
+    function = as_dataset_function(data)
+    validation = _validation(validation_data)
+    if joined.environment.task.role == "evaluator":
+        if validation is None or checkpoints is None:
+            raise UsageError("an evaluator needs validation_data and checkpoints", hint="pass both to tfdist.fit")
+        run_evaluator(model, validation, checkpoints.saving().folder, joined.environment.run_dir)
+        raise SystemExit(0)
+    if steps_per_epoch is None:
+        steps_per_epoch = full_pass(joined, function, split=True)
+        function = repeated(function)
+    assignment = Assignment(
+        function,
+        steps_per_epoch,
+        epochs=epochs,
+        max_steps=max_steps,
+        steps_per_execution=steps_per_execution,
+        validation=validation,
+        callbacks=callbacks,
+        saving=checkpoints.saving() if checkpoints else None,
+    )
+    return train(joined, model, assignment)
+
+
+def train(joined: Joined, model: keras.Model, assignment: Assignment) -> keras.callbacks.History:
+    """Carries out an assignment with a model that was built under the strategy's scope.
+
+    Raises:
+        TrainingError: the data, the model or a checkpoint is at fault.
+        Terminated: the process was told to end.
+    """
+    step = ModelStep(model)
+    spec = checked(assignment.data, Shard()).element_spec
+    with Termination() as termination:
+        with joined.strategy.scope():
+            step.build(spec)
+            engine = joined.engine(step, spec)
+            first = _resume(engine, step, assignment.saving)
+            engine.open(assignment.data, split=assignment.split, step=first)
+        schedule = _schedule(assignment, engine, model)
+        progress = Progress(
+            joined.environment.run_dir, engine=engine, first=first, total=schedule.total, epochs=schedule.epochs
+        )
+        loop = TrainingLoop(engine, step, schedule, assignment, progress=progress, termination=termination)
+        emit("state", state="training")
+        if first >= schedule.total:
+            log.info("nothing to train: step %d of %d is done already", first, schedule.total)
+        history = loop.run(first)
+        progress.finish()
+    return history
+
+
+def full_pass(joined: Joined, data: DatasetFunction, *, split: bool) -> int:
+    """Global steps that show the data once: once to all workers together, or once to each where they don't divide it.
+
+    Raises:
+        TrainingError: the data does not say how long it is, or is empty.
+    """
+    environment = joined.environment
+    asynchronous = environment.strategy == "parameter_server"
+    workers = [task for task in environment.members if task.role == "worker" or not asynchronous]
+    shards = [Shard(n if split else 0, len(workers) if split else 1, n) for n in range(len(workers))]
+    steps = steps_in(data, shards, synchronous=not asynchronous)
+    if steps is None:
+        raise TrainingError("the length of the training data is not known", hint=AUTO_EPOCH_HINT)
+    if steps == 0:
+        raise TrainingError(
+            f"the training data has no full batch for each of {len(workers)} workers",
+            hint="use a smaller batch_size, fewer workers, or more data",
+        )
+    return steps if asynchronous else max(1, steps // (joined.strategy.num_replicas_in_sync // len(workers)))
+
+
+def _schedule(assignment: Assignment, engine: Engine, model: keras.Model) -> Schedule:
+    size = assignment.steps_per_execution
+    if size is None and model.steps_per_execution > 1:
+        size = model.steps_per_execution
+    if size is None and any(acts_on_batches(callback) for callback in assignment.callbacks):
+        size = 1
+    if size is None:
+        sharers = 1 if engine.synchronous else engine.workers
+        size = auto_steps_per_execution(assignment.steps_per_epoch, sharers, engine.max_steps_per_execution)
+    _check_alike(assignment, engine)
+    size = int(engine.total(np.array([float(size * engine.is_chief)]))[0])
+    return Schedule(assignment.steps_per_epoch, assignment.total, size)
+
+
+def _check_alike(assignment: Assignment, engine: Engine) -> None:
+    """Tasks that were given different lengths would wait for each other for ever.
+
+    Raises:
+        TrainingError: this task was given something else than the chief.
+    """
+    validation, saving = assignment.validation, assignment.saving
+    own = {
+        "steps in an epoch": assignment.steps_per_epoch,
+        "the last step": assignment.total,
+        "epochs from one validation to the next": validation.every_epochs if validation else 0,
+        "steps from one checkpoint to the next": (saving.every_steps or 0) if saving else 0,
+    }
+    values = np.array(list(own.values()), np.float64)
+    for (name, value), chiefs in zip(own.items(), engine.total(values * engine.is_chief), strict=True):
+        if value != chiefs:
+            raise TrainingError(
+                f"{name}: {value} here, {chiefs:.0f} on the chief",
+                hint="give tfdist.fit the same data and arguments on every task",
+            )
+
+
+def _resume(engine: Engine, step: ModelStep, saving: Saving | None) -> int:
+    """Restores the newest whole checkpoint on the chief, gives it to the others, and returns its step."""
+    if saving is None:
+        return 0
+    first = 0
+    if engine.is_chief:
+        found, damaged = saving.folder.newest()
+        for reason in damaged:
+            log.warning("checkpoint left out: %s", reason)
+        if damaged and found is None:
+            raise TrainingError(
+                f"no checkpoint in {saving.folder.path} is whole: {damaged[0]}",
+                hint="name another checkpoint.dir to start anew, or remove the damaged ones",
+            )
+        if found is not None:
+            saving.folder.restore(found, step)
+            first = found.state.step
+            log.info("resuming from %s (step %d)", found.path, first)
+            emit("resumed", step=first, path=str(found.path))
+    first = int(engine.total(np.array([float(first)]))[0])
+    if first:
+        engine.share_variables()
+    return first
+
+
+def _validation(data: Any) -> Validation | None:
+    if data is None or isinstance(data, Validation):
+        return data
+    return Validation(as_dataset_function(data))

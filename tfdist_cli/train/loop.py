@@ -1,0 +1,302 @@
+"""The training loop: epochs and steps, callbacks, validation, checkpoints, and coming to an orderly stop.
+
+Every task that has a loop runs the same one. What only the chief knows (callbacks' wishes, the clock) reaches the
+others through the engine before any of them acts on it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdist_cli.errors import TrainingError
+from tfdist_cli.records import emit
+from tfdist_cli.train.assignment import Assignment, Saving, Schedule
+from tfdist_cli.train.checkpoint import TrainingState
+from tfdist_cli.train.engine import Engine, Execution
+from tfdist_cli.train.metrics import MetricTotals
+from tfdist_cli.train.progress import Progress
+from tfdist_cli.train.step import ModelStep, values
+from tfdist_cli.train.termination import Termination
+from tfdist_cli.train.update import innermost
+
+log = logging.getLogger("tfdist")
+
+
+class TrainingLoop:
+    """One training from its first step here to its last.
+
+    Args:
+        engine: runs the steps.
+        step: the model.
+        schedule: how long.
+        assignment: callbacks, validation and checkpoints.
+        progress: reports.
+        termination: requests to end early.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        step: ModelStep,
+        schedule: Schedule,
+        assignment: Assignment,
+        *,
+        progress: Progress,
+        termination: Termination,
+    ) -> None:
+        self._engine = engine
+        self._model = step.model
+        self._step = step
+        self._schedule = schedule
+        self._validation = assignment.validation
+        self._saving = saving = assignment.saving
+        callbacks = assignment.callbacks
+        self._progress = progress
+        self._pause = _LoopPause(termination, saving if engine.is_chief else None)
+        self._totals = MetricTotals(step)
+        self._has_callbacks, self._each_batch, self._ends_on_nan = _chiefs_flags(engine, callbacks)
+        # What is done at the end of a training may change the variables after the last step.
+        self._ends_changed = self._has_callbacks or innermost(self._model.optimizer).use_ema
+        self._done = 0
+        self._unsaved: OSError | None = None
+        self._callbacks = keras.callbacks.CallbackList(
+            list(callbacks) if engine.is_chief else [],
+            add_history=True,
+            model=step.model,
+            verbose=0,
+            epochs=schedule.epochs,
+            steps=schedule.steps_per_epoch,
+        )
+
+    def run(self, first: int) -> keras.callbacks.History:
+        """Trains from global step `first` to the end of the schedule.
+
+        Raises:
+            TrainingError: a loss that is not a number, data that ends, a last checkpoint that could not be written.
+            Terminated: the process was told to end; a checkpoint holds what was done.
+        """
+        self._done = first
+        self._model.stop_training = False
+        self._callbacks.on_train_begin()
+        logs: dict[str, float] = {}
+        for epoch in range(first // self._schedule.steps_per_epoch, self._schedule.epochs):
+            if self._done >= self._schedule.total:
+                break
+            logs = self._epoch(epoch)
+            if self._stopped():
+                break
+        self._engine.settle(self._done)
+        with self._engine.scope():
+            self._model.optimizer.finalize_variable_values(self._model.trainable_weights)
+        self._callbacks.on_train_end(logs)
+        if self._has_callbacks:
+            self._engine.share_variables()
+        self._save(final=True)
+        if self._unsaved:
+            raise TrainingError(
+                f"the last checkpoint could not be written: {self._unsaved}",
+                hint=f"make room for {self._saving.folder.path if self._saving else ''} and launch again: "
+                "training goes on from the last good checkpoint",
+            ) from self._unsaved
+        return self._model.history
+
+    @property
+    def done(self) -> int:
+        """Global steps done."""
+        return self._done
+
+    def _epoch(self, epoch: int) -> dict[str, float]:
+        self._callbacks.on_epoch_begin(epoch)
+        if self._has_callbacks:
+            self._engine.share_variables()  # with what callbacks have changed since the last epoch, the rate perhaps
+            self._agree_to_stop()
+        self._totals.reset()
+        self._progress.begin_epoch()
+        target = min((epoch + 1) * self._schedule.steps_per_epoch, self._schedule.total)
+        while self._done < target and not self._stopped():
+            self._stretch(epoch, self._boundary(target))
+        logs = self._totals.logs()
+        self._progress.report("train", self._done, epoch + 1, logs, done=True)
+        self._engine.settle(self._done)
+        logs |= self._validate(epoch)
+        self._callbacks.on_epoch_end(epoch, logs)
+        if self._has_callbacks:
+            self._agree_to_stop()
+        return logs
+
+    def _boundary(self, target: int) -> int:
+        every = self._saving.every_steps if self._saving else None
+        return min(target, (self._done // every + 1) * every) if every else target
+
+    def _stretch(self, epoch: int, boundary: int) -> None:
+        """Trains up to `boundary` or to a pause, then saves what is to be saved."""
+        epoch_first = epoch * self._schedule.steps_per_epoch
+        executions = self._engine.run(
+            boundary - self._done,
+            first=self._done,
+            size=self._schedule.steps_per_execution,
+            pause=self._pause,
+        )
+        for execution in executions:
+            if self._each_batch:
+                self._callbacks.on_train_batch_begin(execution.first - epoch_first)
+            self._take(execution, epoch)
+            if self._each_batch:
+                last = execution.first + len(execution.losses) - 1
+                self._callbacks.on_train_batch_end(last - epoch_first, self._totals.logs())
+                self._agree_after_batch()
+        if self._pause.agreed() and not self._stopped():
+            terminate, save = self._engine.total(self._pause.wishes())
+            self._pause.reset()
+            if terminate:
+                self._save(final=False)
+                self._engine.total(np.zeros(1))  # nobody leaves while the chief is saving
+                self._pause.termination.carry_out(self._done)
+            if save:
+                self._save(final=False)
+        elif self._saving and self._saving.every_steps and self._done % self._saving.every_steps == 0:
+            self._save(final=False)
+
+    def _take(self, execution: Execution, epoch: int) -> None:
+        bad = np.flatnonzero(~np.isfinite(execution.losses))
+        if bad.size and not self._ends_on_nan:
+            raise self._not_a_number(execution, int(bad[0]))
+        self._totals.add(execution.metrics)
+        self._progress.count(execution)
+        self._done += len(execution.losses)
+        self._pause.hear(execution.votes)
+        if self._progress.due():
+            self._progress.report("train", self._done, epoch + 1, self._totals.logs())
+
+    def _not_a_number(self, execution: Execution, place: int) -> TrainingError:
+        worker = " and ".join(execution.steps) if not self._engine.synchronous else "all workers"
+        return TrainingError(
+            f"the loss is {execution.losses[place]} at step {execution.first + place + 1} (taken by {worker})",
+            hint="lower the learning rate, clip gradients (clipnorm), or look for such values in the data",
+        )
+
+    def _validate(self, epoch: int) -> dict[str, float]:
+        validation = self._validation
+        last = self._done >= self._schedule.total
+        if validation is None or ((epoch + 1) % validation.every_epochs and not last):
+            return {}
+        emit("state", state="evaluating")
+        self._callbacks.on_test_begin()
+        scores = self._engine.evaluate(validation.data, steps=validation.steps).logs()
+        self._callbacks.on_test_end(scores)
+        self._progress.report(validation.name, self._done, epoch + 1, scores)
+        emit("state", state="training")
+        return {f"val_{name}": value for name, value in scores.items()}
+
+    def _stopped(self) -> bool:
+        return bool(self._model.stop_training)
+
+    def _agree_to_stop(self) -> None:
+        wish = float(self._stopped()) if self._engine.is_chief else 0.0
+        self._model.stop_training = bool(self._engine.total(np.array([wish]))[0])
+        if self._stopped():
+            self._pause.agree()
+
+    def _agree_after_batch(self) -> None:
+        """A callback may have stopped the training or set the learning rate, on the chief."""
+        self._agree_to_stop()
+        rate = innermost(self._model.optimizer)._learning_rate
+        if self._engine.synchronous and self._engine.workers > 1 and isinstance(rate, keras.Variable):
+            own = float(values([rate])[0].numpy()) if self._engine.is_chief else 0.0
+            agreed = self._engine.total(np.array([own]))[0]
+            with self._engine.scope():
+                rate.assign(agreed)
+
+    def _save(self, *, final: bool) -> None:
+        if self._saving is None:
+            return
+        self._engine.settle(self._done)
+        self._pause.saved()
+        if not self._engine.is_chief:
+            return
+        state = TrainingState(self._done, self._done // self._schedule.steps_per_epoch, final)
+        try:
+            with self._engine.scope():
+                path = self._saving.folder.save(self._step, state, changed=self._ends_changed)
+        except OSError as error:
+            # Training goes on: what it has learned since the last good checkpoint is still here.
+            log.error(  # noqa: TRY400 the reason says it all; a traceback of ours would hide it
+                "checkpoint of step %d could not be written: %s; training goes on", self._done, error
+            )
+            self._unsaved = error
+            return
+        self._unsaved = None
+        emit("checkpoint", step=self._done, path=str(path))
+
+
+class _LoopPause:
+    """`engine.Pause` for a loop: told to end from outside, or time for a checkpoint."""
+
+    def __init__(self, termination: Termination, saving: Saving | None) -> None:
+        self.termination = termination
+        self._every = saving.every_seconds if saving else None
+        self._last_save = time.monotonic()
+        self._agreed = False
+
+    def wanted(self) -> bool:
+        return self.termination.requested or self._save_due()
+
+    def agreed(self) -> bool:
+        return self._agreed
+
+    def agree(self) -> None:
+        self._agreed = True
+
+    def hear(self, votes: int) -> None:
+        self._agreed = self._agreed or votes > 0
+
+    def wishes(self) -> np.ndarray:
+        return np.array([float(self.termination.requested), float(self._save_due())])
+
+    def reset(self) -> None:
+        self._agreed = False
+
+    def saved(self) -> None:
+        self._last_save = time.monotonic()
+
+    def _save_due(self) -> bool:
+        return self._every is not None and time.monotonic() - self._last_save >= self._every
+
+
+def _chiefs_flags(engine: Engine, callbacks: Sequence[Any]) -> tuple[bool, bool, bool]:
+    """Whether the chief has callbacks, ones that act on batches, and one that ends the training at a loss of NaN.
+
+    A program may have given callbacks to its chief alone, and yet all tasks have to take part in what they need.
+    """
+    stops = any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in callbacks)
+    own = [bool(callbacks), any(acts_on_batches(callback) for callback in callbacks), stops]
+    has, each_batch, ends_on_nan = engine.total(np.array(own, np.float64) * engine.is_chief) > 0
+    return bool(has), bool(each_batch), bool(ends_on_nan)
+
+
+def acts_on_batches(callback: Any) -> bool:
+    """Whether a Keras callback has something to do at each batch."""
+    hooks = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+    return any(_acts(callback, getattr(callback, hook)) for hook in hooks)
+
+
+def _acts(callback: Any, method: Any) -> bool:
+    """Whether one hook does something; Keras's own savers have hooks that leave at once when they act on epochs."""
+    if getattr(method, "_is_default", False):
+        return False
+    kind = next((kind for kind in _FREQUENCIES if isinstance(callback, kind)), None)
+    inherited = kind and getattr(kind, method.__name__, None) is getattr(method, "__func__", None)
+    return not (inherited and getattr(callback, _FREQUENCIES[kind]) == "epoch")
+
+
+_FREQUENCIES: dict[Any, str] = {
+    keras.callbacks.ModelCheckpoint: "save_freq",
+    keras.callbacks.BackupAndRestore: "save_freq",
+    keras.callbacks.TensorBoard: "update_freq",
+}

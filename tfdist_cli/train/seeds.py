@@ -1,0 +1,82 @@
+"""Random numbers that no two workers share and that a resumed run draws again the same.
+
+Keras keeps a counter per `SeedGenerator` in a variable. Asynchronous workers would read the same count and drop the
+same units; so a step's counts are computed instead: step `s` of replica `r` among `n` starts where Keras's own counter
+would stand after `s * n + r` steps. With one replica these are the very numbers that `keras.Model.fit` draws.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist_cli.train.step import ModelStep, Tensors, values
+
+
+class Seeds:
+    """The seed counters of a model.
+
+    Args:
+        step: the model's pure functions, built.
+        element_spec: the `tf.TypeSpec`s of a batch.
+        replicas: how many replicas take each step together.
+    """
+
+    def __init__(self, step: ModelStep, element_spec: Any, replicas: int = 1) -> None:
+        generators = {id(state) for state in _states(step.model)}
+        self._variables = [variable for variable in step.state if id(variable) in generators]
+        self._positions = [n for n, variable in enumerate(step.state) if id(variable) in generators]
+        self._replicas = replicas
+        self._starts = [value.numpy() for value in values(self._variables)]
+        self._first_step = 0
+        self._draws = _draws_per_step(step, element_spec, self._positions) if self._positions else []
+
+    def begin(self, step: int) -> None:
+        """Takes the counters as they stand now for those of global step `step`."""
+        self._starts = [value.numpy() for value in values(self._variables)]
+        self._first_step = step
+
+    def put(self, state: Tensors, step: tf.Tensor | int, replica: tf.Tensor | int = 0) -> Tensors:
+        """The state with its counters set for a replica's step; everything else as it was."""
+        position = (tf.cast(step, tf.int64) - self._first_step) * self._replicas + tf.cast(replica, tf.int64)
+        state = list(state)
+        for place, start, draws in zip(self._positions, self._starts, self._draws, strict=True):
+            state[place] = tf.constant(start) + tf.cast(position * draws, start.dtype)
+        return state
+
+    def settle(self, step: int) -> None:
+        """Writes the counters of global step `step` into their variables, where a checkpoint finds them."""
+        position = (step - self._first_step) * self._replicas
+        for variable, start, draws in zip(self._variables, self._starts, self._draws, strict=True):
+            variable.value.assign(start + (position * draws).astype(start.dtype))
+
+    def __contains__(self, place: int) -> bool:
+        """Whether the state variable with this number is a counter."""
+        return place in self._positions
+
+
+def _states(model: keras.Model) -> list[keras.Variable]:
+    return [generator.state for layer in model._flatten_layers() for generator in layer._seed_generators]
+
+
+def _draws_per_step(step: ModelStep, element_spec: Any, positions: list[int]) -> list[np.ndarray]:
+    """How far one training step moves each counter, found by running what moves them and nothing else."""
+
+    def unknown(spec: tf.TensorSpec) -> tf.Tensor:
+        # Only the shape is taken from it, as far as it is known: a size made up could be too small for the model.
+        sizes = [] if spec.shape.rank is None else [size or 1 for size in spec.shape]
+        return tf.compat.v1.placeholder_with_default(tf.zeros(sizes, spec.dtype), spec.shape)
+
+    @tf.function(autograph=False)
+    def moved() -> Tensors:
+        parameters = [tf.zeros(variable.shape, variable.dtype) for variable in step.parameters]
+        state = [tf.zeros(variable.shape, variable.dtype) for variable in step.state]
+        metrics = [tf.zeros(variable.shape, variable.dtype) for variable in step.metrics]
+        batch = tf.nest.map_structure(unknown, element_spec, expand_composites=True)
+        result = step.train(parameters, state, metrics, batch)
+        return [tf.cast(result.state[place], tf.int64) for place in positions]
+
+    return [counts.numpy() for counts in moved.get_concrete_function()()]

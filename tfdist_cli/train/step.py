@@ -1,0 +1,209 @@
+"""A compiled Keras model as pure functions of the values of its variables.
+
+Engines differ in where variables live, how gradients meet and who updates; none of them differs in what a step is. So
+the step reads no variable and writes none: values go in, a loss, gradients and new values come out. Keras's own
+stateless calls do it, in the order of its JAX trainer, which trains the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+
+from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.blame import is_from_users_code
+from tfdist_cli.train.update import innermost
+
+Tensors = list[tf.Tensor]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one batch gives.
+
+    Args:
+        loss: the mean loss of the batch, without loss scaling, shape ().
+        gradients: one per trainable variable: a tensor, `tf.IndexedSlices`, or None where it has no part in the loss.
+        state: the new value of each non-trainable variable.
+        metrics: the new value of each metric variable.
+        examples: the number of examples, int64, shape ().
+    """
+
+    loss: tf.Tensor
+    gradients: list[Any]
+    state: Tensors
+    metrics: Tensors
+    examples: tf.Tensor
+
+
+class ModelStep:
+    """The pure functions of one compiled model.
+
+    Args:
+        model: a compiled Keras model.
+
+    Raises:
+        TrainingError: the model is not compiled, or has a `train_step` of its own.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        _check(model)
+        self.model = model
+
+    def build(self, element_spec: Any) -> None:
+        """Creates all variables of model, metrics and optimizer.
+
+        Args:
+            element_spec: the `tf.TypeSpec`s of a batch.
+
+        Raises:
+            TrainingError: the model cannot take such a batch, or was not made under the strategy's scope.
+        """
+        _check_scope(self.model)
+        # Keras has no public call that builds model, metrics and optimizer from shapes alone.
+        try:
+            self.model._symbolic_build(data_batch=element_spec)
+        except (ValueError, RuntimeError, TypeError) as error:
+            if is_from_users_code(error):
+                raise
+            raise TrainingError(
+                f"the model cannot be built for batches of {describe(element_spec)}: {error}",
+                hint="the shapes that dataset() yields have to fit the model's inputs and its loss",
+            ) from error
+
+    @property
+    def parameters(self) -> list[keras.Variable]:
+        """The variables that are learned."""
+        return list(self.model.trainable_variables)
+
+    @property
+    def state(self) -> list[keras.Variable]:
+        """The variables that a step changes without a gradient: moving statistics, random seeds."""
+        return list(self.model.non_trainable_variables)
+
+    @property
+    def metrics(self) -> list[keras.Variable]:
+        """The variables that metrics, the loss among them, count in."""
+        return list(self.model.metrics_variables)
+
+    def train(self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any) -> StepResult:
+        """Loss, gradients and new values for one batch."""
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(parameters)
+            loss, y_pred, state, metrics = self._forward(parameters, state, metrics, batch, training=True)
+            scaled = self.model.optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, parameters)
+        return self._result(loss, gradients, state, metrics, batch, y_pred)
+
+    def evaluate(self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any) -> StepResult:
+        """Loss and metrics of one batch, with nothing learned; `gradients` is empty."""
+        loss, y_pred, state, metrics = self._forward(parameters, state, metrics, batch, training=False)
+        return self._result(loss, [], state, metrics, batch, y_pred)
+
+    def _forward(
+        self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any, *, training: bool
+    ) -> tuple[tf.Tensor, Any, Tensors, Tensors]:
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        model = self.model
+        kwargs = {"training": training} if model._call_has_training_arg else {}
+        with _seeded_draws_only():
+            y_pred, state, losses = model.stateless_call(parameters, state, x, return_losses=True, **kwargs)
+        model._losses_override.clear()
+        if losses:
+            model._losses_override = losses  # compute_loss adds what the layers' own losses came to
+        loss, (_, state, metrics) = model.stateless_compute_loss(
+            parameters, state, metrics, x=x, y=y, y_pred=y_pred, sample_weight=weight, training=training
+        )
+        if losses:
+            model._losses_override = []
+        return loss, y_pred, state, metrics
+
+    def _result(
+        self, loss: tf.Tensor, gradients: list[Any], state: Tensors, metrics: Tensors, batch: Any, y_pred: Any
+    ) -> StepResult:
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        examples = tf.shape(tf.nest.flatten(x)[0], out_type=tf.int64)[0]
+        # A loss is scaled down by the replicas so that gradients can be summed; what is reported is the whole.
+        whole = loss * tf.distribute.get_strategy().num_replicas_in_sync
+        with keras.StatelessScope(state_mapping=list(zip(self.metrics, metrics, strict=True))) as scope:
+            self.model._loss_tracker.update_state(whole, sample_weight=tf.cast(examples, tf.float32))
+            self.model.compute_metrics(x, y, y_pred, weight)
+        counted = [scope.get_current_value(variable) for variable in self.metrics]
+        return StepResult(tf.cast(whole, tf.float32), gradients, state, counted, examples)
+
+
+def values(variables: Sequence[keras.Variable]) -> Tensors:
+    """Each variable read once."""
+    return [tf.convert_to_tensor(variable.value) for variable in variables]
+
+
+def describe(element_spec: Any) -> str:
+    """A batch's shapes and types for a message: `(float32 (None, 64), int64 (None,))`."""
+    if isinstance(element_spec, dict):
+        return "{" + ", ".join(f"{key}: {describe(part)}" for key, part in element_spec.items()) + "}"
+    if isinstance(element_spec, (tuple, list)):
+        return "(" + ", ".join(describe(part) for part in element_spec) + ")"
+    dtype, shape = getattr(element_spec, "dtype", None), getattr(element_spec, "shape", None)
+    return f"{getattr(dtype, 'name', type(element_spec).__name__)} {shape}"
+
+
+def _check(model: Any) -> None:
+    if not isinstance(model, keras.Model):
+        raise TrainingError(
+            f"{type(model).__name__} is no Keras model", hint="return a keras.Model that compile() was called on"
+        )
+    if not model.compiled or model.optimizer is None:
+        raise TrainingError(
+            f"the model {model.name!r} is not compiled", hint="call model.compile(optimizer, loss, metrics) on it"
+        )
+    for method in ("train_step", "test_step"):
+        if getattr(type(model), method) is not getattr(keras.Model, method):
+            raise TrainingError(
+                f"{type(model).__name__} overrides {method}, which no distributed engine can run",
+                hint="put what it does into compute_loss() or call(); optimizer, metrics and add_loss are used as they "
+                "are",
+            )
+
+
+def _check_scope(model: keras.Model) -> None:
+    if not tf.distribute.has_strategy():
+        return
+    strategy, optimizer = tf.distribute.get_strategy(), innermost(model.optimizer)
+    makers = {f"the model {model.name!r}": model._distribute_strategy}
+    makers[f"its optimizer {optimizer.name!r}"] = optimizer._distribution_strategy
+    makers |= {variable.path: getattr(variable.value, "_distribute_strategy", None) for variable in model.variables}
+    for what, maker in makers.items():
+        if maker is not strategy:
+            raise TrainingError(
+                f"{what} was not made for this cluster",
+                hint="make the model, its layers and its optimizer, and compile it, under `with tfdist.scope():`",
+            )
+
+
+@contextlib.contextmanager
+def _seeded_draws_only() -> Iterator[None]:
+    """Refuses Keras's own process-wide seeds: counted in no model's state, they would be the same in each step."""
+    before = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, _ProcessWideSeeds())
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, before)
+
+
+class _ProcessWideSeeds:
+    """Stands where Keras looks for the seed of a random operation that was given none."""
+
+    def next(self, **_: Any) -> None:
+        # A ValueError, so that Keras names the layer and the task shows the user's line.
+        raise ValueError(
+            "random numbers are drawn without a seed: give the layer a keras.random.SeedGenerator and pass it on: "
+            "keras.random.normal(shape, seed=self.seeds)"
+        )

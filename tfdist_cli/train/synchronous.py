@@ -1,0 +1,266 @@
+"""The engine of one process, `MirroredStrategy` and `MultiWorkerMirroredStrategy`: replicas take each step together.
+
+Each replica computes gradients of its own batch; all gradients of a step cross the network as one packed tensor and are
+summed; each replica applies the same update to its own copy. What an execution counted (losses, metrics, examples,
+moving statistics, wishes to pause) crosses once at its end, in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.coordinated import evaluation_function
+from tfdist_cli.train.data import DatasetFunction, Shard, checked
+from tfdist_cli.train.engine import Execution, Pause
+from tfdist_cli.train.metrics import MetricTotals
+from tfdist_cli.train.seeds import Seeds
+from tfdist_cli.train.step import ModelStep, values
+from tfdist_cli.train.update import innermost, leave_sums_to_engine
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The tasks that train together, and which of them this process is.
+
+    Args:
+        tasks: their names in the order of their replicas, `("chief:0", "worker:0")`.
+        index: this process's place among them; 0 is the chief.
+    """
+
+    tasks: tuple[str, ...] = ("chief:0",)
+    index: int = 0
+
+
+class SynchronousEngine:
+    """Synchronous data-parallel training.
+
+    Args:
+        step: the model's pure functions, built under the strategy's scope.
+        strategy: `MultiWorkerMirroredStrategy`, `MirroredStrategy`, or TensorFlow's default strategy.
+        element_spec: the `tf.TypeSpec`s of a replica's batch.
+        membership: the tasks that train together.
+    """
+
+    synchronous = True
+    max_steps_per_execution = 10
+
+    def __init__(
+        self, step: ModelStep, strategy: tf.distribute.Strategy, element_spec: Any, membership: Membership
+    ) -> None:
+        self._step = step
+        self._strategy = strategy
+        self._members = membership
+        self._replicas: int = strategy.num_replicas_in_sync
+        self._local = self._replicas // len(membership.tasks)
+        self.workers = len(membership.tasks)
+        self.is_chief = membership.index == 0
+        self._totals = MetricTotals(step)
+        self._seeds = Seeds(step, element_spec, self._replicas)
+        self._functions: dict[int, Any] = {}
+        self._evaluation: Any = None
+        self._iterator: Any = None
+        self._sum = self._summing_function()
+        leave_sums_to_engine(step.model.optimizer)
+        self._check_accumulation()
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """See `Engine.scope`."""
+        return self._strategy.scope()
+
+    def open(self, data: DatasetFunction, *, split: bool, step: int) -> None:
+        """Opens this task's part of the data."""
+        self._seeds.begin(step)
+        index, count = self._members.index, self.workers
+        shard = Shard(index, count, index, step * self._local) if split else Shard(0, 1, index, step * self._local)
+        self._iterator = iter(checked(data, shard))
+
+    def run(self, steps: int, *, first: int, size: int, pause: Pause) -> Iterator[Execution]:
+        """See `Engine.run`."""
+        left, start = steps, first
+        while left and not pause.agreed():
+            count = size if left >= size else 1
+            function = self._functions.get(count)
+            if function is None:
+                function = self._functions[count] = self._execution_function(count)
+            vote = tf.constant(float(pause.wanted()), tf.float64)
+            with self.scope():
+                try:
+                    summary = function(self._iterator, tf.constant(start, tf.int64), vote).numpy()
+                except tf.errors.OutOfRangeError as error:
+                    raise _ended_early(self._members) from error
+            yield self._execution(start, count, summary)
+            left, start = left - count, start + count
+
+    def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
+        """Each task scores its own shard of the data, once."""
+        index, count = self._members.index, self.workers
+        limit = -1 if steps is None else steps // count + (index < steps % count)
+        with self.scope():
+            if self._evaluation is None:
+                self._evaluation = evaluation_function(self._step, self._totals)
+            iterator = iter(checked(data, Shard(index, count, index)))
+            counted = self._evaluation(iterator, tf.constant(limit, tf.int64)).numpy()
+        totals = MetricTotals(self._step)
+        totals.add(self.total(counted))
+        return totals
+
+    def total(self, values: np.ndarray) -> np.ndarray:
+        """See `Engine.total`."""
+        if self.workers == 1:
+            return values
+        return np.asarray(self._sum(tf.constant(values, tf.float64)))
+
+    def share_variables(self) -> None:
+        """See `Engine.share_variables`."""
+        if self.workers == 1:
+            return
+        variables = self._step.parameters + self._step.state + list(self._step.model.optimizer.variables)
+        for dtype in dict.fromkeys(variable.dtype for variable in variables):
+            group = [variable for variable in variables if variable.dtype == dtype]
+            carrier = tf.as_dtype(dtype) if tf.as_dtype(dtype).is_floating else tf.int64
+            flat = tf.concat([tf.reshape(tf.cast(value, carrier), [-1]) for value in values(group)], axis=0)
+            shared = self._sum(flat if self.is_chief else tf.zeros_like(flat))
+            parts = tf.split(shared, [int(np.prod(variable.shape)) for variable in group])
+            with self.scope():
+                for variable, part in zip(group, parts, strict=True):
+                    variable.value.assign(tf.cast(tf.reshape(part, variable.shape), dtype))
+
+    def settle(self, step: int) -> None:
+        """See `Engine.settle`."""
+        with self.scope():
+            self._seeds.settle(step)
+
+    def leave(self) -> None:
+        """Waits until every task is here: one that left earlier would make the others fail."""
+        self.total(np.zeros(1))
+
+    def _execution(self, first: int, count: int, summary: np.ndarray) -> Execution:
+        metrics, replicas = self._totals.size, self._replicas
+        losses, metric_sums, examples, votes = np.split(summary, np.cumsum([count, metrics, replicas]))
+        by_task = examples.reshape(self.workers, self._local).sum(axis=1)
+        names = self._members.tasks
+        steps = dict.fromkeys(names, count)
+        consumed = {name: int(number) for name, number in zip(names, by_task, strict=True)}
+        return Execution(first, losses, metric_sums, steps, consumed, int(votes[0]))
+
+    def _execution_function(self, count: int) -> Any:
+        """`count` steps of all replicas as one function."""
+        step, seeds, totals, replicas = self._step, self._seeds, self._totals, self._replicas
+        places = self._shared_places()
+
+        def replica_steps(batches: Any, first: tf.Tensor, vote: tf.Tensor) -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
+            state, metrics, losses = values(step.state), totals.start(), []
+            examples = tf.zeros([], tf.int64)
+            for number, batch in enumerate(batches):
+                state = seeds.put(state, first + number, replica)
+                result = step.train(values(step.parameters), state, metrics, batch)
+                self._apply(self._summed(result.gradients, context))
+                state, metrics = result.state, result.metrics
+                examples += result.examples
+                losses.append(result.loss)
+            own = tf.one_hot(replica, replicas, dtype=tf.float64)
+            mean = [tf.reshape(tf.cast(state[place], tf.float64), [-1]) / replicas for place in places]
+            losses = tf.cast(tf.stack(losses), tf.float64) / replicas
+            # Every local replica votes for its task: any vote at all is one.
+            parts = [losses, totals.pack(metrics), own * tf.cast(examples, tf.float64), vote[None], *mean]
+            return self._all_reduce(tf.concat(parts, axis=0), context)
+
+        @tf.function(autograph=False)
+        def execute(iterator: Any, first: tf.Tensor, vote: tf.Tensor) -> tf.Tensor:
+            batches = self._batches(iterator, count)
+            summed = self._strategy.run(replica_steps, args=(batches, first, vote))
+            summary = self._strategy.experimental_local_results(summed)[0]
+            sizes = [int(np.prod(step.state[place].shape)) for place in places]
+            head = count + totals.size + replicas + 1
+            parts = tf.split(summary, [head, *sizes])
+            for place, part in zip(places, parts[1:], strict=True):
+                variable = step.state[place]
+                variable.value.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+            return parts[0]
+
+        return execute
+
+    def _shared_places(self) -> list[int]:
+        """The state variables that become the mean over the replicas: all but the seeds, which are computed.
+
+        Integer state is the same on all replicas, so that its mean is what it was.
+        """
+        return [place for place in range(len(self._step.state)) if place not in self._seeds]
+
+    def _batches(self, iterator: Any, count: int) -> Any:
+        """`count` batches for each local replica."""
+        own = [tuple(next(iterator) for _ in range(count)) for _ in range(self._local)]
+        if self._local == 1:
+            return own[0]
+        first = self._members.index * self._local
+        return self._strategy.experimental_distribute_values_from_function(
+            lambda context: own[int(tf.get_static_value(context.replica_id_in_sync_group)) - first]
+        )
+
+    def _apply(self, gradients: list[Any]) -> None:
+        """Updates the replica's own copies, with gradients that are the same on all replicas."""
+        optimizer, extended = self._step.model.optimizer, self._strategy.extended
+        if not (tf.distribute.has_strategy() and innermost(optimizer).gradient_accumulation_steps):
+            optimizer.apply(gradients, self._step.parameters)
+            return
+        # Keras updates within a condition, where TensorFlow cannot bring replicas together. It need not.
+        extended._use_merge_call = lambda: False
+        try:
+            optimizer.apply(gradients, self._step.parameters)
+        finally:
+            del extended._use_merge_call
+
+    def _check_accumulation(self) -> None:
+        optimizer = self._step.model.optimizer
+        inner = innermost(optimizer)
+        if self._replicas > 1 and inner is not optimizer and inner.gradient_accumulation_steps:
+            raise TrainingError(
+                "gradient_accumulation_steps and loss scaling (mixed_float16) don't go together on several replicas",
+                hint="take the mixed_bfloat16 policy, or larger batches",
+            )
+
+    def _summed(self, gradients: list[Any], context: Any) -> list[Any]:
+        """The gradients summed over all replicas, as one tensor for each type."""
+        if self._replicas == 1:
+            return gradients
+        dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
+        for dtype in dict.fromkeys(gradient.dtype for gradient in dense if gradient is not None):
+            places = [n for n, gradient in enumerate(dense) if gradient is not None and gradient.dtype == dtype]
+            flat = tf.concat([tf.reshape(dense[n], [-1]) for n in places], axis=0)
+            summed = self._all_reduce(flat, context)
+            shapes = [self._step.parameters[n].shape for n in places]
+            parts = tf.split(summed, [int(np.prod(shape)) for shape in shapes])
+            for n, part, shape in zip(places, parts, shapes, strict=True):
+                dense[n] = tf.reshape(part, shape)
+        return dense
+
+    def _all_reduce(self, value: tf.Tensor, context: Any) -> tf.Tensor:
+        return value if self._replicas == 1 else context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+
+    def _summing_function(self) -> Callable[[tf.Tensor], tf.Tensor]:
+        def once(value: tf.Tensor) -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            first = tf.equal(tf.cast(context.replica_id_in_sync_group, tf.int64) % self._local, 0)
+            return self._all_reduce(tf.where(first, value, tf.zeros_like(value)), context)
+
+        @tf.function(autograph=False)
+        def total(value: tf.Tensor) -> tf.Tensor:
+            return self._strategy.experimental_local_results(self._strategy.run(once, args=(value,)))[0]
+
+        return total
+
+
+def _ended_early(membership: Membership) -> TrainingError:
+    return TrainingError(
+        f"{membership.tasks[membership.index]}'s data ended before the training did",
+        hint="let it start again (train.repeat: true in a recipe, .repeat() on a dataset), or train fewer steps",
+    )
