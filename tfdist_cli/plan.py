@@ -138,6 +138,8 @@ def task_environment(
     Proxies stay for the user's own downloads, but never stand between two tasks: gRPC would send even loopback
     connections through them.
     """
+    # What fails on a task that serves reaches the chief as an error; its own log would say it a second time.
+    serves = strategy == "parameter_server" and task.role in ("ps", "worker")
     hosts = ",".join(sorted({address.host for address in addresses.values()} | {"localhost", "127.0.0.1", "::1"}))
     exempt = {name: _joined(os.environ.get(name), hosts) for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy")}
     return {
@@ -147,7 +149,7 @@ def task_environment(
         "TF_NUM_INTEROP_THREADS": str(resources.inter_op_threads),
         "OMP_NUM_THREADS": str(resources.intra_op_threads),
         "CUDA_VISIBLE_DEVICES": ",".join(resources.gpus) or "-1",
-        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3" if serves else "2"),
         "PYTHONUNBUFFERED": "1",
         **exempt,
     }

@@ -147,8 +147,11 @@ def test_an_error_in_a_function_of_the_data_on_a_worker(train):
     ended = train(PS | {"worker": 2}, module=module).finish()
     assert ended["chief:0"].code == 1
     err = ended["chief:0"].err
-    assert "ValueError: my own mistake" in err, err
-    assert err.count("my own mistake") <= 2, err
+    assert err.count("Traceback (most recent call last)") == 1, err
+    assert err.count("my own mistake") == 2, "the line and the message"
+    assert "in refuse\n" in err
+    assert err.endswith("ValueError: my own mistake\n")
+    assert "tensorflow/python" not in err
 
 
 def test_data_that_ends_early_names_the_worker(train):

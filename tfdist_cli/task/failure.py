@@ -7,12 +7,13 @@ import json
 import os
 import sys
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tfdist_cli.errors import ExitCode, TfdistError
 from tfdist_cli.records import emit
-from tfdist_cli.train.blame import is_ours, is_users
+from tfdist_cli.task.op_error import shortened
+from tfdist_cli.train.blame import is_from_users_code, is_ours, is_users
 
 TASK_DIR = "TFDIST_TASK_DIR"
 """Where a launcher wants a task's error.json."""
@@ -21,31 +22,43 @@ TASK_DIR = "TFDIST_TASK_DIR"
 def report(error: BaseException) -> int:
     """Writes a failure to standard error, to error.json and to the launcher.
 
-    A mistake that tfdist recognises is an error and a hint; anything else is a traceback, without tfdist's own frames
-    where it happened in the user's code.
+    A mistake that tfdist recognises is an error and a hint; an operation of TensorFlow's that failed is what failed in
+    it; anything else is a traceback, without tfdist's own frames where it happened in the user's code.
 
     Returns:
         The exit code.
     """
-    known = isinstance(error, TfdistError)
-    text = "" if known else _traceback(error)
-    failure: dict[str, Any] = {
-        "type": type(error).__name__,
-        "message": error.message if isinstance(error, TfdistError) else str(error),
-        "hint": error.hint if isinstance(error, TfdistError) else None,
-    }
-    if isinstance(error, TfdistError):
-        sys.stderr.write(f"error: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
-    else:
-        sys.stderr.write(text)
+    told = _told(error)
+    sys.stderr.write(told.written)
     code = error.exit_code if isinstance(error, TfdistError) else ExitCode.FAILED
     folder = os.environ.get(TASK_DIR)
     if folder:
-        told = json.dumps(failure | {"traceback": text, "exit_code": int(code)}, indent=2)
+        text = json.dumps(told.fields | {"traceback": told.traceback, "exit_code": int(code)}, indent=2)
         with contextlib.suppress(OSError):  # a full disk, perhaps: what was written to standard error says it too
-            Path(folder, "error.json").write_text(told, encoding="utf-8")
-    emit("error", **failure, traceback=text[-1500:])
+            Path(folder, "error.json").write_text(text, encoding="utf-8")
+    emit("error", **told.fields, traceback=told.traceback[-1500:])
     return int(code)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """A failure in its three forms."""
+
+    fields: dict[str, str | None]
+    written: str
+    traceback: str = ""
+
+
+def _told(error: BaseException) -> _Told:
+    if isinstance(error, TfdistError):
+        written = f"error: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else "")
+        return _Told({"type": type(error).__name__, "message": error.message, "hint": error.hint}, written)
+    if type(error).__module__.startswith("tensorflow.") and not is_from_users_code(error):
+        short = shortened(error)
+        fields = {"type": short.type, "message": short.message, "hint": None}
+        return _Told(fields, short.traceback, short.traceback)
+    text = _traceback(error)
+    return _Told({"type": type(error).__name__, "message": str(error), "hint": None}, text, text)
 
 
 def _traceback(error: BaseException) -> str:

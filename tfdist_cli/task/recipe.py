@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist_cli.errors import UsageError
+from tfdist_cli.errors import TfdistError, UsageError
 from tfdist_cli.records import emit
 from tfdist_cli.spec.recipe import Recipe
 from tfdist_cli.task.module import RecipeModule
@@ -112,11 +112,17 @@ def _evaluate(joined: Joined, model: Any, validation: Validation | None, folder:
             hint="give the recipe 'checkpoint: {every_seconds: 60}' and 'evaluate: {}', or remove the evaluator role",
         )
     environment, gone = joined.environment, threading.Event()
+    failures: list[TfdistError] = []
 
     def watch() -> None:
-        outlast(environment.addresses[environment.chief], environment.start_timeout)
+        try:
+            outlast(environment.task, environment.addresses[environment.chief], environment.start_timeout)
+        except TfdistError as error:
+            failures.append(error)
         gone.set()
 
     if environment.addresses:
         threading.Thread(target=watch, name="chief-watch", daemon=True).start()
     run_evaluator(model, validation, folder, environment.run_dir, ended=gone)
+    for failure in failures:
+        raise failure

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import socket
 import sys
+from collections import Counter
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +18,7 @@ from tfdist_cli.errors import TrainingError
 from tfdist_cli.records import emit
 from tfdist_cli.train.coordinated import CoordinatedEngine
 from tfdist_cli.train.engine import Engine
-from tfdist_cli.train.presence import StartWatch, outlast, wait_for, wait_until_gone
+from tfdist_cli.train.presence import gather, outlast, port_taken, report_in, wait_until_gone
 from tfdist_cli.train.step import ModelStep
 from tfdist_cli.train.synchronous import Membership, SynchronousEngine
 
@@ -28,10 +30,12 @@ class Joined:
     Args:
         environment: what it was told.
         strategy: TensorFlow's strategy.
+        lifelines: the connections by which the other tasks see that this one lives.
     """
 
     environment: Environment
     strategy: tf.distribute.Strategy
+    lifelines: tuple[socket.socket, ...] = ()
 
     def engine(self, step: ModelStep, element_spec: Any) -> Engine:
         """The engine that trains a model here.
@@ -65,7 +69,7 @@ def join(environment: Environment | None = None) -> Joined:
         if environment.serves:
             serve(environment)
             sys.exit(0)
-        _joined = Joined(environment, _strategy(environment))
+        _joined = _meet(environment)
     return _joined
 
 
@@ -100,37 +104,50 @@ def serve(environment: Environment) -> None:
     try:
         server = tf.distribute.Server(cluster, job_name=task.role, task_index=task.index, protocol="grpc")
     except tf.errors.OpError as error:
-        raise TrainingError(
-            f"{task} cannot serve at {own}: {error.message}",
-            hint=f"another program may have port {own.port}: end it, or give {task} another address",
-        ) from error
+        raise port_taken(task, own, error.message) from error
     emit("state", state="serving")
-    outlast(environment.addresses[environment.chief], environment.start_timeout)
+    outlast(task, environment.addresses[environment.chief], environment.start_timeout)
     del server
 
 
-def _strategy(environment: Environment) -> tf.distribute.Strategy:
+def _meet(environment: Environment) -> Joined:
+    if environment.task.role == "evaluator" or environment.strategy == "single":
+        return Joined(environment, tf.distribute.get_strategy())
+    if environment.strategy == "mirrored":
+        return Joined(environment, tf.distribute.MirroredStrategy())
+    own = environment.addresses[environment.task]
     others = {
         task: address
         for task, address in environment.addresses.items()
         if task != environment.task and task.role != "evaluator"
     }
-    if environment.task.role == "evaluator" or environment.strategy == "single":
-        return tf.distribute.get_strategy()
-    if environment.strategy == "mirrored":
-        return tf.distribute.MirroredStrategy()
     emit("state", state="waiting")
+    if environment.is_chief:
+        lifelines = gather(environment.task, own, others, environment.start_timeout)
+    else:
+        chief = environment.chief, environment.addresses[environment.chief]
+        lifelines = [report_in(environment.task, own, chief, environment.start_timeout)]
     if environment.strategy == "parameter_server":
-        wait_for(others, environment.start_timeout)
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        return tf.distribute.ParameterServerStrategy(resolver)
-    with StartWatch(others, environment.start_timeout):
-        strategy = _mirrored_workers()
-    atexit.register(_leave_at_exit)
-    return strategy
+        strategy = tf.distribute.ParameterServerStrategy(resolver)
+    else:
+        strategy = _mirrored_workers(environment)
+        atexit.register(_leave_at_exit)
+    return Joined(environment, strategy, tuple(lifelines))
 
 
-def _mirrored_workers() -> tf.distribute.Strategy:
+def _mirrored_workers(environment: Environment) -> tf.distribute.Strategy:
+    members = Counter(task.role for task in environment.members)
+    # As TensorFlow does it, but not waiting an hour for a task that ends just now.
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=f"/job:{environment.chief.role}/replica:0/task:0",
+        cluster_register_timeout_in_ms=int(environment.start_timeout * 1000),
+        coordinated_jobs=[
+            context.coordination_config_pb2.CoordinatedJob(name=role, num_tasks=count)
+            for role, count in members.items()
+        ],
+    )
     try:
         return tf.distribute.MultiWorkerMirroredStrategy()
     except RuntimeError as error:

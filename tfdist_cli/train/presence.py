@@ -1,48 +1,196 @@
-"""Who is there: waiting for the other tasks to come up, and noticing when the chief goes.
+"""Who is there: coming together before TensorFlow's servers meet, and noticing when the chief goes.
 
-A task is up when its port takes a TCP connection. An idle connection to the chief's port lives as long as the chief
-does, so that a ps or a worker started by hand, or in a container, ends when its chief has ended.
+A task is up when its port takes a TCP connection. Before a TensorFlow server has it, the chief listens on its port
+itself until every other task has connected and said its name and its version of TensorFlow, and then tells all of them
+to go on. These connections stay, idle, as long as the chief lives: a ps or a worker started by hand, or in a container,
+ends when its chief has ended, however early that was. A task that is restarted later finds TensorFlow's server on the
+chief's port, and an idle connection to that lives as long.
 """
 
 from __future__ import annotations
 
-import os
+import json
 import socket
-import sys
 import threading
 import time
 from collections.abc import Mapping
-from types import TracebackType
+from contextlib import ExitStack, suppress
+from importlib import metadata
 
-from tfdist_cli.errors import ExitCode, TimeoutExceeded
+from tfdist_cli.errors import TimeoutExceeded, TrainingError
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 
 _RETRY = 0.1
 _CONNECT = 5.0
+_SILENCE = 10.0
+_GREETING = b"tfdist\n"
+_GO = b"go\n"
+_VERSIONED = ("tensorflow", "tensorflow-cpu")
+_CHIEF = TaskId("chief")
 
 
-def wait_for(addresses: Mapping[TaskId, Address], timeout: float) -> None:
-    """Returns when every address takes a connection.
+def gather(task: TaskId, own: Address, others: Mapping[TaskId, Address], timeout: float) -> list[socket.socket]:
+    """Waits on the chief until every other task is up and has said hello.
+
+    A server that is up but says nothing for ten seconds is not one of tfdist's, and is taken as it is.
+
+    Returns:
+        The connections by which the others see that this process lives; to be kept.
 
     Raises:
         TimeoutExceeded: names the tasks that did not come up within `timeout` seconds, and why.
+        TrainingError: this task's port is taken, or another task has another version of TensorFlow.
     """
-    missing = dict(addresses)
+    absence = _Absence(others, timeout)
+    silent = set(others)
+    heard = time.monotonic()
+    with ExitStack() as connections:
+        met: list[socket.socket] = []
+        with _listening(task, own) as listener:
+            listener.settimeout(_RETRY)
+            while absence.look() or (silent and time.monotonic() - heard < _SILENCE):
+                if absence.missing:
+                    heard = time.monotonic()
+                with suppress(TimeoutError), ExitStack() as stranger:
+                    connection = stranger.enter_context(listener.accept()[0])
+                    greeted = _greet(connection)
+                    if greeted:
+                        silent.discard(greeted)
+                        met.append(connection)
+                        connections.push(stranger.pop_all())
+        for connection in met:
+            with suppress(OSError):  # one that has gone again is missed by TensorFlow
+                connection.sendall(_GO)
+        connections.pop_all()
+    return met
+
+
+def report_in(task: TaskId, own: Address, chief: tuple[TaskId, Address], timeout: float) -> socket.socket:
+    """Waits, on a task that trains with the chief, until the chief has gathered all.
+
+    Returns:
+        The connection to the chief; to be kept.
+
+    Raises:
+        TimeoutExceeded: the chief did not come up, or not all of the others, within `timeout` seconds.
+        TrainingError: this task's port is taken, or the chief has ended.
+    """
     deadline = time.monotonic() + timeout
-    reasons: dict[TaskId, str] = {}
-    pause = threading.Event()
-    while missing:
-        for task, address in list(missing.items()):
+    with _listening(task, own):
+        _Absence(dict([chief]), timeout).wait()
+        connection = socket.create_connection((chief[1].host, chief[1].port), timeout=_CONNECT)
+        connection.settimeout(max(_RETRY, deadline - time.monotonic()) + _CONNECT)
+        told = b""
+        try:
+            if _line(connection) == _GREETING:
+                connection.sendall(_hello(task))
+                told = _line(connection)
+        except TimeoutError:
+            raise TimeoutExceeded(_absence({}, {}, timeout), hint=_START_HINT) from None
+        except OSError:
+            connection.close()
+    if told != _GO:
+        raise TrainingError(f"{chief[0]} at {chief[1]} has ended before the cluster had come together")
+    return connection
+
+
+def _listening(task: TaskId, own: Address) -> socket.socket:
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    try:
+        return socket.create_server(("", own.port), family=family, dualstack_ipv6=dual)
+    except OSError as error:
+        raise port_taken(task, own, (error.strerror or str(error)).lower()) from error
+
+
+def port_taken(task: TaskId, own: Address, reason: str) -> TrainingError:
+    """The error of a task whose port another program has."""
+    return TrainingError(
+        f"{task} cannot serve at {own}: {reason}",
+        hint=f"another program may have port {own.port}: end it, or give {task} another address",
+    )
+
+
+def _greet(connection: socket.socket) -> TaskId | None:
+    """Asks a new connection who it is; None when it is nobody of ours.
+
+    Raises:
+        TrainingError: it has another version of TensorFlow.
+    """
+    connection.settimeout(_CONNECT)
+    try:
+        connection.sendall(_GREETING)
+        hello = json.loads(_line(connection))
+        task, theirs = TaskId.parse(hello["task"]), hello["tensorflow"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # a port scanner, perhaps, or somebody who has gone again
+    connection.settimeout(None)
+    _keep_alive(connection)
+    ours = _tensorflow()
+    if theirs != ours:
+        raise TrainingError(
+            f"{task} has TensorFlow {theirs}, and the chief has {ours}",
+            hint="install the same version of TensorFlow on every host",
+        )
+    return task
+
+
+def _line(connection: socket.socket) -> bytes:
+    received = b""
+    while not received.endswith(b"\n") and len(received) < 4096:
+        more = connection.recv(4096)
+        if not more:
+            break
+        received += more
+    return received
+
+
+def _hello(task: TaskId) -> bytes:
+    return json.dumps({"task": str(task), "tensorflow": _tensorflow()}).encode() + b"\n"
+
+
+def _tensorflow() -> str:
+    for name in _VERSIONED:
+        with suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return "of an unknown version"
+
+
+class _Absence:
+    """Which tasks do not answer yet, and why."""
+
+    def __init__(self, addresses: Mapping[TaskId, Address], timeout: float) -> None:
+        self.missing = dict(addresses)
+        self._timeout = timeout
+        self._deadline = time.monotonic() + timeout
+        self._reasons: dict[TaskId, str] = {}
+
+    def wait(self) -> None:
+        """Returns when none is missing.
+
+        Raises:
+            TimeoutExceeded: as `look` does.
+        """
+        pause = threading.Event()
+        while self.look():
+            pause.wait(_RETRY)  # nothing tells when another host's port opens
+
+    def look(self) -> bool:
+        """Tries those that are missing once more, and says whether any still is.
+
+        Raises:
+            TimeoutExceeded: some are, and the time is over.
+        """
+        for task, address in list(self.missing.items()):
             reason = unreachable(address)
             if reason is None:
-                del missing[task]
+                del self.missing[task]
             else:
-                reasons[task] = reason
-        if missing and time.monotonic() > deadline:
-            raise TimeoutExceeded(_absence(missing, reasons, timeout), hint=_START_HINT)
-        if missing:
-            pause.wait(_RETRY)  # nothing tells when another host's port opens
+                self._reasons[task] = reason
+        if self.missing and time.monotonic() > self._deadline:
+            raise TimeoutExceeded(_absence(self.missing, self._reasons, self._timeout), hint=_START_HINT)
+        return bool(self.missing)
 
 
 def unreachable(address: Address) -> str | None:
@@ -66,56 +214,65 @@ def wait_until_gone(addresses: Mapping[TaskId, Address], timeout: float) -> None
         pause.wait(_RETRY / 4)
 
 
-def outlast(chief: Address, timeout: float) -> None:
+def outlast(task: TaskId, chief: Address, timeout: float) -> None:
     """Waits for the chief to come up, then for it to go.
+
+    Args:
+        task: who waits.
+        chief: where the chief is.
+        timeout: seconds for it to come up.
 
     Raises:
         TimeoutExceeded: it did not come up within `timeout` seconds.
     """
-    wait_for({TaskId("chief"): chief}, timeout)
+    lifeline = _Lifeline(task, chief)
+    deadline = time.monotonic() + timeout
+    pause = threading.Event()
     while True:
         try:
-            with socket.create_connection((chief.host, chief.port), timeout=_CONNECT) as connection:
-                connection.settimeout(None)
-                _keep_alive(connection)
-                while connection.recv(4096):  # nothing is ever said; it ends with the chief, or when gRPC tires of it
-                    pass
+            lifeline.hold()
         except ConnectionResetError:
             continue  # either way, the next connection attempt tells whether the chief is still there
-        except OSError:
-            return
+        except OSError as error:
+            if lifeline.met:
+                return
+            if time.monotonic() > deadline:
+                absent = {_CHIEF: chief}
+                text = _absence(absent, {_CHIEF: unreachable(chief) or "no answer"}, timeout)
+                raise TimeoutExceeded(text, hint=_START_HINT) from error
+            pause.wait(_RETRY)  # nothing tells when another host's port opens
 
 
-class StartWatch:
-    """Ends this process when its cluster has not come up in time; TensorFlow's own start would wait without a word.
+class _Lifeline:
+    """A connection to the chief that lasts as long as it does.
 
     Args:
-        addresses: the other tasks.
-        timeout: seconds.
+        task: whose it is.
+        chief: where the chief is.
     """
 
-    def __init__(self, addresses: Mapping[TaskId, Address], timeout: float) -> None:
-        self._addresses = dict(addresses)
-        self._timeout = timeout
-        self._up = threading.Event()
+    def __init__(self, task: TaskId, chief: Address) -> None:
+        self.met = False
+        self._task = task
+        self._chief = chief
 
-    def __enter__(self) -> None:
-        threading.Thread(target=self._watch, name="start-watch", daemon=True).start()
+    def hold(self) -> None:
+        """Connects, says hello to a chief that gathers its tasks, and returns when the other side ends the connection.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._up.set()
+        gRPC ends one that says nothing when it tires of it.
 
-    def _watch(self) -> None:
-        if self._up.wait(self._timeout):
-            return
-        reasons = {task: unreachable(address) for task, address in self._addresses.items()}
-        missing = {task: self._addresses[task] for task, reason in reasons.items() if reason}
-        text = _absence(missing, {task: reason or "" for task, reason in reasons.items()}, self._timeout)
-        sys.stderr.write(f"error: {text}\nhint: {_START_HINT}\n")
-        sys.stderr.flush()
-        os._exit(ExitCode.TIMEOUT)  # the main thread is inside TensorFlow and cannot be interrupted
+        Raises:
+            OSError: nobody is there, or the connection broke.
+        """
+        with socket.create_connection((self._chief.host, self._chief.port), timeout=_CONNECT) as connection:
+            connection.settimeout(None)
+            _keep_alive(connection)
+            received = connection.recv(4096)
+            self.met = self.met or bool(received)  # a server that goes before it takes a connection says nothing
+            if received.startswith(_GREETING):
+                connection.sendall(_hello(self._task))
+            while received:
+                received = connection.recv(4096)
 
 
 _START_HINT = "start every task of the cluster, and let the hosts reach each other's ports"

@@ -1,0 +1,185 @@
+"""Coming together, and noticing that the chief has gone: sockets and threads alone."""
+
+import json
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+
+import pytest
+
+from tfdist_cli.errors import TimeoutExceeded, TrainingError
+from tfdist_cli.spec.address import Address
+from tfdist_cli.spec.task_id import TaskId
+from tfdist_cli.train import presence
+from tfdist_cli.train.presence import gather, outlast, report_in
+
+CHIEF, PS, WORKER = TaskId("chief"), TaskId("ps", 0), TaskId("worker", 1)
+LONG = 20.0
+
+
+def free():
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return Address("127.0.0.1", found.getsockname()[1])
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(8) as made:
+        yield made
+
+
+def end(connections):
+    for connection in connections:
+        connection.close()
+
+
+def serving():
+    """A server as TensorFlow's: it takes connections, and speaks first."""
+    return socket.create_server(("127.0.0.1", 0))
+
+
+def at(server):
+    return Address("127.0.0.1", server.getsockname()[1])
+
+
+def test_servers_outlast_a_chief_that_gathers_them_however_soon_it_ends(pool):
+    own = free()
+    with serving() as ps, serving() as worker:
+        waiting = [pool.submit(outlast, task, own, LONG) for task in (PS, WORKER)]
+        connections = gather(CHIEF, own, {PS: at(ps), WORKER: at(worker)}, LONG)
+        assert len(connections) == 2
+        assert not any(one.done() for one in waiting)
+        end(connections)  # as the end of the process does
+        for one in waiting:
+            one.result(LONG)
+
+
+def test_a_chief_waits_for_the_last_task(pool):
+    own = free()
+    with serving() as ps, serving() as worker:
+        gathering = pool.submit(gather, CHIEF, own, {PS: at(ps), WORKER: at(worker)}, LONG)
+        first = pool.submit(outlast, PS, own, LONG)
+        with pytest.raises(TimeoutError):
+            gathering.result(0.3)
+        last = pool.submit(outlast, WORKER, own, LONG)
+        end(gathering.result(LONG))
+        first.result(LONG)
+        last.result(LONG)
+
+
+def test_tasks_with_equal_rights_go_on_together(pool):
+    chief, own = free(), [free(), free()]
+    members = [TaskId("worker", number) for number in range(3)]
+    waiting = [
+        pool.submit(report_in, task, mine, (members[0], chief), LONG)
+        for task, mine in zip(members[1:], own, strict=True)
+    ]
+    with ExitStack() as stack:
+        for connection in gather(members[0], chief, dict(zip(members[1:], own, strict=True)), LONG):
+            stack.enter_context(closing(connection))
+        for one in waiting:
+            stack.enter_context(closing(one.result(LONG)))
+
+
+def test_who_is_missing_is_named_with_the_reason():
+    with serving() as ps:
+        missing = free()
+        with pytest.raises(TimeoutExceeded) as raised:
+            gather(CHIEF, free(), {PS: at(ps), WORKER: missing}, 0.3)
+    assert raised.value.message == f"not up after 0 s: worker:1 at {missing} (connection refused)"
+    with pytest.raises(TimeoutExceeded, match="name is not resolved"):
+        gather(CHIEF, free(), {PS: Address("no.such.host.invalid", 2222)}, 0.1)
+
+
+def test_a_chief_that_never_comes_is_named():
+    chief = free()
+    for wait in (
+        lambda: outlast(PS, chief, 0.3),
+        lambda: report_in(WORKER, free(), (CHIEF, chief), 0.3),
+    ):
+        with pytest.raises(TimeoutExceeded, match=rf"chief:0 at {chief} \(connection refused\)"):
+            wait()
+
+
+def test_a_chief_that_ends_before_all_are_there_is_named(pool):
+    chief, absent = free(), free()
+    waiting = pool.submit(report_in, WORKER, free(), (CHIEF, chief), LONG)
+    with pytest.raises(TimeoutExceeded):
+        gather(CHIEF, chief, {PS: absent}, 0.5)
+    with pytest.raises((TrainingError, TimeoutExceeded), match="chief:0"):
+        waiting.result(LONG + 10)
+
+
+def test_a_taken_port_is_named():
+    with serving() as taken:
+        for wait in (
+            lambda: gather(CHIEF, at(taken), {}, LONG),
+            lambda: report_in(CHIEF, at(taken), (WORKER, free()), LONG),
+        ):
+            with pytest.raises(TrainingError, match=f"chief:0 cannot serve at {at(taken)}: address already in use"):
+                wait()
+
+
+def test_another_version_of_tensorflow_is_refused(pool, monkeypatch):
+    own, hello = free(), presence._hello(WORKER)
+    theirs = json.loads(hello) | {"tensorflow": "1.15.0"}
+    with serving() as worker:
+        gathering = pool.submit(gather, CHIEF, own, {WORKER: at(worker)}, LONG)
+        monkeypatch.setattr(presence, "_hello", lambda task: json.dumps(theirs).encode() + b"\n")
+        waiting = pool.submit(outlast, WORKER, own, LONG)
+        with pytest.raises(TrainingError, match=r"worker:1 has TensorFlow 1\.15\.0, and the chief has"):
+            gathering.result(LONG)
+        waiting.result(LONG)
+
+
+STRANGERS = [
+    b"",
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"[]\n",
+    b'{"task": "pilot:1", "tensorflow": ""}\n',
+    b"{}\n",
+    b"\xff" * 5000,
+]
+
+
+@pytest.mark.parametrize("said", STRANGERS)
+def test_strangers_are_sent_away(said, pool):
+    own = free()
+    with serving() as ps:
+        gathering = pool.submit(gather, CHIEF, own, {PS: at(ps)}, LONG)
+        while presence.unreachable(own):
+            assert not gathering.done()
+        with socket.create_connection((own.host, own.port)) as stranger:
+            assert stranger.recv(100) == b"tfdist\n"
+            stranger.sendall(said)
+            stranger.shutdown(socket.SHUT_WR)
+        waiting = pool.submit(outlast, PS, own, LONG)
+        end(gathering.result(LONG))
+        waiting.result(LONG)
+
+
+def test_a_server_that_is_not_ours_is_taken_as_it_is(monkeypatch):
+    monkeypatch.setattr(presence, "_SILENCE", 0.2)
+    with serving() as ps:
+        assert gather(CHIEF, free(), {PS: at(ps)}, LONG) == []
+
+
+def test_a_restarted_server_outlasts_a_chief_that_is_at_work(pool):
+    """TensorFlow's own server has the port by then; it ends connections that say nothing, and takes new ones."""
+    taken = threading.Semaphore(0)
+    with serving() as chief:
+
+        def serve():
+            for _ in range(2):
+                connection, _ = chief.accept()
+                connection.sendall(b"\0\0\x18\4")
+                connection.close()
+                taken.release()
+
+        serving_chief = pool.submit(serve)
+        waiting = pool.submit(outlast, PS, at(chief), LONG)
+        assert taken.acquire(timeout=LONG)
+        assert taken.acquire(timeout=LONG), "it connects again"
+        serving_chief.result(LONG)
+    waiting.result(LONG)
