@@ -20,7 +20,7 @@ test: $(INSTALLED) ## Run all tests
 	$(RUN) pytest
 
 check: lint ## Run linters and the tests that start no cluster, in under a minute
-	$(RUN) pytest -n $(JOBS) -m 'not slow' $(addprefix --ignore=,$(SLOW))
+	$(RUN) pytest -n $(JOBS) --dist worksteal -m 'not slow' $(addprefix --ignore=,$(SLOW))
 
 lint: $(INSTALLED) ## Run linters and the type checker
 	$(RUN) ruff check

@@ -165,8 +165,17 @@ def test_children_that_ignore_sigterm_are_killed(run, monkeypatch):
 
 
 def test_a_shell_that_ends_at_once_does_not_take_the_time_to_save_from_its_child(run):
-    child = "trap 'sleep 0.3; echo saved; exit 0' TERM; echo ready; sleep 1000 & wait"
-    outcome = run("sh", "-c", f'sh -c "{child}" & wait', react=when_says("ready", Signalled(signal.SIGTERM)))
+    code = """
+        import signal, sys, time
+        def save(*_):
+            time.sleep(0.3)
+            print("saved", flush=True)
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        print("ready", flush=True)
+        signal.pause()
+    """
+    outcome = run("sh", "-c", '"$@" & wait', "sh", *python(code), react=when_says("ready", Signalled(signal.SIGTERM)))
     assert "saved" in outcome.lines()
     assert outcome.state.exit_code == 143
 

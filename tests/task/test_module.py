@@ -20,6 +20,7 @@ def load(tmp_path, monkeypatch):
     before = set(sys.modules)
 
     def write_and_load(text, name="users_module", file=None):
+        monkeypatch.delitem(sys.modules, name, raising=False)  # another test's
         if text is not None:
             (tmp_path / (file or f"{name}.py")).write_text(text)
         return RecipeModule.load(

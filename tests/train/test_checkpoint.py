@@ -51,6 +51,7 @@ def whole(tmp_path_factory):
     return train(tmp_path_factory.mktemp("whole"), 17)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stops", [[1, 13], [5, 12]])
 def test_a_resumed_training_equals_one_that_was_not_stopped(stops, whole, tmp_path):
     for stop in stops:
@@ -315,6 +316,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
         train(tmp_path / "file" / "checkpoints", 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "saves"),
     [

@@ -217,6 +217,7 @@ def test_a_second_fit_goes_on_where_the_first_ended():
     assert_same(plain, ours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "steps", "epochs"),
     [

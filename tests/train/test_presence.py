@@ -4,7 +4,8 @@ import json
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import ExitStack, closing, suppress
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_a_chief_waits_for_the_last_task(pool):
     with serving() as ps, serving() as worker:
         gathering = pool.submit(gather, CHIEF, own, {PS: at(ps), WORKER: at(worker)}, LONG)
         first = pool.submit(outlast, PS, own, LONG)
-        with pytest.raises(TimeoutError):
+        with pytest.raises(NotYet):  # Python's own only from 3.11 on
             gathering.result(0.3)
         last = pool.submit(outlast, WORKER, own, LONG)
         end(gathering.result(LONG))
@@ -152,8 +153,9 @@ def test_strangers_are_sent_away(said, pool):
             assert not gathering.done()
         with socket.create_connection((own.host, own.port)) as stranger:
             assert stranger.recv(100) == b"tfdist\n"
-            stranger.sendall(said)
-            stranger.shutdown(socket.SHUT_WR)
+            with suppress(OSError):  # sent away already
+                stranger.sendall(said)
+                stranger.shutdown(socket.SHUT_WR)
         waiting = pool.submit(outlast, PS, own, LONG)
         end(gathering.result(LONG))
         waiting.result(LONG)

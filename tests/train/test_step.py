@@ -133,6 +133,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_training_equals_kerass(name):
     plain, ours = train_both(MODELS[name], validation=batches(*classes(21, seed=1)))

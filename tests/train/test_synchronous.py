@@ -6,6 +6,7 @@ from tests.train.compare import assert_same, classifier, train_both
 from tests.train.optimizers import OPTIMIZERS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_equals_kerass(name):
     plain, ours = train_both(lambda: classifier(optimizer=OPTIMIZERS[name]()))

@@ -146,7 +146,20 @@ def checked(function: DatasetFunction, shard: Shard) -> tf.data.Dataset:
     spec = dataset.element_spec
     if isinstance(spec, tuple) and len(spec) > 3:
         raise TrainingError(f"the data's elements have {len(spec)} parts", hint="yield (x, y) or (x, y, sample_weight)")
-    return dataset
+    return _without_tuning(dataset)
+
+
+def _without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Keeps tf.data from tuning itself while it runs, unless the dataset's options ask for it.
+
+    What is left to `tf.data.AUTOTUNE` gets the number of cores. The thread that tunes sleeps for ever longer times, and
+    the end of an iterator now and then waits for it, for seconds.
+    """
+    if dataset.options().autotune.enabled is not None:
+        return dataset
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 def steps_in(function: DatasetFunction, shards: list[Shard], *, synchronous: bool) -> int | None:

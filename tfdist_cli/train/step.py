@@ -15,13 +15,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.blame import is_from_users_code
 from tfdist_cli.train.update import innermost
 
 Tensors = list[tf.Tensor]
+
+_GLOBAL_SEED_GENERATOR = "global_seed_generator"
+"""The name by which Keras keeps the process-wide seed; not every version has a constant for it."""
 
 
 @dataclass(frozen=True)
@@ -190,12 +192,12 @@ def _check_scope(model: keras.Model) -> None:
 @contextlib.contextmanager
 def _seeded_draws_only() -> Iterator[None]:
     """Refuses Keras's own process-wide seeds: counted in no model's state, they would be the same in each step."""
-    before = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
-    global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, _ProcessWideSeeds())
+    before = global_state.get_global_attribute(_GLOBAL_SEED_GENERATOR)
+    global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, _ProcessWideSeeds())
     try:
         yield
     finally:
-        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, before)
+        global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, before)
 
 
 class _ProcessWideSeeds:
