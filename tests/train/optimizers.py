@@ -37,4 +37,6 @@ OPTIMIZERS = {
     "rate by a function": lambda: optimizers.SGD(lambda: 0.05),
 }
 if keras.__version__.startswith("3.12."):
-    del OPTIMIZERS["muon"]  # the last version for Python 3.10 cannot train with it on TensorFlow, with or without tfdist
+    del OPTIMIZERS[
+        "muon"
+    ]  # the last version for Python 3.10 cannot train with it on TensorFlow, with or without tfdist

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import resource
 import shutil
 
 import keras
@@ -280,6 +281,19 @@ def test_a_failed_save_leaves_the_earlier_ones_and_no_rest(place, step, tmp_path
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
     assert folder.newest()[0].state.step == 1
+
+
+def test_what_tensorflow_cannot_write_is_said_in_a_line(step, tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as raised:
+            saved(folder, [1], step)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "\n" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 def fill_disk(monkeypatch, full):

@@ -40,8 +40,9 @@ def updated(optimizer, update, scaled=lambda step, gradient: gradient):
 
 
 def assert_equal(ours, plain):
-    assert difference(ours[0], plain[0]) < 1e-6
-    assert difference(ours[1].variables, plain[1].variables) < 1e-6
+    # Adam divides by 1 - 0.999 ** step, of which float32 keeps 4 digits at first: a rounding before it shows after it.
+    assert difference(ours[0], plain[0]) < 3e-6
+    assert difference(ours[1].variables, plain[1].variables) < 3e-6
 
 
 def applied_by_keras(optimizer, given, variables):

@@ -23,6 +23,7 @@ import keras
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.op_error import shortened
 from tfdist_cli.train.step import ModelStep
 from tfdist_cli.train.update import innermost
 
@@ -250,7 +251,7 @@ def _write_variables(step: ModelStep, prefix: Path) -> None:
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError):
         raise  # a task that holds variables is gone: nothing is wrong with the disk
     except tf.errors.OpError as error:
-        raise OSError(error.message) from error
+        raise OSError(shortened(error).message) from error
 
 
 def _optimizer_name(step: ModelStep) -> str:

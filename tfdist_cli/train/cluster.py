@@ -18,6 +18,7 @@ from tfdist_cli.errors import TrainingError
 from tfdist_cli.records import emit
 from tfdist_cli.train.coordinated import CoordinatedEngine
 from tfdist_cli.train.engine import Engine
+from tfdist_cli.train.placement import Placement
 from tfdist_cli.train.presence import gather, outlast, port_taken, report_in, wait_until_gone
 from tfdist_cli.train.step import ModelStep
 from tfdist_cli.train.synchronous import Membership, SynchronousEngine
@@ -130,6 +131,7 @@ def _meet(environment: Environment) -> Joined:
     if environment.strategy == "parameter_server":
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         strategy = tf.distribute.ParameterServerStrategy(resolver)
+        Placement(strategy)
     else:
         strategy = _mirrored_workers(environment)
         atexit.register(_leave_at_exit)

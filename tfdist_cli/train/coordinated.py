@@ -1,8 +1,9 @@
 """The engine of `ParameterServerStrategy`: the chief schedules steps, workers take them when they are ready.
 
 A worker's execution pulls the parameters from the ps, computes gradients, and applies them where the variables live,
-without waiting for the other workers. What has to be exact does not go through shared variables: metrics come back with
-the execution and are summed here; `iterations` is an atomic addition; seeds follow from the step's number.
+without waiting for the other workers; each way, what is of one ps crosses as one tensor. What has to be exact does not
+go through shared variables: metrics come back with the execution and are summed here; `iterations` is an atomic
+addition; seeds follow from the step's number.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tfdist_cli.train.metrics import MetricTotals
 from tfdist_cli.train.seeds import Seeds
 from tfdist_cli.train.step import ModelStep, values
 from tfdist_cli.train.update import apply, innermost, leave_sums_to_engine
+from tfdist_cli.train.wire import Wire
 
 EXECUTIONS_IN_FLIGHT = 3
 """Executions scheduled ahead for each worker, so that none waits for the chief."""
@@ -177,7 +179,7 @@ class CoordinatedEngine:
     def _execution_function(self, count: int) -> Any:
         """`count` steps of one worker as one function, unrolled: a loop over several tasks' devices costs more."""
         step, totals, seeds = self._step, self._totals, self._seeds
-        optimizer = step.model.optimizer
+        optimizer, wire = step.model.optimizer, Wire(step.parameters)
 
         @tf.function(autograph=False)
         def execute(iterator: Any, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -185,8 +187,8 @@ class CoordinatedEngine:
             examples, losses = tf.zeros([], tf.int64), []
             for number in range(count):
                 state = seeds.put(state, first + number)
-                result = step.train(values(step.parameters), state, metrics, next(iterator))
-                apply(optimizer, result.gradients, step.parameters)
+                result = step.train(wire.pull(), state, metrics, next(iterator))
+                apply(optimizer, wire.push(result.gradients), step.parameters)
                 state, metrics = result.state, result.metrics
                 examples += result.examples
                 losses.append(result.loss)

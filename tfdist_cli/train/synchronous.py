@@ -19,6 +19,7 @@ from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.coordinated import evaluation_function
 from tfdist_cli.train.data import DatasetFunction, Shard, checked
 from tfdist_cli.train.engine import Execution, Pause
+from tfdist_cli.train.kernels import fused
 from tfdist_cli.train.metrics import MetricTotals
 from tfdist_cli.train.seeds import Seeds
 from tfdist_cli.train.step import ModelStep, values
@@ -210,7 +211,8 @@ class SynchronousEngine:
         """Updates the replica's own copies, with gradients that are the same on all replicas."""
         optimizer, extended = self._step.model.optimizer, self._strategy.extended
         if not (tf.distribute.has_strategy() and innermost(optimizer).gradient_accumulation_steps):
-            optimizer.apply(gradients, self._step.parameters)
+            with fused(innermost(optimizer)):
+                optimizer.apply(gradients, self._step.parameters)
             return
         # Keras updates within a condition, where TensorFlow cannot bring replicas together. It need not.
         extended._use_merge_call = lambda: False

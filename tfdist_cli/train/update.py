@@ -14,6 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist_cli.train.kernels import fused
+
 
 def apply(optimizer: keras.optimizers.Optimizer, gradients: list[Any], parameters: list[keras.Variable]) -> None:
     """Updates the parameters where they live.
@@ -41,7 +43,7 @@ def apply(optimizer: keras.optimizers.Optimizer, gradients: list[Any], parameter
     # Keras updates variables from within a replica only. There is one; strategy.run would trace it in a thread of its
     # own, which the scope doesn't reach.
     replica = tf.distribute.ReplicaContext(tf.distribute.get_strategy(), replica_id_in_sync_group=0)
-    with _in_place_of(optimizer, read), replica:
+    with _in_place_of(optimizer, read), fused(optimizer), replica:
         optimizer.apply(gradients, parameters)
 
 

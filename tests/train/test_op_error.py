@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from tfdist_cli.task.op_error import shortened
+from tfdist_cli.train.op_error import shortened
 
 
 def raised(call):
