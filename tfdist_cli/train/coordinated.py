@@ -44,7 +44,7 @@ class CoordinatedEngine:
 
     is_chief = True
     synchronous = False
-    max_steps_per_execution = 10
+    max_steps_per_execution = 20
 
     def __init__(self, step: ModelStep, strategy: tf.distribute.Strategy, element_spec: Any) -> None:
         self._step = step

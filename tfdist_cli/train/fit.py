@@ -81,8 +81,8 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
             show the data once; the data then starts again with each epoch. When it is given, the data is taken as it
             is, and running out of it is an error.
         max_steps: the global step to end at exactly, earlier launches' steps included.
-        steps_per_execution: steps a worker takes between two reports; by default up to 10, or 1 when a callback acts
-            on batches.
+        steps_per_execution: steps a worker takes between two reports; by default up to 20 with parameter servers and
+            10 otherwise, or 1 when a callback acts on batches.
         validation_data: like `data`, or a `tfdist.Validation`; scored after each epoch, each example once.
         callbacks: Keras callbacks, run on the chief.
         checkpoints: where the training is saved, and goes on from.
