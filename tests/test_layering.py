@@ -32,7 +32,6 @@ BELOW = {
         "plan",
         "launch",
         "task",
-        "__version__",
     },
     "__init__": {"errors", "spec", "train"},
     "__main__": {"cli"},

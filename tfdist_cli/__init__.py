@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tfdist_cli.train.export import export
     from tfdist_cli.train.fit import Checkpoints, fit
 
-__version__ = "0.1.0"
+    __version__: str
 
 _HOMES = {
     "Checkpoints": "tfdist_cli.train.fit",
@@ -39,6 +39,8 @@ __all__ = ["Checkpoints", "Shard", "Validation", "export", "fit", "is_chief", "s
 
 def __getattr__(name: str) -> Any:
     """Imports what trains when it is first used: a machine that only submits has no TensorFlow."""
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("tfdist-cli")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tfdist_cli import __version__
+import tfdist_cli
 from tfdist_cli.cli import console
 from tfdist_cli.errors import ExitCode, TfdistError
 
@@ -61,7 +61,7 @@ app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=
 
 def _print_version(value: bool) -> None:
     if value:
-        console.write(f"tfdist {__version__}")
+        console.write(f"tfdist {tfdist_cli.__version__}")
         raise typer.Exit
 
 
