@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,30 @@ def test_ctrl_c_saves_a_checkpoint_and_leaves_nothing_behind(tmp_path, cluster):
     assert done.code == 130, done.stderr
     assert done.processes_left == []
     assert len(list((folder / "run" / "checkpoints").glob("step-*"))) == 1
+
+
+SLOW = """class Slow(keras.layers.Layer):
+    def call(self, x):
+        one = tf.while_loop(lambda i, _: i < 200, lambda i, m: (i + 1, m @ m), (0, tf.eye(256)))[1][0, 0]
+        return x * one
+
+
+def model("""
+
+
+def test_a_training_of_slow_steps_saves_and_ends_soon_when_told_to(tmp_path):
+    module = RECIPE.replace("def model(", SLOW).replace("keras.Input((8,)),", "keras.Input((8,)), Slow(),")
+    folder = project(tmp_path, recipe=module)
+    process = start(folder, "--run-dir", "run", "--set", "train.epochs=1000", "--set", "evaluate=null")
+    watcher = folder / "run" / "metrics.jsonl"
+    _await(lambda: watcher.exists() and re.search(r'"step": ?96\b', watcher.read_text()), process)
+    begun = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    done = finish(process)
+    took = time.monotonic() - begun
+    assert done.code == 130, done.stderr
+    assert took < 15, "16 steps at once, 3 times for each worker, take longer"
+    assert max(int(path.name[5:]) for path in (folder / "run" / "checkpoints").glob("step-*")) >= 96
 
 
 def test_two_launches_at_once_do_not_meet(tmp_path):

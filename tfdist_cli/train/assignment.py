@@ -20,11 +20,13 @@ class Schedule:
         steps_per_epoch: global steps in an epoch.
         total: the global step to end at.
         steps_per_execution: steps between two reports of a worker.
+        adapts: whether they may be fewer where steps take long: nobody has asked for just this number.
     """
 
     steps_per_epoch: int
     total: int
     steps_per_execution: int
+    adapts: bool = False
 
     @property
     def epochs(self) -> int:

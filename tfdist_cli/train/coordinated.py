@@ -24,13 +24,11 @@ from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.data import DatasetFunction, Shard, checked
 from tfdist_cli.train.engine import Execution, Pause
 from tfdist_cli.train.metrics import MetricTotals
+from tfdist_cli.train.pace import Pace
 from tfdist_cli.train.seeds import Seeds
 from tfdist_cli.train.step import ModelStep, values
 from tfdist_cli.train.update import apply, innermost, leave_sums_to_engine
 from tfdist_cli.train.wire import Wire
-
-EXECUTIONS_IN_FLIGHT = 3
-"""Executions scheduled ahead for each worker, so that none waits for the chief."""
 
 
 class CoordinatedEngine:
@@ -54,6 +52,7 @@ class CoordinatedEngine:
         # TensorFlow can create data on one worker alone only through its own list of workers.
         self._workers = self._coordinator._cluster.workers
         self.workers = len(self._workers)
+        self._pace = Pace(self.workers)
         self._totals = MetricTotals(step)
         self._seeds = Seeds(step, element_spec)
         self._functions: dict[int, Any] = {}
@@ -82,19 +81,23 @@ class CoordinatedEngine:
         ]
         self._iterators = coordinator_values.PerWorkerValues(remotes)
 
-    def run(self, steps: int, *, first: int, size: int, pause: Pause) -> Iterator[Execution]:
+    def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
         """See `Engine.run`; what is in flight when a pause is agreed is finished and yielded."""
         left, start = steps, first
         pending: deque[tuple[int, Any]] = deque()
+        self._pace.begin()
         while True:
-            while left and len(pending) < EXECUTIONS_IN_FLIGHT * self.workers and not pause.agreed():
-                count = size if left >= size else 1
+            while left and len(pending) < self._pace.in_flight and not pause.agreed():
+                wanted = self._pace.size(size) if adapts else size
+                count = wanted if left >= wanted else 1
                 pending.append((start, self._schedule(count, start)))
                 left, start = left - count, start + count
             if not pending:
                 return
             begun, remote = pending.popleft()
-            yield self._execution(begun, self._fetch(remote), int(pause.wanted()))
+            execution = self._execution(begun, self._fetch(remote), int(pause.wanted()))
+            self._pace.done(len(execution.losses))
+            yield execution
 
     def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
         """Every worker scores its own shard of the data, once."""

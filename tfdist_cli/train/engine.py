@@ -71,7 +71,7 @@ class Engine(Protocol):
             step: the global step the training starts at.
         """
 
-    def run(self, steps: int, *, first: int, size: int, pause: Pause) -> Iterator[Execution]:
+    def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
         """Trains `steps` steps, or fewer when a pause is asked for, and yields them as they are done.
 
         When it ends, no step is under way: the variables hold exactly the steps that were yielded.
@@ -80,6 +80,7 @@ class Engine(Protocol):
             steps: how many steps, of all workers together when they are asynchronous.
             first: the global number of the first one.
             size: steps in an execution.
+            adapts: whether asynchronous workers may take fewer in one where steps take long.
             pause: asked and told about pauses, before more is begun.
         """
 

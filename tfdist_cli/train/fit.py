@@ -173,12 +173,13 @@ def _schedule(assignment: Assignment, engine: Engine, model: keras.Model) -> Sch
         size = model.steps_per_execution
     if size is None and any(acts_on_batches(callback) for callback in assignment.callbacks):
         size = 1
+    adapts = size is None
     if size is None:
         sharers = 1 if engine.synchronous else engine.workers
         size = auto_steps_per_execution(assignment.steps_per_epoch, sharers, engine.max_steps_per_execution)
     _check_alike(assignment, engine)
     size = int(engine.total(np.array([float(size * engine.is_chief)]))[0])
-    return Schedule(assignment.steps_per_epoch, assignment.total, size)
+    return Schedule(assignment.steps_per_epoch, assignment.total, size, adapts)
 
 
 def _check_alike(assignment: Assignment, engine: Engine) -> None:

@@ -141,6 +141,7 @@ class TrainingLoop:
             boundary - self._done,
             first=self._done,
             size=self._schedule.steps_per_execution,
+            adapts=self._schedule.adapts,
             pause=self._pause,
         )
         for execution in executions:

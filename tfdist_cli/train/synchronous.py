@@ -82,7 +82,7 @@ class SynchronousEngine:
         shard = Shard(index, count, index, step * self._local) if split else Shard(0, 1, index, step * self._local)
         self._iterator = iter(checked(data, shard))
 
-    def run(self, steps: int, *, first: int, size: int, pause: Pause) -> Iterator[Execution]:
+    def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:  # noqa: ARG002 - workers that step together would have to measure the same
         """See `Engine.run`."""
         left, start = steps, first
         while left and not pause.agreed():

@@ -1,0 +1,58 @@
+"""How much work is given out at once: much while steps are short, little when they take long.
+
+What is under way is finished before a training pauses, for a checkpoint or to end. Steps of a millisecond are given out
+by the dozen, or a worker would wait for the chief most of the time; of steps of a second that would be minutes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+LONG = 2.0
+"""Seconds that an execution may take."""
+_AHEAD = 3
+"""Executions in flight for each worker, so that none waits for the chief."""
+
+
+class Pace:
+    """Measures how long a worker's step takes.
+
+    Args:
+        workers: how many work at the same time.
+        clock: seconds that never go back.
+    """
+
+    def __init__(self, workers: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._workers = workers
+        self._clock = clock
+        self._step_seconds: float | None = None
+        self._unmeasured = workers
+        """Executions that come first and also compile, on the chief and on each worker."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Work is given out from now on; what went before is remembered, the time since is not counted."""
+        self._since = self._clock()
+        self._steps = self._executions = 0
+
+    def done(self, steps: int) -> None:
+        """An execution of so many steps has come back; a measurement is complete when each worker has had its share."""
+        if self._unmeasured:
+            self._unmeasured -= 1
+            self.begin()
+            return
+        self._steps += steps
+        self._executions += 1
+        if self._executions >= self._workers:
+            self._step_seconds = (self._clock() - self._since) * self._workers / self._steps
+            self.begin()
+
+    def size(self, wanted: int) -> int:
+        """Steps in the next execution: as many as wanted, or 1 when these would take long."""
+        return 1 if self._step_seconds and self._step_seconds * wanted > LONG else wanted
+
+    @property
+    def in_flight(self) -> int:
+        """Executions of all workers together that may be under way: one each until it is known how long they take."""
+        return self._workers * (_AHEAD if self._step_seconds is not None else 1)
