@@ -48,10 +48,21 @@ def test_long_steps_go_one_by_one():
 def test_what_gets_quick_is_found_out():
     clock = Clock()
     pace = paced(2, 5, clock=clock)
-    clock.now += 0.01
-    pace.done(1)
-    pace.done(1)
+    for _ in range(200):
+        clock.now += 0.01
+        pace.done(1)
     assert pace.size(20) == 20
+
+
+def test_what_comes_back_all_at_once_does_not_look_quick():
+    clock = Clock()
+    pace = paced(2, 0.3, clock=clock)
+    for _ in range(6):  # the chief was busy
+        pace.done(1)
+    for _ in range(10):
+        assert pace.size(20) == 1
+        clock.now += 0.15
+        pace.done(1)
 
 
 def test_a_rest_is_not_counted():

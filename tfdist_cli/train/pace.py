@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 LONG = 2.0
 """Seconds that an execution may take."""
+_MEASURED_SECONDS = 1.0
 _AHEAD = 3
 """Executions in flight for each worker, so that none waits for the chief."""
 
@@ -37,15 +38,20 @@ class Pace:
         self._steps = self._executions = 0
 
     def done(self, steps: int) -> None:
-        """An execution of so many steps has come back; a measurement is complete when each worker has had its share."""
+        """An execution of so many steps has come back.
+
+        The first measurement is complete when each worker has had its share. Later ones take a second at least: what
+        was finished while the chief was busy comes back all at once.
+        """
         if self._unmeasured:
             self._unmeasured -= 1
             self.begin()
             return
         self._steps += steps
         self._executions += 1
-        if self._executions >= self._workers:
-            self._step_seconds = (self._clock() - self._since) * self._workers / self._steps
+        elapsed = self._clock() - self._since
+        if self._executions >= self._workers and (self._step_seconds is None or elapsed >= _MEASURED_SECONDS):
+            self._step_seconds = elapsed * self._workers / self._steps
             self.begin()
 
     def size(self, wanted: int) -> int:
