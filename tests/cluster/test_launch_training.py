@@ -183,8 +183,11 @@ def test_a_training_of_slow_steps_saves_and_ends_soon_when_told_to(tmp_path):
     long = ("--set", "checkpoint.every_steps=100000", "--set", "train.steps_per_epoch=1000")
     process = start(folder, "--run-dir", "run", *long)
     watcher = folder / "run" / "metrics.jsonl"
-    _await(lambda: watcher.exists() and any(int(step) > 80 for step in re.findall(r'"step":(\d+)', watcher.read_text())),
-           process)  # fmt: skip
+
+    def far_enough():
+        return watcher.exists() and any(int(step) > 80 for step in re.findall(r'"step":(\d+)', watcher.read_text()))
+
+    _await(far_enough, process)
     begun = time.monotonic()
     process.send_signal(signal.SIGINT)
     done = finish(process)
