@@ -38,6 +38,19 @@ def test_one_worker_equals_one_process(recipe, one_worker):
     assert worst["history"] < 1e-5
 
 
+def test_two_workers_that_take_turns_equal_one_process(cluster, tmp_path):
+    tasks = cluster(chief=1, ps=2, worker=2)
+    command = program("equivalence.py", "out", 480, "sgd", "adam", "everything")
+    ended = tasks.start(command).finish()
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
+    single = alone(tmp_path, command)
+    assert single.code == 0, single.err
+    for recipe in ("sgd", "adam", "everything"):
+        worst = differences(np.load(tasks.folder / "out.npz"), np.load(tmp_path / "out.npz"), recipe)
+        assert worst["variables"] < 1e-5
+        assert worst["history"] < 1e-5
+
+
 @pytest.fixture(scope="module")
 def facts(module_cluster):
     """What 3 workers came to, by fact; the ps and the workers are ended by the chief's end."""
