@@ -55,7 +55,7 @@ RECIPES = {
 
 
 if batch == len(X):
-    Pace.in_flight = 1
+    Pace.in_flight = 1  # type: ignore[assignment, method-assign] # a property of the class, for this process alone
 
 
 def data(shard):
