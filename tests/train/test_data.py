@@ -180,3 +180,13 @@ def test_repeated_data_goes_on_after_the_steps_done(step, unknown_length):
 )
 def test_steps_per_execution_divide_the_epoch_unless_they_would_be_few(steps, workers, size):
     assert auto_steps_per_execution(steps, workers, 10) == size
+
+
+@pytest.mark.parametrize(("asked", "tuned"), [(None, False), (True, True), (False, False)])
+def test_data_tunes_itself_only_when_asked_to(asked, tuned):
+    dataset = tf.data.Dataset.range(3)
+    if asked is not None:
+        options = tf.data.Options()
+        options.autotune.enabled = asked
+        dataset = dataset.with_options(options)
+    assert checked(lambda shard: dataset, Shard()).options().autotune.enabled is tuned

@@ -152,8 +152,8 @@ def checked(function: DatasetFunction, shard: Shard) -> tf.data.Dataset:
 def _without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Keeps tf.data from tuning itself while it runs, unless the dataset's options ask for it.
 
-    What is left to `tf.data.AUTOTUNE` gets the number of cores. The thread that tunes sleeps for ever longer times, and
-    the end of an iterator now and then waits for it, for seconds.
+    What is left to `tf.data.AUTOTUNE` is chosen once. The thread that tunes sleeps for ever longer times, and the end
+    of an iterator now and then waits for it, for seconds.
     """
     if dataset.options().autotune.enabled is not None:
         return dataset

@@ -14,7 +14,7 @@ from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.records import emit
 from tfdist_cli.train.assignment import Assignment, Saving, Schedule, Validation
 from tfdist_cli.train.checkpoint import CheckpointFolder
-from tfdist_cli.train.cluster import Joined, join
+from tfdist_cli.train.cluster import Joined, join, leave_together
 from tfdist_cli.train.data import (
     DatasetFunction,
     Shard,
@@ -29,7 +29,7 @@ from tfdist_cli.train.evaluator import run_evaluator
 from tfdist_cli.train.loop import TrainingLoop, acts_on_batches
 from tfdist_cli.train.progress import Progress, log, speak
 from tfdist_cli.train.step import ModelStep
-from tfdist_cli.train.termination import Termination
+from tfdist_cli.train.termination import Terminated, Termination
 
 AUTO_EPOCH_HINT = "give steps_per_epoch: the data does not say how long it is"
 
@@ -141,7 +141,11 @@ def train(joined: Joined, model: keras.Model, assignment: Assignment) -> keras.c
         emit("state", state="training")
         if first >= schedule.total:
             log.info("nothing to train: step %d of %d is done already", first, schedule.total)
-        history = loop.run(first)
+        try:
+            history = loop.run(first)
+        except Terminated:
+            leave_together(joined)  # all tasks have agreed to end; one that goes first would break the other's last sum
+            raise
         progress.finish()
     return history
 

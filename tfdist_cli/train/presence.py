@@ -79,20 +79,28 @@ def report_in(task: TaskId, own: Address, chief: tuple[TaskId, Address], timeout
     deadline = time.monotonic() + timeout
     with _listening(task, own):
         _Absence(dict([chief]), timeout).wait()
-        connection = socket.create_connection((chief[1].host, chief[1].port), timeout=_CONNECT)
-        connection.settimeout(max(_RETRY, deadline - time.monotonic()) + _CONNECT)
         told = b""
         try:
+            connection = socket.create_connection((chief[1].host, chief[1].port), timeout=_CONNECT)
+            connection.settimeout(max(_RETRY, deadline - time.monotonic()) + _CONNECT)
             if _line(connection) == _GREETING:
                 connection.sendall(_hello(task))
                 told = _line(connection)
         except TimeoutError:
             raise TimeoutExceeded(_absence({}, {}, timeout), hint=_START_HINT) from None
-        except OSError:
-            connection.close()
+        except OSError as error:
+            raise _chief_ended(chief) from error
     if told != _GO:
-        raise TrainingError(f"{chief[0]} at {chief[1]} has ended before the cluster had come together")
+        connection.close()
+        raise _chief_ended(chief)
     return connection
+
+
+def _chief_ended(chief: tuple[TaskId, Address]) -> TrainingError:
+    return TrainingError(
+        f"{chief[0]} at {chief[1]} has ended before the cluster had come together",
+        hint=f"{chief[0]}'s own output says why; then start all tasks again",
+    )
 
 
 def _listening(task: TaskId, own: Address) -> socket.socket:
