@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tfdist_cli.spec.updates import LearningRate, ShardRule, Updates
     from tfdist_cli.train.assignment import Validation
     from tfdist_cli.train.cluster import is_chief, scope
     from tfdist_cli.train.data import Shard
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Checkpoints": "tfdist_cli.train.fit",
+    "LearningRate": "tfdist_cli.spec.updates",
     "Shard": "tfdist_cli.train.data",
+    "ShardRule": "tfdist_cli.spec.updates",
+    "Updates": "tfdist_cli.spec.updates",
     "Validation": "tfdist_cli.train.assignment",
     "export": "tfdist_cli.train.export",
     "fit": "tfdist_cli.train.fit",
@@ -34,7 +38,18 @@ _HOMES = {
     "scope": "tfdist_cli.train.cluster",
 }
 
-__all__ = ["Checkpoints", "Shard", "Validation", "export", "fit", "is_chief", "scope"]
+__all__ = [
+    "Checkpoints",
+    "LearningRate",
+    "Shard",
+    "ShardRule",
+    "Updates",
+    "Validation",
+    "export",
+    "fit",
+    "is_chief",
+    "scope",
+]
 
 
 def __getattr__(name: str) -> Any:

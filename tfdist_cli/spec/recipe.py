@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from tfdist_cli.spec.model import Inconsistent, PathField, SpecModel
+from tfdist_cli.spec.updates import LearningRate, PlacementRule, ShardRule, Updates, WireType
 
 
 def _check_module(name: str) -> str:
@@ -97,6 +98,16 @@ class Recipe(SpecModel):
     """Passed to the module's functions as they stand."""
     train: Train = Train()
     """For how long it trains, and how the data is dealt out."""
+    updates: Updates = Updates()
+    """How the workers' gradients become updates of the variables on parameter servers."""
+    learning_rate: LearningRate = LearningRate()
+    """What becomes of the optimizer's learning rate where several workers train."""
+    placement: PlacementRule = "greedy"
+    """The ps that a variable is put on: the one with the fewest bytes (`greedy`), or the next in turn."""
+    shard: ShardRule | None = ShardRule()
+    """Which variables are spread over several ps; null for none."""
+    wire: WireType = "float32"
+    """The type in which parameters and gradients cross the network; they are kept in their own."""
     checkpoint: Checkpoint | None = None
     """When the state is saved; none by default."""
     evaluate: Evaluate | None = Evaluate()
