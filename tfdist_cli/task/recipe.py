@@ -17,6 +17,7 @@ from tfdist_cli.train.assignment import Assignment, Saving, Validation
 from tfdist_cli.train.checkpoint import CheckpointFolder
 from tfdist_cli.train.cluster import Joined
 from tfdist_cli.train.data import Pipeline, Shard
+from tfdist_cli.train.engine import Rules
 from tfdist_cli.train.evaluator import run_evaluator
 from tfdist_cli.train.export import export
 from tfdist_cli.train.fit import full_pass, train
@@ -77,6 +78,7 @@ def _assignment(
         validation=validation if recipe.evaluate and recipe.evaluate.every_epochs else None,
         callbacks=module.callbacks(),
         saving=Saving(folder, kept.every_steps, kept.every_seconds) if folder and kept else None,
+        rules=Rules(recipe.updates, recipe.learning_rate, recipe.wire),
     )
 
 

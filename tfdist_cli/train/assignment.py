@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import keras
 
 from tfdist_cli.train.checkpoint import CheckpointFolder
 from tfdist_cli.train.data import DatasetFunction
+from tfdist_cli.train.engine import Rules
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class Assignment:
         validation: what to score after epochs.
         callbacks: the user's.
         saving: checkpoints.
+        rules: how gradients become updates.
     """
 
     data: DatasetFunction
@@ -91,6 +93,7 @@ class Assignment:
     validation: Validation | None = None
     callbacks: Sequence[keras.callbacks.Callback] = ()
     saving: Saving | None = None
+    rules: Rules = field(default_factory=Rules)
 
     @property
     def total(self) -> int:

@@ -17,7 +17,7 @@ from tfdist_cli.environment import Environment
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.records import emit
 from tfdist_cli.train.coordinated import CoordinatedEngine
-from tfdist_cli.train.engine import Engine
+from tfdist_cli.train.engine import Engine, Rules
 from tfdist_cli.train.placement import Placement
 from tfdist_cli.train.presence import gather, outlast, port_taken, report_in, wait_until_gone
 from tfdist_cli.train.step import ModelStep
@@ -38,18 +38,19 @@ class Joined:
     strategy: tf.distribute.Strategy
     lifelines: tuple[socket.socket, ...] = ()
 
-    def engine(self, step: ModelStep, element_spec: Any) -> Engine:
+    def engine(self, step: ModelStep, element_spec: Any, rules: Rules) -> Engine:
         """The engine that trains a model here.
 
         Args:
             step: the model's pure functions, built under the strategy's scope.
             element_spec: the `tf.TypeSpec`s of a worker's batch.
+            rules: how gradients become updates.
         """
         if self.environment.strategy == "parameter_server":
-            return CoordinatedEngine(step, self.strategy, element_spec)
+            return CoordinatedEngine(step, self.strategy, element_spec, rules)
         names = tuple(str(task) for task in self.environment.members)
         index = self.environment.members.index(self.environment.task) if len(names) > 1 else 0
-        return SynchronousEngine(step, self.strategy, element_spec, Membership(names, index))
+        return SynchronousEngine(step, self.strategy, element_spec, Membership(names, index), rules)
 
 
 _MET = "tfdist/met"

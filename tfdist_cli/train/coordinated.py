@@ -22,7 +22,7 @@ from tensorflow.python.distribute.coordinator import values as coordinator_value
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.data import DatasetFunction, Shard, checked
-from tfdist_cli.train.engine import Execution, Pause
+from tfdist_cli.train.engine import DEFAULT_RULES, Execution, Pause, Rules
 from tfdist_cli.train.metrics import MetricTotals
 from tfdist_cli.train.pace import Pace
 from tfdist_cli.train.seeds import Seeds
@@ -38,14 +38,18 @@ class CoordinatedEngine:
         step: the model's pure functions, built under the strategy's scope.
         strategy: a `tf.distribute.ParameterServerStrategy`.
         element_spec: the `tf.TypeSpec`s of a batch.
+        rules: how gradients become updates.
     """
 
     is_chief = True
     synchronous = False
     max_steps_per_execution = 20
 
-    def __init__(self, step: ModelStep, strategy: tf.distribute.Strategy, element_spec: Any) -> None:
+    def __init__(
+        self, step: ModelStep, strategy: tf.distribute.Strategy, element_spec: Any, rules: Rules = DEFAULT_RULES
+    ) -> None:
         self._step = step
+        self._rules = rules
         self._strategy = strategy
         self._element_spec = element_spec
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)

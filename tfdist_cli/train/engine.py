@@ -4,13 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
+from tfdist_cli.spec.updates import LearningRate, Updates, WireType
 from tfdist_cli.train.data import DatasetFunction
 from tfdist_cli.train.metrics import MetricTotals
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How gradients become updates.
+
+    Args:
+        updates: when they are applied, on parameter servers.
+        learning_rate: what becomes of the optimizer's.
+        wire: the type in which parameters and gradients cross the network.
+    """
+
+    updates: Updates = field(default_factory=Updates)
+    learning_rate: LearningRate = field(default_factory=LearningRate)
+    wire: WireType = "float32"
+
+
+DEFAULT_RULES = Rules()
+"""Asynchronous updates, the optimizer's own learning rate, and everything as it is on the wire."""
 
 
 @dataclass(frozen=True)

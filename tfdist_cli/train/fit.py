@@ -12,6 +12,7 @@ import numpy as np
 
 from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.records import emit
+from tfdist_cli.spec.updates import LearningRate, Updates, WireType
 from tfdist_cli.train.assignment import Assignment, Saving, Schedule, Validation
 from tfdist_cli.train.checkpoint import CheckpointFolder
 from tfdist_cli.train.cluster import Joined, join, leave_together
@@ -24,7 +25,7 @@ from tfdist_cli.train.data import (
     repeated,
     steps_in,
 )
-from tfdist_cli.train.engine import Engine
+from tfdist_cli.train.engine import Engine, Rules
 from tfdist_cli.train.evaluator import run_evaluator
 from tfdist_cli.train.loop import TrainingLoop, acts_on_batches
 from tfdist_cli.train.progress import Progress, log, speak
@@ -66,6 +67,9 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
     validation_data: Any = None,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     checkpoints: Checkpoints | None = None,
+    updates: Updates | None = None,
+    learning_rate: LearningRate | None = None,
+    wire: WireType = "float32",
 ) -> keras.callbacks.History:
     """Trains a compiled Keras 3 model on the cluster that this process is in, or in this process alone.
 
@@ -86,6 +90,9 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
         validation_data: like `data`, or a `tfdist.Validation`; scored after each epoch, each example once.
         callbacks: Keras callbacks, run on the chief.
         checkpoints: where the training is saved, and goes on from.
+        updates: when gradients are applied, on parameter servers; asynchronously by default.
+        learning_rate: what becomes of the optimizer's learning rate; it stays as it is by default.
+        wire: the type in which parameters and gradients cross the network: `float32`, `bfloat16` or `float16`.
 
     Returns:
         Keras's `History`: `history.history["loss"]` has a value for each epoch.
@@ -114,6 +121,7 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
         validation=validation,
         callbacks=callbacks,
         saving=checkpoints.saving() if checkpoints else None,
+        rules=Rules(updates or Updates(), learning_rate or LearningRate(), wire),
     )
     return train(joined, model, assignment)
 
@@ -130,7 +138,7 @@ def train(joined: Joined, model: keras.Model, assignment: Assignment) -> keras.c
     with Termination() as termination:
         with joined.strategy.scope():
             step.build(spec)
-            engine = joined.engine(step, spec)
+            engine = joined.engine(step, spec, assignment.rules)
             first = _resume(engine, step, assignment.saving)
             engine.open(assignment.data, split=assignment.split, step=first)
         schedule = _schedule(assignment, engine, model)

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.coordinated import evaluation_function
 from tfdist_cli.train.data import DatasetFunction, Shard, checked
-from tfdist_cli.train.engine import Execution, Pause
+from tfdist_cli.train.engine import DEFAULT_RULES, Execution, Pause, Rules
 from tfdist_cli.train.kernels import fused
 from tfdist_cli.train.metrics import MetricTotals
 from tfdist_cli.train.seeds import Seeds
@@ -47,15 +47,22 @@ class SynchronousEngine:
         strategy: `MultiWorkerMirroredStrategy`, `MirroredStrategy`, or TensorFlow's default strategy.
         element_spec: the `tf.TypeSpec`s of a replica's batch.
         membership: the tasks that train together.
+        rules: how gradients become updates.
     """
 
     synchronous = True
     max_steps_per_execution = 10
 
     def __init__(
-        self, step: ModelStep, strategy: tf.distribute.Strategy, element_spec: Any, membership: Membership
+        self,
+        step: ModelStep,
+        strategy: tf.distribute.Strategy,
+        element_spec: Any,
+        membership: Membership,
+        rules: Rules = DEFAULT_RULES,
     ) -> None:
         self._step = step
+        self._rules = rules
         self._strategy = strategy
         self._members = membership
         self._replicas: int = strategy.num_replicas_in_sync
