@@ -1,6 +1,8 @@
 """Results become medians, ratios and a page, with nothing lost on the way."""
 
+import importlib.util
 import platform
+from dataclasses import replace
 from datetime import date
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from benchmarks.contests import CONTESTS, Outcome
 from benchmarks.figures import Comparison, Spread
 from benchmarks.table import BEGIN, END, Circumstances, machine, render, write
+from benchmarks.workload import Workload
 
 ABOUT = Circumstances("python -m benchmarks", date(2026, 1, 2), 3, "2 cores")
 
@@ -51,6 +54,14 @@ def test_a_page_without_markers_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match="no <!-- results"):
         write(page, "new\n")
     assert page.read_text(encoding="utf-8") == f"{BEGIN} only"
+
+
+@pytest.mark.parametrize("contest", CONTESTS.values(), ids=CONTESTS.keys())
+def test_a_contest_has_two_contestants_with_programs_and_workloads(contest):
+    assert contest.ours.name != contest.peer.name
+    for who in (contest.ours, contest.peer):
+        assert importlib.util.find_spec(who.program) is not None
+        replace(Workload(""), **contest.changes, **who.changes)
 
 
 def test_the_machine_is_told_without_its_name():
