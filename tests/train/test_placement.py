@@ -9,6 +9,7 @@ from keras import layers
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.updates import ShardRule
+from tfdist_cli.train import placement as module
 from tfdist_cli.train.placement import Placement, PlacementRules
 from tfdist_cli.train.shards import Shards, parts
 
@@ -111,6 +112,23 @@ def test_slots_are_cut_alike(spread):
         (of,) = (one for one in spread.trainable_variables if one.path.replace("/", "_") in variable.path)
         assert [part.shape for part in parts(variable)] == [part.shape for part in parts(of)]
         assert [part.device for part in parts(variable)] == [part.device for part in parts(of)]
+
+
+def test_what_each_ps_holds_is_told(spread, servers, log, monkeypatch):
+    told = []
+    monkeypatch.setattr(module, "emit", lambda kind, **fields: told.append((kind, fields)))
+    monkeypatch.setattr(module, "_task", lambda part: "ps:1" if "dense" in part.name else "ps:0")
+    servers(3).placement.report(spread)
+    variables = [*spread.variables, *spread.metrics_variables, *spread.optimizer.variables]
+    dense = sum(variable.numpy().nbytes for variable in variables if "dense" in variable.path)
+    rest = sum(variable.numpy().nbytes for variable in variables) - dense
+    sizes = {"ps:0": rest, "ps:1": dense, "ps:2": 0}
+    assert told == [("placement", {"bytes": sizes, "variables": {"ps:0": 7, "ps:1": 6, "ps:2": 0}})]
+    (line,) = log
+    assert line == (
+        f"ps:0 holds {rest / 1e3:.1f} kB (7 variables), ps:1 holds {dense / 1e3:.1f} kB (6 variables), "
+        "ps:2 holds 0 bytes (0 variables), with metrics and optimizer slots"
+    )
 
 
 def test_the_bytes_are_those_of_the_model(servers):

@@ -13,13 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.records import emit
 from tfdist_cli.spec.updates import PlacementRule, ShardRule
 from tfdist_cli.train.initial import Initial, initial_now, note_initializers
-from tfdist_cli.train.shards import Shards, blocks, divided
+from tfdist_cli.train.progress import log
+from tfdist_cli.train.shards import Shards, Whole, blocks, divided, parts
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,24 @@ class Placement:
             )
         self._rules = rules
 
+    def report(self, model: keras.Model) -> None:
+        """Says what each ps holds: bytes of the model, its metrics and its optimizer, and in how many variables.
+
+        Args:
+            model: the compiled model, built. Of its variables, a spread one counts wherever there is a part of it.
+        """
+        names = [f"ps:{number}" for number in range(len(self.bytes))]
+        sizes, counts = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
+        for variable in [*model.variables, *model.metrics_variables, *model.optimizer.variables]:
+            for part in parts(variable):
+                sizes[_task(part)] += Whole(part).bytes
+        for variable in model.variables:
+            for part in parts(variable):
+                counts[_task(part)] += 1
+        held = [f"{name} holds {_readable(sizes[name])} ({_variables(counts[name])})" for name in names]
+        log.info("%s, with metrics and optimizer slots", ", ".join(held))
+        emit("placement", bytes=sizes, variables=counts)
+
     def _create_whole_or_spread(self, creator: Callable[..., Any], **kwargs: Any) -> Any:
         initial, beside = initial_now(), kwargs.get("colocate_with")
         if initial is None:
@@ -137,6 +158,22 @@ class Placement:
         if self._rules.placement == "round_robin":
             return [(self._dealt + number) % servers for number in range(count)]
         return [int(ps) for ps in np.argsort(self.bytes, kind="stable")[:count]]
+
+
+def _task(part: Any) -> str:
+    device = tf.DeviceSpec.from_string(part.device)
+    return f"{device.job}:{device.task}"
+
+
+def _readable(size: int) -> str:
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size} bytes"
+
+
+def _variables(count: int) -> str:
+    return f"{count} variable{'' if count == 1 else 's'}"
 
 
 def _spread(initial: Initial, ways: Sequence[Callable[..., Any]], kwargs: dict[str, Any]) -> Shards:

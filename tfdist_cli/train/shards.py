@@ -6,6 +6,7 @@ a ps then needs memory for much more than what it keeps.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,16 @@ class Block:
     count: int
     start: int
 
+    @property
+    def bytes(self) -> int:
+        """What the rows take."""
+        return self.count * _row_bytes(self.shard)
+
+    @property
+    def dtype(self) -> tf.DType:
+        """The type of a value."""
+        return self.shard.dtype
+
     def read(self) -> tf.Tensor:
         """The rows; only they leave the shard's ps."""
         with tf.device(self.shard.device):
@@ -81,20 +92,59 @@ class Block:
             )
 
 
+@dataclass(frozen=True)
+class Whole:
+    """A variable that is not spread; what a strategy has mirrored is one variable, too.
+
+    Args:
+        stored: TensorFlow's variable.
+    """
+
+    stored: Any
+
+    @property
+    def bytes(self) -> int:
+        """What it takes."""
+        return self.stored.dtype.size * int(np.prod(self.stored.shape))
+
+    @property
+    def dtype(self) -> tf.DType:
+        """The type of a value."""
+        return self.stored.dtype
+
+    def read(self) -> tf.Tensor:
+        """Its value."""
+        return tf.convert_to_tensor(self.stored)
+
+    def write(self, value: Any) -> None:
+        """Replaces its value."""
+        self.stored.assign(value)
+
+
+def pieces(variable: keras.Variable) -> Iterator[Block | Whole]:
+    """What passes through a process at once when a variable is copied: a block of its rows, or all of it."""
+    stored = variable._value
+    if isinstance(stored, ShardedVariable):
+        yield from blocks(stored)
+    else:
+        yield Whole(stored)
+
+
 def blocks(spread: ShardedVariable) -> Iterator[Block]:
     """The rows of a spread variable, in order.
 
     Blocks end at multiples of the same number of rows, however many shards there are, and where shards end. So what
     was saved with some number of shards is read with another without reading much of it twice.
     """
-    row_bytes = spread.dtype.size * int(np.prod(spread.shape[1:]))
-    step = max(1, BLOCK_BYTES // max(1, row_bytes))
+    step = max(1, BLOCK_BYTES // max(1, _row_bytes(spread)))
     offset = 0
     for shard in spread.variables:
-        rows = int(shard.shape[0])
-        first = offset
-        while first < offset + rows:
-            end = min(offset + rows, (first // step + 1) * step)
-            yield Block(shard, first, end - first, first - offset)
-            first = end
-        offset += rows
+        end = offset + int(shard.shape[0])
+        bounds = [offset, *range((offset // step + 1) * step, end, step), end]
+        for first, after in itertools.pairwise(bounds):
+            yield Block(shard, first, after - first, first - offset)
+        offset = end
+
+
+def _row_bytes(variable: Any) -> int:
+    return variable.dtype.size * int(np.prod(variable.shape[1:]))
