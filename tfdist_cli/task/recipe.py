@@ -21,6 +21,7 @@ from tfdist_cli.train.engine import Rules
 from tfdist_cli.train.evaluator import run_evaluator
 from tfdist_cli.train.export import export
 from tfdist_cli.train.fit import full_pass, train
+from tfdist_cli.train.placement import PlacementRules
 from tfdist_cli.train.presence import outlast
 from tfdist_cli.train.progress import log
 
@@ -38,7 +39,7 @@ def run_recipe(joined: Joined, recipe: Recipe) -> None:
     """
     module = RecipeModule.load(recipe)
     keras.utils.set_random_seed(recipe.train.seed)
-    with joined.strategy.scope():
+    with joined.scope(PlacementRules(recipe.placement, recipe.shard)):
         model = module.model()
     run_dir = joined.environment.run_dir or Path.cwd()
     folder = _folder(recipe, run_dir)

@@ -8,17 +8,18 @@ import sys
 from collections import Counter
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tfdist_cli.environment import Environment
-from tfdist_cli.errors import TrainingError
+from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.records import emit
+from tfdist_cli.spec.updates import PlacementRule, ShardRule
 from tfdist_cli.train.coordinated import CoordinatedEngine
 from tfdist_cli.train.engine import Engine, Rules
-from tfdist_cli.train.placement import Placement
+from tfdist_cli.train.placement import DEFAULT_PLACEMENT, Placement, PlacementRules
 from tfdist_cli.train.presence import gather, outlast, port_taken, report_in, wait_until_gone
 from tfdist_cli.train.step import ModelStep
 from tfdist_cli.train.synchronous import Membership, SynchronousEngine
@@ -32,11 +33,26 @@ class Joined:
         environment: what it was told.
         strategy: TensorFlow's strategy.
         lifelines: the connections by which the other tasks see that this one lives.
+        placement: what deals variables out to ps, on their chief.
     """
 
     environment: Environment
     strategy: tf.distribute.Strategy
     lifelines: tuple[socket.socket, ...] = ()
+    placement: Placement | None = None
+
+    def scope(self, rules: PlacementRules) -> AbstractContextManager[Any]:
+        """The scope to build and compile a model in.
+
+        Args:
+            rules: which ps its variables live on, where there are any.
+
+        Raises:
+            TrainingError: variables have been made by other rules.
+        """
+        if self.placement:
+            self.placement.follow(rules)
+        return self.strategy.scope()
 
     def engine(self, step: ModelStep, element_spec: Any, rules: Rules) -> Engine:
         """The engine that trains a model here.
@@ -75,15 +91,28 @@ def join(environment: Environment | None = None) -> Joined:
     return _joined
 
 
-def scope() -> AbstractContextManager[Any]:
+def scope(
+    *, placement: PlacementRule = DEFAULT_PLACEMENT.placement, shard: ShardRule | None = DEFAULT_PLACEMENT.shard
+) -> AbstractContextManager[Any]:
     """The scope to build and compile a model in, on every task of the cluster and in one process alike.
 
     In a ps, or a worker of parameter servers, it serves the chief and does not return: what follows runs on the chief.
 
+    Args:
+        placement: the ps that a variable is put on: the one with the fewest bytes (`greedy`), or the next in turn
+            (`round_robin`). It has no meaning where there are no ps.
+        shard: which variables are spread over several ps, by default those of at least 64 MiB; None for none.
+
     Returns:
         `tf.distribute.Strategy.scope()` of the strategy that `TF_CONFIG` asks for.
+
+    Raises:
+        UsageError: there is no such placement.
+        TrainingError: variables have been made with another placement or shard.
     """
-    return join().strategy.scope()
+    if placement not in get_args(PlacementRule):
+        raise UsageError(f"{placement!r} is no placement", hint=f"use {' or '.join(get_args(PlacementRule))}")
+    return join().scope(PlacementRules(placement, shard))
 
 
 def is_chief() -> bool:
@@ -132,10 +161,9 @@ def _meet(environment: Environment) -> Joined:
     if environment.strategy == "parameter_server":
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         strategy = tf.distribute.ParameterServerStrategy(resolver)
-        Placement(strategy)
-    else:
-        strategy = _mirrored_workers(environment)
-        atexit.register(_leave_at_exit)
+        return Joined(environment, strategy, tuple(lifelines), Placement(strategy))
+    strategy = _mirrored_workers(environment)
+    atexit.register(_leave_at_exit)
     return Joined(environment, strategy, tuple(lifelines))
 
 

@@ -138,6 +138,8 @@ def train(joined: Joined, model: keras.Model, assignment: Assignment) -> keras.c
     with Termination() as termination:
         with joined.strategy.scope():
             step.build(spec)
+            if joined.placement:
+                joined.placement.report(model)
             engine = joined.engine(step, spec, assignment.rules)
             first = _resume(engine, step, assignment.saving)
             engine.open(assignment.data, split=assignment.split, step=first)
