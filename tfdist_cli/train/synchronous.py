@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.coordinated import evaluation_function
 from tfdist_cli.train.data import DatasetFunction, Shard, checked
 from tfdist_cli.train.engine import DEFAULT_RULES, Execution, Pause, Rules
+from tfdist_cli.train.evaluation import evaluation_function
 from tfdist_cli.train.kernels import fused
 from tfdist_cli.train.metrics import MetricTotals
 from tfdist_cli.train.seeds import Seeds
