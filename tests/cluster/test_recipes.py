@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.cluster.launching import launch
+from tfdist_cli.datasets import click_generator
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -54,6 +55,16 @@ def test_a_config_trains_the_digits(tmp_path, config):
 def test_a_recipe_trains_on_a_cluster(tmp_path, recipe, config, accuracy):
     report = launch_config(tmp_path, config, "--recipe", ROOT / "recipes" / recipe).report
     assert report["metrics"]["test_accuracy"] >= accuracy
+
+
+def test_clicks_are_told_nearly_as_well_as_can_be_on_parameter_servers(tmp_path):
+    smaller = ["params.examples={train: 60000, test: 10000}", "params.rows=20000", "params.dim=4"]
+    shorter = ["train.epochs=1", "train.steps_per_execution=6"]  # fewer steps are quicker to compile
+    launched = launch_config(tmp_path, "ctr.yaml", *(word for one in smaller + shorter for word in ("--set", one)))
+    reached, best = launched.report["metrics"]["test_auc"], click_generator.generate(10_000, "test").best_auc
+    assert best - 0.06 < reached < best
+    assert launched.report["examples"] == 60_000 // 2 // 256 * 256 * 2
+    assert f"test AUC {reached:.4f} of a best possible {best:.4f}" in launched.stderr
 
 
 def test_three_asynchronous_workers_take_all_the_data_each(tmp_path, mnist):

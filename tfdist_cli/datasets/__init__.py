@@ -1,1 +1,1 @@
-"""Small data sets as NumPy arrays: handwritten digits that come with tfdist, and MNIST from a user's own files."""
+"""Data for recipes: digits that come with tfdist, MNIST and clicks from a user's own files, clicks that are made up."""
