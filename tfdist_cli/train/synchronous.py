@@ -26,7 +26,7 @@ from tfdist_cli.train.metrics import MetricTotals
 from tfdist_cli.train.rate import Rate
 from tfdist_cli.train.seeds import Seeds
 from tfdist_cli.train.step import ModelStep, values
-from tfdist_cli.train.update import _in_place_of, _Read, innermost, leave_sums_to_engine
+from tfdist_cli.train.update import in_place_of, Read, innermost, leave_sums_to_engine
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ class SynchronousEngine:
         inner = innermost(optimizer)
         own = tf.convert_to_tensor(inner.learning_rate)
         rate = self._rate.at(own, tf.convert_to_tensor(inner.iterations))
-        with _in_place_of(inner, {"_learning_rate": _Read(rate)}):
+        with in_place_of(inner, {"_learning_rate": Read(rate)}):
             if not (tf.distribute.has_strategy() and inner.gradient_accumulation_steps):
                 with fused(inner):
                     optimizer.apply(gradients, self._step.parameters)

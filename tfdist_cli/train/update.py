@@ -184,12 +184,12 @@ def _apply_by_keras(
     # Keras updates variables from within a replica only. There is one; strategy.run would trace it in a thread of its
     # own, which the scope doesn't reach.
     replica = tf.distribute.ReplicaContext(tf.distribute.get_strategy(), replica_id_in_sync_group=0)
-    read = {"_iterations": _Read(number), "_learning_rate": _Read(rate)}
-    with _in_place_of(optimizer, read), fused(optimizer), replica:
+    read = {"_iterations": Read(number), "_learning_rate": Read(rate)}
+    with in_place_of(optimizer, read), fused(optimizer), replica:
         optimizer.apply(whole, list(parameters))
 
 
-class _Read(keras.Variable):
+class Read(keras.Variable):
     """A variable that has been read: formulas see the value, and what they write is counted elsewhere."""
 
     def __init__(self, value: tf.Tensor) -> None:  # Keras's own would create storage
@@ -207,7 +207,8 @@ class _Read(keras.Variable):
 
 
 @contextlib.contextmanager
-def _in_place_of(optimizer: keras.optimizers.Optimizer, read: dict[str, _Read]) -> Iterator[None]:
+def in_place_of(optimizer: keras.optimizers.Optimizer, read: dict[str, Read]) -> Iterator[None]:
+    """Within it, an optimizer has values that have been read in the place of variables."""
     kept = {name: vars(optimizer)[name] for name in read}
     vars(optimizer).update(read)  # setattr would make them the optimizer's own variables
     try:
