@@ -26,7 +26,7 @@ from tfdist_cli.train.metrics import MetricTotals
 from tfdist_cli.train.rate import Rate
 from tfdist_cli.train.seeds import Seeds
 from tfdist_cli.train.step import ModelStep, values
-from tfdist_cli.train.update import in_place_of, Read, innermost, leave_sums_to_engine
+from tfdist_cli.train.update import Read, in_place_of, innermost, leave_sums_to_engine
 
 
 @dataclass(frozen=True)

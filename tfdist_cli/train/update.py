@@ -198,6 +198,7 @@ class Read(keras.Variable):
 
     @property
     def value(self) -> tf.Tensor:
+        """What was read."""
         return self._read
 
     def assign(self, _value: Any) -> None:
