@@ -52,7 +52,7 @@ class Update:
         handles = {name: slot.handle for name, slot in slots.items()}
         if self.rows is not None:
             given["indices"] = self.rows
-        return kernel(var=self.variable.handle, grad=self.gradient, **handles, **given)
+        return kernel(var=self.variable.handle, grad=self.gradient, use_locking=self.rows is None, **handles, **given)
 
     def read(self, place: int) -> tf.Tensor:
         """A slot's value, or its touched rows."""
@@ -69,7 +69,9 @@ class Update:
     def descend(self, alpha: tf.Tensor, delta: tf.Tensor) -> Any:
         """Takes alpha·delta from the variable."""
         if self.rows is None:
-            return tf.raw_ops.ResourceApplyGradientDescent(var=self.variable.handle, alpha=alpha, delta=delta)
+            return tf.raw_ops.ResourceApplyGradientDescent(
+                var=self.variable.handle, alpha=alpha, delta=delta, use_locking=True
+            )
         return tf.raw_ops.ResourceScatterSub(
             resource=self.variable.handle, indices=self.rows, updates=tf.multiply(delta, alpha)
         )
