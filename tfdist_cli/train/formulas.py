@@ -98,7 +98,7 @@ def adam(update: Update) -> Any:
     """Kingma and Ba, Adam (2015), the efficient form at the end of section 2: w − η·√(1−β₂ᵗ)/(1−β₁ᵗ)·m/(√v+ε).
 
     With `amsgrad` (Reddi et al., On the Convergence of Adam and Beyond, 2018) v is the largest so far. The kernel takes
-    1 − β₂ from β₂ in the variable's type: in float32 that is 0.00100001 for 0.999.
+    1 − β₂ from β₂ in the variable's type: in float32 that is 0.00099999 for 0.999.
     """
     optimizer = update.optimizer
     names = ("m", "v", "vhat") if optimizer.amsgrad else ("m", "v")
