@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,10 @@ def _assignment(
     shuffle = None if wanted.shuffle == "auto" else wanted.shuffle
     pipeline = Pipeline(wanted.batch_size, shuffle, wanted.seed, wanted.repeat)
     split = wanted.share == "split"
+    rules = Rules(recipe.updates, recipe.learning_rate, recipe.wire, recipe.embeddings)
     steps_per_epoch = wanted.steps_per_epoch
     if steps_per_epoch == "auto":
-        steps_per_epoch = full_pass(joined, lambda shard: _one_pass(module, wanted.batch_size, shard), split=split)
+        steps_per_epoch = full_pass(joined, partial(_one_pass, module, wanted.batch_size), rules, split=split)
     kept = recipe.checkpoint
     return Assignment(
         lambda shard: pipeline.batches(module.dataset("train", shard), shard),
@@ -79,7 +81,7 @@ def _assignment(
         validation=validation if recipe.evaluate and recipe.evaluate.every_epochs else None,
         callbacks=module.callbacks(),
         saving=Saving(folder, kept.every_steps, kept.every_seconds) if folder and kept else None,
-        rules=Rules(recipe.updates, recipe.learning_rate, recipe.wire, recipe.embeddings),
+        rules=rules,
     )
 
 

@@ -107,6 +107,10 @@ class CoordinatedEngine:
         """See `Engine.run`."""
         return self._updates.run(self._iterators, steps, first=first, size=size, adapts=adapts, pause=pause)
 
+    def operations(self) -> int:
+        """See `Engine.operations`."""
+        return self._step.operations(self._element_spec)
+
     def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
         """Every worker scores its own shard of the data, once."""
         function = self._evaluation_function(data)

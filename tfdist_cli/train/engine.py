@@ -70,6 +70,7 @@ class Execution:
         examples: examples consumed by each worker.
         votes: how many tasks asked for a pause when it began.
         reports: what each worker did, where workers differ.
+        gap: the most steps that a worker has been ahead of the slowest so far, where that is bounded.
     """
 
     first: int
@@ -79,6 +80,7 @@ class Execution:
     examples: dict[str, int]
     votes: int = 0
     reports: Mapping[str, WorkerReport] = field(default_factory=dict)
+    gap: int | None = None
 
 
 class Pause(Protocol):
@@ -130,6 +132,9 @@ class Engine(Protocol):
             adapts: whether asynchronous workers may take fewer in one where steps take long.
             pause: asked and told about pauses, before more is begun.
         """
+
+    def operations(self) -> int:
+        """How many operations a forward pass of the model is, which tells how long a step takes to compile."""
 
     def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
         """Scores the data, each batch once.

@@ -33,6 +33,8 @@ from tfdist_cli.train.step import ModelStep
 from tfdist_cli.train.termination import Terminated, Termination
 
 DEFAULT_EMBEDDINGS = EmbeddingRule()
+UNROLLED_OPERATIONS = 6000
+"""Operations of forward passes that one function has at the most: more take longer to compile than they save."""
 AUTO_EPOCH_HINT = "give steps_per_epoch: the data does not say how long it is"
 
 
@@ -112,8 +114,9 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
             raise UsageError("an evaluator needs validation_data and checkpoints", hint="pass both to tfdist.fit")
         run_evaluator(model, validation, checkpoints.saving().folder, joined.environment.run_dir)
         raise SystemExit(0)
+    rules = Rules(updates or Updates(), learning_rate or LearningRate(), wire, embeddings)
     if steps_per_epoch is None:
-        steps_per_epoch = full_pass(joined, function, split=True)
+        steps_per_epoch = full_pass(joined, function, rules, split=True)
         function = repeated(function)
     assignment = Assignment(
         function,
@@ -124,7 +127,7 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
         validation=validation,
         callbacks=callbacks,
         saving=checkpoints.saving() if checkpoints else None,
-        rules=Rules(updates or Updates(), learning_rate or LearningRate(), wire, embeddings),
+        rules=rules,
     )
     return train(joined, model, assignment)
 
@@ -163,15 +166,16 @@ def train(joined: Joined, model: keras.Model, assignment: Assignment) -> keras.c
     return history
 
 
-def full_pass(joined: Joined, data: DatasetFunction, *, split: bool) -> int:
+def full_pass(joined: Joined, data: DatasetFunction, rules: Rules, *, split: bool) -> int:
     """Global steps that show the data once: once to all workers together, or once to each where they don't divide it.
 
     Raises:
         TrainingError: the data does not say how long it is, or is empty.
     """
     environment = joined.environment
-    asynchronous = environment.strategy == "parameter_server"
-    workers = [task for task in environment.members if task.role == "worker" or not asynchronous]
+    coordinated = environment.strategy == "parameter_server"
+    asynchronous = coordinated and rules.updates.mode == "async"
+    workers = [task for task in environment.members if task.role == "worker" or not coordinated]
     shards = [Shard(n if split else 0, len(workers) if split else 1, n) for n in range(len(workers))]
     steps = steps_in(data, shards, synchronous=not asynchronous)
     if steps is None:
@@ -181,7 +185,7 @@ def full_pass(joined: Joined, data: DatasetFunction, *, split: bool) -> int:
             f"the training data has no full batch for each of {len(workers)} workers",
             hint="use a smaller batch_size, fewer workers, or more data",
         )
-    return steps if asynchronous else max(1, steps // (joined.strategy.num_replicas_in_sync // len(workers)))
+    return steps if coordinated else max(1, steps // (joined.strategy.num_replicas_in_sync // len(workers)))
 
 
 def _schedule(assignment: Assignment, engine: Engine, model: keras.Model) -> Schedule:
@@ -193,7 +197,8 @@ def _schedule(assignment: Assignment, engine: Engine, model: keras.Model) -> Sch
     adapts = size is None
     if size is None:
         sharers = 1 if engine.synchronous else engine.workers
-        size = auto_steps_per_execution(assignment.steps_per_epoch, sharers, engine.max_steps_per_execution)
+        most = max(1, min(engine.max_steps_per_execution, UNROLLED_OPERATIONS // engine.operations()))
+        size = auto_steps_per_execution(assignment.steps_per_epoch, sharers, most)
     _check_alike(assignment, engine)
     size = int(engine.total(np.array([float(size * engine.is_chief)]))[0])
     return Schedule(assignment.steps_per_epoch, assignment.total, size, adapts)

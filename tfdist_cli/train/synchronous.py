@@ -65,6 +65,7 @@ class SynchronousEngine:
         rules: Rules = DEFAULT_RULES,
     ) -> None:
         self._step = step
+        self._element_spec = element_spec
         self._exchange = Exchange([variable.shape for variable in step.parameters], rules.wire)
         self._strategy = strategy
         self._members = membership
@@ -109,6 +110,10 @@ class SynchronousEngine:
                     raise _ended_early(self._members) from error
             yield self._execution(start, count, summary)
             left, start = left - count, start + count
+
+    def operations(self) -> int:
+        """See `Engine.operations`."""
+        return self._step.operations(self._element_spec)
 
     def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
         """Each task scores its own shard of the data, once."""
