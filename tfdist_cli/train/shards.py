@@ -16,8 +16,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute.sharded_variable import ShardedVariable
 
-BLOCK_BYTES = 64 * 2**20
-"""Rows of a spread variable that pass through one process at once: so many bytes of them, or one row."""
+BLOCK_BYTES = 8 * 2**20
+"""Rows of a spread variable that are made, read or written at once: so many bytes of them, or one row. Larger blocks
+are no quicker, and TensorFlow has several in memory before it frees the first."""
 
 
 class Shards(ShardedVariable):
