@@ -50,13 +50,16 @@ class Timing:
     logs: dict[str, float]
 
 
-def run(program: str, roles: Mapping[str, int], workload: Workload, *, timeout: float = 300.0) -> Timing:
+def run(
+    program: str, roles: Mapping[str, int], workload: Workload, *, python: str = sys.executable, timeout: float = 300.0
+) -> Timing:
     """Runs a program once in a cluster of its own.
 
     Args:
         program: the module that every task runs.
         roles: tasks of each role; none is one process with TensorFlow's own choice of threads.
         workload: what it trains.
+        python: the interpreter that runs it.
         timeout: seconds for all of it.
 
     Raises:
@@ -67,7 +70,7 @@ def run(program: str, roles: Mapping[str, int], workload: Workload, *, timeout: 
         tasks = []
         for name, variables in _environments(roles).items():
             environ = base_environment() | variables | replace(workload, result=str(result)).as_environment()
-            tasks.append(_start(name, program, environ, Path(folder)))
+            tasks.append(_start(name, [python, "-m", program], environ, Path(folder)))
             stack.callback(_end, tasks[-1].process)
         _wait(tasks, serving="ps" in roles, deadline=time.monotonic() + timeout)
         return Timing(**json.loads(result.read_text(encoding="utf-8")))
@@ -103,11 +106,11 @@ def free_ports(count: int) -> list[int]:
         return [bound.getsockname()[1] for bound in sockets]
 
 
-def _start(name: str, program: str, environ: dict[str, str], folder: Path) -> Task:
+def _start(name: str, argv: list[str], environ: dict[str, str], folder: Path) -> Task:
     log = folder / f"{name.replace(':', '-')}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", program],
+            argv,
             cwd=ROOT,
             env=environ,
             stdin=subprocess.DEVNULL,

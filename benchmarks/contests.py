@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import psutil
 
@@ -26,10 +28,16 @@ class Contestant:
     Args:
         name: what the table calls it.
         program: its module.
+        roles: tasks of each role, where they are not the contest's.
+        changes: what of the workload is another for it alone.
+        python: the environment variable that may name the interpreter which has its packages.
     """
 
     name: str
     program: str
+    roles: Mapping[str, int] | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    python: str | None = None
 
 
 @dataclass(frozen=True)
@@ -41,23 +49,48 @@ class Contest:
         roles: tasks of each role; none is one process.
         ours: tfdist.
         peer: what it is compared with.
+        changes: what of the workload is another for both.
     """
 
     title: str
     roles: Mapping[str, int]
     ours: Contestant
     peer: Contestant
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
+
+TORCH_PYTHON = "TFDIST_BENCHMARK_TORCH_PYTHON"
+"""The variable that names an interpreter with PyTorch, where it is not installed beside TensorFlow."""
 
 TFDIST = Contestant("`tfdist.fit` (Keras 3)", "benchmarks.programs.tfdist_fit")
 TF_KERAS = Contestant("tf_keras `Model.fit`", "benchmarks.programs.tf_keras_fit")
 KERAS = Contestant("Keras 3 `Model.fit`", "benchmarks.programs.keras_fit")
+TORCH = Contestant("PyTorch DDP, gloo", "benchmarks.programs.torch_ddp", python=TORCH_PYTHON)
+ROUNDED = replace(TFDIST, name="`tfdist.fit`, `wire: float16`", changes={"wire": "float16"})
+ALONE = replace(TFDIST, name="`tfdist.fit`, one process, both cores", roles={})
 
 CONTESTS = {
     "ps": Contest(
         "`ParameterServerStrategy`, 1 chief, 2 ps, 2 workers", {"chief": 1, "worker": 2, "ps": 2}, TFDIST, TF_KERAS
     ),
     "mirrored": Contest("`MultiWorkerMirroredStrategy`, 2 workers", {"worker": 2}, TFDIST, TF_KERAS),
+    "mirrored_float16": Contest(
+        "`MultiWorkerMirroredStrategy`, 2 workers, gradients in float16", {"worker": 2}, ROUNDED, TORCH
+    ),
+    "cnn": Contest(
+        "CNN, `MultiWorkerMirroredStrategy`, 2 workers",
+        {"worker": 2},
+        TFDIST,
+        replace(ALONE, changes={"batch_size": 128}),
+        {"model": "cnn"},
+    ),
+    "cnn_ps": Contest(
+        "CNN, `ParameterServerStrategy`, 1 chief, 1 ps, 2 workers",
+        {"chief": 1, "worker": 2, "ps": 1},
+        TFDIST,
+        ALONE,
+        {"model": "cnn"},
+    ),
     "single": Contest("one process, both cores", {}, TFDIST, KERAS),
 }
 
@@ -118,7 +151,9 @@ def _quiet_run(contest: Contest, who: Contestant, workload: Workload, patience: 
     runs = []
     for _ in range(patience + 1):
         before = _Usage.now()
-        timing = run(who.program, contest.roles, workload)
+        roles = contest.roles if who.roles is None else who.roles
+        own = replace(workload, **{**contest.changes, **who.changes})
+        timing = run(who.program, roles, own, python=os.environ.get(who.python or "", sys.executable))
         if timing.logs["accuracy"] < LEARNED:
             raise RunFailed(f"{who.name} has learned nothing in {contest.title}: {timing.logs}")
         runs.append((timing, before.others()))

@@ -15,7 +15,7 @@ from benchmarks.figures import Comparison, Spread
 
 BEGIN = "<!-- results: begin -->"
 END = "<!-- results: end -->"
-_PACKAGES = ("tensorflow-cpu", "tensorflow", "keras", "tf_keras")
+_PACKAGES = ("tensorflow-cpu", "tensorflow", "keras", "tf_keras", "torch")
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,15 @@ import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 ENVIRONMENT = "TFDIST_BENCHMARK"
 """The variable that carries a workload to a program, as JSON."""
 FEATURES = 784
 HIDDEN = (500, 500)
 CLASSES = 10
+BATCHES = 100
+"""Different batches, all of them in memory."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class Workload:
         epochs: timed epochs; one more goes ahead of them to trace and warm up.
         batch_size: examples in a worker's step.
         steps_per_execution: steps between two reports of a worker.
+        model: `mlp`, of which the network is the larger part of a step, or `cnn`, of which computing is.
+        wire: the type in which tfdist's gradients cross the network.
     """
 
     result: str
@@ -33,6 +37,8 @@ class Workload:
     epochs: int = 3
     batch_size: int = 64
     steps_per_execution: int = 10
+    model: Literal["mlp", "cnn"] = "mlp"
+    wire: Literal["float32", "bfloat16", "float16"] = "float32"
 
     @classmethod
     def read(cls) -> Workload:

@@ -2,19 +2,20 @@
 
 import tensorflow as tf
 
-from benchmarks.workload import CLASSES, FEATURES, Workload
-
-BATCHES = 100
+from benchmarks.workload import BATCHES, CLASSES, FEATURES, Workload
 
 
 def batches(workload: Workload) -> tf.data.Dataset:
     """Made-up batches in MNIST's shape, float32 (batch, 784) and int64 (batch,), the same ones again without end.
 
-    Their labels follow from the pixels, so that a model that does not learn is noticed. They are drawn where the
-    dataset is created, and kept in memory as whole batches: reading them costs next to nothing.
+    The labels of the MLP follow from the pixels, those of the CNN from a pattern in them, so that a model that does not
+    learn is noticed. They are drawn where the dataset is created, and kept in memory as whole batches: reading them
+    costs next to nothing.
     """
     shape = [BATCHES, workload.batch_size]
     pixels = tf.random.stateless_uniform([*shape, FEATURES], [0, 0], minval=-0.5, maxval=0.5)
     judge = tf.random.stateless_normal([FEATURES, CLASSES], [0, 1])
     labels = tf.argmax(tf.linalg.matmul(pixels, judge), axis=2)
+    if workload.model == "cnn":
+        pixels += 0.2 * tf.gather(tf.transpose(judge), labels)
     return tf.data.Dataset.from_tensor_slices((pixels, labels)).repeat().prefetch(tf.data.AUTOTUNE)

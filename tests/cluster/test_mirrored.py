@@ -10,7 +10,9 @@ from tests.cluster.tasks import alone, program
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
 
-RECIPES = ("sgd", "momentum", "adam", "adagrad", "clipped", "accumulation", "float16")
+RECIPES = ("sgd", "momentum", "adam", "adagrad", "clipped", "accumulation", "float16", "scaled")
+ROUNDED = {"on bfloat16": 2.0**-8, "on float16": 2.0**-11}
+"""The relative rounding of what these let cross the network."""
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +20,7 @@ def two_workers(module_cluster, tmp_path_factory):
     """What each of 2 workers came to, and what one process with batches of twice the size came to."""
     tasks = module_cluster(worker=2)
     folder = tmp_path_factory.mktemp("alone")
-    names = [f"plain {recipe}" for recipe in RECIPES]
+    names = [f"plain {recipe}" for recipe in (*RECIPES, *ROUNDED)]
     for task in tasks.tasks:
         tasks.start(program("equivalence.py", task.replace(":", "-"), 8, *names), task)
     single = alone(folder, program("equivalence.py", "out", 16, *names))
@@ -39,7 +41,15 @@ def test_two_workers_equal_one_process_with_twice_the_batch(recipe, two_workers)
     assert worst["history"] < tolerance
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(("recipe", "rounding"), ROUNDED.items())
+def test_a_narrow_wire_changes_no_more_than_its_rounding(recipe, rounding, two_workers):
+    first, _, single = two_workers
+    worst = differences(first, single, f"plain {recipe}")
+    assert worst["variables"] > 0
+    assert worst["history"] < 4 * rounding
+
+
+@pytest.mark.parametrize("recipe", [*RECIPES, *ROUNDED])
 def test_both_workers_have_the_same_variables(recipe, two_workers):
     first, second, _ = two_workers
     assert differences(first, second, f"plain {recipe}")["variables"] == 0
@@ -49,7 +59,7 @@ def test_both_workers_have_the_same_variables(recipe, two_workers):
 def facts(module_cluster):
     """What a chief and a worker came to, by fact."""
     tasks = module_cluster(chief=1, worker=1)
-    names = ["counts", "validation", "callbacks", "chiefs_callbacks", "resumed", "refused"]
+    names = ["counts", "validation", "callbacks", "chiefs_callbacks", "resumed", "refused", "wires", "overflow"]
     ended = tasks.start(program("facts.py", *names)).finish()
     assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
     assert tasks.left() == []
@@ -107,3 +117,21 @@ def test_what_cannot_be_done_is_said(task, facts):
     assert accumulation == ""
     assert re.search(r"the loss is (nan|inf) at step \d+ \(taken by all workers\)", not_a_number)
     assert re.search(r"its optimizer 'adam\w*' was not made for this cluster", outside)
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+def test_digits_are_learned_as_well_over_a_narrow_wire(wire, facts):
+    accuracy, weights = facts["chief:0"]["wires"][wire]
+    plain, _ = facts["chief:0"]["wires"]["float32"]
+    assert plain > 0.9
+    assert accuracy == pytest.approx(plain, abs=0.01)
+    assert facts["worker:0"]["wires"][wire][1] == weights
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_overflow_of_float16_is_told_by_step_and_cure(task, facts):
+    too_much, wider, scaled = facts[task]["overflow"]
+    assert "the gradients of step 1 are beyond float16" in too_much
+    assert "wire: bfloat16" in too_much
+    assert wider == ""
+    assert scaled == ""

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from tfdist_cli.spec.model import Inconsistent, PathField, SpecModel
-from tfdist_cli.spec.updates import LearningRate, PlacementRule, ShardRule, Updates, WireType
+from tfdist_cli.spec.updates import EmbeddingRule, LearningRate, PlacementRule, ShardRule, Updates, WireType
 
 
 def _check_module(name: str) -> str:
@@ -106,6 +106,8 @@ class Recipe(SpecModel):
     """The ps that a variable is put on: the one with the fewest bytes (`greedy`), or the next in turn."""
     shard: ShardRule | None = ShardRule()
     """Which variables are spread over several ps; null for none."""
+    embeddings: EmbeddingRule | None = EmbeddingRule()
+    """Which `Embedding` tables are moved row by row; null for none."""
     wire: WireType = "float32"
     """The type in which parameters and gradients cross the network; they are kept in their own."""
     checkpoint: Checkpoint | None = None

@@ -79,7 +79,7 @@ def _assignment(
         validation=validation if recipe.evaluate and recipe.evaluate.every_epochs else None,
         callbacks=module.callbacks(),
         saving=Saving(folder, kept.every_steps, kept.every_seconds) if folder and kept else None,
-        rules=Rules(recipe.updates, recipe.learning_rate, recipe.wire),
+        rules=Rules(recipe.updates, recipe.learning_rate, recipe.wire, recipe.embeddings),
     )
 
 

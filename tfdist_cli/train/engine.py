@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
-from tfdist_cli.spec.updates import LearningRate, Updates, WireType
+from tfdist_cli.spec.updates import EmbeddingRule, LearningRate, Updates, WireType
 from tfdist_cli.train.data import DatasetFunction
 from tfdist_cli.train.metrics import MetricTotals
 
@@ -22,15 +22,40 @@ class Rules:
         updates: when they are applied, on parameter servers.
         learning_rate: what becomes of the optimizer's.
         wire: the type in which parameters and gradients cross the network.
+        embeddings: which tables are moved row by row; None for none.
     """
 
     updates: Updates = field(default_factory=Updates)
     learning_rate: LearningRate = field(default_factory=LearningRate)
     wire: WireType = "float32"
+    embeddings: EmbeddingRule | None = field(default_factory=EmbeddingRule)
+
+    def batches(self, workers: int) -> int:
+        """Workers' batches that make one update on parameter servers."""
+        if self.updates.mode == "async":
+            return self.updates.push_every
+        return self.updates.aggregate or workers
 
 
 DEFAULT_RULES = Rules()
 """Asynchronous updates, the optimizer's own learning rate, and everything as it is on the wire."""
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """What one worker did in an execution.
+
+    Args:
+        loss: the sum of the losses of its batches.
+        batches: how many these are.
+        staleness: for each of its updates how many others the parameters had seen since it read them.
+        dropped: gradients of its that came too late for an update.
+    """
+
+    loss: float
+    batches: int
+    staleness: tuple[int, ...] = ()
+    dropped: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,6 +69,7 @@ class Execution:
         steps: steps taken by each worker, `{"worker:0": n}`.
         examples: examples consumed by each worker.
         votes: how many tasks asked for a pause when it began.
+        reports: what each worker did, where workers differ.
     """
 
     first: int
@@ -52,6 +78,7 @@ class Execution:
     steps: dict[str, int]
     examples: dict[str, int]
     votes: int = 0
+    reports: Mapping[str, WorkerReport] = field(default_factory=dict)
 
 
 class Pause(Protocol):

@@ -12,7 +12,7 @@ import numpy as np
 
 from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.records import emit
-from tfdist_cli.spec.updates import LearningRate, Updates, WireType
+from tfdist_cli.spec.updates import EmbeddingRule, LearningRate, Updates, WireType
 from tfdist_cli.train.assignment import Assignment, Saving, Schedule, Validation
 from tfdist_cli.train.checkpoint import CheckpointFolder
 from tfdist_cli.train.cluster import Joined, join, leave_together
@@ -32,6 +32,7 @@ from tfdist_cli.train.progress import Progress, log, speak
 from tfdist_cli.train.step import ModelStep
 from tfdist_cli.train.termination import Terminated, Termination
 
+DEFAULT_EMBEDDINGS = EmbeddingRule()
 AUTO_EPOCH_HINT = "give steps_per_epoch: the data does not say how long it is"
 
 
@@ -70,6 +71,7 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
     updates: Updates | None = None,
     learning_rate: LearningRate | None = None,
     wire: WireType = "float32",
+    embeddings: EmbeddingRule | None = DEFAULT_EMBEDDINGS,
 ) -> keras.callbacks.History:
     """Trains a compiled Keras 3 model on the cluster that this process is in, or in this process alone.
 
@@ -93,6 +95,7 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
         updates: when gradients are applied, on parameter servers; asynchronously by default.
         learning_rate: what becomes of the optimizer's learning rate; it stays as it is by default.
         wire: the type in which parameters and gradients cross the network: `float32`, `bfloat16` or `float16`.
+        embeddings: which `Embedding` tables are moved row by row, on parameter servers; None for none.
 
     Returns:
         Keras's `History`: `history.history["loss"]` has a value for each epoch.
@@ -121,7 +124,7 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
         validation=validation,
         callbacks=callbacks,
         saving=checkpoints.saving() if checkpoints else None,
-        rules=Rules(updates or Updates(), learning_rate or LearningRate(), wire),
+        rules=Rules(updates or Updates(), learning_rate or LearningRate(), wire, embeddings),
     )
     return train(joined, model, assignment)
 

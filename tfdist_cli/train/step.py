@@ -8,7 +8,8 @@ stateless calls do it, in the order of its JAX trainer, which trains the same wa
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ from tfdist_cli.train.blame import is_from_users_code
 from tfdist_cli.train.update import innermost
 
 Tensors = list[tf.Tensor]
+Given = Callable[[Tensors], AbstractContextManager[Tensors]]
+"""How the values that a step is given become those that its model is called with; see `Tables.given`."""
 
 _GLOBAL_SEED_GENERATOR = "global_seed_generator"
 """The name by which Keras keeps the process-wide seed; not every version has a constant for it."""
@@ -95,19 +98,43 @@ class ModelStep:
         """The variables that metrics, the loss among them, count in."""
         return list(self.model.metrics_variables)
 
-    def train(self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any) -> StepResult:
-        """Loss, gradients and new values for one batch."""
+    def train(
+        self,
+        parameters: Tensors,
+        state: Tensors,
+        metrics: Tensors,
+        batch: Any,
+        given: Given = contextlib.nullcontext,
+    ) -> StepResult:
+        """Loss, gradients with respect to `parameters`, and new values for one batch."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(parameters)
-            loss, y_pred, state, metrics = self._forward(parameters, state, metrics, batch, training=True)
+            with given(parameters) as whole:
+                loss, y_pred, state, metrics = self._forward(whole, state, metrics, batch, training=True)
             scaled = self.model.optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, parameters)
         return self._result(loss, gradients, state, metrics, batch, y_pred)
 
-    def evaluate(self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any) -> StepResult:
+    def evaluate(
+        self,
+        parameters: Tensors,
+        state: Tensors,
+        metrics: Tensors,
+        batch: Any,
+        given: Given = contextlib.nullcontext,
+    ) -> StepResult:
         """Loss and metrics of one batch, with nothing learned; `gradients` is empty."""
-        loss, y_pred, state, metrics = self._forward(parameters, state, metrics, batch, training=False)
+        with given(parameters) as whole:
+            loss, y_pred, state, metrics = self._forward(whole, state, metrics, batch, training=False)
         return self._result(loss, [], state, metrics, batch, y_pred)
+
+    def forward(
+        self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any, *, training: bool
+    ) -> list[tf.Tensor]:
+        """Everything that a forward pass computes: the loss and the new values."""
+        loss, y_pred, state, metrics = self._forward(parameters, state, metrics, batch, training=training)
+        result = self._result(loss, [], state, metrics, batch, y_pred)
+        return [result.loss, *result.state, *result.metrics]
 
     def _forward(
         self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any, *, training: bool

@@ -1,8 +1,8 @@
 """The engine of one process, `MirroredStrategy` and `MultiWorkerMirroredStrategy`: replicas take each step together.
 
-Each replica computes gradients of its own batch; all gradients of a step cross the network as one packed tensor and are
-summed; each replica applies the same update to its own copy. What an execution counted (losses, metrics, examples,
-moving statistics, wishes to pause) crosses once at its end, in float64.
+Each replica computes gradients of its own batch; all gradients of a step cross the network as one packed tensor, in the
+wire's type, and are summed; each replica applies the same update to its own copy. What an execution counted (losses,
+metrics, examples, moving statistics, wishes to pause) crosses once at its end, in float64.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.coordinated import evaluation_function
 from tfdist_cli.train.data import DatasetFunction, Shard, checked
 from tfdist_cli.train.engine import DEFAULT_RULES, Execution, Pause, Rules
+from tfdist_cli.train.evaluation import evaluation_function
+from tfdist_cli.train.exchange import Exchange
 from tfdist_cli.train.kernels import fused
 from tfdist_cli.train.metrics import MetricTotals
+from tfdist_cli.train.rate import Rate
 from tfdist_cli.train.seeds import Seeds
 from tfdist_cli.train.step import ModelStep, values
-from tfdist_cli.train.update import innermost, leave_sums_to_engine
+from tfdist_cli.train.update import Read, in_place_of, innermost, leave_sums_to_engine
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,12 @@ class SynchronousEngine:
         rules: Rules = DEFAULT_RULES,
     ) -> None:
         self._step = step
-        self._rules = rules
+        self._exchange = Exchange([variable.shape for variable in step.parameters], rules.wire)
         self._strategy = strategy
         self._members = membership
         self._replicas: int = strategy.num_replicas_in_sync
         self._local = self._replicas // len(membership.tasks)
+        self._rate = Rate(rules.learning_rate, self._replicas)
         self.workers = len(membership.tasks)
         self.is_chief = membership.index == 0
         self._totals = MetricTotals(step)
@@ -151,7 +155,10 @@ class SynchronousEngine:
 
     def _execution(self, first: int, count: int, summary: np.ndarray) -> Execution:
         metrics, replicas = self._totals.size, self._replicas
-        losses, metric_sums, examples, votes = np.split(summary, np.cumsum([count, metrics, replicas]))
+        losses, overflows, metric_sums, examples, votes = np.split(
+            summary, np.cumsum([count, count, metrics, replicas])
+        )
+        self._check_overflow(first, losses, overflows)
         by_task = examples.reshape(self.workers, self._local).sum(axis=1)
         names = self._members.tasks
         steps = dict.fromkeys(names, count)
@@ -166,20 +173,24 @@ class SynchronousEngine:
         def replica_steps(batches: Any, first: tf.Tensor, vote: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()
             replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
-            state, metrics, losses = values(step.state), totals.start(), []
+            state, metrics = values(step.state), totals.start()
+            losses, overflows = [], []
             examples = tf.zeros([], tf.int64)
             for number, batch in enumerate(batches):
                 state = seeds.put(state, first + number, replica)
                 result = step.train(values(step.parameters), state, metrics, batch)
-                self._apply(self._summed(result.gradients, context))
+                gradients, overflow = self._summed(result.gradients, context)
+                self._apply(gradients)
                 state, metrics = result.state, result.metrics
                 examples += result.examples
                 losses.append(result.loss)
+                overflows.append(overflow)
             own = tf.one_hot(replica, replicas, dtype=tf.float64)
             mean = [tf.reshape(tf.cast(state[place], tf.float64), [-1]) / replicas for place in places]
             losses = tf.cast(tf.stack(losses), tf.float64) / replicas
             # Every local replica votes for its task: any vote at all is one.
-            parts = [losses, totals.pack(metrics), own * tf.cast(examples, tf.float64), vote[None], *mean]
+            counted = [tf.cast(tf.stack(overflows), tf.float64), totals.pack(metrics)]
+            parts = [losses, *counted, own * tf.cast(examples, tf.float64), vote[None], *mean]
             return self._all_reduce(tf.concat(parts, axis=0), context)
 
         @tf.function(autograph=False)
@@ -188,7 +199,7 @@ class SynchronousEngine:
             summed = self._strategy.run(replica_steps, args=(batches, first, vote))
             summary = self._strategy.experimental_local_results(summed)[0]
             sizes = [int(np.prod(step.state[place].shape)) for place in places]
-            head = count + totals.size + replicas + 1
+            head = 2 * count + totals.size + replicas + 1
             parts = tf.split(summary, [head, *sizes])
             for place, part in zip(places, parts[1:], strict=True):
                 variable = step.state[place]
@@ -217,16 +228,20 @@ class SynchronousEngine:
     def _apply(self, gradients: list[Any]) -> None:
         """Updates the replica's own copies, with gradients that are the same on all replicas."""
         optimizer, extended = self._step.model.optimizer, self._strategy.extended
-        if not (tf.distribute.has_strategy() and innermost(optimizer).gradient_accumulation_steps):
-            with fused(innermost(optimizer)):
+        inner = innermost(optimizer)
+        own = tf.convert_to_tensor(inner.learning_rate)
+        rate = self._rate.at(own, tf.convert_to_tensor(inner.iterations))
+        with in_place_of(inner, {"_learning_rate": Read(rate)}):
+            if not (tf.distribute.has_strategy() and inner.gradient_accumulation_steps):
+                with fused(inner):
+                    optimizer.apply(gradients, self._step.parameters)
+                return
+            # Keras updates within a condition, where TensorFlow cannot bring replicas together. It need not.
+            extended._use_merge_call = lambda: False
+            try:
                 optimizer.apply(gradients, self._step.parameters)
-            return
-        # Keras updates within a condition, where TensorFlow cannot bring replicas together. It need not.
-        extended._use_merge_call = lambda: False
-        try:
-            optimizer.apply(gradients, self._step.parameters)
-        finally:
-            del extended._use_merge_call
+            finally:
+                del extended._use_merge_call
 
     def _check_accumulation(self) -> None:
         optimizer = self._step.model.optimizer
@@ -237,20 +252,22 @@ class SynchronousEngine:
                 hint="take the mixed_bfloat16 policy, or larger batches",
             )
 
-    def _summed(self, gradients: list[Any], context: Any) -> list[Any]:
-        """The gradients summed over all replicas, as one tensor for each type."""
+    def _check_overflow(self, first: int, losses: np.ndarray, overflows: np.ndarray) -> None:
+        """Ends the training where the wire's type, not the training itself, made an update of infinities."""
+        if isinstance(self._step.model.optimizer, keras.optimizers.LossScaleOptimizer):
+            return  # it leaves such an update out, and lowers its scale
+        spoilt = np.flatnonzero(overflows)
+        if spoilt.size and np.isfinite(losses[: spoilt[0] + 1]).all():
+            raise TrainingError(
+                f"the gradients of step {first + spoilt[0]} are beyond float16, in which they cross the network",
+                hint="take wire: bfloat16, which has the range of float32, and go on from the last checkpoint",
+            )
+
+    def _summed(self, gradients: list[Any], context: Any) -> tuple[list[Any], tf.Tensor]:
+        """The gradients summed over all replicas, and whether the wire's type could not hold them."""
         if self._replicas == 1:
-            return gradients
-        dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
-        for dtype in dict.fromkeys(gradient.dtype for gradient in dense if gradient is not None):
-            places = [n for n, gradient in enumerate(dense) if gradient is not None and gradient.dtype == dtype]
-            flat = tf.concat([tf.reshape(dense[n], [-1]) for n in places], axis=0)
-            summed = self._all_reduce(flat, context)
-            shapes = [self._step.parameters[n].shape for n in places]
-            parts = tf.split(summed, [int(np.prod(shape)) for shape in shapes])
-            for n, part, shape in zip(places, parts, shapes, strict=True):
-                dense[n] = tf.reshape(part, shape)
-        return dense
+            return gradients, tf.constant(False)
+        return self._exchange.sums(gradients, lambda value: self._all_reduce(value, context))
 
     def _all_reduce(self, value: tf.Tensor, context: Any) -> tf.Tensor:
         return value if self._replicas == 1 else context.all_reduce(tf.distribute.ReduceOp.SUM, value)

@@ -6,6 +6,7 @@ A batch of all the data, 480, is the same for every worker: steps that are taken
 whoever takes them, and asynchronous workers are made to take them so.
 """
 
+import os
 import sys
 
 import keras
@@ -33,6 +34,10 @@ def rich():
 
 
 decay = optimizers.schedules.ExponentialDecay(0.05, 7, 0.8)
+steady = optimizers.schedules.PolynomialDecay(0.1, 1, 0.1)
+doubled = optimizers.schedules.PolynomialDecay(0.12, 4, 0.2)
+"""What a steady rate of 0.1 comes to with two workers, scaled linearly, with a warm-up of 5 steps."""
+in_cluster = "TF_CONFIG" in os.environ
 RECIPES = {
     "sgd": lambda: (optimizers.SGD(0.1), rich),
     "momentum": lambda: (optimizers.SGD(0.1, momentum=0.9, nesterov=True), rich),
@@ -50,7 +55,15 @@ RECIPES = {
     "plain adagrad": lambda: (optimizers.Adagrad(0.1), plain),
     "plain clipped": lambda: (optimizers.Adam(0.01, global_clipnorm=0.1, use_ema=True), plain),
     "plain accumulation": lambda: (optimizers.Adam(0.01, gradient_accumulation_steps=3), plain),
+    "plain scaled": lambda: (optimizers.SGD(steady if in_cluster else doubled, momentum=0.9), plain),
+    "plain on bfloat16": lambda: (optimizers.Adam(0.01), plain),
+    "plain on float16": lambda: (optimizers.Adam(0.01), plain),
     "plain float16": lambda: (optimizers.LossScaleOptimizer(optimizers.SGD(0.1), initial_scale=64.0), plain),
+}
+RULES = {
+    "plain scaled": {"learning_rate": tfdist.LearningRate(scale="linear", warmup_steps=5)} if in_cluster else {},
+    "plain on bfloat16": {"wire": "bfloat16"},
+    "plain on float16": {"wire": "float16"},
 }
 
 
@@ -67,7 +80,7 @@ def data(shard):
 written = {}
 for name in names:
     keras.utils.set_random_seed(11)
-    keras.config.set_dtype_policy("mixed_float16" if name.endswith("float16") else "float32")
+    keras.config.set_dtype_policy("mixed_float16" if name in ("float16", "plain float16") else "float32")
     with tfdist.scope():
         optimizer, hidden = RECIPES[name]()
         model = keras.Sequential([keras.Input((6,)), *hidden(), layers.Dense(3, dtype="float32")])
@@ -75,8 +88,9 @@ for name in names:
         model.compile(optimizer, loss, metrics=["accuracy"])
     # The validation data has 61 examples, so that no number of workers divides it.
     history = tfdist.fit(
-        model, data, epochs=2, steps_per_epoch=STEPS // 2, steps_per_execution=2, validation_data=(X[:61], Y[:61])
-    )
+        model, data, epochs=2, steps_per_epoch=STEPS // 2, steps_per_execution=2, validation_data=(X[:61], Y[:61]),
+        **RULES.get(name, {}),
+    )  # fmt: skip
     for number, variable in enumerate([*model.variables, *model.optimizer.variables]):
         written[f"{name}/{number:02}/{variable.path}"] = variable.numpy()
     for metric, values in history.history.items():

@@ -3,6 +3,7 @@
 facts.py FACT...
 """
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist_cli as tfdist
+from tfdist_cli.datasets import digits
 from tfdist_cli.errors import TfdistError
 
 BATCH = 7
@@ -147,6 +149,41 @@ def refused():
     return said
 
 
-FACTS = (counts, validation, callbacks, chiefs_callbacks, resumed, refused)
+def wires():
+    """Accuracy on digits that were not seen, and the weights, by the type in which gradients cross."""
+    found = {}
+    for wire in ("float32", "bfloat16", "float16"):
+        with tfdist.scope():
+            keras.utils.set_random_seed(5)
+            model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(10)])
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile(keras.optimizers.Adam(0.003), loss, metrics=["accuracy"])
+        seen = tf.data.Dataset.from_tensor_slices(digits.load("train")).batch(32)
+        history = tfdist.fit(model, seen, epochs=8, validation_data=digits.load("test"), wire=wire)
+        weights = hashlib.sha256(b"".join(weight.tobytes() for weight in model.get_weights()))
+        found[wire] = [history.history["val_accuracy"][-1], weights.hexdigest()]
+    return found
+
+
+def overflow():
+    """Gradients of 100,000 in the second step, on a wire that holds 65,504, on one that holds more, and loss-scaled."""
+    sizes = tf.data.Dataset.from_tensor_slices([[1.0], [1e5], [1.0], [1.0]]).batch(1).repeat()
+    said = []
+    for wire, scales in (("float16", False), ("bfloat16", False), ("float16", True)):
+        with tfdist.scope():
+            layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+            model = keras.Sequential([keras.Input((1,)), layer])
+            sgd = keras.optimizers.SGD(1e-9)
+            scaling = keras.optimizers.LossScaleOptimizer(sgd, initial_scale=1.0) if scales else sgd
+            model.compile(scaling, lambda y_true, y_pred: keras.ops.mean(y_pred))
+        try:
+            tfdist.fit(model, lambda _: sizes.map(lambda x: (x, x)), steps_per_epoch=4, wire=wire)
+            said.append("" if np.isfinite(layer.kernel.numpy()).all() else "not finite")
+        except TfdistError as error:
+            said.append(f"{error} {error.hint}")
+    return said
+
+
+FACTS = (counts, validation, callbacks, chiefs_callbacks, resumed, refused, wires, overflow)
 named = {fact.__name__: fact for fact in FACTS}
 print(json.dumps([[name, named[name]()] for name in sys.argv[1:]]))
