@@ -37,13 +37,14 @@ class Joined:
     Args:
         environment: what it was told.
         strategy: TensorFlow's strategy.
-        lifelines: the connections by which the other tasks see that this one lives.
+        lifelines: the connections by which the other tasks see that this one lives: open files that nobody closes
+            before the process is gone.
         placement: what deals variables out to ps, on their chief.
     """
 
     environment: Environment
     strategy: tf.distribute.Strategy
-    lifelines: tuple[socket.socket, ...] = ()
+    lifelines: tuple[int, ...] = ()
     placement: Placement | None = None
 
     def scope(self, rules: PlacementRules) -> AbstractContextManager[Any]:
@@ -176,18 +177,18 @@ def _tensorflow_server(environment: Environment) -> tf.distribute.Server:
 def _meet(environment: Environment) -> Joined:
     if environment.task.role == "evaluator":
         return Joined(environment, tf.distribute.get_strategy())
-    lifelines = _come_together(environment)
+    lifelines = tuple(lifeline.detach() for lifeline in _come_together(environment))
     if environment.strategy == "single":
-        strategy = tf.distribute.get_strategy()
-    elif environment.strategy == "mirrored":
-        strategy = tf.distribute.MirroredStrategy()
-    elif environment.strategy == "parameter_server":
+        return Joined(environment, tf.distribute.get_strategy(), lifelines)
+    if environment.strategy == "mirrored":
+        return Joined(environment, tf.distribute.MirroredStrategy(), lifelines)
+    if environment.strategy == "parameter_server":
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         strategy = tf.distribute.ParameterServerStrategy(resolver)
-        return Joined(environment, strategy, tuple(lifelines), Placement(strategy))
+        return Joined(environment, strategy, lifelines, Placement(strategy))
     strategy = _mirrored_workers(environment)
     atexit.register(_leave_at_exit)
-    return Joined(environment, strategy, tuple(lifelines))
+    return Joined(environment, strategy, lifelines)
 
 
 def _come_together(environment: Environment) -> list[socket.socket]:

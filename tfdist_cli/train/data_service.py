@@ -1,14 +1,16 @@
 """tf.data's service: batches are prepared by data workers, and each example comes once in a pass.
 
 The dispatcher deals out the source of the data (elements, or names of files) to the data workers as they ask for more;
-they map, shuffle and batch. Each pass has one reader, whose stream ends when every example of the pass has been read:
-the next pass begins after that. With parameter servers the reader is on the chief, and its next batch goes to whichever
-worker asks first: readers of their own would each keep batches of a pass that has ended for the others. Tasks that step
-together read a part of the data each.
+they map, shuffle and batch. A pass ends when every example of it has been read, and the next one begins after that.
+
+A reader fetches ahead, and what it holds is nobody else's. So where one process can read for all, it does: with
+parameter servers the chief reads, and its next batch goes to whichever worker asks first. Tasks that step together have
+no such process; they read the same pass side by side, and one may begin the next while another still holds a batch.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
@@ -27,6 +29,7 @@ from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.data import DatasetFunction, Pipeline, Shard, cardinality, checked
 from tfdist_cli.train.presence import outlast, port_taken
+from tfdist_cli.train.served import batch_size, check_served
 
 _PROTOCOL = "grpc"
 _REFRESH_MS = 20
@@ -34,24 +37,31 @@ _REFRESH_MS = 20
 _HEARTBEAT_MS = 1000
 
 DISPATCHER = TaskId("data_dispatcher")
+_trainings = itertools.count()
 
 
 @dataclass(frozen=True)
 class DataService:
-    """The service as a task that trains sees it.
+    """The service as the tasks that train see it.
 
     Args:
         dispatcher: where the dispatcher listens.
+        workers: how many data workers there are.
+        readers: how many tasks read, each a part of every pass.
+        number: which training of this program it is for; tasks that read the same pass agree on it.
     """
 
     dispatcher: Address
+    workers: int = 1
+    readers: int = 1
+    number: int = 0
 
     @classmethod
     def of(cls, environment: Environment) -> DataService:
-        """The service of this cluster.
+        """The service of this cluster, for one training.
 
         Raises:
-            UsageError: it has none.
+            UsageError: the cluster has none.
         """
         address = environment.addresses.get(DISPATCHER)
         if address is None:
@@ -59,19 +69,11 @@ class DataService:
                 "the data is to come from data workers, and this cluster has none",
                 hint="write 'data_dispatcher: {}' and 'data_worker: {replicas: 2}' in the cluster file's roles",
             )
-        return cls(address)
+        together = environment.strategy == "multi_worker_mirrored"
+        readers = len(environment.members) if together else 1
+        return cls(address, len(environment.data_service) - 1, readers, next(_trainings))
 
-    def one_pass(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """The same elements, once, in the order in which the data workers have them ready."""
-        # The public function does not say how often to ask for the end.
-        distribute = data_service_ops._distribute(
-            tf.data.experimental.service.ShardingPolicy.DYNAMIC,
-            f"{_PROTOCOL}://{self.dispatcher}",
-            task_refresh_interval_hint_ms=_REFRESH_MS,
-        )
-        return dataset.apply(distribute)
-
-    def batches(self, examples: Callable[[Shard], tf.data.Dataset], pipeline: Pipeline) -> DatasetFunction:
+    def batches(self, examples: DatasetFunction, pipeline: Pipeline) -> DatasetFunction:
         """Turns a recipe's examples into batches, on the data workers.
 
         Each data worker's last batch of a pass is what is left there; they are put together here, so that batches are
@@ -83,10 +85,11 @@ class DataService:
             with _without_seed():
                 part = examples(replace(shard, step=0))
                 buffer = pipeline.buffer(part)
-                once = self.one_pass((part.shuffle(buffer) if buffer else part).batch(size))
+                once = self._pass((part.shuffle(buffer) if buffer else part).batch(size))
             many = once.repeat() if pipeline.repeat else once
             length = cardinality(part)
-            skipped = shard.step * size % length // size if length else 0
+            together = size * self.readers
+            skipped = shard.step * together % length // together if length else 0
             return many.rebatch(size, drop_remainder=True).skip(skipped).prefetch(tf.data.AUTOTUNE)
 
         return read
@@ -102,12 +105,25 @@ class DataService:
         def read(shard: Shard) -> tf.data.Dataset:
             with _without_seed():
                 part = checked(function, replace(shard, step=0))
-                once = self.one_pass(part)
-            length = cardinality(part)
-            skipped = shard.step % length if length and repeat else shard.step
+                once = self._pass(part)
+            size, length = batch_size(part), cardinality(part)
+            once = once.rebatch(size) if size else once  # each data worker has ended the pass with what was left there
+            skipped = shard.step * self.readers % length // self.readers if length and repeat else shard.step
             return (once.repeat() if repeat else once).skip(skipped).prefetch(tf.data.AUTOTUNE)
 
         return read
+
+    def _pass(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """The same elements, once, in the order in which the data workers have them ready."""
+        check_served(dataset, self.workers)
+        # The public function does not say how often to ask for the end.
+        distribute = data_service_ops._distribute(
+            tf.data.experimental.service.ShardingPolicy.DYNAMIC,
+            f"{_PROTOCOL}://{self.dispatcher}",
+            job_name=f"training-{self.number}" if self.readers > 1 else None,
+            task_refresh_interval_hint_ms=_REFRESH_MS,
+        )
+        return dataset.apply(distribute)
 
 
 @contextmanager
@@ -145,7 +161,7 @@ def start_server(environment: Environment) -> None:
             _kept.append(service.DispatchServer(service.DispatcherConfig(port=own.port, protocol=_PROTOCOL)))
             return
         config = service.WorkerConfig(
-            dispatcher_address=str(DataService.of(environment).dispatcher),
+            dispatcher_address=str(environment.addresses[DISPATCHER]),
             worker_address=str(own),
             port=own.port,
             protocol=_PROTOCOL,

@@ -182,9 +182,9 @@ def full_pass(joined: Joined, data: DatasetFunction, share: Share) -> int:
     environment = joined.environment
     asynchronous = environment.strategy == "parameter_server"
     workers = [task for task in environment.members if task.role == "worker" or not asynchronous]
-    split = share != "copy"
+    split = share == "split"
     shards = [Shard(n if split else 0, len(workers) if split else 1, n) for n in range(len(workers))]
-    if share == "service" and asynchronous:
+    if share == "service":
         shards = [Shard()]
     steps = steps_in(data, shards, synchronous=not asynchronous)
     if steps is None:
@@ -194,7 +194,10 @@ def full_pass(joined: Joined, data: DatasetFunction, share: Share) -> int:
             f"the training data has no full batch for each of {len(workers)} workers",
             hint="use a smaller batch_size, fewer workers, or more data",
         )
-    return steps if asynchronous else max(1, steps // (joined.strategy.num_replicas_in_sync // len(workers)))
+    if asynchronous:
+        return steps
+    replicas = joined.strategy.num_replicas_in_sync
+    return max(1, steps // (replicas if share == "service" else replicas // len(workers)))
 
 
 def _schedule(assignment: Assignment, engine: Engine, model: keras.Model) -> Schedule:

@@ -92,7 +92,7 @@ class SynchronousEngine:
         self._seeds.begin(step)
         index, count = self._members.index, self.workers
         done = step * self._local
-        shard = Shard(0, 1, index, done) if share == "copy" else Shard(index, count, index, done)
+        shard = Shard(index, count, index, done) if share == "split" else Shard(0, 1, index, done)
         self._iterator = iter(checked(data, shard))
 
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:  # noqa: ARG002 - workers that step together would have to measure the same
