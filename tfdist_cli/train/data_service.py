@@ -28,13 +28,12 @@ from tfdist_cli.errors import TimeoutExceeded, TrainingError, UsageError
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.data import DatasetFunction, Pipeline, Shard, cardinality, checked
-from tfdist_cli.train.presence import outlast, port_taken
+from tfdist_cli.train.presence import await_up, outlast, port_taken
 from tfdist_cli.train.served import batch_size, check_served
 
 _PROTOCOL = "grpc"
 _REFRESH_MS = 20
 """How often a reader asks whether a pass has ended. TensorFlow's own second would pass at the end of each."""
-_HEARTBEAT_MS = 1000
 
 DISPATCHER = TaskId("data_dispatcher")
 _trainings = itertools.count()
@@ -90,7 +89,7 @@ class DataService:
             length = cardinality(part)
             together = size * self.readers
             skipped = shard.step * together % length // together if length else 0
-            return many.rebatch(size, drop_remainder=True).skip(skipped).prefetch(tf.data.AUTOTUNE)
+            return many.rebatch(size, drop_remainder=True).skip(skipped).prefetch(self._ahead)
 
         return read
 
@@ -109,9 +108,14 @@ class DataService:
             size, length = batch_size(part), cardinality(part)
             once = once.rebatch(size) if size else once  # each data worker has ended the pass with what was left there
             skipped = shard.step * self.readers % length // self.readers if length and repeat else shard.step
-            return (once.repeat() if repeat else once).skip(skipped).prefetch(tf.data.AUTOTUNE)
+            return (once.repeat() if repeat else once).skip(skipped).prefetch(self._ahead)
 
         return read
+
+    @property
+    def _ahead(self) -> int:
+        """Batches that a reader keeps ready: few where others could have had them."""
+        return 1 if self.readers > 1 else tf.data.AUTOTUNE
 
     def _pass(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """The same elements, once, in the order in which the data workers have them ready."""
@@ -121,6 +125,7 @@ class DataService:
             tf.data.experimental.service.ShardingPolicy.DYNAMIC,
             f"{_PROTOCOL}://{self.dispatcher}",
             job_name=f"training-{self.number}" if self.readers > 1 else None,
+            max_outstanding_requests=self.workers if self.readers > 1 else None,
             task_refresh_interval_hint_ms=_REFRESH_MS,
         )
         return dataset.apply(distribute)
@@ -160,19 +165,16 @@ def start_server(environment: Environment) -> None:
         if task == DISPATCHER:
             _kept.append(service.DispatchServer(service.DispatcherConfig(port=own.port, protocol=_PROTOCOL)))
             return
+        dispatcher = environment.addresses[DISPATCHER]
+        await_up({DISPATCHER: dispatcher}, environment.start_timeout)  # TensorFlow would wait for it for an hour
         config = service.WorkerConfig(
-            dispatcher_address=str(environment.addresses[DISPATCHER]),
-            worker_address=str(own),
-            port=own.port,
-            protocol=_PROTOCOL,
-            heartbeat_interval_ms=_HEARTBEAT_MS,
-            dispatcher_timeout_ms=int(environment.start_timeout * 1000),
+            dispatcher_address=str(dispatcher), worker_address=str(own), port=own.port, protocol=_PROTOCOL
         )
         _kept.append(service.WorkerServer(config))
-    except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError) as error:
-        raise TimeoutExceeded(str(error)) from error
-    except tf.errors.OpError as error:
-        raise port_taken(task, own, error.message) from error
+    except (RuntimeError, tf.errors.OpError) as error:
+        if "start gRPC server" not in str(error):
+            raise
+        raise port_taken(task, own, "the port is in use") from error
 
 
 def watch(environment: Environment, lost: Callable[[TrainingError], Any]) -> None:
