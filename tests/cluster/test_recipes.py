@@ -50,6 +50,7 @@ def test_a_config_trains_the_digits(tmp_path, config):
     ("recipe", "config", "accuracy"),
     [
         ("digits_softmax.yaml", "local.yaml", 0.92),
+        ("digits_served.yaml", "with_data_service.yaml", 0.92),
         ("digits_cnn.yaml", "local.yaml", 0.96),
         ("digits_cnn.yaml", "local_mirrored.yaml", 0.96),
     ],

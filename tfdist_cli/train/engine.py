@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tfdist_cli.spec.recipe import Share
 from tfdist_cli.spec.updates import EmbeddingRule, LearningRate, Updates, WireType
 from tfdist_cli.train.data import DatasetFunction
 from tfdist_cli.train.metrics import MetricTotals
@@ -111,12 +112,13 @@ class Engine(Protocol):
     def scope(self) -> AbstractContextManager[Any]:
         """The strategy's scope; engines enter it themselves. Callbacks are not run in it: they may make variables."""
 
-    def open(self, data: DatasetFunction, *, split: bool, step: int) -> None:
+    def open(self, data: DatasetFunction, *, share: Share, step: int) -> None:
         """Gets the data ready on each worker.
 
         Args:
             data: a shard → its batches.
-            split: whether the workers divide the data, or each sees all of it.
+            share: whether the workers divide the data (`split`), each sees all of it (`copy`), or each gets what is
+                ready next (`service`).
             step: the global step the training starts at.
         """
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.records import emit
+from tfdist_cli.spec.recipe import Share
 from tfdist_cli.spec.updates import EmbeddingRule, LearningRate, Updates, WireType
 from tfdist_cli.train.assignment import Assignment, Saving, Schedule, Validation
 from tfdist_cli.train.checkpoint import CheckpointFolder
@@ -25,6 +26,7 @@ from tfdist_cli.train.data import (
     repeated,
     steps_in,
 )
+from tfdist_cli.train.data_service import DataService
 from tfdist_cli.train.engine import Engine, Rules
 from tfdist_cli.train.evaluator import run_evaluator
 from tfdist_cli.train.loop import TrainingLoop, acts_on_batches
@@ -67,6 +69,7 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
     steps_per_epoch: int | None = None,
     max_steps: int | None = None,
     steps_per_execution: int | None = None,
+    share: Share = "split",
     validation_data: Any = None,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     checkpoints: Checkpoints | None = None,
@@ -91,6 +94,8 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
         max_steps: the global step to end at exactly, earlier launches' steps included.
         steps_per_execution: steps a worker takes between two reports; by default up to 20 with parameter servers and
             10 otherwise, or 1 when a callback acts on batches.
+        share: what each worker sees: its own part of the data (`split`), all of it (`copy`), or what the cluster's data
+            workers have ready next (`service`), which then run the whole of the pipeline.
         validation_data: like `data`, or a `tfdist.Validation`; scored after each epoch, each example once.
         callbacks: Keras callbacks, run on the chief.
         checkpoints: where the training is saved, and goes on from.
@@ -115,12 +120,17 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
         run_evaluator(model, validation, checkpoints.saving().folder, joined.environment.run_dir)
         raise SystemExit(0)
     rules = Rules(updates or Updates(), learning_rate or LearningRate(), wire, embeddings)
+    repeats = steps_per_epoch is None
     if steps_per_epoch is None:
-        steps_per_epoch = full_pass(joined, function, rules, split=True)
+        steps_per_epoch = full_pass(joined, function, rules, share)
+    if share == "service":
+        function = DataService.of(joined.environment).whole_batches(function, repeat=repeats)
+    elif repeats:
         function = repeated(function)
     assignment = Assignment(
         function,
         steps_per_epoch,
+        share=share,
         epochs=epochs,
         max_steps=max_steps,
         steps_per_execution=steps_per_execution,
@@ -148,7 +158,7 @@ def train(joined: Joined, model: keras.Model, assignment: Assignment) -> keras.c
                 joined.placement.report(model)
             engine = joined.engine(step, spec, assignment.rules)
             first = _resume(engine, step, assignment.saving)
-            engine.open(assignment.data, split=assignment.split, step=first)
+            engine.open(assignment.data, share=assignment.share, step=first)
         schedule = _schedule(assignment, engine, model)
         progress = Progress(
             joined.environment.run_dir, engine=engine, first=first, total=schedule.total, epochs=schedule.epochs
@@ -166,7 +176,7 @@ def train(joined: Joined, model: keras.Model, assignment: Assignment) -> keras.c
     return history
 
 
-def full_pass(joined: Joined, data: DatasetFunction, rules: Rules, *, split: bool) -> int:
+def full_pass(joined: Joined, data: DatasetFunction, rules: Rules, share: Share) -> int:
     """Global steps that show the data once: once to all workers together, or once to each where they don't divide it.
 
     Raises:
@@ -176,7 +186,10 @@ def full_pass(joined: Joined, data: DatasetFunction, rules: Rules, *, split: boo
     coordinated = environment.strategy == "parameter_server"
     asynchronous = coordinated and rules.updates.mode == "async"
     workers = [task for task in environment.members if task.role == "worker" or not coordinated]
+    split = share == "split"
     shards = [Shard(n if split else 0, len(workers) if split else 1, n) for n in range(len(workers))]
+    if share == "service":
+        shards = [Shard()]
     steps = steps_in(data, shards, synchronous=not asynchronous)
     if steps is None:
         raise TrainingError("the length of the training data is not known", hint=AUTO_EPOCH_HINT)
@@ -185,7 +198,10 @@ def full_pass(joined: Joined, data: DatasetFunction, rules: Rules, *, split: boo
             f"the training data has no full batch for each of {len(workers)} workers",
             hint="use a smaller batch_size, fewer workers, or more data",
         )
-    return steps if coordinated else max(1, steps // (joined.strategy.num_replicas_in_sync // len(workers)))
+    if asynchronous:
+        return steps
+    replicas = len(workers) if coordinated else joined.strategy.num_replicas_in_sync
+    return max(1, steps // (replicas if share == "service" else replicas // len(workers)))
 
 
 def _schedule(assignment: Assignment, engine: Engine, model: keras.Model) -> Schedule:
