@@ -154,9 +154,9 @@ class CoordinatedEngine:
         """Refuses what would go wrong without a word."""
         optimizer, updates = self._step.model.optimizer, rules.updates
         steps = innermost(optimizer).gradient_accumulation_steps
-        if steps and self.workers > 1:
+        if steps and self.workers > 1 and not self.synchronous:
             raise TrainingError(
-                f"gradient_accumulation_steps is {steps}, which several workers cannot share",
+                f"gradient_accumulation_steps is {steps}, which asynchronous workers cannot share",
                 hint="take larger batches, updates: {push_every: N}, or strategy: multi_worker_mirrored",
             )
         if updates.delay_compensation and optimizer is not innermost(optimizer):
