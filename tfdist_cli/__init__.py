@@ -16,7 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tfdist_cli.spec.updates import LearningRate, ShardRule, Updates
+    from tfdist_cli.spec.updates import EmbeddingRule, LearningRate, ShardRule, Updates
     from tfdist_cli.train.assignment import Validation
     from tfdist_cli.train.cluster import is_chief, scope
     from tfdist_cli.train.data import Shard
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Checkpoints": "tfdist_cli.train.fit",
+    "EmbeddingRule": "tfdist_cli.spec.updates",
     "LearningRate": "tfdist_cli.spec.updates",
     "Shard": "tfdist_cli.train.data",
     "ShardRule": "tfdist_cli.spec.updates",
@@ -40,6 +41,7 @@ _HOMES = {
 
 __all__ = [
     "Checkpoints",
+    "EmbeddingRule",
     "LearningRate",
     "Shard",
     "ShardRule",

@@ -6,6 +6,7 @@ threads cannot cut it in two, and it crosses whatever carries the task's output:
 The kinds, with their keys beside `kind`:
 
 * `state`: `state`, one of `STATES`.
+* `placement`: `bytes` {"ps:0": n} of all that is kept there, `variables` {"ps:0": n}: how many of the model's.
 * `progress`: `step`, `total` (null when unknown), `epoch`, `epochs`, `steps_per_second`, `metrics` {name: value},
   `workers` {"worker:0": steps per second}.
 * `checkpoint`: `step`, `path`.

@@ -4,8 +4,10 @@ import logging
 
 import keras
 import pytest
+import tensorflow as tf
 
 from tfdist_cli.train import cluster
+from tfdist_cli.train.placement import Placement, PlacementRules
 
 
 @pytest.fixture(autouse=True)
@@ -33,3 +35,25 @@ def log():
     yield lines
     logger.setLevel(before)
     logger.removeHandler(keeper)
+
+
+@pytest.fixture
+def servers():
+    """Makes a strategy of so many ps that are all this process: `servers(3, shard=ShardRule(min_bytes=100))`."""
+
+    def make(count, **rules):
+        strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+        extended = strategy.extended
+        create = extended._create_variable
+        extended._num_ps, extended._variable_count = count, 0
+        extended._create_var_creator = lambda creator, **_: creator
+        extended._create_variable_round_robin = create
+        extended._create_variable = lambda creator, **kwargs: (
+            create(creator, **kwargs)
+            if "colocate_with" in kwargs
+            else extended._create_variable_round_robin(creator, **kwargs)
+        )
+        strategy.placement = Placement(strategy, PlacementRules(**rules))
+        return strategy
+
+    return make

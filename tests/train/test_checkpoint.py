@@ -8,15 +8,19 @@ import shutil
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 import tfdist_cli as tfdist
 from tests.train.compare import BATCH, batches, classes, classifier, difference
 from tfdist_cli import Checkpoints
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.spec.updates import ShardRule
 from tfdist_cli.train import checkpoint as module
+from tfdist_cli.train import shards
 from tfdist_cli.train.checkpoint import CheckpointFolder, Damaged, TrainingState
 from tfdist_cli.train.data import Pipeline
+from tfdist_cli.train.shards import parts
 from tfdist_cli.train.step import ModelStep
 
 
@@ -361,3 +365,70 @@ def test_when_checkpoints_are_saved(given, saves, tmp_path, monkeypatch):
         checkpoints=Checkpoints(tmp_path, keep=20, **given),
     )
     assert list(dict.fromkeys(steps)) == saves
+
+
+def spread_over(servers, count, optimizer="adam"):
+    """A model that some ps share, built; all its variables of more than one row are spread."""
+    with servers(count, shard=ShardRule(min_bytes=0)).scope():
+        return built(optimizer=optimizer)
+
+
+def randomize(step):
+    numbers = np.random.default_rng(5)
+    for variable in [*step.model.variables, *step.model.optimizer.variables]:
+        variable.assign(numbers.random(variable.shape) * 100)
+
+
+@pytest.mark.parametrize("block", [40, 2**20])
+@pytest.mark.parametrize(("saving", "restoring"), [(1, 3), (3, 1), (3, 2), (2, 3), (3, 3)])
+def test_any_number_of_shards_is_restored_to_any_other(saving, restoring, block, servers, tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "BLOCK_BYTES", block)
+    monkeypatch.setattr(module, "FILE_BYTES", 3 * block)
+    some, others = spread_over(servers, saving), spread_over(servers, restoring)
+    randomize(some)
+    folder = CheckpointFolder(tmp_path)
+    folder.save(some, TrainingState(4, 0))
+    folder.restore(folder.find(4), others)
+    assert max(len(parts(variable)) for variable in others.model.optimizer.variables) == restoring
+    assert difference(some.model.variables, others.model.variables) == 0
+    assert difference(some.model.optimizer.variables, others.model.optimizer.variables) == 0
+    scoring = spread_over(servers, restoring, optimizer="sgd")
+    folder.restore(folder.find(4), scoring, optimizer=False)
+    assert difference(some.model.variables, scoring.model.variables) == 0
+
+
+def test_a_checkpoint_is_one_whatever_its_blocks(servers, tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "BLOCK_BYTES", 40)
+    monkeypatch.setattr(module, "FILE_BYTES", 100)
+    step = spread_over(servers, 3)
+    path = CheckpointFolder(tmp_path).save(step, TrainingState(4, 0))
+    names = {entry.name for entry in path.iterdir()}
+    data = sorted(names - {"state.json", "variables.index"})
+    assert data == [f"variables.data-{n:05d}-of-{len(data):05d}" for n in range(len(data))]
+    reader = tf.train.load_checkpoint(str(path / "variables"))
+    assert len(reader.get_variable_to_shape_map()) == len(step.model.variables) + len(step.model.optimizer.variables)
+    kernel = reader.get_tensor("parameters/0/.ATTRIBUTES/VARIABLE_VALUE")
+    np.testing.assert_array_equal(kernel, step.parameters[0].numpy())
+
+
+def test_no_more_than_a_file_is_held_at_once(servers, tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "BLOCK_BYTES", 40)
+    monkeypatch.setattr(module, "FILE_BYTES", 100)
+    step = spread_over(servers, 3)
+    largest = max(piece.bytes for variable in step.model.variables for piece in shards.pieces(variable))
+    batches = [sum(entry.piece.bytes for entry in batch) for batch in module._batches(step)]
+    assert max(batches) <= max(100, largest) < sum(batches)
+
+
+def test_names_are_those_that_tensorflows_own_class_gives(step, tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    saved(folder, [3], step)
+    groups = {"parameters": step.parameters, "state": step.state, "optimizer": step.model.optimizer.variables}
+    values = {name: [tf.Variable(one.numpy()) for one in group] for name, group in groups.items()}
+    tf.train.Checkpoint(**values).write(str(tmp_path / "theirs"))
+    ours = tf.train.load_checkpoint(str(tmp_path / "step-00000003" / "variables"))
+    theirs = tf.train.load_checkpoint(str(tmp_path / "theirs"))
+    names = ours.get_variable_to_shape_map()
+    assert names.keys() < theirs.get_variable_to_shape_map().keys()
+    assert len(names) == sum(len(group) for group in groups.values())
+    assert all(np.array_equal(ours.get_tensor(name), theirs.get_tensor(name)) for name in names)

@@ -97,17 +97,3 @@ def test_the_count_of_updates_is_one_atomic_addition():
     graph = tf.function(lambda: apply(optimizer, gradients(0), variables)).get_concrete_function().graph
     (counter,) = [inner for outer, inner in graph.captures if outer is optimizer.iterations.value.handle]
     assert [operation.type for operation in counter.consumers()] == ["AssignAddVariableOp", "ReadVariableOp"]
-
-
-@pytest.mark.parametrize(
-    ("name", "kernel"),
-    [("sgd", "ResourceApplyGradientDescent"), ("momentum", "ResourceApplyKerasMomentum"), ("adam", "ResourceApplyAdam"),
-     ("adamw", "ResourceApplyAdam"), ("adadelta", "ResourceApplyAdadelta"), ("amsgrad", None), ("lion", None)],
-)  # fmt: skip
-def test_a_fused_kernel_updates_each_parameter_where_there_is_one(name, kernel):
-    variables, optimizer = [keras.Variable(value) for value in VALUES], OPTIMIZERS[name]()
-    optimizer.build(variables)
-    function = tf.function(lambda *given: apply(optimizer, list(given), variables), autograph=False)
-    graph = function.get_concrete_function(*map(tf.constant, VALUES)).graph
-    used = [op.type for op in graph.get_operations() if op.type.startswith("ResourceApply")]
-    assert used == [kernel] * (len(VALUES) if kernel else 0)

@@ -1,1 +1,1 @@
-"""Small data sets as NumPy arrays: handwritten digits that come with tfdist, and MNIST from a user's own files."""
+"""Data for recipes: digits that come with tfdist and lines of them; MNIST and clicks from your files, or made up."""

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from tfdist_cli.spec.model import Inconsistent, PathField, SpecModel
-from tfdist_cli.spec.updates import LearningRate, PlacementRule, ShardRule, Updates, WireType
+from tfdist_cli.spec.updates import EmbeddingRule, LearningRate, PlacementRule, ShardRule, Updates, WireType
 
 
 def _check_module(name: str) -> str:
@@ -20,6 +20,7 @@ def _check_module(name: str) -> str:
 
 
 Count = Annotated[int, Field(ge=1)]
+Share = Literal["split", "copy", "service"]
 ModuleName = Annotated[str, AfterValidator(_check_module), Field(json_schema_extra={"minLength": 1})]
 
 
@@ -38,8 +39,9 @@ class Train(SpecModel):
     """Steps a worker runs between two reports to the chief; `auto`: chosen for the strategy."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seeds weights, shuffling and dropout."""
-    share: Literal["split", "copy"] = "split"
-    """What each worker sees: its own part of the data (`split`), or all of it in its own order (`copy`)."""
+    share: Share = "split"
+    """What each worker sees: its own part of the data (`split`), all of it in its own order (`copy`), or what the
+    cluster's data workers have ready next, each example once over all workers (`service`)."""
     shuffle: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """Examples in the shuffle buffer; 0 keeps the order, `auto` takes all of them, 10,000 at most."""
     repeat: bool = True
@@ -106,6 +108,8 @@ class Recipe(SpecModel):
     """The ps that a variable is put on: the one with the fewest bytes (`greedy`), or the next in turn."""
     shard: ShardRule | None = ShardRule()
     """Which variables are spread over several ps; null for none."""
+    embeddings: EmbeddingRule | None = EmbeddingRule()
+    """Which `Embedding` tables are moved row by row; null for none."""
     wire: WireType = "float32"
     """The type in which parameters and gradients cross the network; they are kept in their own."""
     checkpoint: Checkpoint | None = None

@@ -64,6 +64,13 @@ class LearningRate(SpecModel):
     """Updates over which the rate grows to its full height: from the unscaled rate where it is scaled, else from 0."""
 
 
+class EmbeddingRule(SpecModel):
+    """How `Embedding` layers are trained on parameter servers."""
+
+    min_bytes: Annotated[int, Field(ge=0)] = 2**20
+    """Tables of at least so many bytes are read and updated row by row: only the rows that a batch looks up."""
+
+
 class ShardRule(SpecModel):
     """Which variables are spread over several ps, along their first axis."""
 

@@ -1,6 +1,6 @@
 """Checkpoints: a folder for each, written to the side, made visible whole, checked when read.
 
-    CHECKPOINTS/step-00001200/variables.index, variables.data-*    TensorFlow's own format
+    CHECKPOINTS/step-00001200/variables.index, variables.data-*    TensorFlow's own format, 64 MiB in a file
                               state.json                            step, epoch, each file's size and SHA-256
     CHECKPOINTS/evaluator.json                                      what an evaluator has scored, if there is one
 
@@ -24,11 +24,15 @@ import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.op_error import shortened
+from tfdist_cli.train.shards import Block, Whole, pieces
 from tfdist_cli.train.step import ModelStep
 from tfdist_cli.train.update import innermost
 
 STATE_FILE = "state.json"
 SCORED_FILE = "evaluator.json"
+FILE_BYTES = 64 * 2**20
+"""What one data file holds of variables, and the chief while it writes or reads it; a larger variable that is not
+spread has one for itself."""
 UNSCORED_KEPT = 16
 """Checkpoints kept beyond `keep` for an evaluator that has not come to them yet."""
 _PREFIX = "step-"
@@ -179,11 +183,7 @@ class CheckpointFolder:
                 f"{found.path} was saved with the optimizer {found.state.optimizer}, not {_optimizer_name(step)}",
                 hint="name another checkpoint.dir, or train with the optimizer it was saved from",
             )
-        status = _saver(step, optimizer=optimizer).read(str(found.path / "variables"), _options())
-        if optimizer:
-            status.assert_consumed()
-        else:
-            status.assert_existing_objects_matched().expect_partial()
+        _read_variables(step, found.path / "variables", optimizer=optimizer)
 
     def mark_scored(self, steps: list[int]) -> None:
         """Notes which checkpoints the evaluator has scored."""
@@ -230,28 +230,86 @@ class CheckpointFolder:
             shutil.rmtree(entry, ignore_errors=True)
 
 
-def _saver(step: ModelStep, *, optimizer: bool = True) -> tf.train.Checkpoint:
+@dataclass(frozen=True)
+class _Entry:
+    """What is written or read at once.
+
+    Args:
+        name: the variable's name in the files, that which `tf.train.Checkpoint` would give it.
+        rows: which part of it, in TensorFlow's form: `10 4 0,3:-` for the first 3 rows of a 10 × 4 variable; empty for
+            all of it.
+        piece: where it is.
+    """
+
+    name: str
+    rows: str
+    piece: Block | Whole
+
+
+def _batches(step: ModelStep, *, optimizer: bool = True) -> Iterator[list[_Entry]]:
+    """All that is saved, a few pieces at a time, of no more than `FILE_BYTES` if they are several."""
     groups = {"parameters": step.parameters, "state": step.state}
     if optimizer:
         groups["optimizer"] = list(step.model.optimizer.variables)
-    return tf.train.Checkpoint(**{name: [variable.value for variable in group] for name, group in groups.items()})
+    batch: list[_Entry] = []
+    size = 0
+    for group, variables in groups.items():
+        for number, variable in enumerate(variables):
+            for piece in pieces(variable):
+                if batch and size + piece.bytes > FILE_BYTES:
+                    yield batch
+                    batch, size = [], 0
+                name = f"{group}/{number}/.ATTRIBUTES/VARIABLE_VALUE"
+                batch.append(_Entry(name, _rows(variable, piece), piece))
+                size += piece.bytes
+    yield batch
 
 
-def _options() -> tf.train.CheckpointOptions:
-    """Files are read and written by the chief: a ps may run on a host that doesn't see its disk."""
-    strategy = tf.distribute.get_strategy()
-    if hasattr(strategy, "_is_parameter_server_strategy_v2"):
-        return tf.train.CheckpointOptions(experimental_io_device="/job:chief/replica:0/task:0/device:CPU:0")
-    return tf.train.CheckpointOptions()
+def _rows(variable: keras.Variable, piece: Block | Whole) -> str:
+    if isinstance(piece, Whole):
+        return ""
+    rest = ":-" * (len(variable.shape) - 1)
+    return f"{' '.join(str(size) for size in variable.shape)} {piece.first},{piece.count}{rest}"
 
 
 def _write_variables(step: ModelStep, prefix: Path) -> None:
+    """Writes the files from here: a ps may run on a host that doesn't see the disk.
+
+    Only one batch is in this process at a time; each becomes a file of its own, and then all of them one checkpoint.
+    """
+    written: list[str] = []
     try:
-        _saver(step).write(str(prefix), _options())
+        for batch in _batches(step):
+            written.append(f"{prefix}.{len(written)}")
+            with tf.device("CPU:0"):
+                tf.raw_ops.SaveV2(
+                    prefix=written[-1],
+                    tensor_names=[entry.name for entry in batch],
+                    shape_and_slices=[entry.rows for entry in batch],
+                    tensors=[entry.piece.read() for entry in batch],
+                )
+        with tf.device("CPU:0"):
+            tf.raw_ops.MergeV2Checkpoints(
+                checkpoint_prefixes=written, destination_prefix=str(prefix), delete_old_dirs=False
+            )
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError):
         raise  # a task that holds variables is gone: nothing is wrong with the disk
     except tf.errors.OpError as error:
         raise OSError(shortened(error).message) from error
+
+
+def _read_variables(step: ModelStep, prefix: Path, *, optimizer: bool) -> None:
+    """Reads what `_write_variables` has written, however many shards it was written from."""
+    for batch in _batches(step, optimizer=optimizer):
+        with tf.device("CPU:0"):
+            values = tf.raw_ops.RestoreV2(
+                prefix=str(prefix),
+                tensor_names=[entry.name for entry in batch],
+                shape_and_slices=[entry.rows for entry in batch],
+                dtypes=[entry.piece.dtype for entry in batch],
+            )
+        for entry, value in zip(batch, values, strict=True):
+            entry.piece.write(value)
 
 
 def _optimizer_name(step: ModelStep) -> str:

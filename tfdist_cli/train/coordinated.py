@@ -1,15 +1,11 @@
-"""The engine of `ParameterServerStrategy`: the chief schedules steps, workers take them when they are ready.
+"""The engine of `ParameterServerStrategy`: the chief gives out steps, workers take them, variables are on the ps.
 
-A worker's execution pulls the parameters from the ps, computes gradients, and applies them where the variables live,
-without waiting for the other workers; each way, what is of one ps crosses as one tensor. What has to be exact does not
-go through shared variables: metrics come back with the execution and are summed here; `iterations` is an atomic
-addition; seeds follow from the step's number.
+How gradients become updates is the business of a rule: `asynchronous.py` or `aggregated.py`.
 """
 
 from __future__ import annotations
 
-import re
-from collections import deque
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -21,18 +17,26 @@ from tensorflow.python.data.ops import iterator_ops
 from tensorflow.python.distribute.coordinator import values as coordinator_values
 
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.spec.recipe import Share
+from tfdist_cli.train.aggregated import AggregatedUpdates
+from tfdist_cli.train.asynchronous import AsynchronousUpdates
 from tfdist_cli.train.data import DatasetFunction, Shard, checked
 from tfdist_cli.train.engine import DEFAULT_RULES, Execution, Pause, Rules
+from tfdist_cli.train.evaluation import evaluation_function
 from tfdist_cli.train.metrics import MetricTotals
-from tfdist_cli.train.pace import Pace
+from tfdist_cli.train.rate import Rate
 from tfdist_cli.train.seeds import Seeds
-from tfdist_cli.train.step import ModelStep, values
-from tfdist_cli.train.update import apply, innermost, leave_sums_to_engine
+from tfdist_cli.train.step import Given, ModelStep, Tensors
+from tfdist_cli.train.tables import Tables
+from tfdist_cli.train.update import innermost, leave_sums_to_engine, updates_rows, why_by_keras
 from tfdist_cli.train.wire import Wire
+from tfdist_cli.train.workshop import Workshop, raise_cause
+
+log = logging.getLogger("tfdist")
 
 
 class CoordinatedEngine:
-    """Asynchronous training on parameter servers.
+    """Training on parameter servers.
 
     Args:
         step: the model's pure functions, built under the strategy's scope.
@@ -42,37 +46,54 @@ class CoordinatedEngine:
     """
 
     is_chief = True
-    synchronous = False
     max_steps_per_execution = 20
 
     def __init__(
         self, step: ModelStep, strategy: tf.distribute.Strategy, element_spec: Any, rules: Rules = DEFAULT_RULES
     ) -> None:
         self._step = step
-        self._rules = rules
         self._strategy = strategy
         self._element_spec = element_spec
-        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         # TensorFlow can create data on one worker alone only through its own list of workers.
-        self._workers = self._coordinator._cluster.workers
+        self._workers = coordinator._cluster.workers
         self.workers = len(self._workers)
-        self._pace = Pace(self.workers)
-        self._totals = MetricTotals(step)
-        self._seeds = Seeds(step, element_spec)
-        self._functions: dict[int, Any] = {}
+        self.synchronous = rules.updates.mode != "async"
         self._evaluation: Any = None
         self._iterators: Any = None
-        leave_sums_to_engine(step.model.optimizer)
-        self._check_accumulation()
+        optimizer, parameters = step.model.optimizer, step.parameters
+        leave_sums_to_engine(optimizer)
+        self._check(rules)
+        rows = updates_rows(optimizer, parameters) and rules.embeddings is not None
+        tables = Tables(step, element_spec, rules.embeddings.min_bytes if rows and rules.embeddings else None)
+        self._shop = Workshop(
+            step,
+            coordinator,
+            self._workers,
+            rules,
+            tables,
+            Wire(parameters, tables, rules.wire),
+            Seeds(step, element_spec, self.workers if self.synchronous else 1),
+            MetricTotals(step),
+            Rate(rules.learning_rate, rules.batches(self.workers)),
+        )
+        self._updates = AggregatedUpdates(self._shop) if self.synchronous else AsynchronousUpdates(self._shop)
+        reason = why_by_keras(optimizer, parameters)
+        if reason:
+            log.info("updates are computed by Keras's own operations, which take longer: %s", reason)
 
     def scope(self) -> AbstractContextManager[Any]:
         """See `Engine.scope`."""
         return self._strategy.scope()
 
-    def open(self, data: DatasetFunction, *, split: bool, step: int) -> None:
+    def open(self, data: DatasetFunction, *, share: Share, step: int) -> None:
         """Creates each worker's iterator on the worker; a restarted worker creates its own again."""
-        self._seeds.begin(step)
-        done = step // self.workers
+        self._shop.seeds.begin(step)
+        if share == "service":
+            self._iterators = _dealt(data, step * self.workers if self.synchronous else step)
+            return
+        done = step if self.synchronous else step // self.workers
+        split = share == "split"
         count = self.workers if split else 1
         shards = [Shard(n if split else 0, count, n, done) for n in range(self.workers)]
 
@@ -80,28 +101,20 @@ class CoordinatedEngine:
             return iter(checked(data, shard))
 
         remotes = [
-            self._on_worker(worker, partial(opened, shard), self._element_spec)
+            self._shop.on_worker(worker, partial(opened, shard))
             for worker, shard in zip(self._workers, shards, strict=True)
         ]
+        for remote in remotes:
+            remote._type_spec = iterator_ops.IteratorSpec(self._element_spec)
         self._iterators = coordinator_values.PerWorkerValues(remotes)
 
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
-        """See `Engine.run`; what is in flight when a pause is agreed is finished and yielded."""
-        left, start = steps, first
-        pending: deque[tuple[int, Any]] = deque()
-        self._pace.begin()
-        while True:
-            while left and len(pending) < self._pace.in_flight and not pause.agreed():
-                wanted = self._pace.size(size) if adapts else size
-                count = wanted if left >= wanted else 1
-                pending.append((start, self._schedule(count, start)))
-                left, start = left - count, start + count
-            if not pending:
-                return
-            begun, remote = pending.popleft()
-            execution = self._execution(begun, self._fetch(remote), int(pause.wanted()))
-            self._pace.done(len(execution.losses))
-            yield execution
+        """See `Engine.run`."""
+        return self._updates.run(self._iterators, steps, first=first, size=size, adapts=adapts, pause=pause)
+
+    def operations(self) -> int:
+        """See `Engine.operations`."""
+        return self._step.operations(self._element_spec)
 
     def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
         """Every worker scores its own shard of the data, once."""
@@ -114,12 +127,15 @@ class CoordinatedEngine:
 
         with self.scope():
             remotes = [
-                self._on_worker(worker, partial(score, Shard(n, count, n), limits[n]))
+                self._shop.on_worker(worker, partial(score, Shard(n, count, n), limits[n]))
                 for n, worker in enumerate(self._workers)
             ]
         totals = MetricTotals(self._step)
-        for remote in remotes:
-            totals.add(self._fetch(remote))
+        try:
+            for remote in remotes:
+                totals.add(remote.fetch())
+        except Exception as error:  # noqa: BLE001 it is raised again, or its cause
+            raise_cause(error)
         return totals
 
     def total(self, values: np.ndarray) -> np.ndarray:
@@ -132,130 +148,50 @@ class CoordinatedEngine:
     def settle(self, step: int) -> None:
         """See `Engine.settle`."""
         with self.scope():
-            self._seeds.settle(step)
+            self._shop.seeds.settle(step)
 
-    def _check_accumulation(self) -> None:
-        """Refuses what would lose gradients: workers would add to one accumulator at the same time."""
-        optimizer = innermost(self._step.model.optimizer)
-        if optimizer.gradient_accumulation_steps and self.workers > 1:
+    def _check(self, rules: Rules) -> None:
+        """Refuses what would go wrong without a word."""
+        optimizer, updates = self._step.model.optimizer, rules.updates
+        steps = innermost(optimizer).gradient_accumulation_steps
+        if steps and self.workers > 1 and not self.synchronous:
             raise TrainingError(
-                f"gradient_accumulation_steps is {optimizer.gradient_accumulation_steps}, which asynchronous workers "
-                "cannot share",
-                hint="take larger batches, or train with strategy: multi_worker_mirrored",
+                f"gradient_accumulation_steps is {steps}, which asynchronous workers cannot share",
+                hint="take larger batches, updates: {push_every: N}, or strategy: multi_worker_mirrored",
             )
-
-    def _on_worker(self, worker: Any, function: Callable[[], Any], element_spec: Any = None) -> Any:
-        remote = worker.create_resource(function)
-        if element_spec is not None:
-            remote._type_spec = iterator_ops.IteratorSpec(element_spec)
-        return remote
-
-    def _schedule(self, count: int, start: int) -> Any:
-        function = self._functions.get(count)
-        if function is None:
-            function = self._functions[count] = self._execution_function(count)
-        return self._raising_cause(
-            lambda: self._coordinator.schedule(function, args=(self._iterators, tf.constant(start, tf.int64)))
-        )
-
-    def _fetch(self, remote: Any) -> Any:
-        return self._raising_cause(remote.fetch)
-
-    def _raising_cause(self, call: Callable[[], Any]) -> Any:
-        """Calls; when an execution has failed, raises what it failed of, not what was cancelled along with it."""
-        try:
-            return call()
-        except tf.errors.CancelledError:
-            self._coordinator.join()  # raises the failure that the others were cancelled for
-            raise
-        except tf.errors.OutOfRangeError as error:
-            raise _ended_early(error) from error
-        except Exception as error:
-            cause = getattr(error, "original_exception", None)
-            if isinstance(cause, tf.errors.OutOfRangeError):
-                raise _ended_early(cause) from error
-            if isinstance(cause, Exception):
-                raise cause from None
-            raise
-
-    def _execution(self, first: int, fetched: Any, votes: int) -> Execution:
-        losses, metrics, examples, worker = fetched
-        name = f"worker:{int(worker)}"
-        return Execution(first, losses, metrics, {name: len(losses)}, {name: int(examples)}, votes)
-
-    def _execution_function(self, count: int) -> Any:
-        """`count` steps of one worker as one function, unrolled: a loop over several tasks' devices costs more."""
-        step, totals, seeds = self._step, self._totals, self._seeds
-        optimizer, wire = step.model.optimizer, Wire(step.parameters)
-
-        @tf.function(autograph=False)
-        def execute(iterator: Any, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-            state, metrics = values(step.state), totals.start()
-            examples, losses = tf.zeros([], tf.int64), []
-            for number in range(count):
-                state = seeds.put(state, first + number)
-                result = step.train(wire.pull(), state, metrics, next(iterator))
-                apply(optimizer, wire.push(result.gradients), step.parameters)
-                state, metrics = result.state, result.metrics
-                examples += result.examples
-                losses.append(result.loss)
-            for place, (variable, value) in enumerate(zip(step.state, state, strict=True)):
-                if place not in seeds:
-                    variable.value.assign(tf.cast(value, variable.dtype))
-            worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-            return tf.stack(losses), totals.pack(metrics), examples, tf.cast(worker, tf.int64)
-
-        return execute
+        if updates.delay_compensation and optimizer is not innermost(optimizer):
+            raise TrainingError(
+                "delay_compensation needs gradients as they are, but the optimizer scales the loss (mixed_float16)",
+                hint="take the mixed_bfloat16 policy, or leave delay_compensation out",
+            )
+        if updates.aggregate is not None and updates.aggregate > self.workers:
+            raise TrainingError(
+                f"updates.aggregate is {updates.aggregate}, but there are {self.workers} workers",
+                hint="aggregate at most as many gradients as there are workers",
+            )
 
     def _evaluation_function(self, data: DatasetFunction) -> Any:
         if self._evaluation is None:
             spec = checked(data, Shard()).element_spec
             with self.scope():
-                function = evaluation_function(self._step, self._totals)
+                function = evaluation_function(self._step, self._shop.totals, self._reading)
                 limit = tf.TensorSpec([], tf.int64)
                 self._evaluation = function.get_concrete_function(iterator_ops.IteratorSpec(spec), limit)
         return self._evaluation
 
+    def _reading(self) -> Callable[[Any], tuple[Tensors, Given]]:
+        """For each batch the parameters, of which those that are no tables are read once."""
+        tables, wire = self._shop.tables, self._shop.wire
+        held = wire.pull(tables.nothing()).values
 
-def evaluation_function(step: ModelStep, totals: MetricTotals) -> Any:
-    """A function of (iterator, limit) that scores batches until the iterator ends or `limit` are done.
+        def reading(batch: Any) -> tuple[Tensors, Given]:
+            lookup = tables.lookup([batch], training=False)
+            return wire.pull(lookup, held).values, tables.given(lookup.positions[0], training=False)
 
-    A limit below 0 is none. It returns what was counted, as `MetricTotals.pack` packs it.
-    """
-
-    @tf.function(autograph=False)
-    def evaluate(iterator: Any, limit: tf.Tensor) -> tf.Tensor:
-        parameters, state = values(step.parameters), values(step.state)
-
-        def follows(optional: Any, _done: tf.Tensor, _metrics: Any) -> tf.Tensor:
-            return optional.has_value()
-
-        def score(optional: Any, done: tf.Tensor, metrics: Any) -> tuple[Any, tf.Tensor, Any]:
-            metrics = step.evaluate(parameters, state, list(metrics), optional.get_value()).metrics
-            done += 1
-            more = tf.logical_or(limit < 0, done < limit)
-            following = tf.cond(
-                more, iterator.get_next_as_optional, lambda: tf.experimental.Optional.empty(iterator.element_spec)
-            )
-            return following, done, metrics
-
-        first = tf.cond(
-            tf.equal(limit, 0),
-            lambda: tf.experimental.Optional.empty(iterator.element_spec),
-            iterator.get_next_as_optional,
-        )
-        _, _, metrics = tf.while_loop(
-            follows, score, (first, tf.zeros([], tf.int64), totals.start()), parallel_iterations=1
-        )
-        return totals.pack(list(metrics))
-
-    return evaluate
+        return reading
 
 
-def _ended_early(error: Exception) -> TrainingError:
-    found = re.search(r"/job:worker/(?:replica:\d+/)?task:(\d+)", str(error))
-    where = f"worker:{found[1]}'s data" if found else "the data"
-    return TrainingError(
-        f"{where} ended before the training did",
-        hint="let it start again (train.repeat: true in a recipe, .repeat() on a dataset), or train fewer steps",
-    )
+def _dealt(data: DatasetFunction, batches: int) -> Any:
+    """One iterator for all workers, on the chief: its next batch goes to whichever asks first."""
+    with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
+        return iter(checked(data, Shard(step=batches)))

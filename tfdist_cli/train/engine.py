@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
-from tfdist_cli.spec.updates import LearningRate, Updates, WireType
+from tfdist_cli.spec.recipe import Share
+from tfdist_cli.spec.updates import EmbeddingRule, LearningRate, Updates, WireType
 from tfdist_cli.train.data import DatasetFunction
 from tfdist_cli.train.metrics import MetricTotals
 
@@ -22,15 +23,40 @@ class Rules:
         updates: when they are applied, on parameter servers.
         learning_rate: what becomes of the optimizer's.
         wire: the type in which parameters and gradients cross the network.
+        embeddings: which tables are moved row by row; None for none.
     """
 
     updates: Updates = field(default_factory=Updates)
     learning_rate: LearningRate = field(default_factory=LearningRate)
     wire: WireType = "float32"
+    embeddings: EmbeddingRule | None = field(default_factory=EmbeddingRule)
+
+    def batches(self, workers: int) -> int:
+        """Workers' batches that make one update on parameter servers."""
+        if self.updates.mode == "async":
+            return self.updates.push_every
+        return self.updates.aggregate or workers
 
 
 DEFAULT_RULES = Rules()
 """Asynchronous updates, the optimizer's own learning rate, and everything as it is on the wire."""
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """What one worker did in an execution.
+
+    Args:
+        loss: the sum of the losses of its batches.
+        batches: how many these are.
+        staleness: for each of its updates how many others the parameters had seen since it read them.
+        dropped: gradients of its that came too late for an update.
+    """
+
+    loss: float
+    batches: int
+    staleness: tuple[int, ...] = ()
+    dropped: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,6 +70,8 @@ class Execution:
         steps: steps taken by each worker, `{"worker:0": n}`.
         examples: examples consumed by each worker.
         votes: how many tasks asked for a pause when it began.
+        reports: what each worker did, where workers differ.
+        gap: the most steps that a worker has been ahead of the slowest so far, where that is bounded.
     """
 
     first: int
@@ -52,6 +80,8 @@ class Execution:
     steps: dict[str, int]
     examples: dict[str, int]
     votes: int = 0
+    reports: Mapping[str, WorkerReport] = field(default_factory=dict)
+    gap: int | None = None
 
 
 class Pause(Protocol):
@@ -82,12 +112,13 @@ class Engine(Protocol):
     def scope(self) -> AbstractContextManager[Any]:
         """The strategy's scope; engines enter it themselves. Callbacks are not run in it: they may make variables."""
 
-    def open(self, data: DatasetFunction, *, split: bool, step: int) -> None:
+    def open(self, data: DatasetFunction, *, share: Share, step: int) -> None:
         """Gets the data ready on each worker.
 
         Args:
             data: a shard → its batches.
-            split: whether the workers divide the data, or each sees all of it.
+            share: whether the workers divide the data (`split`), each sees all of it (`copy`), or each gets what is
+                ready next (`service`).
             step: the global step the training starts at.
         """
 
@@ -103,6 +134,9 @@ class Engine(Protocol):
             adapts: whether asynchronous workers may take fewer in one where steps take long.
             pause: asked and told about pauses, before more is begun.
         """
+
+    def operations(self) -> int:
+        """How many operations a forward pass of the model is, which tells how long a step takes to compile."""
 
     def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
         """Scores the data, each batch once.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import keras
 
 from tfdist_cli.errors import TrainingError, UsageError
+from tfdist_cli.train.shards import Block, pieces
 
 FORMATS = ("saved_model", "keras")
 
@@ -44,7 +46,7 @@ def export(
     plain = rebuild() if rebuild else _again(model)
     if not plain.built:
         plain.build(_input_shape(model))
-    plain.set_weights([_value(weight) for weight in model.weights])
+    _copy(model, plain)
     path = Path(path)
     if format == "keras":
         path = path.with_name(path.name if path.suffix == ".keras" else f"{path.name}.keras")
@@ -70,13 +72,19 @@ def _again(model: keras.Model) -> keras.Model:
         ) from error
 
 
+def _copy(model: keras.Model, plain: keras.Model) -> None:
+    """Gives the weights of one model to another; of those that are spread, a few rows at a time."""
+    for weight, own in zip(model.weights, plain.weights, strict=True):
+        for piece in pieces(weight):
+            if isinstance(piece, Block):
+                replace(piece, shard=own.value, start=piece.first).write(piece.read())
+            else:
+                own.assign(piece.read())
+
+
 def _input_shape(model: keras.Model) -> Any:
     shapes = model._build_shapes_dict
     return next(iter(shapes.values())) if shapes and len(shapes) == 1 else shapes
-
-
-def _value(weight: keras.Variable) -> Any:
-    return weight.numpy()
 
 
 def _remove(path: Path) -> None:

@@ -1,117 +1,268 @@
-"""Keras's update rules as TensorFlow's fused kernels, where these compute the same.
+"""Keras's update rules on TensorFlow's kernels: for a whole variable, for one shard of it, for some of its rows.
 
-Keras writes an update as a dozen elementwise operations, each of which passes over the variable once. TensorFlow has
-one kernel for each of the common rules, which passes over it once in all, and where the variable lives. Only
-`update_step` is replaced: clipping, weight decay, averages, constraints and everything else around it stays Keras's.
+Keras writes an update as a dozen elementwise operations, each of which passes over the variable once, and a gradient
+of a few rows as one of the whole table. TensorFlow has one kernel for most of the rules, which passes over the variable
+once in all, and one that touches some rows only. A rule here is used where it computes Keras's formula to the rounding
+of the variable's type; where a kernel's formula is another one, the rule is a few operations that have Keras's.
+Every operation runs on the device of the variable. Keras's own code does the rest (`why_not` says why).
+
+Rows: an update of some rows does to these, and to their slots, what Keras's update of the whole variable does to them;
+the other rows and their slots stay as they are. For SGD without momentum and Adagrad the result is Keras's. For the
+others it is the lazy meaning, as in LazyAdam: a row's momentum moves the row, and decays, in the updates that touch it
+only, and so does weight decay. Bias corrections count all updates.
+
+Several workers may update a variable at the same time. An update of the whole variable holds the variable's lock (and
+its slots'), so none is lost. An update of rows holds no lock: what two workers do to the same row in the same moment
+may be lost for the one or the other, in the row or in its slots, as in Hogwild (Niu et al., 2011); different rows never
+disturb each other. The rules by operations read their slots first and write them later: there, of two updates of a slot
+that overlap, the later one stays, but no change of the variable itself is lost for that.
+
+A table whose rows have been updated or gathered once is in TensorFlow's copy-on-read mode: rows are then changed where
+they are, whoever reads, but each *whole* read or update copies the table. So a table takes the one kind of update or
+the other, not both in turn.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-Kernel = Callable[[Any, Any, tf.Tensor, tf.Tensor], Any]
-"""(optimizer, variable, gradient, learning rate) → the operation that updates the variable and its slots."""
+from tfdist_cli.train import formulas
+from tfdist_cli.train.formulas import Update
 
 
-def _sgd(optimizer: Any, variable: Any, gradient: tf.Tensor, rate: tf.Tensor) -> Any:
-    """Without momentum w ← w − η·g; with momentum μ: a ← μ·a − η·g, w ← w + a, or w ← w + μ·a − η·g by Nesterov."""
-    if not optimizer.momentum:
-        return tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
-    accumulated = _slot(optimizer, optimizer.momentums, variable)
-    return tf.raw_ops.ResourceApplyKerasMomentum(
-        var=variable.handle,
-        accum=accumulated.handle,
-        lr=rate,
-        grad=gradient,
-        momentum=tf.cast(optimizer.momentum, rate.dtype),
-        use_nesterov=optimizer.nesterov,
-    )
+@dataclass(frozen=True)
+class Rule:
+    """How one kind of optimizer updates a variable.
+
+    Attributes:
+        names: the optimizer's lists of slots, in the order of `slots`.
+        whole: updates a whole piece.
+        some: updates some rows of a piece.
+    """
+
+    names: tuple[str, ...]
+    whole: Callable[[Update], Any]
+    some: Callable[[Update], Any]
+
+    def slots(self, optimizer: keras.optimizers.Optimizer, variable: Any) -> list[keras.Variable]:
+        """The slots of a Keras variable, or of TensorFlow's below it, in the order in which the updates take them."""
+        place = optimizer._get_variable_index(variable)
+        return [getattr(optimizer, name)[place] for name in self.names]
+
+    def dense(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        variable: tf.Variable,
+        slots: Sequence[tf.Variable],
+        gradient: tf.Tensor,
+        rate: tf.Tensor,
+        number: tf.Tensor,
+    ) -> Any:
+        """Updates a whole piece: a variable or a shard of one.
+
+        Args:
+            optimizer: with the hyperparameters; built.
+            variable: the piece.
+            slots: the same piece of each of `slots()`.
+            gradient: of the piece's shape.
+            rate: the learning rate, a scalar.
+            number: how many updates the optimizer had before this one, an int64 scalar.
+
+        Returns:
+            The operation.
+        """
+        return _run(self.whole, Update(optimizer, variable, slots, gradient, rate, number))
+
+    def sparse(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        variable: tf.Variable,
+        slots: Sequence[tf.Variable],
+        gradient: tf.Tensor,
+        rows: tf.Tensor,
+        rate: tf.Tensor,
+        number: tf.Tensor,
+    ) -> Any:
+        """Updates some rows of a piece; nothing passes over the others.
+
+        Args:
+            optimizer: with the hyperparameters; built.
+            variable: the piece.
+            slots: the same piece of each of `slots()`.
+            gradient: (n, …), the sum for each row.
+            rows: (n,) int32 or int64, row numbers within the piece, each at most once.
+            rate: the learning rate, a scalar.
+            number: how many updates the optimizer had before this one, an int64 scalar.
+
+        Returns:
+            The operation. It fails with `InvalidArgumentError` where a row is not in the piece.
+        """
+        return _run(self.some, Update(optimizer, variable, slots, gradient, rate, number, rows))
 
 
-def _adam(optimizer: Any, variable: Any, gradient: tf.Tensor, rate: tf.Tensor) -> Any:
-    """Kingma and Ba, Adam (2015), the efficient form at the end of section 2: w − η·√(1−β₂ᵗ)/(1−β₁ᵗ)·m/(√v+ε)."""
-    dtype = rate.dtype
-    number = tf.cast(tf.convert_to_tensor(optimizer.iterations), dtype) + 1
-    beta_1, beta_2 = tf.cast(optimizer.beta_1, dtype), tf.cast(optimizer.beta_2, dtype)
-    return tf.raw_ops.ResourceApplyAdam(
-        var=variable.handle,
-        m=_slot(optimizer, optimizer._momentums, variable).handle,
-        v=_slot(optimizer, optimizer._velocities, variable).handle,
-        beta1_power=tf.pow(beta_1, number),
-        beta2_power=tf.pow(beta_2, number),
-        lr=rate,
-        beta1=beta_1,
-        beta2=beta_2,
-        epsilon=tf.cast(optimizer.epsilon, dtype),
-        grad=gradient,
-    )
+def _run(formula: Callable[[Update], Any], update: Update) -> Any:
+    dtype = update.variable.dtype
+    with tf.device(update.variable.device):
+        gradient, rate = tf.cast(update.gradient, dtype), tf.cast(update.rate, dtype)
+        return formula(dataclasses.replace(update, gradient=gradient, rate=rate))
 
 
-def _adadelta(optimizer: Any, variable: Any, gradient: tf.Tensor, rate: tf.Tensor) -> Any:
-    """Zeiler, ADADELTA (2012), algorithm 1, times the learning rate."""
-    return tf.raw_ops.ResourceApplyAdadelta(
-        var=variable.handle,
-        accum=_slot(optimizer, optimizer._accumulated_grads, variable).handle,
-        accum_update=_slot(optimizer, optimizer._accumulated_delta_vars, variable).handle,
-        lr=rate,
-        rho=tf.cast(optimizer.rho, rate.dtype),
-        epsilon=tf.cast(optimizer.epsilon, rate.dtype),
-        grad=gradient,
-    )
+def _sgd(optimizer: Any) -> Rule:
+    if optimizer.momentum:
+        return Rule(("momentums",), formulas.momentum, formulas.momentum)
+    return Rule((), formulas.descent, formulas.descent)
 
 
-_KERNELS: dict[type, Kernel] = {
+def _adam(optimizer: Any) -> Rule:
+    hats = ("_velocity_hats",) if optimizer.amsgrad else ()
+    return Rule(("_momentums", "_velocities", *hats), formulas.adam, formulas.adam_rows)
+
+
+def _rmsprop(optimizer: Any) -> Rule:
+    means = ("_average_gradients",) if optimizer.centered else ()
+    if optimizer.momentum > 0:
+        return Rule(("_velocities", "_momentums", *means), formulas.rmsprop, formulas.rmsprop)
+    return Rule(("_velocities", *means), formulas.rmsprop_without_momentum, formulas.rmsprop_without_momentum)
+
+
+_ADADELTA = ("_accumulated_grads", "_accumulated_delta_vars")
+
+_RULES: dict[type, Callable[[Any], Rule]] = {
     keras.optimizers.SGD: _sgd,
     keras.optimizers.Adam: _adam,
     keras.optimizers.AdamW: _adam,
-    keras.optimizers.Adadelta: _adadelta,
+    keras.optimizers.RMSprop: _rmsprop,
+    keras.optimizers.Adagrad: lambda _: Rule(("_accumulators",), formulas.adagrad, formulas.adagrad),
+    keras.optimizers.Adadelta: lambda _: Rule(_ADADELTA, formulas.adadelta, formulas.adadelta),
+    keras.optimizers.Adamax: lambda _: Rule(("_m", "_u"), formulas.adamax, formulas.adamax_rows),
+    keras.optimizers.Ftrl: lambda _: Rule(("_accumulators", "_linears"), formulas.ftrl, formulas.ftrl),
+    keras.optimizers.Lion: lambda _: Rule(("_momentums",), formulas.lion, formulas.lion),
 }
 
 
-def kernel_of(optimizer: keras.optimizers.Optimizer) -> Kernel | None:
-    """The kernel that computes what an optimizer's `update_step` does; None where only Keras's own code does."""
-    if getattr(optimizer, "amsgrad", False):
-        return None
-    return _KERNELS.get(type(optimizer))
+def rule_of(optimizer: keras.optimizers.Optimizer) -> Rule | None:
+    """The rule that computes what the optimizer's `update_step` does; None where only Keras's own code does.
+
+    A class derived from one of Keras's may compute something else: it has no rule. Nor have parameters of float16 and
+    bfloat16, in which 1 − 0.999, as the kernels compute it, is 0.
+    """
+    make = _RULES.get(type(optimizer))
+    return make(optimizer) if make and not _other_types(optimizer) else None
+
+
+def why_not(optimizer: keras.optimizers.Optimizer) -> str:
+    """Why `rule_of` has none for an optimizer; "" where it has one."""
+    kind = type(optimizer)
+    if kind in _RULES:
+        types = _other_types(optimizer)
+        return f"parameters are of type {' and '.join(types)}, not float32 or float64" if types else ""
+    for known in _RULES:
+        if isinstance(optimizer, known):
+            return f"{kind.__name__} is a class of its own, whose update may be another than {known.__name__}'s"
+    return f"TensorFlow has no kernels for {kind.__name__}"
+
+
+def _other_types(optimizer: Any) -> list[str]:
+    return sorted({variable.dtype for variable in optimizer._trainable_variables} - {"float32", "float64"})
+
+
+def decays(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
+    """Whether the optimizer lets a Keras variable decay."""
+    return optimizer.weight_decay is not None and optimizer._use_weight_decay(variable)
+
+
+def decay(optimizer: keras.optimizers.Optimizer, variable: tf.Variable, rate: tf.Tensor) -> Any:
+    """Weight decay of a whole piece, before its update: w ← w − η·λ·w (Loshchilov and Hutter, 2019, as Keras has it).
+
+    Args:
+        optimizer: with λ, `weight_decay`, not None.
+        variable: the piece.
+        rate: the learning rate η, a scalar.
+
+    Returns:
+        The operation.
+    """
+    with tf.device(variable.device):
+        return variable.assign_sub(variable * _share(optimizer, variable, rate), read_value=False)
+
+
+def decay_rows(optimizer: keras.optimizers.Optimizer, variable: tf.Variable, rows: tf.Tensor, rate: tf.Tensor) -> Any:
+    """Weight decay of some rows of a piece, before their update; the others don't decay (the lazy meaning).
+
+    Args:
+        optimizer: with λ, `weight_decay`, not None.
+        variable: the piece.
+        rows: (n,) int32 or int64, row numbers within the piece, each at most once.
+        rate: the learning rate η, a scalar.
+
+    Returns:
+        The operation.
+    """
+    with tf.device(variable.device):
+        lost = variable.sparse_read(rows) * _share(optimizer, variable, rate)
+        return tf.raw_ops.ResourceScatterSub(resource=variable.handle, indices=rows, updates=lost)
+
+
+def _share(optimizer: Any, variable: tf.Variable, rate: Any) -> tf.Tensor:
+    return tf.cast(optimizer.weight_decay, variable.dtype) * tf.cast(rate, variable.dtype)
 
 
 @contextlib.contextmanager
 def fused(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Within it, Keras's `apply` updates by a fused kernel, if there is one for the optimizer."""
-    kernel = kernel_of(optimizer)
-    if kernel is None:
+    """Within it, Keras's `apply` updates by the optimizer's rule, if it has one.
+
+    Only `update_step` is replaced: clipping, weight decay, averages, constraints and everything else around it stays
+    Keras's. So do sparse gradients, which Keras takes for dense ones.
+    """
+    rule = rule_of(optimizer)
+    if rule is None:
         yield
         return
-    by_keras = optimizer.update_step
-
-    def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
-        if isinstance(gradient, tf.IndexedSlices):
-            by_keras(gradient, variable, learning_rate)
-            return
-        stored = _stored(variable)
-        kernel(
-            optimizer,
-            stored,
-            tf.cast(gradient, stored.dtype),
-            tf.cast(tf.convert_to_tensor(learning_rate), stored.dtype),
-        )
-
-    vars(optimizer)["update_step"] = update_step  # setattr would have Keras track it
+    step = vars(optimizer).get("update_step") or _FusedStep(optimizer, rule)
+    vars(optimizer)["update_step"] = step  # setattr would have Keras track it
+    step.users += 1
     try:
         yield
     finally:
-        del vars(optimizer)["update_step"]
+        step.users -= 1
+        if not step.users:
+            del vars(optimizer)["update_step"]
 
 
-def _slot(optimizer: Any, slots: list[Any], variable: Any) -> Any:
-    return _stored(slots[optimizer._get_variable_index(variable)])
+class _FusedStep:
+    """An optimizer's `update_step` by its rule.
+
+    The local replicas of a mirrored strategy take turns within `fused`: the first to leave it isn't the last.
+    """
+
+    def __init__(self, optimizer: Any, rule: Rule) -> None:
+        self._optimizer, self._rule, self._by_keras = optimizer, rule, optimizer.update_step
+        self.users = 0
+
+    def __call__(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        if isinstance(gradient, tf.IndexedSlices):
+            self._by_keras(gradient, variable, learning_rate)
+            return
+        optimizer, rule, pieces = self._optimizer, self._rule, _pieces(variable)
+        slots = [_pieces(slot) for slot in rule.slots(optimizer, variable)]
+        rate, number = tf.convert_to_tensor(learning_rate), tf.convert_to_tensor(optimizer.iterations)
+        for place, (piece, part) in enumerate(zip(pieces, _parts(gradient, pieces), strict=True)):
+            rule.dense(optimizer, piece, [slot[place] for slot in slots], part, rate, number)
 
 
-def _stored(variable: Any) -> Any:
-    """TensorFlow's variable below a Keras one."""
-    return variable.value if isinstance(variable, keras.Variable) else variable
+def _pieces(variable: Any) -> list[Any]:
+    """TensorFlow's variables below a Keras one: the shards of a sharded one."""
+    stored = variable.value if isinstance(variable, keras.Variable) else variable
+    return list(stored.variables) if isinstance(stored, tf.__internal__.distribute.ShardedVariable) else [stored]
+
+
+def _parts(gradient: tf.Tensor, pieces: list[Any]) -> list[tf.Tensor]:
+    """The gradient of each shard; shards are blocks of rows."""
+    return [gradient] if len(pieces) == 1 else tf.split(gradient, [piece.shape[0] for piece in pieces])

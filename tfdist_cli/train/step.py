@@ -8,7 +8,8 @@ stateless calls do it, in the order of its JAX trainer, which trains the same wa
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ from tfdist_cli.train.blame import is_from_users_code
 from tfdist_cli.train.update import innermost
 
 Tensors = list[tf.Tensor]
+Given = Callable[[Tensors], AbstractContextManager[Tensors]]
+"""How the values that a step is given become those that its model is called with; see `Tables.given`."""
 
 _GLOBAL_SEED_GENERATOR = "global_seed_generator"
 """The name by which Keras keeps the process-wide seed; not every version has a constant for it."""
@@ -95,19 +98,58 @@ class ModelStep:
         """The variables that metrics, the loss among them, count in."""
         return list(self.model.metrics_variables)
 
-    def train(self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any) -> StepResult:
-        """Loss, gradients and new values for one batch."""
+    def train(
+        self,
+        parameters: Tensors,
+        state: Tensors,
+        metrics: Tensors,
+        batch: Any,
+        given: Given = contextlib.nullcontext,
+    ) -> StepResult:
+        """Loss, gradients with respect to `parameters`, and new values for one batch."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(parameters)
-            loss, y_pred, state, metrics = self._forward(parameters, state, metrics, batch, training=True)
+            with given(parameters) as whole:
+                loss, y_pred, state, metrics = self._forward(whole, state, metrics, batch, training=True)
             scaled = self.model.optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, parameters)
         return self._result(loss, gradients, state, metrics, batch, y_pred)
 
-    def evaluate(self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any) -> StepResult:
+    def evaluate(
+        self,
+        parameters: Tensors,
+        state: Tensors,
+        metrics: Tensors,
+        batch: Any,
+        given: Given = contextlib.nullcontext,
+    ) -> StepResult:
         """Loss and metrics of one batch, with nothing learned; `gradients` is empty."""
-        loss, y_pred, state, metrics = self._forward(parameters, state, metrics, batch, training=False)
+        with given(parameters) as whole:
+            loss, y_pred, state, metrics = self._forward(whole, state, metrics, batch, training=False)
         return self._result(loss, [], state, metrics, batch, y_pred)
+
+    def forward(
+        self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any, *, training: bool
+    ) -> list[tf.Tensor]:
+        """Everything that a forward pass computes: the loss and the new values."""
+        loss, y_pred, state, metrics = self._forward(parameters, state, metrics, batch, training=training)
+        result = self._result(loss, [], state, metrics, batch, y_pred)
+        return [result.loss, *result.state, *result.metrics]
+
+    def operations(self, element_spec: Any) -> int:
+        """How many operations a training step's forward pass is, for batches of this `tf.TypeSpec`."""
+
+        def unknown(variable: keras.Variable) -> tf.Tensor:
+            return tf.compat.v1.placeholder(variable.dtype, variable.shape)
+
+        with tf.Graph().as_default() as graph:
+            batch = tf.nest.map_structure(
+                lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), element_spec, expand_composites=True
+            )
+            given = [[unknown(variable) for variable in group] for group in (self.parameters, self.state, self.metrics)]
+            self.forward(given[0], given[1], given[2], batch, training=True)
+        functions = graph.as_graph_def().library.function
+        return len(graph.get_operations()) + sum(len(function.node_def) for function in functions)
 
     def _forward(
         self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any, *, training: bool

@@ -17,16 +17,17 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.coordinated import evaluation_function
+from tfdist_cli.spec.recipe import Share
 from tfdist_cli.train.data import DatasetFunction, Shard, checked
 from tfdist_cli.train.engine import DEFAULT_RULES, Execution, Pause, Rules
+from tfdist_cli.train.evaluation import evaluation_function
 from tfdist_cli.train.exchange import Exchange
 from tfdist_cli.train.kernels import fused
 from tfdist_cli.train.metrics import MetricTotals
 from tfdist_cli.train.rate import Rate
 from tfdist_cli.train.seeds import Seeds
 from tfdist_cli.train.step import ModelStep, values
-from tfdist_cli.train.update import _in_place_of, _Read, innermost, leave_sums_to_engine
+from tfdist_cli.train.update import Read, in_place_of, innermost, leave_sums_to_engine
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class SynchronousEngine:
         rules: Rules = DEFAULT_RULES,
     ) -> None:
         self._step = step
+        self._element_spec = element_spec
         self._exchange = Exchange([variable.shape for variable in step.parameters], rules.wire)
         self._strategy = strategy
         self._members = membership
@@ -86,11 +88,12 @@ class SynchronousEngine:
         """See `Engine.scope`."""
         return self._strategy.scope()
 
-    def open(self, data: DatasetFunction, *, split: bool, step: int) -> None:
+    def open(self, data: DatasetFunction, *, share: Share, step: int) -> None:
         """Opens this task's part of the data."""
         self._seeds.begin(step)
         index, count = self._members.index, self.workers
-        shard = Shard(index, count, index, step * self._local) if split else Shard(0, 1, index, step * self._local)
+        done = step * self._local
+        shard = Shard(index, count, index, done) if share == "split" else Shard(0, 1, index, done)
         self._iterator = iter(checked(data, shard))
 
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:  # noqa: ARG002 - workers that step together would have to measure the same
@@ -109,6 +112,10 @@ class SynchronousEngine:
                     raise _ended_early(self._members) from error
             yield self._execution(start, count, summary)
             left, start = left - count, start + count
+
+    def operations(self) -> int:
+        """See `Engine.operations`."""
+        return self._step.operations(self._element_spec)
 
     def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
         """Each task scores its own shard of the data, once."""
@@ -231,7 +238,7 @@ class SynchronousEngine:
         inner = innermost(optimizer)
         own = tf.convert_to_tensor(inner.learning_rate)
         rate = self._rate.at(own, tf.convert_to_tensor(inner.iterations))
-        with _in_place_of(inner, {"_learning_rate": _Read(rate)}):
+        with in_place_of(inner, {"_learning_rate": Read(rate)}):
             if not (tf.distribute.has_strategy() and inner.gradient_accumulation_steps):
                 with fused(inner):
                     optimizer.apply(gradients, self._step.parameters)

@@ -8,46 +8,188 @@ learning-rate schedule then see.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist_cli.train.kernels import fused
+from tfdist_cli.train.kernels import Rule, decay, decay_rows, decays, fused, rule_of, why_not
+from tfdist_cli.train.rate import Rate
+from tfdist_cli.train.shards import Gradient, parts
 
 
-def apply(optimizer: keras.optimizers.Optimizer, gradients: list[Any], parameters: list[keras.Variable]) -> None:
+def apply(
+    optimizer: keras.optimizers.Optimizer,
+    gradients: Sequence[Gradient | None],
+    parameters: Sequence[keras.Variable],
+    learning_rate: Rate | None = None,
+) -> tf.Tensor:
     """Updates the parameters where they live.
 
     Args:
         optimizer: built for the parameters. One that scales the loss (`mixed_float16`) takes back its scale, and leaves
             an update out whose gradients are not finite.
-        gradients: one per parameter; None where there is none.
+        gradients: one per parameter, by shards; None where there is none.
         parameters: the variables to update.
+        learning_rate: what becomes of the optimizer's rate; None leaves it.
+
+    Returns:
+        The number of updates before this one, int64, shape (); of one that is left out, too.
     """
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        present = [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in present])
-        tf.cond(
+        parts = [part for gradient in gradients if gradient is not None for part in gradient]
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(_values(part))) for part in parts])
+        return tf.cond(
             finite,
-            lambda: _take_scaled(optimizer, gradients, parameters),
+            lambda: _take_scaled(optimizer, gradients, parameters, learning_rate),
             lambda: _lower_scale(optimizer),
         )
-        return
     number = optimizer._iterations.value.assign_add(1, read_value=True) - 1
-    read = {"_iterations": _Read(number)}
+    rate = _rate(optimizer, number)
+    if learning_rate is not None:
+        rate = learning_rate.at(rate, number)
+    rule = rule_of(optimizer)
+    if rule is None or _needs_keras(optimizer, parameters):
+        _apply_by_keras(optimizer, gradients, parameters, number, rate)
+    else:
+        _apply_by_rule(rule, optimizer, gradients, parameters, number, rate)
+    return number
+
+
+def updates_rows(optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable]) -> bool:
+    """Whether rows of a table can be updated without touching the others."""
+    optimizer = innermost(optimizer)
+    return rule_of(optimizer) is not None and not _needs_keras(optimizer, parameters)
+
+
+def why_by_keras(optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable]) -> str | None:
+    """Why updates are computed by Keras's own operations, not by fused kernels; None if they are not."""
+    optimizer = innermost(optimizer)
+    return why_not(optimizer) if rule_of(optimizer) is None else _needs_keras(optimizer, parameters)
+
+
+def _needs_keras(optimizer: Any, parameters: Sequence[keras.Variable]) -> str | None:
+    """What an update consists of that is left to Keras's own `apply`."""
+    if optimizer.use_ema:
+        return "use_ema keeps averages"
+    if optimizer.gradient_accumulation_steps:
+        return "gradient_accumulation_steps adds gradients up"
+    for variable in parameters:
+        if variable.constraint is not None:
+            return f"{variable.path} has a constraint"
+        if getattr(variable, "overwrite_with_gradient", False):
+            return f"{variable.path} is overwritten with its gradient"
+    return None
+
+
+def _rate(optimizer: Any, number: tf.Tensor) -> tf.Tensor:
+    """The optimizer's learning rate for an update, read once, not once for each parameter."""
     rate = optimizer._learning_rate
-    if isinstance(rate, keras.Variable):
-        read["_learning_rate"] = _Read(tf.convert_to_tensor(rate.value))  # once, not once for each parameter
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        return tf.convert_to_tensor(rate(number))
+    return tf.convert_to_tensor(rate.value if isinstance(rate, keras.Variable) else rate())
+
+
+def _apply_by_rule(
+    rule: Rule,
+    optimizer: Any,
+    gradients: Sequence[Gradient | None],
+    parameters: Sequence[keras.Variable],
+    number: tf.Tensor,
+    rate: tf.Tensor,
+) -> None:
+    present = [(variable, gradient) for variable, gradient in zip(parameters, gradients, strict=True) if gradient]
+    for variable, gradient in _clipped(optimizer, present):
+        slots = [parts(slot) for slot in rule.slots(optimizer, variable)]
+        decaying = decays(optimizer, variable)
+        for index, (shard, part) in enumerate(zip(parts(variable), gradient, strict=True)):
+            own = [slot[index] for slot in slots]
+            with tf.device(shard.device):
+                speed = tf.cast(rate, shard.dtype)
+                values = tf.cast(_values(part), shard.dtype)
+                if isinstance(part, tf.IndexedSlices):
+                    before = [decay_rows(optimizer, shard, part.indices, speed)] if decaying else []
+                    with tf.control_dependencies(before):
+                        rule.sparse(optimizer, shard, own, values, part.indices, speed, number)
+                else:
+                    before = [decay(optimizer, shard, speed)] if decaying else []
+                    with tf.control_dependencies(before):
+                        rule.dense(optimizer, shard, own, values, speed, number)
+
+
+def _clipped(optimizer: Any, present: list[tuple[keras.Variable, Gradient]]) -> list[tuple[keras.Variable, Gradient]]:
+    """Gradients as Keras clips them; a variable's norm is that of all its shards."""
+    if not (optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm):
+        return present
+    if optimizer.clipvalue and optimizer.clipvalue > 0:
+        limit = optimizer.clipvalue
+
+        def clipped(values: tf.Tensor) -> tf.Tensor:
+            return tf.clip_by_value(values, -limit, limit)
+
+        return [(variable, _each(variable, gradient, clipped)) for variable, gradient in present]
+    squares = [
+        [_on(shard, _square, part) for shard, part in zip(parts(variable), gradient, strict=True)]
+        for variable, gradient in present
+    ]
+    if optimizer.clipnorm and optimizer.clipnorm > 0:
+        limits = [tf.maximum(tf.sqrt(tf.add_n(own)), optimizer.clipnorm) / optimizer.clipnorm for own in squares]
+    else:
+        total = tf.sqrt(tf.add_n([square for own in squares for square in own]))
+        limits = [tf.maximum(total, optimizer.global_clipnorm) / optimizer.global_clipnorm] * len(present)
+    return [
+        (variable, _each(variable, gradient, partial(_divided, by=limit)))
+        for (variable, gradient), limit in zip(present, limits, strict=True)
+    ]
+
+
+def _each(variable: keras.Variable, gradient: Gradient, function: Callable[[tf.Tensor], tf.Tensor]) -> Gradient:
+    """A function of the values of each shard's gradient, where the shard is."""
+    changed = []
+    for shard, part in zip(parts(variable), gradient, strict=True):
+        values = _on(shard, function, part)
+        sparse = isinstance(part, tf.IndexedSlices)
+        changed.append(tf.IndexedSlices(values, part.indices, part.dense_shape) if sparse else values)
+    return changed
+
+
+def _divided(values: tf.Tensor, by: tf.Tensor) -> tf.Tensor:
+    return values / tf.cast(by, values.dtype)
+
+
+def _square(values: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(tf.square(tf.cast(values, tf.float32)))
+
+
+def _on(shard: Any, function: Callable[[tf.Tensor], tf.Tensor], part: Any) -> tf.Tensor:
+    with tf.device(shard.device):
+        return function(_values(part))
+
+
+def _values(part: Any) -> tf.Tensor:
+    """The numbers of a gradient; rows that it names once have the norm of the whole."""
+    return part.values if isinstance(part, tf.IndexedSlices) else part
+
+
+def _apply_by_keras(
+    optimizer: Any,
+    gradients: Sequence[Gradient | None],
+    parameters: Sequence[keras.Variable],
+    number: tf.Tensor,
+    rate: tf.Tensor,
+) -> None:
+    whole = [each and (each[0] if len(each) == 1 else tf.concat(each, axis=0)) for each in gradients]
     # Keras updates variables from within a replica only. There is one; strategy.run would trace it in a thread of its
     # own, which the scope doesn't reach.
     replica = tf.distribute.ReplicaContext(tf.distribute.get_strategy(), replica_id_in_sync_group=0)
-    with _in_place_of(optimizer, read), fused(optimizer), replica:
-        optimizer.apply(gradients, parameters)
+    read = {"_iterations": Read(number), "_learning_rate": Read(rate)}
+    with in_place_of(optimizer, read), fused(optimizer), replica:
+        optimizer.apply(whole, list(parameters))
 
 
-class _Read(keras.Variable):
+class Read(keras.Variable):
     """A variable that has been read: formulas see the value, and what they write is counted elsewhere."""
 
     def __init__(self, value: tf.Tensor) -> None:  # Keras's own would create storage
@@ -56,6 +198,7 @@ class _Read(keras.Variable):
 
     @property
     def value(self) -> tf.Tensor:
+        """What was read."""
         return self._read
 
     def assign(self, _value: Any) -> None:
@@ -65,7 +208,8 @@ class _Read(keras.Variable):
 
 
 @contextlib.contextmanager
-def _in_place_of(optimizer: keras.optimizers.Optimizer, read: dict[str, _Read]) -> Iterator[None]:
+def in_place_of(optimizer: keras.optimizers.Optimizer, read: dict[str, Read]) -> Iterator[None]:
+    """Within it, an optimizer has values that have been read in the place of variables."""
     kept = {name: vars(optimizer)[name] for name in read}
     vars(optimizer).update(read)  # setattr would make them the optimizer's own variables
     try:
@@ -85,19 +229,25 @@ def innermost(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimiz
 
 
 def _take_scaled(
-    optimizer: keras.optimizers.LossScaleOptimizer, gradients: list[Any], parameters: list[keras.Variable]
+    optimizer: keras.optimizers.LossScaleOptimizer,
+    gradients: Sequence[Gradient | None],
+    parameters: Sequence[keras.Variable],
+    learning_rate: Rate | None,
 ) -> tf.Tensor:
     scale = tf.convert_to_tensor(optimizer.dynamic_scale.value)
-    plain = [None if gradient is None else gradient / tf.cast(scale, gradient.dtype) for gradient in gradients]
-    apply(optimizer.inner_optimizer, plain, parameters)
+    plain = [
+        None if gradient is None else _each(variable, gradient, partial(_divided, by=scale))
+        for variable, gradient in zip(parameters, gradients, strict=True)
+    ]
+    number = apply(optimizer.inner_optimizer, plain, parameters, learning_rate)
     steps = tf.convert_to_tensor(optimizer.step_counter.value.assign_add(1, read_value=True))
     grown = steps >= optimizer.dynamic_growth_steps
     optimizer.dynamic_scale.value.assign(tf.where(grown, scale * 2.0, scale))
     optimizer.step_counter.value.assign(tf.where(grown, tf.zeros_like(steps), steps))
-    return tf.constant(True)
+    return number
 
 
 def _lower_scale(optimizer: keras.optimizers.LossScaleOptimizer) -> tf.Tensor:
     optimizer.dynamic_scale.value.assign(tf.convert_to_tensor(optimizer.dynamic_scale.value) * 0.5)
     optimizer.step_counter.value.assign(0)
-    return tf.constant(False)
+    return tf.identity(tf.convert_to_tensor(innermost(optimizer)._iterations.value))

@@ -1,68 +1,297 @@
 """Parameters and gradients on their way between a worker and the ps: one tensor for each ps, not one for each variable.
 
 Every tensor that crosses the network costs a request, whatever its size. So a ps joins the values of all its variables
-of one type before they leave, and takes the gradients of all of them in one piece.
+of one type before they leave, the looked-up rows of its tables among them, and takes the gradients of all of them in
+one piece, a parcel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist_cli.train.shards import Gradient, parts
 from tfdist_cli.train.step import Tensors
+from tfdist_cli.train.tables import Lookup, Tables
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A variable, or one of the parts in which it is spread over the ps.
+
+    Args:
+        place: the variable's number among the parameters.
+        index: the shard's number among the variable's.
+        variable: what holds its values.
+        begin: its first row in the whole.
+    """
+
+    place: int
+    index: int
+    variable: Any
+    begin: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return tuple(self.variable.shape)
+
+    @property
+    def size(self) -> int:
+        """How many values it has."""
+        return int(np.prod(self.shape))
+
+
+@dataclass(frozen=True)
+class Post:
+    """What one ps holds of one type.
+
+    Args:
+        device: the ps.
+        dtype: the type.
+        dense: what crosses whole.
+        tables: what crosses by rows.
+    """
+
+    device: str
+    dtype: tf.DType
+    dense: list[Shard] = field(default_factory=list)
+    tables: list[Shard] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """Parameters that have been read.
+
+    Args:
+        values: each parameter's value, or its looked-up rows, on the worker.
+        rows: for each post and table shard the numbers of its looked-up rows, on the ps.
+        where: for each table and shard, which of the table's looked-up rows are in it, on the worker; None: all.
+        read: for each post what it sent, before it was rounded, on the ps.
+    """
+
+    values: Tensors
+    rows: list[Tensors]
+    where: dict[int, list[Any]]
+    read: Tensors
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A worker's gradients at the ps.
+
+    Args:
+        parcels: for each post, its variables' gradients, joined.
+        rows: for each post and table shard the numbers of the rows.
+    """
+
+    parcels: Tensors
+    rows: list[Tensors]
 
 
 class Wire:
     """The way of a model's parameters.
 
     Args:
-        parameters: variables, each on the device of its ps.
+        parameters: variables, each on the device of its ps, or spread over several.
+        tables: those that are looked up.
+        dtype: the type in which floating point values cross.
     """
 
-    def __init__(self, parameters: Sequence[keras.Variable]) -> None:
+    def __init__(
+        self, parameters: Sequence[keras.Variable], tables: Tables | None = None, dtype: str = "float32"
+    ) -> None:
         self._shapes = [tuple(variable.shape) for variable in parameters]
-        self._parameters = parameters
-        self._groups: dict[tuple[str, str], list[int]] = {}
-        for place, variable in enumerate(parameters):
-            self._groups.setdefault((variable.value.device, variable.dtype), []).append(place)
+        self._tables = [table.place for table in tables.tables] if tables else []
+        self._crossing = tf.as_dtype(dtype)
+        self.shards = [list(_shards(place, variable)) for place, variable in enumerate(parameters)]
+        posts: dict[tuple[str, tf.DType], Post] = {}
+        for shard in (each for own in self.shards for each in own):
+            device, dtype = shard.variable.device, shard.variable.dtype
+            post = posts.setdefault((device, dtype), Post(device, dtype))
+            (post.tables if shard.place in self._tables else post.dense).append(shard)
+        self.posts = list(posts.values())
 
-    def pull(self) -> Tensors:
-        """Each parameter's value, read once."""
-        pulled: list[Any] = [None] * len(self._parameters)
-        for (device, _), places in self._groups.items():
-            with tf.device(device):
-                own = [tf.convert_to_tensor(self._parameters[place].value) for place in places]
+    def pull(self, lookup: Lookup | None = None, held: Tensors | None = None) -> Pulled:
+        """Reads each parameter once, of tables the rows that are looked up.
+
+        Args:
+            lookup: which rows; only for parameters without tables it may be left out.
+            held: values pulled before, which are kept: only rows are read.
+        """
+        local, where = self._by_shard(lookup)
+        arrived: dict[tuple[int, int], tf.Tensor] = {}
+        rows, read = [], []
+        for post in self.posts:
+            whole = [] if held is not None else post.dense
+            counts = [tf.size(local[shard.place, shard.index]) for shard in post.tables]
+            sent: Any = [local[shard.place, shard.index] for shard in post.tables]
+            sent = _joined([*sent, tf.stack(counts)]) if len(sent) > 1 else sent
+            with tf.device(post.device):
+                numbers = self._numbers(sent, counts)
+                own = [tf.convert_to_tensor(shard.variable) for shard in whole]
+                own += [_gathered(shard.variable, each) for shard, each in zip(post.tables, numbers, strict=True)]
                 joined = _joined(own)
-            for place, value in zip(places, self._parted(joined, places), strict=True):
-                pulled[place] = value
-        return pulled
+                crossing = self._rounded(joined)
+            rows.append(numbers)
+            read.append(joined)
+            for shard, part in zip(whole + post.tables, self._parted(crossing, post, whole, counts), strict=True):
+                arrived[shard.place, shard.index] = part
+        values = []
+        for place, shards in enumerate(self.shards):
+            if held is not None and place not in self._tables:
+                values.append(held[place])
+            else:
+                values.append(_whole([arrived[place, shard.index] for shard in shards], where.get(place)))
+        return Pulled(values, rows, where, read)
 
-    def push(self, gradients: Sequence[Any]) -> list[Any]:
-        """The gradients, where their variables are; sparse ones cross as they are."""
-        pushed = list(gradients)
-        for (device, _), places in self._groups.items():
-            dense = [place for place in places if isinstance(gradients[place], tf.Tensor)]
-            if not dense:
+    def push(self, gradients: Sequence[Any], pulled: Pulled) -> Arrival:
+        """Sends a worker's gradients to the ps; what has none crosses as zeros.
+
+        Args:
+            gradients: one per parameter, of the shape of what was pulled, `tf.IndexedSlices`, or None.
+            pulled: what they are gradients of.
+        """
+        cut: dict[tuple[int, int], tf.Tensor] = {}
+        for place, shards in enumerate(self.shards):
+            gradient = dense(gradients[place], pulled.values[place])
+            which = pulled.where.get(place)
+            for shard in shards:
+                if which is not None:
+                    cut[place, shard.index] = gradient if len(shards) == 1 else tf.gather(gradient, which[shard.index])
+                else:
+                    cut[place, shard.index] = (
+                        gradient if len(shards) == 1 else gradient[shard.begin : shard.begin + shard.shape[0]]
+                    )
+        parcels = []
+        for post in self.posts:
+            crossing = self._rounded(_joined([cut[shard.place, shard.index] for shard in post.dense + post.tables]))
+            with tf.device(post.device):
+                parcels.append(tf.cast(crossing, post.dtype))
+        return Arrival(parcels, pulled.rows)
+
+    def compensated(self, arrival: Arrival, pulled: Pulled, factor: float) -> Arrival:
+        """Gradients that make up for what has become of the parameters since they were pulled.
+
+        g + λ·g⊙g⊙(w − w₀), where w₀ was pulled and w is there now: Zheng et al., Asynchronous Stochastic Gradient
+        Descent with Delay Compensation (2017), equation 10, whose diagonal g⊙g stands for the Hessian.
+
+        Args:
+            arrival: the gradients.
+            pulled: what they are gradients of.
+            factor: λ.
+        """
+        parcels = []
+        for post, parcel, numbers, before in zip(self.posts, arrival.parcels, arrival.rows, pulled.read, strict=True):
+            with tf.device(post.device):
+                own = [tf.convert_to_tensor(shard.variable) for shard in post.dense]
+                own += [_gathered(shard.variable, each) for shard, each in zip(post.tables, numbers, strict=True)]
+                parcels.append(parcel + tf.cast(factor, parcel.dtype) * parcel * parcel * (_joined(own) - before))
+        return Arrival(parcels, arrival.rows)
+
+    def gradients(self, arrivals: Sequence[Arrival]) -> list[Gradient]:
+        """The mean of some workers' gradients, for each shard where it is."""
+        found: list[list[Any]] = [[None] * len(shards) for shards in self.shards]
+        for number, post in enumerate(self.posts):
+            with tf.device(post.device):
+                parted = [
+                    self._parted(each.parcels[number], post, post.dense, [tf.size(own) for own in each.rows[number]])
+                    for each in arrivals
+                ]
+                for index, shard in enumerate(post.dense):
+                    mean = _mean([parts[index] for parts in parted])
+                    found[shard.place][shard.index] = mean
+                for index, shard in enumerate(post.tables):
+                    numbers = [each.rows[number][index] for each in arrivals]
+                    values = [parts[len(post.dense) + index] for parts in parted]
+                    found[shard.place][shard.index] = _mean_of_rows(values, numbers, shard.shape)
+        return found
+
+    def _by_shard(self, lookup: Lookup | None) -> tuple[dict[tuple[int, int], tf.Tensor], dict[int, list[Any]]]:
+        """Looked-up rows by shard: their numbers in it, and where among the table's they stand."""
+        local: dict[tuple[int, int], tf.Tensor] = {}
+        where: dict[int, list[Any]] = {}
+        for place, rows in zip(self._tables, lookup.rows if lookup else [], strict=True):
+            shards = self.shards[place]
+            if len(shards) == 1:
+                local[place, 0], where[place] = rows, [None]
                 continue
-            joined = _joined([gradients[place] for place in dense])
-            with tf.device(device):
-                for place, gradient in zip(dense, self._parted(joined, dense), strict=True):
-                    pushed[place] = gradient
-        return pushed
+            begins = tf.constant([shard.begin for shard in shards], rows.dtype)
+            owner = tf.searchsorted(begins, rows, side="right") - 1
+            inside = tf.dynamic_partition(rows - tf.gather(begins, owner), owner, len(shards))
+            where[place] = tf.dynamic_partition(tf.range(tf.size(rows)), owner, len(shards))
+            local |= {(place, shard.index): part for shard, part in zip(shards, inside, strict=True)}
+        return local, where
 
-    def _parted(self, joined: tf.Tensor, places: list[int]) -> Tensors:
-        shapes = [self._shapes[place] for place in places]
-        if len(places) == 1:
-            return [tf.reshape(joined, shapes[0])]
-        parts = tf.split(joined, [int(np.prod(shape)) for shape in shapes])
+    def _numbers(self, sent: Any, counts: list[tf.Tensor]) -> Tensors:
+        """Row numbers as they reached a ps, by table shard; behind them stands how many are whose."""
+        if len(counts) < 2:
+            return [tf.identity(own) for own in sent]
+        return tf.split(sent[: -len(counts)], sent[-len(counts) :], num=len(counts))
+
+    def _parted(self, joined: tf.Tensor, post: Post, whole: list[Shard], counts: list[tf.Tensor]) -> Tensors:
+        joined = tf.cast(joined, post.dtype)
+        shapes: list[Any] = [shard.shape for shard in whole]
+        shapes += [[count, *shard.shape[1:]] for shard, count in zip(post.tables, counts, strict=True)]
+        if len(shapes) < 2:
+            return [tf.reshape(joined, shape) for shape in shapes]
+        sizes = [shard.size for shard in whole]
+        sizes += [count * int(np.prod(shard.shape[1:])) for shard, count in zip(post.tables, counts, strict=True)]
+        parts = tf.split(joined, sizes, num=len(sizes))
         return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def _rounded(self, joined: tf.Tensor) -> tf.Tensor:
+        if self._crossing.size < joined.dtype.size:
+            return tf.cast(joined, self._crossing)
+        return joined
+
+
+def _shards(place: int, variable: keras.Variable) -> Iterator[Shard]:
+    begin = 0
+    for index, part in enumerate(parts(variable)):
+        yield Shard(place, index, part, begin)
+        begin += int(part.shape[0]) if part.shape.rank else 0
 
 
 def _joined(values: Tensors) -> tf.Tensor:
+    if not values:
+        return tf.zeros([0])
     if len(values) == 1:
         return tf.identity(values[0])
     return tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
+
+
+def _whole(parts: Tensors, where: list[Any] | None) -> tf.Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    return tf.concat(parts, axis=0) if where is None else tf.dynamic_stitch(where, parts)
+
+
+def _gathered(variable: Any, rows: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.ResourceGather(resource=variable.handle, indices=rows, dtype=variable.dtype)
+
+
+def dense(gradient: Any, value: tf.Tensor) -> tf.Tensor:
+    """A gradient with respect to `value` as a tensor of its shape; zeros for None."""
+    if gradient is None:
+        return tf.zeros_like(value)
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, tf.shape(value)[0])
+    return gradient
+
+
+def _mean(values: Tensors) -> tf.Tensor:
+    return values[0] if len(values) == 1 else tf.add_n(values) / tf.cast(len(values), values[0].dtype)
+
+
+def _mean_of_rows(values: Tensors, numbers: Tensors, shape: tuple[int, ...]) -> tf.IndexedSlices:
+    if len(values) == 1:
+        return tf.IndexedSlices(values[0], numbers[0], tf.constant(shape))
+    rows, where = tf.unique(tf.concat(numbers, axis=0))
+    summed = tf.math.unsorted_segment_sum(tf.concat(values, axis=0), where, tf.size(rows))
+    return tf.IndexedSlices(summed / tf.cast(len(values), summed.dtype), rows, tf.constant(shape))

@@ -1,0 +1,195 @@
+"""Clicks in Criteo's format from files, plain and gzipped, and what is said when a line is not as it should be."""
+
+import gzip
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist_cli.datasets import criteo
+from tfdist_cli.errors import TrainingError, UsageError
+
+ROWS = 1_000
+
+
+def line(label="0", numbers=("",) * 13, categories=("",) * 26):
+    return "\t".join([label, *numbers, *categories])
+
+
+def numbered(number):
+    """A line that can be told from others by its first number."""
+    return line(str(number % 2), (str(number), *["7"] * 12), [f"{number * 26 + c:08x}" for c in range(26)])
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes lines to a file, gzipped if its name says so."""
+
+    def write_lines(name, lines, end="\n"):
+        path = tmp_path / name
+        data = "".join(one + end for one in lines).encode()
+        path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+        return path
+
+    return write_lines
+
+
+def arrays(dataset):
+    """All examples: numbers, categories, labels."""
+    x, y = next(dataset.batch(10_000).as_numpy_iterator())
+    return x["numbers"], x["categories"], y
+
+
+def firsts(dataset):
+    """The first number of each line, as it stood there."""
+    return np.expm1(arrays(dataset)[0][:, 0]).round().astype(int).tolist()
+
+
+def test_the_form_of_the_examples(write):
+    path = write("train.txt", [numbered(number) for number in range(5)])
+    x, y = criteo.read(path, ROWS).element_spec
+    assert x == {"numbers": tf.TensorSpec((13,), tf.float32), "categories": tf.TensorSpec((26,), tf.int64)}
+    assert y == tf.TensorSpec((), tf.float32)
+    numbers, categories, labels = arrays(criteo.read(path, ROWS))
+    assert (numbers.shape, categories.shape) == ((5, 13), (5, 26))
+    np.testing.assert_array_equal(labels, [0, 1, 0, 1, 0])
+
+
+def test_numbers_that_are_negative_or_missing(write):
+    given = ["0", "1", "-1", "-3", "", "2147483647", "12", *[""] * 6]
+    numbers, _, _ = arrays(criteo.read(write("train.txt", [line("1", given)]), ROWS))
+    expected = [0, math.log(2), 0, 0, -1, math.log1p(2147483647), math.log(13), *[-1] * 6]
+    np.testing.assert_allclose(numbers[0], expected, rtol=1e-6)
+
+
+def test_a_missing_category_has_a_row_that_no_other_has(write):
+    texts = [f"{number:08x}" for number in range(26 * 40)]
+    lines = [line(categories=texts[first : first + 26]) for first in range(0, len(texts), 26)]
+    _, categories, _ = arrays(criteo.read(write("train.txt", [line(), *lines]), 50))
+    np.testing.assert_array_equal(categories[0], np.arange(26))
+    assert set(categories[1:].ravel()) == set(range(26, 50))
+
+
+def test_the_same_text_is_another_category_in_another_column(write):
+    _, categories, _ = arrays(criteo.read(write("train.txt", [line(categories=["68fd1e64"] * 26)] * 2), 10_000_000))
+    assert len(set(categories[0])) == 26
+    np.testing.assert_array_equal(categories[0], categories[1])
+
+
+def test_ids_are_the_same_for_ever(write):
+    """A table that was trained is of use only to who computes the same ids."""
+    _, categories, _ = arrays(
+        criteo.read(write("train.txt", [line(categories=["68fd1e64", "80e26c9b", *[""] * 24])]), 1_000_000)
+    )
+    assert categories[0, :2].tolist() == [937_849, 290_489]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("name", ["train.txt", "train.txt.gz"])
+def test_files_of_each_kind_hold_the_same(write, name, end):
+    lines = [numbered(number) for number in range(2_500)]
+    expected = criteo.from_lines([one.encode() for one in lines], ROWS)
+    found = criteo.read(write(name, lines, end), ROWS)
+    for array, known in zip(arrays(found), arrays(expected), strict=True):
+        np.testing.assert_array_equal(array, known)
+
+
+def test_lines_in_memory_have_a_length():
+    lines = [numbered(number).encode() for number in range(10)]
+    shards = [criteo.from_lines(lines, ROWS, index=index, count=4) for index in range(4)]
+    assert [int(shard.cardinality()) for shard in shards] == [3, 3, 2, 2]
+    assert [firsts(shard) for shard in shards] == [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]
+    assert int(criteo.from_lines([], ROWS).cardinality()) == 0
+
+
+def test_one_file_is_sharded_by_lines(write):
+    path = write("train.txt", [numbered(number) for number in range(3_001)])
+    shards = [firsts(criteo.read(path, ROWS, index=index, count=2)) for index in range(2)]
+    assert shards == [list(range(0, 3_001, 2)), list(range(1, 3_001, 2))]
+
+
+def test_several_files_are_sharded_whole(write, tmp_path):
+    for day in range(3):
+        write(f"day_{day}.gz", [numbered(10 * day + number) for number in range(2)])
+    shards = [firsts(criteo.read(tmp_path / "day_*", ROWS, index=index, count=2)) for index in range(2)]
+    assert shards == [[0, 1, 20, 21], [10, 11]]
+
+
+def test_a_list_of_files_and_patterns_in_its_order(write, tmp_path):
+    for name in ("b1", "b0", "a"):
+        write(name, [numbered(0)])
+    assert [path.name for path in criteo.find([tmp_path / "b*", str(tmp_path / "a")])] == ["b0", "b1", "a"]
+
+
+def test_the_home_folder(write, tmp_path, monkeypatch):
+    path = write("train.txt", [numbered(0)])
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert criteo.find("~/train.txt") == [path]
+    assert criteo.find("~/train*") == [path]
+
+
+def test_a_name_that_looks_like_a_pattern(write):
+    path = write("day[0].txt", [numbered(0)])
+    assert criteo.find(path) == [path]
+
+
+@pytest.mark.parametrize("files", ["absent.txt", "absent_*"])
+def test_no_such_file(tmp_path, files):
+    with pytest.raises(UsageError, match=r"no file at .*absent"):
+        criteo.read(tmp_path / files, ROWS)
+
+
+def test_no_files_at_all():
+    with pytest.raises(UsageError, match="the list of files is empty"):
+        criteo.read([], ROWS)
+
+
+def test_too_few_rows(write):
+    with pytest.raises(UsageError, match="26 rows are too few"):
+        criteo.read(write("train.txt", [numbered(0)]), 26)
+
+
+@pytest.mark.parametrize(
+    ("content", "message", "hint"),
+    [
+        (b"", "is empty", "with tabs between them"),
+        (b"a,b,c\n", "line 1, has 1 columns, expected 40", "with tabs between them"),
+        (line().partition("\t")[2].encode(), "line 1, has 39 columns, expected 40", "hold out a part of train.txt"),
+    ],
+)
+def test_a_file_that_is_none_of_criteos_is_refused_at_once(tmp_path, content, message, hint):
+    path = tmp_path / "train.txt"
+    path.write_bytes(content)
+    with pytest.raises(TrainingError, match=message) as caught:
+        criteo.read(path, ROWS)
+    assert str(path) in str(caught.value)
+    assert hint in str(caught.value.hint)
+
+
+def test_a_file_that_cannot_be_unpacked(tmp_path):
+    path = tmp_path / "train.gz"
+    path.write_bytes(gzip.compress(numbered(0).encode())[:15])
+    with pytest.raises(TrainingError, match=r"train\.gz cannot be read"):
+        criteo.read(path, ROWS)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (line() + "\t", "has 41 columns, expected 40"),
+        ("", "has [01] columns, expected 40"),
+        (line("2"), "has the label `2`, expected 0 or 1"),
+        (line(""), "has the label ``, expected 0 or 1"),
+        (line("1", ["1", "x", *[""] * 11]), "has `x` in column 3, expected an integer"),
+        (line("1", [*[""] * 12, "1.5"]), "has `1.5` in column 14, expected an integer"),
+    ],
+    ids=["too_many", "blank", "label", "no_label", "no_number", "no_integer"],
+)
+def test_a_broken_line_is_named(write, count, broken, message):
+    lines = [numbered(number) for number in range(2_600)]  # which are parsed in three parts, or two
+    lines[2_501] = broken
+    path = write("train.txt", lines)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"{path}, line 2502, {message}"):
+        list(criteo.read(path, ROWS, index=1 % count, count=count).batch(3_000))

@@ -1,0 +1,181 @@
+"""Asynchronous updates: each worker's gradients are applied when they are there, without waiting for the others.
+
+A worker's execution pulls the parameters from the ps, computes gradients, and applies them where the variables live.
+What has to be exact does not go through shared variables: metrics come back with the execution and are summed on the
+chief; `iterations` is an atomic addition; seeds follow from the step's number.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist_cli.train.engine import Execution, Pause, WorkerReport
+from tfdist_cli.train.pace import Pace
+from tfdist_cli.train.step import Tensors, values
+from tfdist_cli.train.tables import Lookup
+from tfdist_cli.train.update import innermost
+from tfdist_cli.train.wire import Pulled, dense
+from tfdist_cli.train.workshop import Workshop, raise_cause
+
+
+class AsynchronousUpdates:
+    """Schedules executions of some steps to whichever worker is free.
+
+    Args:
+        workshop: the model on its cluster.
+    """
+
+    def __init__(self, workshop: Workshop) -> None:
+        self._shop = workshop
+        self._rule = workshop.rules.updates
+        self._pace = Pace(len(workshop.workers))
+        self._functions: dict[int, Any] = {}
+
+    def run(
+        self, iterators: Any, steps: int, *, first: int, size: int, adapts: bool, pause: Pause
+    ) -> Iterator[Execution]:
+        """See `Engine.run`; what is in flight when a pause is agreed is finished and yielded."""
+        left, start = steps, first
+        pending: deque[tuple[int, Any]] = deque()
+        self._pace.begin()
+        while True:
+            while left and len(pending) < self._pace.in_flight and not pause.agreed():
+                count = self._count(self._pace.size(size) if adapts else size, left)
+                pending.append((start, self._schedule(iterators, count, start)))
+                left, start = left - count, start + count
+            if not pending:
+                return
+            begun, remote = pending.popleft()
+            execution = self._execution(begun, self._raising_cause(remote.fetch), int(pause.wanted()))
+            self._pace.done(len(execution.losses))
+            yield execution
+
+    def _count(self, wanted: int, left: int) -> int:
+        """Steps in the next execution: whole updates as far as there are steps for them."""
+        every = self._rule.push_every
+        wanted += -wanted % every
+        return wanted if left >= wanted else min(every, left)
+
+    def _schedule(self, iterators: Any, count: int, start: int) -> Any:
+        function = self._functions.get(count)
+        if function is None:
+            function = self._functions[count] = self._execution_function(count)
+        coordinator, args = self._shop.coordinator, (iterators, tf.constant(start, tf.int64))
+        return self._raising_cause(lambda: coordinator.schedule(function, args=args))
+
+    def _raising_cause(self, call: Callable[[], Any]) -> Any:
+        """Calls; when an execution has failed, raises what it failed of, not what was cancelled along with it."""
+        try:
+            return call()
+        except tf.errors.CancelledError:
+            self._shop.coordinator.join()  # raises the failure that the others were cancelled for
+            raise
+        except Exception as error:  # noqa: BLE001 it is raised again, or its cause
+            raise_cause(error)
+
+    def _execution(self, first: int, fetched: Any, votes: int) -> Execution:
+        losses, metrics, examples, staleness, worker = fetched
+        name = f"worker:{int(worker)}"
+        report = WorkerReport(float(np.sum(losses)), len(losses), tuple(staleness.tolist()))
+        return Execution(first, losses, metrics, {name: len(losses)}, {name: int(examples)}, votes, {name: report})
+
+    def _execution_function(self, count: int) -> Any:
+        """`count` steps of one worker as one function, unrolled: a loop over several tasks' devices costs more."""
+        shop, rule = self._shop, self._rule
+        sizes = [min(rule.push_every, count - begin) for begin in range(0, count, rule.push_every)]
+
+        @tf.function(autograph=False)
+        def execute(iterator: Any, first: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            work = _Work(shop, iterator, first)
+            staleness: Tensors = []
+            load = work.fetch(sizes[0])
+            for following in [*sizes[1:], 0]:
+                gradients = work.compute(load)
+                ahead = work.fetch(following) if rule.prefetch and following else None
+                arrival = shop.wire.push(gradients, load.pulled)
+                if rule.delay_compensation:
+                    arrival = shop.wire.compensated(arrival, load.pulled, rule.delay_compensation)
+                number = shop.apply(shop.wire.gradients([arrival]), [each is not None for each in gradients])
+                staleness.append(number - load.updates)
+                work.updates = number + 1
+                if following:
+                    load = ahead or work.fetch(following)
+            shop.assign_state(shop.own_state(work.state))
+            worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+            return (
+                tf.stack(work.losses),
+                shop.totals.pack(work.metrics),
+                work.examples,
+                tf.stack(staleness),
+                tf.cast(worker, tf.int64),
+            )
+
+        return execute
+
+
+@dataclass(frozen=True)
+class _Load:
+    """Batches, and the parameters that go with them.
+
+    Args:
+        batches: as many as make one update.
+        lookup: what they look up.
+        pulled: the parameters.
+        updates: how many updates these had seen.
+    """
+
+    batches: list[Any]
+    lookup: Lookup
+    pulled: Pulled
+    updates: tf.Tensor
+
+
+class _Work:
+    """What an execution carries from one step to the next."""
+
+    def __init__(self, shop: Workshop, iterator: Any, first: tf.Tensor) -> None:
+        self._shop = shop
+        self._iterator = iterator
+        self._first = first
+        self._done = 0
+        self.updates = tf.convert_to_tensor(innermost(shop.step.model.optimizer)._iterations.value)
+        self.state = values(shop.step.state)
+        self.metrics = shop.totals.start()
+        self.losses: Tensors = []
+        self.examples = tf.zeros([], tf.int64)
+
+    def fetch(self, count: int) -> _Load:
+        """The next batches, and the parameters as they are now."""
+        batches = [next(self._iterator) for _ in range(count)]
+        lookup = self._shop.tables.lookup(batches)
+        return _Load(batches, lookup, self._shop.wire.pull(lookup), self.updates)
+
+    def compute(self, load: _Load) -> list[Any]:
+        """The mean of the batches' gradients."""
+        gradients: list[list[Any]] = []
+        for batch, positions in zip(load.batches, load.lookup.positions, strict=True):
+            given = self._shop.tables.given(positions)
+            state = self._shop.seeds.put(self.state, self._first + self._done)
+            result = self._shop.step.train(load.pulled.values, state, self.metrics, batch, given)
+            self.state, self.metrics = result.state, result.metrics
+            self.losses.append(result.loss)
+            self.examples += result.examples
+            self._done += 1
+            gradients.append(result.gradients)
+        return gradients[0] if len(gradients) == 1 else self._mean(gradients, load.pulled.values)
+
+    def _mean(self, gradients: list[list[Any]], parameters: Tensors) -> list[Any]:
+        mean: list[Any] = []
+        for parts, parameter in zip(zip(*gradients, strict=True), parameters, strict=True):
+            if parts[0] is None:
+                mean.append(None)
+            else:
+                whole = [dense(part, parameter) for part in parts]
+                mean.append(tf.add_n(whole) / tf.cast(len(whole), whole[0].dtype))
+        return mean

@@ -1,0 +1,288 @@
+"""Embedding tables of which a step needs only the rows that its batch names.
+
+Keras's `Embedding` takes the whole table as a tensor, which on parameter servers would cross the network in every step.
+Here the numbers that a batch looks up are found first, from the batch alone; their rows are fetched, each once; and the
+layer is given these rows in place of the table. The gradient is one of these rows, and so is the update.
+
+A table qualifies when nothing but `Embedding` layers read it and what they look up follows from the batch. Both are
+read off the model's graph. A table that is also used in another way, tied to the output layer for instance or
+regularized, is fetched whole, as any other variable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist_cli.train.step import Given, ModelStep, Tensors
+
+log = logging.getLogger("tfdist")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that is looked up.
+
+    Args:
+        place: its number among the model's parameters.
+        variable: it.
+    """
+
+    place: int
+    variable: keras.Variable
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return int(self.variable.shape[0])
+
+    @property
+    def width(self) -> int:
+        """Values in a row."""
+        return int(self.variable.shape[1])
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """What some batches look up.
+
+    Args:
+        rows: for each table the numbers of its rows, each once, int32, shape (n,).
+        positions: for each batch and call of an `Embedding` layer, where in its table's `rows` each number stands,
+            int32, shape (numbers,).
+    """
+
+    rows: list[tf.Tensor]
+    positions: list[list[tf.Tensor]]
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """What a forward pass looks up, in the order of its calls.
+
+    Args:
+        tables: the table of each call, by its number in `Tables.tables`.
+        numbers: a batch's tensors → the numbers that each call looks up, flat.
+    """
+
+    tables: list[int]
+    numbers: Callable[..., list[tf.Tensor]]
+
+
+class Tables:
+    """The tables of a model that are looked up rather than read.
+
+    Args:
+        step: the model's pure functions, built.
+        element_spec: the `tf.TypeSpec`s of a batch.
+        min_bytes: smaller tables are read whole: that is quicker. None reads all of them whole.
+    """
+
+    def __init__(self, step: ModelStep, element_spec: Any, min_bytes: int | None) -> None:
+        self._step = step
+        self._element_spec = element_spec
+        self.tables: list[Table] = []
+        self._calls: dict[bool, _Calls] = {}
+        places = {id(variable): place for place, variable in enumerate(step.parameters)}
+        self._layers = [
+            layer
+            for layer in step.model._flatten_layers()
+            if min_bytes is not None
+            and _looks_up(layer)
+            and id(layer._embeddings) in places
+            and _bytes(layer._embeddings) >= min_bytes
+        ]
+        if self._layers:
+            self._find(places)
+
+    def lookup(self, batches: Sequence[Any], *, training: bool = True) -> Lookup:
+        """What batches look up together, in a forward pass for each."""
+        if not self.tables:
+            return Lookup([], [[] for _ in batches])
+        calls = self._calls[training]
+        numbers = [calls.numbers(*tf.nest.flatten(batch, expand_composites=True)) for batch in batches]
+        positions: list[list[Any]] = [[None] * len(calls.tables) for _ in batches]
+        rows = []
+        for index, table in enumerate(self.tables):
+            places = [call for call, of in enumerate(calls.tables) if of == index]
+            own = [(batch, call) for batch in range(len(batches)) for call in places]
+            flat = [_checked(numbers[batch][call], table) for batch, call in own]
+            unique, where = tf.unique(tf.concat(flat, axis=0) if len(flat) != 1 else flat[0])
+            parts = tf.split(where, [tf.size(part) for part in flat], num=len(flat)) if len(flat) > 1 else [where]
+            for (batch, call), part in zip(own, parts, strict=True):
+                positions[batch][call] = part
+            rows.append(unique)
+        return Lookup(rows, positions)
+
+    def nothing(self) -> Lookup:
+        """A lookup of no rows at all."""
+        return Lookup([tf.zeros([0], tf.int32) for _ in self.tables], [])
+
+    def given(self, positions: list[tf.Tensor], *, training: bool = True) -> Given:
+        """How a forward pass gets what it looks up, for `ModelStep`.
+
+        Args:
+            positions: those of its batch.
+            training: whether it is a training step's.
+        """
+
+        @contextlib.contextmanager
+        def given(parameters: Tensors) -> Iterator[Tensors]:
+            tables = self._calls[training].tables if self.tables else []
+            calls = iter(zip(tables, positions, strict=True))
+
+            def taken(_layer: Any, _numbers: tf.Tensor) -> tf.Tensor:
+                table, where = next(calls)
+                return tf.gather(parameters[self.tables[table].place], where)
+
+            whole = list(parameters)
+            for table in self.tables:  # stands in for the table where Keras wants one, and is never computed
+                whole[table.place] = tf.zeros(table.variable.shape, table.variable.dtype)
+            with _taking(self._layers, taken):
+                yield whole
+
+        return given
+
+    def _find(self, places: dict[int, int]) -> None:
+        given = self._step, self._element_spec, self._layers
+        traces = {training: _Trace(*given, training=training) for training in (True, False)}
+        for layer in dict.fromkeys(self._layers):
+            table = layer._embeddings
+            reason = next(filter(None, (trace.why_whole(table, places) for trace in traces.values())), None)
+            if reason:
+                log.info("%s is fetched whole in every step: %s", table.path, reason)
+                self._layers = [other for other in self._layers if other._embeddings is not table]
+        kept = {id(layer._embeddings): layer._embeddings for layer in self._layers}
+        self.tables = [Table(places[key], variable) for key, variable in kept.items()]
+        number_of = {key: number for number, key in enumerate(kept)}
+        for training, trace in traces.items():
+            calls = [(number_of[id(call.table)], call.numbers) for call in trace.calls if id(call.table) in number_of]
+            numbers = trace.function.prune(trace.inputs, [numbers for _, numbers in calls])
+            self._calls[training] = _Calls([number for number, _ in calls], numbers)
+
+
+@dataclass(frozen=True)
+class _Call:
+    table: keras.Variable
+    numbers: tf.Tensor
+    stub: tf.Tensor
+
+
+class _Trace:
+    """A model's forward pass as a graph, to see what its `Embedding` layers look up and who else reads their tables."""
+
+    def __init__(self, step: ModelStep, element_spec: Any, layers: list[Any], *, training: bool) -> None:
+        self.calls: list[_Call] = []
+        self.inputs: list[tf.Tensor] = []
+        self._parameters: list[tf.Tensor] = []
+        self._others: list[tf.Tensor] = []
+
+        def taken(layer: Any, numbers: tf.Tensor) -> tf.Tensor:
+            stub = tf.compat.v1.placeholder(layer._embeddings.dtype, [None, layer._embeddings.shape[-1]])
+            self.calls.append(_Call(layer._embeddings, numbers, stub))
+            return tf.gather(stub, tf.zeros_like(numbers))
+
+        def traced(*flat: tf.Tensor) -> list[Any]:
+            self.inputs += flat
+            self._parameters += [_unknown(variable) for variable in step.parameters]
+            state = [_unknown(variable) for variable in step.state]
+            metrics = [_unknown(variable) for variable in step.metrics]
+            self._others += [*state, *metrics]
+            batch = tf.nest.pack_sequence_as(element_spec, flat, expand_composites=True)
+            with _taking(layers, taken):
+                return step.forward(self._parameters, state, metrics, batch, training=training)
+
+        flat = tf.nest.flatten(element_spec, expand_composites=True)
+        # What is scored may come in batches of another size than what is trained on.
+        specs = [tf.TensorSpec(spec.shape and [None, *spec.shape[1:]], spec.dtype) for spec in flat]
+        self.function = tf.compat.v1.wrap_function(traced, specs)
+        # What a step changes without a gradient may be anything, so nothing that is looked up may depend on it.
+        stubs = [call.stub for call in self.calls]
+        self._unsure = _reached_from([*self._parameters, *self._others, *stubs], self.function.graph)
+
+    def why_whole(self, table: keras.Variable, places: dict[int, int]) -> str | None:
+        """Why a table has to be read whole; None if it need not be."""
+        graph = self.function.graph
+        for call in self.calls:
+            if call.table is table and (call.numbers.graph is not graph or call.numbers.op.name in self._unsure):
+                return "what is looked up in it depends on more than the batch"
+        read = _reached_from([self._parameters[places[id(table)]]], graph)
+        if read & {output.op.name for output in self.function.outputs}:
+            return "not only Embedding layers read it"
+        return None
+
+
+def _looks_up(layer: Any) -> bool:
+    """Whether a layer is Keras's `Embedding`, doing what Keras's does."""
+    return (
+        isinstance(layer, keras.layers.Embedding)
+        and type(layer).call is keras.layers.Embedding.call
+        and layer.built
+        and not layer.lora_enabled
+        and getattr(layer, "_embeddings", None) is not None
+        and layer._embeddings.constraint is None
+    )
+
+
+@contextlib.contextmanager
+def _taking(layers: Sequence[Any], take: Callable[[Any, tf.Tensor], tf.Tensor]) -> Iterator[None]:
+    """Within it, layers take rows by `take(layer, flat numbers)`, not from their tables."""
+
+    def call_of(layer: Any) -> Callable[[Any], Any]:
+        def call(inputs: Any) -> Any:
+            if isinstance(inputs, tf.RaggedTensor):
+                flat = take(layer, _whole(inputs.flat_values))
+                return inputs.with_flat_values(tf.cast(flat, layer.compute_dtype))
+            inputs = tf.convert_to_tensor(inputs)
+            rows = take(layer, tf.reshape(_whole(inputs), [-1]))
+            shape = tf.concat([tf.shape(inputs), [layer.output_dim]], axis=0)
+            rows = tf.ensure_shape(tf.reshape(rows, shape), [*inputs.shape, layer.output_dim])
+            return tf.cast(rows, layer.compute_dtype)
+
+        return call
+
+    for layer in layers:
+        vars(layer)["call"] = call_of(layer)  # setattr would have Keras track it
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del vars(layer)["call"]
+
+
+def _whole(numbers: tf.Tensor) -> tf.Tensor:
+    return tf.cast(numbers, tf.int32)
+
+
+def _checked(numbers: tf.Tensor, table: Table) -> tf.Tensor:
+    """Numbers from 0 on; Keras counts those below 0 from the end."""
+    numbers = tf.where(numbers < 0, numbers + table.rows, numbers)
+    message = f"a batch looks up rows that {table.variable.path} does not have: it has {table.rows}"
+    right = tf.reduce_all((numbers >= 0) & (numbers < table.rows))
+    within = tf.debugging.Assert(right, [message, tf.reduce_min(numbers), tf.reduce_max(numbers)])
+    with tf.control_dependencies([within]):
+        return tf.identity(numbers)
+
+
+def _unknown(variable: keras.Variable) -> tf.Tensor:
+    return tf.compat.v1.placeholder(variable.dtype, variable.shape)
+
+
+def _bytes(variable: keras.Variable) -> int:
+    return int(np.prod(variable.shape)) * int(tf.as_dtype(variable.dtype).size)
+
+
+def _reached_from(tensors: Sequence[tf.Tensor], graph: tf.Graph) -> set[str]:
+    """The names of the operations whose result may depend on any of `tensors`."""
+    reached = {tensor.op.name for tensor in tensors if tensor.graph is graph}
+    for operation in graph.get_operations():  # in the order they were made: inputs come first
+        if any(tensor.op.name in reached for tensor in operation.inputs):
+            reached.add(operation.name)
+    return reached

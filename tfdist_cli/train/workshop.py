@@ -1,0 +1,96 @@
+"""What every update rule on parameter servers works with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.engine import Rules
+from tfdist_cli.train.metrics import MetricTotals
+from tfdist_cli.train.rate import Rate
+from tfdist_cli.train.seeds import Seeds
+from tfdist_cli.train.shards import Gradient
+from tfdist_cli.train.step import ModelStep, Tensors
+from tfdist_cli.train.tables import Tables
+from tfdist_cli.train.update import apply
+from tfdist_cli.train.wire import Wire
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """A model on its cluster.
+
+    Args:
+        step: the model's pure functions.
+        coordinator: TensorFlow's.
+        workers: TensorFlow's workers, in order.
+        rules: how gradients become updates.
+        tables: the model's tables that are looked up.
+        wire: the way between workers and ps.
+        seeds: the model's seed counters.
+        totals: packs metrics.
+        rate: what becomes of the learning rate.
+    """
+
+    step: ModelStep
+    coordinator: Any
+    workers: list[Any]
+    rules: Rules
+    tables: Tables
+    wire: Wire
+    seeds: Seeds
+    totals: MetricTotals
+    rate: Rate | None
+
+    def apply(self, gradients: list[Gradient], present: list[bool]) -> tf.Tensor:
+        """Updates the parameters; returns how many updates there were before this one.
+
+        Args:
+            gradients: one per parameter, by shards.
+            present: which parameters have a part in the loss.
+        """
+        given = [gradient if there else None for gradient, there in zip(gradients, present, strict=True)]
+        return apply(self.step.model.optimizer, given, self.step.parameters, self.rate)
+
+    def own_state(self, state: Sequence[Any]) -> list[Any]:
+        """Of one thing for each state variable those of what a step makes itself: all but the seeds."""
+        return [value for place, value in enumerate(state) if place not in self.seeds]
+
+    def assign_state(self, values: Tensors) -> None:
+        """Writes what `own_state` gave into its variables."""
+        for variable, value in zip(self.own_state(self.step.state), values, strict=True):
+            variable.value.assign(tf.cast(tf.reshape(value, variable.shape), variable.dtype))
+
+    def on_worker(self, worker: Any, function: Callable[..., Any], args: tuple[Any, ...] = ()) -> Any:
+        """Runs a function on one worker, and again when the worker has been replaced while its result is kept."""
+        return worker.create_resource(function, args=args)
+
+
+def raise_cause(error: Exception) -> NoReturn:
+    """Raises what a worker's execution failed of.
+
+    Raises:
+        TrainingError: its data has ended.
+    """
+    cause = getattr(error, "original_exception", None)
+    if isinstance(error, tf.errors.OutOfRangeError):
+        raise _ended_early(error) from error
+    if isinstance(cause, tf.errors.OutOfRangeError):
+        raise _ended_early(cause) from error
+    if isinstance(cause, Exception):
+        raise cause from None
+    raise error
+
+
+def _ended_early(error: Exception) -> TrainingError:
+    found = re.search(r"/job:worker/(?:replica:\d+/)?task:(\d+)", str(error))
+    where = f"worker:{found[1]}'s data" if found else "the data"
+    return TrainingError(
+        f"{where} ended before the training did",
+        hint="let it start again (train.repeat: true in a recipe, .repeat() on a dataset), or train fewer steps",
+    )
