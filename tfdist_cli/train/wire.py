@@ -100,7 +100,7 @@ class Wire:
     Args:
         parameters: variables, each on the device of its ps, or spread over several.
         tables: those that are looked up.
-        dtype: the type in which floating point values cross.
+        dtype: the type in which values cross; `float32` leaves them as they are.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Wire:
     ) -> None:
         self._shapes = [tuple(variable.shape) for variable in parameters]
         self._tables = [table.place for table in tables.tables] if tables else []
-        self._crossing = tf.as_dtype(dtype)
+        self._crossing = None if dtype == "float32" else tf.as_dtype(dtype)
         self.shards = [list(_shards(place, variable)) for place, variable in enumerate(parameters)]
         posts: dict[tuple[str, tf.DType], Post] = {}
         for shard in (each for own in self.shards for each in own):
@@ -246,9 +246,7 @@ class Wire:
         return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def _rounded(self, joined: tf.Tensor) -> tf.Tensor:
-        if self._crossing.size < joined.dtype.size:
-            return tf.cast(joined, self._crossing)
-        return joined
+        return joined if self._crossing is None else tf.cast(joined, self._crossing)
 
 
 def _shards(place: int, variable: keras.Variable) -> Iterator[Shard]:
