@@ -31,6 +31,7 @@ class Contestant:
         roles: tasks of each role, where they are not the contest's.
         changes: what of the workload is another for it alone.
         python: the environment variable that may name the interpreter which has its packages.
+        batches: workers' batches in one of its steps, where its steps are not the other's: rates are of batches then.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Contestant:
     roles: Mapping[str, int] | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
     python: str | None = None
+    batches: int = 1
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,15 @@ TORCH = Contestant("PyTorch DDP, gloo", "benchmarks.programs.torch_ddp", python=
 ROUNDED = replace(TFDIST, name="`tfdist.fit`, `wire: float16`", changes={"wire": "float16"})
 ALONE = replace(TFDIST, name="`tfdist.fit`, one process, both cores", roles={})
 
+_PS = "`ParameterServerStrategy`, 1 chief, 2 ps, 2 workers"
+_CLUSTER = {"chief": 1, "worker": 2, "ps": 2}
+_SETTING = "`wire: bfloat16`, `prefetch: true`, 20 steps an execution"
+_BEST = {"wire": "bfloat16", "updates": {"prefetch": True}, "steps_per_execution": 20}
+_SYNC = {"updates": {"mode": "sync"}, "steps": 150}
+_EMBEDDING = {"model": "embedding", "batch_size": 256}
+
 CONTESTS = {
-    "ps": Contest(
-        "`ParameterServerStrategy`, 1 chief, 2 ps, 2 workers", {"chief": 1, "worker": 2, "ps": 2}, TFDIST, TF_KERAS
-    ),
+    "ps": Contest(_PS, _CLUSTER, TFDIST, TF_KERAS),
     "mirrored": Contest("`MultiWorkerMirroredStrategy`, 2 workers", {"worker": 2}, TFDIST, TF_KERAS),
     "mirrored_float16": Contest(
         "`MultiWorkerMirroredStrategy`, 2 workers, gradients in float16", {"worker": 2}, ROUNDED, TORCH
@@ -90,6 +97,38 @@ CONTESTS = {
         TFDIST,
         ALONE,
         {"model": "cnn"},
+    ),
+    "best": Contest(
+        f"{_PS}, best setting", _CLUSTER, replace(TFDIST, name=f"`tfdist.fit`, {_SETTING}", changes=_BEST), TF_KERAS
+    ),
+    "best_alone": Contest(
+        f"{_PS}, best setting, against one process",
+        _CLUSTER,
+        replace(TFDIST, name=f"`tfdist.fit`, {_SETTING}", changes=_BEST),
+        ALONE,
+    ),
+    "sync": Contest(
+        f"{_PS}, `updates: {{mode: sync}}` against `async`",
+        _CLUSTER,
+        replace(
+            TFDIST, name="`tfdist.fit`, sync 2 of 2", changes={"updates": {"mode": "sync"}, "steps": 150}, batches=2
+        ),
+        replace(TFDIST, name="`tfdist.fit`, async"),
+    ),
+    "embedding": Contest(f"1M × 32 table, {_PS}", _CLUSTER, TFDIST, TF_KERAS, _EMBEDDING),
+    "embedding_rows": Contest(
+        f"10M rows against 100k rows, {_PS}",
+        _CLUSTER,
+        replace(TFDIST, name="10M rows", changes={"rows": 10_000_000}),
+        replace(TFDIST, name="100k rows", changes={"rows": 100_000}),
+        _EMBEDDING,
+    ),
+    "embedding_tables": Contest(
+        f"8 tables against one, {_PS}",
+        _CLUSTER,
+        replace(TFDIST, name="8 tables", changes={"tables": 8}),
+        replace(TFDIST, name="1 table"),
+        _EMBEDDING,
     ),
     "single": Contest("one process, both cores", {}, TFDIST, KERAS),
 }
@@ -134,10 +173,11 @@ def hold(
         # Every other round goes backwards, so that a load that grows or fades favours nobody.
         for contest, who in entries if number % 2 == 0 else reversed(entries):
             timing, busy = _quiet_run(contest, who, workload, patience)
-            rates[contest.title, who.name].append(timing.steps_per_second)
+            rate = timing.steps_per_second * who.batches
+            rates[contest.title, who.name].append(rate)
             others[contest.title] = max(others[contest.title], busy)
             say(
-                f"round {number + 1}/{rounds}  {contest.title}  {who.name}: {timing.steps_per_second:.1f} steps/s"
+                f"round {number + 1}/{rounds}  {contest.title}  {who.name}: {rate:.1f} steps/s"
                 f"  loss {timing.logs['loss']:.4f}  others {busy:.0%}"
             )
     return [

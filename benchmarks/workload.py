@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,10 @@ ENVIRONMENT = "TFDIST_BENCHMARK"
 FEATURES = 784
 HIDDEN = (500, 500)
 CLASSES = 10
+IDS = 16
+"""Numbers that an example of `embedding` looks up."""
+WIDTH = 32
+"""Values in a row of its tables."""
 BATCHES = 100
 """Different batches, all of them in memory."""
 
@@ -28,7 +32,11 @@ class Workload:
         epochs: timed epochs; one more goes ahead of them to trace and warm up.
         batch_size: examples in a worker's step.
         steps_per_execution: steps between two reports of a worker.
-        model: `mlp`, of which the network is the larger part of a step, or `cnn`, of which computing is.
+        model: `mlp`, of which the network is the larger part of a step; `cnn`, of which computing is; or `embedding`,
+            whose tables are much larger than what a step needs of them.
+        rows: rows of all tables of `embedding` together.
+        tables: how many these are.
+        updates: tfdist's rule of updates, as in a recipe.
         wire: the type in which tfdist's gradients cross the network.
     """
 
@@ -37,7 +45,10 @@ class Workload:
     epochs: int = 3
     batch_size: int = 64
     steps_per_execution: int = 10
-    model: Literal["mlp", "cnn"] = "mlp"
+    model: Literal["mlp", "cnn", "embedding"] = "mlp"
+    rows: int = 1_000_000
+    tables: int = 1
+    updates: dict[str, Any] = field(default_factory=dict)
     wire: Literal["float32", "bfloat16", "float16"] = "float32"
 
     @classmethod

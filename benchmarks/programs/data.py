@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from benchmarks.workload import BATCHES, CLASSES, FEATURES, Workload
+from benchmarks.workload import BATCHES, CLASSES, FEATURES, IDS, Workload
 
 
 def batches(workload: Workload) -> tf.data.Dataset:
@@ -13,9 +13,21 @@ def batches(workload: Workload) -> tf.data.Dataset:
     costs next to nothing.
     """
     shape = [BATCHES, workload.batch_size]
+    if workload.model == "embedding":
+        return _numbers(workload, shape)
     pixels = tf.random.stateless_uniform([*shape, FEATURES], [0, 0], minval=-0.5, maxval=0.5)
     judge = tf.random.stateless_normal([FEATURES, CLASSES], [0, 1])
     labels = tf.argmax(tf.linalg.matmul(pixels, judge), axis=2)
     if workload.model == "cnn":
         pixels += 0.2 * tf.gather(tf.transpose(judge), labels)
     return tf.data.Dataset.from_tensor_slices((pixels, labels)).repeat().prefetch(tf.data.AUTOTUNE)
+
+
+def _numbers(workload: Workload, shape: list[int]) -> tf.data.Dataset:
+    """Row numbers, int32 (batch, 16): the first one, of a thousand, tells the label; the others are any of the rows."""
+    rows = workload.rows // workload.tables
+    telling = tf.random.stateless_uniform([*shape, 1], [0, 2], maxval=1000, dtype=tf.int32)
+    others = tf.random.stateless_uniform([*shape, IDS - 1], [0, 3], maxval=rows, dtype=tf.int32)
+    labels = tf.cast(telling[..., 0] % CLASSES, tf.int64)
+    data = tf.data.Dataset.from_tensor_slices((tf.concat([telling, others], axis=2), labels))
+    return data.repeat().prefetch(tf.data.AUTOTUNE)

@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from benchmarks.programs.data import batches
-from benchmarks.workload import CLASSES, FEATURES, HIDDEN, Stopwatch, Workload
+from benchmarks.workload import CLASSES, FEATURES, HIDDEN, IDS, WIDTH, Stopwatch, Workload
 
 workload = Workload.read()
 stopwatch = Stopwatch(workload)
@@ -28,12 +28,16 @@ else:
     data = strategy.distribute_datasets_from_function(lambda _: batches(workload))
 
 with strategy.scope():
-    model = keras.Sequential([keras.Input([FEATURES])])
-    for units in HIDDEN:
-        model.add(keras.layers.Dense(units, activation="relu"))
+    if workload.model == "embedding":
+        table = keras.layers.Embedding(workload.rows, WIDTH, input_length=IDS)
+        model, optimizer = keras.Sequential([table, keras.layers.Flatten()]), keras.optimizers.Adagrad(0.5)
+    else:
+        model, optimizer = keras.Sequential([keras.Input([FEATURES])]), keras.optimizers.Adam(1e-3)
+        for units in HIDDEN:
+            model.add(keras.layers.Dense(units, activation="relu"))
     model.add(keras.layers.Dense(CLASSES))
     model.compile(
-        optimizer=keras.optimizers.Adam(1e-3),
+        optimizer=optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         steps_per_execution=workload.steps_per_execution,

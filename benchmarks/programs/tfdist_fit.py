@@ -4,7 +4,7 @@ import keras
 
 import tfdist_cli as tfdist
 from benchmarks.programs.data import batches
-from benchmarks.workload import CLASSES, FEATURES, HIDDEN, Stopwatch, Workload
+from benchmarks.workload import CLASSES, FEATURES, HIDDEN, IDS, WIDTH, Stopwatch, Workload
 
 workload = Workload.read()
 stopwatch = Stopwatch(workload)
@@ -26,11 +26,26 @@ def cnn() -> list[keras.layers.Layer]:
     ]
 
 
+def embedding() -> keras.Model:
+    numbers = keras.Input([IDS], dtype="int32")
+    each = IDS // workload.tables
+    found = [
+        keras.layers.Embedding(workload.rows // workload.tables, WIDTH)(numbers[:, first : first + each])
+        for first in range(0, IDS, each)
+    ]
+    joined = keras.layers.Concatenate(axis=1)(found) if len(found) > 1 else found[0]
+    return keras.Model(numbers, keras.layers.Dense(CLASSES)(keras.layers.Flatten()(joined)))
+
+
 with tfdist.scope():
-    hidden = {"mlp": mlp, "cnn": cnn}[workload.model]()
-    model = keras.Sequential([keras.Input([FEATURES]), *hidden, keras.layers.Dense(CLASSES)])
+    if workload.model == "embedding":
+        model, optimizer = embedding(), keras.optimizers.Adagrad(0.5)
+    else:
+        hidden = {"mlp": mlp, "cnn": cnn}[workload.model]()
+        model = keras.Sequential([keras.Input([FEATURES]), *hidden, keras.layers.Dense(CLASSES)])
+        optimizer = keras.optimizers.Adam(1e-3)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer=keras.optimizers.Adam(1e-3), loss=loss, metrics=["accuracy"])
+    model.compile(optimizer=optimizer, loss=loss, metrics=["accuracy"])
 
 tfdist.fit(
     model,
@@ -40,6 +55,7 @@ tfdist.fit(
     steps_per_execution=workload.steps_per_execution,
     callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=stopwatch.epoch_ended)],
     wire=workload.wire,
+    updates=tfdist.Updates(**workload.updates),
 )
 if tfdist.is_chief():
     stopwatch.write()
