@@ -72,6 +72,37 @@ def test_a_strategy_that_is_named_counts():
     )
 
 
+def served(cluster, service, role="data_worker"):
+    config = {"cluster": cluster, "data_service": service, "task": {"type": role, "index": 0}}
+    return Environment.read({"TF_CONFIG": json.dumps(config)})
+
+
+@pytest.mark.parametrize("cluster", [HOSTS, {"chief": ["a:1"]}, {"worker": ["a:1", "b:1"]}])
+def test_data_workers_serve_and_train_with_nobody(cluster):
+    service = {"data_dispatcher": ["x:1"], "data_worker": ["x:2", "x:3"]}
+    environment = served(cluster, service)
+    assert environment.serves
+    assert not environment.is_chief
+    assert {task.role for task in environment.members} <= {"chief", "worker"}
+    assert [str(task) for task in environment.data_service] == ["data_dispatcher:0", "data_worker:0", "data_worker:1"]
+    assert environment.strategy == read(cluster, next(iter(cluster))).strategy
+    assert not read(cluster, next(iter(cluster))).data_service
+
+
+@pytest.mark.parametrize(
+    ("cluster", "service", "reason"),
+    [
+        (HOSTS | {"data_worker": ["x:1"]}, {}, "'data_worker' stands in 'cluster', where TensorFlow would wait for it"),
+        (HOSTS, {"worker": ["x:1"]}, "'worker' is no role of 'data_service'"),
+        (HOSTS, {"data_worker": ["a:1"]}, "a:1 is the address of two tasks"),
+        (HOSTS, [], "TF_CONFIG cannot be read"),
+    ],
+)
+def test_a_data_service_that_cannot_be(cluster, service, reason):
+    with pytest.raises(UsageError, match=reason):
+        served(cluster, service)
+
+
 def test_other_keys_are_left_alone():
     config = {"cluster": HOSTS, "task": {"type": "ps", "index": 0}, "environment": "cloud", "rpc_layer": "grpc"}
     assert Environment.read({"TF_CONFIG": json.dumps(config)}).task == TaskId("ps")

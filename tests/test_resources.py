@@ -29,6 +29,14 @@ def test_workers_share_the_cores_and_ps_share_them_too():
     }
 
 
+def test_data_workers_have_the_cores_and_no_gpu():
+    for strategy, roles in (("single", {}), ("parameter_server", {"worker": {"replicas": 4}, "ps": {}})):
+        given = shares(Machine(8, ("0",)), strategy, chief={}, data_dispatcher={}, data_worker={"replicas": 2}, **roles)
+        assert [given[f"data_worker:{index}"].intra_op_threads for index in range(2)] == [4, 4]
+        assert given["data_dispatcher:0"].intra_op_threads == 1
+        assert not given["data_worker:0"].gpus
+
+
 def test_every_task_has_a_thread_and_enough_to_receive_and_send():
     for share in shares(Machine(1), chief={}, worker={"replicas": 5}, ps={"replicas": 3}).values():
         assert share.intra_op_threads == 1

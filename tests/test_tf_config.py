@@ -34,6 +34,16 @@ def test_roles_without_tasks_are_left_out():
     assert tf_config({TaskId("worker"): Address("a", 1)}, TaskId("worker"))["cluster"] == {"worker": ["a:1"]}
 
 
+def test_the_data_service_has_its_own_key():
+    served = {TaskId("data_dispatcher"): Address("d", 6), TaskId("data_worker"): Address("e", 7)}
+    for task in (TaskId("ps"), TaskId("data_worker")):
+        assert tf_config(ADDRESSES | served, task) == {
+            "cluster": SERVING,
+            "data_service": {"data_dispatcher": ["d:6"], "data_worker": ["e:7"]},
+            "task": {"type": task.role, "index": 0},
+        }
+
+
 def test_as_text():
     assert json.loads(tf_config_json(ADDRESSES, TaskId("ps"))) == tf_config(ADDRESSES, TaskId("ps"))
 

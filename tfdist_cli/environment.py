@@ -8,12 +8,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.address import Address
-from tfdist_cli.spec.cluster import Strategy
-from tfdist_cli.spec.task_id import ROLES, TaskId
+from tfdist_cli.spec.cluster import DATA_KEY, Strategy
+from tfdist_cli.spec.task_id import DATA_ROLES, ROLES, TaskId
 
 DEFAULT_START_TIMEOUT = 120.0
 
@@ -74,8 +74,15 @@ class Environment:
 
     @property
     def serves(self) -> bool:
-        """Whether this process only serves a chief: a ps, or a worker of one."""
+        """Whether this process only serves a chief: a ps, a worker of one, or a task of tf.data's service."""
+        if self.task.role in DATA_ROLES:
+            return True
         return self.strategy == "parameter_server" and self.task.role in ("ps", "worker")
+
+    @property
+    def data_service(self) -> Mapping[TaskId, Address]:
+        """The tasks of tf.data's service, the dispatcher first; empty where there is none."""
+        return {task: address for task, address in self.addresses.items() if task.role in DATA_ROLES}
 
 
 def _tf_config(text: str) -> tuple[dict[TaskId, Address], TaskId]:
@@ -84,7 +91,9 @@ def _tf_config(text: str) -> tuple[dict[TaskId, Address], TaskId]:
     try:
         config = json.loads(text)
         cluster, place = config["cluster"], config["task"]
-        addresses = _addresses(cluster)
+        served = config.get(DATA_KEY, {})
+        _check_places(cluster, served)
+        addresses = _addresses({**cluster, **served})
         task = TaskId.parse(f"{place['type']}:{int(place['index'])}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
@@ -99,6 +108,13 @@ def _tf_config(text: str) -> tuple[dict[TaskId, Address], TaskId]:
             hint="give the task a type and an index that its cluster lists",
         )
     return addresses, task
+
+
+def _check_places(cluster: Mapping[str, Any], served: Mapping[str, Any]) -> None:
+    for role in set(cluster) & set(DATA_ROLES):
+        raise ValueError(f"{role!r} stands in 'cluster', where TensorFlow would wait for it: put it in {DATA_KEY!r}")
+    for role in set(served) - set(DATA_ROLES):
+        raise ValueError(f"{role!r} is no role of {DATA_KEY!r}, which has {' and '.join(DATA_ROLES)}")
 
 
 def _addresses(cluster: Mapping[str, list[str]]) -> dict[TaskId, Address]:

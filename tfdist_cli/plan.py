@@ -13,7 +13,7 @@ from tfdist_cli.resources import Machine, Resources, share_out
 from tfdist_cli.spec.address import DEFAULT_PORT, Address
 from tfdist_cli.spec.cluster import Cluster, Strategy
 from tfdist_cli.spec.recipe import Recipe
-from tfdist_cli.spec.task_id import TaskId
+from tfdist_cli.spec.task_id import DATA_ROLES, TaskId
 from tfdist_cli.tf_config import tf_config_json
 
 CLUSTER_FILE = "cluster.yaml"
@@ -59,7 +59,7 @@ class Plan:
         cluster: the cluster, resolved.
         recipe: the recipe, resolved; None when the tasks run a user's command.
         run_dir: the run's directory.
-        tasks: chief, workers, ps, evaluator, in this order.
+        tasks: chief, workers, ps, evaluator, data dispatcher, data workers, in this order.
     """
 
     cluster: Cluster
@@ -139,7 +139,7 @@ def task_environment(
     connections through them.
     """
     # What fails on a task that serves reaches the chief as an error; its own log would say it a second time.
-    serves = strategy == "parameter_server" and task.role in ("ps", "worker")
+    serves = task.role in DATA_ROLES or (strategy == "parameter_server" and task.role in ("ps", "worker"))
     hosts = ",".join(sorted({address.host for address in addresses.values()} | {"localhost", "127.0.0.1", "::1"}))
     exempt = {name: _joined(os.environ.get(name), hosts) for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy")}
     return {

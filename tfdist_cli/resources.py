@@ -66,7 +66,8 @@ class Resources:
 def share_out(cluster: Cluster, addresses: Mapping[TaskId, Address], machine: Machine) -> dict[TaskId, Resources]:
     """What each task gets of the machine it runs on, which is taken to be like `machine`.
 
-    Cores go to the tasks that compute: workers and the ps in `parameter_server`, all tasks but the evaluator elsewhere.
+    Cores go to the tasks that compute: workers, the ps and data workers in `parameter_server`; elsewhere to all tasks
+    but the evaluator and the data dispatcher. Those of one kind share them; other kinds have them, too.
     GPUs go to the tasks that compute gradients and to those that the file gives some, without overlap; a ps sees none.
 
     Raises:
@@ -111,8 +112,8 @@ def _share_gpus(
 
 
 def _kind(cluster: Cluster, task: TaskId) -> str:
-    """What a task does with its cores: computes gradients, applies updates, or next to nothing."""
-    if task.role == "ps":
-        return "ps"
+    """What a task does with its cores: computes gradients, applies updates, prepares data, or next to nothing."""
+    if task.role in ("ps", "data_worker"):
+        return task.role
     asynchronous = cluster.strategy == "parameter_server"
     return "learner" if task.role == "worker" or (task.role == "chief" and not asynchronous) else "idle"

@@ -39,6 +39,9 @@ def test_parameter_servers_train_score_save_and_export(tmp_path):
     assert run.parent == folder / "runs"
     for name in ("cluster.yaml", "recipe.yaml", "plan.json", "events.jsonl", "metrics.jsonl", "evaluation.jsonl"):
         assert (run / name).is_file(), name
+    # 212 weights with two slots each, two metrics of two numbers, the learning rate; and iterations, an int64.
+    (placed,) = [line for line in done.lines("events.jsonl") if line["event"] == "placement"]
+    assert (placed["bytes"], placed["variables"]) == ({"ps:0": 4 * (3 * 212 + 4 + 1) + 8}, {"ps:0": 4})
     # 2 shards of 256 examples make 2 x 16 batches of 16 in each of 4 epochs.
     trained = [line for line in done.lines("metrics.jsonl") if line["split"] == "train"]
     assert trained[-1]["step"] == 128

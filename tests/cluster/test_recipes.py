@@ -4,9 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.cluster.launching import launch
-from tfdist_cli.datasets import click_generator
+from tests.recipes.reading import BLANK, distance, greedy
+from tfdist_cli.datasets import click_generator, lines
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -48,6 +50,7 @@ def test_a_config_trains_the_digits(tmp_path, config):
     ("recipe", "config", "accuracy"),
     [
         ("digits_softmax.yaml", "local.yaml", 0.92),
+        ("digits_served.yaml", "with_data_service.yaml", 0.92),
         ("digits_cnn.yaml", "local.yaml", 0.96),
         ("digits_cnn.yaml", "local_mirrored.yaml", 0.96),
     ],
@@ -80,3 +83,28 @@ def test_training_stops_at_the_exact_step(tmp_path, mnist, recipe, steps):
     report = launch_config(tmp_path, "local.yaml", "--recipe", ROOT / "recipes" / recipe).report
     assert report["step"] == steps
     assert report["metrics"]["test_accuracy"] > 0.9
+
+
+SHORT_LINES = {"params.lines": "{train: 1600, test: 61}", "params.length": "[1, 2]", "params.width": 20}
+FEW_STEPS = {"params.learning_rate": 3, "train.epochs": 3, "train.batch_size": 16, "train.steps_per_execution": 1}
+
+
+@pytest.mark.parametrize(("config", "steps"), [("lines.yaml", 300), ("local_mirrored.yaml", 150)])
+def test_lines_are_read_and_what_is_said_of_it_is_exact(tmp_path, config, steps):
+    changes = [f"--set={key}={value}" for key, value in {**SHORT_LINES, **FEW_STEPS}.items()]
+    done = launch_config(tmp_path, config, "--recipe", ROOT / "recipes" / "crnn.yaml", *changes)
+    report, epochs = done.report, [line for line in done.lines("metrics.jsonl") if line.get("epoch_done")]
+    assert (report["step"], report["examples"]) == (steps, 3 * 1600)
+    assert [line["split"] for line in epochs] == ["train"] * 3
+    assert epochs[-1]["values"]["loss"] < epochs[0]["values"]["loss"] / 2
+    right = epochs[-1]["values"]["sequence_accuracy"] * 1600
+    assert right == pytest.approx(round(right), abs=1e-3)
+
+    images, labels = lines.load("test", count=61, length=(1, 2), width=20)
+    (exported,) = report["exports"]
+    served = tf.saved_model.load(exported)  # holds the variables
+    logits = served.serve(images).numpy()
+    written = [[digit for digit in label if digit != BLANK] for label in labels.tolist()]
+    distances = [distance(greedy(line), label) for line, label in zip(logits, written, strict=True)]
+    assert report["metrics"]["test_sequence_accuracy"] == pytest.approx(distances.count(0) / 61)
+    assert report["metrics"]["test_digit_error_rate"] == pytest.approx(sum(distances) / sum(map(len, written)))

@@ -55,6 +55,18 @@ def error(task):
     return Recorded(task, {"kind": "error", "type": "ValueError", "message": "no"})
 
 
+@pytest.mark.parametrize("strategy", ["single", "multi_worker_mirrored", "parameter_server"])
+def test_data_workers_are_told_to_end_after_the_training_and_end_it_when_they_fail(strategy):
+    data = TaskId("data_worker")
+    job = History(CHIEF, data, rules=rules(strategy))
+    assert job.at(5, Exited(CHIEF, 0)) == {data: TERM}
+    job.at(6, Exited(data, -15))
+    assert job.state.exit_code == 0
+    job = History(CHIEF, data, rules=rules(strategy))
+    assert job.at(5, Exited(data, 0)) == {CHIEF: TERM}
+    assert job.statuses()[data] is Status.FAILED
+
+
 def test_training_is_done_when_the_chief_is():
     job = History(*PS_TASKS)
     assert job.at(5, Exited(CHIEF, 0)) == {PS: TERM, W0: TERM, W1: TERM}

@@ -26,8 +26,9 @@ def test_a_cluster_loads_with_its_recipe(path):
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_each_recipe_loads_on_the_local_cluster(path):
-    _, recipe = load_run(ROOT / "configs" / "local.yaml", path)
+def test_each_recipe_loads_on_a_cluster_of_this_machine(path):
+    cluster = "with_data_service.yaml" if path.stem == "digits_served" else "local.yaml"
+    _, recipe = load_run(ROOT / "configs" / cluster, path)
     assert recipe is not None
     assert recipe.train.epochs or recipe.train.max_steps
 

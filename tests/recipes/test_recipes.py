@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -15,15 +15,27 @@ from tfdist_cli.spec.load import load_recipe
 from tfdist_cli.task.module import RecipeModule
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
-TRAINING_EXAMPLES = {"digits": 1437, "mnist": 60, "ctr": 700}
-OUTPUTS = {"digits": 10, "mnist": 10, "ctr": 1}
-LABELS = {"digits": "int64", "mnist": "int64", "ctr": "float32"}
-SMALLER = {"ctr": ["params.examples={train: 700, test: 40}", "params.rows=2000"]}
+SMALLER = {
+    "ctr": ["params.examples={train: 700, test: 40}", "params.rows=2000"],
+    "crnn": ["params.lines={train: 700, test: 40}"],
+}
 
 
-def data_of(recipe):
-    """The data that a recipe trains on is the first word of its module's name."""
-    return recipe.module.split("_")[0]
+class Contract(NamedTuple):
+    """What a recipe's data and model are to be: training examples, a model's output, a label and its type."""
+
+    examples: int
+    output: tuple[int, ...]
+    label: tuple[int, ...]
+    label_type: str
+
+
+CONTRACTS = {
+    "digits": Contract(1437, (10,), (), "int64"),
+    "mnist": Contract(60, (10,), (), "int64"),
+    "ctr": Contract(700, (1,), (), "float32"),
+    "crnn": Contract(700, (16, 11), (6,), "int32"),
+}
 
 
 @pytest.fixture(params=RECIPES, ids=lambda path: path.stem)
@@ -40,6 +52,12 @@ def recipe(request, tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def contract(recipe):
+    """The data that a recipe trains on is the first word of its module's name."""
+    return CONTRACTS[recipe.module.split("_")[0]]
+
+
+@pytest.fixture
 def module(recipe, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, recipe.module, raising=False)
@@ -48,29 +66,31 @@ def module(recipe, monkeypatch):
 
 
 def examples(dataset):
-    return [(b"".join(part.tobytes() for part in tf.nest.flatten(x)), int(y)) for x, y in dataset.as_numpy_iterator()]
+    return [
+        (b"".join(part.tobytes() for part in tf.nest.flatten(x)), y.tobytes()) for x, y in dataset.as_numpy_iterator()
+    ]
 
 
-def test_the_model_is_compiled_and_gives_logits(recipe, module):
+def test_the_model_is_compiled_and_gives_logits(contract, module):
     model = module.model()
     assert isinstance(model, keras.Model)
     assert model.compiled
-    assert model.output_shape == (None, OUTPUTS[data_of(recipe)])
+    assert model.output_shape == (None, *contract.output)
 
 
-def test_the_dataset_has_single_examples_that_the_model_takes(recipe, module):
+def test_the_dataset_has_single_examples_that_the_model_takes(contract, module):
     model = module.model()
     for split in ("train", "test"):
         x, y = module.dataset(split, Shard()).element_spec
         inputs = [(tensor.shape[1:], tensor.dtype) for tensor in model.inputs]
         assert [(tuple(spec.shape), spec.dtype.name) for spec in tf.nest.flatten(x)] == inputs
-        assert (y.shape, y.dtype) == ((), LABELS[data_of(recipe)])
+        assert (y.shape, y.dtype) == (contract.label, contract.label_type)
 
 
-def test_shards_part_the_data(recipe, module):
+def test_shards_part_the_data(contract, module):
     whole = examples(module.dataset("train", Shard()))
     parts = [examples(module.dataset("train", Shard(index, 3, index))) for index in range(3)]
-    assert len(whole) == TRAINING_EXAMPLES[data_of(recipe)]
+    assert len(whole) == contract.examples
     assert sorted(whole) == sorted(example for part in parts for example in part)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 

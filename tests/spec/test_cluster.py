@@ -20,6 +20,8 @@ def test_tasks_and_addresses():
     assert spec.address(TaskId("worker", 1)) == Address("localhost", 8)
     assert spec.address(TaskId("ps", 1)) == Address("127.0.0.1", 0)
     assert spec.role(TaskId("ps", 1)).replicas == 2
+    served = cluster("single", chief={}, data_worker={"replicas": 2}, data_dispatcher={})
+    assert [str(task) for task in served.tasks] == ["chief:0", "data_dispatcher:0", "data_worker:0", "data_worker:1"]
     with pytest.raises(KeyError):
         cluster("single", chief={}).role(TaskId("ps"))
 
@@ -47,6 +49,11 @@ def test_names_a_task():
         ("single", {"worker": {}}),
         ("single", {"chief": {}, "evaluator": {}}),
         ("single", {"chief": {}, "worker": {"replicas": 0}}),
+        ("single", {"chief": {}, "data_dispatcher": {}, "data_worker": {}}),
+        ("mirrored", {"chief": {}, "data_dispatcher": {}, "data_worker": {"replicas": 2}}),
+        ("multi_worker_mirrored", {"worker": {}, "data_dispatcher": {}, "data_worker": {"replicas": 2}}),
+        ("parameter_server", {"chief": {}, "worker": {}, "ps": {}, "data_dispatcher": {}, "data_worker": {}}),
+        ("single", {"chief": {}, "data_dispatcher": {"replicas": 0}, "data_worker": {"replicas": 0}}),
     ],
 )
 def test_strategies_and_the_roles_they_take(strategy, roles):
@@ -63,6 +70,18 @@ def test_strategies_and_the_roles_they_take(strategy, roles):
         ("single", {}, {("strategy",)}),
         ("single", {"chief": {}, "ps": {}}, {("roles", "ps")}),
         ("parameter_server", {"chief": {}, "worker": {}, "ps": {"gpus": 1}}, {("roles", "ps", "gpus")}),
+        ("single", {"chief": {}, "data_worker": {}}, {("roles", "data_worker")}),
+        ("single", {"chief": {}, "data_dispatcher": {}}, {("roles", "data_dispatcher")}),
+        (
+            "single",
+            {"chief": {}, "data_dispatcher": {"replicas": 2}, "data_worker": {}},
+            {("roles", "data_dispatcher")},
+        ),
+        (
+            "single",
+            {"chief": {}, "data_dispatcher": {}, "data_worker": {"gpus": 1}},
+            {("roles", "data_worker", "gpus")},
+        ),
     ],
 )
 def test_roles_that_do_not_fit_are_told_with_their_keys(strategy, roles, keys):

@@ -153,6 +153,26 @@ def test_mistakes(folder, mistake):
     assert told(load_run, *files, (), {}) == expected
 
 
+DATA = "  data_dispatcher: {}\n  data_worker: {replicas: 2}\n"
+
+
+def test_data_workers_and_a_recipe_that_reads_from_them_need_each_other(folder):
+    path = folder / "cluster.yaml"
+    assert load_run(path, folder / "recipes" / "recipe.yaml")[1] is not None
+    [line] = told(load_run, "cluster.yaml", "recipes/recipe.yaml", ["train.share=service"])
+    assert line.startswith(
+        "cluster.yaml:2:1: roles.data_worker: recipes/recipe.yaml has train.share: service, which needs"
+    )
+    path.write_text(path.read_text() + DATA)
+    [line] = told(load_run, "cluster.yaml", "recipes/recipe.yaml")
+    assert line.startswith(
+        "cluster.yaml:8:3: roles.data_worker: nobody reads from it: recipes/recipe.yaml has train.share"
+    )
+    cluster, recipe = load_run(path, folder / "recipes" / "recipe.yaml", ["train.share=service"])
+    assert recipe.train.share == "service"
+    assert cluster.roles.count("data_worker") == 2
+
+
 OVERRIDES = {
     "roles.worker.replicas": "expected PATH=VALUE, such as roles.worker.replicas=4",
     "=3": "a part of the path is empty: expected PATH=VALUE, such as roles.worker.replicas=4",

@@ -18,6 +18,8 @@ SETTINGS = b"\0\0\6\4\0\0\0\0\0\0\5\0\0\x40\0"
         ("python /venv/bin/tfdist role --task ps:0 --cluster c.yaml", True),
         ("/venv/bin/tfdist role --cluster c.yaml --task worker:1", True),
         ("python -m tfdist_cli role --task=worker:1 --cluster c.yaml", True),
+        ("/venv/bin/tfdist role --task data_worker:1 --cluster c.yaml", True),
+        ("/venv/bin/tfdist role --task data_dispatcher --cluster c.yaml", True),
         ("/venv/bin/tfdist role --task chief --cluster c.yaml", False),
         ("/venv/bin/tfdist role --task evaluator:0 --cluster c.yaml", False),
         ("/venv/bin/tfdist role --cluster c.yaml", False),

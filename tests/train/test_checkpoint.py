@@ -382,8 +382,8 @@ def randomize(step):
 @pytest.mark.parametrize("block", [40, 2**20])
 @pytest.mark.parametrize(("saving", "restoring"), [(1, 3), (3, 1), (3, 2), (2, 3), (3, 3)])
 def test_any_number_of_shards_is_restored_to_any_other(saving, restoring, block, servers, tmp_path, monkeypatch):
-    for place in (module, shards):
-        monkeypatch.setattr(place, "BLOCK_BYTES", block)
+    monkeypatch.setattr(shards, "BLOCK_BYTES", block)
+    monkeypatch.setattr(module, "FILE_BYTES", 3 * block)
     some, others = spread_over(servers, saving), spread_over(servers, restoring)
     randomize(some)
     folder = CheckpointFolder(tmp_path)
@@ -398,8 +398,8 @@ def test_any_number_of_shards_is_restored_to_any_other(saving, restoring, block,
 
 
 def test_a_checkpoint_is_one_whatever_its_blocks(servers, tmp_path, monkeypatch):
-    for place in (module, shards):
-        monkeypatch.setattr(place, "BLOCK_BYTES", 40)
+    monkeypatch.setattr(shards, "BLOCK_BYTES", 40)
+    monkeypatch.setattr(module, "FILE_BYTES", 100)
     step = spread_over(servers, 3)
     path = CheckpointFolder(tmp_path).save(step, TrainingState(4, 0))
     names = {entry.name for entry in path.iterdir()}
@@ -411,13 +411,13 @@ def test_a_checkpoint_is_one_whatever_its_blocks(servers, tmp_path, monkeypatch)
     np.testing.assert_array_equal(kernel, step.parameters[0].numpy())
 
 
-def test_no_more_than_a_block_is_read_at_once(servers, tmp_path, monkeypatch):
-    for place in (module, shards):
-        monkeypatch.setattr(place, "BLOCK_BYTES", 40)
+def test_no_more_than_a_file_is_held_at_once(servers, tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "BLOCK_BYTES", 40)
+    monkeypatch.setattr(module, "FILE_BYTES", 100)
     step = spread_over(servers, 3)
     largest = max(piece.bytes for variable in step.model.variables for piece in shards.pieces(variable))
     batches = [sum(entry.piece.bytes for entry in batch) for batch in module._batches(step)]
-    assert max(batches) <= max(40, largest) < sum(batches)
+    assert max(batches) <= max(100, largest) < sum(batches)
 
 
 def test_names_are_those_that_tensorflows_own_class_gives(step, tmp_path):

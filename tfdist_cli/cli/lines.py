@@ -14,7 +14,14 @@ if TYPE_CHECKING:
 
     from tfdist_cli.spec.task_id import Role, TaskId
 
-ROLE_COLOURS: dict[Role, str] = {"chief": "magenta", "worker": "cyan", "ps": "yellow", "evaluator": "green"}
+ROLE_COLOURS: dict[Role, str] = {
+    "chief": "magenta",
+    "worker": "cyan",
+    "ps": "yellow",
+    "evaluator": "green",
+    "data_dispatcher": "blue",
+    "data_worker": "bright_blue",
+}
 _ROLE_STYLES = {role: Style(color=colour) for role, colour in ROLE_COLOURS.items()}
 _SEQUENCE = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # colours, cursor movements

@@ -1,1 +1,1 @@
-"""Data for recipes: digits that come with tfdist, MNIST and clicks from a user's own files, clicks that are made up."""
+"""Data for recipes: digits that come with tfdist and lines of them; MNIST and clicks from your files, or made up."""

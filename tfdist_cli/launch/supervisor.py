@@ -4,8 +4,9 @@ It has no clock and no processes. The rules, which docs and exit codes rest on:
 
 * The tasks that *decide* are the chief in `parameter_server`, and every task that trains elsewhere. The training is
   done when each of them has ended with 0.
-* A task that ends with another code before that is a failure, and so is a ps or worker of `parameter_server` that ends
-  at all while the chief trains: the job ends with it. A failed evaluator doesn't end the training.
+* A task that ends with another code before that is a failure, and so is a ps or worker of `parameter_server`, or a task
+  of tf.data's service, that ends at all while the chief trains: the job ends with it. A failed evaluator doesn't end
+  the training.
 * After the training the evaluator has bounded time for the last checkpoint; then every task is told to end, and killed
   if it doesn't.
 * When a task has failed, and on a signal to the launcher, the tasks that decide are told to end first, so that they can
@@ -21,7 +22,7 @@ from enum import Enum
 
 from tfdist_cli.launch.events import Action, End, Event, Exited, How, Recorded, Signalled, Start, Tick
 from tfdist_cli.spec.cluster import Strategy
-from tfdist_cli.spec.task_id import TaskId
+from tfdist_cli.spec.task_id import DATA_ROLES, TaskId
 
 KILL_TIMEOUT = 10.0
 """Seconds after SIGKILL in which even a process in an uninterruptible wait should be gone."""
@@ -60,7 +61,7 @@ class Rules:
         """Whether the training is done only when this task has ended with 0."""
         if self.strategy == "parameter_server":
             return task.role == "chief"
-        return task.role != "evaluator"
+        return task.role != "evaluator" and task.role not in DATA_ROLES
 
 
 class Phase(Enum):

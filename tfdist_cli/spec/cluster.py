@@ -10,11 +10,13 @@ from pydantic import AfterValidator, Field, model_validator
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.address import LOOPBACK, Address
 from tfdist_cli.spec.model import AddressField, Inconsistent, PathField, SpecModel
-from tfdist_cli.spec.task_id import Role, TaskId
+from tfdist_cli.spec.task_id import DATA_ROLES, Role, TaskId
 
 Strategy = Literal["parameter_server", "multi_worker_mirrored", "mirrored", "single"]
 SERVING_ROLES: tuple[Role, ...] = ("chief", "worker", "ps")
 """The roles that stand in `TF_CONFIG`'s cluster, in the order their tasks are listed."""
+DATA_KEY = "data_service"
+"""The key of `TF_CONFIG`, beside `cluster`, that the tasks of tf.data's service stand in."""
 
 Found = tuple[tuple[str, ...], str]
 """The keys of the value to look at, and what is wrong with it."""
@@ -45,7 +47,7 @@ class RoleSpec(SpecModel):
     cpus: Annotated[int, Field(ge=1)] | None = None
     """Cores that one task may compute on; by default the machine's cores are shared out."""
     gpus: Annotated[int, Field(ge=0)] | None = None
-    """GPUs that one task sees, none for a ps; by default the tasks that train share out the machine's."""
+    """GPUs that one task sees, none for a ps or a data worker; by default those that train share out the machine's."""
     env: Annotated[dict[str, str], AfterValidator(_check_env)] = {}
     """Environment variables of the tasks."""
 
@@ -75,6 +77,10 @@ class Roles(SpecModel):
     """Holds variables and applies updates to them (parameter servers)."""
     evaluator: RoleSpec | None = None
     """Scores each checkpoint beside the training."""
+    data_dispatcher: RoleSpec | None = None
+    """Deals out the examples to the data workers, each once (tf.data service)."""
+    data_worker: RoleSpec | None = None
+    """Prepares batches for the tasks that train, where the recipe has `train.share: service`."""
 
     def count(self, role: Role) -> int:
         """The number of tasks of `role`; 0 when the cluster has none."""
@@ -112,8 +118,8 @@ class Cluster(SpecModel):
 
     @property
     def tasks(self) -> tuple[TaskId, ...]:
-        """Every task: chief, workers, ps, evaluator."""
-        roles: tuple[Role, ...] = (*SERVING_ROLES, "evaluator")
+        """Every task: chief, workers, ps, evaluator, data dispatcher, data workers."""
+        roles: tuple[Role, ...] = (*SERVING_ROLES, "evaluator", *DATA_ROLES)
         return tuple(TaskId(role, index) for role in roles for index in range(self.roles.count(role)))
 
     def task(self, text: str) -> TaskId:
@@ -147,9 +153,10 @@ class Cluster(SpecModel):
 def _role_problems(cluster: Cluster) -> Iterator[Found]:
     roles, strategy = cluster.roles, cluster.strategy
     chief, workers, ps = (roles.count(role) for role in SERVING_ROLES)
-    for role in ("chief", "evaluator"):
+    for role in _ONE_AT_MOST:
         if roles.count(role) > 1:
             yield ("roles", role), f"a cluster has at most one {role}, not {roles.count(role)}"
+    yield from _data_problems(roles)
     if strategy == "parameter_server":
         for role, task in _NEEDED:
             if not roles.count(role):
@@ -166,6 +173,18 @@ def _role_problems(cluster: Cluster) -> Iterator[Found]:
         yield ("strategy",), f"{strategy} trains in one process, a chief: roles has {many}"
 
 
+def _data_problems(roles: Roles) -> Iterator[Found]:
+    dispatcher, worker = DATA_ROLES
+    for role, other in ((dispatcher, worker), (worker, dispatcher)):
+        if roles.count(role) and not roles.count(other):
+            fix = f"write '{other}: {{}}' in roles" if getattr(roles, other) is None else f"{other} has 0 replicas"
+            yield ("roles", role), f"a {role} does nothing without a {other}: {fix}"
+        spec: RoleSpec | None = getattr(roles, role)
+        if spec and spec.gpus:
+            yield ("roles", role, "gpus"), f"a {role} sees no GPU: remove gpus"
+
+
+_ONE_AT_MOST: tuple[Role, ...] = ("chief", "evaluator", "data_dispatcher")
 _NEEDED: tuple[tuple[Role, str], ...] = (
     ("chief", "drive the workers"),
     ("ps", "hold the variables"),

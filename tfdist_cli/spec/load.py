@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
@@ -21,6 +21,7 @@ from tfdist_cli.spec.model import SpecModel
 from tfdist_cli.spec.overrides import Override
 from tfdist_cli.spec.problems import Place, Problem, SpecError, dotted
 from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.spec.task_id import Role
 from tfdist_cli.spec.tree import Broken, Node, read_yaml
 
 _EXPLAINED_AT_MOST = 1000
@@ -221,13 +222,27 @@ def _named_recipe(
 
 def _check_together(cluster: Cluster, recipe: Recipe, tree: Node, recipe_file: str) -> None:
     """Finds what no file can be blamed for alone."""
-    roles = tree.child("roles")
-    evaluator = roles and roles.child("evaluator")
-    if evaluator and cluster.roles.count("evaluator"):
-        missing = [key for key in ("checkpoint", "evaluate") if getattr(recipe, key) is None]
-        if missing:
-            message = f"an evaluator scores checkpoints: {recipe_file} needs {' and '.join(map(repr, missing))} for it"
-            raise SpecError([Problem(evaluator.key_place or evaluator.place, "roles.evaluator", message)])
+    for role, message in _disagreements(cluster, recipe, recipe_file):
+        roles = tree.child("roles") or tree
+        named = roles.child(role)
+        place = (named.key_place or named.place) if named else roles.key_place or roles.place
+        raise SpecError([Problem(place, f"roles.{role}", message)])
+
+
+def _disagreements(cluster: Cluster, recipe: Recipe, recipe_file: str) -> Iterator[tuple[Role, str]]:
+    """A role, and why the recipe and it don't go together."""
+    missing = [key for key in ("checkpoint", "evaluate") if getattr(recipe, key) is None]
+    if cluster.roles.count("evaluator") and missing:
+        yield (
+            "evaluator",
+            f"an evaluator scores checkpoints: {recipe_file} needs {' and '.join(map(repr, missing))} for it",
+        )
+    share, served = recipe.train.share, cluster.roles.count("data_worker")
+    if served and share != "service":
+        yield "data_worker", f"nobody reads from it: {recipe_file} has train.share: {share}, and needs 'service' for it"
+    if share == "service" and not served:
+        fix = "write 'data_dispatcher: {}' and 'data_worker: {}' in roles"
+        yield "data_worker", f"{recipe_file} has train.share: service, which needs data workers: {fix}"
 
 
 def _shortest(path: Path) -> str:

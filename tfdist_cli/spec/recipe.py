@@ -20,6 +20,7 @@ def _check_module(name: str) -> str:
 
 
 Count = Annotated[int, Field(ge=1)]
+Share = Literal["split", "copy", "service"]
 ModuleName = Annotated[str, AfterValidator(_check_module), Field(json_schema_extra={"minLength": 1})]
 
 
@@ -38,8 +39,9 @@ class Train(SpecModel):
     """Steps a worker runs between two reports to the chief; `auto`: chosen for the strategy."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seeds weights, shuffling and dropout."""
-    share: Literal["split", "copy"] = "split"
-    """What each worker sees: its own part of the data (`split`), or all of it in its own order (`copy`)."""
+    share: Share = "split"
+    """What each worker sees: its own part of the data (`split`), all of it in its own order (`copy`), or what the
+    cluster's data workers have ready next, each example once over all workers (`service`)."""
     shuffle: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """Examples in the shuffle buffer; 0 keeps the order, `auto` takes all of them, 10,000 at most."""
     repeat: bool = True

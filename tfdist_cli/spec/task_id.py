@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Role = Literal["chief", "worker", "ps", "evaluator"]
+Role = Literal["chief", "worker", "ps", "evaluator", "data_dispatcher", "data_worker"]
 ROLES: tuple[Role, ...] = get_args(Role)
+DATA_ROLES: tuple[Role, ...] = ("data_dispatcher", "data_worker")
+"""The roles of tf.data's service, which TensorFlow's own cluster knows nothing of."""
 
 
 @dataclass(frozen=True)
@@ -14,7 +16,7 @@ class TaskId:
     """One task, such as `worker:1`.
 
     Args:
-        role: chief, worker, ps or evaluator.
+        role: what it does, one of `ROLES`.
         index: its number among the tasks of its role, from 0.
     """
 

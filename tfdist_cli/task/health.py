@@ -1,7 +1,7 @@
 """`python -m tfdist_cli.task.health`: whether this container's task is up, for a container's health check.
 
-A ps and a worker are up when their server answers. Any other task is up as long as its process lives, and a container
-ends with its process.
+A ps, a worker and the tasks of tf.data's service are up when their server answers. Any other task is up as long as its
+process lives, and a container ends with its process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import PurePath
 
 import psutil
 
-SERVING = ("ps", "worker")
+SERVING = ("ps", "worker", "data_dispatcher", "data_worker")
 _TIMEOUT = 5.0
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 """How a client of gRPC begins: HTTP/2's preface and an empty SETTINGS frame (RFC 9113, section 3.4)."""

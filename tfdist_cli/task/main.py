@@ -59,7 +59,7 @@ def _run(recipe: Recipe | None) -> None:
     noise = logging.getLogger("tensorflow")
     noise.setLevel(logging.ERROR)
     noise.addFilter(_told_by_us)
-    joined = join(environment)
+    joined = join(environment, lost=lambda error: leave(report(error)))
     run_recipe(joined, recipe)
     leave_together(joined)
 

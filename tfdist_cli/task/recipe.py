@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import tensorflow as tf
 
 from tfdist_cli.errors import TfdistError, UsageError
 from tfdist_cli.records import emit
-from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.spec.recipe import Recipe, Share
 from tfdist_cli.task.module import RecipeModule
 from tfdist_cli.train.assignment import Assignment, Saving, Validation
 from tfdist_cli.train.checkpoint import CheckpointFolder
 from tfdist_cli.train.cluster import Joined
-from tfdist_cli.train.data import Pipeline, Shard
+from tfdist_cli.train.data import DatasetFunction, Pipeline, Shard
+from tfdist_cli.train.data_service import DataService
 from tfdist_cli.train.engine import Rules
 from tfdist_cli.train.evaluator import run_evaluator
 from tfdist_cli.train.export import export
@@ -64,23 +66,30 @@ def _assignment(
     wanted = recipe.train
     shuffle = None if wanted.shuffle == "auto" else wanted.shuffle
     pipeline = Pipeline(wanted.batch_size, shuffle, wanted.seed, wanted.repeat)
-    split = wanted.share == "split"
+    rules = Rules(recipe.updates, recipe.learning_rate, recipe.wire, recipe.embeddings)
     steps_per_epoch = wanted.steps_per_epoch
     if steps_per_epoch == "auto":
-        steps_per_epoch = full_pass(joined, lambda shard: _one_pass(module, wanted.batch_size, shard), split=split)
+        steps_per_epoch = full_pass(joined, partial(_one_pass, module, wanted.batch_size), rules, wanted.share)
     kept = recipe.checkpoint
     return Assignment(
-        lambda shard: pipeline.batches(module.dataset("train", shard), shard),
+        _batches(joined, module, pipeline, wanted.share),
         steps_per_epoch,
-        split=split,
+        share=wanted.share,
         epochs=wanted.epochs,
         max_steps=wanted.max_steps,
         steps_per_execution=None if wanted.steps_per_execution == "auto" else wanted.steps_per_execution,
         validation=validation if recipe.evaluate and recipe.evaluate.every_epochs else None,
         callbacks=module.callbacks(),
         saving=Saving(folder, kept.every_steps, kept.every_seconds) if folder and kept else None,
-        rules=Rules(recipe.updates, recipe.learning_rate, recipe.wire, recipe.embeddings),
+        rules=rules,
     )
+
+
+def _batches(joined: Joined, module: RecipeModule, pipeline: Pipeline, share: Share) -> DatasetFunction:
+    if share == "service":
+        service = DataService.of(joined.environment)
+        return service.batches(lambda shard: module.dataset("train", shard), pipeline)
+    return lambda shard: pipeline.batches(module.dataset("train", shard), shard)
 
 
 def _one_pass(module: RecipeModule, batch_size: int, shard: Shard) -> Any:

@@ -117,7 +117,7 @@ class AggregatedUpdates:
                     if pause.agreed():
                         aggregation.wind_up()
                     if len(tally.losses) == size or pause.wanted() or aggregation.done == aggregation.end:
-                        done.append(tally.execution(int(pause.wanted())))
+                        done.append(tally.execution(int(pause.wanted()), aggregation.largest_gap))
                         tally = _Tally(aggregation.done)
                 self._answer(aggregation)
                 yield from done
@@ -316,7 +316,7 @@ class _Tally:
             self.loss_of[name] += message.loss
             self.staleness[name].append(behind)
 
-    def execution(self, votes: int) -> Execution:
+    def execution(self, votes: int, gap: int) -> Execution:
         """All of it."""
         reports = {
             name: WorkerReport(
@@ -325,7 +325,7 @@ class _Tally:
             for name, steps in self.steps.items()
         }
         losses = np.array(self.losses)
-        return Execution(self.first, losses, self.metrics, dict(self.steps), dict(self.examples), votes, reports)
+        return Execution(self.first, losses, self.metrics, dict(self.steps), dict(self.examples), votes, reports, gap)
 
 
 class _Crew:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import keras
 
+from tfdist_cli.spec.recipe import Share
 from tfdist_cli.train.checkpoint import CheckpointFolder
 from tfdist_cli.train.data import DatasetFunction
 from tfdist_cli.train.engine import Rules
@@ -74,7 +75,7 @@ class Assignment:
     Args:
         data: a shard → its batches.
         steps_per_epoch: global steps in an epoch.
-        split: whether the workers divide the data, or each sees all of it.
+        share: what each worker sees of the data.
         epochs: epochs to train; None for as many as `max_steps` takes.
         max_steps: the global step to end at; None for the end of the epochs.
         steps_per_execution: steps between two reports of a worker; None lets the engine choose.
@@ -86,7 +87,7 @@ class Assignment:
 
     data: DatasetFunction
     steps_per_epoch: int
-    split: bool = True
+    share: Share = "split"
     epochs: int | None = None
     max_steps: int | None = None
     steps_per_execution: int | None = None

@@ -24,12 +24,15 @@ import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.op_error import shortened
-from tfdist_cli.train.shards import BLOCK_BYTES, Block, Whole, pieces
+from tfdist_cli.train.shards import Block, Whole, pieces
 from tfdist_cli.train.step import ModelStep
 from tfdist_cli.train.update import innermost
 
 STATE_FILE = "state.json"
 SCORED_FILE = "evaluator.json"
+FILE_BYTES = 64 * 2**20
+"""What one data file holds of variables, and the chief while it writes or reads it; a larger variable that is not
+spread has one for itself."""
 UNSCORED_KEPT = 16
 """Checkpoints kept beyond `keep` for an evaluator that has not come to them yet."""
 _PREFIX = "step-"
@@ -244,7 +247,7 @@ class _Entry:
 
 
 def _batches(step: ModelStep, *, optimizer: bool = True) -> Iterator[list[_Entry]]:
-    """All that is saved, a few pieces at a time, of no more than `BLOCK_BYTES` if they are several."""
+    """All that is saved, a few pieces at a time, of no more than `FILE_BYTES` if they are several."""
     groups = {"parameters": step.parameters, "state": step.state}
     if optimizer:
         groups["optimizer"] = list(step.model.optimizer.variables)
@@ -253,7 +256,7 @@ def _batches(step: ModelStep, *, optimizer: bool = True) -> Iterator[list[_Entry
     for group, variables in groups.items():
         for number, variable in enumerate(variables):
             for piece in pieces(variable):
-                if batch and size + piece.bytes > BLOCK_BYTES:
+                if batch and size + piece.bytes > FILE_BYTES:
                     yield batch
                     batch, size = [], 0
                 name = f"{group}/{number}/.ATTRIBUTES/VARIABLE_VALUE"

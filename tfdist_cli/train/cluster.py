@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import os
 import socket
 import sys
 from collections import Counter
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 import tensorflow as tf
 from tensorflow.python.eager import context
@@ -16,7 +18,10 @@ from tensorflow.python.eager import context
 from tfdist_cli.environment import Environment
 from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.records import emit
+from tfdist_cli.spec.cluster import SERVING_ROLES
+from tfdist_cli.spec.task_id import DATA_ROLES
 from tfdist_cli.spec.updates import PlacementRule, ShardRule
+from tfdist_cli.train import data_service
 from tfdist_cli.train.coordinated import CoordinatedEngine
 from tfdist_cli.train.engine import Engine, Rules
 from tfdist_cli.train.placement import DEFAULT_PLACEMENT, Placement, PlacementRules
@@ -32,13 +37,14 @@ class Joined:
     Args:
         environment: what it was told.
         strategy: TensorFlow's strategy.
-        lifelines: the connections by which the other tasks see that this one lives.
+        lifelines: the connections by which the other tasks see that this one lives: open files that nobody closes
+            before the process is gone.
         placement: what deals variables out to ps, on their chief.
     """
 
     environment: Environment
     strategy: tf.distribute.Strategy
-    lifelines: tuple[socket.socket, ...] = ()
+    lifelines: tuple[int, ...] = ()
     placement: Placement | None = None
 
     def scope(self, rules: PlacementRules) -> AbstractContextManager[Any]:
@@ -76,18 +82,27 @@ _joined: Joined | None = None
 _left = False
 
 
-def join(environment: Environment | None = None) -> Joined:
+def join(
+    environment: Environment | None = None, lost: Callable[[TrainingError], Any] = data_service.end_process
+) -> Joined:
     """Joins the cluster that the environment describes; the second call returns what the first one did.
 
-    A ps, or a worker of parameter servers, serves its chief here until the chief has ended, and then ends the process.
+    A ps, a worker of parameter servers, or a task of tf.data's service serves its chief here until the chief has ended,
+    and then ends the process.
+
+    Args:
+        environment: what the process was told; by default its environment variables say it.
+        lost: called on a thread when a task of tf.data's service has ended before this one; to end the process.
     """
     global _joined  # noqa: PLW0603 a process joins one cluster, once
     if _joined is None:
         environment = environment or Environment.read()
         if environment.serves:
             serve(environment)
-            sys.exit(0)
+            _end_server(environment)
         _joined = _meet(environment)
+        if environment.task.role != "evaluator":
+            data_service.watch(environment, lost)
     return _joined
 
 
@@ -96,7 +111,8 @@ def scope(
 ) -> AbstractContextManager[Any]:
     """The scope to build and compile a model in, on every task of the cluster and in one process alike.
 
-    In a ps, or a worker of parameter servers, it serves the chief and does not return: what follows runs on the chief.
+    In a ps, a worker of parameter servers, or a task of tf.data's service it serves the chief and does not return: what
+    follows runs on the chief.
 
     Args:
         placement: the ps that a variable is put on: the one with the fewest bytes (`greedy`), or the next in turn
@@ -121,50 +137,76 @@ def is_chief() -> bool:
 
 
 def serve(environment: Environment) -> None:
-    """Runs TensorFlow's server for a ps or worker until the chief has come and gone.
+    """Runs the server of a ps, a worker or a task of tf.data's service until the chief has come and gone.
 
     Raises:
         TrainingError: the port is taken.
-        TimeoutExceeded: the chief has not come up in time.
+        TimeoutExceeded: the chief, or a data worker's dispatcher, has not come up in time.
     """
-    cluster: dict[str, list[str]] = {}
-    for task, address in environment.addresses.items():
-        if task.role != "evaluator":
-            cluster.setdefault(task.role, []).append(str(address))
-    own, task = environment.addresses[environment.task], environment.task
-    try:
-        server = tf.distribute.Server(cluster, job_name=task.role, task_index=task.index, protocol="grpc")
-    except tf.errors.OpError as error:
-        raise port_taken(task, own, error.message) from error
+    task = environment.task
+    server = None
+    if task.role in DATA_ROLES:
+        data_service.start_server(environment)
+    else:
+        server = _tensorflow_server(environment)
     emit("state", state="serving")
     outlast(task, environment.addresses[environment.chief], environment.start_timeout)
     del server
 
 
+def _end_server(environment: Environment) -> NoReturn:
+    if environment.task.role in DATA_ROLES:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    sys.exit(0)
+
+
+def _tensorflow_server(environment: Environment) -> tf.distribute.Server:
+    cluster: dict[str, list[str]] = {}
+    for task, address in environment.addresses.items():
+        if task.role in SERVING_ROLES:
+            cluster.setdefault(task.role, []).append(str(address))
+    own, task = environment.addresses[environment.task], environment.task
+    try:
+        return tf.distribute.Server(cluster, job_name=task.role, task_index=task.index, protocol="grpc")
+    except tf.errors.OpError as error:
+        raise port_taken(task, own, error.message) from error
+
+
 def _meet(environment: Environment) -> Joined:
-    if environment.task.role == "evaluator" or environment.strategy == "single":
+    if environment.task.role == "evaluator":
         return Joined(environment, tf.distribute.get_strategy())
+    lifelines = tuple(lifeline.detach() for lifeline in _come_together(environment))
+    if environment.strategy == "single":
+        return Joined(environment, tf.distribute.get_strategy(), lifelines)
     if environment.strategy == "mirrored":
-        return Joined(environment, tf.distribute.MirroredStrategy())
-    own = environment.addresses[environment.task]
-    others = {
-        task: address
-        for task, address in environment.addresses.items()
-        if task != environment.task and task.role != "evaluator"
-    }
-    emit("state", state="waiting")
-    if environment.is_chief:
-        lifelines = gather(environment.task, own, others, environment.start_timeout)
-    else:
-        chief = environment.chief, environment.addresses[environment.chief]
-        lifelines = [report_in(environment.task, own, chief, environment.start_timeout)]
+        return Joined(environment, tf.distribute.MirroredStrategy(), lifelines)
     if environment.strategy == "parameter_server":
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         strategy = tf.distribute.ParameterServerStrategy(resolver)
-        return Joined(environment, strategy, tuple(lifelines), Placement(strategy))
+        return Joined(environment, strategy, lifelines, Placement(strategy))
     strategy = _mirrored_workers(environment)
     atexit.register(_leave_at_exit)
-    return Joined(environment, strategy, tuple(lifelines))
+    return Joined(environment, strategy, lifelines)
+
+
+def _come_together(environment: Environment) -> list[socket.socket]:
+    """Waits until every other task that listens is there: in one process, those of tf.data's service alone."""
+    alone = environment.strategy in ("single", "mirrored")
+    others = {
+        task: address
+        for task, address in environment.addresses.items()
+        if task != environment.task and task.role in (DATA_ROLES if alone else (*SERVING_ROLES, *DATA_ROLES))
+    }
+    if alone and not others:
+        return []
+    own = environment.addresses[environment.task]
+    emit("state", state="waiting")
+    if environment.is_chief:
+        return gather(environment.task, own, others, environment.start_timeout)
+    chief = environment.chief, environment.addresses[environment.chief]
+    return [report_in(environment.task, own, chief, environment.start_timeout)]
 
 
 def _mirrored_workers(environment: Environment) -> tf.distribute.Strategy:

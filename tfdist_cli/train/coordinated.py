@@ -17,6 +17,7 @@ from tensorflow.python.data.ops import iterator_ops
 from tensorflow.python.distribute.coordinator import values as coordinator_values
 
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.spec.recipe import Share
 from tfdist_cli.train.aggregated import AggregatedUpdates
 from tfdist_cli.train.asynchronous import AsynchronousUpdates
 from tfdist_cli.train.data import DatasetFunction, Shard, checked
@@ -85,10 +86,14 @@ class CoordinatedEngine:
         """See `Engine.scope`."""
         return self._strategy.scope()
 
-    def open(self, data: DatasetFunction, *, split: bool, step: int) -> None:
+    def open(self, data: DatasetFunction, *, share: Share, step: int) -> None:
         """Creates each worker's iterator on the worker; a restarted worker creates its own again."""
         self._shop.seeds.begin(step)
+        if share == "service":
+            self._iterators = _dealt(data, step * self.workers if self.synchronous else step)
+            return
         done = step if self.synchronous else step // self.workers
+        split = share == "split"
         count = self.workers if split else 1
         shards = [Shard(n if split else 0, count, n, done) for n in range(self.workers)]
 
@@ -106,6 +111,10 @@ class CoordinatedEngine:
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
         """See `Engine.run`."""
         return self._updates.run(self._iterators, steps, first=first, size=size, adapts=adapts, pause=pause)
+
+    def operations(self) -> int:
+        """See `Engine.operations`."""
+        return self._step.operations(self._element_spec)
 
     def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
         """Every worker scores its own shard of the data, once."""
@@ -145,9 +154,9 @@ class CoordinatedEngine:
         """Refuses what would go wrong without a word."""
         optimizer, updates = self._step.model.optimizer, rules.updates
         steps = innermost(optimizer).gradient_accumulation_steps
-        if steps and self.workers > 1:
+        if steps and self.workers > 1 and not self.synchronous:
             raise TrainingError(
-                f"gradient_accumulation_steps is {steps}, which several workers cannot share",
+                f"gradient_accumulation_steps is {steps}, which asynchronous workers cannot share",
                 hint="take larger batches, updates: {push_every: N}, or strategy: multi_worker_mirrored",
             )
         scales = optimizer is not innermost(optimizer) or optimizer.loss_scale_factor is not None
@@ -181,3 +190,9 @@ class CoordinatedEngine:
             return wire.pull(lookup, held).values, tables.given(lookup.positions[0], training=False)
 
         return reading
+
+
+def _dealt(data: DatasetFunction, batches: int) -> Any:
+    """One iterator for all workers, on the chief: its next batch goes to whichever asks first."""
+    with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
+        return iter(checked(data, Shard(step=batches)))

@@ -57,6 +57,12 @@ class Pipeline:
     seed: int = 0
     repeat: bool = True
 
+    def buffer(self, examples: tf.data.Dataset) -> int:
+        """Examples in the shuffle buffer; 0 keeps their order."""
+        if self.shuffle is not None:
+            return self.shuffle
+        return min(cardinality(examples) or AUTO_SHUFFLE, AUTO_SHUFFLE)
+
     def batches(self, examples: tf.data.Dataset, shard: Shard) -> tf.data.Dataset:
         """Shuffles, repeats and batches the shard's examples, from the batch that follows `shard.step`.
 
@@ -65,7 +71,7 @@ class Pipeline:
         off, and only what was read of the last one is read again.
         """
         size = cardinality(examples)
-        buffer = min(size or AUTO_SHUFFLE, AUTO_SHUFFLE) if self.shuffle is None else self.shuffle
+        buffer = self.buffer(examples)
         first_pass, skipped = divmod(shard.step * self.batch_size, size) if size else (0, shard.step * self.batch_size)
 
         def one_pass(number: tf.Tensor) -> tf.data.Dataset:

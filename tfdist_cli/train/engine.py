@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tfdist_cli.spec.recipe import Share
 from tfdist_cli.spec.updates import EmbeddingRule, LearningRate, Updates, WireType
 from tfdist_cli.train.data import DatasetFunction
 from tfdist_cli.train.metrics import MetricTotals
@@ -70,6 +71,7 @@ class Execution:
         examples: examples consumed by each worker.
         votes: how many tasks asked for a pause when it began.
         reports: what each worker did, where workers differ.
+        gap: the most steps that a worker has been ahead of the slowest so far, where that is bounded.
     """
 
     first: int
@@ -79,6 +81,7 @@ class Execution:
     examples: dict[str, int]
     votes: int = 0
     reports: Mapping[str, WorkerReport] = field(default_factory=dict)
+    gap: int | None = None
 
 
 class Pause(Protocol):
@@ -109,12 +112,13 @@ class Engine(Protocol):
     def scope(self) -> AbstractContextManager[Any]:
         """The strategy's scope; engines enter it themselves. Callbacks are not run in it: they may make variables."""
 
-    def open(self, data: DatasetFunction, *, split: bool, step: int) -> None:
+    def open(self, data: DatasetFunction, *, share: Share, step: int) -> None:
         """Gets the data ready on each worker.
 
         Args:
             data: a shard → its batches.
-            split: whether the workers divide the data, or each sees all of it.
+            share: whether the workers divide the data (`split`), each sees all of it (`copy`), or each gets what is
+                ready next (`service`).
             step: the global step the training starts at.
         """
 
@@ -130,6 +134,9 @@ class Engine(Protocol):
             adapts: whether asynchronous workers may take fewer in one where steps take long.
             pause: asked and told about pauses, before more is begun.
         """
+
+    def operations(self) -> int:
+        """How many operations a forward pass of the model is, which tells how long a step takes to compile."""
 
     def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
         """Scores the data, each batch once.

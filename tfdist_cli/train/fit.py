@@ -12,6 +12,7 @@ import numpy as np
 
 from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.records import emit
+from tfdist_cli.spec.recipe import Share
 from tfdist_cli.spec.updates import EmbeddingRule, LearningRate, Updates, WireType
 from tfdist_cli.train.assignment import Assignment, Saving, Schedule, Validation
 from tfdist_cli.train.checkpoint import CheckpointFolder
@@ -25,6 +26,7 @@ from tfdist_cli.train.data import (
     repeated,
     steps_in,
 )
+from tfdist_cli.train.data_service import DataService
 from tfdist_cli.train.engine import Engine, Rules
 from tfdist_cli.train.evaluator import run_evaluator
 from tfdist_cli.train.loop import TrainingLoop, acts_on_batches
@@ -33,6 +35,8 @@ from tfdist_cli.train.step import ModelStep
 from tfdist_cli.train.termination import Terminated, Termination
 
 DEFAULT_EMBEDDINGS = EmbeddingRule()
+UNROLLED_OPERATIONS = 6000
+"""Operations of forward passes that one function has at the most: more take longer to compile than they save."""
 AUTO_EPOCH_HINT = "give steps_per_epoch: the data does not say how long it is"
 
 
@@ -65,6 +69,7 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
     steps_per_epoch: int | None = None,
     max_steps: int | None = None,
     steps_per_execution: int | None = None,
+    share: Share = "split",
     validation_data: Any = None,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     checkpoints: Checkpoints | None = None,
@@ -89,6 +94,8 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
         max_steps: the global step to end at exactly, earlier launches' steps included.
         steps_per_execution: steps a worker takes between two reports; by default up to 20 with parameter servers and
             10 otherwise, or 1 when a callback acts on batches.
+        share: what each worker sees: its own part of the data (`split`), all of it (`copy`), or what the cluster's data
+            workers have ready next (`service`), which then run the whole of the pipeline.
         validation_data: like `data`, or a `tfdist.Validation`; scored after each epoch, each example once.
         callbacks: Keras callbacks, run on the chief.
         checkpoints: where the training is saved, and goes on from.
@@ -112,19 +119,25 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
             raise UsageError("an evaluator needs validation_data and checkpoints", hint="pass both to tfdist.fit")
         run_evaluator(model, validation, checkpoints.saving().folder, joined.environment.run_dir)
         raise SystemExit(0)
+    rules = Rules(updates or Updates(), learning_rate or LearningRate(), wire, embeddings)
+    repeats = steps_per_epoch is None
     if steps_per_epoch is None:
-        steps_per_epoch = full_pass(joined, function, split=True)
+        steps_per_epoch = full_pass(joined, function, rules, share)
+    if share == "service":
+        function = DataService.of(joined.environment).whole_batches(function, repeat=repeats)
+    elif repeats:
         function = repeated(function)
     assignment = Assignment(
         function,
         steps_per_epoch,
+        share=share,
         epochs=epochs,
         max_steps=max_steps,
         steps_per_execution=steps_per_execution,
         validation=validation,
         callbacks=callbacks,
         saving=checkpoints.saving() if checkpoints else None,
-        rules=Rules(updates or Updates(), learning_rate or LearningRate(), wire, embeddings),
+        rules=rules,
     )
     return train(joined, model, assignment)
 
@@ -145,7 +158,7 @@ def train(joined: Joined, model: keras.Model, assignment: Assignment) -> keras.c
                 joined.placement.report(model)
             engine = joined.engine(step, spec, assignment.rules)
             first = _resume(engine, step, assignment.saving)
-            engine.open(assignment.data, split=assignment.split, step=first)
+            engine.open(assignment.data, share=assignment.share, step=first)
         schedule = _schedule(assignment, engine, model)
         progress = Progress(
             joined.environment.run_dir, engine=engine, first=first, total=schedule.total, epochs=schedule.epochs
@@ -163,16 +176,20 @@ def train(joined: Joined, model: keras.Model, assignment: Assignment) -> keras.c
     return history
 
 
-def full_pass(joined: Joined, data: DatasetFunction, *, split: bool) -> int:
+def full_pass(joined: Joined, data: DatasetFunction, rules: Rules, share: Share) -> int:
     """Global steps that show the data once: once to all workers together, or once to each where they don't divide it.
 
     Raises:
         TrainingError: the data does not say how long it is, or is empty.
     """
     environment = joined.environment
-    asynchronous = environment.strategy == "parameter_server"
-    workers = [task for task in environment.members if task.role == "worker" or not asynchronous]
+    coordinated = environment.strategy == "parameter_server"
+    asynchronous = coordinated and rules.updates.mode == "async"
+    workers = [task for task in environment.members if task.role == "worker" or not coordinated]
+    split = share == "split"
     shards = [Shard(n if split else 0, len(workers) if split else 1, n) for n in range(len(workers))]
+    if share == "service":
+        shards = [Shard()]
     steps = steps_in(data, shards, synchronous=not asynchronous)
     if steps is None:
         raise TrainingError("the length of the training data is not known", hint=AUTO_EPOCH_HINT)
@@ -181,7 +198,10 @@ def full_pass(joined: Joined, data: DatasetFunction, *, split: bool) -> int:
             f"the training data has no full batch for each of {len(workers)} workers",
             hint="use a smaller batch_size, fewer workers, or more data",
         )
-    return steps if asynchronous else max(1, steps // (joined.strategy.num_replicas_in_sync // len(workers)))
+    if asynchronous:
+        return steps
+    replicas = len(workers) if coordinated else joined.strategy.num_replicas_in_sync
+    return max(1, steps // (replicas if share == "service" else replicas // len(workers)))
 
 
 def _schedule(assignment: Assignment, engine: Engine, model: keras.Model) -> Schedule:
@@ -193,7 +213,8 @@ def _schedule(assignment: Assignment, engine: Engine, model: keras.Model) -> Sch
     adapts = size is None
     if size is None:
         sharers = 1 if engine.synchronous else engine.workers
-        size = auto_steps_per_execution(assignment.steps_per_epoch, sharers, engine.max_steps_per_execution)
+        most = max(1, min(engine.max_steps_per_execution, UNROLLED_OPERATIONS // engine.operations()))
+        size = auto_steps_per_execution(assignment.steps_per_epoch, sharers, most)
     _check_alike(assignment, engine)
     size = int(engine.total(np.array([float(size * engine.is_chief)]))[0])
     return Schedule(assignment.steps_per_epoch, assignment.total, size, adapts)

@@ -52,7 +52,7 @@ class Update:
         handles = {name: slot.handle for name, slot in slots.items()}
         if self.rows is not None:
             given["indices"] = self.rows
-        return kernel(var=self.variable.handle, grad=self.gradient, **handles, **given)
+        return kernel(var=self.variable.handle, grad=self.gradient, use_locking=self.rows is None, **handles, **given)
 
     def read(self, place: int) -> tf.Tensor:
         """A slot's value, or its touched rows."""
@@ -69,7 +69,9 @@ class Update:
     def descend(self, alpha: tf.Tensor, delta: tf.Tensor) -> Any:
         """Takes alpha·delta from the variable."""
         if self.rows is None:
-            return tf.raw_ops.ResourceApplyGradientDescent(var=self.variable.handle, alpha=alpha, delta=delta)
+            return tf.raw_ops.ResourceApplyGradientDescent(
+                var=self.variable.handle, alpha=alpha, delta=delta, use_locking=True
+            )
         return tf.raw_ops.ResourceScatterSub(
             resource=self.variable.handle, indices=self.rows, updates=tf.multiply(delta, alpha)
         )
@@ -96,7 +98,7 @@ def adam(update: Update) -> Any:
     """Kingma and Ba, Adam (2015), the efficient form at the end of section 2: w − η·√(1−β₂ᵗ)/(1−β₁ᵗ)·m/(√v+ε).
 
     With `amsgrad` (Reddi et al., On the Convergence of Adam and Beyond, 2018) v is the largest so far. The kernel takes
-    1 − β₂ from β₂ in the variable's type: in float32 that is 0.00100001 for 0.999.
+    1 − β₂ from β₂ in the variable's type: in float32 that is 0.00099999 for 0.999.
     """
     optimizer = update.optimizer
     names = ("m", "v", "vhat") if optimizer.amsgrad else ("m", "v")

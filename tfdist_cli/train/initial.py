@@ -76,7 +76,7 @@ class Initial:
     @property
     def is_zeros(self) -> bool:
         """Whether memory that is all zeros needs nothing more."""
-        return isinstance(self.initializer, constant_initializers.Zeros)
+        return type(self.initializer).__call__ is constant_initializers.Zeros.__call__
 
     def _draw(self) -> _Draw:
         """What the initializer would draw, found by calling it with something else in the place of what draws."""

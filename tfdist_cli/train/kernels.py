@@ -163,8 +163,9 @@ def why_not(optimizer: keras.optimizers.Optimizer) -> str:
     if kind in _RULES:
         types = _other_types(optimizer)
         return f"parameters are of type {' and '.join(types)}, not float32 or float64" if types else ""
-    if isinstance(optimizer, tuple(_RULES)):
-        return f"{kind.__name__} is a class of its own, whose update may be another than its base's"
+    for known in _RULES:
+        if isinstance(optimizer, known):
+            return f"{kind.__name__} is a class of its own, whose update may be another than {known.__name__}'s"
     return f"TensorFlow has no kernels for {kind.__name__}"
 
 
@@ -224,23 +225,36 @@ def fused(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     if rule is None:
         yield
         return
-    by_keras = optimizer.update_step
+    step = vars(optimizer).get("update_step") or _FusedStep(optimizer, rule)
+    vars(optimizer)["update_step"] = step  # setattr would have Keras track it
+    step.users += 1
+    try:
+        yield
+    finally:
+        step.users -= 1
+        if not step.users:
+            del vars(optimizer)["update_step"]
 
-    def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
+
+class _FusedStep:
+    """An optimizer's `update_step` by its rule.
+
+    The local replicas of a mirrored strategy take turns within `fused`: the first to leave it isn't the last.
+    """
+
+    def __init__(self, optimizer: Any, rule: Rule) -> None:
+        self._optimizer, self._rule, self._by_keras = optimizer, rule, optimizer.update_step
+        self.users = 0
+
+    def __call__(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         if isinstance(gradient, tf.IndexedSlices):
-            by_keras(gradient, variable, learning_rate)
+            self._by_keras(gradient, variable, learning_rate)
             return
-        pieces = _pieces(variable)
+        optimizer, rule, pieces = self._optimizer, self._rule, _pieces(variable)
         slots = [_pieces(slot) for slot in rule.slots(optimizer, variable)]
         rate, number = tf.convert_to_tensor(learning_rate), tf.convert_to_tensor(optimizer.iterations)
         for place, (piece, part) in enumerate(zip(pieces, _parts(gradient, pieces), strict=True)):
             rule.dense(optimizer, piece, [slot[place] for slot in slots], part, rate, number)
-
-    vars(optimizer)["update_step"] = update_step  # setattr would have Keras track it
-    try:
-        yield
-    finally:
-        del vars(optimizer)["update_step"]
 
 
 def _pieces(variable: Any) -> list[Any]:

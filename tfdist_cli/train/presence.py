@@ -78,7 +78,7 @@ def report_in(task: TaskId, own: Address, chief: tuple[TaskId, Address], timeout
     """
     deadline = time.monotonic() + timeout
     with _listening(task, own):
-        _Absence(dict([chief]), timeout).wait()
+        await_up(dict([chief]), timeout)
         told = b""
         try:
             connection = socket.create_connection((chief[1].host, chief[1].port), timeout=_CONNECT)
@@ -94,6 +94,15 @@ def report_in(task: TaskId, own: Address, chief: tuple[TaskId, Address], timeout
         connection.close()
         raise _chief_ended(chief)
     return connection
+
+
+def await_up(addresses: Mapping[TaskId, Address], timeout: float) -> None:
+    """Returns when every address takes a connection.
+
+    Raises:
+        TimeoutExceeded: names the tasks that did not come up within `timeout` seconds, and why.
+    """
+    _Absence(addresses, timeout).wait()
 
 
 def _chief_ended(chief: tuple[TaskId, Address]) -> TrainingError:

@@ -18,8 +18,9 @@ from tensorflow.python.distribute.sharded_variable import ShardedVariable
 
 Gradient = list[Any]
 """A variable's gradient, for each of its parts: a tensor, or `tf.IndexedSlices` that has each row once."""
-BLOCK_BYTES = 64 * 2**20
-"""Rows of a spread variable that pass through one process at once: so many bytes of them, or one row."""
+BLOCK_BYTES = 8 * 2**20
+"""Rows of a spread variable that are made, read or written at once: so many bytes of them, or one row. Larger blocks
+are no quicker, and TensorFlow has several in memory before it frees the first."""
 
 
 class Shards(ShardedVariable):

@@ -136,6 +136,21 @@ class ModelStep:
         result = self._result(loss, [], state, metrics, batch, y_pred)
         return [result.loss, *result.state, *result.metrics]
 
+    def operations(self, element_spec: Any) -> int:
+        """How many operations a training step's forward pass is, for batches of this `tf.TypeSpec`."""
+
+        def unknown(variable: keras.Variable) -> tf.Tensor:
+            return tf.compat.v1.placeholder(variable.dtype, variable.shape)
+
+        with tf.Graph().as_default() as graph:
+            batch = tf.nest.map_structure(
+                lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), element_spec, expand_composites=True
+            )
+            given = [[unknown(variable) for variable in group] for group in (self.parameters, self.state, self.metrics)]
+            self.forward(given[0], given[1], given[2], batch, training=True)
+        functions = graph.as_graph_def().library.function
+        return len(graph.get_operations()) + sum(len(function.node_def) for function in functions)
+
     def _forward(
         self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any, *, training: bool
     ) -> tuple[tf.Tensor, Any, Tensors, Tensors]:

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.spec.recipe import Share
 from tfdist_cli.train.data import DatasetFunction, Shard, checked
 from tfdist_cli.train.engine import DEFAULT_RULES, Execution, Pause, Rules
 from tfdist_cli.train.evaluation import evaluation_function
@@ -65,6 +66,7 @@ class SynchronousEngine:
         rules: Rules = DEFAULT_RULES,
     ) -> None:
         self._step = step
+        self._element_spec = element_spec
         self._exchange = Exchange([variable.shape for variable in step.parameters], rules.wire)
         self._strategy = strategy
         self._members = membership
@@ -86,11 +88,12 @@ class SynchronousEngine:
         """See `Engine.scope`."""
         return self._strategy.scope()
 
-    def open(self, data: DatasetFunction, *, split: bool, step: int) -> None:
+    def open(self, data: DatasetFunction, *, share: Share, step: int) -> None:
         """Opens this task's part of the data."""
         self._seeds.begin(step)
         index, count = self._members.index, self.workers
-        shard = Shard(index, count, index, step * self._local) if split else Shard(0, 1, index, step * self._local)
+        done = step * self._local
+        shard = Shard(index, count, index, done) if share == "split" else Shard(0, 1, index, done)
         self._iterator = iter(checked(data, shard))
 
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:  # noqa: ARG002 - workers that step together would have to measure the same
@@ -109,6 +112,10 @@ class SynchronousEngine:
                     raise _ended_early(self._members) from error
             yield self._execution(start, count, summary)
             left, start = left - count, start + count
+
+    def operations(self) -> int:
+        """See `Engine.operations`."""
+        return self._step.operations(self._element_spec)
 
     def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
         """Each task scores its own shard of the data, once."""

@@ -1,0 +1,40 @@
+"""The scope to make a model in."""
+
+import keras
+import pytest
+
+import tfdist_cli as tfdist
+from tfdist_cli.environment import Environment
+from tfdist_cli.errors import TrainingError, UsageError
+from tfdist_cli.spec.updates import ShardRule
+from tfdist_cli.train import cluster
+from tfdist_cli.train.cluster import Joined
+from tfdist_cli.train.shards import parts
+
+
+def test_a_program_says_where_its_variables_go(servers, monkeypatch):
+    strategy = servers(3)
+    monkeypatch.setattr(cluster, "_joined", Joined(Environment.read(), strategy, placement=strategy.placement))
+    assert tfdist.is_chief()
+    with tfdist.scope(placement="round_robin", shard=ShardRule(min_bytes=40, max_shards=2)):
+        spread = keras.Variable("zeros", shape=(10, 1))
+        keras.Variable("zeros", shape=(9, 1))
+    assert [tuple(part.shape) for part in parts(spread)] == [(5, 1), (5, 1)]
+    assert strategy.placement.bytes == [20, 20, 36]
+    with pytest.raises(TrainingError, match=r"variables have been placed by placement='round_robin', .*max_shards=2"):
+        tfdist.scope()
+    with tfdist.scope(placement="round_robin", shard=ShardRule(min_bytes=40, max_shards=2)):
+        pass
+
+
+def test_where_there_are_no_ps_it_says_nothing():
+    with tfdist.scope(placement="round_robin", shard=None):
+        pass
+    with tfdist.scope():
+        pass
+
+
+def test_no_such_placement():
+    with pytest.raises(UsageError, match="'nearest' is no placement") as raised:
+        tfdist.scope(placement="nearest")
+    assert raised.value.hint == "use greedy or round_robin"
