@@ -83,9 +83,18 @@ def test_every_task_of_a_file_started_by_hand_is_a_launch(cluster, tmp_path):
     assert (tmp_path / "run" / "export" / "saved_model").is_dir()
 
 
-@pytest.mark.parametrize("roles", [PS, {"worker": 2}], ids=["parameter_server", "mirrored"])
-def test_a_task_that_is_told_to_end_saves_first(roles, train, tmp_path):
-    yaml = RECIPE_YAML.replace("epochs: 2", "epochs: 100000") % KEPT.replace("10", "1000000")
+@pytest.mark.parametrize(
+    ("roles", "updates"),
+    [
+        (PS, "{mode: async}"),
+        (PS | {"worker": 2}, "{mode: sync}"),
+        (PS | {"worker": 2}, "{mode: bounded, staleness: 2}"),
+        ({"worker": 2}, "{mode: sync}"),
+    ],
+    ids=["asynchronous", "synchronous", "bounded", "mirrored"],
+)
+def test_a_task_that_is_told_to_end_saves_first(roles, updates, train, tmp_path):
+    yaml = RECIPE_YAML.replace("epochs: 2", "epochs: 100000") % KEPT.replace("10", "1000000") + f"updates: {updates}\n"
     tasks = train(roles, recipe_yaml=yaml)
     chief = tasks.tasks[0]
     tasks.await_path(chief, tmp_path / "run" / "metrics.jsonl")

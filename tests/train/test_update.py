@@ -7,16 +7,26 @@ import tensorflow as tf
 
 from tests.train.compare import difference
 from tests.train.optimizers import OPTIMIZERS
-from tfdist_cli.train.update import apply, leave_sums_to_engine
+from tfdist_cli.spec.updates import LearningRate, ShardRule
+from tfdist_cli.train.rate import Rate
+from tfdist_cli.train.shards import parts
+from tfdist_cli.train.update import apply, leave_sums_to_engine, updates_rows, why_by_keras
 
-VALUES = [np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3), np.float32([0.5, -0.25])]
+VALUES = [np.linspace(-1, 1, 21, dtype=np.float32).reshape(7, 3), np.float32([0.5, -0.25])]
 STEPS = 7
 
 
-def parameters():
-    first = keras.Variable(VALUES[0], name="kernel")
-    first.constraint = keras.constraints.MaxNorm(1.2)
-    return [first, keras.Variable(VALUES[1], name="bias"), keras.Variable(np.float32([3.0]), name="unused")]
+def variable(value, name):
+    """One that is made as layers make theirs: where it is to be spread, it is."""
+    made = keras.Variable("zeros", shape=value.shape, name=name)
+    made.assign(value)
+    return made
+
+
+def parameters(constraint=None):
+    first = variable(VALUES[0], "kernel")
+    first.constraint = constraint
+    return [first, variable(VALUES[1], "bias"), variable(np.float32([3.0]), "unused")]
 
 
 def gradients(step):
@@ -24,9 +34,24 @@ def gradients(step):
     return [tf.constant(random.normal(size=value.shape).astype(np.float32)) for value in VALUES] + [None]
 
 
-def updated(optimizer, update, scaled=lambda step, gradient: gradient):
+def by_parts(gradient, variable):
+    """A gradient as the ps have it: where the shards are."""
+    if gradient is None:
+        return None
+    return tf.split(gradient, [part.shape[0] for part in parts(variable)])
+
+
+def applied(optimizer, given, variables, rate=None):
+    return apply(optimizer, [by_parts(*pair) for pair in zip(given, variables, strict=True)], variables, rate)
+
+
+def applied_by_keras(optimizer, given, variables):
+    optimizer.apply(given, variables)
+
+
+def updated(optimizer, update, scaled=lambda step, gradient: gradient, constraint=None):
     """Parameters and optimizer after some updates, each in a compiled function."""
-    variables = parameters()
+    variables = parameters(constraint)
     optimizer.build(variables)
 
     @tf.function(autograph=False)
@@ -45,20 +70,24 @@ def assert_equal(ours, plain):
     assert difference(ours[1].variables, plain[1].variables) < 3e-6
 
 
-def applied_by_keras(optimizer, given, variables):
-    optimizer.apply(given, variables)
+CONSTRAINED = {f"{name} with a constraint": name for name in ("sgd", "adamw", "nadam", "global clipnorm")}
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_updates_equal_kerass(name):
+@pytest.mark.parametrize("name", [*OPTIMIZERS, *CONSTRAINED])
+def test_updates_equal_kerass_of_spread_variables_too(name, servers):
+    make = OPTIMIZERS[CONSTRAINED.get(name, name)]
+    constraint = keras.constraints.MaxNorm(1.2) if name in CONSTRAINED else None
     keras.utils.set_random_seed(3)
-    plain = updated(OPTIMIZERS[name](), applied_by_keras)
-    optimizer = OPTIMIZERS[name]()
-    leave_sums_to_engine(optimizer)
-    ours = updated(optimizer, apply)
-    assert_equal(ours, plain)
-    assert int(optimizer.iterations.numpy()) == STEPS // (3 if name == "accumulation" else 1)
+    plain = updated(make(), applied_by_keras, constraint=constraint)
+    for count in (1, 3):
+        with servers(count, shard=ShardRule(min_bytes=80)).scope():
+            optimizer = make()
+            leave_sums_to_engine(optimizer)
+            ours = updated(optimizer, applied, constraint=constraint)
+        assert [len(parts(variable)) for variable in ours[0]] == [count, 1, 1]
+        assert_equal(ours, plain)
+        assert int(optimizer.iterations.numpy()) == STEPS // (3 if name == "accumulation" else 1)
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
@@ -67,33 +96,112 @@ def test_gradients_that_are_not_finite_are_left_out_and_lower_the_scale():
         return gradient * np.float32("inf") if step in (2, 3) else gradient
 
     plain = updated(OPTIMIZERS["dynamic loss scale"](), applied_by_keras, with_overflow)
-    ours = updated(OPTIMIZERS["dynamic loss scale"](), apply, with_overflow)
+    ours = updated(OPTIMIZERS["dynamic loss scale"](), applied, with_overflow)
     assert_equal(ours, plain)
     assert int(ours[1].iterations.numpy()) == STEPS - 2
     assert float(ours[1].dynamic_scale.numpy()) == 2.0**8
 
 
-def test_sparse_gradients():
-    def table(optimizer, update):
-        variable = keras.Variable(np.arange(8, dtype=np.float32).reshape(4, 2))
-        optimizer.build([variable])
+ROWS = 7
+LOOKED_UP = [[0, 2, 6], [3, 0, 2], [5], [0, 1, 2, 3, 4, 5, 6]]
+"""Of a table's 7 rows, those that each update touches; in 3 shards rows 3 and 5 are the first ones of theirs."""
+BY_ROWS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.5),
+    "clipvalue": lambda: keras.optimizers.Adagrad(0.1, clipvalue=0.2),
+    "global clipnorm": lambda: keras.optimizers.Adagrad(0.1, global_clipnorm=0.7),
+    "loss scale factor": lambda: keras.optimizers.SGD(0.1, loss_scale_factor=8.0, clipnorm=0.5),
+    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adagrad(0.1, global_clipnorm=0.7), initial_scale=4.0, dynamic_growth_steps=2
+    ),
+    "schedule": lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
+}
+"""Those for which untouched rows have nothing to do."""
+
+
+def table_and_bias(optimizer, update):
+    """A table and a bias after updates with gradients of some rows."""
+    made = [variable(np.arange(2 * ROWS, dtype=np.float32).reshape(ROWS, 2) / 9, "table"), variable(VALUES[1], "bias")]
+    optimizer.build(made)
+    random = np.random.default_rng(5)
+    for rows in LOOKED_UP:
+        values = tf.constant(random.normal(size=(len(rows), 2)).astype(np.float32))
+        bias = tf.constant(random.normal(size=2).astype(np.float32))
 
         @tf.function(autograph=False)
-        def one():
-            slices = tf.IndexedSlices(tf.ones([3, 2]), tf.constant([0, 2, 0]), tf.constant([4, 2]))
-            update(optimizer, [slices], [variable])
+        def one(values=values, bias=bias, rows=rows):
+            scale = optimizer.scale_loss(tf.constant(1.0))
+            update(optimizer, tf.IndexedSlices(values * scale, tf.constant(rows), (ROWS, 2)), bias * scale, made)
 
         one()
-        return [variable], optimizer
+    return made, optimizer
 
-    for name in ("sgd", "adam", "adagrad", "clipnorm"):
-        assert_equal(table(OPTIMIZERS[name](), apply), table(OPTIMIZERS[name](), applied_by_keras))
+
+def applied_by_rows(optimizer, rows, bias, made):
+    """Each shard gets the rows that are its own, numbered from its first."""
+    own, begin = [], 0
+    for shard in parts(made[0]):
+        end = begin + shard.shape[0]
+        mine = tf.boolean_mask(tf.range(tf.size(rows.indices)), (rows.indices >= begin) & (rows.indices < end))
+        own.append(tf.IndexedSlices(tf.gather(rows.values, mine), tf.gather(rows.indices, mine) - begin, shard.shape))
+        begin = end
+    apply(optimizer, [own, [bias]], made)
+
+
+def applied_to_the_whole(optimizer, rows, bias, made):
+    optimizer.apply([tf.convert_to_tensor(rows), bias], made)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_updates_of_rows_equal_kerass_of_the_whole(name, count, servers):
+    plain = table_and_bias(BY_ROWS[name](), applied_to_the_whole)
+    with servers(count, shard=ShardRule(min_bytes=30)).scope():
+        ours = table_and_bias(BY_ROWS[name](), applied_by_rows)
+    assert len(parts(ours[0][0])) == count
+    assert_equal(ours, plain)
+    assert int(ours[1].iterations.numpy()) == len(LOOKED_UP)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam", "adamw", "weight decay", "rmsprop", "lion", "ftrl"])
+def test_rows_that_no_batch_names_stay_as_they_are(name, servers):
+    with servers(3, shard=ShardRule(min_bytes=30)).scope():
+        made = [variable(np.ones((ROWS, 2), np.float32), "table"), variable(VALUES[1], "bias")]
+        optimizer = OPTIMIZERS[name]()
+        optimizer.build(made)
+        for rows in ([1, 4], [4, 6]):
+            applied_by_rows(optimizer, tf.IndexedSlices(tf.ones([2, 2]), tf.constant(rows), (ROWS, 2)), VALUES[1], made)
+    changed = np.flatnonzero((made[0].numpy() != 1).any(axis=1))
+    np.testing.assert_array_equal(changed, [1, 4, 6])
+
+
+def test_a_scaled_and_warmed_up_rate_is_that_of_each_update():
+    rate = Rate(LearningRate(scale="linear", warmup_steps=2), 3)
+    variables, optimizer = [variable(np.zeros(2, np.float32), "weights")], keras.optimizers.SGD(0.1)
+    optimizer.build(variables)
+    moved = []
+    for _ in range(3):
+        before = variables[0].numpy()
+        applied(optimizer, [tf.ones(2)], variables, rate)
+        moved.append(float((before - variables[0].numpy())[0]))
+    assert moved == pytest.approx([0.2, 0.3, 0.3], rel=1e-5)
+
+
+def test_which_optimizers_update_rows():
+    for name, whole in {"adam": None, "average": "use_ema", "accumulation": "gradient_acc", "nadam": "Nadam"}.items():
+        variables, optimizer = parameters(), OPTIMIZERS[name]()
+        optimizer.build(variables)
+        assert updates_rows(optimizer, variables) == (whole is None)
+        assert (whole or "") in (why_by_keras(optimizer, variables) or "")
+    variables[0].constraint = keras.constraints.NonNeg()
+    assert why_by_keras(OPTIMIZERS["sgd"](), variables) == "kernel has a constraint"
 
 
 def test_the_count_of_updates_is_one_atomic_addition():
     optimizer = keras.optimizers.SGD(0.1)
     variables = parameters()
     optimizer.build(variables)
-    graph = tf.function(lambda: apply(optimizer, gradients(0), variables)).get_concrete_function().graph
+    graph = tf.function(lambda: applied(optimizer, gradients(0), variables)).get_concrete_function().graph
     (counter,) = [inner for outer, inner in graph.captures if outer is optimizer.iterations.value.handle]
     assert [operation.type for operation in counter.consumers()] == ["AssignAddVariableOp", "ReadVariableOp"]

@@ -1,20 +1,38 @@
 """What is pulled and pushed is what there was, whatever it was joined with on the way."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist_cli.spec.updates import ShardRule
+from tfdist_cli.train.shards import parts
+from tfdist_cli.train.tables import Lookup
 from tfdist_cli.train.wire import Wire
 
 SHAPES = [(2, 3), (), (4,), (1, 0, 2), (3, 1)]
+DTYPES = ("float32", "float32", "bfloat16", "float32", "bfloat16")
 
 
-def parameters(dtypes=("float32", "float32", "bfloat16", "float32", "bfloat16")):
+def variable(value, dtype="float32"):
+    """One that is made as layers make theirs: where it is to be spread, it is."""
+    made = keras.Variable("zeros", shape=np.shape(value), dtype=dtype)
+    made.assign(value)
+    return made
+
+
+def parameters(dtypes=DTYPES):
     return [
-        keras.Variable(np.arange(int(np.prod(shape))).reshape(shape), dtype=dtype)
+        variable(np.arange(int(np.prod(shape))).reshape(shape), dtype)
         for shape, dtype in zip(SHAPES, dtypes, strict=True)
     ]
+
+
+def looked_up(*places):
+    """Of `Tables` what a wire asks: which parameters are looked up."""
+    return SimpleNamespace(tables=[SimpleNamespace(place=place) for place in places])
 
 
 def same(given, variables):
@@ -23,30 +41,213 @@ def same(given, variables):
         np.testing.assert_array_equal(tf.cast(tensor, tf.float32), tf.cast(variable.value, tf.float32))
 
 
+def whole(gradient, variable):
+    """What arrived for a variable, as one array."""
+    shards = []
+    for part, of in zip(gradient, parts(variable), strict=True):
+        assert part.dtype == of.dtype
+        shards.append(tf.convert_to_tensor(part).numpy())
+    return np.concatenate(shards) if len(shards) > 1 else shards[0]
+
+
+def sent(wire, lookups, gradients):
+    """Through a compiled function: what workers pulled, and the mean of the gradients that arrived."""
+
+    @tf.function(autograph=False)
+    def send():
+        pulled = [wire.pull(lookup) for lookup in lookups]
+        arrivals = [wire.push(given, own) for given, own in zip(gradients, pulled, strict=True)]
+        return [own.values for own in pulled], wire.gradients(arrivals)
+
+    return send()
+
+
+def operations(function):
+    """The operations of a compiled function, functions within it included."""
+    graph = function.get_concrete_function().graph
+    return [op for each in (graph, *graph._functions.values()) for op in getattr(each, "graph", each).get_operations()]
+
+
 def test_all_values_arrive():
     variables = parameters()
-    same(tf.function(Wire(variables).pull)(), variables)
+    same(tf.function(lambda: Wire(variables).pull().values)(), variables)
 
 
-def test_gradients_arrive_and_what_is_not_dense_stays():
+def test_gradients_arrive_in_the_type_of_their_variable_and_none_as_zeros():
     variables = parameters()
-    wire = Wire(variables)
     gradients = [tf.convert_to_tensor(variable.value) for variable in variables]
-    same(tf.function(wire.push)(gradients), variables)
-    rows = tf.IndexedSlices(tf.ones([1, 3]), tf.constant([1]), tf.constant([2, 3]))
-    pushed = wire.push([rows, None, *gradients[2:]])
-    assert pushed[0] is rows
-    assert pushed[1] is None
-    same(pushed[2:], variables[2:])
+    gradients[1] = None
+    _, ((*arrived,)) = sent(Wire(variables), [Lookup([], [])], [gradients])
+    variables[1].assign(0.0)
+    same([part for (part,) in arrived], variables)
+
+
+def test_a_dense_gradient_of_rows_arrives_whole():
+    variables = [variable(np.ones((4, 2)))]
+    rows = tf.IndexedSlices(tf.ones([3, 2]), tf.constant([0, 2, 0]), tf.constant([4, 2]))
+    _, (gradient,) = sent(Wire(variables), [Lookup([], [])], [[rows]])
+    np.testing.assert_array_equal(whole(gradient, variables[0]), [[2, 2], [0, 0], [1, 1], [0, 0]])
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_each_type_crosses_in_one_piece(count):
-    variables = [keras.Variable(np.ones((2, 2), np.float32)) for _ in range(count)]
-    graph = tf.function(Wire(variables).pull).get_concrete_function().graph
-    assert [op.type for op in graph.get_operations()].count("ConcatV2") == (count > 1)
+    variables = [variable(np.ones((2, 2), np.float32)) for _ in range(count)]
+    pulled = tf.function(lambda: Wire(variables).pull().values)
+    assert [op.type for op in operations(pulled)].count("ConcatV2") == (count > 1)
 
 
 def test_no_parameters():
-    assert Wire([]).pull() == []
-    assert Wire([]).push([]) == []
+    assert Wire([]).pull().values == []
+    pulled = Wire([]).pull()
+    assert Wire([]).gradients([Wire([]).push([], pulled)]) == []
+
+
+ROWS = 10
+
+
+@pytest.fixture(params=[1, 3], ids=["whole", "spread"])
+def model(request, servers):
+    """A table among dense parameters, another one, and one of the type bfloat16, on so many ps."""
+    random = np.random.default_rng(1)
+    with servers(request.param, shard=ShardRule(min_bytes=100)).scope():
+        variables = [
+            variable(random.normal(size=(7, 5))),
+            variable(random.normal(size=(ROWS, 4))),
+            variable(random.normal(size=3)),
+            variable(random.normal(size=(ROWS + 2, 3))),
+            variable(random.normal(size=(ROWS, 8)), "bfloat16"),
+        ]
+    assert [len(parts(each)) for each in variables] == [request.param, request.param, 1, *[request.param] * 2]
+    return variables
+
+
+TABLES = (1, 3, 4)
+NUMBERS = [[[9, 0, 3, 4], [11], [2]], [[4, 5], [], [0, 9, 7]], [[], [1, 0], [2, 3]]]
+"""For each of three workers the rows of each table; with 3 shards, of 4, 3 and 3 rows, some are asked for none."""
+
+
+def lookup(worker):
+    return Lookup([tf.constant(rows, tf.int32) for rows in NUMBERS[worker]], [])
+
+
+def gradients_of(worker, variables, dtype=np.float32):
+    """What a worker's step could give: for tables, one for each of the looked-up rows."""
+    random = np.random.default_rng(100 + worker)
+    shapes = [each.shape for each in variables]
+    for place, rows in zip(TABLES, NUMBERS[worker], strict=True):
+        shapes[place] = (len(rows), *shapes[place][1:])
+    return [tf.cast(random.normal(size=shape), each.dtype) for shape, each in zip(shapes, variables, strict=True)]
+
+
+def in_the_whole(worker, variables, gradients):
+    """The same as gradients of whole variables."""
+    full = [tf.cast(gradient, tf.float64).numpy() for gradient in gradients]
+    for place, rows in zip(TABLES, NUMBERS[worker], strict=True):
+        values, full[place] = full[place], np.zeros(variables[place].shape)
+        full[place][rows] = values
+    return full
+
+
+def test_of_tables_the_rows_arrive_in_the_order_of_their_numbers(model):
+    wire = Wire(model, looked_up(*TABLES))
+    for worker in range(3):
+        (values,), _ = sent(wire, [lookup(worker)], [gradients_of(worker, model)])
+        same([values[0], values[2]], [model[0], model[2]])
+        for place, rows in zip(TABLES, NUMBERS[worker], strict=True):
+            assert values[place].dtype == model[place].dtype
+            np.testing.assert_array_equal(values[place], np.asarray(model[place].numpy())[rows])
+
+
+@pytest.mark.parametrize("workers", [(0,), (1,), (0, 1), (0, 1, 2)])
+def test_the_mean_of_gradients_arrives_where_each_row_is(model, workers):
+    wire = Wire(model, looked_up(*TABLES))
+    given = {worker: gradients_of(worker, model) for worker in workers}
+    _, arrived = sent(wire, [lookup(worker) for worker in workers], list(given.values()))
+    wanted = np.mean([np.array(in_the_whole(n, model, own), object) for n, own in given.items()], axis=0)
+    for place, (gradient, mean) in enumerate(zip(arrived, wanted, strict=True)):
+        if place in TABLES:
+            for part in gradient:
+                assert isinstance(part, tf.IndexedSlices)
+                assert len(set(part.indices.numpy())) == len(part.indices), "each row once"
+        rounding = 2.0**-6 if model[place].dtype == "bfloat16" else 1e-6
+        np.testing.assert_allclose(np.float64(whole(gradient, model[place])), mean, atol=rounding)
+
+
+def test_no_ps_sends_a_whole_table(model):
+    wire = Wire(model, looked_up(*TABLES))
+    pulled = tf.function(lambda: wire.pull(lookup(0)).values).get_concrete_function()
+    read = {
+        capture.name for op in pulled.graph.get_operations() if op.type == "ReadVariableOp" for capture in op.inputs
+    }
+    handles = {id(outer): inner.name for outer, inner in pulled.graph.captures}
+    for place, each in enumerate(model):
+        for part in parts(each):
+            assert (handles[id(part.handle)] in read) == (place not in TABLES)
+
+
+def test_held_values_are_not_read_again(model):
+    wire = Wire(model, looked_up(*TABLES))
+    held = wire.pull(Lookup([tf.zeros([0], tf.int32)] * 3, [])).values
+    again = tf.function(lambda: wire.pull(lookup(1), held).values)
+    assert "ReadVariableOp" not in {op.type for op in operations(again)}
+    values = again()
+    same([values[0], values[2]], [model[0], model[2]])
+    np.testing.assert_array_equal(values[1], np.asarray(model[1].numpy())[NUMBERS[1][0]])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_narrow_wire_rounds_once_each_way_and_keeps_types(model, dtype):
+    wire = Wire(model, looked_up(*TABLES), dtype)
+    given = gradients_of(0, model)
+    (values,), arrived = sent(wire, [lookup(0)], [given])
+    for place, (value, gradient) in enumerate(zip(values, arrived, strict=True)):
+        kept = model[place].dtype
+        assert value.dtype == kept
+        whole_value = tf.convert_to_tensor(model[place].numpy())
+        wanted = tf.gather(whole_value, NUMBERS[0][TABLES.index(place)]) if place in TABLES else whole_value
+        narrow = kept == "bfloat16"  # as wide as the wire: it crosses as it is
+        np.testing.assert_array_equal(value, wanted if narrow else tf.cast(tf.cast(wanted, dtype), kept))
+        sent_up = in_the_whole(0, model, [each if narrow else tf.cast(each, dtype) for each in given])[place]
+        np.testing.assert_array_equal(np.float64(whole(gradient, model[place])), sent_up)
+
+
+def casts(function, dtype):
+    """How often a function casts to a type, and from it."""
+    found = [(op.inputs[0].dtype, op.outputs[0].dtype) for op in operations(function) if op.type == "Cast"]
+    return sum(to == dtype for _, to in found), sum(of == dtype for of, _ in found)
+
+
+def test_a_narrow_wire_casts_once_for_each_ps_and_way():
+    variables = [variable(np.ones((2, 2))) for _ in range(5)]
+    wire = Wire(variables, dtype="float16")
+    assert casts(tf.function(lambda: wire.pull().values), tf.float16) == (1, 1)
+    pulled = wire.pull()
+    gradients = [tf.ones((2, 2))] * 5
+    assert casts(tf.function(lambda: wire.gradients([wire.push(gradients, pulled)])), tf.float16) == (1, 1)
+    plain = Wire(variables)
+    assert casts(tf.function(lambda: plain.pull().values), tf.float16) == (0, 0)
+
+
+def test_compensation_is_the_papers_formula(model):
+    wire = Wire(model, looked_up(*TABLES))
+    given, factor = gradients_of(0, model), 0.3
+    pulled = wire.pull(lookup(0))
+    before = [np.float64(each.numpy()) for each in model]
+    for each in model:
+        each.assign(tf.cast(each, "float32") * 1.5 - 0.25)
+    changed = wire.gradients([wire.compensated(wire.push(given, pulled), pulled, factor)])
+    for place, gradient in enumerate(in_the_whole(0, model, given)):
+        moved = np.float64(model[place].numpy()) - before[place]
+        wanted = gradient + factor * gradient**2 * moved
+        tolerance = 0.1 if model[place].dtype == "bfloat16" else 1e-6
+        np.testing.assert_allclose(np.float64(whole(changed[place], model[place])), wanted, atol=tolerance)
+
+
+def test_what_has_not_changed_needs_no_compensation_whatever_crosses(model):
+    wire = Wire(model, looked_up(*TABLES), "bfloat16")
+    given = gradients_of(0, model)
+    pulled = wire.pull(lookup(0))
+    arrival = wire.push(given, pulled)
+    plain, changed = (wire.gradients([each]) for each in (arrival, wire.compensated(arrival, pulled, 0.5)))
+    for place, each in enumerate(model):
+        np.testing.assert_array_equal(whole(changed[place], each), whole(plain[place], each))

@@ -104,7 +104,7 @@ class AggregatedUpdates:
 
         crew = _Crew(workers, begin)
         self._accepted.clear()
-        with self._listening() as messages:
+        with self._listening() as messages, self._letting_go():
             while aggregation.done < aggregation.end or crew.at_work:
                 message = _next(messages, crew)
                 if message is None:
@@ -145,6 +145,17 @@ class AggregatedUpdates:
             yield messages
         finally:
             self._send(tf.constant([0, _OVER, 0, 0], tf.int64), self._nothing())
+
+    @contextlib.contextmanager
+    def _letting_go(self) -> Iterator[None]:
+        """Tells the workers to leave when a run is broken off: they would wait for ever, and take up nothing else."""
+        try:
+            yield
+        except BaseException:
+            for outbox in self._outboxes:
+                for _ in range(_AHEAD):
+                    outbox.enqueue([tf.constant([-1, 0], tf.int64)])
+            raise
 
     def _take(self, message: _Message, aggregation: Aggregation, crew: _Crew, tally: _Tally) -> None:
         if message.step == _GREETS:
@@ -365,9 +376,9 @@ class _Crew:
 
 
 def _next(messages: queue.SimpleQueue[_Message], crew: _Crew) -> _Message | None:
-    """The next message; None after a while without one, in which all workers are looked at."""
+    """The next message; None after a while without one. Before it waits it looks at all workers."""
+    crew.check()
     try:
         return messages.get(timeout=_LOOK_SECONDS)
     except queue.Empty:
-        crew.check()
         return None

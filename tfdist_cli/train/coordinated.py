@@ -159,10 +159,11 @@ class CoordinatedEngine:
                 f"gradient_accumulation_steps is {steps}, which asynchronous workers cannot share",
                 hint="take larger batches, updates: {push_every: N}, or strategy: multi_worker_mirrored",
             )
-        if updates.delay_compensation and optimizer is not innermost(optimizer):
+        scales = optimizer is not innermost(optimizer) or optimizer.loss_scale_factor is not None
+        if updates.delay_compensation and scales:
             raise TrainingError(
                 "delay_compensation needs gradients as they are, but the optimizer scales the loss (mixed_float16)",
-                hint="take the mixed_bfloat16 policy, or leave delay_compensation out",
+                hint="take the mixed_bfloat16 policy, or leave delay_compensation or loss_scale_factor out",
             )
         if updates.aggregate is not None and updates.aggregate > self.workers:
             raise TrainingError(

@@ -77,7 +77,7 @@ class Placement:
         self._create_in_turn: Callable[..., Any] = self._extended._create_variable_round_robin
         self._extended._create_variable_round_robin = self._create_on_next
         self._update: Callable[..., Any] = self._extended._update
-        self._extended._update = self._update_each_shard
+        self._extended._update = self._update_spread
         note_initializers()
 
     def follow(self, rules: PlacementRules) -> None:
@@ -135,22 +135,21 @@ class Placement:
         self._dealt += 1
         return variable
 
-    def _update_each_shard(
-        self, variable: Any, function: Callable[..., Any], args: Any, kwargs: Any, group: bool
-    ) -> Any:
-        """`StrategyExtended.update`, through which Keras changes variables; spread arguments go shard by shard."""
+    def _update_spread(self, variable: Any, function: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
+        """`StrategyExtended.update`, through which Keras changes variables.
+
+        With nothing but spread arguments a spread variable is changed shard by shard. Where there is another one, a
+        gradient for instance, the function is Keras's update of the whole variable, and gets the whole.
+        """
         if not isinstance(variable, Shards):
             return self._update(variable, function, args, kwargs, group)
-
-        def of(number: int, argument: Any) -> Any:
-            stored = getattr(argument, "_value", argument)
-            return stored.variables[number] if isinstance(stored, Shards) else argument
-
-        updated = []
-        for number, shard in enumerate(variable.variables):
-            own = [of(number, argument) for argument in args], {key: of(number, kwargs[key]) for key in kwargs}
-            updated.append(self._update(shard, function, *own, group))
-        return updated
+        stored = [getattr(argument, "_value", argument) for argument in args]
+        if not all(isinstance(argument, Shards) for argument in stored):
+            return function(variable, *args, **kwargs)
+        return [
+            self._update(shard, function, [argument.variables[number] for argument in stored], kwargs, group)
+            for number, shard in enumerate(variable.variables)
+        ]
 
     def _next(self, count: int) -> list[int]:
         """The ps that the next variable, or each of its shards, goes to."""

@@ -203,9 +203,13 @@ class _Trace:
         # What is scored may come in batches of another size than what is trained on.
         specs = [tf.TensorSpec(spec.shape and [None, *spec.shape[1:]], spec.dtype) for spec in flat]
         self.function = tf.compat.v1.wrap_function(traced, specs)
-        # What a step changes without a gradient may be anything, so nothing that is looked up may depend on it.
+        # What a step changes without a gradient may be anything, so nothing that is looked up may depend on it; nor on
+        # what comes out otherwise when it is computed again, such as numbers that TensorFlow draws.
         stubs = [call.stub for call in self.calls]
-        self._unsure = _reached_from([*self._parameters, *self._others, *stubs], self.function.graph)
+        stateful = [
+            op.outputs[0] for op in self.function.graph.get_operations() if op.op_def.is_stateful and op.outputs
+        ]
+        self._unsure = _reached_from([*self._parameters, *self._others, *stubs, *stateful], self.function.graph)
 
     def why_whole(self, table: keras.Variable, places: dict[int, int]) -> str | None:
         """Why a table has to be read whole; None if it need not be."""
@@ -224,6 +228,8 @@ def _looks_up(layer: Any) -> bool:
     return (
         isinstance(layer, keras.layers.Embedding)
         and type(layer).call is keras.layers.Embedding.call
+        and type(layer).embeddings is keras.layers.Embedding.embeddings
+        and "call" not in vars(layer)
         and layer.built
         and not layer.lora_enabled
         and getattr(layer, "_embeddings", None) is not None
@@ -258,7 +264,8 @@ def _taking(layers: Sequence[Any], take: Callable[[Any, tf.Tensor], tf.Tensor]) 
 
 
 def _whole(numbers: tf.Tensor) -> tf.Tensor:
-    return tf.cast(numbers, tf.int32)
+    """As int32; what is too large for it becomes a number that no table has."""
+    return tf.saturate_cast(numbers, tf.int32) if numbers.dtype.is_integer else tf.cast(numbers, tf.int32)
 
 
 def _checked(numbers: tf.Tensor, table: Table) -> tf.Tensor:

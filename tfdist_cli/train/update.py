@@ -101,6 +101,9 @@ def _apply_by_rule(
     rate: tf.Tensor,
 ) -> None:
     present = [(variable, gradient) for variable, gradient in zip(parameters, gradients, strict=True) if gradient]
+    if optimizer.loss_scale_factor is not None:
+        plain = partial(_divided, by=optimizer.loss_scale_factor)
+        present = [(variable, _each(variable, gradient, plain)) for variable, gradient in present]
     for variable, gradient in _clipped(optimizer, present):
         slots = [parts(slot) for slot in rule.slots(optimizer, variable)]
         decaying = decays(optimizer, variable)
@@ -155,7 +158,7 @@ def _each(variable: keras.Variable, gradient: Gradient, function: Callable[[tf.T
     return changed
 
 
-def _divided(values: tf.Tensor, by: tf.Tensor) -> tf.Tensor:
+def _divided(values: tf.Tensor, by: tf.Tensor | float) -> tf.Tensor:
     return values / tf.cast(by, values.dtype)
 
 

@@ -1,0 +1,35 @@
+"""Every rule of updates learns as well as one process does."""
+
+import json
+import sys
+
+import pytest
+
+from tests.cluster.launching import launch
+from tests.cluster.tasks import alone, program
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
+
+RULES = ("async", "push 4", "compensated", "prefetch", "bfloat16", "float16", "sync 2 of 2", "sync 1 of 2", "bounded 2")
+CLUSTER = "strategy: parameter_server\nroles: {chief: {}, ps: {replicas: 2}, worker: {replicas: 2}}\n"
+
+
+@pytest.fixture(scope="module")
+def accuracies(tmp_path_factory):
+    """Of one process, and of 2 workers and 2 ps by each rule."""
+    folder = tmp_path_factory.mktemp("digits")
+    single = alone(folder, program("convergence.py", "async"))
+    assert single.code == 0, single.err
+    (folder / "cluster.yaml").write_text(CLUSTER)
+    done = launch(folder, "--", *program("convergence.py", *RULES), timeout=800)
+    assert done.code == 0, done.stderr
+    found = json.loads((done.run_dir / "attempt_1" / "chief-0" / "stdout.log").read_text())
+    found = {"one process": single.said["async"], **found}
+    print(found, file=sys.stderr)
+    return found
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_learns_as_well_as_one_process(rule, accuracies):
+    assert accuracies["one process"] > 0.96
+    assert accuracies[rule] > accuracies["one process"] - 0.01

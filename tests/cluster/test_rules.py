@@ -1,0 +1,220 @@
+"""Each rule of updates on parameter servers equals what it says it equals, and counts exactly."""
+
+import signal
+
+import numpy as np
+import pytest
+
+from tests.cluster.comparing import differences
+from tests.cluster.tasks import alone, program
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
+
+STEPS, BATCH = 36, 8
+"""As in `programs/rules.py`."""
+
+
+class Trained:
+    """What one process came to, with or without a cluster: `written` to compare, and `facts` by case."""
+
+    def __init__(self, folder, ended):
+        assert ended.code == 0, ended.err
+        self.written, self.facts = np.load(folder / "out.npz"), ended.said
+
+    def is_close_to(self, case, other, of, tolerance=1e-5):
+        worst = differences(self.written, other.written, case, of)
+        assert worst["variables"] < tolerance, worst
+        assert worst["history"] < tolerance, worst
+        return True
+
+
+def trained(tasks, *cases):
+    """What the chief of a cluster came to."""
+    ended = tasks.start(program("rules.py", "out", *cases)).finish()
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
+    assert tasks.left() == []
+    return Trained(tasks.folder, ended["chief:0"])
+
+
+ONE_WORKER = {
+    "compensated/dense/adam/1": "async/dense/adam/1",
+    "push 4/dense/adam/4": "async/dense/adam/4",
+    "sync/dropping/adam/1": "async/dropping/adam/1",
+    "async/dense/clipped/1/spread": "async/dense/clipped/1",
+    "async/dense/nadam/1/spread": "async/dense/nadam/1",
+    "async/tables/sgd/1/rows": "async/tables/sgd/1",
+    "push 4/tables/sgd/4/rows/spread": "async/tables/sgd/4",
+    "compensated/tables/sgd/1/rows/spread": "async/tables/sgd/1",
+}
+"""What one worker does, and what one process does with the fold of its batch that comes last: the same."""
+ONE_WORKERS_ROWS = ("async/tables/adagrad/1/rows", "async/tables/adagrad/1/rows/spread",
+                    "sync/tables/adagrad/1/rows/spread")  # fmt: skip
+ONE_WORKERS_WHOLE = "async/tables/adagrad/1/whole"
+"""Keras squares the gradients of a row that is looked up twice one by one; here their sum is squared, rows or whole."""
+TWO_WORKERS = {
+    "sync/dense/sgd/2": "async/dense/sgd/2",
+    "sync/dense/momentum/2": "async/dense/momentum/2",
+    "sync/dense/adam/2": "async/dense/adam/2",
+    "sync/dense/adagrad/2": "async/dense/adagrad/2",
+    "scaled sync/dense/steady/2": "async/dense/steady doubled/2",
+    "bounded 0/dense/adam/2": "async/dense/adam/2",
+    "sync/dense/clipped/2/spread": "async/dense/clipped/2",
+    "bounded 0/tables/sgd/2/rows": "async/tables/sgd/2",
+}
+TWO_WORKERS_ROWS, TWO_WORKERS_WHOLE = "sync/tables/adagrad/2/rows/spread", "sync/tables/adagrad/2/whole"
+BACKUP, BEHIND = "sync 1/dense/adam/1/slow", "bounded 2/dense/sgd/1/slow"
+FAILS, ENDS = "sync/dense/sgd/1/fails", "sync/dense/sgd/1/ends"
+ROUNDED = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    """What one process comes to."""
+    folder = tmp_path_factory.mktemp("alone")
+    cases = sorted({*ONE_WORKER.values(), *TWO_WORKERS.values()})
+    return Trained(folder, alone(folder, program("rules.py", "out", *cases)))
+
+
+@pytest.fixture(scope="module")
+def one_worker(module_cluster):
+    """What 1 worker and 2 ps come to."""
+    others = [f"{wire}/dense/adam/1" for wire in ROUNDED] + ["prefetch/dense/adam/1"]
+    return trained(module_cluster(chief=1, ps=2, worker=1), *ONE_WORKER, *ONE_WORKERS_ROWS, ONE_WORKERS_WHOLE, *others)
+
+
+@pytest.mark.parametrize(("case", "same"), ONE_WORKER.items())
+def test_one_worker_equals_one_process(case, same, one_worker, one_process):
+    assert one_worker.is_close_to(case, one_process, same)
+    fold = int(case.split("/")[3])
+    facts = one_worker.facts[case]
+    assert (facts["iterations"], facts["losses"]) == (STEPS, STEPS * fold)
+    assert facts["examples"] == facts["workers"]["worker:0"]["examples"] == STEPS * fold * BATCH
+    assert facts["workers"]["worker:0"]["staleness"] == [0] * STEPS
+
+
+@pytest.mark.parametrize("case", ONE_WORKERS_ROWS)
+def test_one_workers_rows_equal_whole_tables(case, one_worker):
+    assert one_worker.is_close_to(case, one_worker, ONE_WORKERS_WHOLE)
+
+
+@pytest.mark.parametrize(("wire", "rounding"), ROUNDED.items())
+def test_a_narrow_wire_changes_no_more_than_its_rounding(wire, rounding, one_worker, one_process):
+    worst = differences(one_worker.written, one_process.written, f"{wire}/dense/adam/1", "async/dense/adam/1")
+    assert worst["variables"] > 0
+    assert worst["history"] < 4 * rounding
+
+
+def test_prefetched_parameters_are_one_update_old(one_worker):
+    facts = one_worker.facts["prefetch/dense/adam/1"]
+    assert facts["iterations"] == STEPS
+    assert facts["workers"]["worker:0"]["staleness"] == [0, 1, 1, 1, 1, 1] * (STEPS // 6)
+
+
+@pytest.fixture(scope="module")
+def two_workers(module_cluster):
+    """What 2 workers and 2 ps come to; after what fails, the same cluster goes on with the next."""
+    rows = TWO_WORKERS_ROWS, TWO_WORKERS_WHOLE
+    return trained(module_cluster(chief=1, ps=2, worker=2), FAILS, ENDS, BACKUP, BEHIND, *TWO_WORKERS, *rows)
+
+
+@pytest.mark.parametrize(("case", "same"), TWO_WORKERS.items())
+def test_two_workers_equal_one_process_with_twice_the_batch(case, same, two_workers, one_process):
+    assert two_workers.is_close_to(case, one_process, same)
+    facts = two_workers.facts[case]
+    assert (facts["iterations"], facts["losses"], facts["examples"]) == (STEPS, STEPS, STEPS * 2 * BATCH)
+    for worker in facts["workers"].values():
+        assert (worker["steps"], worker["batches"], worker["examples"]) == (STEPS, STEPS, STEPS * BATCH)
+        assert worker["staleness"] == [0] * STEPS
+    assert facts["validated"] == 61
+
+
+def test_two_workers_rows_equal_whole_tables(two_workers):
+    assert two_workers.is_close_to(TWO_WORKERS_ROWS, two_workers, TWO_WORKERS_WHOLE)
+
+
+def test_a_backup_worker_keeps_the_slow_one_from_holding_up(two_workers):
+    facts = two_workers.facts[BACKUP]
+    assert (facts["iterations"], facts["losses"], facts["examples"]) == (STEPS, STEPS, STEPS * BATCH)
+    fast, slow = facts["workers"]["worker:0"], facts["workers"]["worker:1"]
+    assert fast["batches"] + slow["batches"] == STEPS
+    assert fast["batches"] > slow["batches"]
+    assert slow["dropped"] > 0
+    for worker in (fast, slow):
+        assert worker["steps"] == worker["batches"] + worker["dropped"]
+        assert worker["examples"] == worker["batches"] * BATCH
+        assert worker["staleness"] == [0] * worker["batches"]
+
+
+def test_a_worker_is_no_further_ahead_than_it_may(two_workers):
+    facts = two_workers.facts[BEHIND]
+    assert (facts["iterations"], facts["losses"], facts["examples"]) == (STEPS, STEPS, 2 * STEPS * BATCH)
+    fast, slow = facts["workers"]["worker:0"], facts["workers"]["worker:1"]
+    assert fast["batches"] == slow["batches"] == STEPS
+    assert 0 < max(fast["staleness"]) <= 2
+    assert max(slow["staleness"]) <= 2  # it may have been the first to begin
+    assert sum(slow["staleness"]) < sum(fast["staleness"])
+
+
+def test_a_failure_on_a_worker_is_the_users_own(two_workers):
+    assert "my own mistake" in two_workers.facts[FAILS]["error"]
+
+
+def test_data_that_ends_early_names_the_worker(two_workers):
+    assert "worker:1's data ended before the training did" in two_workers.facts[ENDS]["error"]
+
+
+ASYNCHRONOUS = {"async": 37, "push 4": 10, "compensated": 37, "prefetch": 37, "float16": 37}
+"""Updates in 37 steps."""
+
+
+@pytest.fixture(scope="module")
+def three_workers(module_cluster):
+    """What 3 workers come to."""
+    cases = [f"{rule}/tables/adam/1/rows/odd" for rule in ASYNCHRONOUS] + ["sync 2/tables/adam/1/rows/odd"]
+    return trained(module_cluster(chief=1, ps=1, worker=3), *cases)
+
+
+@pytest.mark.parametrize(("rule", "updates"), ASYNCHRONOUS.items())
+def test_asynchronous_workers_count_exactly(rule, updates, three_workers):
+    facts = three_workers.facts[f"{rule}/tables/adam/1/rows/odd"]
+    workers = facts["workers"].values()
+    assert (facts["iterations"], facts["losses"], facts["examples"]) == (updates, STEPS + 1, (STEPS + 1) * BATCH)
+    assert sum(worker["steps"] for worker in workers) == sum(worker["batches"] for worker in workers) == STEPS + 1
+    assert sum(worker["examples"] for worker in workers) == (STEPS + 1) * BATCH
+    assert sum(len(worker["staleness"]) for worker in workers) == updates
+    assert min(min(worker["staleness"]) for worker in workers) >= 0
+    assert facts["validated"] == 61
+
+
+def test_two_of_three_workers_make_an_update(three_workers):
+    facts = three_workers.facts["sync 2/tables/adam/1/rows/odd"]
+    workers = facts["workers"].values()
+    assert (facts["iterations"], facts["losses"], facts["examples"]) == (STEPS + 1, STEPS + 1, 2 * (STEPS + 1) * BATCH)
+    assert sum(worker["batches"] for worker in workers) == 2 * (STEPS + 1)
+    for worker in workers:
+        assert worker["steps"] == worker["batches"] + worker["dropped"]
+
+
+LONG = 10 * STEPS
+"""Steps of a training that something happens to."""
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(("rule", "together"), [("sync 1", 1), ("sync", 2)])
+def test_a_worker_may_be_killed(rule, together, cluster):
+    """Without it, its backup goes on; where it is needed, all wait until it has been started again."""
+    tasks, case = cluster(chief=1, ps=1, worker=2), f"{rule}/dense/adam/1/long"
+    command = program("rules.py", "out", case)
+    tasks.start(command)
+    tasks.await_text("chief:0", "epoch 2/20")
+    killed = tasks.processes["worker:1"]
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    if together == 2:
+        tasks.start(command, "worker:1")
+    ended = tasks.finish()
+    codes = dict.fromkeys(tasks.tasks, 0) | ({"worker:1": -signal.SIGKILL} if together == 1 else {})
+    assert {task: one.code for task, one in ended.items()} == codes, tasks.told()
+    facts = ended["chief:0"].said[case]
+    assert (facts["iterations"], facts["losses"], facts["examples"]) == (LONG, LONG, LONG * together * BATCH)
+    assert sum(worker["batches"] for worker in facts["workers"].values()) == LONG * together
