@@ -140,7 +140,7 @@ class Wire:
                 crossing = self._rounded(joined)
             rows.append(numbers)
             read.append(joined)
-            for shard, part in zip(whole + post.tables, self._parted(crossing, post, whole, counts), strict=True):
+            for shard, part in zip(whole + post.tables, self._parted(crossing, counts, post, whole), strict=True):
                 arrived[shard.place, shard.index] = part
         values = []
         for place, shards in enumerate(self.shards):
@@ -199,13 +199,13 @@ class Wire:
         found: list[list[Any]] = [[None] * len(shards) for shards in self.shards]
         for number, post in enumerate(self.posts):
             with tf.device(post.device):
-                parted = [
-                    self._parted(each.parcels[number], post, post.dense, [tf.size(own) for own in each.rows[number]])
-                    for each in arrivals
-                ]
+                parcels = [each.parcels[number] for each in arrivals]
+                if not post.tables:
+                    parcels = [_mean(parcels)]  # before it is parted: one pass over it, not one for each of the parts
+                counts = [[tf.size(own) for own in each.rows[number]] for each in arrivals]
+                parted = [self._parted(*each, post, post.dense) for each in zip(parcels, counts, strict=False)]
                 for index, shard in enumerate(post.dense):
-                    mean = _mean([parts[index] for parts in parted])
-                    found[shard.place][shard.index] = mean
+                    found[shard.place][shard.index] = _mean([parts[index] for parts in parted])
                 for index, shard in enumerate(post.tables):
                     numbers = [each.rows[number][index] for each in arrivals]
                     values = [parts[len(post.dense) + index] for parts in parted]
@@ -234,7 +234,7 @@ class Wire:
             return [tf.identity(own) for own in sent]
         return tf.split(sent[: -len(counts)], sent[-len(counts) :], num=len(counts))
 
-    def _parted(self, joined: tf.Tensor, post: Post, whole: list[Shard], counts: list[tf.Tensor]) -> Tensors:
+    def _parted(self, joined: tf.Tensor, counts: list[tf.Tensor], post: Post, whole: list[Shard]) -> Tensors:
         joined = tf.cast(joined, post.dtype)
         shapes: list[Any] = [shard.shape for shard in whole]
         shapes += [[count, *shard.shape[1:]] for shard, count in zip(post.tables, counts, strict=True)]
@@ -284,7 +284,7 @@ def dense(gradient: Any, value: tf.Tensor) -> tf.Tensor:
 
 
 def _mean(values: Tensors) -> tf.Tensor:
-    return values[0] if len(values) == 1 else tf.add_n(values) / tf.cast(len(values), values[0].dtype)
+    return values[0] if len(values) == 1 else tf.add_n(values) * tf.cast(1 / len(values), values[0].dtype)
 
 
 def _mean_of_rows(values: Tensors, numbers: Tensors, shape: tuple[int, ...]) -> tf.IndexedSlices:
