@@ -1,7 +1,6 @@
 """Every rule of updates learns as well as one process does."""
 
 import json
-import sys
 
 import pytest
 
@@ -25,7 +24,6 @@ def accuracies(tmp_path_factory):
     assert done.code == 0, done.stderr
     found = json.loads((done.run_dir / "attempt_1" / "chief-0" / "stdout.log").read_text())
     found = {"one process": single.said["async"], **found}
-    print(found, file=sys.stderr)
     return found
 
 

@@ -186,6 +186,11 @@ def test_asynchronous_workers_count_exactly(rule, updates, three_workers):
     assert facts["validated"] == 61
 
 
+def test_staleness_is_what_the_others_have_changed(three_workers):
+    workers = [worker for facts in three_workers.facts.values() for worker in facts["workers"].values()]
+    assert 1 < max(number for worker in workers for number in worker["staleness"]) <= STEPS
+
+
 def test_two_of_three_workers_make_an_update(three_workers):
     facts = three_workers.facts["sync 2/tables/adam/1/rows/odd"]
     workers = facts["workers"].values()

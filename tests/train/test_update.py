@@ -202,6 +202,13 @@ def test_the_count_of_updates_is_one_atomic_addition():
     optimizer = keras.optimizers.SGD(0.1)
     variables = parameters()
     optimizer.build(variables)
-    graph = tf.function(lambda: applied(optimizer, gradients(0), variables)).get_concrete_function().graph
+    function = tf.function(lambda *given: applied(optimizer, [*given, None], variables))
+    graph = function.get_concrete_function(*gradients(0)[:-1]).graph
     (counter,) = [inner for outer, inner in graph.captures if outer is optimizer.iterations.value.handle]
-    assert [operation.type for operation in counter.consumers()] == ["AssignAddVariableOp", "ReadVariableOp"]
+    addition, read = counter.consumers()
+    assert [addition.type, read.type] == ["AssignAddVariableOp", "ReadVariableOp"]
+    # It waits for a gradient: a function of several steps would otherwise count all of them as it begins.
+    before = [addition]
+    for op in before:
+        before += [*op.control_inputs, *(each.op for each in op.inputs)]
+    assert {tensor.op.name for tensor in graph.inputs[:2]} & {op.name for op in before}

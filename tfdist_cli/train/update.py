@@ -46,7 +46,9 @@ def apply(
             lambda: _take_scaled(optimizer, gradients, parameters, learning_rate),
             lambda: _lower_scale(optimizer),
         )
-    number = optimizer._iterations.value.assign_add(1, read_value=True) - 1
+    counter = optimizer._iterations.value
+    with tf.control_dependencies(_arrived(counter, gradients, parameters)):
+        number = counter.assign_add(1, read_value=True) - 1
     rate = _rate(optimizer, number)
     if learning_rate is not None:
         rate = learning_rate.at(rate, number)
@@ -56,6 +58,19 @@ def apply(
     else:
         _apply_by_rule(rule, optimizer, gradients, parameters, number, rate)
     return number
+
+
+def _arrived(counter: Any, gradients: Sequence[Gradient | None], parameters: Sequence[keras.Variable]) -> list[Any]:
+    """What to wait for before an update is counted: else a function of several steps counts all of them as it begins.
+
+    One part of the gradients is enough, on the counter's own ps if there is one there.
+    """
+    found = [
+        (shard.device != counter.device, _values(part))
+        for variable, gradient in zip(parameters, gradients, strict=True)
+        for shard, part in zip(parts(variable), gradient or [], strict=bool(gradient))
+    ]
+    return [values for _, values in sorted(found, key=lambda each: each[0])[:1]]
 
 
 def updates_rows(optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable]) -> bool:

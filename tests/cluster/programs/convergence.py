@@ -15,7 +15,7 @@ from tfdist_cli.datasets import digits
 from tfdist_cli.spec.updates import LearningRate, Updates
 from tfdist_cli.train.data import Pipeline
 
-EPOCHS, BATCH, BATCHES = 20, 32, 44
+EPOCHS, BATCH, BATCHES = 15, 32, 44
 RULES = {
     "async": {},
     "push 4": {"updates": Updates(push_every=4), "learning_rate": LearningRate(scale="sqrt")},
