@@ -23,8 +23,7 @@ def accuracies(tmp_path_factory):
     done = launch(folder, "--", *program("convergence.py", *RULES), timeout=800)
     assert done.code == 0, done.stderr
     found = json.loads((done.run_dir / "attempt_1" / "chief-0" / "stdout.log").read_text())
-    found = {"one process": single.said["async"], **found}
-    return found
+    return {"one process": single.said["async"], **found}
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -145,6 +145,7 @@ class AggregatedUpdates:
             yield messages
         finally:
             self._send(tf.constant([0, _OVER, 0, 0], tf.int64), self._nothing())
+            thread.join()  # else the next run's could hear this, and this one what is said in the next run
 
     @contextlib.contextmanager
     def _letting_go(self) -> Iterator[None]:
