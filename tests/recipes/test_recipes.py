@@ -95,6 +95,7 @@ def test_shards_part_the_data(contract, module):
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
+@pytest.mark.slow
 def test_a_step_trains(module):
     model = module.model()
     batch = next(iter(module.dataset("train", Shard()).batch(32)))

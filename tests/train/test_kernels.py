@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from tfdist_cli.train import kernels
 
+pytestmark = pytest.mark.slow
+
 optimizers = keras.optimizers
 KINDS = {
     "sgd": lambda rate=0.1: optimizers.SGD(rate),

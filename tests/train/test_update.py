@@ -73,6 +73,7 @@ def assert_equal(ours, plain):
 CONSTRAINED = {f"{name} with a constraint": name for name in ("sgd", "adamw", "nadam", "global clipnorm")}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("name", [*OPTIMIZERS, *CONSTRAINED])
 def test_updates_equal_kerass_of_spread_variables_too(name, servers):
@@ -153,6 +154,7 @@ def applied_to_the_whole(optimizer, rows, bias, made):
     optimizer.apply([tf.convert_to_tensor(rows), bias], made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("name", BY_ROWS)
 def test_updates_of_rows_equal_kerass_of_the_whole(name, count, servers):
