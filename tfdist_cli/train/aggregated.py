@@ -116,11 +116,13 @@ class AggregatedUpdates:
                     aggregation.updated()
                     if pause.agreed():
                         aggregation.wind_up()
-                    if len(tally.losses) == size or pause.wanted() or aggregation.done == aggregation.end:
+                    if len(tally.losses) == size or pause.wanted():
                         done.append(tally.execution(int(pause.wanted()), aggregation.largest_gap))
                         tally = _Tally(aggregation.done)
                 self._answer(aggregation)
                 yield from done
+            if tally.losses or tally.dropped:
+                yield tally.execution(int(pause.wanted()), aggregation.largest_gap)
         for gradient in aggregation.left_over():
             self._discard(tf.constant(gradient.key, tf.int64))
 

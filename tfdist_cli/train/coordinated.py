@@ -182,7 +182,8 @@ class CoordinatedEngine:
 
     def _reading(self) -> Callable[[Any], tuple[Tensors, Given]]:
         """For each batch the parameters, of which those that are no tables are read once."""
-        tables, wire = self._shop.tables, self._shop.wire
+        tables = self._shop.tables
+        wire = Wire(self._step.parameters, tables)  # what is kept is scored, not what it is rounded to on its way
         held = wire.pull(tables.nothing()).values
 
         def reading(batch: Any) -> tuple[Tensors, Given]:

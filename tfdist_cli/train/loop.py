@@ -145,10 +145,11 @@ class TrainingLoop:
             pause=self._pause,
         )
         for execution in executions:
-            if self._each_batch:
+            each_batch = self._each_batch and len(execution.losses)  # without losses it tells of dropped gradients
+            if each_batch:
                 self._callbacks.on_train_batch_begin(execution.first - epoch_first)
             self._take(execution, epoch)
-            if self._each_batch:
+            if each_batch:
                 last = execution.first + len(execution.losses) - 1
                 self._callbacks.on_train_batch_end(last - epoch_first, self._totals.logs())
                 self._agree_after_batch()
