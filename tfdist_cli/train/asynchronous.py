@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ class AsynchronousUpdates:
             if not pending:
                 return
             begun, remote = pending.popleft()
-            execution = self._execution(begun, self._raising_cause(remote.fetch), int(pause.wanted()))
+            execution = self._execution(begun, self._raising_cause(partial(_fetched, remote)), int(pause.wanted()))
             self._pace.done(len(execution.losses))
             yield execution
 
@@ -117,6 +118,12 @@ class AsynchronousUpdates:
             )
 
         return execute
+
+
+def _fetched(remote: Any) -> Any:
+    """What an execution has returned. One that fails just while it is fetched gives None, and its error after that."""
+    fetched = remote.fetch()
+    return remote.fetch() if fetched is None else fetched
 
 
 @dataclass(frozen=True)
