@@ -24,4 +24,6 @@ def differences(some, others, recipe, of=None):
 
 
 def _names(written, recipe):
-    return [name.removeprefix(f"{recipe}/") for name in written.files if name.startswith(f"{recipe}/")]
+    """What was written of a training: `00` or `00/path`, and `history/loss`; not what another one's longer name has."""
+    names = [name.removeprefix(f"{recipe}/") for name in written.files if name.startswith(f"{recipe}/")]
+    return [name for name in names if name.split("/")[0] == "history" or name.split("/")[0].isdigit()]
