@@ -47,11 +47,13 @@ def apply(
             lambda: _lower_scale(optimizer),
         )
     counter = optimizer._iterations.value
-    with tf.control_dependencies(_arrived(counter, gradients, parameters)):
-        number = counter.assign_add(1, read_value=True) - 1
-    rate = _rate(optimizer, number)
-    if learning_rate is not None:
-        rate = learning_rate.at(rate, number)
+    # All of it where the counter is: from there every ps has it by one message, not by way of the worker.
+    with tf.device(counter.device):
+        with tf.control_dependencies(_arrived(counter, gradients, parameters)):
+            number = counter.assign_add(1, read_value=True) - 1
+        rate = _rate(optimizer, number)
+        if learning_rate is not None:
+            rate = learning_rate.at(rate, number)
     rule = rule_of(optimizer)
     if rule is None or _needs_keras(optimizer, parameters):
         _apply_by_keras(optimizer, gradients, parameters, number, rate)
