@@ -60,5 +60,4 @@ for epoch in range(workload.epochs + 1):
 if rank == 0:
     stopwatch.write()
 dist.destroy_process_group()
-sys.stdout.flush()
 os._exit(0)  # gloo's and TensorFlow's threads do not always let an interpreter end in peace
