@@ -44,14 +44,14 @@ KINDS = {
     ),
     "lion": lambda rate=0.01: optimizers.Lion(rate),
 }
-SCATTERED = ("ResourceScatterSub", "ResourceScatterUpdate")
+SCATTERED = ("ResourceScatterUpdate",)
 KERNELS = {  # of a whole variable, of rows
-    "sgd": (("ResourceApplyGradientDescent",), ("ResourceScatterSub",)),
+    "sgd": (("ResourceApplyGradientDescent",), SCATTERED),
     "momentum": (("ResourceApplyKerasMomentum",), ("ResourceSparseApplyKerasMomentum",)),
     "adam": (("ResourceApplyAdam",), SCATTERED),
     "amsgrad": (("ResourceApplyAdamWithAmsgrad",), SCATTERED),
     "adamw": (("ResourceApplyAdam",), SCATTERED),
-    "adagrad": (("ResourceApplyAdagradV2",), ("ResourceSparseApplyAdagradV2",)),
+    "adagrad": (("ResourceApplyAdagradV2",), SCATTERED),
     "adagrad, large epsilon": (("ResourceApplyGradientDescent",), SCATTERED),
     "rmsprop": (("ResourceApplyGradientDescent",), SCATTERED),
     "rmsprop, momentum": (("ResourceApplyRMSProp",), ("ResourceSparseApplyRMSProp",)),

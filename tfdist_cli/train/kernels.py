@@ -12,10 +12,7 @@ others it is the lazy meaning, as in LazyAdam: a row's momentum moves the row, a
 only, and so does weight decay. Bias corrections count all updates.
 
 Several workers may update a variable at the same time. An update of the whole variable holds the variable's lock (and
-its slots'), so none is lost. An update of rows holds no lock: what two workers do to the same row in the same moment
-may be lost for the one or the other, in the row or in its slots, as in Hogwild (Niu et al., 2011); different rows never
-disturb each other. The rules by operations read their slots first and write them later: there, of two updates of a slot
-that overlap, the later one stays, but no change of the variable itself is lost for that.
+its slots'), so none is lost. Updates of a table's rows take turns by a lock of their own, so none of these is either.
 
 A table whose rows have been updated or gathered once is in TensorFlow's copy-on-read mode: rows are then changed where
 they are, whoever reads, but each *whole* read or update copies the table. So a table takes the one kind of update or
@@ -104,7 +101,19 @@ class Rule:
         Returns:
             The operation. It fails with `InvalidArgumentError` where a row is not in the piece.
         """
-        return _run(self.some, Update(optimizer, variable, slots, gradient, rate, number, rows))
+        return _in_turn(variable, Update(optimizer, variable, slots, gradient, rate, number, rows), self.some)
+
+
+def _in_turn(variable: tf.Variable, update: Update, formula: Callable[[Update], Any]) -> Any:
+    """Updates rows while no other update of the piece's rows does."""
+    with tf.device(variable.device):
+        with tf.control_dependencies([update.gradient, update.rows]):  # nobody waits for what is still on its way
+            mutex = tf.raw_ops.MutexV2(shared_name=f"tfdist-rows-{variable._unique_id}")
+            lock = tf.raw_ops.MutexLock(mutex=mutex)
+        with tf.control_dependencies([lock]):
+            done = _run(formula, update)
+        with tf.control_dependencies([done]):
+            return tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
 
 def _run(formula: Callable[[Update], Any], update: Update) -> Any:
@@ -139,7 +148,7 @@ _RULES: dict[type, Callable[[Any], Rule]] = {
     keras.optimizers.Adam: _adam,
     keras.optimizers.AdamW: _adam,
     keras.optimizers.RMSprop: _rmsprop,
-    keras.optimizers.Adagrad: lambda _: Rule(("_accumulators",), formulas.adagrad, formulas.adagrad),
+    keras.optimizers.Adagrad: lambda _: Rule(("_accumulators",), formulas.adagrad, formulas.adagrad_by_operations),
     keras.optimizers.Adadelta: lambda _: Rule(_ADADELTA, formulas.adadelta, formulas.adadelta),
     keras.optimizers.Adamax: lambda _: Rule(("_m", "_u"), formulas.adamax, formulas.adamax_rows),
     keras.optimizers.Ftrl: lambda _: Rule(("_accumulators", "_linears"), formulas.ftrl, formulas.ftrl),
