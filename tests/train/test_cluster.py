@@ -1,6 +1,7 @@
 """The scope to make a model in."""
 
 import keras
+import numpy as np
 import pytest
 
 import tfdist_cli as tfdist
@@ -38,3 +39,11 @@ def test_no_such_placement():
     with pytest.raises(UsageError, match="'nearest' is no placement") as raised:
         tfdist.scope(placement="nearest")
     assert raised.value.hint == "use greedy or round_robin"
+
+
+def test_rules_for_parameter_servers_are_left_out_elsewhere_with_a_word(caplog):
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with caplog.at_level("INFO", "tfdist"):
+        tfdist.fit(model, (np.zeros([4, 2]), np.zeros([4, 1])), updates=tfdist.Updates(mode="sync"))
+    assert "updates: left out, since it is about parameter servers; this is single" in caplog.text

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from tfdist_cli.spec.model import Inconsistent, PathField, SpecModel
-from tfdist_cli.spec.updates import EmbeddingRule, LearningRate, PlacementRule, ShardRule, Updates, WireType
+from tfdist_cli.spec.updates import EmbeddingRule, Jit, LearningRate, PlacementRule, ShardRule, Updates, WireType
 
 
 def _check_module(name: str) -> str:
@@ -37,6 +37,9 @@ class Train(SpecModel):
     """Stop at this global step exactly, counted from the first step ever, checkpoints included."""
     steps_per_execution: Count | Literal["auto"] = "auto"
     """Steps a worker runs between two reports to the chief; `auto`: chosen for the strategy."""
+    jit: Jit = False
+    """Whether XLA compiles the forward and backward pass; `auto` tries it before the training, and takes what is
+    quicker."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seeds weights, shuffling and dropout."""
     share: Share = "split"

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from tfdist_cli.spec.model import Inconsistent, SpecModel
 
+Jit = bool | Literal["auto"]
 WireType = Literal["float32", "bfloat16", "float16"]
 PlacementRule = Literal["greedy", "round_robin"]
 _Count = Annotated[int, Field(ge=1)]

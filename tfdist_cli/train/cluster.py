@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import socket
 import sys
@@ -20,7 +21,7 @@ from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.records import emit
 from tfdist_cli.spec.cluster import SERVING_ROLES
 from tfdist_cli.spec.task_id import DATA_ROLES
-from tfdist_cli.spec.updates import PlacementRule, ShardRule
+from tfdist_cli.spec.updates import PlacementRule, ShardRule, Updates
 from tfdist_cli.train import data_service
 from tfdist_cli.train.coordinated import CoordinatedEngine
 from tfdist_cli.train.engine import Engine, Rules
@@ -28,6 +29,8 @@ from tfdist_cli.train.placement import DEFAULT_PLACEMENT, Placement, PlacementRu
 from tfdist_cli.train.presence import gather, outlast, port_taken, report_in, wait_until_gone
 from tfdist_cli.train.step import ModelStep
 from tfdist_cli.train.synchronous import Membership, SynchronousEngine
+
+log = logging.getLogger("tfdist")
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class Joined:
         """
         if self.environment.strategy == "parameter_server":
             return CoordinatedEngine(step, self.strategy, element_spec, rules)
+        if rules.updates != Updates() and self.environment.is_chief:
+            log.info("updates: left out, since it is about parameter servers; this is %s", self.environment.strategy)
         names = tuple(str(task) for task in self.environment.members)
         index = self.environment.members.index(self.environment.task) if len(names) > 1 else 0
         return SynchronousEngine(step, self.strategy, element_spec, Membership(names, index), rules)

@@ -23,8 +23,10 @@ from tfdist_cli.train.asynchronous import AsynchronousUpdates
 from tfdist_cli.train.data import DatasetFunction, Shard, checked
 from tfdist_cli.train.engine import DEFAULT_RULES, Execution, Pause, Rules
 from tfdist_cli.train.evaluation import evaluation_function
+from tfdist_cli.train.jit import wants_xla
 from tfdist_cli.train.metrics import MetricTotals
 from tfdist_cli.train.rate import Rate
+from tfdist_cli.train.room import make_room
 from tfdist_cli.train.seeds import Seeds
 from tfdist_cli.train.step import Given, ModelStep, Tensors
 from tfdist_cli.train.tables import Tables
@@ -58,6 +60,7 @@ class CoordinatedEngine:
         # TensorFlow can create data on one worker alone only through its own list of workers.
         self._workers = coordinator._cluster.workers
         self.workers = len(self._workers)
+        make_room([worker.device_name for worker in self._workers])
         self.synchronous = rules.updates.mode != "async"
         self._evaluation: Any = None
         self._iterators: Any = None
@@ -78,6 +81,7 @@ class CoordinatedEngine:
             Rate(rules.learning_rate, rules.batches(self.workers)),
         )
         self._updates = AggregatedUpdates(self._shop) if self.synchronous else AsynchronousUpdates(self._shop)
+        self._choose_jit()
         reason = why_by_keras(optimizer, parameters)
         if reason:
             log.info("updates are computed by Keras's own operations, which take longer: %s", reason)
@@ -149,6 +153,21 @@ class CoordinatedEngine:
         """See `Engine.settle`."""
         with self.scope():
             self._shop.seeds.settle(step)
+
+    def _choose_jit(self) -> None:
+        """Tries XLA on the first worker, if it may be used."""
+        wanted = self._shop.rules.jit
+        if wanted and self._shop.tables.tables:
+            log.info("jit: without XLA, which would compile anew for each number of rows that a batch looks up")
+            return
+
+        def run(steps: Callable[[], tf.Tensor]) -> Any:
+            try:
+                return self._shop.on_worker(self._workers[0], steps).fetch()
+            except Exception as error:  # noqa: BLE001 it is raised again, or its cause
+                raise_cause(error)
+
+        self._step.jit = wants_xla(self._step, self._element_spec, wanted, run)
 
     def _check(self, rules: Rules) -> None:
         """Refuses what would go wrong without a word."""

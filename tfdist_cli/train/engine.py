@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tfdist_cli.spec.recipe import Share
-from tfdist_cli.spec.updates import EmbeddingRule, LearningRate, Updates, WireType
+from tfdist_cli.spec.updates import EmbeddingRule, Jit, LearningRate, Updates, WireType
 from tfdist_cli.train.data import DatasetFunction
 from tfdist_cli.train.metrics import MetricTotals
 
@@ -24,12 +24,14 @@ class Rules:
         learning_rate: what becomes of the optimizer's.
         wire: the type in which parameters and gradients cross the network.
         embeddings: which tables are moved row by row; None for none.
+        jit: whether XLA compiles the forward and backward pass.
     """
 
     updates: Updates = field(default_factory=Updates)
     learning_rate: LearningRate = field(default_factory=LearningRate)
     wire: WireType = "float32"
     embeddings: EmbeddingRule | None = field(default_factory=EmbeddingRule)
+    jit: Jit = False
 
     def batches(self, workers: int) -> int:
         """Workers' batches that make one update on parameter servers."""

@@ -13,7 +13,7 @@ import numpy as np
 from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.records import emit
 from tfdist_cli.spec.recipe import Share
-from tfdist_cli.spec.updates import EmbeddingRule, LearningRate, Updates, WireType
+from tfdist_cli.spec.updates import EmbeddingRule, Jit, LearningRate, Updates, WireType
 from tfdist_cli.train.assignment import Assignment, Saving, Schedule, Validation
 from tfdist_cli.train.checkpoint import CheckpointFolder
 from tfdist_cli.train.cluster import Joined, join, leave_together
@@ -77,6 +77,7 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
     learning_rate: LearningRate | None = None,
     wire: WireType = "float32",
     embeddings: EmbeddingRule | None = DEFAULT_EMBEDDINGS,
+    jit: Jit = False,
 ) -> keras.callbacks.History:
     """Trains a compiled Keras 3 model on the cluster that this process is in, or in this process alone.
 
@@ -103,6 +104,8 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
         learning_rate: what becomes of the optimizer's learning rate; it stays as it is by default.
         wire: the type in which parameters and gradients cross the network: `float32`, `bfloat16` or `float16`.
         embeddings: which `Embedding` tables are moved row by row, on parameter servers; None for none.
+        jit: whether XLA compiles the forward and backward pass; `"auto"` tries it before the training, and takes the
+            quicker way.
 
     Returns:
         Keras's `History`: `history.history["loss"]` has a value for each epoch.
@@ -119,7 +122,7 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
             raise UsageError("an evaluator needs validation_data and checkpoints", hint="pass both to tfdist.fit")
         run_evaluator(model, validation, checkpoints.saving().folder, joined.environment.run_dir)
         raise SystemExit(0)
-    rules = Rules(updates or Updates(), learning_rate or LearningRate(), wire, embeddings)
+    rules = Rules(updates or Updates(), learning_rate or LearningRate(), wire, embeddings, jit)
     repeats = steps_per_epoch is None
     if steps_per_epoch is None:
         steps_per_epoch = full_pass(joined, function, rules, share)

@@ -8,6 +8,7 @@ stateless calls do it, in the order of its JAX trainer, which trains the same wa
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -61,6 +62,9 @@ class ModelStep:
     def __init__(self, model: keras.Model) -> None:
         _check(model)
         self.model = model
+        self.jit = False
+        """Whether XLA compiles training steps; only steps that are `given` nothing."""
+        self._compiled = tf.function(self._train, jit_compile=True, autograph=False)
 
     def build(self, element_spec: Any) -> None:
         """Creates all variables of model, metrics and optimizer.
@@ -107,13 +111,30 @@ class ModelStep:
         given: Given = contextlib.nullcontext,
     ) -> StepResult:
         """Loss, gradients with respect to `parameters`, and new values for one batch."""
+        if self.jit:
+            return self.by_xla(parameters, state, metrics, batch)
+        return StepResult(*self._train(parameters, state, metrics, batch, given))
+
+    def by_xla(self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any) -> StepResult:
+        """The same, compiled by XLA."""
+        return StepResult(*self._compiled(parameters, state, metrics, batch))
+
+    def _train(
+        self,
+        parameters: Tensors,
+        state: Tensors,
+        metrics: Tensors,
+        batch: Any,
+        given: Given = contextlib.nullcontext,
+    ) -> tuple[Any, ...]:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(parameters)
             with given(parameters) as whole:
                 loss, y_pred, state, metrics = self._forward(whole, state, metrics, batch, training=True)
             scaled = self.model.optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, parameters)
-        return self._result(loss, gradients, state, metrics, batch, y_pred)
+        result = self._result(loss, gradients, state, metrics, batch, y_pred)
+        return tuple(getattr(result, field.name) for field in dataclasses.fields(result))
 
     def evaluate(
         self,

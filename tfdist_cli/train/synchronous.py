@@ -22,6 +22,7 @@ from tfdist_cli.train.data import DatasetFunction, Shard, checked
 from tfdist_cli.train.engine import DEFAULT_RULES, Execution, Pause, Rules
 from tfdist_cli.train.evaluation import evaluation_function
 from tfdist_cli.train.exchange import Exchange
+from tfdist_cli.train.jit import runs_here, wants_xla
 from tfdist_cli.train.kernels import fused
 from tfdist_cli.train.metrics import MetricTotals
 from tfdist_cli.train.rate import Rate
@@ -83,6 +84,8 @@ class SynchronousEngine:
         self._sum = self._summing_function()
         leave_sums_to_engine(step.model.optimizer)
         self._check_accumulation()
+        faster = wants_xla(step, element_spec, rules.jit, runs_here)
+        step.jit = bool(self.total(np.array([float(faster and self.is_chief)]))[0])
 
     def scope(self) -> AbstractContextManager[Any]:
         """See `Engine.scope`."""

@@ -43,11 +43,6 @@ class Table:
         """How many rows it has."""
         return int(self.variable.shape[0])
 
-    @property
-    def width(self) -> int:
-        """Values in a row."""
-        return int(self.variable.shape[1])
-
 
 @dataclass(frozen=True)
 class Lookup:

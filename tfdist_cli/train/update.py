@@ -39,8 +39,8 @@ def apply(
         The number of updates before this one, int64, shape (); of one that is left out, too.
     """
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        parts = [part for gradient in gradients if gradient is not None for part in gradient]
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(_values(part))) for part in parts])
+        present = [part for gradient in gradients if gradient is not None for part in gradient]
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(_values(part))) for part in present])
         return tf.cond(
             finite,
             lambda: _take_scaled(optimizer, gradients, parameters, learning_rate),

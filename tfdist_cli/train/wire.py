@@ -106,14 +106,13 @@ class Wire:
     def __init__(
         self, parameters: Sequence[keras.Variable], tables: Tables | None = None, dtype: str = "float32"
     ) -> None:
-        self._shapes = [tuple(variable.shape) for variable in parameters]
         self._tables = [table.place for table in tables.tables] if tables else []
         self._crossing = None if dtype == "float32" else tf.as_dtype(dtype)
         self.shards = [list(_shards(place, variable)) for place, variable in enumerate(parameters)]
         posts: dict[tuple[str, tf.DType], Post] = {}
         for shard in (each for own in self.shards for each in own):
-            device, dtype = shard.variable.device, shard.variable.dtype
-            post = posts.setdefault((device, dtype), Post(device, dtype))
+            where = shard.variable.device, shard.variable.dtype
+            post = posts.setdefault(where, Post(*where))
             (post.tables if shard.place in self._tables else post.dense).append(shard)
         self.posts = list(posts.values())
 
@@ -134,9 +133,7 @@ class Wire:
             sent = _joined([*sent, tf.stack(counts)]) if len(sent) > 1 else sent
             with tf.device(post.device):
                 numbers = self._numbers(sent, counts)
-                own = [tf.convert_to_tensor(shard.variable) for shard in whole]
-                own += [_gathered(shard.variable, each) for shard, each in zip(post.tables, numbers, strict=True)]
-                joined = _joined(own)
+                joined = _read(whole, post.tables, numbers)
                 crossing = self._rounded(joined)
             rows.append(numbers)
             read.append(joined)
@@ -162,12 +159,12 @@ class Wire:
             gradient = dense(gradients[place], pulled.values[place])
             which = pulled.where.get(place)
             for shard in shards:
-                if which is not None:
-                    cut[place, shard.index] = gradient if len(shards) == 1 else tf.gather(gradient, which[shard.index])
+                if len(shards) == 1:
+                    cut[place, shard.index] = gradient
+                elif which is not None:
+                    cut[place, shard.index] = tf.gather(gradient, which[shard.index])
                 else:
-                    cut[place, shard.index] = (
-                        gradient if len(shards) == 1 else gradient[shard.begin : shard.begin + shard.shape[0]]
-                    )
+                    cut[place, shard.index] = gradient[shard.begin : shard.begin + shard.shape[0]]
         parcels = []
         for post in self.posts:
             crossing = self._rounded(_joined([cut[shard.place, shard.index] for shard in post.dense + post.tables]))
@@ -189,9 +186,8 @@ class Wire:
         parcels = []
         for post, parcel, numbers, before in zip(self.posts, arrival.parcels, arrival.rows, pulled.read, strict=True):
             with tf.device(post.device):
-                own = [tf.convert_to_tensor(shard.variable) for shard in post.dense]
-                own += [_gathered(shard.variable, each) for shard, each in zip(post.tables, numbers, strict=True)]
-                parcels.append(parcel + tf.cast(factor, parcel.dtype) * parcel * parcel * (_joined(own) - before))
+                moved = _read(post.dense, post.tables, numbers) - before
+                parcels.append(parcel + tf.cast(factor, parcel.dtype) * parcel * parcel * moved)
         return Arrival(parcels, arrival.rows)
 
     def gradients(self, arrivals: Sequence[Arrival]) -> list[Gradient]:
@@ -254,6 +250,12 @@ def _shards(place: int, variable: keras.Variable) -> Iterator[Shard]:
     for index, part in enumerate(parts(variable)):
         yield Shard(place, index, part, begin)
         begin += int(part.shape[0]) if part.shape.rank else 0
+
+
+def _read(dense: Sequence[Shard], tables: Sequence[Shard], numbers: Tensors) -> tf.Tensor:
+    """Variables, and the named rows of tables, as one tensor."""
+    own = [tf.convert_to_tensor(shard.variable) for shard in dense]
+    return _joined([*own, *(_gathered(shard.variable, each) for shard, each in zip(tables, numbers, strict=True))])
 
 
 def _joined(values: Tensors) -> tf.Tensor:
