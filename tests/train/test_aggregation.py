@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tfdist_cli.train.aggregation import Aggregation
 
 
-def handed_in(rule, worker, step, *, waits=True):
-    return rule.hand_in(worker, step, key=100 * worker + step, waits=waits)
+def handed_in(rule, worker, step):
+    return rule.hand_in(worker, step, key=100 * worker + step)
 
 
 def updated(rule):
@@ -149,7 +149,7 @@ def test_any_order_of_events_comes_to_the_end(backups, data):
             given_up = True
         else:
             keys += 1
-            rule.hand_in(worker, at_work.pop(worker), keys, waits=True)
+            rule.hand_in(worker, at_work.pop(worker), keys)
         while gradients := rule.complete():
             assert len({gradient.worker for gradient in gradients}) == aggregate
             assert {gradient.step for gradient in gradients} == {rule.done}

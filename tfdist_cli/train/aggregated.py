@@ -2,8 +2,10 @@
 
 Each worker runs a function of some steps. For each step it asks the chief, which answers with the step's number as soon
 as the rule lets the worker go on. It computes a gradient, leaves it on the ps under a key, and hands the key in with
-what it counted. When enough gradients for the next update are there, the chief has the ps apply their mean. What a
-worker leaves is applied whole or not at all, on all ps: of a worker that dies in between nothing is applied.
+what it counted. When enough gradients for the next update are there, the chief orders it: a function that is already
+under way, of some updates, has the ps apply the mean of what was left under these keys, and then answers the workers
+that wait for this update. What a worker leaves is applied whole or not at all, on all ps: of a worker that dies in
+between nothing is applied.
 """
 
 from __future__ import annotations
@@ -11,55 +13,32 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from functools import partial
 from itertools import count as counter
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
 
 from tfdist_cli.train.aggregation import Aggregation, Gradient
-from tfdist_cli.train.engine import Execution, Pause, WorkerReport
+from tfdist_cli.train.crew import Crew
+from tfdist_cli.train.engine import Execution, Pause
 from tfdist_cli.train.step import Tensors, values
+from tfdist_cli.train.tally import Message, Tally
 from tfdist_cli.train.wire import Arrival
-from tfdist_cli.train.workshop import Workshop, raise_cause
+from tfdist_cli.train.workshop import Workshop
 
 _LOOK_SECONDS = 0.5
 """How often workers are looked at that say nothing."""
-_AHEAD = 2
-"""Functions that are begun on a worker: one that runs and one that waits for it."""
 _CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
-_GREETS, _LEAVES, _OVER = -1, -2, -3
-"""What a message says in the place of a step's number: a worker begins, a worker has ended, nobody listens any more."""
-_numbers = counter()
-
-
-@dataclass(frozen=True)
-class _Message:
-    """What a worker says, and what it counted.
-
-    Args:
-        worker: its number.
-        step: the step its gradient is for, or one of the words above.
-        key: what its gradient is left under.
-        waits: whether it waits for an answer.
-        loss: the loss of its batch.
-        examples: the examples in it.
-        metrics: what they counted, packed.
-        state: the state after the step, flat.
-    """
-
-    worker: int
-    step: int
-    key: int
-    waits: bool
-    loss: float
-    examples: int
-    metrics: np.ndarray
-    state: np.ndarray
+_GREETS, _LEAVES, _MADE, _OVER = -1, -2, -3, -4
+"""What a message says in the place of a step's number: a worker's function begins, or has ended; an update has been
+made; nobody listens any more."""
+_NO_MORE, _NO_ANSWER = -1, -2
+"""In the place of a step's number in an answer: there are no more steps; this worker is not answered now."""
+_names = counter()
+_News = queue.SimpleQueue[Message | Exception]
 
 
 class AggregatedUpdates:
@@ -71,18 +50,21 @@ class AggregatedUpdates:
 
     def __init__(self, workshop: Workshop) -> None:
         self._shop = workshop
-        self._name = f"tfdist-{next(_numbers)}"
-        self._functions: dict[int, Any] = {}
+        self._name = f"tfdist-{next(_names)}"
+        self._aggregate = workshop.rules.batches(len(workshop.workers))
         self._present: list[bool] = []
         self._keys = counter()
-        self._accepted: dict[int, _Message] = {}
+        self._accepted: dict[int, Message] = {}
         """What was handed in for updates that are still to be made, by key."""
         self._state_sizes = [int(np.prod(variable.shape)) for variable in workshop.own_state(workshop.step.state)]
         with tf.device(_CHIEF):
             size = 2 + workshop.totals.size + sum(self._state_sizes)
-            self._inbox = tf.queue.FIFOQueue(-1, [tf.int64, tf.float64], [[4], [size]])
+            self._inbox = tf.queue.FIFOQueue(-1, [tf.int64, tf.float64], [[3], [size]])
             self._outboxes = [tf.queue.FIFOQueue(-1, [tf.int64], [[2]]) for _ in workshop.workers]
-        self._update = self._update_function()
+            size = 1 + self._aggregate + 2 * len(workshop.workers)
+            self._orders = tf.queue.FIFOQueue(-1, [tf.int64, tf.float64], [[size], [sum(self._state_sizes)]])
+        self._worker_functions: dict[int, Any] = {}
+        self._updates = self._update_function()
         self._discard = self._discard_function()
 
     def run(
@@ -90,64 +72,95 @@ class AggregatedUpdates:
     ) -> Iterator[Execution]:
         """See `Engine.run`; a pause comes as soon as what workers have been given is done."""
         del adapts  # workers ask before every step
-        rules, workers = self._shop.rules, len(self._shop.workers)
-        staleness = rules.updates.staleness or 0
-        aggregation = Aggregation(workers, rules.batches(workers), staleness, first, first + steps)
-        tally = _Tally(first)
-        work = self._functions.get(size)
-        if work is None:
-            work = self._functions[size] = self._worker_function(size)
-
-        def begin(worker: int) -> Any:
-            args = (iterators, tf.constant(worker, tf.int64), self._outboxes[worker].queue_ref)
-            return self._shop.on_worker(self._shop.workers[worker], work, args)
-
-        crew = _Crew(workers, begin)
+        workers, staleness = len(self._shop.workers), self._shop.rules.updates.staleness or 0
+        aggregation = Aggregation(workers, self._aggregate, staleness, first, first + steps)
+        tally, made = Tally(first), first
+        early: list[tuple[int, int, int]] = []
+        """Answers that wait for updates which are being made: how many have to be, to whom, which step."""
+        crew = Crew(workers, partial(self._begin, iterators, size))
         self._accepted.clear()
-        with self._listening() as messages, self._letting_go():
-            while aggregation.done < aggregation.end or crew.at_work:
-                message = _next(messages, crew)
+        with self._listening() as news, self._updating(news), self._letting_go():
+            while aggregation.done < aggregation.end or made < aggregation.done or crew.at_work:
+                message = _next(news, crew)
                 if message is None:
                     continue
-                self._take(message, aggregation, crew, tally)
+                if message.step == _MADE:
+                    made += 1
+                else:
+                    self._take(message, aggregation, crew, tally)
                 done = []
-                while made := aggregation.complete():
-                    self._make(made, tally)
+                while gradients := aggregation.complete():
                     aggregation.updated()
                     if pause.agreed():
                         aggregation.wind_up()
+                    self._order(gradients, dict(aggregation.assign()), tally)
                     if len(tally.losses) == size or pause.wanted():
                         done.append(tally.execution(int(pause.wanted()), aggregation.largest_gap))
-                        tally = _Tally(aggregation.done)
-                self._answer(aggregation)
+                        tally = Tally(aggregation.done)
+                early += [(aggregation.done, worker, step) for worker, step in aggregation.assign()]
+                for _, worker, step in [each for each in early if each[0] <= made]:
+                    self._outboxes[worker].enqueue([self._answer(step)])
+                early = [each for each in early if each[0] > made]
                 yield from done
             if tally.losses or tally.dropped:
                 yield tally.execution(int(pause.wanted()), aggregation.largest_gap)
         for gradient in aggregation.left_over():
             self._discard(tf.constant(gradient.key, tf.int64))
 
+    def _begin(self, iterators: Any, size: int, worker: int, serial: int) -> Any:
+        """Begins a worker's function."""
+        work = self._worker_functions.get(size)
+        if work is None:
+            work = self._worker_functions[size] = self._worker_function(size)
+        numbers = tf.constant([worker, serial], tf.int64)
+        return self._shop.on_worker(self._shop.workers[worker], work, (iterators, numbers, self._outbox(worker)))
+
+    def _outbox(self, worker: int) -> Any:
+        return self._outboxes[worker].queue_ref
+
     @contextlib.contextmanager
-    def _listening(self) -> Iterator[queue.SimpleQueue[_Message]]:
-        """Has a thread receive what workers say: waiting in TensorFlow would keep signals from being heard."""
-        messages: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+    def _listening(self) -> Iterator[_News]:
+        """Has a thread receive what is said: waiting in TensorFlow would keep signals from being heard."""
+        news: _News = queue.SimpleQueue()
         sizes = np.cumsum([2, self._shop.totals.size])
 
         def listen() -> None:
             while True:
                 head, body = (part.numpy() for part in self._inbox.dequeue())
-                worker, step, key, waits = (int(number) for number in head)
+                worker, step, key = (int(number) for number in head)
                 if step == _OVER:
                     return
                 (loss, examples), metrics, state = np.split(body, sizes)
-                messages.put(_Message(worker, step, key, bool(waits), float(loss), int(examples), metrics, state))
+                news.put(Message(worker, step, key, float(loss), int(examples), metrics, state))
 
         thread = threading.Thread(target=listen, name="gradients", daemon=True)
         thread.start()
         try:
-            yield messages
+            yield news
         finally:
-            self._send(tf.constant([0, _OVER, 0, 0], tf.int64), self._nothing())
+            self._send(tf.constant([0, _OVER, 0], tf.int64), self._nothing())
             thread.join()  # else the next run's could hear this, and this one what is said in the next run
+
+    @contextlib.contextmanager
+    def _updating(self, news: _News) -> Iterator[None]:
+        """Has a thread call the function that makes updates until it is ordered to end."""
+
+        def update() -> None:
+            try:
+                with self._shop.coordinator.strategy.scope():
+                    self._updates()
+            except Exception as error:  # noqa: BLE001 it is raised where the training runs
+                news.put(error)
+
+        thread = threading.Thread(target=update, name="updates", daemon=True)
+        thread.start()
+        try:
+            yield
+        except BaseException:
+            self._orders.enqueue(self._no_order())  # it may hang with a ps that has failed: nobody waits for it
+            raise
+        self._orders.enqueue(self._no_order())
+        thread.join()
 
     @contextlib.contextmanager
     def _letting_go(self) -> Iterator[None]:
@@ -156,66 +169,77 @@ class AggregatedUpdates:
             yield
         except BaseException:
             for outbox in self._outboxes:
-                for _ in range(_AHEAD):
-                    outbox.enqueue([tf.constant([-1, 0], tf.int64)])
+                outbox.enqueue([self._answer(_NO_MORE)])
             raise
 
-    def _take(self, message: _Message, aggregation: Aggregation, crew: _Crew, tally: _Tally) -> None:
+    def _take(self, message: Message, aggregation: Aggregation, crew: Crew, tally: Tally) -> None:
+        worker = message.worker
         if message.step == _GREETS:
-            aggregation.greet(message.worker)
-            if aggregation.done < aggregation.end:
-                crew.begin(message.worker)  # the next one, so that the worker need not wait for it
+            if not crew.knows(message.key):  # of an earlier run, begun anew when its worker came back
+                self._outboxes[worker].enqueue([self._answer(_NO_MORE)])
+                return
+            aggregation.greet(worker)
             return
         if message.step == _LEAVES:
-            crew.left(message.worker)
+            crew.left(message.key)
             return
-        if aggregation.hand_in(message.worker, message.step, message.key, waits=message.waits):
+        if aggregation.hand_in(worker, message.step, message.key):
             self._accepted[message.key] = message
         else:
             tally.drop(message)
             self._discard(tf.constant(message.key, tf.int64))
 
-    def _make(self, gradients: list[Gradient], tally: _Tally) -> None:
+    def _order(self, gradients: list[Gradient], answers: dict[int, int], tally: Tally) -> None:
+        """Orders an update, and the answers that follow it."""
         messages = [self._accepted.pop(gradient.key) for gradient in gradients]
+        told = [self._answer(answers.get(worker, _NO_ANSWER)) for worker in range(len(self._outboxes))]
+        numbers = np.concatenate([[1], [message.key for message in messages], *told])
         state = np.mean([message.state for message in messages], axis=0)
-        self._update(tf.constant([message.key for message in messages], tf.int64), tf.constant(state, tf.float64))
+        self._orders.enqueue([tf.constant(numbers, tf.int64), tf.constant(state, tf.float64)])
         tally.update(messages, [gradient.staleness for gradient in gradients])
 
-    def _answer(self, aggregation: Aggregation) -> None:
-        for worker, step in aggregation.assign():
-            self._outboxes[worker].enqueue([tf.constant([step, next(self._keys)], tf.int64)])
+    def _answer(self, step: int) -> np.ndarray:
+        """A step, and the key to leave its gradient under."""
+        return np.array([step, next(self._keys)], np.int64)
 
-    def _worker_function(self, count: int) -> Any:
-        """At most `count` steps of one worker; it ends when it is told that there are no more."""
+    def _no_order(self) -> list[tf.Tensor]:
+        """The order to end."""
+        numbers = tf.zeros([1 + self._aggregate + 2 * len(self._outboxes)], tf.int64)
+        return [numbers, tf.zeros([sum(self._state_sizes)], tf.float64)]
+
+    def _worker_function(self, unrolled: int) -> Any:
+        """One worker's steps, until it is told that there are no more.
+
+        Going round a loop over several tasks' devices takes longer than another step in it: some are unrolled.
+        """
 
         @tf.function(autograph=False)
-        def work(iterator: Any, worker: tf.Tensor, outbox: tf.Tensor) -> tf.Tensor:
-            def say(word: int, *, waits: bool) -> None:
-                self._send(tf.stack([worker, word, 0, int(waits)]), self._nothing())
+        def work(iterator: Any, numbers: tf.Tensor, outbox: tf.Tensor) -> tf.Tensor:
+            worker, serial = tf.unstack(numbers)
 
             def receive() -> tf.Tensor:
                 with tf.device(_CHIEF):
                     (answer,) = tf.raw_ops.QueueDequeueV2(handle=outbox, component_types=[tf.int64])
                 return tf.ensure_shape(answer, [2])
 
-            nothing = tf.constant([-1, 0], tf.int64)
-            say(_GREETS, waits=True)
-            going = tf.constant(True)
-            for number in range(count):
-                answer = tf.cond(going, receive, lambda: nothing)
-                going = answer[0] >= 0
-                waits = number < count - 1
+            def step(answer: tf.Tensor) -> tf.Tensor:
+                self._step(iterator, worker, answer[0], answer[1])
+                return receive()
 
-                def step(answer: tf.Tensor = answer, waits: bool = waits) -> tf.Tensor:
-                    return self._step(iterator, worker, answer[0], answer[1], waits=waits)
+            def steps(answer: tf.Tensor) -> list[tf.Tensor]:
+                answer = step(answer)
+                for _ in range(unrolled - 1):
+                    answer = tf.cond(answer[0] >= 0, partial(step, answer), partial(tf.identity, answer))
+                return [answer]
 
-                tf.cond(going, step, lambda: tf.constant(0))
-            say(_LEAVES, waits=False)
+            self._send(tf.stack([worker, _GREETS, serial]), self._nothing())
+            tf.while_loop(lambda answer: answer[0] >= 0, steps, [receive()], parallel_iterations=1)
+            self._send(tf.stack([worker, _LEAVES, serial]), self._nothing())
             return worker
 
         return work
 
-    def _step(self, iterator: Any, worker: tf.Tensor, number: tf.Tensor, key: tf.Tensor, *, waits: bool) -> tf.Tensor:
+    def _step(self, iterator: Any, worker: tf.Tensor, number: tf.Tensor, key: tf.Tensor) -> None:
         shop, step = self._shop, self._shop.step
         batch = next(iterator)
         lookup = shop.tables.lookup([batch])
@@ -230,10 +254,12 @@ class AggregatedUpdates:
         ]
         own = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in shop.own_state(result.state)]
         counted = tf.stack([tf.cast(result.loss, tf.float64), tf.cast(result.examples, tf.float64)])
+        head, body = (
+            tf.stack([worker, number, key]),
+            tf.concat([counted, shop.totals.pack(result.metrics), *own], axis=0),
+        )
         with tf.control_dependencies(left):
-            head = tf.stack([worker, number, key, tf.constant(int(waits), tf.int64)])
-            self._send(head, tf.concat([counted, shop.totals.pack(result.metrics), *own], axis=0))
-        return tf.constant(1)
+            self._send(head, body)
 
     def _send(self, head: tf.Tensor, body: tf.Tensor) -> None:
         with tf.device(_CHIEF):
@@ -253,135 +279,80 @@ class AggregatedUpdates:
                 shared_name=f"{self._name}-{number}",
             )
 
-    def _taken(self, key: tf.Tensor) -> Arrival:
-        """What a worker has left on the ps."""
+    def _taken(self, keys: tf.Tensor, number: int) -> Arrival:
+        """What a worker has left on the ps, under one of the keys."""
         parcels, rows = [], []
-        for number, post in enumerate(self._shop.wire.posts):
+        for place, post in enumerate(self._shop.wire.posts):
             dtypes = [post.dtype, *[tf.int32] * len(post.tables)]
             with tf.device(post.device):
                 parcel, *own = tf.raw_ops.MapUnstage(
-                    key=key, indices=tf.range(len(dtypes)), dtypes=dtypes, shared_name=f"{self._name}-{number}"
+                    key=keys[number], indices=tf.range(len(dtypes)), dtypes=dtypes, shared_name=f"{self._name}-{place}"
                 )
                 parcels.append(parcel)
                 rows.append([tf.reshape(each, [-1]) for each in own])
         return Arrival(parcels, rows)
 
-    def _update_function(self) -> Callable[..., Any]:
-        """Applies the mean of the gradients that were left under some keys."""
-        shop = self._shop
-        aggregate, sizes = shop.rules.batches(len(shop.workers)), self._state_sizes
+    def _update_function(self) -> Callable[[], Any]:
+        """Updates, each as it is ordered, until it is told to end."""
+        shop, sizes, aggregate = self._shop, self._state_sizes, self._aggregate
+
+        def receive() -> list[tf.Tensor]:
+            with tf.device(_CHIEF):
+                return self._orders.dequeue()
+
+        @tf.function(autograph=False)  # who waits for a function's result waits for all that it does
+        def update(order: tf.Tensor, state: tf.Tensor) -> tf.Tensor:
+            """Applies the mean of the gradients that were left under the order's keys."""
+            keys = order[1 : 1 + aggregate]
+            arrivals = [self._taken(keys, number) for number in range(aggregate)]
+            shop.apply(shop.wire.gradients(arrivals), self._present)
+            shop.assign_state(tf.split(state, sizes) if sizes else [])
+            return tf.constant(0)
+
+        def report(order: tf.Tensor) -> tf.Tensor:
+            with tf.device(_CHIEF):
+                for worker, answer in enumerate(tf.unstack(tf.reshape(order[1 + aggregate :], [-1, 2]))):
+                    outbox = self._outboxes[worker]
+                    tf.cond(answer[0] == _NO_ANSWER, lambda: None, partial(_put, outbox, answer))
+                self._send(tf.constant([0, _MADE, 0], tf.int64), self._nothing())
+            return tf.constant(0)
+
+        def follow(order: tf.Tensor, state: tf.Tensor) -> list[tf.Tensor]:
+            with tf.control_dependencies([update(order, state)]):
+                reported = report(order)
+            with tf.control_dependencies([reported]):
+                return receive()
 
         @tf.function(autograph=False)
-        def update(keys: tf.Tensor, state: tf.Tensor) -> tf.Tensor:
-            arrivals = [self._taken(keys[number]) for number in range(aggregate)]
-            updates = shop.apply(shop.wire.gradients(arrivals), self._present)
-            shop.assign_state(tf.split(state, sizes) if sizes else [])
-            return updates
+        def updates() -> None:
+            tf.while_loop(lambda order, _: order[0] > 0, follow, receive(), parallel_iterations=1)
 
-        return self._in_scope(update)
+        return updates
 
     def _discard_function(self) -> Callable[..., Any]:
         @tf.function(autograph=False)
         def discard(key: tf.Tensor) -> tf.Tensor:
-            arrival = self._taken(key)
+            arrival = self._taken(key[None], 0)
             return tf.size(arrival.parcels[0]) if arrival.parcels else tf.constant(0)
 
-        return self._in_scope(discard)
-
-    def _in_scope(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
+        def call(key: tf.Tensor) -> Any:
             with self._shop.coordinator.strategy.scope():
-                return function(*args)
+                return discard(key)
 
         return call
 
 
-@dataclass
-class _Tally:
-    """What has been counted since the last execution.
-
-    Args:
-        first: the number of the first update in it.
-    """
-
-    first: int
-    losses: list[float] = field(default_factory=list)
-    metrics: Any = 0.0
-    steps: Counter[str] = field(default_factory=Counter)
-    examples: Counter[str] = field(default_factory=Counter)
-    dropped: Counter[str] = field(default_factory=Counter)
-    loss_of: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    staleness: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-
-    def drop(self, message: _Message) -> None:
-        """A gradient came too late."""
-        name = f"worker:{message.worker}"
-        self.steps[name] += 1
-        self.dropped[name] += 1
-
-    def update(self, messages: list[_Message], staleness: list[int]) -> None:
-        """An update has been made of what workers handed in."""
-        self.losses.append(float(np.mean([message.loss for message in messages])))
-        for message, behind in zip(messages, staleness, strict=True):
-            name = f"worker:{message.worker}"
-            self.metrics = self.metrics + message.metrics
-            self.steps[name] += 1
-            self.examples[name] += message.examples
-            self.loss_of[name] += message.loss
-            self.staleness[name].append(behind)
-
-    def execution(self, votes: int, gap: int) -> Execution:
-        """All of it."""
-        reports = {
-            name: WorkerReport(
-                self.loss_of[name], steps - self.dropped[name], tuple(self.staleness[name]), self.dropped[name]
-            )
-            for name, steps in self.steps.items()
-        }
-        losses = np.array(self.losses)
-        return Execution(self.first, losses, self.metrics, dict(self.steps), dict(self.examples), votes, reports, gap)
+def _put(outbox: tf.queue.QueueBase, answer: tf.Tensor) -> None:
+    outbox.enqueue([answer])
 
 
-class _Crew:
-    """The functions that run on the workers, in the order they were begun.
-
-    Args:
-        workers: how many there are.
-        start: begins one on a worker.
-    """
-
-    def __init__(self, workers: int, start: Callable[[int], Any]) -> None:
-        self._start = start
-        self._running: list[deque[Any]] = [deque() for _ in range(workers)]
-        for worker in range(workers):
-            self.begin(worker)
-
-    def begin(self, worker: int) -> None:
-        """Begins one more, when those before it have ended; a worker that comes back begins its own anew."""
-        if len(self._running[worker]) < _AHEAD:
-            self._running[worker].append(self._start(worker))
-
-    def left(self, worker: int) -> None:
-        """One has ended."""
-        self._running[worker].popleft()
-
-    @property
-    def at_work(self) -> bool:
-        """Whether any of them still runs, or will."""
-        return any(running and running[0]._status is not RemoteValueStatus.ABORTED for running in self._running)
-
-    def check(self) -> None:
-        """Raises what one of them has failed of; that a worker is gone is no failure."""
-        for running in self._running:
-            for remote in running:
-                if remote._status is RemoteValueStatus.READY and remote._error is not None:
-                    raise_cause(remote._error)
-
-
-def _next(messages: queue.SimpleQueue[_Message], crew: _Crew) -> _Message | None:
+def _next(news: _News, crew: Crew) -> Message | None:
     """The next message; None after a while without one. Before it waits it looks at all workers."""
     crew.check()
     try:
-        return messages.get(timeout=_LOOK_SECONDS)
+        message = news.get(timeout=_LOOK_SECONDS)
     except queue.Empty:
         return None
+    if isinstance(message, Exception):
+        raise message
+    return message

@@ -73,18 +73,17 @@ class Aggregation:
         member = self._members[worker]
         member.given, member.waits = member.handed_in, True
 
-    def hand_in(self, worker: int, step: int, key: int, *, waits: bool) -> bool:
-        """Takes a gradient; says whether it will have a part in an update.
+    def hand_in(self, worker: int, step: int, key: int) -> bool:
+        """Takes the gradient of a worker that waits for another step; says whether it will have a part in an update.
 
         Args:
             worker: the worker's number.
             step: the update it is for.
             key: the name under which it waits on the ps.
-            waits: whether the worker waits for another step.
         """
         member = self._members[worker]
         again = step <= member.handed_in
-        member.handed_in, member.waits = max(member.handed_in, step), waits
+        member.handed_in, member.waits = max(member.handed_in, step), True
         own = self._waiting.setdefault(step, []) if step >= self.done else []
         if again or step < self.done or len(own) == self._aggregate:
             return False
