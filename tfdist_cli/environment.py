@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from tfdist_cli.errors import UsageError
+from tfdist_cli.phases import WATCH
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import DATA_KEY, Strategy
 from tfdist_cli.spec.task_id import DATA_ROLES, ROLES, TaskId
@@ -32,6 +33,7 @@ class Environment:
         addresses: every task's address; empty when there is no cluster.
         run_dir: the run's directory, if there is one.
         start_timeout: seconds to wait for the other tasks to come up.
+        phases: whether the time of each phase of a step is taken, which `tfdist bench` asks for.
     """
 
     strategy: Strategy = "single"
@@ -39,6 +41,7 @@ class Environment:
     addresses: Mapping[TaskId, Address] = field(default_factory=dict)
     run_dir: Path | None = None
     start_timeout: float = DEFAULT_START_TIMEOUT
+    phases: bool = False
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Environment:
@@ -55,6 +58,7 @@ class Environment:
             addresses=addresses,
             run_dir=Path(run_dir) if run_dir else None,
             start_timeout=_seconds(environ.get("TFDIST_START_TIMEOUT")),
+            phases=environ.get(WATCH) == "1",
         )
 
     @property

@@ -91,3 +91,12 @@ def test_what_was_float16_before_has_not_overflowed_on_the_wire():
     own = [tf.constant([np.inf], tf.float16)]
     (mine, _), _ = exchanged("float16", own, own, [(1,)])
     assert not mine[1]
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+def test_the_bytes_told_are_those_of_what_is_summed(wire):
+    gradients = [OWN[0], None, *OWN[2:]]
+    exchange = Exchange(SHAPES, wire)
+    tensors = [None if each is None else tf.constant(each) for each in gradients]
+    summed = _sent(exchange, tensors)
+    assert exchange.size(tensors) == sum(value.shape[0] * value.dtype.size for value in summed)

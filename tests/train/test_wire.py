@@ -251,3 +251,22 @@ def test_what_has_not_changed_needs_no_compensation_whatever_crosses(model):
     plain, changed = (wire.gradients([each]) for each in (arrival, wire.compensated(arrival, pulled, 0.5)))
     for place, each in enumerate(model):
         np.testing.assert_array_equal(whole(changed[place], each), whole(plain[place], each))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tables", [(), (0,), (0, 4)])
+def test_the_bytes_told_are_those_of_what_crosses(monkeypatch, dtype, tables):
+    wire = Wire(parameters(["float32"] * len(SHAPES)), looked_up(*tables), dtype)
+    lookup = Lookup([tf.constant([1, 0][: place // 4 + 1]) for place in tables], [])
+    crossed, numbers = [], []
+    rounded, read = Wire._rounded, Wire._numbers
+    monkeypatch.setattr(Wire, "_rounded", lambda wire, joined: crossed.append(rounded(wire, joined)) or crossed[-1])
+    monkeypatch.setattr(Wire, "_numbers", lambda wire, sent, counts: numbers.append(sent) or read(wire, sent, counts))
+    wire.push([None] * len(SHAPES), wire.pull(lookup))
+
+    def size(values):
+        return sum(tf.size(value).numpy() * value.dtype.size for value in tf.nest.flatten(values))
+
+    told = {name: int(value) for name, value in wire.sizes(lookup).items()}
+    pulled, pushed = crossed
+    assert told == {"pulled": size(pulled), "pushed": size(pushed) + size(numbers)}

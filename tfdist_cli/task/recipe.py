@@ -66,7 +66,8 @@ def _assignment(
     wanted = recipe.train
     shuffle = None if wanted.shuffle == "auto" else wanted.shuffle
     pipeline = Pipeline(wanted.batch_size, shuffle, wanted.seed, wanted.repeat)
-    rules = Rules(recipe.updates, recipe.learning_rate, recipe.wire, recipe.embeddings, wanted.jit)
+    phases = joined.environment.phases
+    rules = Rules(recipe.updates, recipe.learning_rate, recipe.wire, recipe.embeddings, wanted.jit, phases)
     steps_per_epoch = wanted.steps_per_epoch
     if steps_per_epoch == "auto":
         steps_per_epoch = full_pass(joined, partial(_one_pass, module, wanted.batch_size), rules, wanted.share)

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfdist_cli.train.engine import Execution, Pause, WorkerReport
 from tfdist_cli.train.pace import Pace
+from tfdist_cli.train.phases import Watch
 from tfdist_cli.train.step import Tensors, values
 from tfdist_cli.train.tables import Lookup
 from tfdist_cli.train.update import innermost
@@ -81,10 +82,12 @@ class AsynchronousUpdates:
             raise_cause(error)
 
     def _execution(self, first: int, fetched: Any, votes: int) -> Execution:
-        losses, metrics, examples, staleness, worker = fetched
+        losses, metrics, examples, staleness, worker, *phases = fetched
         name = f"worker:{int(worker)}"
         report = WorkerReport(float(np.sum(losses)), len(losses), tuple(staleness.tolist()))
-        return Execution(first, losses, metrics, {name: len(losses)}, {name: int(examples)}, votes, {name: report})
+        spent = {name: phases[0]} if phases else {}
+        steps, examples = {name: len(losses)}, {name: int(examples)}
+        return Execution(first, losses, metrics, steps, examples, votes, {name: report}, phases=spent)
 
     def _execution_function(self, count: int) -> Any:
         """`count` steps of one worker as one function, unrolled: a loop over several tasks' devices costs more."""
@@ -100,9 +103,11 @@ class AsynchronousUpdates:
                 gradients = work.compute(load)
                 ahead = work.fetch(following) if rule.prefetch and following else None
                 arrival = shop.wire.push(gradients, load.pulled)
+                work.watch.after("push", arrival.parcels)
                 if rule.delay_compensation:
                     arrival = shop.wire.compensated(arrival, load.pulled, rule.delay_compensation)
-                number = shop.apply(shop.wire.gradients([arrival]), [each is not None for each in gradients])
+                with work.watch.over("update"):
+                    number = shop.apply(shop.wire.gradients([arrival]), [each is not None for each in gradients])
                 staleness.append(number - load.updates)
                 work.updates = number + 1
                 if following:
@@ -115,6 +120,7 @@ class AsynchronousUpdates:
                 work.examples,
                 tf.stack(staleness),
                 tf.cast(worker, tf.int64),
+                *work.watch.totals(),
             )
 
         return execute
@@ -151,6 +157,7 @@ class _Work:
         self._iterator = iterator
         self._first = first
         self._done = 0
+        self.watch = Watch(shop.rules.phases)
         self.updates = tf.convert_to_tensor(innermost(shop.step.model.optimizer)._iterations.value)
         self.state = values(shop.step.state)
         self.metrics = shop.totals.start()
@@ -165,6 +172,8 @@ class _Work:
 
     def compute(self, load: _Load) -> list[Any]:
         """The mean of the batches' gradients."""
+        self.watch.after("data", load.batches)
+        self.watch.after("pull", load.pulled.values)
         gradients: list[list[Any]] = []
         for batch, positions in zip(load.batches, load.lookup.positions, strict=True):
             given = self._shop.tables.given(positions)
@@ -175,7 +184,10 @@ class _Work:
             self.examples += result.examples
             self._done += 1
             gradients.append(result.gradients)
-        return gradients[0] if len(gradients) == 1 else self._mean(gradients, load.pulled.values)
+        mean = gradients[0] if len(gradients) == 1 else self._mean(gradients, load.pulled.values)
+        self.watch.after("compute", mean)
+        self.watch.crossed(lambda: self._shop.wire.sizes(load.lookup))
+        return mean
 
     def _mean(self, gradients: list[list[Any]], parameters: Tensors) -> list[Any]:
         mean: list[Any] = []

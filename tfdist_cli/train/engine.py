@@ -25,6 +25,7 @@ class Rules:
         wire: the type in which parameters and gradients cross the network.
         embeddings: which tables are moved row by row; None for none.
         jit: whether XLA compiles the forward and backward pass.
+        phases: whether the time of each phase of a step is taken, which costs some.
     """
 
     updates: Updates = field(default_factory=Updates)
@@ -32,6 +33,7 @@ class Rules:
     wire: WireType = "float32"
     embeddings: EmbeddingRule | None = field(default_factory=EmbeddingRule)
     jit: Jit = False
+    phases: bool = False
 
     def batches(self, workers: int) -> int:
         """Workers' batches that make one update on parameter servers."""
@@ -74,6 +76,7 @@ class Execution:
         votes: how many tasks asked for a pause when it began.
         reports: what each worker did, where workers differ.
         gap: the most steps that a worker has been ahead of the slowest so far, where that is bounded.
+        phases: for each task that trains its seconds and bytes, in the order of `COLUMNS`, where they are taken.
     """
 
     first: int
@@ -84,6 +87,7 @@ class Execution:
     votes: int = 0
     reports: Mapping[str, WorkerReport] = field(default_factory=dict)
     gap: int | None = None
+    phases: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 class Pause(Protocol):

@@ -58,6 +58,15 @@ class Exchange:
                 dense[n] = tf.reshape(part, self._shapes[n])
         return dense, overflow
 
+    def size(self, gradients: Sequence[Any]) -> int:
+        """Bytes that a replica gives to the all-reduce of a step."""
+        given = [tf.as_dtype(each.dtype) for each in gradients if each is not None]
+        shapes = [shape for shape, each in zip(self._shapes, gradients, strict=True) if each is not None]
+        return sum(int(np.prod(shape)) * self._width(dtype) for shape, dtype in zip(shapes, given, strict=True))
+
+    def _width(self, dtype: tf.DType) -> int:
+        return int(dtype.size if self._wire is None else min(dtype.size, self._wire.size))
+
     def _rounded(self, flat: tf.Tensor) -> tf.Tensor:
         if self._wire is None or flat.dtype.size <= self._wire.size:
             return flat

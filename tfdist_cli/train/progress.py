@@ -16,6 +16,7 @@ import numpy as np
 
 from tfdist_cli.records import emit
 from tfdist_cli.train.engine import Engine, Execution, WorkerReport
+from tfdist_cli.train.phases import told
 
 METRICS_FILE = "metrics.jsonl"
 EVALUATION_FILE = "evaluation.jsonl"
@@ -94,6 +95,7 @@ class Progress:
         self._steps: dict[str, int] = {}
         self._stretch: dict[str, WorkerTotals] = defaultdict(WorkerTotals)
         self._workers: dict[str, WorkerTotals] = defaultdict(WorkerTotals)
+        self._phases: dict[str, Any] = {}
         self._gap: int | None = None
         self._examples: dict[str, int] = {}
         self._step = first
@@ -105,6 +107,8 @@ class Progress:
         """Adds an execution."""
         self._done += len(execution.losses)
         self._gap = execution.gap
+        for task, counted in execution.phases.items():
+            self._phases[task] = self._phases.get(task, 0.0) + counted
         for worker, report in execution.reports.items():
             self._stretch[worker].add(report)
             self._workers[worker].add(report)
@@ -133,6 +137,8 @@ class Progress:
         if split == "train":
             rates = self._rates(self._epoch if done else self._last)
             rates["workers"] = self._told(self._stretch)
+            if self._phases:
+                rates["phases"] = told(self._phases)
             self._stretch.clear()
             self._last = self._mark()
         self._step = step

@@ -25,6 +25,7 @@ from tfdist_cli.train.exchange import Exchange
 from tfdist_cli.train.jit import runs_here, wants_xla
 from tfdist_cli.train.kernels import fused
 from tfdist_cli.train.metrics import MetricTotals
+from tfdist_cli.train.phases import Watch
 from tfdist_cli.train.rate import Rate
 from tfdist_cli.train.seeds import Seeds
 from tfdist_cli.train.step import ModelStep, values
@@ -74,6 +75,7 @@ class SynchronousEngine:
         self._replicas: int = strategy.num_replicas_in_sync
         self._local = self._replicas // len(membership.tasks)
         self._rate = Rate(rules.learning_rate, self._replicas)
+        self._watched = rules.phases
         self.workers = len(membership.tasks)
         self.is_chief = membership.index == 0
         self._totals = MetricTotals(step)
@@ -165,15 +167,18 @@ class SynchronousEngine:
 
     def _execution(self, first: int, count: int, summary: np.ndarray) -> Execution:
         metrics, replicas = self._totals.size, self._replicas
-        losses, overflows, metric_sums, examples, votes = np.split(
-            summary, np.cumsum([count, count, metrics, replicas])
+        losses, overflows, metric_sums, examples, votes, phases = np.split(
+            summary, np.cumsum([count, count, metrics, replicas, 1])
         )
         self._check_overflow(first, losses, overflows)
         by_task = examples.reshape(self.workers, self._local).sum(axis=1)
         names = self._members.tasks
         steps = dict.fromkeys(names, count)
         consumed = {name: int(number) for name, number in zip(names, by_task, strict=True)}
-        return Execution(first, losses, metric_sums, steps, consumed, int(votes[0]))
+        own = phases.reshape(self.workers, self._local, -1).mean(axis=1) if phases.size else ()
+        return Execution(
+            first, losses, metric_sums, steps, consumed, int(votes[0]), phases=dict(zip(names, own, strict=False))
+        )
 
     def _execution_function(self, count: int) -> Any:
         """`count` steps of all replicas as one function."""
@@ -186,11 +191,15 @@ class SynchronousEngine:
             state, metrics = values(step.state), totals.start()
             losses, overflows = [], []
             examples = tf.zeros([], tf.int64)
+            watch = Watch(self._watched)
             for number, batch in enumerate(batches):
+                watch.after("data", batch)
                 state = seeds.put(state, first + number, replica)
                 result = step.train(values(step.parameters), state, metrics, batch)
-                gradients, overflow = self._summed(result.gradients, context)
-                self._apply(gradients)
+                watch.after("compute", result.gradients)
+                gradients, overflow = self._summed(result.gradients, context, watch)
+                with watch.over("update"):
+                    self._apply(gradients)
                 state, metrics = result.state, result.metrics
                 examples += result.examples
                 losses.append(result.loss)
@@ -200,7 +209,8 @@ class SynchronousEngine:
             losses = tf.cast(tf.stack(losses), tf.float64) / replicas
             # Every local replica votes for its task: any vote at all is one.
             counted = [tf.cast(tf.stack(overflows), tf.float64), totals.pack(metrics)]
-            parts = [losses, *counted, own * tf.cast(examples, tf.float64), vote[None], *mean]
+            phases = [tf.reshape(own[:, None] * each, [-1]) for each in watch.totals()]
+            parts = [losses, *counted, own * tf.cast(examples, tf.float64), vote[None], *phases, *mean]
             return self._all_reduce(tf.concat(parts, axis=0), context)
 
         @tf.function(autograph=False)
@@ -209,8 +219,7 @@ class SynchronousEngine:
             summed = self._strategy.run(replica_steps, args=(batches, first, vote))
             summary = self._strategy.experimental_local_results(summed)[0]
             sizes = [int(np.prod(step.state[place].shape)) for place in places]
-            head = 2 * count + totals.size + replicas + 1
-            parts = tf.split(summary, [head, *sizes])
+            parts = tf.split(summary, [-1, *sizes])
             for place, part in zip(places, parts[1:], strict=True):
                 variable = step.state[place]
                 variable.value.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
@@ -273,11 +282,14 @@ class SynchronousEngine:
                 hint="take wire: bfloat16, which has the range of float32, and go on from the last checkpoint",
             )
 
-    def _summed(self, gradients: list[Any], context: Any) -> tuple[list[Any], tf.Tensor]:
+    def _summed(self, gradients: list[Any], context: Any, watch: Watch) -> tuple[list[Any], tf.Tensor]:
         """The gradients summed over all replicas, and whether the wire's type could not hold them."""
         if self._replicas == 1:
             return gradients, tf.constant(False)
-        return self._exchange.sums(gradients, lambda value: self._all_reduce(value, context))
+        watch.crossed(lambda: {"reduced": self._exchange.size(gradients)})
+        summed, overflow = self._exchange.sums(gradients, lambda value: self._all_reduce(value, context))
+        watch.after("all_reduce", summed)
+        return summed, overflow
 
     def _all_reduce(self, value: tf.Tensor, context: Any) -> tf.Tensor:
         return value if self._replicas == 1 else context.all_reduce(tf.distribute.ReduceOp.SUM, value)

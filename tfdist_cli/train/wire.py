@@ -172,6 +172,24 @@ class Wire:
                 parcels.append(tf.cast(crossing, post.dtype))
         return Arrival(parcels, pulled.rows)
 
+    def sizes(self, lookup: Lookup) -> dict[str, tf.Tensor]:
+        """Bytes that a pull brings to a worker, `pulled`, and that it and the push of its gradients take, `pushed`.
+
+        Args:
+            lookup: which rows of tables.
+        """
+        values, numbers = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
+        for place, rows in zip(self._tables, lookup.rows, strict=True):
+            shard = self.shards[place][0]
+            width = int(np.prod(shard.shape[1:])) * self._width(shard.variable.dtype)
+            values += tf.size(rows, tf.int64) * width
+            numbers += tf.size(rows, tf.int64) * rows.dtype.size
+        for post in self.posts:
+            values += sum(shard.size for shard in post.dense) * self._width(post.dtype)
+            if len(post.tables) > 1:
+                numbers += len(post.tables) * tf.int32.size  # how many rows are whose
+        return {"pulled": values, "pushed": values + numbers}
+
     def compensated(self, arrival: Arrival, pulled: Pulled, factor: float) -> Arrival:
         """Gradients that make up for what has become of the parameters since they were pulled.
 
@@ -240,6 +258,9 @@ class Wire:
         sizes += [count * int(np.prod(shard.shape[1:])) for shard, count in zip(post.tables, counts, strict=True)]
         parts = tf.split(joined, sizes, num=len(sizes))
         return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def _width(self, dtype: tf.DType) -> int:
+        return int((self._crossing or dtype).size)
 
     def _rounded(self, joined: tf.Tensor) -> tf.Tensor:
         return joined if self._crossing is None else tf.cast(joined, self._crossing)
