@@ -21,9 +21,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist_cli.phases import COLUMNS
 from tfdist_cli.train.aggregation import Aggregation, Gradient
 from tfdist_cli.train.crew import Crew
 from tfdist_cli.train.engine import Execution, Pause
+from tfdist_cli.train.phases import Turns, Watch
 from tfdist_cli.train.step import Tensors, values
 from tfdist_cli.train.tally import Message, Tally
 from tfdist_cli.train.wire import Arrival
@@ -57,8 +59,9 @@ class AggregatedUpdates:
         self._accepted: dict[int, Message] = {}
         """What was handed in for updates that are still to be made, by key."""
         self._state_sizes = [int(np.prod(variable.shape)) for variable in workshop.own_state(workshop.step.state)]
+        self._watched = len(COLUMNS) if workshop.rules.phases else 0
         with tf.device(_CHIEF):
-            size = 2 + workshop.totals.size + sum(self._state_sizes)
+            size = 2 + workshop.totals.size + sum(self._state_sizes) + self._watched
             self._inbox = tf.queue.FIFOQueue(-1, [tf.int64, tf.float64], [[3], [size]])
             self._outboxes = [tf.queue.FIFOQueue(-1, [tf.int64], [[2]]) for _ in workshop.workers]
             size = 1 + self._aggregate + 2 * len(workshop.workers)
@@ -77,6 +80,7 @@ class AggregatedUpdates:
         tally, made = Tally(first), first
         early: list[tuple[int, int, int]] = []
         """Answers that wait for updates which are being made: how many have to be, to whom, which step."""
+        self._turns = Turns()
         crew = Crew(workers, partial(self._begin, iterators, size))
         self._accepted.clear()
         with self._listening() as news, self._updating(news), self._letting_go():
@@ -86,6 +90,7 @@ class AggregatedUpdates:
                     continue
                 if message.step == _MADE:
                     made += 1
+                    self._turns.made(message.phases)
                 else:
                     self._take(message, aggregation, crew, tally)
                 done = []
@@ -93,11 +98,12 @@ class AggregatedUpdates:
                     aggregation.updated()
                     if pause.agreed():
                         aggregation.wind_up()
-                    self._order(gradients, dict(aggregation.assign()), tally)
+                    self._turns.order()
+                    self._order(gradients, dict(self._assigned(aggregation)), tally)
                     if len(tally.losses) == size or pause.wanted():
                         done.append(tally.execution(int(pause.wanted()), aggregation.largest_gap))
                         tally = Tally(aggregation.done)
-                early += [(aggregation.done, worker, step) for worker, step in aggregation.assign()]
+                early += [(aggregation.done, worker, step) for worker, step in self._assigned(aggregation)]
                 for _, worker, step in [each for each in early if each[0] <= made]:
                     self._outboxes[worker].enqueue([self._answer(step)])
                 early = [each for each in early if each[0] > made]
@@ -122,7 +128,7 @@ class AggregatedUpdates:
     def _listening(self) -> Iterator[_News]:
         """Has a thread receive what is said: waiting in TensorFlow would keep signals from being heard."""
         news: _News = queue.SimpleQueue()
-        sizes = np.cumsum([2, self._shop.totals.size])
+        sizes = np.cumsum([2, self._shop.totals.size, sum(self._state_sizes)])
 
         def listen() -> None:
             while True:
@@ -130,8 +136,8 @@ class AggregatedUpdates:
                 worker, step, key = (int(number) for number in head)
                 if step == _OVER:
                     return
-                (loss, examples), metrics, state = np.split(body, sizes)
-                news.put(Message(worker, step, key, float(loss), int(examples), metrics, state))
+                (loss, examples), *counted = np.split(body, sizes)
+                news.put(Message(worker, step, key, float(loss), int(examples), *counted))
 
         thread = threading.Thread(target=listen, name="gradients", daemon=True)
         thread.start()
@@ -183,11 +189,19 @@ class AggregatedUpdates:
         if message.step == _LEAVES:
             crew.left(message.key)
             return
+        self._turns.add(worker, message.phases, tally.phases)
+        self._turns.wait(worker)
         if aggregation.hand_in(worker, message.step, message.key):
             self._accepted[message.key] = message
         else:
             tally.drop(message)
             self._discard(tf.constant(message.key, tf.int64))
+
+    def _assigned(self, aggregation: Aggregation) -> Iterator[tuple[int, int]]:
+        """The workers that are given steps now, and these."""
+        for worker, step in aggregation.assign():
+            self._turns.go(worker)
+            yield worker, step
 
     def _order(self, gradients: list[Gradient], answers: dict[int, int], tally: Tally) -> None:
         """Orders an update, and the answers that follow it."""
@@ -222,51 +236,65 @@ class AggregatedUpdates:
                     (answer,) = tf.raw_ops.QueueDequeueV2(handle=outbox, component_types=[tf.int64])
                 return tf.ensure_shape(answer, [2])
 
-            def step(answer: tf.Tensor) -> tf.Tensor:
-                self._step(iterator, worker, answer[0], answer[1])
-                return receive()
+            def step(answer: tf.Tensor, *note: tf.Tensor) -> list[tf.Tensor]:
+                last = self._step(iterator, worker, answer, Watch(self._shop.rules.phases, *note))
+                return [receive(), *last]
 
-            def steps(answer: tf.Tensor) -> list[tf.Tensor]:
-                answer = step(answer)
+            def steps(answer: tf.Tensor, *note: tf.Tensor) -> list[tf.Tensor]:
+                carried = step(answer, *note)
                 for _ in range(unrolled - 1):
-                    answer = tf.cond(answer[0] >= 0, partial(step, answer), partial(tf.identity, answer))
-                return [answer]
+                    same = partial(tf.nest.map_structure, tf.identity, carried)
+                    carried = tf.cond(carried[0][0] >= 0, partial(step, *carried), same)
+                return carried
 
+            note = Watch(self._shop.rules.phases).note
             self._send(tf.stack([worker, _GREETS, serial]), self._nothing())
-            tf.while_loop(lambda answer: answer[0] >= 0, steps, [receive()], parallel_iterations=1)
+            tf.while_loop(lambda answer, *_: answer[0] >= 0, steps, [receive(), *note], parallel_iterations=1)
             self._send(tf.stack([worker, _LEAVES, serial]), self._nothing())
             return worker
 
         return work
 
-    def _step(self, iterator: Any, worker: tf.Tensor, number: tf.Tensor, key: tf.Tensor) -> None:
+    def _step(self, iterator: Any, worker: tf.Tensor, answer: tf.Tensor, watch: Watch) -> list[tf.Tensor]:
         shop, step = self._shop, self._shop.step
+        number, key = tf.unstack(answer)
+        watch.after("wait", answer)
         batch = next(iterator)
         lookup = shop.tables.lookup([batch])
         pulled = shop.wire.pull(lookup)
+        watch.after("data", batch)
+        watch.after("pull", pulled.values)
         state = shop.seeds.put(values(step.state), number, worker)
         result = step.train(pulled.values, state, shop.totals.start(), batch, shop.tables.given(lookup.positions[0]))
         self._present = [gradient is not None for gradient in result.gradients]
+        watch.after("compute", result.gradients)
         arrival = shop.wire.push(result.gradients, pulled)
         left = [
             self._leave(post, key, [parcel, *rows])
             for post, (parcel, rows) in enumerate(zip(arrival.parcels, arrival.rows, strict=True))
         ]
+        watch.after("push", left)
+        watch.crossed(lambda: shop.wire.sizes(lookup))
         own = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in shop.own_state(result.state)]
         counted = tf.stack([tf.cast(result.loss, tf.float64), tf.cast(result.examples, tf.float64)])
         head, body = (
             tf.stack([worker, number, key]),
-            tf.concat([counted, shop.totals.pack(result.metrics), *own], axis=0),
+            tf.concat([counted, shop.totals.pack(result.metrics), *own, *watch.totals()], axis=0),
         )
         with tf.control_dependencies(left):
             self._send(head, body)
+        return watch.note
 
     def _send(self, head: tf.Tensor, body: tf.Tensor) -> None:
         with tf.device(_CHIEF):
             self._inbox.enqueue([head, body])
 
-    def _nothing(self) -> tf.Tensor:
-        return tf.zeros([2 + self._shop.totals.size + sum(self._state_sizes)], tf.float64)
+    def _nothing(self, *phases: tf.Tensor) -> tf.Tensor:
+        """A message without content but perhaps the time that something took."""
+        size = 2 + self._shop.totals.size + sum(self._state_sizes)
+        if phases:
+            return tf.concat([tf.zeros([size], tf.float64), *phases], axis=0)
+        return tf.zeros([size + self._watched], tf.float64)
 
     def _leave(self, number: int, key: tf.Tensor, tensors: Tensors) -> Any:
         """Leaves tensors on a ps until they are taken by their key."""
@@ -309,17 +337,20 @@ class AggregatedUpdates:
             shop.assign_state(tf.split(state, sizes) if sizes else [])
             return tf.constant(0)
 
-        def report(order: tf.Tensor) -> tf.Tensor:
+        def report(order: tf.Tensor, phases: Tensors) -> tf.Tensor:
             with tf.device(_CHIEF):
                 for worker, answer in enumerate(tf.unstack(tf.reshape(order[1 + aggregate :], [-1, 2]))):
                     outbox = self._outboxes[worker]
                     tf.cond(answer[0] == _NO_ANSWER, lambda: None, partial(_put, outbox, answer))
-                self._send(tf.constant([0, _MADE, 0], tf.int64), self._nothing())
+                self._send(tf.constant([0, _MADE, 0], tf.int64), self._nothing(*phases))
             return tf.constant(0)
 
         def follow(order: tf.Tensor, state: tf.Tensor) -> list[tf.Tensor]:
-            with tf.control_dependencies([update(order, state)]):
-                reported = report(order)
+            watch = Watch(shop.rules.phases)
+            done = update(order, state)
+            watch.after("update", done)
+            with tf.control_dependencies([done]):
+                reported = report(order, watch.totals())
             with tf.control_dependencies([reported]):
                 return receive()
 

@@ -23,6 +23,7 @@ class Message:
         examples: the examples in it.
         metrics: what they counted, packed.
         state: the state after the step, flat.
+        phases: where its time went, in the order of `COLUMNS`; empty where that is not watched.
     """
 
     worker: int
@@ -32,6 +33,7 @@ class Message:
     examples: int
     metrics: np.ndarray
     state: np.ndarray
+    phases: np.ndarray
 
 
 @dataclass
@@ -50,6 +52,7 @@ class Tally:
     dropped: Counter[str] = field(default_factory=Counter)
     loss_of: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     staleness: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    phases: dict[str, Any] = field(default_factory=dict)
 
     def drop(self, message: Message) -> None:
         """A gradient came too late."""
@@ -76,5 +79,5 @@ class Tally:
             )
             for name, steps in self.steps.items()
         }
-        losses = np.array(self.losses)
-        return Execution(self.first, losses, self.metrics, dict(self.steps), dict(self.examples), votes, reports, gap)
+        losses, steps, examples = np.array(self.losses), dict(self.steps), dict(self.examples)
+        return Execution(self.first, losses, self.metrics, steps, examples, votes, reports, gap, self.phases)
