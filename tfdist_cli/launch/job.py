@@ -85,7 +85,8 @@ async def supervise(
 def _signals_to(events: EventQueue) -> Iterator[None]:
     """Puts the signals to the launcher on the queue. A hang-up that nohup has switched off stays off."""
     loop = asyncio.get_running_loop()
-    heard = [number for number in _SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    heard = [number for number in _SIGNALS if number != signal.SIGHUP or before[number] != signal.SIG_IGN]
     for number in heard:
         loop.add_signal_handler(number, events.put, Signalled(number))
     try:
@@ -93,3 +94,4 @@ def _signals_to(events: EventQueue) -> Iterator[None]:
     finally:
         for number in heard:
             loop.remove_signal_handler(number)
+            signal.signal(number, before[number])  # asyncio puts Python's own in its place, not what was there
