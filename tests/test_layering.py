@@ -132,7 +132,7 @@ def imported_by(folder, *commands):
 
 def test_no_command_but_training_imports_tensorflow(tmp_path):
     commands = ["--help", "--version", "validate c.yaml", "plan c.yaml", "plan c.yaml --json", "schema recipe"]
-    commands += ["tf-config c.yaml --task chief", "launch --help", "role --help", "export --help"]
+    commands += ["tf-config c.yaml --task chief", "launch --help", "role --help", "export --help", "bench --help"]
     commands += ["launch c.yaml --dry-run -- true"]
     assert not {"tensorflow", "keras", "numpy"} & imported_by(tmp_path, *commands)
 

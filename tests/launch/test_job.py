@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from tfdist_cli.launch.events import End, EventQueue, Exited, How, Output, Recorded, Signalled, Start, Tick
-from tfdist_cli.launch.job import supervise
+from tfdist_cli.launch.job import _signals_to, supervise
 from tfdist_cli.launch.supervisor import Phase, Rules, Timeouts
 from tfdist_cli.spec.task_id import TaskId
 
@@ -170,3 +170,22 @@ def test_a_bug_in_what_feeds_the_queue_is_not_waited_for():
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(run())
+
+
+def test_signals_are_heard_during_a_job_and_go_to_their_old_handler_after_it():
+    heard = []
+    before = signal.signal(signal.SIGINT, lambda *_: heard.append("before or after"))
+
+    async def job():
+        events = EventQueue()
+        with _signals_to(events):
+            signal.raise_signal(signal.SIGINT)
+            return await events.get(5.0)
+
+    try:
+        assert asyncio.run(job()) == asyncio.run(job()) == Signalled(signal.SIGINT)
+        assert heard == []
+        signal.raise_signal(signal.SIGINT)
+        assert heard == ["before or after"]
+    finally:
+        signal.signal(signal.SIGINT, before)

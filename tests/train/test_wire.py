@@ -259,9 +259,17 @@ def test_the_bytes_told_are_those_of_what_crosses(monkeypatch, dtype, tables):
     wire = Wire(parameters(["float32"] * len(SHAPES)), looked_up(*tables), dtype)
     lookup = Lookup([tf.constant([1, 0][: place // 4 + 1]) for place in tables], [])
     crossed, numbers = [], []
-    rounded, read = Wire._rounded, Wire._numbers
-    monkeypatch.setattr(Wire, "_rounded", lambda wire, joined: crossed.append(rounded(wire, joined)) or crossed[-1])
-    monkeypatch.setattr(Wire, "_numbers", lambda wire, sent, counts: numbers.append(sent) or read(wire, sent, counts))
+
+    def keeping(kept, place, method):
+        def call(*args):
+            result = method(*args)
+            kept.append(args[place] if place else result)
+            return result
+
+        return call
+
+    monkeypatch.setattr(Wire, "_rounded", keeping(crossed, 0, Wire._rounded))
+    monkeypatch.setattr(Wire, "_numbers", keeping(numbers, 1, Wire._numbers))
     wire.push([None] * len(SHAPES), wire.pull(lookup))
 
     def size(values):

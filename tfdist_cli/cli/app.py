@@ -21,6 +21,7 @@ COMMANDS = {
     "validate": "Check a cluster and its recipe, and say everything that is wrong with them.",
     "plan": "Show what `launch` would start: every task with its address, resources and command.",
     "tf-config": "Print the TF_CONFIG of one task.",
+    "bench": "Measure how fast a recipe trains, how that grows with workers, and where the time of a step goes.",
     "role": "Run one task of a cluster in the foreground.",
     "export": "Write the model of a checkpoint for programs that have no tfdist.",
     "schema": "Print the JSON Schema of a cluster or a recipe file, for editors.",

@@ -83,13 +83,13 @@ def launch(  # noqa: PLR0913 a parameter is an option
             f"there is nothing to run: {cluster} names no recipe",
             hint="name one with --recipe, or as 'recipe' in the file, or give a program after '--'",
         )
-    job = _Job(spec, None if program else trained, program, run_dir)
+    job = Job(spec, None if program else trained, program, run_dir)
     if dry_run:
         _print_dry_run(LocalLauncher(), job)
         return
     _check_runs_here(job)
     timeouts = Timeouts(start_timeout, evaluator_timeout, shutdown_timeout)
-    report, path = _carry_out(LocalLauncher(), job, timeouts, quiet=quiet)
+    report, path = carry_out(LocalLauncher(), job, timeouts, quiet=quiet)
     print_failure(report)
     if as_json:
         console.write(json.dumps(report.as_json() | {"run_dir": str(path)}, indent=2))
@@ -99,7 +99,7 @@ def launch(  # noqa: PLR0913 a parameter is an option
 
 
 @dataclass(frozen=True)
-class _Job:
+class Job:
     """What is asked for: a cluster, and a recipe or a program for its tasks."""
 
     cluster: Cluster
@@ -109,10 +109,16 @@ class _Job:
 
     @property
     def parent(self) -> Path:
+        """The folder of runs."""
         return self.cluster.run_dir or Path.cwd() / "runs"
 
 
-def _carry_out(launcher: Launcher, job: _Job, timeouts: Timeouts, *, quiet: bool) -> tuple[Report, Path]:
+def carry_out(launcher: Launcher, job: Job, timeouts: Timeouts, *, quiet: bool) -> tuple[Report, Path]:
+    """Runs a job to its end.
+
+    Returns:
+        What came of it, and the run's directory.
+    """
     rules = Rules(job.cluster.strategy, job.recipe is not None, timeouts)
     now = datetime.now().astimezone()
     with (
@@ -129,7 +135,7 @@ def _carry_out(launcher: Launcher, job: _Job, timeouts: Timeouts, *, quiet: bool
             return Attempt(launcher, plan, opened, rules).carry_out(chronicle, watchers), opened.path
 
 
-def _print_dry_run(launcher: Launcher, job: _Job) -> None:
+def _print_dry_run(launcher: Launcher, job: Job) -> None:
     """Prints the plan, and the commands that it comes to; a port that is chosen at the start is 0."""
     plan = make_plan(
         job.cluster,
@@ -143,7 +149,7 @@ def _print_dry_run(launcher: Launcher, job: _Job) -> None:
     console.write(launcher.render(plan))
 
 
-def _check_runs_here(job: _Job) -> None:
+def _check_runs_here(job: Job) -> None:
     """Refuses what every task would fail of, before one is started."""
     if not job.program:
         require_tensorflow()

@@ -1,0 +1,193 @@
+"""`tfdist bench`: how fast a recipe trains with several numbers of workers, and where the time of a step goes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from tfdist_cli.bench.machine import Usage, describe
+from tfdist_cli.bench.measure import Rate, Split, read_rate, read_split
+from tfdist_cli.bench.plot import plot, require_matplotlib
+from tfdist_cli.bench.results import Results, Row
+from tfdist_cli.bench.variants import (
+    Variant,
+    can_be_watched,
+    measured_recipe,
+    variants_of,
+    watched,
+    whole,
+    workers_of,
+)
+from tfdist_cli.cli import console
+from tfdist_cli.cli.launch import Job, carry_out
+from tfdist_cli.cli.options import ClusterArgument, RecipeOption, SetOption
+from tfdist_cli.cli.requirements import require_tensorflow
+from tfdist_cli.cli.summary import print_failure
+from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.local import LocalLauncher
+from tfdist_cli.launch.supervisor import Timeouts
+from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.load import load_run
+from tfdist_cli.spec.recipe import Recipe
+
+EXAMPLES = (
+    "tfdist bench configs/local.yaml",
+    "tfdist bench cluster.yaml --recipe recipe.yaml --workers 1,2,4 --output measured",
+    "tfdist bench cluster.yaml --set wire=bfloat16 --set updates.prefetch=true --json",
+)
+
+
+def bench(  # noqa: PLR0913 a parameter is an option
+    cluster: ClusterArgument,
+    *,
+    recipe: RecipeOption = None,
+    overrides: SetOption = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each worker that are measured in a run.")] = 200,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs with each number of workers.")] = 3,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...",
+            help="Numbers of workers to measure; by default 1, the cluster's own, and powers of 2 between.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="A folder for bench.md, bench.svg and bench.json; the plot needs the extra 'plot'."),
+    ] = None,
+) -> None:
+    """Measure how fast a recipe trains, how that grows with workers, and where the time of a step goes.
+
+    Each run is a cluster of its own on this machine, started as `tfdist launch` starts it, without checkpoints,
+    evaluation and export. As many steps go ahead of the measured ones, in which functions are traced. Rounds are
+    interleaved: each has a run with each number of workers, and one in a single process on all cores, strategy: single.
+
+    One more run of each takes the time of each part of a step, in the functions that train and by the worker's clock:
+    wait (for the chief's leave), data, pull (parameters from the ps), compute, push (gradients to the ps) or
+    all-reduce, and update. The rest is what lies between a worker's functions. Other programs that keep this machine
+    busy spoil all of it: the results say how much they did.
+    """
+    spec, trained = load_run(cluster, recipe, overrides or ())
+    if trained is None:
+        raise UsageError(
+            f"there is nothing to measure: {cluster} names no recipe",
+            hint="name one with --recipe, or as 'recipe' in the file; a program of your own measures itself",
+        )
+    variants = variants_of(spec, trained, workers_of(workers) if workers is not None else ())
+    require_tensorflow()
+    if output is not None:
+        require_matplotlib()
+        _make(output)
+    results = _measure(spec, trained, variants, whole(trained, steps), rounds)
+    if output is not None:
+        _write(results, output)
+    if as_json:
+        console.write(json.dumps(results.as_json(), indent=2))
+    else:
+        _print(results)
+
+
+def _measure(cluster: Cluster, recipe: Recipe, variants: list[Variant], steps: int, rounds: int) -> Results:
+    """All rounds, and after them the runs that take the time of each part."""
+    rates: list[list[Rate]] = [[] for _ in variants]
+    splits: list[Split | None] = [None for _ in variants]
+    runs = _Runs(recipe, steps)
+    for number in range(rounds):
+        # Every other round goes backwards, so that a load that grows or fades favours nobody.
+        for place in sorted(range(len(variants)), reverse=number % 2 == 1):
+            with runs.carried_out(variants[place]) as (run_dir, result):
+                rates[place].append(read_rate(run_dir, result))
+            _say(f"round {number + 1}/{rounds}  {variants[place].name}: {rates[place][-1].steps:.1f} steps/s")
+    for place, variant in enumerate(variants):
+        if can_be_watched(variant.cluster):
+            with runs.carried_out(replace(variant, cluster=watched(variant.cluster))) as (run_dir, _):
+                split = splits[place] = read_split(run_dir)
+            _say(f"parts of a step  {variant.name}: {split.step:.2f} ms")
+    rows = [
+        Row(variant.name, variant.workers, variant.alone, tuple(rates[place]), splits[place])
+        for place, variant in enumerate(variants)
+    ]
+    title = f"{cluster.name}: {recipe.module}, {cluster.strategy}"
+    return Results(title, describe(), steps, runs.others, tuple(rows))
+
+
+class _Runs:
+    """Trainings, one after the other, each in a folder that goes with it.
+
+    Args:
+        recipe: as the file has it.
+        steps: measured steps of each worker.
+    """
+
+    def __init__(self, recipe: Recipe, steps: int) -> None:
+        self._recipe = recipe
+        self._steps = steps
+        self.others = 0.0
+        """The largest share of the machine that other processes have used during one of them."""
+
+    @contextmanager
+    def carried_out(self, variant: Variant) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+        """Trains; within the context there are the run's directory, and what its chief said at the end.
+
+        Raises:
+            typer.Exit: the training failed, or was ended, and that has been told; logs of a failure stay.
+        """
+        recipe = measured_recipe(self._recipe, variant, self._steps)
+        folder = Path(tempfile.mkdtemp(prefix="tfdist-bench-"))
+        kept = False
+        try:
+            before = Usage.now()
+            job = Job(variant.cluster, recipe, (), folder / "run")
+            report, run_dir = carry_out(LocalLauncher(), job, Timeouts(), quiet=True)
+            self.others = max(self.others, before.others())
+            if report.exit_code:
+                kept = bool(report.failures)  # whoever looks for the reason finds the logs
+                print_failure(report)
+                raise typer.Exit(report.exit_code)
+            yield run_dir, report.result
+        finally:
+            if not kept:
+                shutil.rmtree(folder)
+
+
+def _make(output: Path) -> None:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{output} cannot be made: {error.strerror}", hint="name another folder") from error
+
+
+def _write(results: Results, output: Path) -> None:
+    plot(results, output / "bench.svg")
+    (output / "bench.json").write_text(json.dumps(results.as_json(), indent=2) + "\n", encoding="utf-8")
+    (output / "bench.md").write_text(results.as_markdown("bench.svg"), encoding="utf-8")
+
+
+def _print(results: Results) -> None:
+    console.out.print(Text(f"{results.title}\n{results.machine}\n", style="bold"))
+    for heads, *rows in results.tables():
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for number, head in enumerate(heads):
+            table.add_column(head, justify="right" if number else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*row)
+        console.out.print(table)
+    for note in results.notes():
+        console.out.print(Text(note, style="dim"))
+
+
+def _say(text: str) -> None:
+    console.err.print(Text(text, style="dim"))
