@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import resource
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import psutil
-
 from benchmarks.cluster import RunFailed, Timing, run
 from benchmarks.workload import Workload
+from tfdist_cli.bench.machine import Usage
 
 QUIET = 0.1
 """The share of the machine that other processes may use during a run that counts, as far as patience goes."""
@@ -190,7 +187,7 @@ def _quiet_run(contest: Contest, who: Contestant, workload: Workload, patience: 
     """A run, and the share of the machine that others used meanwhile; the quietest of those that patience allows."""
     runs = []
     for _ in range(patience + 1):
-        before = _Usage.now()
+        before = Usage.now()
         roles = contest.roles if who.roles is None else who.roles
         own = replace(workload, **{**contest.changes, **who.changes})
         timing = run(who.program, roles, own, python=os.environ.get(who.python or "", sys.executable))
@@ -200,24 +197,3 @@ def _quiet_run(contest: Contest, who: Contestant, workload: Workload, patience: 
         if runs[-1][1] <= QUIET:
             break
     return min(runs, key=lambda each: each[1])
-
-
-@dataclass(frozen=True)
-class _Usage:
-    """Processor seconds used up to a moment: by all processes, and by this one's ended children."""
-
-    moment: float
-    total: float
-    own: float
-
-    @classmethod
-    def now(cls) -> _Usage:
-        times, children = psutil.cpu_times(), resource.getrusage(resource.RUSAGE_CHILDREN)
-        total = times.user + times.system + times.nice
-        return cls(time.monotonic(), total, children.ru_utime + children.ru_stime)
-
-    def others(self) -> float:
-        """The share of the machine that other processes have used since."""
-        now = _Usage.now()
-        used = (now.total - self.total) - (now.own - self.own)
-        return max(0.0, used / ((now.moment - self.moment) * (os.cpu_count() or 1)))

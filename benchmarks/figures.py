@@ -6,19 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Spread:
-    """The middle and the ends of several measurements."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one value."""
-        return cls(statistics.median(values), min(values), max(values))
+from tfdist_cli.bench.figures import Spread
 
 
 @dataclass(frozen=True)

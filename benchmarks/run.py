@@ -9,11 +9,15 @@ from datetime import datetime, timezone
 
 from benchmarks.cluster import ROOT
 from benchmarks.contests import CONTESTS, hold
+from benchmarks.plot import plot
 from benchmarks.startup import COMMANDS, command_seconds, first_step_seconds
-from benchmarks.table import Circumstances, machine, render, write
+from benchmarks.table import PACKAGES, Circumstances, render, write
 from benchmarks.workload import Workload
+from tfdist_cli.bench.machine import describe
+from tfdist_cli.bench.plot import require_matplotlib
 
 PAGE = ROOT / "docs" / "benchmarks.md"
+PLOT = PAGE.with_suffix(".svg")
 STARTUP = "startup"
 FIRST_STEP = "`tfdist launch` (1 chief, 2 ps, 2 workers) up to the first step reported"
 
@@ -21,15 +25,20 @@ FIRST_STEP = "`tfdist launch` (1 chief, 2 ps, 2 workers) up to the first step re
 def main(argv: Sequence[str]) -> int:
     """Runs the benchmarks; the exit code is 0."""
     arguments = _parser().parse_args(argv)
+    if arguments.write:
+        require_matplotlib()
     chosen = arguments.only or [*CONTESTS, STARTUP]
     workload = Workload("", steps=arguments.steps, epochs=arguments.epochs)
     contests = [contest for key, contest in CONTESTS.items() if key in chosen]
     outcomes = hold(contests, workload, rounds=arguments.rounds, patience=arguments.patience, say=_say)
     seconds = _startup(arguments.rounds) if STARTUP in chosen else {}
     today = datetime.now(timezone.utc).date()
-    about = Circumstances(" ".join(["python -m benchmarks", *argv]), today, arguments.rounds, machine())
-    results = render(outcomes, seconds, about)
+    about = Circumstances(" ".join(["python -m benchmarks", *argv]), today, arguments.rounds, describe(PACKAGES))
+    drawn = arguments.write and outcomes
+    results = render(outcomes, seconds, about, PLOT.name if drawn else None)
     sys.stdout.write(results)
+    if drawn:
+        plot(outcomes, PLOT)
     if arguments.write:
         write(PAGE, results)
     return 0
@@ -63,5 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         help="run again up to this often when other processes were busy (default: 0)",
     )
-    parser.add_argument("--write", action="store_true", help=f"write the tables into {PAGE.relative_to(ROOT)}")
+    parser.add_argument(
+        "--write", action="store_true", help=f"write the tables into {PAGE.relative_to(ROOT)}, and a plot"
+    )
     return parser

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from benchmarks.contests import Outcome
-from benchmarks.figures import Comparison, Spread
+from benchmarks.figures import Comparison
+from tfdist_cli.bench.figures import Spread
 
 BEGIN = "<!-- results: begin -->"
 END = "<!-- results: end -->"
-_PACKAGES = ("tensorflow-cpu", "tensorflow", "keras", "tf_keras", "torch")
+PACKAGES = ("tensorflow-cpu", "tensorflow", "keras", "tf_keras", "torch")
+"""What may be measured."""
+PLOT_TEXT = "tfdist's throughput as a multiple of its peer's"
 
 
 @dataclass(frozen=True)
@@ -35,23 +35,21 @@ class Circumstances:
     machine: str
 
 
-def machine() -> str:
-    """This machine without its name: cores, system, versions."""
-    versions = [f"Python {platform.python_version()}", *filter(None, map(_installed, _PACKAGES))]
-    return f"{os.cpu_count()} cores ({platform.machine()}), {platform.system()}, {', '.join(versions)}"
-
-
-def render(outcomes: Sequence[Outcome], seconds: Mapping[str, Sequence[float]], about: Circumstances) -> str:
+def render(
+    outcomes: Sequence[Outcome], seconds: Mapping[str, Sequence[float]], about: Circumstances, plot: str | None = None
+) -> str:
     """The tables with their circumstances.
 
     Args:
         outcomes: throughput.
         seconds: wall times, by what was timed.
         about: how they were measured.
+        plot: the file with a picture of them, as the page is to name it.
     """
     parts = [f"`{about.command}`, {about.day.isoformat()}. {about.machine}."]
     if outcomes:
         parts.append(_throughput(outcomes))
+        parts += [f"![{PLOT_TEXT}]({plot})"] if plot else []
         busiest = max(outcome.others for outcome in outcomes)
         parts.append(
             f"Steps per second, median (min to max) of {about.rounds} rounds. "
@@ -76,23 +74,16 @@ def write(path: Path, results: str) -> None:
     path.write_text(f"{before}{begin}\n{results}{end}{after}", encoding="utf-8")
 
 
-def _installed(name: str) -> str:
-    try:
-        return f"{name} {version(name)}"
-    except PackageNotFoundError:
-        return ""
-
-
 def _throughput(outcomes: Sequence[Outcome]) -> str:
     rows = ["| cluster | tfdist | peer | ratio of medians | median of paired ratios |", "|---|---|---|---|---|"]
     for outcome in outcomes:
         contest, comparison = outcome.contest, Comparison(outcome.ours, outcome.peer)
         cells = [
             contest.title,
-            _shown(Spread.of(outcome.ours), 0),
-            f"{contest.peer.name}: {_shown(Spread.of(outcome.peer), 0)}",
+            Spread.of(outcome.ours).shown(0),
+            f"{contest.peer.name}: {Spread.of(outcome.peer).shown(0)}",
             f"**{comparison.of_medians:.2f}**",
-            _shown(comparison.paired, 2),
+            comparison.paired.shown(2),
         ]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
@@ -100,9 +91,5 @@ def _throughput(outcomes: Sequence[Outcome]) -> str:
 
 def _wall_times(seconds: Mapping[str, Sequence[float]]) -> str:
     rows = ["| from start to end of | seconds, median (min to max) | times |", "|---|---|---|"]
-    rows += [f"| {name} | {_shown(Spread.of(values), 2)} | {len(values)} |" for name, values in seconds.items()]
+    rows += [f"| {name} | {Spread.of(values).shown(2)} | {len(values)} |" for name, values in seconds.items()]
     return "\n".join(rows)
-
-
-def _shown(spread: Spread, digits: int) -> str:
-    return f"{spread.median:.{digits}f} ({spread.low:.{digits}f} to {spread.high:.{digits}f})"

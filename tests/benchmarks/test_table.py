@@ -1,22 +1,18 @@
 """Results become medians, ratios and a page, with nothing lost on the way."""
 
 import importlib.util
-import platform
 from dataclasses import replace
 from datetime import date
 
 import pytest
 
 from benchmarks.contests import CONTESTS, Outcome
-from benchmarks.figures import Comparison, Spread
-from benchmarks.table import BEGIN, END, Circumstances, machine, render, write
+from benchmarks.figures import Comparison
+from benchmarks.table import BEGIN, END, Circumstances, render, write
 from benchmarks.workload import Workload
+from tfdist_cli.bench.figures import Spread
 
 ABOUT = Circumstances("python -m benchmarks", date(2026, 1, 2), 3, "2 cores")
-
-
-def test_a_spread_has_the_median_and_both_ends():
-    assert Spread.of([3.0, 1.0, 10.0, 4.0]) == Spread(3.5, 1.0, 10.0)
 
 
 def test_paired_ratios_compare_within_rounds():
@@ -41,6 +37,12 @@ def test_results_say_how_they_were_measured():
     assert "| `tfdist --help` | 0.20 (0.10 to 0.30) | 3 |" in text
 
 
+def test_the_plot_is_named_below_the_table():
+    outcome = Outcome(CONTESTS["ps"], [100.0], [50.0], others=0.0)
+    assert "](benchmarks.svg)\n\nSteps per second" in render([outcome], {}, ABOUT, "benchmarks.svg")
+    assert "![" not in render([outcome], {}, ABOUT)
+
+
 def test_only_what_is_between_the_markers_is_replaced(tmp_path):
     page = tmp_path / "benchmarks.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
@@ -62,8 +64,3 @@ def test_a_contest_has_two_contestants_with_programs_and_workloads(contest):
     for who in (contest.ours, contest.peer):
         assert importlib.util.find_spec(who.program) is not None
         replace(Workload(""), **contest.changes, **who.changes)
-
-
-def test_the_machine_is_told_without_its_name():
-    assert "cores" in machine()
-    assert platform.node() not in machine()

@@ -1,0 +1,41 @@
+"""The ratios of the contests as a picture."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.contests import Outcome
+from benchmarks.figures import Comparison
+from tfdist_cli.bench.figures import Spread
+from tfdist_cli.bench.plot import figure
+
+_TITLE_WIDTH = 52
+
+
+def plot(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Plots each contest's paired ratios."""
+    ratios = {}
+    for outcome in outcomes:
+        title, peer = outcome.contest.title, outcome.contest.peer.name
+        title = title if "against" in title else f"{title}, against {peer}"
+        ratios[title] = Comparison(outcome.ours, outcome.peer).paired
+    plot_ratios(ratios, path)
+
+
+def plot_ratios(ratios: Mapping[str, Spread], path: Path) -> None:
+    """Plots ratios, each by its title: the median, and the lowest and the highest."""
+    names = [textwrap.fill(title.replace("`", ""), _TITLE_WIDTH) for title in ratios]
+    medians = [spread.median for spread in ratios.values()]
+    ends = [
+        [spread.median - spread.low for spread in ratios.values()],
+        [spread.high - spread.median for spread in ratios.values()],
+    ]
+    with figure(path, 9, 1 + 0.55 * len(names)) as whole:
+        axes = whole.subplots()
+        colours = ["#4e79a7" if median >= 1 else "#9c9c9c" for median in medians]
+        axes.barh(names, medians, 0.55, xerr=ends, capsize=3, color=colours)
+        axes.axvline(1, color="black", linewidth=0.8)
+        axes.invert_yaxis()
+        axes.set_xlabel("tfdist's throughput as a multiple of its peer's, median and range of the rounds")
