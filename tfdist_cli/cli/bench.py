@@ -179,7 +179,7 @@ def _write(results: Results, output: Path) -> None:
 def _print(results: Results) -> None:
     console.out.print(Text(f"{results.title}\n{results.machine}\n", style="bold"))
     for heads, *rows in results.tables():
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for number, head in enumerate(heads):
             table.add_column(head, justify="right" if number else "left", no_wrap=True)
         for row in rows:
