@@ -162,7 +162,66 @@ def test_training_goes_on_from_the_newest_whole_checkpoint(whole, trained, tmp_p
     flip(_data(tmp_path / "step-00000010"))
     assert difference(train(tmp_path, 17).variables, whole.variables) == 0
     assert any(line.startswith("checkpoint of step 10 is damaged, and left out: ") for line in log)
+    assert f"it is kept as {tmp_path}/damaged-step-00000010" in log
     assert f"resuming from {tmp_path}/step-00000005 (step 5)" in log
+    assert CheckpointFolder(tmp_path).newest() == (CheckpointFolder(tmp_path).find(17), {})
+    assert "has been changed" in _reason(tmp_path / "damaged-step-00000010", tmp_path / "again")
+
+
+def _reason(aside, elsewhere):
+    shutil.copytree(aside, elsewhere / "step-00000010")
+    with pytest.raises(Damaged) as raised:
+        CheckpointFolder(elsewhere).find(10)
+    return str(raised.value)
+
+
+def test_each_one_set_aside_has_a_name_of_its_own(step, tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    for name in ("damaged-step-00000003", "damaged-step-00000003-2", "damaged-step-00000003-3"):
+        saved(folder, [3], step)
+        assert folder.set_aside(3) == tmp_path / name
+    assert folder.steps() == []
+
+
+def test_one_that_cannot_be_set_aside_stays(trained, tmp_path, log, monkeypatch):
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    flip(_data(tmp_path / "step-00000010"))
+
+    def fail(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(CheckpointFolder, "set_aside", fail)
+    train(tmp_path, 7)
+    assert "it stays where it is: [Errno 5] Input/output error" in log
+
+
+def test_what_a_save_that_was_killed_has_left_is_cleared_away_at_the_start(step, tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    saved(folder, [3], step)
+    before = sorted(tmp_path.rglob("*"))
+    for name in (".writing-00000004-77", ".removing-step-00000001"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "variables.index").write_text("")
+    (tmp_path / "step-00000003" / ".state.json.77").write_text("")
+    folder.begin()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_others_have_put_there_stays(tmp_path):
+    for name in ("notes.txt", ".hidden", "step-best", "damaged-step-00000001"):
+        (tmp_path / name).mkdir()
+    CheckpointFolder(tmp_path).begin()
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_what_is_damaged_neither_counts_nor_goes(step, tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=2)
+    saved(folder, [1, 2], step)
+    _data(tmp_path / "step-00000002").write_bytes(b"")
+    saved(folder, [3], step)
+    assert folder.steps() == [1, 2, 3]
+    saved(folder, [4], step)
+    assert folder.steps() == [2, 3, 4]
 
 
 def test_when_no_checkpoint_is_whole_nothing_is_trained_anew(trained, tmp_path):
