@@ -133,6 +133,6 @@ class Saver:
             "checkpoint",
             step=state.step,
             path=str(path),
-            seconds=round(seconds, 3),
+            took=round(seconds, 3),
             paused=round(seconds if paused is None else paused, 3),
         )
