@@ -9,7 +9,9 @@ The kinds, with their keys beside `kind`:
 * `placement`: `bytes` {"ps:0": n} of all that is kept there, `variables` {"ps:0": n}: how many of the model's.
 * `progress`: `step`, `total` (null when unknown), `epoch`, `epochs`, `steps_per_second`, `metrics` {name: value},
   `workers` {"worker:0": steps per second}.
-* `checkpoint`: `step`, `path`.
+* `checkpoint`: `step`, `path`, `took`: seconds until it was on the disk, `paused`: those of them without training.
+* `checkpoint_failed`: `step`, `reason`: training goes on without it.
+* `checkpoint_damaged`: `step`, `reason`: it is left out.
 * `resumed`: `step`, `path`: the checkpoint that training goes on from.
 * `evaluation`: `step`, `final`, `metrics`: an evaluator's score of a checkpoint.
 * `result`: `step`, `metrics`, `seconds`, `examples`, `worker_steps` {"worker:0": n}.

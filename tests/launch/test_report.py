@@ -117,6 +117,21 @@ def test_warnings(played):
     assert job.report.exit_code == 0
 
 
+def test_checkpoints_that_could_not_be_written_or_were_damaged(played):
+    job = played(CHIEF, EVALUATOR)
+    damage = {"step": 40, "reason": "variables.index has 3 bytes instead of 30"}
+    for task in (CHIEF, EVALUATOR):
+        job.at(1, record(task, "checkpoint_damaged", **damage))
+    job.at(2, record(CHIEF, "checkpoint_failed", step=50, reason="No space left on device"))
+    damaged, failed, *_ = job.report.warnings
+    assert damaged == (
+        "the checkpoint of step 40 is damaged, and was left out: variables.index has 3 bytes instead of 30"
+    )
+    assert failed == "a checkpoint could not be written, that of step 50: No space left on device"
+    job.at(3, record(CHIEF, "checkpoint_failed", step=60, reason="Input/output error"))
+    assert job.report.warnings[1] == "2 checkpoints could not be written, at last that of step 60: Input/output error"
+
+
 @pytest.mark.parametrize(
     ("exits", "words"),
     [

@@ -16,8 +16,8 @@ from tests.train.compare import BATCH, batches, classes, classifier, difference
 from tfdist_cli import Checkpoints
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.updates import ShardRule
+from tfdist_cli.train import bundle, shards
 from tfdist_cli.train import checkpoint as module
-from tfdist_cli.train import shards
 from tfdist_cli.train.checkpoint import CheckpointFolder, Damaged, TrainingState
 from tfdist_cli.train.data import Pipeline
 from tfdist_cli.train.shards import parts
@@ -144,7 +144,7 @@ def test_a_damaged_checkpoint_is_left_out_and_named(damage, trained, tmp_path):
     found, reasons = CheckpointFolder(tmp_path).newest()
     assert found.state.step == 5
     assert len(reasons) == 1
-    assert "step-00000010" in reasons[0]
+    assert "step-00000010" in reasons[10]
 
 
 def test_any_bit_of_the_state_counts(trained, tmp_path):
@@ -161,8 +161,67 @@ def test_training_goes_on_from_the_newest_whole_checkpoint(whole, trained, tmp_p
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     flip(_data(tmp_path / "step-00000010"))
     assert difference(train(tmp_path, 17).variables, whole.variables) == 0
-    assert any(line.startswith("checkpoint left out: ") and "step-00000010" in line for line in log)
+    assert any(line.startswith("checkpoint of step 10 is damaged, and left out: ") for line in log)
+    assert f"it is kept as {tmp_path}/damaged-step-00000010" in log
     assert f"resuming from {tmp_path}/step-00000005 (step 5)" in log
+    assert CheckpointFolder(tmp_path).newest() == (CheckpointFolder(tmp_path).find(17), {})
+    assert "has been changed" in _reason(tmp_path / "damaged-step-00000010", tmp_path / "again")
+
+
+def _reason(aside, elsewhere):
+    shutil.copytree(aside, elsewhere / "step-00000010")
+    with pytest.raises(Damaged) as raised:
+        CheckpointFolder(elsewhere).find(10)
+    return str(raised.value)
+
+
+def test_each_one_set_aside_has_a_name_of_its_own(step, tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    for name in ("damaged-step-00000003", "damaged-step-00000003-2", "damaged-step-00000003-3"):
+        saved(folder, [3], step)
+        assert folder.set_aside(3) == tmp_path / name
+    assert folder.steps() == []
+
+
+def test_one_that_cannot_be_set_aside_stays(trained, tmp_path, log, monkeypatch):
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    flip(_data(tmp_path / "step-00000010"))
+
+    def fail(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(CheckpointFolder, "set_aside", fail)
+    train(tmp_path, 7)
+    assert "it stays where it is: [Errno 5] Input/output error" in log
+
+
+def test_what_a_save_that_was_killed_has_left_is_cleared_away_at_the_start(step, tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    saved(folder, [3], step)
+    before = sorted(tmp_path.rglob("*"))
+    for name in (".writing-00000004-77", ".removing-step-00000001"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "variables.index").write_text("")
+    (tmp_path / "step-00000003" / ".state.json.77").write_text("")
+    folder.begin()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_others_have_put_there_stays(tmp_path):
+    for name in ("notes.txt", ".hidden", "step-best", "damaged-step-00000001"):
+        (tmp_path / name).mkdir()
+    CheckpointFolder(tmp_path).begin()
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_what_is_damaged_neither_counts_nor_goes(step, tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=2)
+    saved(folder, [1, 2], step)
+    _data(tmp_path / "step-00000002").write_bytes(b"")
+    saved(folder, [3], step)
+    assert folder.steps() == [1, 2, 3]
+    saved(folder, [4], step)
+    assert folder.steps() == [2, 3, 4]
 
 
 def test_when_no_checkpoint_is_whole_nothing_is_trained_anew(trained, tmp_path):
@@ -179,7 +238,7 @@ def test_what_is_no_checkpoint_is_not_looked_at(trained, tmp_path):
     (tmp_path / "step-last").mkdir()
     (tmp_path / ".writing-00000099-1").mkdir()
     found, reasons = CheckpointFolder(tmp_path).newest()
-    assert (found.state.step, reasons) == (10, [])
+    assert (found.state.step, reasons) == (10, {})
 
 
 @pytest.mark.parametrize(
@@ -271,7 +330,7 @@ def test_a_checkpoint_that_was_being_replaced_is_found_again(step, tmp_path):
     assert CheckpointFolder(tmp_path).newest()[0].state.step == 3
 
 
-@pytest.mark.parametrize("place", ["_write_variables", "_digest", "_write_synced", "_sync"])
+@pytest.mark.parametrize("place", ["write_variables", "digest_of", "write_synced", "sync"])
 def test_a_failed_save_leaves_the_earlier_ones_and_no_rest(place, step, tmp_path, monkeypatch):
     folder = CheckpointFolder(tmp_path, keep=1)
     saved(folder, [1], step)
@@ -328,9 +387,9 @@ def test_a_last_checkpoint_that_cannot_be_written_is_an_error(tmp_path, monkeypa
     assert CheckpointFolder(tmp_path).steps() == [5, 10]
 
 
-def test_a_folder_that_cannot_be_made(tmp_path):
+def test_a_folder_that_cannot_be_made_is_an_error_before_the_first_step(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(TrainingError, match="could not be written"):
+    with pytest.raises(TrainingError, match=r"checkpoints cannot be written to .*: .*Not a directory"):
         train(tmp_path / "file" / "checkpoints", 6)
 
 
@@ -383,7 +442,7 @@ def randomize(step):
 @pytest.mark.parametrize(("saving", "restoring"), [(1, 3), (3, 1), (3, 2), (2, 3), (3, 3)])
 def test_any_number_of_shards_is_restored_to_any_other(saving, restoring, block, servers, tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "BLOCK_BYTES", block)
-    monkeypatch.setattr(module, "FILE_BYTES", 3 * block)
+    monkeypatch.setattr(bundle, "FILE_BYTES", 3 * block)
     some, others = spread_over(servers, saving), spread_over(servers, restoring)
     randomize(some)
     folder = CheckpointFolder(tmp_path)
@@ -399,7 +458,7 @@ def test_any_number_of_shards_is_restored_to_any_other(saving, restoring, block,
 
 def test_a_checkpoint_is_one_whatever_its_blocks(servers, tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "BLOCK_BYTES", 40)
-    monkeypatch.setattr(module, "FILE_BYTES", 100)
+    monkeypatch.setattr(bundle, "FILE_BYTES", 100)
     step = spread_over(servers, 3)
     path = CheckpointFolder(tmp_path).save(step, TrainingState(4, 0))
     names = {entry.name for entry in path.iterdir()}
@@ -413,10 +472,10 @@ def test_a_checkpoint_is_one_whatever_its_blocks(servers, tmp_path, monkeypatch)
 
 def test_no_more_than_a_file_is_held_at_once(servers, tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "BLOCK_BYTES", 40)
-    monkeypatch.setattr(module, "FILE_BYTES", 100)
+    monkeypatch.setattr(bundle, "FILE_BYTES", 100)
     step = spread_over(servers, 3)
     largest = max(piece.bytes for variable in step.model.variables for piece in shards.pieces(variable))
-    batches = [sum(entry.piece.bytes for entry in batch) for batch in module._batches(step)]
+    batches = [sum(entry.piece.bytes for entry in batch) for batch in bundle._batches(step)]
     assert max(batches) <= max(100, largest) < sum(batches)
 
 

@@ -87,6 +87,22 @@ class Chronicle:
         self.checkpoints: dict[str, int] = {}
         """Paths of checkpoints, and their steps, in the order they were saved."""
         self.exports: list[str] = []
+        self._unsaved: list[Mapping[str, Any]] = []
+        self._damaged: dict[str, Mapping[str, Any]] = {}
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What its tasks said of checkpoints that could not be written, or that were damaged."""
+        warnings = [
+            f"the checkpoint of step {record.get('step')} is damaged, and was left out: {record.get('reason')}"
+            for record in self._damaged.values()
+        ]
+        if self._unsaved:
+            last, count = self._unsaved[-1], len(self._unsaved)
+            which = "a checkpoint" if count == 1 else f"{count} checkpoints"
+            reason = f"that of step {last.get('step')}: {last.get('reason')}"
+            warnings.append(f"{which} could not be written, {'' if count == 1 else 'at last '}{reason}")
+        return tuple(warnings)
 
     def of(self, task: TaskId) -> TaskNews:
         """What the task has told so far."""
@@ -116,6 +132,10 @@ class Chronicle:
                 self.evaluation = record
             case "checkpoint":
                 self.checkpoints[str(record.get("path", ""))] = int(_number(record.get("step")) or 0)
+            case "checkpoint_failed":
+                self._unsaved.append(record)
+            case "checkpoint_damaged":
+                self._damaged[str(record.get("step"))] = record
             case "exported":
                 paths = record.get("paths")
                 self.exports += [str(path) for path in paths] if isinstance(paths, list) else []

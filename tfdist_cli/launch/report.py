@@ -143,7 +143,7 @@ def make_report(state: JobState, chronicle: Chronicle, logs: TaskLogs, seconds: 
         chronicle.evaluation,
         chronicle.checkpoints,
         tuple(chronicle.exports),
-        _warnings(state, logs),
+        (*chronicle.warnings, *_warnings(state, logs)),
     )
 
 

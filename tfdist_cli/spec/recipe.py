@@ -60,6 +60,9 @@ class Checkpoint(SpecModel):
     """Save each time this many seconds have passed."""
     keep: Count = 3
     """How many of the newest checkpoints stay."""
+    asynchronous: Literal["auto"] | bool = "auto"
+    """Whether training goes on while a checkpoint is written, which may take each task as much memory again as its
+    variables; `auto` where that is no more than 1 GiB."""
     dir: PathField | None = None
     """The checkpoint folder, relative to this file. A launch resumes from what it finds there; by default a new folder
     in the run directory."""

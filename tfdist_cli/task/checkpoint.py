@@ -14,6 +14,7 @@ from tfdist_cli.task.recipe import CHECKPOINTS, EXPORT, EXPORT_NAMES
 from tfdist_cli.train.checkpoint import CheckpointFolder, Damaged, Found
 from tfdist_cli.train.data import Shard, checked
 from tfdist_cli.train.export import export
+from tfdist_cli.train.progress import log, speak
 from tfdist_cli.train.step import ModelStep
 
 
@@ -33,6 +34,7 @@ def export_checkpoint(recipe: Recipe, run_dir: Path, step: int | None, form: str
     Raises:
         UsageError: there is no such checkpoint.
     """
+    speak()
     kept = recipe.checkpoint
     found = _find(CheckpointFolder(kept.dir if kept and kept.dir else run_dir / CHECKPOINTS), step)
     module = RecipeModule.load(recipe)
@@ -55,9 +57,9 @@ def _find(folder: CheckpointFolder, step: int | None) -> Found:
             steps = ", ".join(str(number) for number in folder.steps()) or "none"
             raise UsageError(str(reason), hint=f"the checkpoints in {folder.path} are of steps {steps}") from reason
     found, damaged = folder.newest()
+    for step_of_it, why in damaged.items():
+        log.warning("checkpoint of step %d is damaged, and left out: %s", step_of_it, why)
     if found is None:
-        raise UsageError(
-            damaged[0] if damaged else f"{folder.path} holds no checkpoint",
-            hint="give the recipe 'checkpoint: {every_seconds: 60}' and launch it",
-        )
+        message = f"no checkpoint in {folder.path} is whole" if damaged else f"{folder.path} holds no checkpoint"
+        raise UsageError(message, hint="give the recipe 'checkpoint: {every_seconds: 60}' and launch it")
     return found

@@ -81,7 +81,7 @@ def _assignment(
         steps_per_execution=None if wanted.steps_per_execution == "auto" else wanted.steps_per_execution,
         validation=validation if recipe.evaluate and recipe.evaluate.every_epochs else None,
         callbacks=module.callbacks(),
-        saving=Saving(folder, kept.every_steps, kept.every_seconds) if folder and kept else None,
+        saving=Saving(folder, kept.every_steps, kept.every_seconds, kept.asynchronous) if folder and kept else None,
         rules=rules,
     )
 

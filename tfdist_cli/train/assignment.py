@@ -12,6 +12,7 @@ from tfdist_cli.spec.recipe import Share
 from tfdist_cli.train.checkpoint import CheckpointFolder
 from tfdist_cli.train.data import DatasetFunction
 from tfdist_cli.train.engine import Rules
+from tfdist_cli.train.saver import Asynchronous
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,13 @@ class Saving:
         folder: where they go.
         every_steps: save each time this many global steps are done.
         every_seconds: save each time this many seconds have passed.
+        asynchronous: whether training goes on meanwhile, see `Saver`.
     """
 
     folder: CheckpointFolder
     every_steps: int | None = None
     every_seconds: float | None = None
+    asynchronous: Asynchronous = "auto"
 
 
 @dataclass(frozen=True)

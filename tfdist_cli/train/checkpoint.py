@@ -1,54 +1,62 @@
 """Checkpoints: a folder for each, written to the side, made visible whole, checked when read.
 
     CHECKPOINTS/step-00001200/variables.index, variables.data-*    TensorFlow's own format, 64 MiB in a file
-                              state.json                            step, epoch, each file's size and SHA-256
+                              callbacks.npz                         arrays that callbacks keep, if any do
+                              state.json                            all else; each file's size and SHA-256, and its own
+    CHECKPOINTS/damaged-step-00001000                               one that was found not to be whole, set aside
     CHECKPOINTS/evaluator.json                                      what an evaluator has scored, if there is one
 
 A folder gets its name, by one rename, after all that is in it has reached the disk. What has no name yet is none.
+Only the training changes the folder; an evaluator and an export read, and write no more than `evaluator.json`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import keras
-import tensorflow as tf
+import numpy as np
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.op_error import shortened
-from tfdist_cli.train.shards import Block, Whole, pieces
+from tfdist_cli.train.bundle import Read, live, read_variables, saved_variables, write_variables
+from tfdist_cli.train.disk import digest_of, remove, sync, write_synced
 from tfdist_cli.train.step import ModelStep
 from tfdist_cli.train.update import innermost
 
 STATE_FILE = "state.json"
 SCORED_FILE = "evaluator.json"
-FILE_BYTES = 64 * 2**20
-"""What one data file holds of variables, and the chief while it writes or reads it; a larger variable that is not
-spread has one for itself."""
+ARRAYS_FILE = "callbacks.npz"
 UNSCORED_KEPT = 16
 """Checkpoints kept beyond `keep` for an evaluator that has not come to them yet."""
 _PREFIX = "step-"
 _WRITING = ".writing-"
 _REPLACED = ".replaced-"
+_REMOVING = ".removing-"
+_DAMAGED = "damaged-"
 _FORMAT = 1
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What a checkpoint holds beside variables.
+    """What a checkpoint holds beside variables and arrays.
 
     Args:
         step: global steps done.
-        epoch: epochs done.
+        epoch: epochs whose end has been dealt with: validation and callbacks have had their turn.
         final: whether the training was over.
+        stopped: where a callback has ended the training, the step it would have gone to; 0 where none has.
+        steps_per_epoch: global steps in an epoch.
+        totals: what the metrics have counted in the epoch under way, as `MetricTotals` packs it.
+        callbacks: what they have come to know, as `CallbackStates` writes it.
+        random: the process's own random number generators, as `random_states` gives them.
         optimizer: the optimizer's class; others have variables of the same shapes that mean something else.
         shapes: `[path, dtype, shape]` of each variable, in the order they are saved in.
         files: `{name: [bytes, SHA-256]}`.
@@ -57,6 +65,11 @@ class TrainingState:
     step: int
     epoch: int
     final: bool = False
+    stopped: int = 0
+    steps_per_epoch: int = 0
+    totals: list[float] = field(default_factory=list)
+    callbacks: list[dict[str, Any]] = field(default_factory=list)
+    random: dict[str, Any] = field(default_factory=dict)
     optimizer: str = ""
     shapes: list[list[Any]] = field(default_factory=list)
     files: dict[str, list[Any]] = field(default_factory=dict)
@@ -65,10 +78,17 @@ class TrainingState:
 
 @dataclass(frozen=True)
 class Found:
-    """A whole checkpoint on disk."""
+    """A checkpoint on disk."""
 
     path: Path
     state: TrainingState
+
+    def arrays(self) -> list[np.ndarray]:
+        """The arrays that it holds beside variables."""
+        if ARRAYS_FILE not in self.state.files:
+            return []
+        with np.load(self.path / ARRAYS_FILE, allow_pickle=False) as stored:
+            return [stored[f"arr_{number}"] for number in range(len(stored.files))]
 
 
 class Damaged(Exception):
@@ -79,7 +99,7 @@ class CheckpointFolder:
     """The checkpoints of one training.
 
     Args:
-        path: the folder; made when the first one is saved.
+        path: the folder; made when the training begins.
         keep: how many of the newest stay.
     """
 
@@ -88,12 +108,56 @@ class CheckpointFolder:
         self._keep = keep
         self._latest: TrainingState | None = None
 
+    def begin(self) -> None:
+        """Gets the folder ready for a training: finishes or clears away what one that was killed had begun.
+
+        Raises:
+            TrainingError: nothing can be written there.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._put_back()
+            for pattern in (f"{_WRITING}*", f"{_REMOVING}*", f"{_PREFIX}*/.{STATE_FILE}.*"):
+                for rest in self.path.glob(pattern):
+                    remove(rest)
+            probe = self.path / f"{_WRITING}probe"
+            probe.mkdir()
+            write_synced(probe / STATE_FILE, {})
+            remove(probe)
+            sync(self.path)
+            sync(self.path.parent)
+        except OSError as error:
+            if error.errno in _FULL:
+                return  # room may be made in time, and each save that fails says so
+            raise TrainingError(
+                f"checkpoints cannot be written to {self.path}: {error}",
+                hint="name another checkpoint.dir, or see to it that this user may write there",
+            ) from error
+
     def steps(self) -> list[int]:
         """The steps that there are checkpoints of, oldest first, whole or damaged."""
         if not self.path.is_dir():
             return []
-        names = [entry.name[len(_PREFIX) :] for entry in self.path.iterdir() if entry.name.startswith(_PREFIX)]
-        return sorted(int(name) for name in names if name.isdigit())
+        names = [entry.name.removeprefix(_REPLACED) for entry in self.path.iterdir()]
+        numbers = [name[len(_PREFIX) :] for name in names if name.startswith(_PREFIX)]
+        return sorted({int(number) for number in numbers if number.isdigit()})
+
+    def look(self, step: int) -> Found:
+        """The checkpoint of a step, as far as can be told without reading all of it: that no file has lost its end.
+
+        Raises:
+            Damaged: it is missing or not whole, and why.
+        """
+        folder = self._folder(step)
+        if not folder.exists() and (replaced := self.path / f"{_REPLACED}{folder.name}").exists():
+            folder = replaced  # its successor has no name yet
+        state = _read_state(folder / STATE_FILE)
+        for name, (size, _) in state.files.items():
+            with _reading(folder / name):
+                found = (folder / name).stat().st_size
+            if found != size:
+                raise Damaged(f"{folder / name} has {found} bytes instead of {size}")
+        return Found(folder, state)
 
     def find(self, step: int) -> Found:
         """The checkpoint of a step, checked byte for byte.
@@ -101,59 +165,76 @@ class CheckpointFolder:
         Raises:
             Damaged: it is missing or not whole, and why.
         """
-        folder = self.path / f"{_PREFIX}{step:08d}"
-        state = _read_state(folder / STATE_FILE)
-        for name, (size, digest) in state.files.items():
-            try:
-                found = (folder / name).stat().st_size
-                if found != size:
-                    raise Damaged(f"{folder / name} has {found} bytes instead of {size}")
-                if _digest(folder / name) != digest:
-                    raise Damaged(f"{folder / name} has been changed since it was written")
-            except OSError as error:
-                raise Damaged(f"{folder / name} cannot be read: {error}") from error
-        return Found(folder, state)
+        found = self.look(step)
+        for name, (_, digest) in found.state.files.items():
+            with _reading(found.path / name):
+                actual = digest_of(found.path / name)
+            if actual != digest:
+                raise Damaged(f"{found.path / name} has been changed since it was written")
+        return found
 
-    def newest(self) -> tuple[Found | None, list[str]]:
-        """The newest whole checkpoint, None when there is none, and what is wrong with newer ones."""
-        self._put_back()
-        damaged: list[str] = []
+    def newest(self) -> tuple[Found | None, dict[int, str]]:
+        """The newest whole checkpoint, None when there is none, and by their steps what is wrong with newer ones."""
+        damaged: dict[int, str] = {}
         for step in reversed(self.steps()):
             try:
                 return self.find(step), damaged
             except Damaged as reason:
-                damaged.append(str(reason))
+                damaged[step] = str(reason)
         return None, damaged
 
-    def save(self, step: ModelStep, state: TrainingState, *, changed: bool = True) -> Path:
+    def set_aside(self, step: int) -> Path:
+        """Gives a damaged checkpoint another name, under which it is kept for whoever wants to look into it.
+
+        Raises:
+            OSError: it cannot be renamed.
+        """
+        folder = self._folder(step)
+        names = [f"{_DAMAGED}{folder.name}", *(f"{_DAMAGED}{folder.name}-{number}" for number in range(2, 1000))]
+        aside = next(path for name in names if not (path := self.path / name).exists())
+        folder.rename(aside)
+        return aside
+
+    def save(
+        self,
+        step: ModelStep,
+        state: TrainingState,
+        *,
+        arrays: Sequence[np.ndarray] = (),
+        read: Read = live,
+        changed: bool = True,
+    ) -> Path:
         """Writes a checkpoint and removes those that are no longer kept.
 
         Args:
             step: the model.
             state: what else there is to know.
+            arrays: what callbacks keep of arrays.
+            read: where the variables' values come from.
             changed: whether variables may have changed since a checkpoint of the same step was saved here.
 
         Raises:
             OSError: the disk is full, or the folder cannot be written; earlier checkpoints are untouched.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._remove_unfinished()
-        folder = self.path / f"{_PREFIX}{state.step:08d}"
-        if not changed and self._latest and self._latest.step == state.step:
-            return self._say_final(folder, state)
+        folder = self._folder(state.step)
+        if not (changed or arrays) and self._latest and self._latest.step == state.step:
+            return self._restate(folder, state)
         writing = self.path / f"{_WRITING}{state.step:08d}-{os.getpid()}"
+        remove(writing)
         try:
-            writing.mkdir()
-            _write_variables(step, writing / "variables")
-            files = {entry.name: [entry.stat().st_size, _digest(entry)] for entry in sorted(writing.iterdir())}
+            writing.mkdir(parents=True)
+            write_variables(step, writing / "variables", read)
+            if arrays:
+                np.savez(writing / ARRAYS_FILE, *arrays)
+            files = {entry.name: [entry.stat().st_size, digest_of(entry)] for entry in sorted(writing.iterdir())}
             state = replace(state, optimizer=_optimizer_name(step), shapes=_shapes(step), files=files)
-            _write_synced(writing / STATE_FILE, _sealed(state))
             for name in files:
-                _sync(writing / name)
-            _sync(writing)
+                sync(writing / name)
+            write_synced(writing / STATE_FILE, _sealed(state))
+            sync(writing)
             self._make_visible(writing, folder)
         except BaseException:
-            shutil.rmtree(writing, ignore_errors=True)
+            remove(writing)
             raise
         self._latest = state
         self._prune(state.step)
@@ -183,137 +264,88 @@ class CheckpointFolder:
                 f"{found.path} was saved with the optimizer {found.state.optimizer}, not {_optimizer_name(step)}",
                 hint="name another checkpoint.dir, or train with the optimizer it was saved from",
             )
-        _read_variables(step, found.path / "variables", optimizer=optimizer)
+        read_variables(step, found.path / "variables", optimizer=optimizer)
 
     def mark_scored(self, steps: list[int]) -> None:
         """Notes which checkpoints the evaluator has scored."""
-        _write_synced(self.path / SCORED_FILE, {"scored": steps})
+        if not steps:
+            self.path.mkdir(parents=True, exist_ok=True)
+            for rest in self.path.glob(f".{SCORED_FILE}.*"):  # of an evaluator that was killed
+                remove(rest)
+        write_synced(self.path / SCORED_FILE, {"scored": steps})
+
+    def _folder(self, step: int) -> Path:
+        return self.path / f"{_PREFIX}{step:08d}"
 
     def _make_visible(self, writing: Path, folder: Path) -> None:
-        """Gives a whole checkpoint its name; one that had it stays until then, and `newest` would find it."""
+        """Gives a whole checkpoint its name; one that had it stays until then, and `look` finds it."""
         replaced = self.path / f"{_REPLACED}{folder.name}"
         if folder.exists():
+            remove(replaced)
             folder.rename(replaced)
-        writing.rename(folder)
-        _sync(self.path)
-        shutil.rmtree(replaced, ignore_errors=True)
+        try:
+            writing.rename(folder)
+        except OSError:
+            self._put_back()
+            raise
+        sync(self.path)
+        remove(replaced)
 
     def _put_back(self) -> None:
-        """Finishes what a process that was killed in `_make_visible` had begun."""
+        """Finishes what was begun in `_make_visible`."""
         for replaced in self.path.glob(f"{_REPLACED}*"):
             folder = self.path / replaced.name[len(_REPLACED) :]
             if folder.exists():
-                shutil.rmtree(replaced, ignore_errors=True)
+                remove(replaced)
             else:
                 replaced.rename(folder)
 
-    def _say_final(self, folder: Path, state: TrainingState) -> Path:
-        """The variables are saved already: only whether the training is over may have changed."""
-        if self._latest and state.final and not self._latest.final:
-            self._latest = replace(self._latest, final=True)
-            _write_synced(folder / STATE_FILE, _sealed(self._latest))
+    def _restate(self, folder: Path, state: TrainingState) -> Path:
+        """The variables are saved already: only what else there is to know may have changed."""
+        if latest := self._latest:
+            state = replace(state, optimizer=latest.optimizer, shapes=latest.shapes, files=latest.files)
+            if state != latest:
+                write_synced(folder / STATE_FILE, _sealed(state))
+                self._latest = state
         return folder
 
     def _prune(self, newest: int) -> None:
-        """Removes what is no longer kept. Damaged ones of later steps, which the training did not go on from, stay."""
-        steps = [step for step in self.steps() if step <= newest]
+        """Removes what is no longer kept, now that a newer one is whole; what is damaged neither counts nor goes."""
+        steps = [step for step in self.steps() if step <= newest and self._looks_whole(step)]
         waiting: set[int] = set()
         with contextlib.suppress(FileNotFoundError, ValueError):  # no evaluator, or one that is writing just now
             scored = json.loads((self.path / SCORED_FILE).read_text(encoding="utf-8"))["scored"]
             waiting = set(steps[-(self._keep + UNSCORED_KEPT) :]) - set(scored)
         for old in steps[: -self._keep]:
             if old not in waiting:
-                shutil.rmtree(self.path / f"{_PREFIX}{old:08d}", ignore_errors=True)
+                self._discard(self._folder(old))
 
-    def _remove_unfinished(self) -> None:
-        for entry in self.path.glob(f"{_WRITING}*"):
-            shutil.rmtree(entry, ignore_errors=True)
+    def _discard(self, folder: Path) -> None:
+        """Takes a checkpoint its name before its files: half of one is none."""
+        removing = self.path / f"{_REMOVING}{folder.name}"
+        remove(removing)
+        with contextlib.suppress(OSError):  # it stays then
+            folder.rename(removing)
+            remove(removing)
 
-
-@dataclass(frozen=True)
-class _Entry:
-    """What is written or read at once.
-
-    Args:
-        name: the variable's name in the files, that which `tf.train.Checkpoint` would give it.
-        rows: which part of it, in TensorFlow's form: `10 4 0,3:-` for the first 3 rows of a 10 × 4 variable; empty for
-            all of it.
-        piece: where it is.
-    """
-
-    name: str
-    rows: str
-    piece: Block | Whole
-
-
-def _batches(step: ModelStep, *, optimizer: bool = True) -> Iterator[list[_Entry]]:
-    """All that is saved, a few pieces at a time, of no more than `FILE_BYTES` if they are several."""
-    groups = {"parameters": step.parameters, "state": step.state}
-    if optimizer:
-        groups["optimizer"] = list(step.model.optimizer.variables)
-    batch: list[_Entry] = []
-    size = 0
-    for group, variables in groups.items():
-        for number, variable in enumerate(variables):
-            for piece in pieces(variable):
-                if batch and size + piece.bytes > FILE_BYTES:
-                    yield batch
-                    batch, size = [], 0
-                name = f"{group}/{number}/.ATTRIBUTES/VARIABLE_VALUE"
-                batch.append(_Entry(name, _rows(variable, piece), piece))
-                size += piece.bytes
-    yield batch
-
-
-def _rows(variable: keras.Variable, piece: Block | Whole) -> str:
-    if isinstance(piece, Whole):
-        return ""
-    rest = ":-" * (len(variable.shape) - 1)
-    return f"{' '.join(str(size) for size in variable.shape)} {piece.first},{piece.count}{rest}"
-
-
-def _write_variables(step: ModelStep, prefix: Path) -> None:
-    """Writes the files from here: a ps may run on a host that doesn't see the disk.
-
-    Only one batch is in this process at a time; each becomes a file of its own, and then all of them one checkpoint.
-    """
-    written: list[str] = []
-    try:
-        for batch in _batches(step):
-            written.append(f"{prefix}.{len(written)}")
-            with tf.device("CPU:0"):
-                tf.raw_ops.SaveV2(
-                    prefix=written[-1],
-                    tensor_names=[entry.name for entry in batch],
-                    shape_and_slices=[entry.rows for entry in batch],
-                    tensors=[entry.piece.read() for entry in batch],
-                )
-        with tf.device("CPU:0"):
-            tf.raw_ops.MergeV2Checkpoints(
-                checkpoint_prefixes=written, destination_prefix=str(prefix), delete_old_dirs=False
-            )
-    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError):
-        raise  # a task that holds variables is gone: nothing is wrong with the disk
-    except tf.errors.OpError as error:
-        raise OSError(shortened(error).message) from error
-
-
-def _read_variables(step: ModelStep, prefix: Path, *, optimizer: bool) -> None:
-    """Reads what `_write_variables` has written, however many shards it was written from."""
-    for batch in _batches(step, optimizer=optimizer):
-        with tf.device("CPU:0"):
-            values = tf.raw_ops.RestoreV2(
-                prefix=str(prefix),
-                tensor_names=[entry.name for entry in batch],
-                shape_and_slices=[entry.rows for entry in batch],
-                dtypes=[entry.piece.dtype for entry in batch],
-            )
-        for entry, value in zip(batch, values, strict=True):
-            entry.piece.write(value)
+    def _looks_whole(self, step: int) -> bool:
+        try:
+            self.look(step)
+        except Damaged:
+            return False
+        return True
 
 
 def _optimizer_name(step: ModelStep) -> str:
     return type(innermost(step.model.optimizer)).__name__
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Damaged(f"{path} cannot be read: {error}") from error
 
 
 def _read_state(path: Path) -> TrainingState:
@@ -340,8 +372,7 @@ def _seal(values: dict[str, Any]) -> str:
 
 
 def _shapes(step: ModelStep) -> list[list[Any]]:
-    variables: Iterator[keras.Variable] = iter([*step.parameters, *step.state, *step.model.optimizer.variables])
-    return [[variable.path, variable.dtype, list(variable.shape)] for variable in variables]
+    return [[variable.path, variable.dtype, list(variable.shape)] for variable in saved_variables(step)]
 
 
 def _difference(saved: list[list[Any]], wanted: list[list[Any]]) -> str:
@@ -349,28 +380,3 @@ def _difference(saved: list[list[Any]], wanted: list[list[Any]]) -> str:
         if (dtype, shape) != (own_dtype, own_shape):
             return f"its {path} is {dtype} {tuple(shape)}, the model's {own} is {own_dtype} {tuple(own_shape)}"
     return f"it has {len(saved)} variables, the model and its optimizer have {len(wanted)}"
-
-
-def _write_synced(path: Path, value: dict[str, Any]) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("w", encoding="utf-8") as file:
-        json.dump(value, file)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -43,15 +43,15 @@ def run_evaluator(
     spec = checked(validation.data, Shard()).element_spec
     step.build(spec)
     engine = SynchronousEngine(step, tf.distribute.get_strategy(), spec, Membership(("evaluator:0",)))
-    folder.path.mkdir(parents=True, exist_ok=True)
     scored: list[int] = []
     folder.mark_scored(scored)
+    watch = _Watch(folder)
     gone = ended or threading.Event()
     scores: dict[str, float] = {}
     emit("state", state="waiting")
     while True:
         was_gone = gone.is_set()
-        found = _next(folder, scored)
+        found = watch.next(scored)
         if found is None:
             if was_gone:
                 return scores
@@ -74,19 +74,36 @@ def run_evaluator(
             return scores
 
 
-def _next(folder: CheckpointFolder, scored: list[int]) -> Found | None:
-    """The oldest whole checkpoint without a score; else the newest one, if it has become final since it was scored."""
-    steps = folder.steps()
-    for number in steps:
-        if number in scored and number != steps[-1]:
-            continue
-        try:
-            found = folder.find(number)
-        except Damaged:
-            continue  # removed or replaced just now, or damaged: the training says so when it resumes from it
-        if number not in scored or found.state.final:
-            return found
-    return None
+class _Watch:
+    """Looks for checkpoints that the training, meanwhile, makes, replaces and removes."""
+
+    def __init__(self, folder: CheckpointFolder) -> None:
+        self._folder = folder
+        self._damaged: dict[int, str] = {}
+        self._told: set[int] = set()
+
+    def next(self, scored: list[int]) -> Found | None:
+        """The oldest whole checkpoint without a score; else the newest one, if it has become final since its score."""
+        steps = self._folder.steps()
+        for number in steps:
+            if number in scored and number != steps[-1]:
+                continue
+            try:
+                found = self._folder.look(number) if number in scored else self._folder.find(number)
+            except Damaged as reason:
+                self._note(number, str(reason))
+                continue
+            if number not in scored or found.state.final:
+                return found
+        return None
+
+    def _note(self, number: int, reason: str) -> None:
+        """Names a damaged checkpoint when it is so twice: at first it may have been removed or replaced just then."""
+        if self._damaged.get(number) == reason and number not in self._told:
+            self._told.add(number)
+            log.warning("checkpoint of step %d is damaged, and gets no score: %s", number, reason)
+            emit("checkpoint_damaged", step=number, reason=reason)
+        self._damaged[number] = reason
 
 
 def _report(found: Found, split: str, scores: dict[str, float], run_dir: Path | None) -> None:

@@ -31,6 +31,8 @@ from tfdist_cli.train.engine import Engine, Rules
 from tfdist_cli.train.evaluator import run_evaluator
 from tfdist_cli.train.loop import TrainingLoop, acts_on_batches
 from tfdist_cli.train.progress import Progress, log, speak
+from tfdist_cli.train.resume import resume
+from tfdist_cli.train.saver import Asynchronous
 from tfdist_cli.train.step import ModelStep
 from tfdist_cli.train.termination import Terminated, Termination
 
@@ -49,16 +51,20 @@ class Checkpoints:
         every_steps: save each time this many global steps are done.
         every_seconds: save each time this many seconds have passed.
         keep: how many of the newest stay.
+        asynchronous: whether training goes on while one is written; `auto`: where no task has to keep more than 1 GiB
+            of variables a second time for it.
     """
 
     dir: str | Path
     every_steps: int | None = None
     every_seconds: float | None = None
     keep: int = 3
+    asynchronous: Asynchronous = "auto"
 
     def saving(self) -> Saving:
         """The same for the loop."""
-        return Saving(CheckpointFolder(Path(self.dir), self.keep), self.every_steps, self.every_seconds)
+        folder = CheckpointFolder(Path(self.dir), self.keep)
+        return Saving(folder, self.every_steps, self.every_seconds, self.asynchronous)
 
 
 def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
@@ -160,7 +166,8 @@ def train(joined: Joined, model: keras.Model, assignment: Assignment) -> keras.c
             if joined.placement:
                 joined.placement.report(model)
             engine = joined.engine(step, spec, assignment.rules)
-            first = _resume(engine, step, assignment.saving)
+            start = resume(engine, step, assignment.saving)
+            first = start.step
             engine.open(assignment.data, share=assignment.share, step=first)
         schedule = _schedule(assignment, engine, model)
         progress = Progress(
@@ -171,7 +178,7 @@ def train(joined: Joined, model: keras.Model, assignment: Assignment) -> keras.c
         if first >= schedule.total:
             log.info("nothing to train: step %d of %d is done already", first, schedule.total)
         try:
-            history = loop.run(first)
+            history = loop.run(start)
         except Terminated:
             leave_together(joined)  # all tasks have agreed to end; one that goes first would break the other's last sum
             raise
@@ -243,31 +250,6 @@ def _check_alike(assignment: Assignment, engine: Engine) -> None:
                 f"{name}: {value} here, {chiefs:.0f} on the chief",
                 hint="give tfdist.fit the same data and arguments on every task",
             )
-
-
-def _resume(engine: Engine, step: ModelStep, saving: Saving | None) -> int:
-    """Restores the newest whole checkpoint on the chief, gives it to the others, and returns its step."""
-    if saving is None:
-        return 0
-    first = 0
-    if engine.is_chief:
-        found, damaged = saving.folder.newest()
-        for reason in damaged:
-            log.warning("checkpoint left out: %s", reason)
-        if damaged and found is None:
-            raise TrainingError(
-                f"no checkpoint in {saving.folder.path} is whole: {damaged[0]}",
-                hint="name another checkpoint.dir to start anew, or remove the damaged ones",
-            )
-        if found is not None:
-            saving.folder.restore(found, step)
-            first = found.state.step
-            log.info("resuming from %s (step %d)", found.path, first)
-            emit("resumed", step=first, path=str(found.path))
-    first = int(engine.total(np.array([float(first)]))[0])
-    if first:
-        engine.share_variables()
-    return first
 
 
 def _validation(data: Any) -> Validation | None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -19,8 +20,11 @@ from tfdist_cli.records import emit
 from tfdist_cli.train.assignment import Assignment, Saving, Schedule
 from tfdist_cli.train.checkpoint import TrainingState
 from tfdist_cli.train.engine import Engine, Execution
+from tfdist_cli.train.memory import CallbackStates, random_states
 from tfdist_cli.train.metrics import MetricTotals
 from tfdist_cli.train.progress import Progress
+from tfdist_cli.train.resume import Position, Start, learning_rate, position, take_back
+from tfdist_cli.train.saver import Content, Saver
 from tfdist_cli.train.step import ModelStep, values
 from tfdist_cli.train.termination import Termination
 from tfdist_cli.train.update import innermost
@@ -57,14 +61,15 @@ class TrainingLoop:
         self._validation = assignment.validation
         self._saving = saving = assignment.saving
         callbacks = assignment.callbacks
+        self._saver = Saver(saving.folder, step, saving.asynchronous) if saving and engine.is_chief else None
         self._progress = progress
         self._pause = _LoopPause(termination, saving if engine.is_chief else None)
         self._totals = MetricTotals(step)
         self._has_callbacks, self._each_batch, self._ends_on_nan = _chiefs_flags(engine, callbacks)
         # What is done at the end of a training may change the variables after the last step.
         self._ends_changed = self._has_callbacks or innermost(self._model.optimizer).use_ema
-        self._done = 0
-        self._unsaved: OSError | None = None
+        self._done = self._ended = 0
+        self._take_back: Callable[[], None] | None = None
         self._callbacks = keras.callbacks.CallbackList(
             list(callbacks) if engine.is_chief else [],
             add_history=True,
@@ -74,21 +79,29 @@ class TrainingLoop:
             steps=schedule.steps_per_epoch,
         )
 
-    def run(self, first: int) -> keras.callbacks.History:
-        """Trains from global step `first` to the end of the schedule.
+    def run(self, start: Start) -> keras.callbacks.History:
+        """Trains from where it starts to the end of the schedule.
 
         Raises:
             TrainingError: a loss that is not a number, data that ends, a last checkpoint that could not be written.
             Terminated: the process was told to end; a checkpoint holds what was done.
         """
-        self._done = first
+        try:
+            return self._run(start)
+        except BaseException:
+            if self._saver:
+                self._saver.close()
+            raise
+
+    def _run(self, start: Start) -> keras.callbacks.History:
+        self._done = start.step
         self._model.stop_training = False
-        self._callbacks.on_train_begin()
+        at = self._begin(start)
         logs: dict[str, float] = {}
-        for epoch in range(first // self._schedule.steps_per_epoch, self._schedule.epochs):
-            if self._done >= self._schedule.total:
+        for epoch in range(min(at.ended, self._done // self._schedule.steps_per_epoch), self._schedule.epochs):
+            if at.stopped or (self._done >= self._schedule.total and not self._within_epoch()):
                 break
-            logs = self._epoch(epoch)
+            logs = self._epoch(epoch, at)
             if self._stopped():
                 break
         self._engine.settle(self._done)
@@ -97,26 +110,50 @@ class TrainingLoop:
         self._callbacks.on_train_end(logs)
         if self._has_callbacks:
             self._engine.share_variables()
-        self._save(final=True)
-        if self._unsaved:
+        self._save(final=True, stopped=at.stopped or self._stopped())
+        if self._saver and self._saver.unsaved:
             raise TrainingError(
-                f"the last checkpoint could not be written: {self._unsaved}",
+                f"the last checkpoint could not be written: {self._saver.unsaved}",
                 hint=f"make room for {self._saving.folder.path if self._saving else ''} and launch again: "
                 "training goes on from the last good checkpoint",
-            ) from self._unsaved
+            ) from self._saver.unsaved
         return self._model.history
+
+    def _begin(self, start: Start) -> Position:
+        """Tells callbacks of the beginning; those of a training that goes on get back what they knew."""
+        rate = learning_rate(self._engine, self._model)
+        self._callbacks.on_train_begin()
+        self._states = CallbackStates(self._callbacks.callbacks)
+        at = position(self._engine, start, self._schedule, self._states.names, self._totals.size)
+        if at.stopped:
+            log.info("a callback has ended the training at step %d; more epochs, or other callbacks, go on", self._done)
+        self._ended = at.ended
+        if found := start.found:
+            self._take_back = partial(take_back, self._engine, found, self._model, self._states, rate)
+            if not self._within_epoch():
+                self._take_back()
+        return at
+
+    def _within_epoch(self) -> bool:
+        """Whether steps have been done of an epoch whose end has not been dealt with."""
+        return self._ended * self._schedule.steps_per_epoch < self._done
 
     @property
     def done(self) -> int:
         """Global steps done."""
         return self._done
 
-    def _epoch(self, epoch: int) -> dict[str, float]:
+    def _epoch(self, epoch: int, at: Position) -> dict[str, float]:
+        goes_on = self._done > epoch * self._schedule.steps_per_epoch
         self._callbacks.on_epoch_begin(epoch)
+        if self._within_epoch() and self._take_back:
+            self._take_back()  # of this beginning, too, they had heard before
         if self._has_callbacks:
             self._engine.share_variables()  # with what callbacks have changed since the last epoch, the rate perhaps
             self._agree_to_stop()
         self._totals.reset()
+        if goes_on:
+            self._totals.add(at.totals)
         self._progress.begin_epoch()
         target = min((epoch + 1) * self._schedule.steps_per_epoch, self._schedule.total)
         while self._done < target and not self._stopped():
@@ -126,6 +163,7 @@ class TrainingLoop:
         self._engine.settle(self._done)
         logs |= self._validate(epoch)
         self._callbacks.on_epoch_end(epoch, logs)
+        self._ended = epoch + 1
         if self._has_callbacks:
             self._agree_to_stop()
         return logs
@@ -157,13 +195,13 @@ class TrainingLoop:
             terminate, save = self._engine.total(self._pause.wishes())
             self._pause.reset()
             if terminate:
-                self._save(final=False)
+                self._save(last=True)
                 self._engine.total(np.zeros(1))  # nobody leaves while the chief is saving
                 self._pause.termination.carry_out(self._done)
             if save:
-                self._save(final=False)
+                self._save()
         elif self._saving and self._saving.every_steps and self._done % self._saving.every_steps == 0:
-            self._save(final=False)
+            self._save()
 
     def _take(self, execution: Execution, epoch: int) -> None:
         bad = np.flatnonzero(~np.isfinite(execution.losses))
@@ -215,26 +253,33 @@ class TrainingLoop:
             with self._engine.scope():
                 rate.assign(agreed)
 
-    def _save(self, *, final: bool) -> None:
+    def _save(self, *, last: bool = False, final: bool = False, stopped: bool = False) -> None:
+        """Saves a checkpoint.
+
+        Args:
+            last: whether the process ends after it.
+            final: whether the training does.
+            stopped: whether a callback has ended it.
+        """
         if self._saving is None:
             return
         self._engine.settle(self._done)
         self._pause.saved()
-        if not self._engine.is_chief:
+        if self._saver is None:
             return
-        state = TrainingState(self._done, self._done // self._schedule.steps_per_epoch, final)
-        try:
-            with self._engine.scope():
-                path = self._saving.folder.save(self._step, state, changed=self._ends_changed)
-        except OSError as error:
-            # Training goes on: what it has learned since the last good checkpoint is still here.
-            log.error(  # noqa: TRY400 the reason says it all; a traceback of ours would hide it
-                "checkpoint of step %d could not be written: %s; training goes on", self._done, error
-            )
-            self._unsaved = error
-            return
-        self._unsaved = None
-        emit("checkpoint", step=self._done, path=str(path))
+        callbacks, arrays = self._states.save()
+        state = TrainingState(
+            self._done,
+            self._ended,
+            final,
+            self._schedule.total if stopped else 0,
+            self._schedule.steps_per_epoch,
+            self._totals.packed(),
+            callbacks,
+            random_states(),
+        )
+        with self._engine.scope():
+            self._saver.save(Content(state, arrays, self._ends_changed), wait=last or final)
 
 
 class _LoopPause:

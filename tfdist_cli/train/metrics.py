@@ -56,6 +56,10 @@ class MetricTotals:
         """Adds what an execution counted, as `pack` packs it."""
         self._sums += counted
 
+    def packed(self) -> list[float]:
+        """What has been counted, for another `add`."""
+        return list(self._sums.tolist())
+
     def start(self) -> Tensors:
         """The values an execution starts from."""
         return [tf.constant(array) for array in self.initial]

@@ -1,0 +1,49 @@
+"""Checkpoints that are written while training on ps goes on hold what there was when training paused for them."""
+
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.cluster.tasks import program
+from tfdist_cli.train.checkpoint import CheckpointFolder
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
+
+
+def test_a_checkpoint_that_is_written_later_holds_what_there_was(cluster):
+    tasks = cluster(chief=1, ps=2, worker=1)
+    ended = tasks.start(program("snapshots.py", tasks.folder)).finish()
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
+    assert [steps >= 3 for steps in ended["chief:0"].said] == [True, True, True, False]
+    readers = {}
+    for kind in ("True", "False"):
+        folder = CheckpointFolder(tasks.folder / kind)
+        assert folder.steps() == [6, 12, 18, 24]
+        for step in folder.steps():
+            readers[kind, step] = tf.train.load_checkpoint(str(folder.find(step).path / "variables"))
+    for step in (6, 12, 18, 24):
+        later, once = readers["True", step], readers["False", step]
+        names = once.get_variable_to_shape_map()
+        assert len(names) > 20
+        assert names == later.get_variable_to_shape_map()
+        for name in names:
+            np.testing.assert_array_equal(later.get_tensor(name), once.get_tensor(name), err_msg=f"{step} {name}")
+    first, second = (readers["True", step].get_tensor("parameters/0/.ATTRIBUTES/VARIABLE_VALUE") for step in (6, 12))
+    assert not np.array_equal(first, second)
+
+
+def test_a_worker_is_lost_and_comes_back_while_a_checkpoint_is_written(cluster):
+    tasks = cluster(chief=1, ps=2, worker=2)
+    os.mkfifo(tasks.folder / "go")
+    command = program("lost_meanwhile.py", tasks.folder)
+    tasks.start(command).await_path("chief:0", tasks.folder / "reading")
+    tasks.processes["worker:1"].kill()
+    tasks.processes["worker:1"].wait()
+    (tasks.folder / "killed").touch()
+    tasks.start(command, "worker:1").await_path("chief:0", tasks.folder / "back")
+    (tasks.folder / "go").write_text("on")
+    ended = tasks.finish()
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
+    assert ended["chief:0"].said == [20, True]

@@ -1,0 +1,112 @@
+"""A training that goes on from a checkpoint acts as one that was never stopped: callbacks, metrics and history too."""
+
+import random
+import shutil
+
+import keras
+import numpy as np
+import pytest
+from keras import callbacks as kc
+
+import tfdist_cli as tfdist
+from tests.train.compare import CLASSES, batches, classes, classifier, difference
+from tfdist_cli import Checkpoints
+from tfdist_cli.train.checkpoint import CheckpointFolder, TrainingState
+from tfdist_cli.train.step import ModelStep
+
+X, Y = classes(60, seed=3)
+HARMFUL = batches(X, (Y + 1) % CLASSES)  # 8 steps; what is learned of them makes the validation worse
+VALIDATION = batches(*classes(21, seed=1))
+
+
+class Drawing(kc.Callback):
+    """Draws a learning rate and keeps a record of what it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.drawn = []
+        self.ends = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.drawn.append((epoch, random.random(), np.random.uniform()))
+        self.model.optimizer.learning_rate = 0.01 * self.drawn[-1][1]
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.ends += 1
+
+
+def train(folder, epochs=9, *, callbacks=None, data=HARMFUL, **given):
+    """Trains until the validation has been worse for some epochs."""
+    keras.utils.set_random_seed(7)
+    model = classifier()
+    callbacks = callbacks or [
+        kc.EarlyStopping("val_loss", patience=3, min_delta=0.01, restore_best_weights=True),
+        kc.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=10.0),
+        kc.ModelCheckpoint(str(folder / "best.keras"), monitor="val_loss", save_best_only=True),
+        kc.LearningRateScheduler(lambda epoch, rate: rate * 0.95),
+        Drawing(),
+    ]
+    tfdist.fit(
+        model,
+        data,
+        callbacks=callbacks,
+        checkpoints=Checkpoints(folder, every_steps=4, keep=99),
+        **{"epochs": epochs, "validation_data": VALIDATION, "steps_per_execution": 2} | given,
+    )
+    return model, callbacks
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A folder with a checkpoint of each 4 steps, as it was left by the training, which a callback has ended."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    model, callbacks = train(folder)
+    assert model.history.epoch == [0, 1, 2, 3]
+    return folder, model, callbacks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [4, 8, 20, 24, 32])  # within an epoch; after its last step, before its end; the end
+def test_it_acts_as_one_that_was_not_stopped(step, undisturbed, tmp_path):
+    folder, model, callbacks = undisturbed
+    shutil.copytree(folder / f"step-{step:08d}", tmp_path / f"step-{step:08d}")
+    again, others = train(tmp_path)
+    assert difference(model.variables, again.variables) == 0
+    assert difference(model.optimizer.variables, again.optimizer.variables) == 0
+    assert again.history.history == model.history.history
+    assert again.history.epoch == model.history.epoch
+    for callback, other in zip(callbacks, others, strict=True):
+        for name in ("best", "wait", "best_epoch", "stopped_epoch", "cooldown_counter", "min_delta", "drawn", "ends"):
+            assert getattr(callback, name, None) == getattr(other, name, None)
+
+
+def test_a_training_that_a_callback_has_ended_stays_so(undisturbed, tmp_path, log):
+    shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
+    again, _ = train(tmp_path)
+    assert int(again.optimizer.iterations) == 32
+    assert "a callback has ended the training at step 32; more epochs, or other callbacks, go on" in log
+
+
+@pytest.mark.parametrize(
+    "given", [{"epochs": 10}, {"callbacks": [Drawing()], "epochs": 5}], ids=["epochs", "callbacks"]
+)
+def test_unless_it_is_asked_for_more(given, undisturbed, tmp_path):
+    shutil.copytree(undisturbed[0] / "step-00000032", tmp_path / "step-00000032")
+    again, _ = train(tmp_path, **given)
+    assert int(again.optimizer.iterations) == 40  # the fifth epoch is no better than the fourth
+
+
+def test_epochs_of_another_length_begin_anew(undisturbed, tmp_path):
+    shutil.copytree(undisturbed[0] / "step-00000020", tmp_path / "step-00000020")
+    given = {"data": HARMFUL.repeat(), "epochs": None, "steps_per_epoch": 6, "max_steps": 21}
+    model, _ = train(tmp_path, callbacks=[kc.History()], **given)
+    assert model.history.epoch == [0, 1, 3]  # two epochs of 8 steps; the fourth one of 6
+
+
+def test_metrics_that_count_something_else_are_not_taken_over(tmp_path):
+    step = ModelStep(model := classifier())
+    step.build(HARMFUL.element_spec)
+    folder = CheckpointFolder(tmp_path)
+    folder.save(step, TrainingState(4, 0, steps_per_epoch=8, totals=[1e9]))
+    tfdist.fit(model, HARMFUL, max_steps=8, checkpoints=Checkpoints(tmp_path, every_steps=99))
+    assert model.history.history["loss"][0] < 10

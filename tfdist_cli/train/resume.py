@@ -1,0 +1,137 @@
+"""Going on from the newest whole checkpoint, in all tasks alike, as if nothing had happened in between."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+
+from tfdist_cli.errors import TrainingError
+from tfdist_cli.records import emit
+from tfdist_cli.train.assignment import Saving, Schedule
+from tfdist_cli.train.checkpoint import CheckpointFolder, Found
+from tfdist_cli.train.engine import Engine
+from tfdist_cli.train.memory import CallbackStates, restore_random_states
+from tfdist_cli.train.step import ModelStep, values
+from tfdist_cli.train.update import innermost
+
+log = logging.getLogger("tfdist")
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a training starts.
+
+    Args:
+        step: global steps done.
+        found: on the chief, the checkpoint that it goes on from.
+    """
+
+    step: int = 0
+    found: Found | None = None
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a training has come, beside its steps; the same in all tasks.
+
+    Args:
+        ended: epochs whose end has been dealt with; the last one of them may have been cut short.
+        stopped: whether a callback has ended the training.
+        totals: what the metrics have counted in the epoch under way, as `MetricTotals` packs it.
+    """
+
+    ended: int
+    stopped: bool
+    totals: np.ndarray
+
+
+def resume(engine: Engine, step: ModelStep, saving: Saving | None) -> Start:
+    """Restores the newest whole checkpoint on the chief, and gives it to the others.
+
+    Raises:
+        TrainingError: there are checkpoints, and none is whole; or none could be written.
+    """
+    if saving is None:
+        return Start()
+    found = _restored(saving.folder, step) if engine.is_chief else None
+    done = int(engine.total(np.array([float(found.state.step if found else 0)]))[0])
+    if done:
+        engine.share_variables()
+    return Start(done, found)
+
+
+def position(engine: Engine, start: Start, schedule: Schedule, names: list[str], size: int) -> Position:
+    """Where in its epochs a training is. All tasks have to call it.
+
+    Args:
+        engine: by which the others learn of it.
+        start: where it starts.
+        schedule: how long it is to be.
+        names: the chief's callbacks.
+        size: how many numbers metrics count in.
+    """
+    ended, stopped, totals = start.step // schedule.steps_per_epoch, False, np.zeros(size)
+    if start.found:
+        state = start.found.state
+        if state.steps_per_epoch == schedule.steps_per_epoch:
+            ended = state.epoch
+            totals = np.array(state.totals) if len(state.totals) == size else totals
+        same = [entry["callback"] for entry in state.callbacks] == names
+        stopped = same and state.final and state.stopped >= schedule.total
+    own = np.array([ended, stopped, *totals], np.float64) * engine.is_chief
+    agreed = engine.total(own)
+    return Position(int(agreed[0]), bool(agreed[1]), agreed[2:])
+
+
+def learning_rate(engine: Engine, model: keras.Model) -> float | None:
+    """The optimizer's learning rate on the chief, where it is a variable."""
+    rate = innermost(model.optimizer)._learning_rate
+    return float(values([rate])[0].numpy()) if engine.is_chief and isinstance(rate, keras.Variable) else None
+
+
+def take_back(engine: Engine, found: Found, model: keras.Model, states: CallbackStates, rate: float | None) -> None:
+    """Gives callbacks, random number generators and the learning rate back what they had when all was saved.
+
+    Args:
+        engine: runs the steps.
+        found: the checkpoint.
+        model: the model, restored.
+        states: the callbacks, which have heard what begins.
+        rate: the learning rate as it was restored: hearing of it, callbacks may have changed it once more.
+    """
+    states.restore(found.state.callbacks, found.arrays())
+    restore_random_states(found.state.random)
+    if rate is not None:
+        with engine.scope():
+            innermost(model.optimizer)._learning_rate.assign(rate)
+
+
+def _restored(folder: CheckpointFolder, step: ModelStep) -> Found | None:
+    folder.begin()
+    found, damaged = folder.newest()
+    for number, reason in damaged.items():
+        log.warning("checkpoint of step %d is damaged, and left out: %s", number, reason)
+        emit("checkpoint_damaged", step=number, reason=reason)
+    if found is None:
+        if damaged:
+            raise TrainingError(
+                f"no checkpoint in {folder.path} is whole: {next(iter(damaged.values()))}",
+                hint="name another checkpoint.dir to start anew, or remove the damaged ones",
+            )
+        return None
+    for number in damaged:
+        _set_aside(folder, number)
+    folder.restore(found, step)
+    log.info("resuming from %s (step %d)", found.path, found.state.step)
+    emit("resumed", step=found.state.step, path=str(found.path))
+    return found
+
+
+def _set_aside(folder: CheckpointFolder, step: int) -> None:
+    try:
+        log.warning("it is kept as %s", folder.set_aside(step))
+    except OSError as error:
+        log.warning("it stays where it is: %s", error)
