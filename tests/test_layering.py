@@ -13,6 +13,7 @@ PACKAGE = ROOT / "tfdist_cli"
 BELOW = {
     "errors": set(),
     "records": set(),
+    "heartbeat": {"records"},
     "spec": {"errors"},
     "tf_config": {"spec"},
     "resources": {"errors", "spec"},
@@ -20,8 +21,8 @@ BELOW = {
     "plan": {"errors", "spec", "resources", "tf_config"},
     "launch": {"errors", "records", "spec", "resources", "tf_config", "environment", "plan"},
     "datasets": {"errors"},
-    "train": {"errors", "records", "spec", "environment"},
-    "task": {"errors", "records", "spec", "environment", "train"},
+    "train": {"errors", "records", "heartbeat", "spec", "environment"},
+    "task": {"errors", "records", "heartbeat", "spec", "environment", "train"},
     "cli": {
         "errors",
         "records",

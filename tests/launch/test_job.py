@@ -7,7 +7,7 @@ import pytest
 
 from tfdist_cli.launch.events import End, EventQueue, Exited, How, Output, Recorded, Signalled, Start, Tick
 from tfdist_cli.launch.job import supervise
-from tfdist_cli.launch.supervisor import Phase, Rules, Timeouts
+from tfdist_cli.launch.state import Phase, Rules, Timeouts
 from tfdist_cli.spec.task_id import TaskId
 
 _DEFAULTS = Timeouts()

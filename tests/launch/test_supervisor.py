@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdist_cli.launch.events import End, Exited, How, Output, Recorded, Signalled, Start, Started, Tick
-from tfdist_cli.launch.supervisor import KILL_TIMEOUT, Phase, Rules, Status, Timeouts, begin, step
+from tfdist_cli.launch.state import Phase, Rules, Status, Timeouts
+from tfdist_cli.launch.supervisor import KILL_TIMEOUT, begin, step
 from tfdist_cli.spec.task_id import TaskId
 
 CHIEF, PS, W0, W1, EVALUATOR = (TaskId.parse(name) for name in ("chief", "ps", "worker:0", "worker:1", "evaluator"))
