@@ -22,7 +22,7 @@ BELOW = {
     "launch": {"errors", "records", "spec", "resources", "tf_config", "environment", "plan"},
     "datasets": {"errors"},
     "train": {"errors", "records", "heartbeat", "spec", "environment"},
-    "task": {"errors", "records", "heartbeat", "spec", "environment", "train"},
+    "task": {"errors", "records", "spec", "environment", "train"},
     "cli": {
         "errors",
         "records",

@@ -29,8 +29,9 @@ _WORDS = 100
 def print_failure(report: Report) -> None:
     """Tells on stderr what ended the job, and what followed from it; before that, what it has survived."""
     for loss in report.losses:
-        again = "it was started again" if loss.alone else f"all were started again, from before step {loss.step}"
-        _say("lost:", f"{loss.task} after {loss.ended.failed_at:.1f} s, {cause_of(loss)}; {again}")
+        again = "it was started again" if loss.alone else "all were started again from the last checkpoint"
+        when = f"after {loss.ended.failed_at:.1f} s" + (f", at step {loss.step}" if loss.step else "")
+        _say("lost:", f"{loss.task} {when}, {cause_of(loss)}; {again}")
     if report.headline:
         _say("error:", report.headline)
     if report.failures:

@@ -30,7 +30,9 @@ def look(state: JobState, now: float) -> tuple[JobState, dict[TaskId, str]]:
     timeout = state.rules.timeouts.stall
     silent = _silent(state, now, timeout)
     if silent:
-        return state, {name: f"it gave no sign of life for {seconds:.1f} s" for name, seconds in silent.items()}
+        return moved(state, now), {
+            name: f"it gave no sign of life for {seconds:.1f} s" for name, seconds in silent.items()
+        }
     if not state.watches_steps or now < state.moved_at + timeout:
         return state, {}
     since = now - state.moved_at

@@ -12,6 +12,9 @@ from tfdist_cli.launch.events import How
 from tfdist_cli.spec.cluster import RestartSpec, Strategy, default_restart
 from tfdist_cli.spec.task_id import DATA_ROLES, Role, TaskId
 
+KILL_TIMEOUT = 10.0
+"""Seconds after SIGKILL in which even a process in an uninterruptible wait should be gone."""
+
 
 @dataclass(frozen=True)
 class Timeouts:
@@ -239,10 +242,15 @@ class JobState:
         return tuple(name for name in alive if self.tasks[name].beat_at is not None and self.tasks[name].told is None)
 
     @property
+    def dying(self) -> tuple[TaskId, ...]:
+        """The tasks that were killed because they stood still, and are still there."""
+        return tuple(name for name in self.alive if self.tasks[name].stalled)
+
+    @property
     def watches_steps(self) -> bool:
         """Whether a training that makes no step is noticed: one whose tasks are up, and tell of their steps."""
         tells = self.here is not None or (self.rules.reports and not self.starting)
-        return bool(self.rules.timeouts.stall) and self.phase is Phase.RUNNING and tells
+        return bool(self.rules.timeouts.stall) and self.phase is Phase.RUNNING and tells and not self.dying
 
     @cached_property
     def deadline(self) -> float | None:
@@ -252,6 +260,8 @@ class JobState:
         times += [task.start_at for task in self.tasks.values() if task.start_at is not None]
         times += [self.tasks[name].started_at + timeouts.start for name in self.expected]
         times += [(self.tasks[name].beat_at or 0.0) + timeouts.stall for name in self.watched]
+        if self.phase in (Phase.RUNNING, Phase.EVALUATING):
+            times += [(self.tasks[name].told_at or 0.0) + KILL_TIMEOUT for name in self.dying]
         if self.watches_steps:
             times.append(self.moved_at + timeouts.stall)
         return min(times, default=None)
@@ -271,7 +281,7 @@ class JobState:
             return 124
         for task in self.failures:
             return 124 if self.tasks[task].stalled else shell_code(self.tasks[task]) or 1
-        return 0
+        return 124 if self.failing and self.dying else 0
 
 
 def shell_code(task: TaskState) -> int:

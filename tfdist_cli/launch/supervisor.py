@@ -25,11 +25,9 @@ from typing import Any
 from tfdist_cli.launch.events import Action, End, Event, Exited, How, Recorded, Signalled, Start, Tick
 from tfdist_cli.launch.restarts import judge
 from tfdist_cli.launch.stall import beat, look, moved
-from tfdist_cli.launch.state import JobState, Phase, Rules, Status, TaskState
+from tfdist_cli.launch.state import KILL_TIMEOUT, JobState, Phase, Rules, Status, TaskState
 from tfdist_cli.spec.task_id import TaskId
 
-KILL_TIMEOUT = 10.0
-"""Seconds after SIGKILL in which even a process in an uninterruptible wait should be gone."""
 RESTART_GRACE = 1.0
 """Seconds that a recipe's tasks have to end, before a restart, when there is nothing that they could save."""
 
@@ -88,7 +86,7 @@ def _outcome(state: JobState, name: TaskId, task: TaskState) -> Status:
     """How a task that has just ended did so."""
     if task.stalled:
         return Status.FAILED
-    if task.told is not None:
+    if task.told_at is not None and (task.ended_at is None or task.ended_at >= task.told_at):
         return Status.FAILED if (state.failing or state.late) and _failed_all_the_same(task) else Status.STOPPED
     if name.role == "evaluator" and state.phase in (Phase.RUNNING, Phase.EVALUATING):
         return Status.FAILED if task.code else Status.DONE
@@ -226,6 +224,8 @@ def _looked_after(state: JobState, now: float) -> Step:
     overdue = [name for name in state.expected if now >= state.tasks[name].started_at + state.rules.timeouts.start]
     if any(state.tasks[name].started_at <= state.began for name in overdue):
         return _stop(replace(state, late=state.starting), now)
+    if any(now >= (state.tasks[name].told_at or 0.0) + KILL_TIMEOUT for name in state.dying):
+        return _wind_down(replace(state, failing=True), now)
     state, started = _start_due(state, now)
     state, standing = look(state, now)
     standing |= dict.fromkeys(overdue, f"it did not come up within {state.rules.timeouts.start:g} s")
@@ -297,7 +297,8 @@ def _with(state: JobState, name: TaskId, task: TaskState) -> JobState:
 
 
 def _deciding(state: JobState) -> tuple[TaskId, ...]:
-    return tuple(task for task in state.alive if state.rules.decides(task))
+    """The tasks that can save."""
+    return tuple(task for task in state.alive if state.rules.decides(task) and not state.tasks[task].stalled)
 
 
 def _evaluators(state: JobState) -> tuple[TaskId, ...]:

@@ -8,7 +8,6 @@ import signal
 import sys
 from types import FrameType
 
-from tfdist_cli import heartbeat
 from tfdist_cli.environment import Environment
 from tfdist_cli.errors import ExitCode, TfdistError, UsageError
 from tfdist_cli.records import emit
@@ -29,7 +28,6 @@ def run_task(recipe: Recipe | None) -> int:
     signal.signal(signal.SIGTERM, _end)  # process 1 of a container ignores what it has no handler for
     try:
         emit("state", state="starting")
-        heartbeat.begin()
         _run(recipe)
     except SystemExit as ending:
         code = ending.code

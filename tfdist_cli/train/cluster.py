@@ -151,6 +151,7 @@ def serve(environment: Environment) -> None:
         TimeoutExceeded: the chief, or a data worker's dispatcher, has not come up in time.
     """
     task = environment.task
+    heartbeat.begin()
     server = None
     if task.role in DATA_ROLES:
         data_service.start_server(environment)
