@@ -26,16 +26,32 @@ def model(params):
     network.compile(
         keras.optimizers.SGD(0.05, momentum=0.9),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
+        metrics=["accuracy", Counts()],
     )
     return network
+
+
+class Counts(keras.metrics.Metric):
+    """How many examples were seen."""
+
+    def __init__(self):
+        super().__init__(name="examples")
+        self.count = self.add_weight(shape=(), initializer="zeros", dtype="int32", name="count")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign_add(keras.ops.shape(y_true)[0])
+
+    def result(self):
+        return self.count
 
 
 def dataset(params, split, shard):
     examples = tf.data.Dataset.from_tensor_slices(digits.load(split))
     examples = examples.shard(shard.count, shard.index)
-    return examples.apply(sleep(params["microseconds"])) if split == "train" else examples
+    return examples.apply(sleep(params["microseconds"] * (1 if split == "train" else 10)))
 '''
+EXAMPLES = 360
+"""Digits that are not trained on."""
 RECIPE_YAML = """
 module: four_classes
 params: {microseconds: 1000}
@@ -59,11 +75,13 @@ class Blow:
         task: whom it hits, or `launcher`.
         step: the step of the training at which it does, at the earliest.
         signum: the signal.
+        doing: what the chief is to be doing then.
     """
 
     task: str
     step: int
     signum: int = signal.SIGKILL
+    doing: str = ""
 
 
 class Training:
@@ -109,6 +127,7 @@ class Training:
     def strike(self, blow):
         """Waits for its step, and strikes; returns the moment, in seconds since 1970."""
         self.until(lambda: self.trained and self.trained[-1]["step"] >= blow.step)
+        self.until(lambda: not blow.doing or self.events("state", "chief:0")[-1]["state"] == blow.doing)
         if blow.task == "launcher":
             pid = self.process.pid
         else:
@@ -148,4 +167,6 @@ def check_metrics(run_dir: Path):
     trained = [line for line in lines if line["split"] == "train"]
     told = [(line["step"], line["epoch_done"]) for line in trained]
     assert told == sorted(set(told)), "each step is told once, or once more as the last of its epoch"
+    # Metrics of the training cover an epoch, and after a restart what is left of it; a score covers all of the data.
+    assert {line["values"]["examples"] for line in lines if line["split"] == "test"} == {EXAMPLES}
     return trained
