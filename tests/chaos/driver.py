@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from tests.cluster.launching import finish, left_of, project, start
+from tests.cluster.launching import finish, project, start
 
 RECIPE = '''
 """Softmax regression on the digits; its data comes slowly: a training lasts, and leaves the machine to others."""
@@ -146,9 +146,6 @@ class Training:
         """Ends what still runs."""
         if self.process.poll() is None:
             self.process.kill()
-
-    def left(self):
-        return left_of(self.process.pid)
 
 
 def moment(line):

@@ -121,7 +121,7 @@ class CoordinatedEngine:
         return self._step.operations(self._element_spec)
 
     def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
-        """Every worker scores its own shard of the data; that of a worker that is lost meanwhile goes to another one."""
+        """Every worker scores its own shard of the data; when it is lost meanwhile, another one scores it."""
         function = self._evaluation_function(data)
         count = self.workers
 
