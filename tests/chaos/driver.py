@@ -24,7 +24,7 @@ from tfdist_cli.datasets import digits
 def model(params):
     network = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)])
     network.compile(
-        keras.optimizers.SGD(0.05, momentum=0.9),
+        keras.optimizers.SGD(0.1, momentum=0.9),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy", Counts()],
     )
@@ -48,16 +48,16 @@ class Counts(keras.metrics.Metric):
 def dataset(params, split, shard):
     examples = tf.data.Dataset.from_tensor_slices(digits.load(split))
     examples = examples.shard(shard.count, shard.index)
-    return examples.apply(sleep(params["microseconds"] * (1 if split == "train" else 10)))
+    return examples.apply(sleep(params["microseconds"] * (1 if split == "train" else 2)))
 '''
 EXAMPLES = 360
 """Digits that are not trained on."""
 RECIPE_YAML = """
 module: four_classes
 params: {microseconds: 1000}
-train: {epochs: 40, batch_size: 32}
+train: {epochs: 20, batch_size: 32}
 checkpoint: {every_steps: 100}
-evaluate: {split: test, every_epochs: 10}
+evaluate: {split: test, every_epochs: 5}
 """
 SERVERS = """
 strategy: parameter_server

@@ -170,3 +170,28 @@ def test_a_bug_in_what_feeds_the_queue_is_not_waited_for():
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(run())
+
+
+def test_nobody_is_late_for_a_launcher_that_was_stopped_itself(cluster, plan_for):
+    """It is stopped for an hour while it waits for a ps that is to end within ten seconds."""
+    clock = Clock()
+
+    class Stopped(ScriptedQueue):
+        async def get(self, timeout):
+            event = await super().get(timeout)
+            if isinstance(event, Tick) and self.clock.now < 1005:
+                self.clock.now += 3600
+            return event
+
+    async def run():
+        events = Stopped(clock)
+        script = {Start(PS): [Exited(CHIEF, 0), Exited(WORKER, 0)], End(PS, How.KILL): [Exited(PS, -9)]}
+        scripted = ScriptedRun(events, script)
+        rules = Rules(cluster.strategy, timeouts=Timeouts(shutdown=10))
+        seen = Seen()
+        await supervise(scripted, plan_for(cluster, "true"), rules, events, (seen,), clock)
+        return scripted.actions[-1], seen.all[-1][2]
+
+    action, ended = asyncio.run(run())
+    assert action == End(PS, How.KILL)
+    assert ended == pytest.approx(10)

@@ -221,9 +221,7 @@ def _restart_problems(cluster: Cluster) -> Iterator[Found]:
         spec = cluster.roles.of(role)
         wanted = spec and spec.restart and spec.restart.policy
         if wanted == "replace" and not _is_replaceable(cluster.strategy, role):
-            lost = (
-                "the variables that it holds are lost with it" if role == "ps" else "the others cannot go on without it"
-            )
+            lost = "its variables are lost with it" if role == "ps" else "the others cannot go on without it"
             yield (
                 ("roles", role, "restart", "policy"),
                 f"a {role} of {cluster.strategy} cannot be replaced alone, {lost}: use 'job' or 'never'",
