@@ -115,7 +115,7 @@ class Training:
         """Waits for a condition that nothing announces; returns what it gave."""
         deadline = time.monotonic() + seconds
         while not (found := condition()):
-            if time.monotonic() > deadline or self.process.poll() is not None:
+            if time.monotonic() > deadline or self.process.poll():
                 self.stop()
                 raise AssertionError(f"it did not come: {self.process.communicate()[1][-4000:]}")
             try:
@@ -125,15 +125,24 @@ class Training:
         return found
 
     def strike(self, blow):
-        """Waits for its step, and strikes; returns the moment, in seconds since 1970."""
-        self.until(lambda: self.trained and self.trained[-1]["step"] >= blow.step)
-        self.until(lambda: not blow.doing or self.events("state", "chief:0")[-1]["state"] == blow.doing)
-        if blow.task == "launcher":
-            pid = self.process.pid
-        else:
-            self.until(lambda: self._alive(blow.task))
-            pid = self.events("started", blow.task)[-1]["pid"]
-        os.kill(pid, blow.signum)
+        """Waits for its step, and strikes.
+
+        Returns:
+            The moment, in seconds since 1970; None when the training was over before.
+        """
+
+        def due():
+            if not self.trained or self.trained[-1]["step"] < blow.step:
+                return False
+            if blow.doing and self.events("state", "chief:0")[-1]["state"] != blow.doing:
+                return False
+            return blow.task == "launcher" or self._alive(blow.task)
+
+        self.until(lambda: due() or self.process.poll() == 0)
+        if self.process.poll() is not None:
+            return None
+        launcher = blow.task == "launcher"
+        os.kill(self.process.pid if launcher else self.events("started", blow.task)[-1]["pid"], blow.signum)
         return time.time()
 
     def _alive(self, task):
