@@ -23,7 +23,7 @@ from tests.launch.histories import (
 )  # fmt: skip
 from tfdist_cli.launch.events import Exited, Start, Tick
 from tfdist_cli.launch.report import describe_end
-from tfdist_cli.launch.state import KILL_TIMEOUT, Rules
+from tfdist_cli.launch.state import KILL_TIMEOUT, Phase, Rules
 
 STALL = 20.0
 RULES = Rules("parameter_server", True, replace(TIMES, stall=STALL), 3)
@@ -137,6 +137,15 @@ def test_a_silent_evaluator_is_started_again_also_after_the_training():
     assert history.at(20, Tick()) == {EVALUATOR: KILL}  # the others are silent too, but have nothing to do any more
     history.at(20, Exited(EVALUATOR, -9), Tick())
     assert history.actions == (Start(EVALUATOR),)
+
+
+def test_what_was_killed_is_not_missed_when_the_training_has_just_been_done():
+    history = training(*PS_TASKS, EVALUATOR)
+    beats(history, 20, PS)
+    assert history.at(20, Tick()) == {PS: KILL}
+    history.at(20, Exited(CHIEF, 0), Exited(PS, -9))
+    assert history.state.phase is Phase.EVALUATING
+    assert (history.state.losses, history.state.failures) == ((), ())
 
 
 def test_a_program_that_tells_nothing_is_not_watched():

@@ -30,9 +30,8 @@ def look(state: JobState, now: float) -> tuple[JobState, dict[TaskId, str]]:
     timeout = state.rules.timeouts.stall
     silent = _silent(state, now, timeout)
     if silent:
-        return moved(state, now), {
-            name: f"it gave no sign of life for {seconds:.1f} s" for name, seconds in silent.items()
-        }
+        reasons = {name: f"it gave no sign of life for {seconds:.1f} s" for name, seconds in silent.items()}
+        return moved(state, now), reasons
     if not state.watches_steps or now < state.moved_at + timeout:
         return state, {}
     since = now - state.moved_at

@@ -84,7 +84,8 @@ def _trained(state: JobState) -> bool:
 
 def _outcome(state: JobState, name: TaskId, task: TaskState) -> Status:
     """How a task that has just ended did so."""
-    if task.stalled:
+    wanted = state.phase is Phase.RUNNING or (state.phase is Phase.EVALUATING and name.role == "evaluator")
+    if task.stalled and (wanted or state.failing):
         return Status.FAILED
     if task.told_at is not None and (task.ended_at is None or task.ended_at >= task.told_at):
         return Status.FAILED if (state.failing or state.late) and _failed_all_the_same(task) else Status.STOPPED
