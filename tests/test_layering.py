@@ -13,6 +13,7 @@ PACKAGE = ROOT / "tfdist_cli"
 BELOW = {
     "errors": set(),
     "records": set(),
+    "heartbeat": {"records"},
     "spec": {"errors"},
     "tf_config": {"spec"},
     "resources": {"errors", "spec"},
@@ -22,7 +23,7 @@ BELOW = {
     "launch": {"errors", "records", "spec", "resources", "tf_config", "environment", "plan"},
     "datasets": {"errors"},
     "bench": {"errors", "spec", "resources", "phases"},
-    "train": {"errors", "records", "spec", "environment", "phases"},
+    "train": {"errors", "records", "heartbeat", "spec", "environment", "phases"},
     "task": {"errors", "records", "spec", "environment", "train"},
     "cli": {
         "errors",

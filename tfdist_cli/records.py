@@ -5,6 +5,7 @@ threads cannot cut it in two, and it crosses whatever carries the task's output:
 
 The kinds, with their keys beside `kind`:
 
+* `beat`: `computed`: a sign of life, and the seconds of processor time that the process has used.
 * `state`: `state`, one of `STATES`.
 * `placement`: `bytes` {"ps:0": n} of all that is kept there, `variables` {"ps:0": n}: how many of the model's.
 * `progress`: `step`, `total` (null when unknown), `epoch`, `epochs`, `steps_per_second`, `metrics` {name: value},

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -240,3 +241,77 @@ def test_a_reader_that_goes_away_ends_no_training(start, mirrored, tmp_path):
     os.close(reading)
     assert process.wait() == 0
     assert len(list(tmp_path.glob("done-*"))) == 2
+
+
+def test_a_program_that_is_lost_is_started_again_with_all_others(tfdist, mirrored):
+    script = "case $TFDIST_TASK_DIR in *attempt_1/worker-1) echo one >&2; exit 7;; *attempt_1*) sleep 1000;; esac"
+    result = tfdist("launch", mirrored, "--max-restarts", 1, "--", "sh", "-c", script)
+    assert result.code == 0
+    restart = "worker:1 was lost: exit code 7; starting all tasks again from the last checkpoint (restart 1 of 1)"
+    assert f"[tfdist] {restart}\n" in result.err
+    assert re.search(r"^lost: worker:1 after \S+ s, exit code 7; all were started again", result.err, re.MULTILINE)
+    assert "worker:0-1  done, started 2 times" in result.out
+    kept = result_of(mirrored.parent)
+    assert (kept["exit_code"], kept["attempts"]) == (0, 2)
+    assert [(loss["task"], loss["attempt"], loss["cause"]) for loss in kept["losses"]] == [
+        ("worker:1", 1, "exit code 7")
+    ]
+    run = mirrored.parent / "runs" / "latest"
+    assert json.loads((run / "attempt_1" / "worker-1" / "error.json").read_text())["last_lines"] == ["one"]
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert [(line["task"], line["attempt"]) for line in events if line["event"] == "started"] == [
+        ("worker:0", 1), ("worker:1", 1), ("worker:0", 2), ("worker:1", 2)
+    ]  # fmt: skip
+    (loss,) = (line for line in events if line["event"] == "loss")
+    assert (loss["task"], loss["cause"], loss["restarts"]) == ("worker:1", "exit code 7", "the job")
+
+
+def test_a_worker_is_started_again_alone_and_goes_on_in_its_logs(tfdist, cluster_file):
+    script = """case $TFDIST_TASK_DIR in
+        *chief-0) while ! test -e done; do sleep 0.02; done;;
+        *worker-1) echo life >&2; test -e died && { touch done; sleep 1000; }; touch died; exit 7;;
+        *) sleep 1000;;
+    esac"""
+    result = tfdist("launch", cluster_file, "--max-restarts", 1, "--", "sh", "-c", script)
+    assert result.code == 0
+    assert "worker:1 was lost: exit code 7; starting it again (restart 1 of 1)" in result.err
+    folder = cluster_file.parent / "runs" / "latest" / "attempt_1" / "worker-1"
+    assert (folder / "stderr.log").read_text() == "life\ntfdist: started again\nlife\n"
+    assert json.loads((folder / "error_1.json").read_text())["exit_code"] == 7
+    assert not (folder / "error.json").exists()
+
+
+def test_why_a_program_is_not_started_again_is_told(tfdist, mirrored):
+    result = tfdist("launch", mirrored, "--max-restarts", 5, "--", "sh", "-c", SECOND % ("exit 7", "sleep 1000"))
+    assert result.code == 7
+    assert result.err.count("error: ") == 1
+    assert "note: not started again: it failed as it did before its restart, without a step in between" in result.err
+    assert result_of(mirrored.parent)["spent"].startswith("not started again")
+
+
+@pytest.mark.parametrize(("restart", "lives"), [("{policy: job, max: 2}", 3), ("{policy: never}", 1)])
+def test_a_role_has_its_own_rule(restart, lives, tfdist, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cluster = tmp_path / "pair.yaml"
+    cluster.write_text(f"strategy: single\nroles: {{chief: {{restart: {restart}}}}}\n")
+    result = tfdist("launch", cluster, "--", "sh", "-c", "echo alive; kill -KILL $$")
+    assert result.code == 137
+    assert result.err.count("[chief:0] alive") == lives
+
+
+def test_a_task_that_gives_no_sign_of_life_is_killed_and_named(tfdist, mirrored):
+    code = """
+        import json, os, signal, time
+        from tfdist_cli.records import emit
+        emit("beat", computed=0.0)
+        if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        while True:
+            time.sleep(0.05)
+            emit("beat", computed=0.0)
+    """
+    result = tfdist("launch", mirrored, "--stall-timeout", 1, "--", sys.executable, "-c", textwrap.dedent(code))
+    assert result.code == 124
+    assert re.search(
+        r"^error: worker:1 failed after \S+ s, it gave no sign of life for 1\.\d s", result.err, re.MULTILINE
+    )

@@ -16,7 +16,8 @@ from tfdist_cli.cli.lines import TaskLines, neutral
 from tfdist_cli.cli.progress import Display, LiveDisplay, duration, progress_text
 from tfdist_cli.launch.chronicle import Chronicle, Progress
 from tfdist_cli.launch.events import Exited, Output, Recorded, Signalled, Tick
-from tfdist_cli.launch.supervisor import Rules, begin, step
+from tfdist_cli.launch.state import Rules
+from tfdist_cli.launch.supervisor import begin, step
 from tfdist_cli.spec.task_id import TaskId
 
 ROOT = str(Path(__file__).parents[2])

@@ -6,7 +6,7 @@ import pytest
 
 from tfdist_cli.cli.summary import print_failure, print_report
 from tfdist_cli.launch.report import Failure, Report, TaskEnd
-from tfdist_cli.launch.supervisor import Status
+from tfdist_cli.launch.state import Status
 from tfdist_cli.spec.task_id import TaskId
 
 

@@ -67,7 +67,7 @@ def test_three_asynchronous_workers_see_each_example_exactly_once_an_epoch(tmp_p
 @pytest.mark.parametrize("task", ["data_worker:0", "data_dispatcher:0"])
 def test_a_training_whose_data_has_nobody_any_more_ends_and_names_who_it_was(task, tmp_path):
     folder = project(tmp_path, ALONE, IDS, RECIPE_YAML)
-    process = start(folder, "--run-dir", "run", "--set", "train.epochs=100000")
+    process = start(folder, "--run-dir", "run", "--set", "train.epochs=100000", "--max-restarts", 0)
     events = folder / "run" / "events.jsonl"
     while not re.search(r'"state": ?"training"', events.read_text() if events.exists() else ""):
         _pause(process)

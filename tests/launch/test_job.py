@@ -7,7 +7,7 @@ import pytest
 
 from tfdist_cli.launch.events import End, EventQueue, Exited, How, Output, Recorded, Signalled, Start, Tick
 from tfdist_cli.launch.job import _signals_to, supervise
-from tfdist_cli.launch.supervisor import Phase, Rules, Timeouts
+from tfdist_cli.launch.state import Phase, Rules, Timeouts
 from tfdist_cli.spec.task_id import TaskId
 
 _DEFAULTS = Timeouts()
@@ -189,3 +189,28 @@ def test_signals_are_heard_during_a_job_and_go_to_their_old_handler_after_it():
         assert heard == ["before or after"]
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_nobody_is_late_for_a_launcher_that_was_stopped_itself(cluster, plan_for):
+    """It is stopped for an hour while it waits for a ps that is to end within ten seconds."""
+    clock = Clock()
+
+    class Stopped(ScriptedQueue):
+        async def get(self, timeout):
+            event = await super().get(timeout)
+            if isinstance(event, Tick) and self.clock.now < 1005:
+                self.clock.now += 3600
+            return event
+
+    async def run():
+        events = Stopped(clock)
+        script = {Start(PS): [Exited(CHIEF, 0), Exited(WORKER, 0)], End(PS, How.KILL): [Exited(PS, -9)]}
+        scripted = ScriptedRun(events, script)
+        rules = Rules(cluster.strategy, timeouts=Timeouts(shutdown=10))
+        seen = Seen()
+        await supervise(scripted, plan_for(cluster, "true"), rules, events, (seen,), clock)
+        return scripted.actions[-1], seen.all[-1][2]
+
+    action, ended = asyncio.run(run())
+    assert action == End(PS, How.KILL)
+    assert ended == pytest.approx(10)

@@ -17,7 +17,7 @@ from tfdist_cli.launch.base import Outlets
 from tfdist_cli.launch.events import EventQueue, Exited, Output, Recorded, Signalled, Started
 from tfdist_cli.launch.job import run_job
 from tfdist_cli.launch.local import LocalLauncher
-from tfdist_cli.launch.supervisor import Rules, Status, Timeouts
+from tfdist_cli.launch.state import Rules, Status, Timeouts
 from tfdist_cli.spec.task_id import TaskId
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
@@ -60,7 +60,7 @@ def run(plan_for, make_cluster):
 
         async def whole():
             outcome.queue = EventQueue()
-            outlets = Outlets(outcome.queue, outcome, {"ALL": "all"}, {W0: {"OWN": "w0"}})
+            outlets = Outlets(outcome.queue, outcome, lambda start: {"OWN": f"{start.task} {start.attempt}"})
             rules = Rules(plan.strategy, timeouts=Timeouts(shutdown=shutdown))
             return await run_job(LocalLauncher(), plan, rules, outlets, (outcome,))
 
@@ -113,8 +113,8 @@ def test_a_program_that_cannot_be_started(run, program, code):
 
 def test_environment(run, monkeypatch):
     monkeypatch.setenv("FROM_SHELL", "1")
-    outcome = run("sh", "-c", 'echo $FROM_SHELL $OWN $ALL "$TF_CONFIG"')
-    assert outcome.lines()[0].startswith('1 w0 all {"cluster"')
+    outcome = run("sh", "-c", 'echo $FROM_SHELL $OWN "$TF_CONFIG"')
+    assert outcome.lines()[0].startswith('1 worker:0 1 {"cluster"')
 
 
 def test_a_task_has_no_input(run):

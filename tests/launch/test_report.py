@@ -11,7 +11,8 @@ from tfdist_cli.launch.events import Exited, Output, Recorded, Signalled, Starte
 from tfdist_cli.launch.journal import Journal
 from tfdist_cli.launch.logs import TaskLogs
 from tfdist_cli.launch.report import describe_end, make_report
-from tfdist_cli.launch.supervisor import Rules, Timeouts, begin, step
+from tfdist_cli.launch.state import Rules, Timeouts
+from tfdist_cli.launch.supervisor import begin, step
 from tfdist_cli.spec.task_id import TaskId
 
 CHIEF, PS, WORKER, EVALUATOR = (TaskId.parse(role) for role in ("chief", "ps", "worker", "evaluator"))
@@ -23,7 +24,7 @@ class Played:
     def __init__(self, folder, *tasks, reports=False):
         self.chronicle = Chronicle()
         self.journal = Journal(folder / "events.jsonl", 1, lambda: datetime(2026, 3, 14, tzinfo=timezone.utc))
-        self.logs = TaskLogs(folder / "attempt_1")
+        self.logs = TaskLogs(lambda number: folder / f"attempt_{number}")
         rules = Rules("parameter_server", reports, Timeouts(start=100, evaluator=50, shutdown=30))
         self.state, _ = begin(rules, tasks, 0.0)
         self.path = folder / "events.jsonl"
@@ -87,7 +88,7 @@ def test_a_training_that_went_well(played):
     assert written["evaluation"] == {"step": 20, "final": True, "metrics": {"loss": 0.6}}
     assert written["checkpoints"] == [{"path": "/c/10", "step": 10}, {"path": "/c/20", "step": 20}]
     assert written["exports"] == ["/x/saved_model"]
-    assert written["tasks"][0] == {"task": "chief:0", "status": "done", "code": 0, "seconds": 2}
+    assert written["tasks"][0] == {"task": "chief:0", "status": "done", "code": 0, "seconds": 2, "restarts": 0}
 
 
 def test_tasks_that_did_not_come_up_are_named_with_what_they_last_said(played):
@@ -152,8 +153,8 @@ def test_how_an_end_is_described(played, exits, words):
 
 
 def test_the_log_that_says_most(tmp_path):
-    logs = TaskLogs(tmp_path)
-    folder = logs.make_folder(PS)
+    logs = TaskLogs(lambda _: tmp_path)
+    folder = logs.begin(PS, 1)
     assert logs.of(PS) == folder
     logs.write(PS, "stdout", b"x")
     assert logs.of(PS) == folder / "stdout.log"

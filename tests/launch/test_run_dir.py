@@ -41,7 +41,7 @@ def test_a_new_directory_is_private_named_and_linked(tmp_path):
     with opened(tmp_path / "runs") as run_dir:
         assert run_dir.path == tmp_path / "runs" / "digits-20260314-120000"
         assert run_dir.attempt == 1
-        assert run_dir.attempt_folder.is_dir()
+        assert run_dir.attempt_folder().is_dir()
         assert stat.S_IMODE(run_dir.path.stat().st_mode) == 0o700
         assert (tmp_path / "runs" / LATEST).resolve() == run_dir.path
 
@@ -173,10 +173,10 @@ def test_a_checkpoint_folder_that_was_given_stays(tmp_path, make_cluster):
 def test_an_error_that_the_task_has_written_itself_is_kept(tmp_path):
     with opened(tmp_path) as run_dir:
         for task in (TaskId("worker", 0), TaskId("worker", 1)):
-            (run_dir.attempt_folder / task.slug).mkdir()
-        own = run_dir.attempt_folder / "worker-0" / "error.json"
+            (run_dir.attempt_folder() / task.slug).mkdir()
+        own = run_dir.attempt_folder() / "worker-0" / "error.json"
         own.write_text("{}")
-        run_dir.save_error(TaskId("worker", 0), {"message": "no"})
-        run_dir.save_error(TaskId("worker", 1), {"message": "no"})
+        run_dir.save_error(own.parent, {"message": "no"})
+        run_dir.save_error(run_dir.attempt_folder() / "worker-1", {"message": "no"})
         assert own.read_text() == "{}"
-        assert json.loads((run_dir.attempt_folder / "worker-1" / "error.json").read_text()) == {"message": "no"}
+        assert json.loads((run_dir.attempt_folder() / "worker-1" / "error.json").read_text()) == {"message": "no"}

@@ -1,58 +1,35 @@
 """The supervisor, by histories that are played to it."""
 
-import signal
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdist_cli.launch.events import End, Exited, How, Output, Recorded, Signalled, Start, Started, Tick
-from tfdist_cli.launch.supervisor import KILL_TIMEOUT, Phase, Rules, Status, Timeouts, begin, step
+from tests.launch.histories import (
+    CHIEF,
+    EVALUATOR,
+    INT,
+    KILL,
+    PS,
+    PS_TASKS,
+    TERM,
+    TERMINATED,
+    TIMES,
+    W0,
+    W1,
+    CheckedHistory,
+    History,
+    beat,
+    error,
+    progress,
+    rules,
+    up,
+)  # fmt: skip
+from tfdist_cli.launch.events import Exited, Output, Recorded, Signalled, Started, Tick
+from tfdist_cli.launch.state import KILL_TIMEOUT, Phase, Rules, Status
+from tfdist_cli.spec.cluster import RestartSpec
 from tfdist_cli.spec.task_id import TaskId
-
-CHIEF, PS, W0, W1, EVALUATOR = (TaskId.parse(name) for name in ("chief", "ps", "worker:0", "worker:1", "evaluator"))
-PS_TASKS = (CHIEF, W0, W1, PS)
-TERM, KILL = How.TERMINATE, How.KILL
-INT, TERMINATED = Signalled(signal.SIGINT), Signalled(signal.SIGTERM)
-TIMES = Timeouts(start=100, evaluator=50, shutdown=30)
-
-
-def rules(strategy="parameter_server", *, reports=False):
-    return Rules(strategy, reports, TIMES)
-
-
-PS_RULES = rules()
-
-
-class History:
-    """Plays events to the supervisor, and keeps what it answers."""
-
-    def __init__(self, *tasks, rules=PS_RULES):
-        self.state, self.actions = begin(rules, tasks, 0.0)
-        assert self.actions == tuple(Start(task) for task in tasks)
-
-    def at(self, now, *events):
-        """What the supervisor does about the events of a moment, as {task: how it is told to end}."""
-        self.actions = ()
-        for event in events:
-            self.state, actions = step(self.state, event, float(now))
-            self.actions += actions
-        return {action.task: action.how for action in self.actions if isinstance(action, End)}
-
-    @property
-    def ended(self):
-        return self.state.phase is Phase.ENDED
-
-    def statuses(self):
-        return {task: state.status for task, state in self.state.tasks.items()}
-
-
-def up(*tasks):
-    return [Recorded(task, {"kind": "state", "state": "serving"}) for task in tasks]
-
-
-def error(task):
-    return Recorded(task, {"kind": "error", "type": "ValueError", "message": "no"})
 
 
 @pytest.mark.parametrize("strategy", ["single", "multi_worker_mirrored", "parameter_server"])
@@ -325,35 +302,6 @@ def test_other_events_change_no_phase(event):
     assert job.state.phase is Phase.RUNNING
 
 
-class CheckedHistory(History):
-    """Holds what must be true of any history."""
-
-    def __init__(self, *tasks, rules):
-        super().__init__(*tasks, rules=rules)
-        self.gone, self.told = set(), {}
-
-    def at(self, now, *events):
-        (event,) = events
-        before, was_over = list(Phase).index(self.state.phase), self.ended
-        if isinstance(event, Exited):
-            self.gone.add(event.task)
-        answers = super().at(now, event)
-        for task, how in answers.items():
-            assert task not in self.gone, "nothing is done to a task that has ended"
-            assert (self.told.get(task), how) not in {(KILL, KILL), (KILL, TERM), (TERM, TERM)}, "no task is told twice"
-            self.told[task] = how
-        assert list(Phase).index(self.state.phase) >= before, "no phase comes back"
-        assert not (was_over and answers), "nothing is done once the job has ended"
-        assert set(self.state.tasks) - self.gone == set(self.state.alive)
-        return answers
-
-    def obey(self, now):
-        """Every process ends as it is told."""
-        while self.told.keys() - self.gone:
-            task = min(self.told.keys() - self.gone, key=str)
-            self.at(now, Exited(task, -9 if self.told[task] is KILL else -15))
-
-
 CLUSTERS = {
     "parameter_server": (CHIEF, W0, W1, PS, EVALUATOR),
     "multi_worker_mirrored": (W0, W1, EVALUATOR),
@@ -361,28 +309,51 @@ CLUSTERS = {
 }
 EVENTS = st.tuples(
     st.one_of(
-        st.builds(lambda code: lambda task: Exited(task, code), st.sampled_from([0, 0, 1, 3, -15, -9])),
-        st.sampled_from([error, lambda task: up(task)[0], lambda _: INT, lambda _: TERMINATED, lambda _: Tick()]),
+        st.builds(lambda code: lambda task: Exited(task, code), st.sampled_from([0, 0, 1, 2, 3, -15, -9])),
+        st.builds(lambda step: lambda task: progress(step, task, **{str(task): 1.0}), st.integers(0, 5)),
+        st.sampled_from([error, lambda task: up(task)[0], beat, lambda _: Tick(), lambda _: Tick()]),
+        st.sampled_from([lambda _: INT, lambda _: TERMINATED]),
     ),
     st.integers(0, 4),
 )
+POLICIES = st.fixed_dictionaries(
+    {},
+    optional={
+        role: st.builds(RestartSpec, policy=st.sampled_from(policies), max=st.none() | st.integers(0, 3))
+        for role, policies in (
+            ("worker", ("job", "never")), ("ps", ("job", "never")), ("chief", ("job", "never")),
+            ("evaluator", ("replace", "job", "never")),
+        )
+    },
+)  # fmt: skip
 
 
+@settings(max_examples=300)
 @given(
     strategy=st.sampled_from(sorted(CLUSTERS)),
     reports=st.booleans(),
-    history=st.lists(st.tuples(EVENTS, st.floats(0, 40)), max_size=30),
+    history=st.lists(st.tuples(EVENTS, st.floats(0, 40)), max_size=40),
     stubborn=st.booleans(),
+    most=st.integers(0, 4),
+    policies=POLICIES,
+    stall=st.sampled_from([0.0, 15.0]),
 )
-def test_any_history_comes_to_an_end(strategy, reports, history, stubborn):
+def test_any_history_comes_to_an_end(strategy, reports, history, stubborn, most, policies, stall):
     tasks = CLUSTERS[strategy]
-    job = CheckedHistory(*tasks, rules=rules(strategy, reports=reports))
+    times = replace(TIMES, stall=stall)
+    job = CheckedHistory(*tasks, rules=Rules(strategy, reports, times, most, policies))
     now = 0.0
     for make_event, which, pause in ((make, which, pause) for (make, which), pause in history):
         task, now = tasks[which % len(tasks)], now + pause
         event = make_event(task)
-        if isinstance(event, Signalled | Tick) or task not in job.gone:
+        if isinstance(event, Signalled | Tick) or event.task not in job.gone:
             job.at(now, event)
+        if job.state.deadline is not None and job.state.deadline <= now:
+            job.at(now, Tick())
+        assert job.ended or job.state.deadline is None or job.state.deadline > now, "what is due is done"
+        if not stubborn and pause > 10:
+            job.obey(now)
+    job.at(now, INT)
     job.at(now, INT)
     if not stubborn:
         job.obey(now)
@@ -392,3 +363,24 @@ def test_any_history_comes_to_an_end(strategy, reports, history, stubborn):
     assert job.ended
     assert 0 <= job.state.exit_code <= 255
     assert job.state.exit_code or not job.state.failures
+
+
+@given(history=st.lists(st.tuples(st.sampled_from([1, -9, 0]), st.integers(0, 4), st.floats(0, 5)), max_size=30))
+def test_without_signals_a_job_that_always_loses_tasks_ends_by_itself(history):
+    """Whatever is told to end does, and whatever is to be started is: only the limit on restarts ends it."""
+    tasks = CLUSTERS["parameter_server"]
+    job = CheckedHistory(*tasks, rules=rules(max_restarts=3))
+    now = 0.0
+    for code, which, pause in history * 5 + [(1, 0, 0.0)] * 6:
+        now += pause
+        task = tasks[which]
+        if task not in job.gone:
+            job.at(now, Exited(task, code))
+        job.obey(now)
+        while not job.ended and job.state.deadline is not None:
+            now = max(now, job.state.deadline)
+            job.at(now, Tick())
+            job.obey(now)
+    assert job.ended
+    assert job.state.exit_code in (0, 1, 137)
+    assert len(job.state.losses) <= 3

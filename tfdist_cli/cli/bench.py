@@ -36,7 +36,7 @@ from tfdist_cli.cli.requirements import require_tensorflow
 from tfdist_cli.cli.summary import print_failure
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.local import LocalLauncher
-from tfdist_cli.launch.supervisor import Timeouts
+from tfdist_cli.launch.state import Timeouts
 from tfdist_cli.spec.cluster import Cluster
 from tfdist_cli.spec.load import load_run
 from tfdist_cli.spec.recipe import Recipe
@@ -151,7 +151,7 @@ class _Runs:
         try:
             before = Usage.now()
             job = Job(variant.cluster, recipe, (), folder / "run")
-            report, run_dir = carry_out(LocalLauncher(), job, Timeouts(), quiet=True)
+            report, run_dir = carry_out(LocalLauncher(), job, job.rules(Timeouts(), max_restarts=0), quiet=True)
             self.others = max(self.others, before.others())
             if report.exit_code:
                 kept = bool(report.failures)  # whoever looks for the reason finds the logs

@@ -20,25 +20,29 @@ from tfdist_cli.cli.progress import Display, LiveDisplay
 from tfdist_cli.cli.requirements import require_tensorflow
 from tfdist_cli.cli.summary import print_failure, print_report
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.attempt import Attempt
 from tfdist_cli.launch.base import Launcher
 from tfdist_cli.launch.chronicle import Chronicle
 from tfdist_cli.launch.job import Watcher
+from tfdist_cli.launch.launch import Launch
 from tfdist_cli.launch.local import LocalLauncher
 from tfdist_cli.launch.report import Report
 from tfdist_cli.launch.run_dir import open_run_dir
-from tfdist_cli.launch.supervisor import Rules, Timeouts
+from tfdist_cli.launch.state import Rules, Timeouts
 from tfdist_cli.plan import make_plan
 from tfdist_cli.resources import Machine
 from tfdist_cli.spec.cluster import Cluster
 from tfdist_cli.spec.load import load_run
 from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.spec.task_id import ROLES
 
 EXAMPLES = (
     "tfdist launch configs/local.yaml",
     "tfdist launch cluster.yaml --recipe recipe.yaml --set train.epochs=3 --set roles.worker.replicas=4",
     "tfdist launch cluster.yaml -- python train.py --lr 0.1",
 )
+MAX_RESTARTS = 3
+"""Restarts of a recipe that has checkpoints; without them a restart loses everything."""
+STALL_TIMEOUT = 600.0
 _DEFAULTS = Timeouts()
 
 
@@ -64,15 +68,33 @@ def launch(  # noqa: PLR0913 a parameter is an option
     shutdown_timeout: Annotated[
         float, typer.Option(min=0, help="Seconds between telling a task to end and killing it.")
     ] = _DEFAULTS.shutdown,
+    stall_timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Seconds in which the training has to make a step, and each task to give a sign of life; 0 for no "
+            "limit. 600 for a recipe, 0 for a program.",
+            show_default=False,
+        ),
+    ] = None,
+    max_restarts: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="How often lost tasks are started again. 3 for a recipe that has checkpoints, otherwise 0.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Start a cluster on this machine and train a recipe, or run your own program in each task.
 
-    Each task has its TF_CONFIG, its share of the machine and a log in the run's directory. The first failure ends the
-    job, and is told with the last lines of its log. Ctrl-C lets the training save a checkpoint and end; a second one
+    Each task has its TF_CONFIG, its share of the machine and a log in the run's directory. A lost task is started
+    again, alone or with all the others from the last checkpoint, up to --max-restarts times. A failure that ends the
+    job is told with the last lines of its log. Ctrl-C lets the training save a checkpoint and end; a second one
     kills it.
 
-    Exit codes: 0 done, 2 bad usage or configuration, 124 a timeout, 130 Ctrl-C, 143 SIGTERM, otherwise the code of the
-    task that failed first, 128 + n if signal n killed it.
+    Exit codes: 0 done, 2 bad usage or configuration, 124 a timeout or a stall, 130 Ctrl-C, 143 SIGTERM, otherwise the
+    code of the task that failed first, 128 + n if signal n killed it.
     """
     spec, trained = load_run(cluster, recipe, overrides or ())
     program = tuple(command or ())
@@ -88,8 +110,10 @@ def launch(  # noqa: PLR0913 a parameter is an option
         _print_dry_run(LocalLauncher(), job)
         return
     _check_runs_here(job)
-    timeouts = Timeouts(start_timeout, evaluator_timeout, shutdown_timeout)
-    report, path = carry_out(LocalLauncher(), job, timeouts, quiet=quiet)
+    stall = (0.0 if program else STALL_TIMEOUT) if stall_timeout is None else stall_timeout
+    timeouts = Timeouts(start_timeout, evaluator_timeout, shutdown_timeout, stall)
+    rules = job.rules(timeouts, max_restarts)
+    report, path = carry_out(LocalLauncher(), job, rules, quiet=quiet)
     print_failure(report)
     if as_json:
         console.write(json.dumps(report.as_json() | {"run_dir": str(path)}, indent=2))
@@ -112,14 +136,21 @@ class Job:
         """The folder of runs."""
         return self.cluster.run_dir or Path.cwd() / "runs"
 
+    def rules(self, timeouts: Timeouts, max_restarts: int | None) -> Rules:
+        """When the job is over; a role that says how often it may be restarted need not be allowed to once more."""
+        given = {role: spec.restart for role in ROLES if (spec := self.cluster.roles.of(role)) and spec.restart}
+        if max_restarts is None:
+            own = MAX_RESTARTS if self.recipe and self.recipe.checkpoint else 0
+            max_restarts = max([own, *(spec.max or 0 for spec in given.values())])
+        return Rules(self.cluster.strategy, self.recipe is not None, timeouts, max_restarts, given)
 
-def carry_out(launcher: Launcher, job: Job, timeouts: Timeouts, *, quiet: bool) -> tuple[Report, Path]:
+
+def carry_out(launcher: Launcher, job: Job, rules: Rules, *, quiet: bool) -> tuple[Report, Path]:
     """Runs a job to its end.
 
     Returns:
         What came of it, and the run's directory.
     """
-    rules = Rules(job.cluster.strategy, job.recipe is not None, timeouts)
     now = datetime.now().astimezone()
     with (
         launcher.reserve(job.cluster) as addresses,
@@ -132,7 +163,7 @@ def carry_out(launcher: Launcher, job: Job, timeouts: Timeouts, *, quiet: bool) 
         opened.save(plan)
         chronicle = Chronicle()
         with _watching(chronicle, quiet=quiet) as watchers:
-            return Attempt(launcher, plan, opened, rules).carry_out(chronicle, watchers), opened.path
+            return Launch(launcher, plan, opened, rules).carry_out(chronicle, watchers), opened.path
 
 
 def _print_dry_run(launcher: Launcher, job: Job) -> None:

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from tfdist_cli.cli.lines import ROLE_COLOURS, TaskLines, neutral
 from tfdist_cli.launch.events import Event, Exited, Output, Signalled
-from tfdist_cli.launch.report import describe_end, signal_name
-from tfdist_cli.launch.supervisor import JobState, Phase, Status
+from tfdist_cli.launch.report import cause_of, describe_end, signal_name
+from tfdist_cli.launch.state import JobState, Loss, Phase, Status
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -45,6 +45,7 @@ class Display:
         self._console = console
         self._chronicle = chronicle
         self._phase = Phase.RUNNING
+        self._losses = 0
         self._told = 0.0
         self._shown: Progress | None = None
 
@@ -52,9 +53,11 @@ class Display:
         """Shows what is new."""
         if isinstance(event, Output):
             self._lines(event)
+        for loss in state.losses[self._losses :]:
+            self._notice(_restart(loss, len(state.losses), state))
         for notice in _notices(event, state, self._phase):
             self._notice(notice)
-        self._phase = state.phase
+        self._phase, self._losses = state.phase, len(state.losses)
         self._tick(state, now)
 
     def _lines(self, event: Output) -> None:
@@ -153,22 +156,32 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def _restart(loss: Loss, number: int, state: JobState) -> str:
+    what = "starting it again" if loss.alone else "starting all tasks again from the last checkpoint"
+    when = f" in {loss.delay:g} s" if loss.delay else ""
+    return f"{loss.task} was lost: {cause_of(loss)}; {what}{when} (restart {number} of {state.rules.max_restarts})"
+
+
 def _notices(event: Event, state: JobState, before: Phase) -> Iterator[str]:
     """What the launcher does about an event, for whoever wonders why tasks end."""
     if isinstance(event, Exited) and state.tasks[event.task].status is Status.FAILED:
-        yield f"{event.task} failed: {describe_end(state.tasks[event.task])}"
+        spent = state.tasks[event.task].spent
+        if not state.restarting:
+            yield f"{event.task} failed: {describe_end(state.tasks[event.task])}" + (f"; {spent}" if spent else "")
     if state.phase is before:
         return
     limit = f"{state.rules.timeouts.shutdown:g} s"
     match state.phase:
         case Phase.EVALUATING:
             yield "the training is done; waiting for the evaluator to score the last checkpoint"
+        case Phase.SAVING if state.restarting:
+            yield f"telling the training to save first, for {limit}"
         case Phase.SAVING:
             before_that = f"{signal_name(event.signum)}: " if isinstance(event, Signalled) else ""
             yield f"{before_that}telling the training to save and end, for {limit}; Ctrl-C kills every task"
         case Phase.STOPPING if state.late:
             yield "not every task has come up in time; telling all of them to end"
-        case Phase.KILLING:
+        case Phase.KILLING if not state.restarting:
             yield "killing the tasks that are left: " + ", ".join(str(task) for task in state.alive)
 
 
@@ -212,6 +225,8 @@ def _role_rows(state: JobState, chronicle: Chronicle) -> Iterator[tuple[Text, ..
 
 def _doing(task: TaskId, state: JobState, chronicle: Chronicle) -> str:
     each = state.tasks[task]
+    if each.start_at is not None or state.phase is Phase.PAUSED:
+        return f"{describe_end(each)}; to be started again"
     if each.status.ended:
         return "done" if each.status is Status.DONE else describe_end(each)
     if each.told:

@@ -13,6 +13,7 @@ from tfdist_cli.cli import console
 from tfdist_cli.cli.lines import ROLE_COLOURS, neutral
 from tfdist_cli.cli.progress import duration, metrics_text
 from tfdist_cli.launch.chronicle import numbers
+from tfdist_cli.launch.report import cause_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,11 +27,17 @@ _WORDS = 100
 
 
 def print_failure(report: Report) -> None:
-    """Tells on stderr what ended the job, and what followed from it."""
+    """Tells on stderr what ended the job, and what followed from it; before that, what it has survived."""
+    for loss in report.losses:
+        again = "it was started again" if loss.alone else "all were started again from the last checkpoint"
+        when = f"after {loss.ended.failed_at:.1f} s" + (f", at step {loss.step}" if loss.step else "")
+        _say("lost:", f"{loss.task} {when}, {cause_of(loss)}; {again}")
     if report.headline:
         _say("error:", report.headline)
     if report.failures:
         _print_details(report.failures[0])
+        if report.failures[0].spent:
+            _say("note:", report.failures[0].spent)
     after = report.failures[1:]
     for failure in after[:_CONSEQUENCES]:
         _say("then:", failure.sentence.partition("\n")[0] + _last_words(failure))
@@ -74,12 +81,12 @@ def _say(what: str, text: str) -> None:
 
 def _task_rows(report: Report) -> Iterator[tuple[Text, ...]]:
     """A row for each task, or for several of one role that ended alike."""
-    for (role, what), alike in groupby(report.tasks, key=lambda end: (end.task.role, end.what)):
+    for (role, what, restarts), alike in groupby(report.tasks, key=lambda end: (end.task.role, end.what, end.restarts)):
         ends = list(alike)
         seconds = [end.seconds for end in ends if end.seconds is not None]
         yield (
             Text(_names(ends), style=ROLE_COLOURS[role]),
-            Text("done" if what == "exit code 0" else what),
+            Text(("done" if what == "exit code 0" else what) + (f", started {restarts + 1} times" if restarts else "")),
             Text(duration(max(seconds)) if seconds else ""),
         )
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from tfdist_cli.launch.events import Action, EventQueue, Stream
+from tfdist_cli.launch.events import Action, EventQueue, Start, Stream
 from tfdist_cli.plan import Plan
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import Cluster
@@ -35,14 +35,12 @@ class Outlets:
     Args:
         events: the queue of the loop that acts.
         logs: keeps all output, byte for byte but without records.
-        environment: variables that every task gets on top of those of its plan.
-        task_environment: variables of single tasks, on top of these.
+        prepare: called before a task is started; gives the variables that it gets on top of those of its plan.
     """
 
     events: EventQueue
     logs: Logs
-    environment: Mapping[str, str]
-    task_environment: Mapping[TaskId, Mapping[str, str]]
+    prepare: Callable[[Start], Mapping[str, str]]
 
 
 class Launcher(Protocol):

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfdist_cli.launch.events import Event, Output, Recorded
-from tfdist_cli.launch.supervisor import JobState
+from tfdist_cli.launch.events import Event, Output, Recorded, Started
+from tfdist_cli.launch.state import JobState
 from tfdist_cli.spec.task_id import TaskId
 
 KEPT_LINES = 10
@@ -111,6 +111,8 @@ class Chronicle:
     def saw(self, event: Event, state: JobState, now: float) -> None:  # noqa: ARG002
         """Takes what a task said."""
         match event:
+            case Started(task):
+                self._news[task] = TaskNews()  # what it said before it was started again is in its log
             case Output():
                 news = self.of(event.task)
                 news.lines.extend(line for line in event.lines[-KEPT_LINES:] if line.strip())

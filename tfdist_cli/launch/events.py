@@ -87,9 +87,15 @@ class How(Enum):
 
 @dataclass(frozen=True)
 class Start:
-    """Start the task's process."""
+    """Start the task's process.
+
+    Args:
+        task: which task.
+        attempt: which start of the whole job it belongs to, from 1.
+    """
 
     task: TaskId
+    attempt: int = 1
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,14 @@ from typing import Protocol
 
 from tfdist_cli.launch.base import Launcher, Outlets, Run
 from tfdist_cli.launch.events import Event, EventQueue, Signalled, Tick
-from tfdist_cli.launch.supervisor import JobState, Phase, Rules, begin, step
+from tfdist_cli.launch.state import JobState, Phase, Rules
+from tfdist_cli.launch.supervisor import begin, step
 from tfdist_cli.plan import Plan
 
 PERIOD = 0.25
 """Seconds after which watchers are woken when nothing happens."""
+_STANDSTILL = 2.0
+"""Seconds over its time after which the loop has not merely waited for a processor."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -68,8 +71,11 @@ async def supervise(
             run.act(action)
         if state.phase is Phase.ENDED:
             return state
-        patience = PERIOD if state.deadline is None else min(PERIOD, state.deadline - (clock() - began))
+        asked = clock()
+        patience = PERIOD if state.deadline is None else min(PERIOD, state.deadline - (asked - began))
         event = await events.get(max(0.0, patience))
+        if clock() - asked > PERIOD + _STANDSTILL:
+            began += clock() - asked  # the launcher itself was stopped; nobody is late for that
         now = clock() - began
         state, actions = step(state, event, now)
         for watcher in watchers:

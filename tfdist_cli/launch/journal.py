@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from tfdist_cli.launch.events import Event, Exited, Recorded, Signalled, Started
-from tfdist_cli.launch.report import describe_end, signal_name
-from tfdist_cli.launch.supervisor import JobState, Phase
+from tfdist_cli.launch.report import cause_of, describe_end, signal_name
+from tfdist_cli.launch.state import JobState, Loss, Phase
+from tfdist_cli.spec.task_id import TaskId
 
-_FREQUENT = ("progress",)
-"""Kinds of records that are kept elsewhere: metrics.jsonl has them."""
+_FREQUENT = ("progress", "beat")
+"""Kinds of records that are no transitions; metrics.jsonl has the progress."""
 
 
 def _utc() -> datetime:
@@ -27,7 +28,7 @@ class Journal:
 
     Args:
         path: the file; lines are added to it.
-        attempt: which start of the run this is, from 1.
+        attempt: which start of the run the launch begins with, from 1.
         clock: the time of day.
     """
 
@@ -35,17 +36,32 @@ class Journal:
         self._path = path
         self._attempt = attempt
         self._clock = clock
+        self._launch = attempt
         self._phase = Phase.RUNNING
+        self._losses = 0
+        self._killed: set[TaskId] = set()
 
     def saw(self, event: Event, state: JobState, now: float) -> None:
         """Writes what changed something."""
+        self._attempt = self._launch - 1 + state.attempt
         line = _described(event, state)
         if line:
             self._write(line, now)
+        for loss in state.losses[self._losses :]:
+            self._write({"event": "loss", "task": str(loss.task), "cause": cause_of(loss), **_followed(loss)}, now)
+        self._losses = len(state.losses)
+        self._write_killed(state, now)
         if state.phase is not self._phase:
             cause = _cause(event, state)
             self._write({"event": "phase", "from": self._phase.value, "phase": state.phase.value, "cause": cause}, now)
             self._phase = state.phase
+
+    def _write_killed(self, state: JobState, now: float) -> None:
+        """Who has been killed because it stood still."""
+        killed = {name for name, task in state.tasks.items() if task.stalled}
+        for name in sorted(killed - self._killed, key=str):
+            self._write({"event": "kill", "task": str(name), "cause": state.tasks[name].stalled}, now)
+        self._killed = killed
 
     def _write(self, line: dict[str, Any], now: float) -> None:
         stamp = {
@@ -77,6 +93,10 @@ def _described(event: Event, state: JobState) -> dict[str, Any]:
             fields = {key: value for key, value in record.items() if key != "kind"}
             return {**fields, "event": record["kind"], "task": str(task)}
     return {}
+
+
+def _followed(loss: Loss) -> dict[str, Any]:
+    return {"step": loss.step, "restarts": "the task" if loss.alone else "the job", "delay": loss.delay}
 
 
 def _cause(event: Event, state: JobState) -> str:

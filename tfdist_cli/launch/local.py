@@ -82,7 +82,7 @@ class LocalRun:
     def act(self, action: Action) -> None:
         """Starts a task, or tells it to end."""
         if isinstance(action, Start):
-            self._keep(self._start(self._plan[action.task]))
+            self._keep(self._start(self._plan[action.task], self._outlets.prepare(action)))
         elif action.task in self._processes:
             self._processes[action.task].end(action.how)
 
@@ -99,9 +99,10 @@ class LocalRun:
             self._watchman.stdin.close()
         await asyncio.to_thread(self._watchman.wait)
 
-    def _start(self, planned: PlannedTask) -> Coroutine[None, None, None]:
+    def _start(self, planned: PlannedTask, own: Mapping[str, str]) -> Coroutine[None, None, None]:
+        self._processes.pop(planned.task, None)
         try:
-            process = Process(planned.argv, self._environment(planned))
+            process = Process(planned.argv, {**os.environ, **planned.env, **own})
         except OSError as error:
             return self._not_started(planned, error)
         self._processes[planned.task] = process
@@ -144,15 +145,11 @@ class LocalRun:
         await asyncio.gather(*(pipe.drain() for pipe in pipes))
         self._report_exit(task, code, ended_at)
 
-    def _environment(self, planned: PlannedTask) -> dict[str, str]:
-        own = self._outlets.task_environment.get(planned.task, {})
-        return {**os.environ, **planned.env, **self._outlets.environment, **own}
-
     def _report_exit(self, task: TaskId, code: int, ended_at: float) -> None:
         self._left[task] = code, ended_at
         while self._leaving and self._leaving[0] in self._left:
             left = self._leaving.popleft()
-            code, ended_at = self._left[left]
+            code, ended_at = self._left.pop(left)
             self._outlets.events.put(Exited(left, code, time.monotonic() - ended_at))
 
     def _tell_guard(self, sign: str, process: Process) -> None:

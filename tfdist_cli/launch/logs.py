@@ -1,13 +1,16 @@
-"""The logs of tasks: every byte they wrote but their records, a folder for each task."""
+"""The logs of tasks: every byte they wrote but their records, a folder for each task of an attempt."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, get_args
 
 from tfdist_cli.launch.events import Stream
 from tfdist_cli.spec.task_id import TaskId
+
+ERROR_FILE = "error.json"
 
 
 class TaskLogs:
@@ -17,17 +20,18 @@ class TaskLogs:
     and told at the end.
 
     Args:
-        folder: the attempt's folder.
+        folder_of: an attempt's number in this launch, from 1 → its folder.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder_of: Callable[[int], Path]) -> None:
+        self._folder_of = folder_of
+        self._folders: dict[TaskId, Path] = {}
         self._files: dict[tuple[TaskId, Stream], BinaryIO] = {}
         self.problem: str | None = None
 
     def folder(self, task: TaskId) -> Path:
-        """The task's folder."""
-        return self._folder / task.slug
+        """The folder of the task in its latest attempt."""
+        return self._folders.get(task) or self._folder_of(1) / task.slug
 
     def path(self, task: TaskId, stream: Stream) -> Path:
         """The file that a stream is logged to."""
@@ -38,10 +42,17 @@ class TaskLogs:
         found = (path for path in (self.path(task, "stderr"), self.path(task, "stdout")) if path.exists())
         return next(found, self.folder(task))
 
-    def make_folder(self, task: TaskId) -> Path:
-        """Makes the task's folder before the task starts."""
-        self.folder(task).mkdir(parents=True, exist_ok=True)
-        return self.folder(task)
+    def begin(self, task: TaskId, attempt: int) -> Path:
+        """Makes the task's folder before the task starts; one that is started again alone goes on in its logs."""
+        folder = self._folder_of(attempt) / task.slug
+        if folder == self._folders.get(task):
+            self.write(task, "stderr", b"tfdist: started again\n")
+            _put_aside(folder / ERROR_FILE)
+        else:
+            self._close(task)
+            self._folders[task] = folder
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def write(self, task: TaskId, stream: Stream, data: bytes) -> None:
         """Adds to a log at once, for whoever follows it."""
@@ -54,6 +65,19 @@ class TaskLogs:
 
     def close(self) -> None:
         """Closes the files."""
-        for file in self._files.values():
-            with suppress(OSError):
-                file.close()
+        for task in self._folders:
+            self._close(task)
+
+    def _close(self, task: TaskId) -> None:
+        for stream in get_args(Stream):
+            file = self._files.pop((task, stream), None)
+            if file is not None:
+                with suppress(OSError):
+                    file.close()
+
+
+def _put_aside(path: Path) -> None:
+    """Makes room for what comes of the next start: error.json becomes error_1.json, or the next number."""
+    if path.exists():
+        number = 1 + len(list(path.parent.glob(f"{path.stem}_*{path.suffix}")))
+        path.rename(path.with_name(f"{path.stem}_{number}{path.suffix}"))

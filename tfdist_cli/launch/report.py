@@ -10,7 +10,7 @@ from typing import Any
 
 from tfdist_cli.launch.chronicle import Chronicle, numbers
 from tfdist_cli.launch.logs import TaskLogs
-from tfdist_cli.launch.supervisor import JobState, Status, TaskState
+from tfdist_cli.launch.state import JobState, Loss, Status, TaskState
 from tfdist_cli.spec.task_id import TaskId
 
 
@@ -27,6 +27,7 @@ class Failure:
         traceback: where it was raised in the user's code.
         lines: the last lines of its output.
         log: the file with all of its standard error.
+        spent: why it was not started again, where restarts were allowed.
     """
 
     task: TaskId
@@ -37,6 +38,7 @@ class Failure:
     traceback: str
     lines: tuple[str, ...]
     log: Path
+    spent: str = ""
 
     @property
     def sentence(self) -> str:
@@ -55,6 +57,7 @@ class TaskEnd:
         what: in words.
         code: its exit code, or -n for signal n; None if it is still there.
         seconds: when, from the start of the run.
+        restarts: how often it was started again.
     """
 
     task: TaskId
@@ -62,6 +65,7 @@ class TaskEnd:
     what: str
     code: int | None
     seconds: float | None
+    restarts: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,8 @@ class Report:
         checkpoints: path and step, oldest first.
         exports: what was written of the model.
         warnings: what else a user should know.
+        losses: the tasks that were lost and brought about a restart, oldest first.
+        attempts: how often all tasks were started.
     """
 
     exit_code: int
@@ -91,6 +97,8 @@ class Report:
     checkpoints: Mapping[str, int] = field(default_factory=dict)
     exports: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    losses: tuple[Loss, ...] = ()
+    attempts: int = 1
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -103,6 +111,19 @@ class Report:
             "exit_code": self.exit_code,
             "headline": self.headline or None,
             "consequences": [failure.sentence for failure in self.failures[1:]],
+            "spent": self.failures[0].spent or None if self.failures else None,
+            "attempts": self.attempts,
+            "losses": [
+                {
+                    "task": str(loss.task),
+                    "attempt": loss.attempt,
+                    "seconds": _rounded(loss.ended.failed_at),
+                    "cause": cause_of(loss),
+                    "restarts": "task" if loss.alone else "job",
+                    "step": loss.step,
+                }
+                for loss in self.losses
+            ],
             "warnings": list(self.warnings),
             "seconds": round(self.seconds, 3),
             "step": self.result.get("step"),
@@ -113,7 +134,13 @@ class Report:
             "checkpoints": [{"path": path, "step": step} for path, step in self.checkpoints.items()],
             "exports": list(self.exports),
             "tasks": [
-                {"task": str(end.task), "status": end.status.value, "code": end.code, "seconds": _rounded(end.seconds)}
+                {
+                    "task": str(end.task),
+                    "status": end.status.value,
+                    "code": end.code,
+                    "seconds": _rounded(end.seconds),
+                    "restarts": end.restarts,
+                }
                 for end in self.tasks
             ],
         }
@@ -129,9 +156,10 @@ def make_report(state: JobState, chronicle: Chronicle, logs: TaskLogs, seconds: 
         seconds: how long it took.
     """
     names = state.late or state.failures
-    failures = tuple(_failure(task, state, chronicle, logs) for task in names)
+    failures = tuple(make_failure(task, state, chronicle, logs) for task in names)
     ends = tuple(
-        TaskEnd(task, each.status, describe_end(each), each.code, each.ended_at) for task, each in state.tasks.items()
+        TaskEnd(task, each.status, describe_end(each), each.code, each.ended_at, each.restarts)
+        for task, each in state.tasks.items()
     )
     return Report(
         state.exit_code,
@@ -144,6 +172,8 @@ def make_report(state: JobState, chronicle: Chronicle, logs: TaskLogs, seconds: 
         chronicle.checkpoints,
         tuple(chronicle.exports),
         (*chronicle.warnings, *_warnings(state, logs)),
+        state.losses,
+        state.attempt,
     )
 
 
@@ -151,6 +181,8 @@ def describe_end(task: TaskState) -> str:
     """How a task ended, in words."""
     if task.code is None:
         return "still there" if task.told else "running"
+    if task.stalled:
+        return f"{task.stalled}, so that it was killed"
     if task.status is Status.STOPPED and task.told:
         if task.obeyed:
             killed = task.code in (-signal.SIGKILL, 128 + signal.SIGKILL)
@@ -158,6 +190,12 @@ def describe_end(task: TaskState) -> str:
         return f"ended by the launcher, {_code(task.code)}"
     early = ", before the training was done" if task.code == 0 and task.status is Status.FAILED else ""
     return f"{_code(task.code)}{early}"
+
+
+def cause_of(loss: Loss) -> str:
+    """What a task was lost of."""
+    error = loss.ended.error.partition("\n")[0]
+    return describe_end(loss.ended) + (f": {error}" if error else "")
 
 
 def _code(code: int) -> str:
@@ -176,7 +214,8 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _failure(name: TaskId, state: JobState, chronicle: Chronicle, logs: TaskLogs) -> Failure:
+def make_failure(name: TaskId, state: JobState, chronicle: Chronicle, logs: TaskLogs) -> Failure:
+    """What is known of a task that has failed."""
     task, news = state.tasks[name], chronicle.of(name)
     error = news.error or {}
     traceback = str(error.get("traceback") or "")
@@ -199,6 +238,7 @@ def _failure(name: TaskId, state: JobState, chronicle: Chronicle, logs: TaskLogs
         traceback,
         (*news.lines, *([news.unfinished] if news.unfinished else [])),
         logs.of(name),
+        task.spent,
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.logs import ERROR_FILE
 from tfdist_cli.plan import CLUSTER_FILE, RECIPE_FILE, Plan
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import Cluster, Roles, RoleSpec
@@ -25,7 +26,6 @@ from tfdist_cli.spec.task_id import TaskId
 PLAN_FILE = "plan.json"
 EVENTS_FILE = "events.jsonl"
 RESULT_FILE = "result.json"
-ERROR_FILE = "error.json"
 LOCK_FILE = "launcher.lock"
 CHECKPOINTS = "checkpoints"
 LATEST = "latest"
@@ -38,16 +38,15 @@ class RunDir:
 
     Args:
         path: the directory, absolute.
-        attempt: which start of the run this is, from 1.
+        attempt: which start of the run this launch begins with, from 1.
     """
 
     path: Path
     attempt: int
 
-    @property
-    def attempt_folder(self) -> Path:
-        """Where this attempt's logs are, a folder for each task."""
-        return self.path / f"attempt_{self.attempt}"
+    def attempt_folder(self, number: int = 1) -> Path:
+        """Where the logs of this launch's first, second, … attempt are, a folder for each task."""
+        return self.path / f"attempt_{self.attempt - 1 + number}"
 
     @property
     def events(self) -> Path:
@@ -79,9 +78,9 @@ class RunDir:
         """Writes what came of the run."""
         self._write_json(RESULT_FILE, {**result, "run_dir": str(self.path), "attempt": self.attempt})
 
-    def save_error(self, task: TaskId, error: Mapping[str, Any]) -> None:
-        """Writes why a task failed, unless the task has done so itself."""
-        path = self.attempt_folder / task.slug / ERROR_FILE
+    def save_error(self, folder: Path, error: Mapping[str, Any]) -> None:
+        """Writes why a task failed, into its folder, unless the task has done so itself."""
+        path = folder / ERROR_FILE
         if not path.exists():
             self._write_json(str(path.relative_to(self.path)), error)
 

@@ -1,189 +1,43 @@
-"""When a job goes on and when it ends: a pure state machine, (state, event, now) → (state, actions).
+"""When a job goes on, starts again and ends: a pure state machine, (state, event, now) → (state, actions).
 
 It has no clock and no processes. The rules, which docs and exit codes rest on:
 
 * The tasks that *decide* are the chief in `parameter_server`, and every task that trains elsewhere. The training is
   done when each of them has ended with 0.
 * A task that ends with another code before that is a failure, and so is a ps or worker of `parameter_server`, or a task
-  of tf.data's service, that ends at all while the chief trains: the job ends with it. A failed evaluator doesn't end
-  the training.
+  of tf.data's service, that ends at all while the chief trains, and a task that the launcher killed because it stood
+  still. What follows is its role's restart policy: it is started again alone, or all tasks are, or the job ends. See
+  `restarts.py` for when a restart is worth it. A failed evaluator never ends the training.
 * After the training the evaluator has bounded time for the last checkpoint; then every task is told to end, and killed
   if it doesn't.
-* When a task has failed, and on a signal to the launcher, the tasks that decide are told to end first, so that they can
-  save; then the others.
+* When a failed task ends the attempt, and on a signal to the launcher, the tasks that decide are told to end first, so
+  that they can save; then the others. Without a ps, or another task that decides, nothing can be saved.
+* A job that is started again first ends as any other, and then begins anew, after a pause. A signal ends it for good.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import replace
+from typing import Any
 
 from tfdist_cli.launch.events import Action, End, Event, Exited, How, Recorded, Signalled, Start, Tick
-from tfdist_cli.spec.cluster import Strategy
-from tfdist_cli.spec.task_id import DATA_ROLES, TaskId
+from tfdist_cli.launch.restarts import judge
+from tfdist_cli.launch.stall import beat, look, moved
+from tfdist_cli.launch.state import KILL_TIMEOUT, JobState, Phase, Rules, Status, TaskState
+from tfdist_cli.spec.task_id import TaskId
 
-KILL_TIMEOUT = 10.0
-"""Seconds after SIGKILL in which even a process in an uninterruptible wait should be gone."""
-
-
-@dataclass(frozen=True)
-class Timeouts:
-    """How long each thing may take, in seconds.
-
-    Args:
-        start: until every task of a recipe has come up.
-        evaluator: after the training, for the evaluator to score the last checkpoint.
-        shutdown: between telling a task to end and killing it.
-    """
-
-    start: float = 120.0
-    evaluator: float = 300.0
-    shutdown: float = 30.0
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What the machine has to know of the job.
-
-    Args:
-        strategy: says which tasks decide.
-        reports: whether tasks say when they have come up: a recipe's do, a user's command need not.
-        timeouts: how long each thing may take.
-    """
-
-    strategy: Strategy
-    reports: bool = False
-    timeouts: Timeouts = field(default_factory=Timeouts)
-
-    def decides(self, task: TaskId) -> bool:
-        """Whether the training is done only when this task has ended with 0."""
-        if self.strategy == "parameter_server":
-            return task.role == "chief"
-        return task.role != "evaluator" and task.role not in DATA_ROLES
-
-
-class Phase(Enum):
-    """What the job is about, in the order that it goes through them; it can leave out any but the last."""
-
-    RUNNING = "running"
-    EVALUATING = "evaluating"
-    """The training is done, the evaluator is not."""
-    SAVING = "saving"
-    """A signal came, or a task failed: those that decide have been told to end, and the others still serve them."""
-    STOPPING = "stopping"
-    """Every task has been told to end."""
-    KILLING = "killing"
-    """Every task has been killed."""
-    ENDED = "ended"
-
-
-class Status(Enum):
-    """Where a task is, and once it has ended, how."""
-
-    STARTING = "starting"
-    UP = "up"
-    DONE = "done"
-    """It ended with 0, or after the training was done."""
-    FAILED = "failed"
-    STOPPED = "stopped"
-    """The launcher ended it, or it ended while the job was on its way out."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether the process is gone."""
-        return self in (Status.DONE, Status.FAILED, Status.STOPPED)
-
-
-@dataclass(frozen=True)
-class TaskState:
-    """One task.
-
-    Args:
-        status: where it is.
-        told: how the launcher has last told it to end.
-        told_at: when the launcher first told it to end.
-        error_at: when it first reported an error.
-        ended_at: when its process was gone.
-        code: its exit code, or -n for signal n.
-    """
-
-    status: Status = Status.STARTING
-    told: How | None = None
-    told_at: float | None = None
-    error_at: float | None = None
-    ended_at: float | None = None
-    code: int | None = None
-
-    @property
-    def failed_at(self) -> float:
-        """When it failed: a task that reports an error may take long to end, and others fail of it meanwhile."""
-        times = [time for time in (self.error_at, self.ended_at) if time is not None]
-        return min(times, default=float("inf"))
-
-    @property
-    def obeyed(self) -> bool:
-        """Whether the launcher's own signal accounts for the exit code."""
-        accounted = {None: (), How.TERMINATE: (signal.SIGTERM,), How.KILL: (signal.SIGTERM, signal.SIGKILL)}[self.told]
-        return self.code in (0, *(-number for number in accounted), *(128 + number for number in accounted))
-
-
-@dataclass(frozen=True)
-class JobState:
-    """The whole job.
-
-    Args:
-        rules: what holds for it.
-        tasks: every task, in the order of the plan.
-        phase: what the job is about.
-        deadline: when the phase's time is over; None when it has no bound.
-        failing: whether a task's failure ended it.
-        signum: the signal to the launcher that ended it.
-        late: the tasks that did not come up in time, which ended it.
-        unscored: whether the evaluator was ended before it had scored the last checkpoint.
-    """
-
-    rules: Rules
-    tasks: Mapping[TaskId, TaskState]
-    phase: Phase = Phase.RUNNING
-    deadline: float | None = None
-    failing: bool = False
-    signum: int | None = None
-    late: tuple[TaskId, ...] = ()
-    unscored: bool = False
-
-    @property
-    def alive(self) -> tuple[TaskId, ...]:
-        """The tasks whose processes are there."""
-        return tuple(task for task, state in self.tasks.items() if not state.status.ended)
-
-    @property
-    def failures(self) -> tuple[TaskId, ...]:
-        """The tasks that failed, what ended the job first: those that failed before the evaluator's come first."""
-        failed = [task for task, state in self.tasks.items() if state.status is Status.FAILED]
-        return tuple(sorted(failed, key=lambda task: (task.role == "evaluator", self.tasks[task].failed_at)))
-
-    @property
-    def exit_code(self) -> int:
-        """What `tfdist launch` returns when it ends like this."""
-        if self.signum is not None:
-            return 128 + self.signum
-        if self.late:
-            return 124
-        for task in self.failures:
-            return shell_code(self.tasks[task]) or 1
-        return 0
-
+RESTART_GRACE = 1.0
+"""Seconds that a recipe's tasks have to end, before a restart, when there is nothing that they could save."""
 
 Step = tuple[JobState, tuple[Action, ...]]
 
 
 def begin(rules: Rules, tasks: Iterable[TaskId], now: float) -> Step:
     """The state before anything has happened, and the start of every task."""
-    states = {task: TaskState() for task in tasks}
-    deadline = now + rules.timeouts.start if rules.reports else None
-    return JobState(rules, states, deadline=deadline), tuple(Start(task) for task in states)
+    states = {task: TaskState(started_at=now) for task in tasks}
+    return JobState(rules, states, began=now, moved_at=now), tuple(Start(task) for task in states)
 
 
 def step(state: JobState, event: Event, now: float) -> Step:
@@ -192,20 +46,12 @@ def step(state: JobState, event: Event, now: float) -> Step:
         case Exited():
             return _exited(state, event, now)
         case Recorded():
-            return _recorded(state, event, now), ()
+            return _recorded(state, event.task, event.record, now), ()
         case Signalled():
             return _signalled(state, event.signum, now)
         case Tick():
             return _ticked(state, now)
     return state, ()
-
-
-def shell_code(task: TaskState) -> int:
-    """The task's exit code as a shell gives it; 0 for one whose end was the launcher's doing."""
-    code = task.code or 0
-    if task.obeyed:
-        return 0
-    return 128 - code if code < 0 else code
 
 
 def _exited(state: JobState, event: Exited, now: float) -> Step:
@@ -215,16 +61,21 @@ def _exited(state: JobState, event: Exited, now: float) -> Step:
     task = replace(task, code=event.code, ended_at=now - event.ago)
     task = replace(task, status=_outcome(state, event.task, task))
     state = _with(state, event.task, task)
+    return _go_on(state, event.task, now)
+
+
+def _go_on(state: JobState, ended: TaskId, now: float) -> Step:
+    """What follows when a task has ended."""
     match state.phase:
+        case Phase.RUNNING | Phase.EVALUATING if state.tasks[ended].status is Status.FAILED:
+            return _failed(state, ended, now)
         case Phase.RUNNING:
-            if task.status is Status.FAILED and event.task.role != "evaluator":
-                return _wind_down(replace(state, failing=True), now)
-            return _evaluate(state, now) if _trained(state) else (_watch_start(state), ())
+            return _evaluate(state, now) if _trained(state) else (state, ())
         case Phase.EVALUATING if not _evaluators(state):
             return _stop(state, now)
         case Phase.SAVING if not _deciding(state):
             return _stop(state, now)
-    return (state if state.alive else _end(state)), ()
+    return (state, ()) if state.alive else _end(state, now)
 
 
 def _trained(state: JobState) -> bool:
@@ -233,7 +84,10 @@ def _trained(state: JobState) -> bool:
 
 def _outcome(state: JobState, name: TaskId, task: TaskState) -> Status:
     """How a task that has just ended did so."""
-    if task.told is not None:
+    wanted = state.phase is Phase.RUNNING or (state.phase is Phase.EVALUATING and name.role == "evaluator")
+    if task.stalled and (wanted or state.failing):
+        return Status.FAILED
+    if task.told_at is not None and (task.ended_at is None or task.ended_at >= task.told_at):
         return Status.FAILED if (state.failing or state.late) and _failed_all_the_same(task) else Status.STOPPED
     if name.role == "evaluator" and state.phase in (Phase.RUNNING, Phase.EVALUATING):
         return Status.FAILED if task.code else Status.DONE
@@ -254,26 +108,78 @@ def _failed_all_the_same(task: TaskState) -> bool:
     return not task.obeyed or (task.told_at is not None and task.error_at < task.told_at)
 
 
-def _recorded(state: JobState, event: Recorded, now: float) -> JobState:
-    task = state.tasks[event.task]
+def _failed(state: JobState, name: TaskId, now: float) -> Step:
+    """A task has failed while the training or the evaluator went on."""
+    verdict = judge(state, name)
+    loss = verdict.loss
+    if loss is None:
+        state = _with(state, name, replace(state.tasks[name], spent=verdict.spent))
+        if name.role != "evaluator":
+            return _wind_down(replace(state, failing=True), now)
+        over = state.phase is Phase.EVALUATING and not _evaluators(state)
+        return _stop(state, now) if over else (state, ())
+    state = replace(state, losses=(*state.losses, loss))
+    if loss.alone:
+        lost = replace(state.tasks[name], status=Status.LOST, start_at=now + loss.delay)
+        return _with(state, name, lost), ()
+    state = replace(state, failing=True, restarting=True)
+    if state.rules.decides(name) or name.role == "ps":
+        return _stop(state, now, RESTART_GRACE if state.rules.reports else state.rules.timeouts.shutdown)
+    return _wind_down(state, now)
+
+
+def _start_due(state: JobState, now: float) -> Step:
+    """Starts the lost tasks whose time has come."""
+    due = [name for name, task in state.tasks.items() if task.start_at is not None and task.start_at <= now]
+    again = {name: TaskState(started_at=now, restarts=state.tasks[name].restarts + 1) for name in due}
+    return replace(state, tasks={**state.tasks, **again}), tuple(Start(name, state.attempt) for name in due)
+
+
+def _again(state: JobState, now: float) -> Step:
+    """Starts every task once more."""
+    attempt = state.attempt + 1
+    tasks = {name: TaskState(started_at=now, restarts=task.restarts + 1) for name, task in state.tasks.items()}
+    state = replace(moved(state, now), tasks=tasks, attempt=attempt, began=now, here=None)
+    state = replace(state, phase=Phase.RUNNING, until=None, restarting=False, failing=False)
+    return state, tuple(Start(name, attempt) for name in tasks)
+
+
+def _recorded(state: JobState, name: TaskId, record: Mapping[str, Any], now: float) -> JobState:
+    task, kind = state.tasks[name], record.get("kind")
     if task.status.ended:
         return state
-    if event.record.get("kind") == "error" and task.error_at is None:
-        return _with(state, event.task, replace(task, error_at=now))
-    if task.status is Status.STARTING and event.record.get("state") != "starting":
-        return _watch_start(_with(state, event.task, replace(task, status=Status.UP)))
-    return state
+    if kind == "beat":
+        return beat(state, name, _number(record.get("computed")) or 0.0, now)
+    if kind == "error":
+        error = f"{record.get('type', '')}: {record.get('message', '')}"
+        return state if task.error_at is not None else _with(state, name, replace(task, error_at=now, error=error))
+    if kind == "state":
+        task = replace(task, doing=str(record.get("state", "")))
+    if task.status is Status.STARTING and record.get("state") != "starting":
+        task = replace(task, status=Status.UP)
+    state = _with(state, name, replace(task, worked=task.worked or kind == "evaluation"))
+    if kind == "progress":
+        return _progressed(state, record, now)
+    return moved(state, now) if state.rules.decides(name) else state
 
 
-def _watch_start(state: JobState) -> JobState:
-    """Lifts the start's deadline once no task is starting any more."""
-    if state.phase is Phase.RUNNING and not _starting(state):
-        return replace(state, deadline=None)
-    return state
+def _progressed(state: JobState, record: Mapping[str, Any], now: float) -> JobState:
+    here, rates = _number(record.get("step")), record.get("workers")
+    if here is None or here == state.here:
+        return state
+    state = replace(moved(state, now), here=int(here), step=max(state.step, int(here)))
+    took = {str(name): bool(rate) for name, rate in rates.items()} if isinstance(rates, Mapping) else {}
+    tasks = {
+        name: replace(task, worked=task.worked or took[str(name)], lags=not took[str(name)] and any(took.values()))
+        if str(name) in took
+        else task
+        for name, task in state.tasks.items()
+    }
+    return replace(state, tasks=tasks)
 
 
-def _starting(state: JobState) -> tuple[TaskId, ...]:
-    return tuple(name for name, task in state.tasks.items() if task.status is Status.STARTING)
+def _number(value: object) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _signalled(state: JobState, signum: int, now: float) -> Step:
@@ -281,6 +187,9 @@ def _signalled(state: JobState, signum: int, now: float) -> Step:
         return _wind_down(replace(state, signum=signum), now)
     if state.phase is Phase.EVALUATING:
         return _stop(replace(state, signum=signum), now)
+    if state.restarting:
+        state = replace(state, signum=signum, restarting=False)
+        return _end(state, now) if state.phase is Phase.PAUSED else (state, ())
     if state.phase in (Phase.SAVING, Phase.STOPPING) and signum == signal.SIGINT:
         return _kill(state, now)
     return state, ()
@@ -289,9 +198,14 @@ def _signalled(state: JobState, signum: int, now: float) -> Step:
 def _ticked(state: JobState, now: float) -> Step:
     if state.deadline is None or now < state.deadline:
         return state, ()
+    if state.phase in (Phase.RUNNING, Phase.EVALUATING) and (state.until is None or now < state.until):
+        return _looked_after(state, now)
+    return _timed_out(state, now)
+
+
+def _timed_out(state: JobState, now: float) -> Step:
+    """What follows when a phase's time is over."""
     match state.phase:
-        case Phase.RUNNING:
-            return _stop(replace(state, late=_starting(state)), now)
         case Phase.EVALUATING:
             return _stop(replace(state, unscored=True), now)
         case Phase.SAVING:
@@ -301,38 +215,65 @@ def _ticked(state: JobState, now: float) -> Step:
             return state, killed + told
         case Phase.STOPPING:
             return _kill(state, now)
-    return _end(state), ()
+        case Phase.PAUSED:
+            return _again(state, now)
+    return _end(state, now)
+
+
+def _looked_after(state: JobState, now: float) -> Step:
+    """Starts who is to be started, and kills who doesn't come up or stands still; what follows is heard as an exit."""
+    overdue = [name for name in state.expected if now >= state.tasks[name].started_at + state.rules.timeouts.start]
+    if any(state.tasks[name].started_at <= state.began for name in overdue):
+        return _stop(replace(state, late=state.starting), now)
+    if any(now >= (state.tasks[name].told_at or 0.0) + KILL_TIMEOUT for name in state.dying):
+        return _wind_down(replace(state, failing=True), now)
+    state, started = _start_due(state, now)
+    state, standing = look(state, now)
+    standing |= dict.fromkeys(overdue, f"it did not come up within {state.rules.timeouts.start:g} s")
+    for name, reason in standing.items():
+        state = _with(state, name, replace(state.tasks[name], stalled=reason))
+    state, killed = _tell(state, tuple(standing), How.KILL, now)
+    return state, started + killed
 
 
 def _evaluate(state: JobState, now: float) -> Step:
+    state = _starting_none(state, but="evaluator")
     if not _evaluators(state):
         return _stop(state, now)
-    return replace(state, phase=Phase.EVALUATING, deadline=now + state.rules.timeouts.evaluator), ()
+    return replace(state, phase=Phase.EVALUATING, until=now + state.rules.timeouts.evaluator), ()
 
 
 def _wind_down(state: JobState, now: float) -> Step:
     """Tells the tasks that decide to end, with the others still there: without them a chief cannot end its step."""
     if not _deciding(state):
         return _stop(state, now)
-    state = replace(state, phase=Phase.SAVING, deadline=now + state.rules.timeouts.shutdown)
+    state = replace(_starting_none(state), phase=Phase.SAVING, until=now + state.rules.timeouts.shutdown)
     return _tell(state, _deciding(state), How.TERMINATE, now)
 
 
-def _stop(state: JobState, now: float) -> Step:
+def _stop(state: JobState, now: float, grace: float | None = None) -> Step:
     """Tells every task to end that has not been told yet."""
+    state = _starting_none(state)
     if not state.alive:
-        return _end(state), ()
-    state = replace(state, phase=Phase.STOPPING, deadline=now + state.rules.timeouts.shutdown)
+        return _end(state, now)
+    grace = state.rules.timeouts.shutdown if grace is None else min(grace, state.rules.timeouts.shutdown)
+    state = replace(state, phase=Phase.STOPPING, until=now + grace)
     return _tell(state, tuple(task for task in state.alive if state.tasks[task].told is None), How.TERMINATE, now)
 
 
 def _kill(state: JobState, now: float) -> Step:
-    state = replace(state, phase=Phase.KILLING, deadline=now + KILL_TIMEOUT)
+    state = replace(state, phase=Phase.KILLING, until=now + KILL_TIMEOUT)
     return _tell(state, tuple(task for task in state.alive if state.tasks[task].told is not How.KILL), How.KILL, now)
 
 
-def _end(state: JobState) -> JobState:
-    return replace(state, phase=Phase.ENDED, deadline=None)
+def _end(state: JobState, now: float) -> Step:
+    """All tasks have ended, or those that are left cannot be ended: the last of it, or the pause before a restart."""
+    if not state.restarting or state.alive:
+        return replace(state, phase=Phase.ENDED, until=None, restarting=False), ()
+    *before, loss = state.losses
+    first = state.failures[0]  # what was seen first may be a consequence
+    loss = replace(loss, task=first, ended=state.tasks[first])
+    return replace(state, losses=(*before, loss), phase=Phase.PAUSED, until=now + loss.delay), ()
 
 
 def _tell(state: JobState, names: tuple[TaskId, ...], how: How, now: float) -> Step:
@@ -343,13 +284,25 @@ def _tell(state: JobState, names: tuple[TaskId, ...], how: How, now: float) -> S
     return replace(state, tasks={**state.tasks, **told}), tuple(End(name, how) for name in names)
 
 
+def _starting_none(state: JobState, but: str = "") -> JobState:
+    """Gives up the restarts that are due, except of the tasks of one role."""
+    tasks = {
+        name: task if name.role == but or task.start_at is None else replace(task, start_at=None)
+        for name, task in state.tasks.items()
+    }
+    return replace(state, tasks=tasks)
+
+
 def _with(state: JobState, name: TaskId, task: TaskState) -> JobState:
     return replace(state, tasks={**state.tasks, name: task})
 
 
 def _deciding(state: JobState) -> tuple[TaskId, ...]:
-    return tuple(task for task in state.alive if state.rules.decides(task))
+    """The tasks that can save."""
+    return tuple(task for task in state.alive if state.rules.decides(task) and not state.tasks[task].stalled)
 
 
 def _evaluators(state: JobState) -> tuple[TaskId, ...]:
-    return tuple(task for task in state.alive if task.role == "evaluator")
+    """The evaluators that are there, or will be."""
+    there = (name for name, task in state.tasks.items() if not task.status.ended or task.start_at is not None)
+    return tuple(name for name in there if name.role == "evaluator")

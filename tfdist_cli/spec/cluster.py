@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.address import LOOPBACK, Address
 from tfdist_cli.spec.model import AddressField, Inconsistent, PathField, SpecModel
-from tfdist_cli.spec.task_id import DATA_ROLES, Role, TaskId
+from tfdist_cli.spec.task_id import DATA_ROLES, ROLES, Role, TaskId
 
 Strategy = Literal["parameter_server", "multi_worker_mirrored", "mirrored", "single"]
 SERVING_ROLES: tuple[Role, ...] = ("chief", "worker", "ps")
@@ -37,6 +37,29 @@ def _check_env(env: dict[str, str]) -> dict[str, str]:
     return env
 
 
+RestartPolicy = Literal["replace", "job", "never"]
+
+
+class RestartSpec(SpecModel):
+    """What is done when a task of a role is lost."""
+
+    policy: RestartPolicy
+    """`replace`: it is started again alone while the training goes on. `job`: all tasks are, from the last checkpoint.
+    `never`: the job ends."""
+    max: Annotated[int, Field(ge=0)] | None = None
+    """How often one task may bring that about; by default only `--max-restarts` bounds it."""
+
+
+def default_restart(strategy: Strategy, role: Role) -> RestartSpec:
+    """What is done about a lost task where the cluster file says nothing."""
+    return RestartSpec(policy="replace" if _is_replaceable(strategy, role) else "job")
+
+
+def _is_replaceable(strategy: Strategy, role: Role) -> bool:
+    """Whether the training can go on without a task of this role, and take it in again."""
+    return role == "evaluator" or (strategy == "parameter_server" and role == "worker")
+
+
 class RoleSpec(SpecModel):
     """The tasks of one role."""
 
@@ -50,6 +73,9 @@ class RoleSpec(SpecModel):
     """GPUs that one task sees, none for a ps or a data worker; by default those that train share out the machine's."""
     env: Annotated[dict[str, str], AfterValidator(_check_env)] = {}
     """Environment variables of the tasks."""
+    restart: RestartSpec | None = None
+    """What is done when a task is lost; by default `{policy: replace}` for an evaluator and a worker of parameter
+    servers, and `{policy: job}` for every other task."""
 
     @model_validator(mode="after")
     def _one_address_per_task(self) -> RoleSpec:
@@ -82,9 +108,14 @@ class Roles(SpecModel):
     data_worker: RoleSpec | None = None
     """Prepares batches for the tasks that train, where the recipe has `train.share: service`."""
 
+    def of(self, role: Role) -> RoleSpec | None:
+        """What the file says of `role`; None when the cluster has none."""
+        spec: RoleSpec | None = getattr(self, role)
+        return spec
+
     def count(self, role: Role) -> int:
         """The number of tasks of `role`; 0 when the cluster has none."""
-        spec: RoleSpec | None = getattr(self, role)
+        spec = self.of(role)
         return 0 if spec is None else spec.count
 
 
@@ -157,6 +188,7 @@ def _role_problems(cluster: Cluster) -> Iterator[Found]:
         if roles.count(role) > 1:
             yield ("roles", role), f"a cluster has at most one {role}, not {roles.count(role)}"
     yield from _data_problems(roles)
+    yield from _restart_problems(cluster)
     if strategy == "parameter_server":
         for role, task in _NEEDED:
             if not roles.count(role):
@@ -182,6 +214,18 @@ def _data_problems(roles: Roles) -> Iterator[Found]:
         spec: RoleSpec | None = getattr(roles, role)
         if spec and spec.gpus:
             yield ("roles", role, "gpus"), f"a {role} sees no GPU: remove gpus"
+
+
+def _restart_problems(cluster: Cluster) -> Iterator[Found]:
+    for role in ROLES:
+        spec = cluster.roles.of(role)
+        wanted = spec and spec.restart and spec.restart.policy
+        if wanted == "replace" and not _is_replaceable(cluster.strategy, role):
+            lost = "its variables are lost with it" if role == "ps" else "the others cannot go on without it"
+            yield (
+                ("roles", role, "restart", "policy"),
+                f"a {role} of {cluster.strategy} cannot be replaced alone, {lost}: use 'job' or 'never'",
+            )
 
 
 _ONE_AT_MOST: tuple[Role, ...] = ("chief", "evaluator", "data_dispatcher")

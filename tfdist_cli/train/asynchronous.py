@@ -7,6 +7,7 @@ chief; `iterations` is an atomic addition; seeds follow from the step's number.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from tfdist_cli.train.tables import Lookup
 from tfdist_cli.train.update import innermost
 from tfdist_cli.train.wire import Pulled, dense
 from tfdist_cli.train.workshop import Workshop, raise_cause
+
+_AGAIN_SECONDS = 0.05
 
 
 class AsynchronousUpdates:
@@ -127,9 +130,22 @@ class AsynchronousUpdates:
 
 
 def _fetched(remote: Any) -> Any:
-    """What an execution has returned. One that fails just while it is fetched gives None, and its error after that."""
-    fetched = remote.fetch()
-    return remote.fetch() if fetched is None else fetched
+    """What an execution has returned.
+
+    It is copied to the chief when it is fetched. A worker that goes between the two takes it along; TensorFlow then
+    gives the execution to another worker, whose result is the one that is fetched. An execution that fails just while
+    it is fetched gives None, and its error after that.
+    """
+    pause = threading.Event()
+    while True:
+        try:
+            fetched = remote.fetch()
+        except tf.errors.OpError:
+            if remote._error is not None:
+                raise  # the execution itself has failed
+            pause.wait(_AGAIN_SECONDS)  # nothing tells when it has been run again
+        else:
+            return remote.fetch() if fetched is None else fetched
 
 
 @dataclass(frozen=True)

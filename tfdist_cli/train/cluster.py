@@ -16,6 +16,7 @@ from typing import Any, NoReturn, get_args
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from tfdist_cli import heartbeat
 from tfdist_cli.environment import Environment
 from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.records import emit
@@ -101,6 +102,7 @@ def join(
     """
     global _joined  # noqa: PLW0603 a process joins one cluster, once
     if _joined is None:
+        heartbeat.begin()
         environment = environment or Environment.read()
         if environment.serves:
             serve(environment)
@@ -149,6 +151,7 @@ def serve(environment: Environment) -> None:
         TimeoutExceeded: the chief, or a data worker's dispatcher, has not come up in time.
     """
     task = environment.task
+    heartbeat.begin()
     server = None
     if task.role in DATA_ROLES:
         data_service.start_server(environment)

@@ -32,7 +32,7 @@ from tfdist_cli.train.step import Given, ModelStep, Tensors
 from tfdist_cli.train.tables import Tables
 from tfdist_cli.train.update import innermost, leave_sums_to_engine, updates_rows, why_by_keras
 from tfdist_cli.train.wire import Wire
-from tfdist_cli.train.workshop import Workshop, raise_cause
+from tfdist_cli.train.workshop import CHIEF_DEVICE, Workshop, raise_cause
 
 log = logging.getLogger("tfdist")
 
@@ -121,23 +121,24 @@ class CoordinatedEngine:
         return self._step.operations(self._element_spec)
 
     def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
-        """Every worker scores its own shard of the data, once."""
+        """Every worker scores its own shard of the data; when it is lost meanwhile, another one scores it."""
         function = self._evaluation_function(data)
         count = self.workers
-        limits = [-1 if steps is None else steps // count + (n < steps % count) for n in range(count)]
 
-        def score(shard: Shard, limit: int) -> Any:
-            return function(iter(checked(data, shard)), tf.constant(limit, tf.int64))
+        def score(shard: Shard) -> Any:
+            limit = -1 if steps is None else steps // count + (shard.index < steps % count)
+            scored = function(iter(checked(data, shard)), tf.constant(limit, tf.int64))
+            with tf.device(CHIEF_DEVICE):  # a worker that has scored its shard may go
+                return tf.identity(scored)
 
-        with self.scope():
-            remotes = [
-                self._shop.on_worker(worker, partial(score, Shard(n, count, n), limits[n]))
-                for n, worker in enumerate(self._workers)
-            ]
+        begun = [(worker, partial(score, Shard(n, count, n))) for n, worker in enumerate(self._workers)]
         totals = MetricTotals(self._step)
         try:
-            for remote in remotes:
-                totals.add(remote.fetch())
+            with self.scope():
+                remotes = [self._shop.on_worker(worker, work) for worker, work in begun]
+                remotes.reverse()
+                for _, work in begun:
+                    totals.add(self._shop.outcome(remotes.pop(), work))
         except Exception as error:  # noqa: BLE001 it is raised again, or its cause
             raise_cause(error)
         return totals
@@ -214,5 +215,5 @@ class CoordinatedEngine:
 
 def _dealt(data: DatasetFunction, batches: int) -> Any:
     """One iterator for all workers, on the chief: its next batch goes to whichever asks first."""
-    with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
+    with tf.device(CHIEF_DEVICE):
         return iter(checked(data, Shard(step=batches)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -88,6 +89,8 @@ class Progress:
     def __init__(self, run_dir: Path | None, *, engine: Engine, first: int, total: int, epochs: int) -> None:
         self._path = run_dir / METRICS_FILE if run_dir else None
         self._active = engine.is_chief
+        if self._active and self._path:
+            take_back(self._path, first)
         self._first = first
         self._total = total
         self._epochs = epochs
@@ -252,6 +255,32 @@ def numbers(values: dict[str, Any]) -> dict[str, float]:
 def shown(values: dict[str, float]) -> str:
     """`loss 0.123  accuracy 0.97`."""
     return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+
+
+def take_back(path: Path, step: int) -> None:
+    """Takes the lines of steps after `step` out of a file of metrics: these steps were lost, and are taken once more.
+
+    They are kept in a file beside it, `metrics_lost.jsonl`. A line that was cut off when its writer died goes too.
+    """
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if _step_of(line) <= step]
+    if len(kept) == len(lines):
+        return
+    with path.with_name(f"{path.stem}_lost{path.suffix}").open("a", encoding="utf-8") as file:
+        file.writelines(line for line in lines if step < _step_of(line) < math.inf)
+    new = path.with_name(f".{path.name}.new")
+    new.write_text("".join(kept), encoding="utf-8")
+    new.replace(path)
+
+
+def _step_of(line: str) -> float:
+    """The step that a line tells of; infinite when it tells of none."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 def append(path: Path, line: dict[str, Any]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import tensorflow as tf
+from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.engine import Rules
@@ -19,6 +21,9 @@ from tfdist_cli.train.step import ModelStep, Tensors
 from tfdist_cli.train.tables import Tables
 from tfdist_cli.train.update import apply
 from tfdist_cli.train.wire import Wire
+
+CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
+_LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,32 @@ class Workshop:
     def on_worker(self, worker: Any, function: Callable[..., Any], args: tuple[Any, ...] = ()) -> Any:
         """Runs a function on one worker, and again when the worker has been replaced while its result is kept."""
         return worker.create_resource(function, args=args)
+
+    def outcome(self, remote: Any, work: Callable[[], Any]) -> Any:
+        """What came of work that was begun on one worker; when that is lost before, another one begins it anew.
+
+        Args:
+            remote: the work as it was begun.
+            work: the function to begin again. What it returns has to be on the chief, or it could be lost after it.
+        """
+        while True:
+            try:
+                fetched = remote.fetch()
+            except tf.errors.CancelledError:
+                if remote._status is RemoteValueStatus.READY and remote._error is not None:
+                    raise  # the work itself was cancelled
+                fetched = None
+            if fetched is not None:
+                return fetched
+            remote = self.on_worker(self._one_that_lives(), work)
+
+    def _one_that_lives(self) -> Any:
+        pause = threading.Event()
+        while True:
+            for worker in self.workers:
+                if not worker._is_dead_with_error:
+                    return worker
+            pause.wait(_LOOK_SECONDS)  # TensorFlow tells nobody when a worker has come back
 
 
 def raise_cause(error: Exception) -> NoReturn:

@@ -1,4 +1,4 @@
-"""One attempt as a launch makes it: tasks that report, and what is kept of them."""
+"""A launch: tasks that report, and what is kept of them."""
 
 import json
 import sys
@@ -7,11 +7,11 @@ from datetime import datetime, timezone
 
 import pytest
 
-from tfdist_cli.launch.attempt import Attempt
 from tfdist_cli.launch.chronicle import Chronicle
+from tfdist_cli.launch.launch import Launch
 from tfdist_cli.launch.local import LocalLauncher
 from tfdist_cli.launch.run_dir import open_run_dir
-from tfdist_cli.launch.supervisor import Rules, Timeouts
+from tfdist_cli.launch.state import Rules, Timeouts
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def carry_out(tmp_path, make_cluster, plan_for):
         with open_run_dir(tmp_path / "run", tmp_path, "x", datetime(2026, 1, 1, tzinfo=timezone.utc)) as run_dir:
             plan = plan_for(cluster, sys.executable, "-c", textwrap.dedent(PROGRAM + code), run_dir=run_dir.path)
             run_dir.save(plan)
-            return Attempt(LocalLauncher(), plan, run_dir, rules).carry_out(Chronicle())
+            return Launch(LocalLauncher(), plan, run_dir, rules).carry_out(Chronicle())
 
     return carry_out
 

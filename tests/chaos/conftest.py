@@ -1,0 +1,19 @@
+"""Trainings that are disturbed, none of which outlives its test."""
+
+import pytest
+
+from tests.chaos.driver import Training
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Launches a training: `train(SERVERS, "--max-restarts", 5)`."""
+    begun = []
+
+    def train(cluster, *options):
+        begun.append(Training(tmp_path / f"training{len(begun)}", cluster, *options))
+        return begun[-1]
+
+    yield train
+    for training in begun:
+        training.stop()

@@ -1,0 +1,111 @@
+"""Tasks that are killed or stopped at any moment of a training: it goes on, and what it says of that is true."""
+
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+
+from tests.chaos.driver import MIRRORED, SERVERS, Blow, accuracy, check_metrics, moment
+from tests.cluster.launching import left_of
+
+pytestmark = [pytest.mark.chaos, pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
+
+TRIALS = int(os.environ.get("TFDIST_TEST_TRIALS", "0"))
+"""Trials at random beside those that are always made; trial N is the same each time."""
+UNDISTURBED = 0.9639
+"""What the training comes to when nothing is done to it: 347 of 360 digits; it is convex, and has come to its end."""
+NOTICED = 2.0
+"""Seconds in which the launcher hears that a process has died, on a machine that is busy; otherwise it is a fifth."""
+
+
+def survive(training, *blows, timeout=200):
+    """Strikes, and checks the end state."""
+    moments = [training.strike(blow) for blow in blows]
+    done = training.finish(timeout)
+    assert done.code == 0, done.stderr[-5000:]
+    assert done.processes_left == []
+    assert abs(accuracy(done) - UNDISTURBED) <= 0.01
+    trained = check_metrics(done.run_dir)
+    assert trained[-1]["step"] == done.report["step"]
+    hit = [(blow, struck) for blow, struck in zip(blows, moments, strict=True) if struck]
+    for blow, struck in hit:
+        ended = next(line for line in training.events("exited", blow.task) if moment(line) > struck)
+        if blow.signum == signal.SIGKILL:
+            assert moment(ended) - struck < NOTICED
+            assert "SIGKILL" in ended["cause"]
+    return done
+
+
+def told(done):
+    """Who was lost, and whether it was the task or the job that was started again."""
+    return [(loss["task"], loss["restarts"]) for loss in done.report["losses"]]
+
+
+def test_servers_lose_a_worker_the_evaluator_and_a_ps(train):
+    training = train(SERVERS, "--max-restarts", 5)
+    done = survive(
+        training,
+        Blow("worker:1", 100),
+        Blow("worker:0", 200, doing="evaluating"),
+        Blow("evaluator:0", 300),
+        Blow("ps:0", 600),
+    )
+    assert told(done) == [("worker:1", "task"), ("worker:0", "task"), ("evaluator:0", "task"), ("ps:0", "job")]
+    assert done.report["attempts"] == 2
+    restarts = {task["task"]: task["restarts"] for task in done.report["tasks"]}
+    assert restarts == {"chief:0": 1, "ps:0": 1, "worker:0": 2, "worker:1": 2, "evaluator:0": 2}
+    assert "lost: ps:0 after" in done.stderr
+
+
+def test_servers_lose_their_chief_and_a_worker_that_is_stopped(train):
+    training = train(SERVERS, "--max-restarts", 5, "--stall-timeout", 15)
+    done = survive(training, Blow("chief:0", 100), Blow("worker:0", 400, signal.SIGSTOP))
+    assert told(done) == [("chief:0", "job"), ("worker:0", "task")]
+    assert "no sign of life" in done.report["losses"][1]["cause"]
+
+
+def test_mirrored_workers_lose_one(train):
+    done = survive(train(MIRRORED, "--max-restarts", 5), Blow("worker:1", 100))
+    assert told(done) == [("worker:1", "job")]
+
+
+def test_a_stopped_ps_without_restarts_ends_the_job_and_is_named(train):
+    training = train(SERVERS, "--max-restarts", 0, "--stall-timeout", 12)
+    training.strike(Blow("ps:0", 100, signal.SIGSTOP))
+    done = training.finish()
+    assert done.code == 124
+    assert done.processes_left == []
+    assert "error: ps:0 failed after" in done.stderr
+    assert "no sign of life" in done.report["headline"]
+
+
+def test_no_task_survives_the_launcher_not_even_one_that_was_started_again(train):
+    training = train(SERVERS, "--max-restarts", 5)
+    training.strike(Blow("worker:1", 50))
+    training.until(lambda: len(training.events("started", "worker:1")) == 2)
+    training.strike(Blow("launcher", 60))
+    training.process.wait()
+    assert eventually(lambda: not left_of(training.process.pid), seconds=5)
+
+
+def eventually(condition, seconds):
+    """Whether a condition that nothing announces comes true in time."""
+    pause, deadline = threading.Event(), time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        pause.wait(0.1)
+    return True
+
+
+@pytest.mark.parametrize("trial", range(TRIALS))
+def test_anything_may_be_lost_at_any_time(train, trial):
+    chance = random.Random(trial)
+    cluster = chance.choice([SERVERS, SERVERS, MIRRORED])
+    tasks = ["worker:0", "worker:1", *(["chief:0", "ps:0", "evaluator:0"] if cluster is SERVERS else [])]
+    steps = sorted(chance.sample(range(1, 800), chance.randint(1, 3)))
+    blows = [Blow(chance.choice(tasks), step, chance.choice([signal.SIGKILL] * 4 + [signal.SIGSTOP])) for step in steps]
+    survive(train(cluster, "--max-restarts", 20, "--stall-timeout", 20), *blows, timeout=300)

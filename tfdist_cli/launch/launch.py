@@ -1,0 +1,96 @@
+"""One launch of a run: from a plan and its directory, through its attempts, to a report of what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+
+from tfdist_cli.launch.base import Launcher, Outlets
+from tfdist_cli.launch.chronicle import Chronicle
+from tfdist_cli.launch.events import Event, EventQueue, Exited, Start
+from tfdist_cli.launch.job import Watcher, run_job
+from tfdist_cli.launch.journal import Journal
+from tfdist_cli.launch.logs import TaskLogs
+from tfdist_cli.launch.report import Failure, Report, make_failure, make_report
+from tfdist_cli.launch.run_dir import RunDir
+from tfdist_cli.launch.state import JobState, Rules, Status, shell_code
+from tfdist_cli.plan import Plan
+from tfdist_cli.records import ENABLED
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything that is settled before the first task starts.
+
+    Args:
+        launcher: what starts the tasks.
+        plan: the tasks.
+        run_dir: where the run is kept.
+        rules: when the job is over.
+    """
+
+    launcher: Launcher
+    plan: Plan
+    run_dir: RunDir
+    rules: Rules
+
+    def carry_out(self, chronicle: Chronicle, watchers: Sequence[Watcher] = ()) -> Report:
+        """Runs the plan to its end, keeping all that happens in the run's directory.
+
+        Args:
+            chronicle: takes what the tasks tell.
+            watchers: who else is shown what happens.
+        """
+        began = time.monotonic()
+        journal = Journal(self.run_dir.events, self.run_dir.attempt)
+        with closing(TaskLogs(self.run_dir.attempt_folder)) as logs:
+            errors = _Errors(self.run_dir, chronicle, logs)
+            state = asyncio.run(self._run(logs, (chronicle, journal, errors, *watchers)))
+        report = make_report(state, chronicle, logs, time.monotonic() - began)
+        with suppress(OSError):  # a full disk must not take away the exit code
+            self.run_dir.save_result(report.as_json())
+            for failure in report.failures:
+                errors.save(failure, state)
+        return report
+
+    async def _run(self, logs: TaskLogs, watchers: Sequence[Watcher]) -> JobState:
+        common = {
+            ENABLED: "1",
+            "TFDIST_LAUNCHER_PID": str(os.getpid()),
+            "TFDIST_START_TIMEOUT": str(self.rules.timeouts.start),
+        }
+
+        def prepare(start: Start) -> Mapping[str, str]:
+            return {**common, "TFDIST_TASK_DIR": str(logs.begin(start.task, start.attempt))}
+
+        return await run_job(self.launcher, self.plan, self.rules, Outlets(EventQueue(), logs, prepare), watchers)
+
+
+@dataclass(frozen=True)
+class _Errors:
+    """Writes error.json for a task that has failed and has not done so itself; a watcher of the job."""
+
+    run_dir: RunDir
+    chronicle: Chronicle
+    logs: TaskLogs
+
+    def saw(self, event: Event, state: JobState, now: float) -> None:  # noqa: ARG002
+        """Writes it while what the task said is still known: one that is started again says other things."""
+        if isinstance(event, Exited) and state.tasks[event.task].status in (Status.FAILED, Status.LOST):
+            with suppress(OSError):  # a full disk must not end a training
+                self.save(make_failure(event.task, state, self.chronicle, self.logs), state)
+
+    def save(self, failure: Failure, state: JobState) -> None:
+        error = {
+            "type": "",
+            "message": failure.message or failure.what,
+            "hint": failure.hint or None,
+            "traceback": failure.traceback,
+            "exit_code": shell_code(state.tasks[failure.task]) or None,
+            "last_lines": list(failure.lines),
+        }
+        self.run_dir.save_error(self.logs.folder(failure.task), error)
