@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+LATEST = Path("runs/latest")
+
 ClusterArgument = Annotated[
     Path,
     typer.Argument(metavar="CLUSTER", help="The cluster: a YAML file with a strategy and roles.", show_default=False),
@@ -37,3 +39,10 @@ TaskOption = Annotated[
         "--task", "-t", metavar="ROLE:INDEX", help="One task of the cluster, such as worker:1.", show_default=False
     ),
 ]
+RunArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="[RUN]", help="The run's directory; runs/latest by default.", default_factory=lambda: LATEST
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print all that is known, as JSON.")]

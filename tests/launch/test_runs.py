@@ -1,0 +1,151 @@
+"""What a run has come to, from its directory alone."""
+
+import json
+import os
+
+import pytest
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.runs import Outcome, left_behind, log_files, read_run, runs_in
+from tfdist_cli.spec.task_id import TaskId
+
+
+class Folder:
+    """A run's directory."""
+
+    def __init__(self, path, tasks=("chief:0", "worker:0")):
+        self.path = path
+        path.mkdir(parents=True)
+        plan = {"name": "digits", "strategy": "parameter_server", "tasks": [{"task": task} for task in tasks]}
+        (path / "plan.json").write_text(json.dumps(plan))
+        (path / "launcher.lock").write_text("")
+
+    def happened(self, seconds, **event):
+        line = {"time": f"2026-01-02T03:04:{seconds:02}+00:00", "seconds": float(seconds), "attempt": 1} | event
+        self.add("events.jsonl", line)
+
+    def add(self, name, line):
+        with (self.path / name).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Folder(tmp_path / "runs" / "digits-1")
+
+
+def started(folder, seconds=0):
+    folder.happened(seconds, event="started", task="chief:0", pid=2**22 + 1)
+    folder.happened(seconds, event="started", task="worker:0", pid=2**22 + 2)
+
+
+def ended(folder, code, headline=None, seconds=9):
+    folder.happened(seconds, event="exited", task="chief:0", code=code, status="failed", cause=f"exit code {code}")
+    folder.happened(seconds, event="phase", phase="ended", cause="")
+    (folder.path / "result.json").write_text(json.dumps({"exit_code": code, "headline": headline}))
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [(0, Outcome.DONE), (1, Outcome.FAILED), (124, Outcome.FAILED), (130, Outcome.STOPPED), (143, Outcome.STOPPED)],
+)
+def test_how_it_ended(folder, code, outcome):
+    started(folder)
+    ended(folder, code, "chief:0 failed" if code == 1 else None)
+    news = read_run(folder.path)
+    assert (news.outcome, news.launcher, news.seconds) == (outcome, None, 9.0)
+    assert news.headline == ("chief:0 failed" if code == 1 else "")
+    chief, worker = news.tasks
+    assert (chief.state, chief.pid, chief.cause) == ("failed", None, f"exit code {code}")
+    assert (worker.state, worker.pid) == ("starting", 2**22 + 2)
+
+
+def test_a_run_whose_launcher_was_killed(folder):
+    started(folder)
+    folder.happened(3, event="state", task="chief:0", state="training")
+    news = read_run(folder.path)
+    assert news.outcome is Outcome.LOST
+    assert [task.state for task in news.tasks] == ["training", "starting"]
+    assert left_behind(news) == []
+
+
+def test_a_run_that_was_not_even_started(folder):
+    news = read_run(folder.path)
+    assert (news.outcome, news.began, news.seconds) == (Outcome.LOST, None, 0.0)
+    assert [task.state for task in news.tasks] == ["not started"] * 2
+
+
+def test_only_the_last_launch_counts(folder):
+    started(folder)
+    ended(folder, 1, "an old story")
+    started(folder, seconds=1)
+    folder.happened(2, event="state", task="chief:0", state="training")
+    news = read_run(folder.path)
+    assert (news.outcome, news.headline) == (Outcome.LOST, "")
+    assert [(task.state, task.starts) for task in news.tasks] == [("training", 1), ("starting", 1)]
+
+
+def test_a_launch_after_one_that_was_killed(folder):
+    started(folder)
+    folder.happened(50, event="state", task="chief:0", state="training")
+    started(folder, seconds=1)
+    assert [task.starts for task in read_run(folder.path).tasks] == [1, 1]
+
+
+def test_a_task_that_was_started_again(folder):
+    started(folder)
+    folder.happened(2, event="exited", task="worker:0", code=-9, status="lost", cause="killed by SIGKILL")
+    folder.happened(3, event="started", task="worker:0", pid=2**22 + 3)
+    worker = read_run(folder.path).tasks[1]
+    assert (worker.state, worker.pid, worker.starts, worker.cause) == ("starting", 2**22 + 3, 2, "")
+
+
+def test_the_last_line_of_the_training_counts(folder):
+    folder.add("metrics.jsonl", {"split": "train", "step": 10, "values": {"loss": 0.5}})
+    folder.add("metrics.jsonl", {"split": "train", "step": 20, "values": {"loss": 0.25}})
+    folder.add("metrics.jsonl", {"split": "test", "step": 20, "values": {"loss": 0.75}})
+    with (folder.path / "metrics.jsonl").open("a") as file:
+        file.write('{"split": "train", "step": 3')  # it is being written
+    news = read_run(folder.path)
+    assert (news.step, news.metrics) == (20, {"loss": 0.25})
+    assert json.loads(json.dumps(news.as_json()))["step"] == 20
+
+
+def test_of_a_file_that_is_long_only_the_end_is_read(folder):
+    for step in range(6000):
+        folder.add("metrics.jsonl", {"split": "train", "step": step, "values": {"loss": 1.0}, "more": "x" * 50})
+    assert read_run(folder.path).step == 5999
+
+
+def test_processes_of_others_are_none_of_its_own(folder):
+    started(folder)
+    folder.happened(1, event="started", task="worker:0", pid=os.getpid())  # the number has been given to another
+    assert left_behind(read_run(folder.path)) == []
+
+
+def test_runs_are_listed_by_when_they_were_launched(tmp_path):
+    parent = tmp_path / "runs"
+    for number, name in enumerate(("b", "c", "a")):
+        made = Folder(parent / name)
+        os.utime(made.path / "launcher.lock", (number, number))
+    (parent / "latest").symlink_to("a")
+    (parent / "other").mkdir()
+    assert [path.name for path in runs_in(parent)] == ["b", "c", "a"]
+
+
+def test_logs_of_the_last_attempt_and_of_others(folder):
+    for place in ("attempt_2/worker-0/stdout.log", "attempt_2/worker-0/stderr.log", "attempt_10/chief-0/stderr.log"):
+        path = folder.path / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert list(log_files(folder.path)) == [(10, TaskId("chief"), "stderr")]
+    assert [key[2] for key in log_files(folder.path, 2)] == ["stderr", "stdout"]
+    assert log_files(folder.path, 3) == {}
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", '{"tasks": [{}]}', '{"tasks": [{"task": "boss:0"}]}'])
+def test_what_is_no_run(tmp_path, text):
+    if text is not None:
+        (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(UsageError, match="is not the directory of a run"):
+        read_run(tmp_path)

@@ -1,0 +1,61 @@
+"""`tfdist list`: the runs in a folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from tfdist_cli.cli import console
+from tfdist_cli.cli.lines import neutral
+from tfdist_cli.cli.progress import duration, metrics_text
+from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.runs import Outcome, RunNews, read_run, runs_in
+
+EXAMPLES = ("tfdist list", "tfdist list /mnt/runs --json")
+OUTCOME_COLOURS = {
+    Outcome.RUNNING: "cyan",
+    Outcome.DONE: "green",
+    Outcome.FAILED: "red",
+    Outcome.STOPPED: "yellow",
+    Outcome.LOST: "red",
+}
+
+
+def list(  # noqa: A001 the command's name
+    parent: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="The folder of runs.", show_default=False)] = Path(
+        "runs"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print all that is known, as JSON.")] = False,
+) -> None:
+    """List the runs in a folder, the newest last: runs/ of the current folder by default."""
+    if not parent.is_dir():
+        raise UsageError(f"there is no folder {parent}", hint="name the folder of runs, or launch one first")
+    found = [read_run(path) for path in runs_in(parent)]
+    if as_json:
+        console.write(json.dumps([news.as_json() for news in found], indent=2))
+        return
+    if not found:
+        console.err.print(f"there are no runs in {parent}", markup=False)
+        return
+    table = Table.grid(padding=(0, 2))
+    for news in found:
+        table.add_row(*_row(news))
+    console.out.print(table)
+
+
+def _row(news: RunNews) -> tuple[Text, ...]:
+    step = f"step {news.step}" if news.step is not None else ""
+    told = news.headline or metrics_text(news.metrics)
+    return (
+        Text(neutral(news.path.name)),
+        Text(news.outcome.value, style=OUTCOME_COLOURS[news.outcome]),
+        Text(f"{news.began.astimezone():%Y-%m-%d %H:%M}" if news.began else ""),
+        Text(duration(news.seconds)),
+        Text(step),
+        Text(neutral(told)),
+    )

@@ -1,0 +1,63 @@
+"""`tfdist status`: how a run stands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from rich.table import Table
+from rich.text import Text
+
+from tfdist_cli.cli import console
+from tfdist_cli.cli.lines import ROLE_COLOURS, neutral
+from tfdist_cli.cli.list import OUTCOME_COLOURS
+from tfdist_cli.cli.options import JsonOption, RunArgument
+from tfdist_cli.cli.progress import duration, metrics_text
+from tfdist_cli.launch.runs import Outcome, RunNews, TaskNews, left_behind, read_run
+
+EXAMPLES = ("tfdist status", "tfdist status runs/digits-20260102-030405 --json")
+
+
+def status(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Show how a run stands: its tasks, its progress, and what ended it.
+
+    By default it is the run that was launched last. It reads the run's directory and nothing else, so it works from any terminal, during the run and after it, and
+    when the launcher is gone.
+    """
+    news = read_run(run)
+    if as_json:
+        console.write(json.dumps(news.as_json(), indent=2))
+        return
+    title = Text.assemble((news.outcome.value, OUTCOME_COLOURS[news.outcome]), f" {_doing(news)}{news.strategy}")
+    console.out.print(Text.assemble((neutral(news.path.name), "bold"), ": ", title, f", {duration(news.seconds)}"))
+    table = Table.grid(padding=(0, 2))
+    for task in news.tasks:
+        table.add_row(*_row(task))
+    console.out.print(table)
+    for name, text in _facts(news):
+        console.out.print(Text.assemble((f"{name:<10}", "bold"), neutral(text)), soft_wrap=True)
+
+
+def _doing(news: RunNews) -> str:
+    return f"({news.phase}) " if news.outcome is Outcome.RUNNING else ""
+
+
+def _row(task: TaskNews) -> tuple[Text, ...]:
+    return (
+        Text(str(task.task), style=ROLE_COLOURS[task.task.role]),
+        Text(task.state),
+        Text(f"pid {task.pid}" if task.pid else neutral(task.cause)),
+        Text(f"started {task.starts} times" if task.starts > 1 else ""),
+    )
+
+
+def _facts(news: RunNews) -> Iterator[tuple[str, str]]:
+    if news.step is not None:
+        yield "training", f"step {news.step}  {metrics_text(news.metrics)}"
+    if news.headline:
+        yield "error", news.headline
+    if news.outcome is Outcome.LOST:
+        alive = len(left_behind(news))
+        yield "launcher", "gone, without a word" + (f"; {alive} of its tasks are still there" if alive else "")
+        yield "to go on", f"launch again with --run-dir {news.path}"
+    yield "run", str(news.path)

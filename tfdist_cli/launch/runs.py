@@ -1,0 +1,268 @@
+"""What has come of runs, read from their directories alone: during a run, after it, after a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.run_dir import EVENTS_FILE, LOCK_FILE, PLAN_FILE, RESULT_FILE
+from tfdist_cli.spec.task_id import TaskId
+
+METRICS_FILE = "metrics.jsonl"
+_TAIL = 256 * 1024
+"""Bytes at the end of a file in which its last lines are looked for."""
+_TASK_DIR = "TFDIST_TASK_DIR"
+
+
+class Outcome(Enum):
+    """Where a run is."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    """It ended because its launcher was told to."""
+    LOST = "lost"
+    """Its launcher is gone, and has not said what came of it."""
+
+
+@dataclass
+class TaskNews:
+    """One task, as the run's events tell of it.
+
+    Args:
+        task: which task.
+        state: what it last said it does, or how it ended.
+        pid: its process; None when it has ended.
+        cause: how it ended, in words.
+        starts: how often it was started since the run's last launch.
+    """
+
+    task: TaskId
+    state: str = "not started"
+    pid: int | None = None
+    cause: str = ""
+    starts: int = 0
+
+
+@dataclass(frozen=True)
+class RunNews:
+    """One run.
+
+    Args:
+        path: its directory.
+        name: the cluster's name.
+        strategy: its strategy.
+        outcome: where it is.
+        launcher: the launcher's process; None when it is gone.
+        began: when its last launch began; None when nothing was started.
+        seconds: how long that launch has taken, as far as it is known.
+        phase: what the launch was about at last.
+        tasks: its tasks.
+        step: the last step that was told; None before the first.
+        metrics: the training's metrics then.
+        result: `result.json` of this launch; empty when there is none.
+    """
+
+    path: Path
+    name: str
+    strategy: str
+    outcome: Outcome
+    launcher: int | None
+    began: datetime | None
+    seconds: float
+    phase: str
+    tasks: list[TaskNews]
+    step: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def headline(self) -> str:
+        """What ended it, if anything but the end of the training did."""
+        return str(self.result.get("headline") or "")
+
+    def as_json(self) -> dict[str, Any]:
+        """The news in plain JSON types."""
+        return {
+            "run_dir": str(self.path),
+            "name": self.name,
+            "strategy": self.strategy,
+            "state": self.outcome.value,
+            "phase": self.phase,
+            "launcher": self.launcher,
+            "began": self.began.isoformat() if self.began else None,
+            "seconds": self.seconds,
+            "step": self.step,
+            "metrics": dict(self.metrics),
+            "exit_code": self.result.get("exit_code"),
+            "headline": self.headline or None,
+            "tasks": [
+                {"task": str(each.task), "state": each.state, "pid": each.pid, "cause": each.cause or None}
+                | {"starts": each.starts}
+                for each in self.tasks
+            ],
+        }
+
+
+def runs_in(parent: Path) -> Iterator[Path]:
+    """The directories of runs in a folder, the newest last."""
+    folders = [each for each in parent.iterdir() if (each / PLAN_FILE).is_file() and not each.is_symlink()]
+    yield from sorted(folders, key=lambda each: (each / LOCK_FILE).stat().st_mtime)
+
+
+def read_run(path: Path) -> RunNews:
+    """Reads a run's directory.
+
+    Raises:
+        UsageError: it is none.
+    """
+    path = path.absolute()
+    try:
+        plan = json.loads((path / PLAN_FILE).read_text(encoding="utf-8"))
+        tasks = {name: TaskNews(TaskId.parse(name)) for name in (each["task"] for each in plan["tasks"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path} is not the directory of a run: its {PLAN_FILE} cannot be read",
+            hint="name a directory that `tfdist list` shows",
+        ) from error
+    path, launcher = path.resolve(), launcher_of(path)
+    events = list(_of_last_launch(path / EVENTS_FILE))
+    for event in events:
+        _follow(event, tasks)
+    phase = next((str(event["phase"]) for event in reversed(events) if event.get("event") == "phase"), "running")
+    ended = phase == "ended"
+    result = _read_json(path / RESULT_FILE) if ended and launcher is None else {}
+    last = _last_of_training(path / METRICS_FILE)
+    return RunNews(
+        path,
+        str(plan.get("name", path.name)),
+        str(plan.get("strategy", "")),
+        _outcome(launcher, ended, result),
+        launcher,
+        datetime.fromisoformat(events[0]["time"]) if events else None,
+        float(events[-1]["seconds"]) if events else 0.0,
+        phase,
+        list(tasks.values()),
+        last.get("step"),
+        last.get("values", {}),
+        result,
+    )
+
+
+def launcher_of(run: Path) -> int | None:
+    """The process that launches in a run's directory now; None when there is none on this machine."""
+    lock = run.absolute() / LOCK_FILE
+    with suppress(OSError, ValueError, psutil.Error):
+        process = psutil.Process(int(lock.read_text(encoding="ascii")))
+        if any(Path(each.path) == lock.resolve() for each in process.open_files()):
+            return process.pid
+    return None
+
+
+def left_behind(news: RunNews) -> list[psutil.Process]:
+    """Processes of a run whose launcher is gone, which should have ended with it."""
+    found = []
+    for pid in (each.pid for each in news.tasks if each.pid):
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            # Another process may have the number by now.
+            if Path(process.environ().get(_TASK_DIR, "/")).is_relative_to(news.path):
+                found.append(process)
+    return found
+
+
+def end_groups(processes: list[psutil.Process], signum: signal.Signals) -> None:
+    """Signals the process groups of tasks."""
+    for process in processes:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signum)
+
+
+def log_files(run: Path, attempt: int | None = None) -> dict[tuple[int, TaskId, str], Path]:
+    """The logs of a run's tasks: (attempt, task, stream) → file, in order.
+
+    Args:
+        run: its directory.
+        attempt: which attempt's; None for the last one.
+    """
+    found = {}
+    for path in run.glob("attempt_*/*-*/*.log"):
+        number = re.fullmatch(r"attempt_([0-9]+)", path.parts[-3])
+        role, _, index = path.parts[-2].rpartition("-")
+        with suppress(ValueError):
+            if number:
+                found[int(number[1]), TaskId.parse(f"{role}:{index}"), path.stem] = path
+    wanted = max((key[0] for key in found), default=0) if attempt is None else attempt
+    return dict(sorted((item for item in found.items() if item[0][0] == wanted), key=lambda item: str(item[0])))
+
+
+def _outcome(launcher: int | None, ended: bool, result: Mapping[str, Any]) -> Outcome:
+    if launcher is not None:
+        return Outcome.RUNNING
+    code = result.get("exit_code")
+    if not ended or code is None:
+        return Outcome.LOST
+    told = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
+    return Outcome.DONE if code == 0 else Outcome.STOPPED if code in told else Outcome.FAILED
+
+
+def _of_last_launch(path: Path) -> Iterator[dict[str, Any]]:
+    """The events since the launcher last began, whose seconds count from then."""
+    events: list[dict[str, Any]] = []
+    for event in _lines(path):
+        if events and (events[-1].get("phase") == "ended" or event["seconds"] < events[-1]["seconds"]):
+            events.clear()
+        events.append(event)
+    yield from events
+
+
+def _follow(event: Mapping[str, Any], tasks: Mapping[str, TaskNews]) -> None:
+    task = tasks.get(str(event.get("task")))
+    if task is None:
+        return
+    match event.get("event"):
+        case "started":
+            task.state, task.pid, task.cause = "starting", int(event["pid"]), ""
+            task.starts += 1
+        case "state":
+            task.state = str(event.get("state"))
+        case "exited":
+            task.state, task.pid, task.cause = str(event.get("status")), None, str(event.get("cause"))
+
+
+def _last_of_training(path: Path) -> Mapping[str, Any]:
+    """The last line of metrics of the training."""
+    lines = [line for line in _lines(path, tail=True) if line.get("split") == "train"]
+    return lines[-1] if lines else {}
+
+
+def _lines(path: Path, *, tail: bool = False) -> Iterator[dict[str, Any]]:
+    """The lines of a JSON Lines file that are whole: the last one may be being written."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        if tail:
+            file.seek(max(0, path.stat().st_size - _TAIL))
+        for line in file:
+            with suppress(ValueError):
+                value = json.loads(line)
+                if isinstance(value, dict):
+                    yield value
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        value = json.loads(path.read_text(encoding="utf-8"))
+        return value if isinstance(value, dict) else {}
+    return {}
