@@ -21,8 +21,8 @@ EXAMPLES = ("tfdist status", "tfdist status runs/digits-20260102-030405 --json")
 def status(run: RunArgument, as_json: JsonOption = False) -> None:
     """Show how a run stands: its tasks, its progress, and what ended it.
 
-    By default it is the run that was launched last. It reads the run's directory and nothing else, so it works from any terminal, during the run and after it, and
-    when the launcher is gone.
+    By default it is the run that was launched last. It reads the run's directory and nothing else, so it works from
+    any terminal, during the run and after it, and when the launcher is gone.
     """
     news = read_run(run)
     if as_json:
