@@ -17,7 +17,8 @@ demo: $(INSTALLED) ## Train the digits on a cluster of five processes on this ma
 	$(RUN) tfdist_cli launch configs/local.yaml
 
 test: $(INSTALLED) ## Run all tests
-	$(RUN) pytest
+	$(RUN) pytest -n $(JOBS) --dist worksteal $(addprefix --ignore=,$(SLOW))
+	$(RUN) pytest $(SLOW)
 
 check: lint ## Run linters and the tests that start no cluster, in under a minute
 	$(RUN) pytest -n $(JOBS) --dist worksteal -m 'not slow' $(addprefix --ignore=,$(SLOW))
