@@ -23,6 +23,8 @@ from tfdist_cli.train.data import Pipeline
 from tfdist_cli.train.shards import parts
 from tfdist_cli.train.step import ModelStep
 
+pytestmark = pytest.mark.slow
+
 
 def build(units=4, optimizer="adam"):
     keras.utils.set_random_seed(7)

@@ -12,6 +12,8 @@ from tfdist_cli.train.checkpoint import CheckpointFolder, TrainingState
 from tfdist_cli.train.evaluator import run_evaluator
 from tfdist_cli.train.step import ModelStep
 
+pytestmark = pytest.mark.slow
+
 VALIDATION = Validation(lambda shard: batches(*classes(21, seed=1)))
 
 

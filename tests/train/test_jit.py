@@ -10,6 +10,8 @@ from tfdist_cli.errors import TrainingError
 from tfdist_cli.train import jit
 from tfdist_cli.train.step import ModelStep
 
+pytestmark = pytest.mark.slow
+
 SPEC = (tf.TensorSpec([None, 4]), tf.TensorSpec([None], tf.int64))
 
 

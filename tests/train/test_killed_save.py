@@ -19,6 +19,8 @@ from tfdist_cli.train import checkpoint
 from tfdist_cli.train.checkpoint import CheckpointFolder, Damaged, TrainingState
 from tfdist_cli.train.step import ModelStep
 
+pytestmark = pytest.mark.slow
+
 TRIALS = int(os.environ.get("TFDIST_TEST_TRIALS", "20"))
 PROGRAM = Path(__file__).parent / "programs" / "saves.py"
 

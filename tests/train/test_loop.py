@@ -13,6 +13,8 @@ from tests.train.compare import BATCH, CLASSES, assert_same, batches, classes, c
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.loop import acts_on_batches
 
+pytestmark = pytest.mark.slow
+
 VALIDATION = batches(*classes(21, seed=1))
 
 

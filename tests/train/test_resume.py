@@ -14,6 +14,8 @@ from tfdist_cli import Checkpoints
 from tfdist_cli.train.checkpoint import CheckpointFolder, TrainingState
 from tfdist_cli.train.step import ModelStep
 
+pytestmark = pytest.mark.slow
+
 X, Y = classes(60, seed=3)
 HARMFUL = batches(X, (Y + 1) % CLASSES)  # 8 steps; what is learned of them makes the validation worse
 VALIDATION = batches(*classes(21, seed=1))

@@ -21,6 +21,8 @@ from tests.train.compare import (
 )
 from tfdist_cli.errors import TrainingError
 
+pytestmark = pytest.mark.slow
+
 
 class Noise(layers.Layer):
     """Random numbers by Keras's own recipe for layers that need them."""
