@@ -51,6 +51,8 @@ def told(tfdist):
 
 @pytest.mark.slow
 def test_a_run_that_is_looked_at_and_stopped(tfdist, launched, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert json.loads(tfdist("list", "--json").out)[0]["run_dir"].rpartition("/")[2] in tfdist("list").out
     monkeypatch.setenv("COLUMNS", "150")
     news = told(tfdist)
     assert (news["state"], news["launcher"]) == ("running", launched.pid)

@@ -43,6 +43,9 @@ def list(  # noqa: A001 the command's name
         console.err.print(f"there are no runs in {parent}", markup=False)
         return
     table = Table.grid(padding=(0, 2))
+    for width in (max(len(news.path.name) for news in found), *[0] * 4):
+        table.add_column(min_width=width or None, no_wrap=True)  # a name is there to be copied
+    table.add_column(no_wrap=True, overflow="ellipsis")  # `status` has all of it
     for news in found:
         table.add_row(*_row(news))
     console.out.print(table)
