@@ -116,6 +116,23 @@ def test_following_ends_with_the_run(launched):
     assert rest.count("hello from") == 3
 
 
+def test_a_run_is_a_line_whatever_ended_it(tfdist, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    for name, headline in (("short", None), ("a-much-longer-name", "chief:0 failed, " + "and so on " * 20)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "plan.json").write_text(json.dumps({"tasks": []}))
+        (folder / "launcher.lock").touch()
+        line = {"time": "2026-01-02T03:04:05+00:00", "seconds": 7.0, "attempt": 1, "event": "phase", "phase": "ended"}
+        (folder / "events.jsonl").write_text(json.dumps(line))
+        (folder / "result.json").write_text(json.dumps({"exit_code": 1 if headline else 0, "headline": headline}))
+    lines = tfdist("list", tmp_path).out.splitlines()
+    assert len(lines) == 2
+    assert sorted(line.split()[0] for line in lines) == ["a-much-longer-name", "short"]
+    assert sorted(line.split()[1] for line in lines) == ["done", "failed"]
+    assert {line.index("2026-01-0") for line in lines} == {len("a-much-longer-name  failed  ")}
+
+
 def test_nothing_to_show(tfdist, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "there is no folder runs" in tfdist("list").err

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from tfdist_cli.cli import console
@@ -42,13 +41,15 @@ def list(  # noqa: A001 the command's name
     if not found:
         console.err.print(f"there are no runs in {parent}", markup=False)
         return
-    table = Table.grid(padding=(0, 2))
-    for width in (max(len(news.path.name) for news in found), *[0] * 4):
-        table.add_column(min_width=width or None, no_wrap=True)  # a name is there to be copied
-    table.add_column(no_wrap=True, overflow="ellipsis")  # `status` has all of it
-    for news in found:
-        table.add_row(*_row(news))
-    console.out.print(table)
+    rows = [_row(news) for news in found]
+    widths = [max(cell.cell_len for cell in cells) for cells in zip(*rows, strict=True)]
+    for row in rows:
+        for cell, width in zip(row[:-1], widths, strict=False):
+            cell.pad_right(width - cell.cell_len)
+        line = Text("  ").join(row)
+        if console.out.is_terminal:  # a run is one line of it; `status` has all of what ended it
+            line.truncate(console.out.width, overflow="ellipsis")
+        console.out.print(line, soft_wrap=True)
 
 
 def _row(news: RunNews) -> tuple[Text, ...]:
