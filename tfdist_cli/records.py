@@ -32,6 +32,10 @@ from typing import Any
 RECORD_SEPARATOR = "\x1e"
 ENABLED = "TFDIST_RECORDS"
 """Set by a launcher that reads records; without it a task keeps its standard error for people."""
+TASK_DIR = "TFDIST_TASK_DIR"
+"""Where a launcher wants a task's error.json."""
+LAUNCHER_PID = "TFDIST_LAUNCHER_PID"
+"""The launcher that a task ends with."""
 STATES = ("starting", "waiting", "serving", "training", "evaluating", "saving", "done")
 _LIMIT = select.PIPE_BUF if hasattr(select, "PIPE_BUF") else 512
 

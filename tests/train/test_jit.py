@@ -32,12 +32,6 @@ def through_text(values):
     return keras.ops.reshape(tf.strings.to_number(tf.strings.as_string(values)), (-1, 4))
 
 
-def clock(monkeypatch, *seconds):
-    """Has the steps of each way take so long."""
-    times = iter([moment for each in seconds for _ in range(jit._ROUNDS) for moment in (0.0, each)])
-    monkeypatch.setattr("time.perf_counter", lambda: next(times))
-
-
 def test_steps_compiled_by_xla_train_to_the_same():
     x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
     y = (x[:, 0] > 0).astype("int64")
@@ -77,7 +71,8 @@ def nodes(function):
 
 @pytest.mark.parametrize(("seconds", "chosen"), [((1.0, 2.0), True), ((1.0, 1.02), False), ((2.0, 1.0), False)])
 def test_auto_takes_what_is_quicker(monkeypatch, caplog, seconds, chosen):
-    clock(monkeypatch, *seconds)
+    taken = iter(seconds)
+    monkeypatch.setattr(jit, "_timed", lambda *_: next(taken))
     with caplog.at_level("INFO", "tfdist"):
         assert jit.wants_xla(step_of(), SPEC, "auto", jit.runs_here) is chosen
     assert f"{seconds[0] / seconds[1]:.2f} of the time" in caplog.text

@@ -244,8 +244,8 @@ def test_nothing_copies_a_table_of_which_rows_are_updated(kind):
     @tf.function(autograph=False)
     def update():
         read = tf.gather(variable, rows)
-        kernels.decay_rows(trained.optimizer, variable, rows, tf.constant(0.1))
-        trained.rule.sparse(trained.optimizer, variable, slots, read, rows, tf.constant(0.1), tf.constant(3, tf.int64))
+        rate, number = tf.constant(0.1), tf.constant(3, tf.int64)
+        trained.rule.sparse(trained.optimizer, variable, slots, read, rows, rate, number, decaying=True)
 
     update()
     copies = []
@@ -292,7 +292,8 @@ def constant_update(trained, rows=False):
         rule.dense(optimizer, variable, slots, tf.ones(variable.shape), rate, number)
 
     def sparse(places):
-        rule.sparse(optimizer, variable, slots, tf.ones([tf.size(places), variable.shape[1]]), places, rate, number)
+        gradient, decaying = tf.ones([tf.size(places), variable.shape[1]]), optimizer.weight_decay is not None
+        rule.sparse(optimizer, variable, slots, gradient, places, rate, number, decaying=decaying)
 
     return tf.function(sparse if rows else dense, autograph=False)
 
@@ -309,6 +310,19 @@ def test_no_update_of_a_whole_variable_is_lost_among_several_workers(kind):
         update()
     shared = constant_update(together)
     in_threads(lambda _: [shared() for _ in range(times)], workers)
+    assert_equal(together.values(), alone.values(), 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_update_of_rows_is_lost_among_several_workers(kind):
+    workers, times, shape = 3, 5, (2000, 20)
+    alone, together = Trained(made(kind), shape=shape), Trained(made(kind), shape=shape)
+    rows = tf.range(0, shape[0], 2)
+    update, shared = constant_update(alone, rows=True), constant_update(together, rows=True)
+    for _ in range(workers * times):
+        update(rows)
+    shared(rows[:0])  # compiled before there are several
+    in_threads(lambda _: [shared(rows) for _ in range(times)], workers)
     assert_equal(together.values(), alone.values(), 0)
 
 

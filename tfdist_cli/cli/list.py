@@ -13,7 +13,7 @@ from tfdist_cli.cli import console
 from tfdist_cli.cli.lines import neutral
 from tfdist_cli.cli.progress import duration, metrics_text
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.runs import Outcome, RunNews, read_run, runs_in
+from tfdist_cli.launch.runs import Outcome, RunView, read_run, runs_in
 
 EXAMPLES = ("tfdist list", "tfdist list /mnt/runs --json")
 OUTCOME_COLOURS = {
@@ -52,7 +52,7 @@ def list(  # noqa: A001 the command's name
         console.out.print(line, soft_wrap=True)
 
 
-def _row(news: RunNews) -> tuple[Text, ...]:
+def _row(news: RunView) -> tuple[Text, ...]:
     step = f"step {news.step}" if news.step is not None else ""
     told = news.headline or metrics_text(news.metrics)
     return (

@@ -13,7 +13,7 @@ from tfdist_cli.cli.lines import ROLE_COLOURS, neutral
 from tfdist_cli.cli.list import OUTCOME_COLOURS
 from tfdist_cli.cli.options import JsonOption, RunArgument
 from tfdist_cli.cli.progress import duration, metrics_text
-from tfdist_cli.launch.runs import Outcome, RunNews, TaskNews, left_behind, read_run
+from tfdist_cli.launch.runs import Outcome, RunView, TaskView, left_behind, read_run
 
 EXAMPLES = ("tfdist status", "tfdist status runs/digits-20260102-030405 --json")
 
@@ -38,11 +38,11 @@ def status(run: RunArgument, as_json: JsonOption = False) -> None:
         console.out.print(Text.assemble((f"{name:<10}", "bold"), neutral(text)), soft_wrap=True)
 
 
-def _doing(news: RunNews) -> str:
+def _doing(news: RunView) -> str:
     return f"({news.phase}) " if news.outcome is Outcome.RUNNING else ""
 
 
-def _row(task: TaskNews) -> tuple[Text, ...]:
+def _row(task: TaskView) -> tuple[Text, ...]:
     return (
         Text(str(task.task), style=ROLE_COLOURS[task.task.role]),
         Text(task.state),
@@ -51,7 +51,7 @@ def _row(task: TaskNews) -> tuple[Text, ...]:
     )
 
 
-def _facts(news: RunNews) -> Iterator[tuple[str, str]]:
+def _facts(news: RunView) -> Iterator[tuple[str, str]]:
     if news.step is not None:
         yield "training", f"step {news.step}  {metrics_text(news.metrics)}"
     if news.headline:
@@ -59,5 +59,6 @@ def _facts(news: RunNews) -> Iterator[tuple[str, str]]:
     if news.outcome is Outcome.LOST:
         alive = len(left_behind(news))
         yield "launcher", "gone, without a word" + (f"; {alive} of its tasks are still there" if alive else "")
+    if news.can_go_on:
         yield "to go on", f"launch again with --run-dir {news.path}"
     yield "run", str(news.path)

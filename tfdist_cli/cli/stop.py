@@ -13,7 +13,7 @@ import typer
 from tfdist_cli.cli import console
 from tfdist_cli.cli.options import RunArgument
 from tfdist_cli.errors import ExitCode
-from tfdist_cli.launch.runs import Outcome, RunNews, end_groups, left_behind, read_run
+from tfdist_cli.launch.runs import Outcome, RunView, end_groups, left_behind, read_run
 
 EXAMPLES = ("tfdist stop", "tfdist stop runs/digits-20260102-030405 --now")
 _AGAIN = 0.5
@@ -66,7 +66,7 @@ def _end_launcher(pid: int, *, now: bool, timeout: float) -> bool:
     return True
 
 
-def _end_tasks(news: RunNews) -> bool:
+def _end_tasks(news: RunView) -> bool:
     """Ends what a launcher has left behind; whether all of it is gone."""
     left = left_behind(news)
     end_groups(left, signal.SIGTERM)

@@ -19,7 +19,7 @@ from tfdist_cli.launch.report import Failure, Report, make_failure, make_report
 from tfdist_cli.launch.run_dir import RunDir
 from tfdist_cli.launch.state import JobState, Rules, Status, shell_code
 from tfdist_cli.plan import Plan
-from tfdist_cli.records import ENABLED
+from tfdist_cli.records import ENABLED, LAUNCHER_PID, TASK_DIR
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ class Launch:
     async def _run(self, logs: TaskLogs, watchers: Sequence[Watcher]) -> JobState:
         common = {
             ENABLED: "1",
-            "TFDIST_LAUNCHER_PID": str(os.getpid()),
+            LAUNCHER_PID: str(os.getpid()),
             "TFDIST_START_TIMEOUT": str(self.rules.timeouts.start),
         }
 
         def prepare(start: Start) -> Mapping[str, str]:
-            return {**common, "TFDIST_TASK_DIR": str(logs.begin(start.task, start.attempt))}
+            return {**common, TASK_DIR: str(logs.begin(start.task, start.attempt))}
 
         return await run_job(self.launcher, self.plan, self.rules, Outlets(EventQueue(), logs, prepare), watchers)
 

@@ -17,13 +17,13 @@ from typing import Any
 import psutil
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.run_dir import EVENTS_FILE, LOCK_FILE, PLAN_FILE, RESULT_FILE
+from tfdist_cli.launch.run_dir import CHECKPOINTS, EVENTS_FILE, LOCK_FILE, PLAN_FILE, RESULT_FILE
+from tfdist_cli.records import TASK_DIR
 from tfdist_cli.spec.task_id import TaskId
 
 METRICS_FILE = "metrics.jsonl"
 _TAIL = 256 * 1024
 """Bytes at the end of a file in which its last lines are looked for."""
-_TASK_DIR = "TFDIST_TASK_DIR"
 
 
 class Outcome(Enum):
@@ -39,7 +39,7 @@ class Outcome(Enum):
 
 
 @dataclass
-class TaskNews:
+class TaskView:
     """One task, as the run's events tell of it.
 
     Args:
@@ -58,7 +58,7 @@ class TaskNews:
 
 
 @dataclass(frozen=True)
-class RunNews:
+class RunView:
     """One run.
 
     Args:
@@ -84,7 +84,7 @@ class RunNews:
     began: datetime | None
     seconds: float
     phase: str
-    tasks: list[TaskNews]
+    tasks: list[TaskView]
     step: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     result: Mapping[str, Any] = field(default_factory=dict)
@@ -93,6 +93,13 @@ class RunNews:
     def headline(self) -> str:
         """What ended it, if anything but the end of the training did."""
         return str(self.result.get("headline") or "")
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether another launch would take up the training where this one has left it."""
+        if self.outcome is Outcome.LOST:
+            return any((self.path / CHECKPOINTS).glob("step-*"))
+        return self.outcome in (Outcome.FAILED, Outcome.STOPPED) and bool(self.result.get("checkpoints"))
 
     def as_json(self) -> dict[str, Any]:
         """The news in plain JSON types."""
@@ -123,7 +130,7 @@ def runs_in(parent: Path) -> Iterator[Path]:
     yield from sorted(folders, key=lambda each: (each / LOCK_FILE).stat().st_mtime)
 
 
-def read_run(path: Path) -> RunNews:
+def read_run(path: Path) -> RunView:
     """Reads a run's directory.
 
     Raises:
@@ -132,7 +139,7 @@ def read_run(path: Path) -> RunNews:
     path = path.absolute()
     try:
         plan = json.loads((path / PLAN_FILE).read_text(encoding="utf-8"))
-        tasks = {name: TaskNews(TaskId.parse(name)) for name in (each["task"] for each in plan["tasks"])}
+        tasks = {name: TaskView(TaskId.parse(name)) for name in (each["task"] for each in plan["tasks"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{path} is not the directory of a run: its {PLAN_FILE} cannot be read",
@@ -146,7 +153,7 @@ def read_run(path: Path) -> RunNews:
     ended = phase == "ended"
     result = _read_json(path / RESULT_FILE) if ended and launcher is None else {}
     last = _last_of_training(path / METRICS_FILE)
-    return RunNews(
+    return RunView(
         path,
         str(plan.get("name", path.name)),
         str(plan.get("strategy", "")),
@@ -172,14 +179,14 @@ def launcher_of(run: Path) -> int | None:
     return None
 
 
-def left_behind(news: RunNews) -> list[psutil.Process]:
+def left_behind(news: RunView) -> list[psutil.Process]:
     """Processes of a run whose launcher is gone, which should have ended with it."""
     found = []
     for pid in (each.pid for each in news.tasks if each.pid):
         with suppress(psutil.Error):
             process = psutil.Process(pid)
             # Another process may have the number by now.
-            if Path(process.environ().get(_TASK_DIR, "/")).is_relative_to(news.path):
+            if Path(process.environ().get(TASK_DIR, "/")).is_relative_to(news.path):
                 found.append(process)
     return found
 
@@ -229,7 +236,7 @@ def _of_last_launch(path: Path) -> Iterator[dict[str, Any]]:
     yield from events
 
 
-def _follow(event: Mapping[str, Any], tasks: Mapping[str, TaskNews]) -> None:
+def _follow(event: Mapping[str, Any], tasks: Mapping[str, TaskView]) -> None:
     task = tasks.get(str(event.get("task")))
     if task is None:
         return

@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist_cli.errors import ExitCode, TfdistError
-from tfdist_cli.records import emit
+from tfdist_cli.records import TASK_DIR, emit
 from tfdist_cli.train.blame import is_from_users_code, is_ours, is_users
 from tfdist_cli.train.op_error import shortened
-
-TASK_DIR = "TFDIST_TASK_DIR"
-"""Where a launcher wants a task's error.json."""
 
 
 def report(error: BaseException) -> int:

@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 
-LAUNCHER_PID = "TFDIST_LAUNCHER_PID"
+from tfdist_cli.records import LAUNCHER_PID
+
 _PR_SET_PDEATHSIG = 1
 
 

@@ -1,11 +1,11 @@
 """Synchronous and bounded updates: gradients of several workers make one update.
 
-Each worker runs a function of some steps. For each step it asks the chief, which answers with the step's number as soon
-as the rule lets the worker go on. It computes a gradient, leaves it on the ps under a key, and hands the key in with
-what it counted. When enough gradients for the next update are there, the chief orders it: a function that is already
-under way, of some updates, has the ps apply the mean of what was left under these keys, and then answers the workers
-that wait for this update. What a worker leaves is applied whole or not at all, on all ps: of a worker that dies in
-between nothing is applied.
+Each worker runs one function for as long as the training goes on. For each step it waits for the chief's answer, the
+step's number, which comes as soon as the rule lets the worker go on. It computes a gradient, leaves it on the ps under
+a key, and hands the key in with what it counted. When enough gradients for the next update are there, the chief orders
+it: another function, which is under way all the time, too, has the ps apply the mean of what was left under these keys,
+and then answers the workers that wait for this update. What a worker leaves is applied whole or not at all, on all ps:
+of a worker that dies in between nothing is applied.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ from tfdist_cli.train.phases import Turns, Watch
 from tfdist_cli.train.step import Tensors, values
 from tfdist_cli.train.tally import Message, Tally
 from tfdist_cli.train.wire import Arrival
-from tfdist_cli.train.workshop import Workshop
+from tfdist_cli.train.workshop import CHIEF_DEVICE, Workshop
 
 _LOOK_SECONDS = 0.5
 """How often workers are looked at that say nothing."""
-_CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 _GREETS, _LEAVES, _MADE, _OVER = -1, -2, -3, -4
 """What a message says in the place of a step's number: a worker's function begins, or has ended; an update has been
 made; nobody listens any more."""
@@ -55,12 +54,14 @@ class AggregatedUpdates:
         self._name = f"tfdist-{next(_names)}"
         self._aggregate = workshop.rules.batches(len(workshop.workers))
         self._present: list[bool] = []
+        """Which parameters have a gradient; known when a worker's function has been traced, which comes first."""
+        self._turns = Turns()
         self._keys = counter()
         self._accepted: dict[int, Message] = {}
         """What was handed in for updates that are still to be made, by key."""
         self._state_sizes = [int(np.prod(variable.shape)) for variable in workshop.own_state(workshop.step.state)]
         self._watched = len(COLUMNS) if workshop.rules.phases else 0
-        with tf.device(_CHIEF):
+        with tf.device(CHIEF_DEVICE):
             size = 2 + workshop.totals.size + sum(self._state_sizes) + self._watched
             self._inbox = tf.queue.FIFOQueue(-1, [tf.int64, tf.float64], [[3], [size]])
             self._outboxes = [tf.queue.FIFOQueue(-1, [tf.int64], [[2]]) for _ in workshop.workers]
@@ -119,10 +120,8 @@ class AggregatedUpdates:
         if work is None:
             work = self._worker_functions[size] = self._worker_function(size)
         numbers = tf.constant([worker, serial], tf.int64)
-        return self._shop.on_worker(self._shop.workers[worker], work, (iterators, numbers, self._outbox(worker)))
-
-    def _outbox(self, worker: int) -> Any:
-        return self._outboxes[worker].queue_ref
+        outbox = self._outboxes[worker].queue_ref
+        return self._shop.on_worker(self._shop.workers[worker], work, (iterators, numbers, outbox))
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[_News]:
@@ -232,7 +231,7 @@ class AggregatedUpdates:
             worker, serial = tf.unstack(numbers)
 
             def receive() -> tf.Tensor:
-                with tf.device(_CHIEF):
+                with tf.device(CHIEF_DEVICE):
                     (answer,) = tf.raw_ops.QueueDequeueV2(handle=outbox, component_types=[tf.int64])
                 return tf.ensure_shape(answer, [2])
 
@@ -277,16 +276,14 @@ class AggregatedUpdates:
         watch.crossed(lambda: shop.wire.sizes(lookup))
         own = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in shop.own_state(result.state)]
         counted = tf.stack([tf.cast(result.loss, tf.float64), tf.cast(result.examples, tf.float64)])
-        head, body = (
-            tf.stack([worker, number, key]),
-            tf.concat([counted, shop.totals.pack(result.metrics), *own, *watch.totals()], axis=0),
-        )
+        head = tf.stack([worker, number, key])
+        body = tf.concat([counted, shop.totals.pack(result.metrics), *own, *watch.totals()], axis=0)
         with tf.control_dependencies(left):
             self._send(head, body)
         return watch.note
 
     def _send(self, head: tf.Tensor, body: tf.Tensor) -> None:
-        with tf.device(_CHIEF):
+        with tf.device(CHIEF_DEVICE):
             self._inbox.enqueue([head, body])
 
     def _nothing(self, *phases: tf.Tensor) -> tf.Tensor:
@@ -325,7 +322,7 @@ class AggregatedUpdates:
         shop, sizes, aggregate = self._shop, self._state_sizes, self._aggregate
 
         def receive() -> list[tf.Tensor]:
-            with tf.device(_CHIEF):
+            with tf.device(CHIEF_DEVICE):
                 return self._orders.dequeue()
 
         @tf.function(autograph=False)  # who waits for a function's result waits for all that it does
@@ -338,7 +335,7 @@ class AggregatedUpdates:
             return tf.constant(0)
 
         def report(order: tf.Tensor, phases: Tensors) -> tf.Tensor:
-            with tf.device(_CHIEF):
+            with tf.device(CHIEF_DEVICE):
                 for worker, answer in enumerate(tf.unstack(tf.reshape(order[1 + aggregate :], [-1, 2]))):
                     outbox = self._outboxes[worker]
                     tf.cond(answer[0] == _NO_ANSWER, lambda: None, partial(_put, outbox, answer))

@@ -12,7 +12,8 @@ others it is the lazy meaning, as in LazyAdam: a row's momentum moves the row, a
 only, and so does weight decay. Bias corrections count all updates.
 
 Several workers may update a variable at the same time. An update of the whole variable holds the variable's lock (and
-its slots'), so none is lost. Updates of a table's rows take turns by a lock of their own, so none of these is either.
+its slots'), so none is lost. Updates of a table's rows, decay included, take turns by a lock of their own, so none of
+these is either.
 
 A table whose rows have been updated or gathered once is in TensorFlow's copy-on-read mode: rows are then changed where
 they are, whoever reads, but each *whole* read or update copies the table. So a table takes the one kind of update or
@@ -77,7 +78,7 @@ class Rule:
         """
         return _run(self.whole, Update(optimizer, variable, slots, gradient, rate, number))
 
-    def sparse(
+    def sparse(  # noqa: PLR0913 an update is made of these
         self,
         optimizer: keras.optimizers.Optimizer,
         variable: tf.Variable,
@@ -86,6 +87,8 @@ class Rule:
         rows: tf.Tensor,
         rate: tf.Tensor,
         number: tf.Tensor,
+        *,
+        decaying: bool = False,
     ) -> Any:
         """Updates some rows of a piece; nothing passes over the others.
 
@@ -97,21 +100,28 @@ class Rule:
             rows: (n,) int32 or int64, row numbers within the piece, each at most once.
             rate: the learning rate, a scalar.
             number: how many updates the optimizer had before this one, an int64 scalar.
+            decaying: whether the rows decay before.
 
         Returns:
             The operation. It fails with `InvalidArgumentError` where a row is not in the piece.
         """
-        return _in_turn(variable, Update(optimizer, variable, slots, gradient, rate, number, rows), self.some)
+
+        def update() -> Any:
+            before = [decay_rows(optimizer, variable, rows, rate)] if decaying else []
+            with tf.control_dependencies(before):
+                return _run(self.some, Update(optimizer, variable, slots, gradient, rate, number, rows))
+
+        return _in_turn(variable, [gradient, rows], update)
 
 
-def _in_turn(variable: tf.Variable, update: Update, formula: Callable[[Update], Any]) -> Any:
-    """Updates rows while no other update of the piece's rows does."""
+def _in_turn(variable: tf.Variable, given: list[tf.Tensor], update: Callable[[], Any]) -> Any:
+    """Updates rows while no other update of the piece's rows does, once what it is given is there."""
     with tf.device(variable.device):
-        with tf.control_dependencies([update.gradient, update.rows]):  # nobody waits for what is still on its way
+        with tf.control_dependencies(given):  # nobody waits for what is still on its way
             mutex = tf.raw_ops.MutexV2(shared_name=f"tfdist-rows-{variable._unique_id}")
             lock = tf.raw_ops.MutexLock(mutex=mutex)
         with tf.control_dependencies([lock]):
-            done = _run(formula, update)
+            done = update()
         with tf.control_dependencies([done]):
             return tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 

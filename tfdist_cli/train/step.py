@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
@@ -64,7 +65,9 @@ class ModelStep:
         self.model = model
         self.jit = False
         """Whether XLA compiles training steps; only steps that are `given` nothing."""
-        self._compiled = tf.function(self._train, jit_compile=True, autograph=False)
+        self._compiled = tf.function(
+            partial(self._train, given=contextlib.nullcontext), jit_compile=True, autograph=False
+        )
 
     def build(self, element_spec: Any) -> None:
         """Creates all variables of model, metrics and optimizer.
@@ -120,12 +123,7 @@ class ModelStep:
         return StepResult(*self._compiled(parameters, state, metrics, batch))
 
     def _train(
-        self,
-        parameters: Tensors,
-        state: Tensors,
-        metrics: Tensors,
-        batch: Any,
-        given: Given = contextlib.nullcontext,
+        self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any, given: Given
     ) -> tuple[Any, ...]:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(parameters)

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist_cli.train.kernels import Rule, decay, decay_rows, decays, fused, rule_of, why_not
+from tfdist_cli.train.kernels import Rule, decay, decays, fused, rule_of, why_not
 from tfdist_cli.train.rate import Rate
 from tfdist_cli.train.shards import Gradient, parts
 
@@ -130,9 +130,7 @@ def _apply_by_rule(
                 speed = tf.cast(rate, shard.dtype)
                 values = tf.cast(_values(part), shard.dtype)
                 if isinstance(part, tf.IndexedSlices):
-                    before = [decay_rows(optimizer, shard, part.indices, speed)] if decaying else []
-                    with tf.control_dependencies(before):
-                        rule.sparse(optimizer, shard, own, values, part.indices, speed, number)
+                    rule.sparse(optimizer, shard, own, values, part.indices, speed, number, decaying=decaying)
                 else:
                     before = [decay(optimizer, shard, speed)] if decaying else []
                     with tf.control_dependencies(before):
