@@ -5,7 +5,8 @@ threads cannot cut it in two, and it crosses whatever carries the task's output:
 
 The kinds, with their keys beside `kind`:
 
-* `beat`: `computed`: a sign of life, and the seconds of processor time that the process has used.
+* `beat`: `computed`: a sign of life, and the seconds of processor time that the process has used. `held`: it was no
+  record, but what the interpreter's watchdog writes while a call keeps the interpreter from every thread of Python.
 * `state`: `state`, one of `STATES`.
 * `placement`: `bytes` {"ps:0": n} of all that is kept there, `variables` {"ps:0": n}: how many of the model's.
 * `progress`: `step`, `total` (null when unknown), `epoch`, `epochs`, `steps_per_second`, `metrics` {name: value},
@@ -36,6 +37,11 @@ TASK_DIR = "TFDIST_TASK_DIR"
 """Where a launcher wants a task's error.json."""
 LAUNCHER_PID = "TFDIST_LAUNCHER_PID"
 """The launcher that a task ends with."""
+HELD_SECONDS = 5
+"""Seconds without the interpreter after which its watchdog writes where each thread stands, and again after as many."""
+HELD = f"Timeout (0:00:{HELD_SECONDS:02})!"
+"""The line that it begins with, as `faulthandler` words it; the threads follow, each line of them like `HELD_LINES`."""
+HELD_LINES = ("Thread 0x", "Current thread 0x", '  File "', "  <", "  ...", "Extension modules: ")
 STATES = ("starting", "waiting", "serving", "training", "evaluating", "saving", "done")
 _LIMIT = select.PIPE_BUF if hasattr(select, "PIPE_BUF") else 512
 

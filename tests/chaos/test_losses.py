@@ -61,8 +61,9 @@ def test_servers_lose_a_worker_the_evaluator_and_a_ps(train):
 
 
 def test_servers_lose_their_chief_and_a_worker_that_is_stopped(train):
+    """The chief sends the worker a new function just then, and its interpreter waits with it."""
     training = train(SERVERS, "--max-restarts", 5, "--stall-timeout", 15)
-    done = survive(training, Blow("chief:0", 100), Blow("worker:0", 400, signal.SIGSTOP))
+    done = survive(training, Blow("chief:0", 100), Blow("worker:0", 200, signal.SIGSTOP, doing="evaluating"))
     assert told(done) == [("chief:0", "job"), ("worker:0", "task")]
     assert "no sign of life" in done.report["losses"][1]["cause"]
 

@@ -21,7 +21,7 @@ from tests.launch.histories import (
     rules,
     up,
 )  # fmt: skip
-from tfdist_cli.launch.events import Exited, Start, Tick
+from tfdist_cli.launch.events import Exited, Recorded, Start, Tick
 from tfdist_cli.launch.report import describe_end
 from tfdist_cli.launch.state import KILL_TIMEOUT, Phase, Rules
 
@@ -118,6 +118,24 @@ def test_compiling_the_first_step_is_no_stall_and_computing_without_an_end_is_on
     history.at(30, progress(1))
     beats(history, 49, computed=45.0)
     assert history.at(50, Tick()) == {CHIEF: KILL}
+
+
+def test_a_task_whose_interpreter_is_held_is_not_the_one_that_is_stopped():
+    history = training()
+    beats(history, 10, CHIEF, W0)
+    for now in (5, 10, 15, 20):
+        history.at(now, Recorded(CHIEF, {"kind": "beat", "held": True}))
+    assert history.at(20, Tick()) == {W0: KILL}
+
+
+def test_a_task_whose_interpreter_is_held_is_named_when_all_others_answer():
+    history = training()
+    beats(history, 1, computed=1.0)
+    beats(history, 19, CHIEF, computed=1.0)
+    history.at(19, Recorded(CHIEF, {"kind": "beat", "held": True}))
+    assert history.state.tasks[CHIEF].computed == 1.0
+    assert history.at(20, Tick()) == {CHIEF: KILL}
+    assert "a call in it does not return: its stderr.log says where" in history.state.tasks[CHIEF].stalled
 
 
 def test_what_the_training_says_moves_its_time_on():

@@ -38,6 +38,8 @@ class OutputParser:
         """The line that goes on, so far."""
         self._logged = 0
         """How many of its bytes have been given out to be logged."""
+        self._held = False
+        """Whether the lines that come are the watchdog's, on where each thread stands."""
 
     @property
     def unfinished(self) -> str:
@@ -71,7 +73,7 @@ class OutputParser:
         if _SEPARATOR not in block:
             parsed.log += block[self._logged :]
             text = block.removesuffix(b"\n").decode(errors="replace")
-            parsed.lines += [shown(line) for line in text.split("\n") if not _greets(line)]
+            self._show(text.split("\n"), parsed)
         else:
             for line in _lines(block):
                 self._take_line(line, parsed)
@@ -88,12 +90,25 @@ class OutputParser:
             else:
                 raw = part.encode(errors="surrogateescape")
                 logged += raw
-                shown_part = shown(raw.decode(errors="replace"))
-                parsed.lines += [] if _greets(shown_part) else [shown_part]
+                self._show([raw.decode(errors="replace")], parsed)
         if isinstance(parts[-1], str) and line.endswith(b"\n"):
             logged += b"\n"
         parsed.log += logged[self._logged :]
         self._logged = 0
+
+    def _show(self, lines: list[str], parsed: Parsed) -> None:
+        """Adds the lines that are to be seen; those of the watchdog are for the log, and a sign of life."""
+        if self._held or records.HELD in lines:
+            lines = [line for line in lines if not self._is_held(line, parsed)]
+        parsed.lines += [shown(line) for line in lines if not _greets(line)]
+
+    def _is_held(self, line: str, parsed: Parsed) -> bool:
+        if line == records.HELD:
+            parsed.records.append({"kind": "beat", "held": True})
+            self._held = True
+        else:
+            self._held = self._held and (not line or line.startswith(records.HELD_LINES))
+        return self._held
 
 
 def shown(line: str) -> str:

@@ -47,6 +47,9 @@ def _waited_for(state: JobState, what: str, now: float) -> dict[TaskId, str]:
     lagging = [name for name in state.alive if state.tasks[name].lags]
     if lagging:
         return dict.fromkeys(lagging, f"{what}, and it was the one that had taken none before that")
+    held = [name for name in state.alive if state.tasks[name].held]
+    if held:
+        return dict.fromkeys(held, f"{what}, and a call in it does not return: its stderr.log says where")
     doing = ", ".join(f"{name} says {state.tasks[name].doing or 'nothing'!r}" for name in state.alive[:10])
     first = next((name for name in state.alive if state.rules.decides(name)), state.alive[0])
     return {first: f"{what}, though every task gives signs of life: they wait for one another ({doing})"}
@@ -64,18 +67,20 @@ def _silent(state: JobState, now: float, patience: float) -> Mapping[TaskId, flo
     return {name: seconds for name, seconds in silence.items() if seconds >= patience}
 
 
-def beat(state: JobState, name: TaskId, computed: float, now: float) -> JobState:
+def beat(state: JobState, name: TaskId, computed: float | None, now: float, *, held: bool = False) -> JobState:
     """The state after a sign of life.
 
     Args:
         state: the state before.
         name: who gave it.
-        computed: seconds of processor time that the task has used since it was started.
+        computed: seconds of processor time that the task has used since it was started; None when it did not say.
         now: the time.
+        held: whether a call keeps the task's interpreter to itself.
     """
     task = state.tasks[name]
+    computed = task.computed if computed is None else computed
     more = max(0.0, computed - task.computed)
-    tasks = {**state.tasks, name: replace(task, beat_at=now, computed=computed)}
+    tasks = {**state.tasks, name: replace(task, beat_at=now, computed=computed, held=held)}
     return replace(state, tasks=tasks, computed=state.computed + more)
 
 

@@ -117,6 +117,7 @@ class TaskState:
         lags: whether it took no step while others did, as the chief last told.
         beat_at: when it last gave a sign of life.
         computed: seconds of processor time that it had used then.
+        held: whether a call in it keeps its interpreter from all its threads.
         doing: what it last said it does.
         stalled: why the launcher took it to stand still and killed it; empty when it didn't.
         spent: why it was not started again when it had failed, where restarts were allowed.
@@ -136,6 +137,7 @@ class TaskState:
     lags: bool = False
     beat_at: float | None = None
     computed: float = 0.0
+    held: bool = False
     doing: str = ""
     stalled: str = ""
     spent: str = ""

@@ -149,7 +149,7 @@ def _recorded(state: JobState, name: TaskId, record: Mapping[str, Any], now: flo
     if task.status.ended:
         return state
     if kind == "beat":
-        return beat(state, name, _number(record.get("computed")) or 0.0, now)
+        return beat(state, name, _number(record.get("computed")), now, held=bool(record.get("held")))
     if kind == "error":
         error = f"{record.get('type', '')}: {record.get('message', '')}"
         return state if task.error_at is not None else _with(state, name, replace(task, error_at=now, error=error))
