@@ -17,9 +17,10 @@ from tfdist_cli.cli import console
 from tfdist_cli.errors import ExitCode, TfdistError
 
 COMMANDS = {
-    "launch": "Start a cluster on this machine and train a recipe, or run your own program in each task.",
+    "launch": "Start a cluster and train a recipe, or run your own program in each task.",
     "validate": "Check a cluster and its recipe, and say everything that is wrong with them.",
     "plan": "Show what `launch` would start: every task with its address, resources and command.",
+    "render": "Print exactly what `launch` would do, in the words of the program that does it.",
     "tf-config": "Print the TF_CONFIG of one task.",
     "bench": "Measure how fast a recipe trains, how that grows with workers, and where the time of a step goes.",
     "list": "List the runs in a folder, the newest last: runs/ of the current folder by default.",

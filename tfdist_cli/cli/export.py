@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from tfdist_cli.cli import console
-from tfdist_cli.cli.requirements import require_tensorflow
 from tfdist_cli.errors import UsageError
 from tfdist_cli.plan import RECIPE_FILE
+from tfdist_cli.requirements import require_tensorflow
 from tfdist_cli.spec.load import load_recipe
 
 EXAMPLES = (

@@ -33,6 +33,15 @@ SetOption = Annotated[
         show_default=False,
     ),
 ]
+OnOption = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="LAUNCHER",
+        help="What starts the tasks, in place of the cluster's own: local.",
+        show_default=False,
+    ),
+]
 TaskOption = Annotated[
     str,
     typer.Option(
@@ -46,3 +55,8 @@ RunArgument = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print all that is known, as JSON.")]
+
+
+def settings(overrides: list[str] | None, on: str | None) -> list[str]:
+    """What the options set in the files: `--on` is the cluster's `launcher`."""
+    return [*(overrides or ()), *([] if on is None else [f"launcher={on}"])]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,9 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from tfdist_cli.cli import console
-from tfdist_cli.cli.options import ClusterArgument, CommandArgument, RecipeOption, SetOption
-from tfdist_cli.plan import Plan, PlannedTask, make_plan
-from tfdist_cli.resources import Machine
+from tfdist_cli.cli.job import Job
+from tfdist_cli.cli.options import ClusterArgument, CommandArgument, OnOption, RecipeOption, SetOption, settings
+from tfdist_cli.launch.launchers import launcher_of
+from tfdist_cli.plan import Plan, PlannedTask
 from tfdist_cli.spec.load import load_run
 
 EXAMPLES = (
@@ -29,21 +29,16 @@ def plan(
     command: CommandArgument = None,
     recipe: RecipeOption = None,
     overrides: SetOption = None,
+    on: OnOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of the plan, with environments, as JSON.")] = False,
 ) -> None:
     """Show what `launch` would start: every task with its address, resources and command.
 
     A task without hosts gets a free port of this machine when it starts; the plan has port 0 for it.
     """
-    spec, trained = load_run(cluster, recipe, overrides or ())
-    made = make_plan(
-        spec,
-        None if command else trained,
-        addresses={task: spec.address(task) for task in spec.tasks},
-        run_dir=(spec.run_dir or Path.cwd() / "runs") / spec.name,
-        machine=Machine.here(),
-        command=tuple(command or ()),
-    )
+    spec, trained = load_run(cluster, recipe, settings(overrides, on))
+    job = Job(spec, None if command else trained, tuple(command or ()), None)
+    made = job.foreseen(launcher_of(spec))
     if as_json:
         console.write(json.dumps(made.as_json(), indent=2))
     else:

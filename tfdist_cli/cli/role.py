@@ -10,10 +10,10 @@ import typer
 from pydantic import ValidationError
 
 from tfdist_cli.cli.options import CommandArgument, RecipeOption, SetOption
-from tfdist_cli.cli.requirements import require_tensorflow
 from tfdist_cli.environment import Environment
 from tfdist_cli.errors import UsageError
 from tfdist_cli.plan import PlannedTask, fixed_addresses, make_plan
+from tfdist_cli.requirements import require_tensorflow
 from tfdist_cli.resources import Machine
 from tfdist_cli.spec.cluster import Cluster
 from tfdist_cli.spec.load import load_recipe, load_run

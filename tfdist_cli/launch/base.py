@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -45,6 +45,20 @@ class Outlets:
 
 class Launcher(Protocol):
     """A way to run tasks somewhere."""
+
+    def check(self, cluster: Cluster, command: Sequence[str]) -> None:
+        """Refuses what every task would fail of, before anything is reserved or started.
+
+        Args:
+            cluster: which tasks there are to be.
+            command: a user's own program; empty when the tasks train a recipe.
+
+        Raises:
+            UsageError: something is missing.
+        """
+
+    def foresee(self, cluster: Cluster) -> Mapping[TaskId, Address]:
+        """The tasks' addresses as far as they are known before the start; a port that is chosen then is 0."""
 
     def reserve(self, cluster: Cluster) -> AbstractContextManager[Mapping[TaskId, Address]]:
         """An address for each task, free and kept for it until the context is left.

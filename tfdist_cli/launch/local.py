@@ -6,14 +6,16 @@ import asyncio
 import os
 import resource
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+from tfdist_cli.errors import UsageError
 from tfdist_cli.launch import guard
 from tfdist_cli.launch.base import Outlets
 from tfdist_cli.launch.events import Action, Exited, How, Output, Start, Started
@@ -21,6 +23,7 @@ from tfdist_cli.launch.pipes import Pipe
 from tfdist_cli.launch.ports import hold
 from tfdist_cli.launch.process import Process
 from tfdist_cli.plan import Plan, PlannedTask
+from tfdist_cli.requirements import require_tensorflow
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import Cluster
 from tfdist_cli.spec.task_id import TaskId
@@ -34,6 +37,22 @@ for one that left it alone, and the kernel closes the chief's connections a mome
 
 class LocalLauncher:
     """Starts processes here."""
+
+    def check(self, cluster: Cluster, command: Sequence[str]) -> None:
+        """Without TensorFlow no recipe trains; without the program no task runs it."""
+        if not command:
+            require_tensorflow()
+            return
+        for task in cluster.tasks:
+            if shutil.which(command[0], path=cluster.role(task).env.get("PATH")) is None:
+                raise UsageError(
+                    f"{task} cannot run {command[0]!r}: there is no such program",
+                    hint="give a program that is on PATH, or its path",
+                )
+
+    def foresee(self, cluster: Cluster) -> Mapping[TaskId, Address]:
+        """As written, or a free port of this machine."""
+        return {task: cluster.address(task) for task in cluster.tasks}
 
     @contextmanager
     def reserve(self, cluster: Cluster) -> Iterator[Mapping[TaskId, Address]]:

@@ -13,6 +13,7 @@ from tfdist_cli.spec.model import AddressField, Inconsistent, PathField, SpecMod
 from tfdist_cli.spec.task_id import DATA_ROLES, ROLES, Role, TaskId
 
 Strategy = Literal["parameter_server", "multi_worker_mirrored", "mirrored", "single"]
+LauncherName = Literal["local"]
 SERVING_ROLES: tuple[Role, ...] = ("chief", "worker", "ps")
 """The roles that stand in `TF_CONFIG`'s cluster, in the order their tasks are listed."""
 DATA_KEY = "data_service"
@@ -131,7 +132,7 @@ class Cluster(SpecModel):
     strategy: Strategy
     """How tasks train together: `parameter_server`, `multi_worker_mirrored`, `mirrored` (one process, all its GPUs)
     or `single` (one process)."""
-    launcher: Literal["local"] = "local"
+    launcher: LauncherName = "local"
     """What starts the tasks: `local`, this machine."""
     roles: Roles
     """The tasks, by role."""

@@ -1,0 +1,47 @@
+"""`tfdist render`."""
+
+import shlex
+
+import pytest
+
+
+@pytest.fixture
+def mirrored(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "pair.yaml"
+    path.write_text("strategy: multi_worker_mirrored\nroles: {worker: {replicas: 2}}\n")
+    return path
+
+
+def test_what_launch_would_do_is_printed_and_the_dry_run_ends_with_it(tfdist, mirrored):
+    command = (str(mirrored), "--", "echo", "it's; here")
+    rendered = tfdist("render", *command)
+    assert rendered.code == 0
+    lines = rendered.out.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert shlex.split(line)[-2:] == ["echo", "it's; here"]
+        assert line.startswith("env 'TF_CONFIG=")
+    assert tfdist("launch", str(mirrored), "--dry-run", *command[1:]).out.endswith(rendered.out)
+
+
+def test_it_is_written_to_a_file_for_another_launcher(tfdist, mirrored, tmp_path):
+    done = tfdist("render", str(mirrored), "--to", "local", "--output", str(tmp_path / "run.sh"), "--", "true")
+    assert (done.code, done.out) == (0, "")
+    assert (tmp_path / "run.sh").read_text().count("TF_CONFIG") == 2
+
+
+def test_an_unknown_launcher_and_a_file_that_cannot_be_written(tfdist, mirrored, tmp_path):
+    unknown = tfdist("render", str(mirrored), "--to", "mesos", "--", "true")
+    assert unknown.code == 2
+    assert "--set launcher" in unknown.err
+    assert "'local'" in unknown.err
+    refused = tfdist("render", str(mirrored), "--output", str(tmp_path), "--", "true")
+    assert refused.code == 2
+    assert "cannot be written: Is a directory" in refused.err
+
+
+def test_there_is_something_to_render(tfdist, mirrored):
+    nothing = tfdist("render", str(mirrored))
+    assert nothing.code == 2
+    assert "there is nothing to run" in nothing.err

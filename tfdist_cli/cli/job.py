@@ -1,0 +1,85 @@
+"""What a command is to run: a cluster, with a recipe or a program of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.base import Launcher
+from tfdist_cli.launch.state import Rules, Timeouts
+from tfdist_cli.plan import Plan, make_plan
+from tfdist_cli.resources import Machine
+from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.load import load_run
+from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.spec.task_id import ROLES
+
+MAX_RESTARTS = 3
+"""Restarts of a recipe that has checkpoints; without them a restart loses everything."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked for: a cluster, and a recipe or a program for its tasks."""
+
+    cluster: Cluster
+    recipe: Recipe | None
+    program: tuple[str, ...]
+    run_dir: Path | None
+
+    @property
+    def parent(self) -> Path:
+        """The folder of runs."""
+        return self.cluster.run_dir or Path.cwd() / "runs"
+
+    def foreseen(self, launcher: Launcher) -> Plan:
+        """The plan as far as it is known before the start; a port that is chosen then is 0."""
+        return make_plan(
+            self.cluster,
+            self.recipe,
+            addresses=launcher.foresee(self.cluster),
+            run_dir=(self.run_dir or self.parent / self.cluster.name).absolute(),
+            machine=Machine.here(),
+            command=self.program,
+        )
+
+    def rules(self, timeouts: Timeouts, max_restarts: int | None) -> Rules:
+        """When the job is over; a role that says how often it may be restarted need not be allowed to once more."""
+        given = {role: spec.restart for role in ROLES if (spec := self.cluster.roles.of(role)) and spec.restart}
+        if max_restarts is None:
+            own = MAX_RESTARTS if self.recipe and self.recipe.checkpoint else 0
+            max_restarts = max([own, *(spec.max or 0 for spec in given.values())])
+        return Rules(self.cluster.strategy, self.recipe is not None, timeouts, max_restarts, given)
+
+
+def load_job(
+    cluster: Path,
+    recipe: Path | None,
+    overrides: Sequence[str],
+    command: Sequence[str] | None,
+    run_dir: Path | None = None,
+) -> Job:
+    """Loads the files that a user names.
+
+    Args:
+        cluster: the cluster file.
+        recipe: the recipe's, in place of the one that the cluster names.
+        overrides: what is set in either, as `--set` takes it.
+        command: a program of the user's own, which is run instead of a recipe.
+        run_dir: the run's directory; by default a new one.
+
+    Raises:
+        UsageError: something is wrong with them, or there is nothing to run, or too much.
+    """
+    spec, trained = load_run(cluster, recipe, overrides)
+    program = tuple(command or ())
+    if program and recipe:
+        raise UsageError("both --recipe and a program are given", hint="leave out the one that is not to run")
+    if not program and trained is None:
+        raise UsageError(
+            f"there is nothing to run: {cluster} names no recipe",
+            hint="name one with --recipe, or as 'recipe' in the file, or give a program after '--'",
+        )
+    return Job(spec, None if program else trained, program, run_dir)

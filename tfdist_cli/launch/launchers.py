@@ -1,0 +1,17 @@
+"""Which launchers there are, by the names that a cluster file and `--on` give them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tfdist_cli.launch.base import Launcher
+from tfdist_cli.launch.local import LocalLauncher
+from tfdist_cli.spec.cluster import Cluster, LauncherName
+
+LAUNCHERS: Mapping[LauncherName, type[Launcher]] = {"local": LocalLauncher}
+"""Each is one module."""
+
+
+def launcher_of(cluster: Cluster) -> Launcher:
+    """What starts the cluster's tasks."""
+    return LAUNCHERS[cluster.launcher]()
