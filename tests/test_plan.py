@@ -92,3 +92,10 @@ def test_fixed_addresses_are_every_processs_own_arithmetic():
         "ps:1": "127.0.0.1:2225",
     }
     assert fixed_addresses(spec)[TaskId("ps")] == Address("127.0.0.1", 2224)
+
+
+def test_secrets_are_planned_by_their_source():
+    spec = cluster("single", chief={"secrets": {"A": {"env": "B"}, "C": {"file": "/d"}}, "env": {"E": "f"}})
+    task = plan(spec)[TaskId("chief")]
+    assert not {"A", "C"} & set(task.env)
+    assert task.as_json()["secrets"] == {"A": {"env": "B"}, "C": {"file": "/d"}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from tfdist_cli.resources import Machine, Resources, share_out
 from tfdist_cli.spec.address import DEFAULT_PORT, Address
 from tfdist_cli.spec.cluster import Cluster, Strategy
 from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.spec.secret import SecretSpec
 from tfdist_cli.spec.task_id import DATA_ROLES, TaskId
 from tfdist_cli.tf_config import tf_config_json
 
@@ -30,6 +31,7 @@ class PlannedTask:
         argv: the command.
         env: variables set on top of the launcher's own environment.
         resources: its share of the machine.
+        secrets: variables that are set too, and where whoever starts the task finds their values.
     """
 
     task: TaskId
@@ -37,6 +39,7 @@ class PlannedTask:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     resources: Resources
+    secrets: Mapping[str, SecretSpec] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The task in plain JSON types."""
@@ -45,6 +48,7 @@ class PlannedTask:
             "address": str(self.address),
             "argv": list(self.argv),
             "env": dict(self.env),
+            "secrets": {name: spec.model_dump(exclude_none=True) for name, spec in self.secrets.items()},
             "intra_op_threads": self.resources.intra_op_threads,
             "inter_op_threads": self.resources.inter_op_threads,
             "gpus": list(self.resources.gpus),
@@ -124,9 +128,10 @@ def make_plan(
     tasks = []
     for task in cluster.tasks:
         env = task_environment(cluster.strategy, task, addresses, shares[task])
-        env |= {"TFDIST_RUN_DIR": str(run_dir)} | cluster.role(task).env
+        spec = cluster.role(task)
+        env |= {"TFDIST_RUN_DIR": str(run_dir)} | spec.env
         argv = command or _role_argv(task, run_dir)
-        tasks.append(PlannedTask(task, addresses[task], argv, env, shares[task]))
+        tasks.append(PlannedTask(task, addresses[task], argv, env, shares[task], spec.secrets))
     return Plan(cluster, recipe, run_dir, tuple(tasks))
 
 

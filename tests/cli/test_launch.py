@@ -315,3 +315,59 @@ def test_a_task_that_gives_no_sign_of_life_is_killed_and_named(tfdist, mirrored)
     assert re.search(
         r"^error: worker:1 failed after \S+ s, it gave no sign of life for 1\.\d s", result.err, re.MULTILINE
     )
+
+
+SECRETS = """
+strategy: multi_worker_mirrored
+roles:
+  worker:
+    replicas: 2
+    restart: {policy: job, max: 1}
+    secrets: {API_KEY: {env: SOURCE}, PASSWORD: {file: password}}
+"""
+TELLS_ITS_SECRETS = """
+import json, os, sys, time
+key, password = os.environ["API_KEY"], os.environ["PASSWORD"]
+assert (key, password) == ("key-key-key-1", 'pass"word'), "not what was given"
+print("the key is", key, flush=True)
+for part in (password[:4], password[4:] + "\\n"):
+    os.write(2, part.encode())
+    time.sleep(0.05)
+record = {"kind": "error", "type": "LoginError", "message": f"no login with {password}", "hint": "", "traceback": ""}
+os.write(2, b"\\x1e" + json.dumps(record).encode() + b"\\n")
+sys.exit(3)
+"""
+
+
+def test_secrets_reach_tasks_that_are_started_again_and_are_seen_nowhere(tfdist, tmp_path, monkeypatch, mirrored):
+    mirrored.write_text(SECRETS)
+    (tmp_path / "password").write_text('pass"word\n')
+    monkeypatch.setenv("SOURCE", "key-key-key-1")
+    (tmp_path / "train.py").write_text(TELLS_ITS_SECRETS)
+    program = ("--", sys.executable, tmp_path / "train.py")
+    shown = []
+    for launch in (1, 2):
+        done = tfdist("launch", mirrored, "--run-dir", "run", *program)
+        assert done.code == 3, done.err
+        assert f"attempt_{2 * launch}/" in done.err, "it was started again"
+        assert "the key is ***" in done.err
+        assert "LoginError: no login with ***" in done.err
+        shown += [done.out, done.err]
+    for command in (["plan", mirrored, "--json"], ["status", "run", "--json"], ["logs", "run"]):
+        done = tfdist(*command)
+        assert done.code == 0, done.err
+        shown += [done.out, done.err]
+    shown += [tfdist("launch", mirrored, "--dry-run", *program).out]
+    kept = [path.read_text() for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert len(kept) > 10
+    for text in (*shown, *kept):
+        assert not [value for value in ("key-key-key-1", 'pass"word', 'pass\\"word') if value in text]
+
+
+def test_a_secret_that_is_not_there_is_told_before_anything_is_made(tfdist, mirrored, tmp_path, monkeypatch):
+    mirrored.write_text(SECRETS)
+    monkeypatch.delenv("SOURCE", raising=False)
+    done = tfdist("launch", mirrored, "--run-dir", "run", "--", "true")
+    assert done.code == 2
+    assert "roles.worker.secrets.API_KEY: the environment variable that its 'env' names is not set" in done.err
+    assert not (tmp_path / "run").exists()

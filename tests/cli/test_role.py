@@ -187,3 +187,15 @@ def test_a_recipe_that_is_not_there(tfdist, started, tmp_path):
 def test_a_timeout_that_is_none(seconds, tfdist, started):
     tf_config("ps", **PS)
     expect(tfdist("role", "--start-timeout", seconds), 2, "a number of seconds above 0")
+
+
+def test_a_task_reads_its_secrets_unless_it_has_been_given_them(tfdist, tmp_path, started):
+    (tmp_path / "key").write_text("from the file\n")
+    (tmp_path / "secret.yaml").write_text(
+        "strategy: single\nroles: {chief: {secrets: {KEY: {file: key}, TOKEN: {file: nowhere}}}}\n"
+    )
+    assert "roles.chief.secrets.TOKEN: " in tfdist("role", "--task", "chief", "-c", "secret.yaml").err
+    os.environ["TOKEN"] = "from a scheduler"
+    assert tfdist("role", "--task", "chief", "-c", "secret.yaml").code == 0
+    assert (os.environ["KEY"], os.environ["TOKEN"]) == ("from the file", "from a scheduler")
+    assert os.environ["TFDIST_SECRETS"] == "KEY,TOKEN"

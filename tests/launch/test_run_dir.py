@@ -46,6 +46,16 @@ def test_a_new_directory_is_private_named_and_linked(tmp_path):
         assert (tmp_path / "runs" / LATEST).resolve() == run_dir.path
 
 
+def test_a_directory_that_was_made_for_a_run_becomes_private_too(tmp_path):
+    path = tmp_path / "made"
+    path.mkdir(mode=0o755)
+    with opened(tmp_path, path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    path.chmod(0o750)
+    with opened(tmp_path, path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o750
+
+
 def test_two_runs_in_one_second_have_a_directory_each(tmp_path):
     with opened(tmp_path) as first, opened(tmp_path) as second, opened(tmp_path) as third:
         assert [each.path.name for each in (first, second, third)] == [

@@ -122,3 +122,12 @@ def test_a_launcher_is_sent_a_record(monkeypatch, capsys):
     report(ValueError("x" * 9))
     ((kind, fields),) = sent
     assert (kind, fields["type"], fields["message"], fields["hint"]) == ("error", "ValueError", "x" * 9, None)
+
+
+def test_what_is_written_of_a_failure_has_no_secrets(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDIST_TASK_DIR", str(tmp_path))
+    monkeypatch.setenv("TFDIST_SECRETS", "KEY")
+    monkeypatch.setenv("KEY", 'the "key"')
+    report(TrainingError('no login with the "key"', hint='is the "key" right?'))
+    told = json.loads((tmp_path / "error.json").read_text())
+    assert (told["message"], told["hint"]) == ("no login with ***", "is *** right?")

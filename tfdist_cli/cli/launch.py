@@ -24,6 +24,7 @@ from tfdist_cli.launch.launch import Launch
 from tfdist_cli.launch.launchers import launcher_of
 from tfdist_cli.launch.report import Report
 from tfdist_cli.launch.run_dir import open_run_dir
+from tfdist_cli.launch.secrets import Secrets
 from tfdist_cli.launch.state import Rules, Timeouts
 from tfdist_cli.plan import make_plan
 from tfdist_cli.resources import Machine
@@ -115,6 +116,7 @@ def carry_out(launcher: Launcher, job: Job, rules: Rules, *, quiet: bool) -> tup
         What came of it, and the run's directory.
     """
     now = datetime.now().astimezone()
+    secrets = Secrets.read(job.cluster)
     with (
         launcher.reserve(job.cluster) as addresses,
         open_run_dir(job.run_dir, job.parent, job.cluster.name, now) as opened,
@@ -126,7 +128,7 @@ def carry_out(launcher: Launcher, job: Job, rules: Rules, *, quiet: bool) -> tup
         opened.save(plan)
         chronicle = Chronicle()
         with _watching(chronicle, quiet=quiet) as watchers:
-            return Launch(launcher, plan, opened, rules).carry_out(chronicle, watchers), opened.path
+            return Launch(launcher, plan, opened, rules, secrets).carry_out(chronicle, watchers), opened.path
 
 
 @contextmanager

@@ -12,12 +12,14 @@ from pydantic import ValidationError
 from tfdist_cli.cli.options import CommandArgument, RecipeOption, SetOption
 from tfdist_cli.environment import Environment
 from tfdist_cli.errors import UsageError
+from tfdist_cli.masking import SECRETS
 from tfdist_cli.plan import PlannedTask, fixed_addresses, make_plan
 from tfdist_cli.requirements import require_tensorflow
 from tfdist_cli.resources import Machine
 from tfdist_cli.spec.cluster import Cluster
 from tfdist_cli.spec.load import load_recipe, load_run
 from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.spec.secret import read_secrets
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.task.lifeline import tie_to_launcher
 from tfdist_cli.task.main import leave, run_task
@@ -91,6 +93,11 @@ def _enter(planned: PlannedTask, *, keep: bool = False) -> None:
     for name, value in planned.env.items():
         if not keep or name not in os.environ or name == "TFDIST_RUN_DIR" or "proxy" in name.lower():
             os.environ[name] = value
+    # What started this task may have given it its secrets, and be the only one that can.
+    missing = {name: spec for name, spec in planned.secrets.items() if name not in os.environ}
+    os.environ.update(read_secrets(missing, planned.task.role))
+    if planned.secrets:
+        os.environ[SECRETS] = ",".join(planned.secrets)
     _make(Path(os.environ["TFDIST_RUN_DIR"]))
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tfdist_cli.launch.events import Action, EventQueue, Start, Stream
+from tfdist_cli.masking import Mask
 from tfdist_cli.plan import Plan
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import Cluster
@@ -36,11 +37,13 @@ class Outlets:
         events: the queue of the loop that acts.
         logs: keeps all output, byte for byte but without records.
         prepare: called before a task is started; gives the variables that it gets on top of those of its plan.
+        mask: takes secrets out of what tasks write.
     """
 
     events: EventQueue
     logs: Logs
     prepare: Callable[[Start], Mapping[str, str]]
+    mask: Mask = field(default_factory=Mask)
 
 
 class Launcher(Protocol):

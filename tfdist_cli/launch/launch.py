@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tfdist_cli.launch.base import Launcher, Outlets
 from tfdist_cli.launch.chronicle import Chronicle
@@ -17,6 +17,7 @@ from tfdist_cli.launch.journal import Journal
 from tfdist_cli.launch.logs import TaskLogs
 from tfdist_cli.launch.report import Failure, Report, make_failure, make_report
 from tfdist_cli.launch.run_dir import RunDir
+from tfdist_cli.launch.secrets import Secrets
 from tfdist_cli.launch.state import JobState, Rules, Status, shell_code
 from tfdist_cli.plan import Plan
 from tfdist_cli.records import ENABLED, LAUNCHER_PID, TASK_DIR
@@ -31,12 +32,14 @@ class Launch:
         plan: the tasks.
         run_dir: where the run is kept.
         rules: when the job is over.
+        secrets: what the tasks are given, and nobody else is to see.
     """
 
     launcher: Launcher
     plan: Plan
     run_dir: RunDir
     rules: Rules
+    secrets: Secrets = field(default_factory=Secrets)
 
     def carry_out(self, chronicle: Chronicle, watchers: Sequence[Watcher] = ()) -> Report:
         """Runs the plan to its end, keeping all that happens in the run's directory.
@@ -65,9 +68,11 @@ class Launch:
         }
 
         def prepare(start: Start) -> Mapping[str, str]:
-            return {**common, TASK_DIR: str(logs.begin(start.task, start.attempt))}
+            own = self.secrets.environment(start.task.role)
+            return {**common, **own, TASK_DIR: str(logs.begin(start.task, start.attempt))}
 
-        return await run_job(self.launcher, self.plan, self.rules, Outlets(EventQueue(), logs, prepare), watchers)
+        outlets = Outlets(EventQueue(), logs, prepare, self.secrets.mask)
+        return await run_job(self.launcher, self.plan, self.rules, outlets, watchers)
 
 
 @dataclass(frozen=True)

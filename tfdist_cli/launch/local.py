@@ -62,10 +62,7 @@ class LocalLauncher:
 
     def render(self, plan: Plan) -> str:
         """A shell command for each task."""
-        return "\n".join(
-            shlex.join(["env", *(f"{name}={value}" for name, value in planned.env.items()), *planned.argv])
-            for planned in plan.tasks
-        )
+        return "\n".join(" ".join(("env", *_assignments(planned), shlex.join(planned.argv))) for planned in plan.tasks)
 
     @asynccontextmanager
     async def start(self, plan: Plan, outlets: Outlets) -> AsyncIterator[LocalRun]:
@@ -179,6 +176,12 @@ class LocalRun:
         except BrokenPipeError:
             # Somebody has killed the guard. The run is not worse for it as long as the launcher itself lives.
             self._watchman.stdin = None
+
+
+def _assignments(planned: PlannedTask) -> Iterator[str]:
+    """A task's variables as a shell sets them; a secret by where it is."""
+    yield from (shlex.quote(f"{name}={value}") for name, value in planned.env.items())
+    yield from (f"{shlex.quote(name)}={spec.source}" for name, spec in planned.secrets.items())
 
 
 def _make_room_for_files(tasks: int) -> None:

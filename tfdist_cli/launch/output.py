@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfdist_cli import records
+from tfdist_cli.masking import Mask, MaskedStream
 
 MAX_LINE = 64 * 1024
 """Bytes after which a line is taken to be over: memory stays bounded for a program that never ends one."""
@@ -31,9 +32,14 @@ class Parsed:
 
 
 class OutputParser:
-    """Takes one stream of a task apart, however its bytes are cut into chunks."""
+    """Takes one stream of a task apart, however its bytes are cut into chunks.
 
-    def __init__(self) -> None:
+    Args:
+        mask: takes secrets out of it.
+    """
+
+    def __init__(self, mask: Mask | None = None) -> None:
+        self._masked = MaskedStream(mask or Mask())
         self._line = b""
         """The line that goes on, so far."""
         self._logged = 0
@@ -48,6 +54,17 @@ class OutputParser:
 
     def feed(self, data: bytes) -> Parsed:
         """Parses the next bytes."""
+        return self._parse(self._masked.feed(data))
+
+    def close(self) -> Parsed:
+        """Parses what is left when the stream has ended: a last line without a line feed."""
+        parsed = self._parse(self._masked.close())
+        if self._line:
+            self._take(self._line, parsed)
+            self._line = b""
+        return parsed
+
+    def _parse(self, data: bytes) -> Parsed:
         parsed = Parsed()
         whole, feed, self._line = (self._line + data).rpartition(b"\n")
         if feed:
@@ -58,14 +75,6 @@ class OutputParser:
         if _SEPARATOR not in self._line:
             parsed.log += self._line[self._logged :]
             self._logged = len(self._line)
-        return parsed
-
-    def close(self) -> Parsed:
-        """Parses what is left when the stream has ended: a last line without a line feed."""
-        parsed = Parsed()
-        if self._line:
-            self._take(self._line, parsed)
-            self._line = b""
         return parsed
 
     def _take(self, block: bytes, parsed: Parsed) -> None:

@@ -54,7 +54,7 @@ class Pipe:
         reader = asyncio.StreamReader(limit=_CHUNK)
         loop = asyncio.get_running_loop()
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-        parser = OutputParser()
+        parser = OutputParser(self._outlets.mask)
         try:
             while data := await self._next(reader):
                 await self._pass_on(parser.feed(data), parser.unfinished)

@@ -105,6 +105,8 @@ def open_run_dir(chosen: Path | None, parent: Path, name: str, now: datetime) ->
         path = (chosen or _make_new(parent, f"{name}-{now:%Y%m%d-%H%M%S}")).absolute()
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_ours(path)
+        if not any(path.iterdir()):
+            path.chmod(0o700)  # made by hand, for this run; one that holds a run stays as its owner has left it
         lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         _lock(lock, path)

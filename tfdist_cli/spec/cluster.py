@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.address import LOOPBACK, Address
 from tfdist_cli.spec.model import AddressField, Inconsistent, PathField, SpecModel
+from tfdist_cli.spec.secret import SecretSpec
 from tfdist_cli.spec.task_id import DATA_ROLES, ROLES, Role, TaskId
 
 Strategy = Literal["parameter_server", "multi_worker_mirrored", "mirrored", "single"]
@@ -31,11 +32,26 @@ def _check_name(name: str) -> str:
 
 def _check_env(env: dict[str, str]) -> dict[str, str]:
     for name, value in env.items():
-        if not name or "=" in name or "\0" in name + value:
-            raise ValueError(f"{name!r} cannot be an environment variable: no '=' in its name, no NUL in its value")
-        if name in ("TF_CONFIG", "TFDIST_STRATEGY", "TFDIST_RUN_DIR"):
-            raise ValueError(f"{name} is set for each task by tfdist: remove it")
+        _check_variable(name, value)
     return env
+
+
+def _check_secrets(secrets: dict[str, SecretSpec]) -> dict[str, SecretSpec]:
+    for name in secrets:
+        _check_variable(name)
+        if "," in name:
+            raise ValueError(f"{name!r} cannot name a secret: no ',' in its name")
+    return secrets
+
+
+def _check_variable(name: str, value: str = "") -> None:
+    if not name or "=" in name or "\0" in name + value:
+        raise ValueError(f"{name!r} cannot be an environment variable: no '=' in its name, no NUL in its value")
+    if name in _OURS:
+        raise ValueError(f"{name} is set for each task by tfdist: remove it")
+
+
+_OURS = ("TF_CONFIG", "TFDIST_STRATEGY", "TFDIST_RUN_DIR", "TFDIST_SECRETS")
 
 
 RestartPolicy = Literal["replace", "job", "never"]
@@ -74,6 +90,8 @@ class RoleSpec(SpecModel):
     """GPUs that one task sees, none for a ps or a data worker; by default those that train share out the machine's."""
     env: Annotated[dict[str, str], AfterValidator(_check_env)] = {}
     """Environment variables of the tasks."""
+    secrets: Annotated[dict[str, SecretSpec], AfterValidator(_check_secrets)] = {}
+    """Variables with values that are not to be seen, each `{env: NAME}` or `{file: path}`."""
     restart: RestartSpec | None = None
     """What is done when a task is lost; by default `{policy: replace}` for an evaluator and a worker of parameter
     servers, and `{policy: job}` for every other task."""
@@ -83,6 +101,15 @@ class RoleSpec(SpecModel):
         if self.hosts is not None and self.replicas not in (None, len(self.hosts)):
             message = f"replicas is {self.replicas} but hosts names {len(self.hosts)}: give one of the two"
             raise Inconsistent([(("replicas",), message)])
+        return self
+
+    @model_validator(mode="after")
+    def _a_variable_has_one_value(self) -> RoleSpec:
+        twice = [
+            (("secrets", name), f"{name} stands in env too: remove one") for name in self.secrets if name in self.env
+        ]
+        if twice:
+            raise Inconsistent(twice)
         return self
 
     @property

@@ -39,6 +39,8 @@ def _tree(model: SpecModel) -> dict[str, Any]:
         value = getattr(model, name)
         if isinstance(value, SpecModel):
             data[name] = _tree(value)
+        elif isinstance(value, dict) and any(isinstance(item, SpecModel) for item in value.values()):
+            data[name] = {key: _tree(item) for key, item in value.items()}
         elif value == field.default and value in (None, {}):
             del data[name]
     return data

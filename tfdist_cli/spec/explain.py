@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from tfdist_cli.spec.keys import model_at, suggest
 from tfdist_cli.spec.model import Inconsistent, SpecModel
-from tfdist_cli.spec.problems import KeyPath, Place, Problem, dotted, either
+from tfdist_cli.spec.problems import CONFIDENTIAL, KeyPath, Place, Problem, dotted, either
 from tfdist_cli.spec.tree import Broken, Node
 
 Details = Mapping[str, Any]
@@ -91,10 +91,11 @@ def _problems(path: KeyPath, alternatives: Sequence[Details], tree: Node, model:
     elif first["type"] == "missing":
         yield Problem(_place(node), dotted(path), f"missing key, {_purpose(path, model)}")
     else:
-        yield Problem(node.place, dotted(path), _message(alternatives, node.content))
+        hidden = bool(set(CONFIDENTIAL) & set(path))
+        yield Problem(node.place, dotted(path), _message(alternatives, node.content, hidden=hidden))
 
 
-def _message(alternatives: Sequence[Details], got: Any) -> str:
+def _message(alternatives: Sequence[Details], got: Any, *, hidden: bool) -> str:
     expected = []
     for details in alternatives:
         kind, context = details["type"], details.get("ctx", {})
@@ -105,7 +106,8 @@ def _message(alternatives: Sequence[Details], got: Any) -> str:
         if kind not in _EXPECTED:
             return str(details["msg"])
         expected.append(_EXPECTED[kind].format(**context))
-    return f"expected {either(expected)}, got {_shown(got)}{_advice(expected, alternatives, got)}"
+    told = _kind(got) if hidden else _shown(got)
+    return f"expected {either(expected)}, got {told}{_advice(expected, alternatives, got)}"
 
 
 def _advice(expected: Sequence[str], alternatives: Sequence[Details], got: Any) -> str:
@@ -125,13 +127,14 @@ def _choices(details: Details) -> list[str]:
     return [word.strip("'") for word in listed.replace(" or ", ", ").split(", ")] if listed else []
 
 
+def _kind(got: Any) -> str:
+    kinds = {dict: "a map", list: "a list", type(None): "nothing", bool: "true or false", str: "text"}
+    return kinds.get(type(got), "a number")
+
+
 def _shown(got: Any) -> str:
-    if isinstance(got, dict):
-        return "a map"
-    if isinstance(got, list):
-        return "a list"
-    if got is None:
-        return "nothing"
+    if got is None or isinstance(got, dict | list):
+        return _kind(got)
     if isinstance(got, bool):
         return str(got).lower()
     text = repr(got)

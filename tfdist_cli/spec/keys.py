@@ -16,9 +16,14 @@ from tfdist_cli.spec.problems import KeyPath
 
 def model_at(model: type[SpecModel], path: KeyPath) -> type[SpecModel] | None:
     """The model of the map at `path`; None where a map of any keys, or no map, is."""
-    for part in path:
+    parts = iter(path)
+    for part in parts:
         field = model.model_fields.get(str(part))
         below = _submodel(field) if field else None
+        if field and below is None:
+            below = _mapped(field)
+            if below and next(parts, None) is None:
+                return None  # it is the map itself
         if below is None:
             return None
         model = below
@@ -59,6 +64,19 @@ def path_fields(model: type[SpecModel]) -> Iterator[str]:
 def submodels(model: type[SpecModel]) -> Mapping[str, type[SpecModel]]:
     """The keys of `model` whose values are models, and those."""
     return {name: below for name, field in model.model_fields.items() if (below := _submodel(field))}
+
+
+def mapped_models(model: type[SpecModel]) -> Mapping[str, type[SpecModel]]:
+    """The keys of `model` whose values are maps of any keys to models, and those."""
+    return {name: below for name, field in model.model_fields.items() if (below := _mapped(field))}
+
+
+def _mapped(field: FieldInfo) -> type[SpecModel] | None:
+    """The model of the values of a map; None where there is none."""
+    if get_origin(field.annotation) is not dict:
+        return None
+    values = get_args(field.annotation)[1]
+    return values if isinstance(values, type) and issubclass(values, SpecModel) else None
 
 
 def _submodel(field: FieldInfo) -> type[SpecModel] | None:

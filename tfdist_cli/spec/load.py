@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from tfdist_cli.spec.cluster import Cluster
 from tfdist_cli.spec.explain import explain
 from tfdist_cli.spec.files import read_text
-from tfdist_cli.spec.keys import all_paths, path_fields, submodels
+from tfdist_cli.spec.keys import all_paths, mapped_models, path_fields, submodels
 from tfdist_cli.spec.model import SpecModel
 from tfdist_cli.spec.overrides import Override
 from tfdist_cli.spec.problems import Place, Problem, SpecError, dotted
@@ -172,6 +172,10 @@ def _start_at(folder: Path, node: Node, model: type[SpecModel]) -> None:
         child = node.child(key)
         if child:
             _start_at(folder, child, below)
+    for key, below in mapped_models(model).items():
+        child = node.child(key)
+        for each in child.content.values() if child and isinstance(child.content, dict) else ():
+            _start_at(folder, each, below)
 
 
 def _absolute(path: Path) -> Path:

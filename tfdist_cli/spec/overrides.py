@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from tfdist_cli.spec.problems import Place, Problem, SpecError, dotted
+from tfdist_cli.spec.problems import CONFIDENTIAL, Place, Problem, SpecError, dotted
 from tfdist_cli.spec.tree import DEEPEST, Node, read_yaml
 
 
@@ -34,8 +34,9 @@ class Override:
         Raises:
             SpecError: there is no `=`, a part of the path is empty, or the value is not YAML.
         """
-        source = f"--set {text}"
         path, equals, value = text.partition("=")
+        hidden = equals and set(CONFIDENTIAL) & set(path.split("."))
+        source = f"--set {path}=..." if hidden else f"--set {text}"
         if not equals:
             _refuse(Place(source), "expected PATH=VALUE, such as roles.worker.replicas=4")
         parts = tuple(path.strip().split("."))

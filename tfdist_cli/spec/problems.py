@@ -11,6 +11,8 @@ from tfdist_cli.errors import UsageError
 KeyPath = tuple[str | int, ...]
 """The way to a value: keys of maps and indices of lists, from the top."""
 
+CONFIDENTIAL = ("env", "secrets")
+"""Keys below which no message repeats a value."""
 _SHOWN_AT_MOST = 50
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _BARE_KEY = re.compile(r"[^\s.:'\"]+")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist_cli.errors import ExitCode, TfdistError
+from tfdist_cli.masking import Mask
 from tfdist_cli.records import TASK_DIR, emit
 from tfdist_cli.train.blame import is_from_users_code, is_ours, is_users
 from tfdist_cli.train.op_error import shortened
@@ -30,7 +31,9 @@ def report(error: BaseException) -> int:
     code = error.exit_code if isinstance(error, TfdistError) else ExitCode.FAILED
     folder = os.environ.get(TASK_DIR)
     if folder:
-        text = json.dumps(told.fields | {"traceback": told.traceback, "exit_code": int(code)}, indent=2)
+        text = Mask.here().text(
+            json.dumps(told.fields | {"traceback": told.traceback, "exit_code": int(code)}, indent=2)
+        )
         with contextlib.suppress(OSError):  # a full disk, perhaps: what was written to standard error says it too
             Path(folder, "error.json").write_text(text, encoding="utf-8")
     emit("error", **told.fields, traceback=told.traceback[-1500:])

@@ -1,0 +1,43 @@
+"""The secrets of a run: read when it is launched, kept in memory alone, and given to each task that starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tfdist_cli.masking import SECRETS, Mask
+from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.secret import read_secrets
+from tfdist_cli.spec.task_id import ROLES, Role
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """The values of a cluster's secrets.
+
+    Args:
+        values: role → variable → value.
+    """
+
+    values: Mapping[Role, Mapping[str, str]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def read(cls, cluster: Cluster, environ: Mapping[str, str] = os.environ) -> Secrets:
+        """Reads those of every role that has tasks.
+
+        Raises:
+            UsageError: one of them has no value.
+        """
+        specs = {role: cluster.roles.of(role) for role in ROLES if cluster.roles.count(role)}
+        return cls({role: read_secrets(spec.secrets, role, environ) for role, spec in specs.items() if spec})
+
+    @property
+    def mask(self) -> Mask:
+        """Takes all of them out of text: a task may also print what another one was given."""
+        return Mask(value for values in self.values.values() for value in values.values())
+
+    def environment(self, role: Role) -> Mapping[str, str]:
+        """The variables of a role's tasks, and their names for the task to mask."""
+        values = self.values.get(role, {})
+        return {**values, SECRETS: ",".join(values)} if values else {}
