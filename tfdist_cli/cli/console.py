@@ -6,9 +6,12 @@ rich is imported when a console is first used: commands that print plain text st
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
+from tfdist_cli.cli.unread import unwaiting
 from tfdist_cli.errors import TfdistError
 
 if TYPE_CHECKING:
@@ -26,6 +29,17 @@ def __getattr__(name: str) -> Console:
 
 @cache
 def _console(stderr: bool) -> Console:
+    return _made(stderr=stderr)
+
+
+@contextmanager
+def err_that_never_waits() -> Iterator[Console]:
+    """Standard error while tasks run: who has stopped reading it stops neither them nor the launcher."""
+    with unwaiting(sys.stderr) as stream:
+        yield _made(stderr=True, file=stream)
+
+
+def _made(*, stderr: bool, file: TextIO | None = None) -> Console:
     from rich.console import Console  # noqa: PLC0415 it takes 50 ms
 
     class Lasting(Console):
@@ -34,7 +48,7 @@ def _console(stderr: bool) -> Console:
         def on_broken_pipe(self) -> None:
             self.quiet = True
 
-    return (Lasting if stderr else Console)(stderr=stderr, highlight=False, soft_wrap=True)
+    return (Lasting if stderr else Console)(file=file, stderr=stderr, highlight=False, soft_wrap=True)
 
 
 def write(text: str) -> None:

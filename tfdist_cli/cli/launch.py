@@ -135,8 +135,10 @@ def carry_out(launcher: Launcher, job: Job, rules: Rules, *, quiet: bool) -> tup
 def _watching(chronicle: Chronicle, *, quiet: bool) -> Iterator[Sequence[Watcher]]:
     if quiet:
         yield ()
-    elif console.err.is_terminal and not console.err.is_dumb_terminal:
-        with LiveDisplay(console.err, chronicle).on_screen() as display:
-            yield (display,)
-    else:
-        yield (Display(console.err, chronicle),)
+        return
+    with console.err_that_never_waits() as err:
+        if err.is_terminal and not err.is_dumb_terminal:
+            with LiveDisplay(err, chronicle).on_screen() as display:
+                yield (display,)
+        else:
+            yield (Display(err, chronicle),)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,9 @@ def _utc() -> datetime:
 class Journal:
     """Writes the events of one attempt; a watcher of the job.
 
+    A journal that cannot be written, on a full disk say, ends nothing: the first such problem is kept, and told at
+    the end.
+
     Args:
         path: the file; lines are added to it.
         attempt: which start of the run the launch begins with, from 1.
@@ -40,6 +42,9 @@ class Journal:
         self._phase = Phase.RUNNING
         self._losses = 0
         self._killed: set[TaskId] = set()
+        self._cut = False
+        """Whether the last line may be there in part."""
+        self.problem: str | None = None
 
     def saw(self, event: Event, state: JobState, now: float) -> None:
         """Writes what changed something."""
@@ -70,8 +75,14 @@ class Journal:
             "attempt": self._attempt,
         }
         # The stamp comes first for people to read, and last so that no record of a task can have one of its own.
-        with suppress(OSError), self._path.open("a", encoding="utf-8") as file:  # a full disk must not end a training
-            file.write(json.dumps(stamp | line | stamp) + os.linesep)
+        text = (os.linesep if self._cut else "") + json.dumps(stamp | line | stamp) + os.linesep
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(text)
+            self._cut = False
+        except OSError as error:
+            self._cut = True
+            self.problem = self.problem or f"{self._path} is not complete: {error.strerror}"
 
 
 def _described(event: Event, state: JobState) -> dict[str, Any]:

@@ -54,10 +54,16 @@ class Launch:
             errors = _Errors(self.run_dir, chronicle, logs)
             state = asyncio.run(self._run(logs, (chronicle, journal, errors, *watchers)))
         report = make_report(state, chronicle, logs, time.monotonic() - began)
-        with suppress(OSError):  # a full disk must not take away the exit code
+        if journal.problem:
+            report = report.warned(journal.problem)
+        try:
             self.run_dir.save_result(report.as_json())
             for failure in report.failures:
                 errors.save(failure, state)
+        except OSError as error:  # a full disk must not take away the exit code
+            report = report.warned(
+                f"what came of the run could not be written to {self.run_dir.path}: {error.strerror}"
+            )
         return report
 
     async def _run(self, logs: TaskLogs, watchers: Sequence[Watcher]) -> JobState:

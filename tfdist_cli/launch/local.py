@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import shlex
@@ -15,7 +16,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequenc
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from tfdist_cli.errors import UsageError
+from tfdist_cli.errors import TfdistError, UsageError
 from tfdist_cli.launch import guard
 from tfdist_cli.launch.base import Outlets
 from tfdist_cli.launch.events import Action, Exited, How, Output, Start, Started
@@ -57,6 +58,7 @@ class LocalLauncher:
     @contextmanager
     def reserve(self, cluster: Cluster) -> Iterator[Mapping[TaskId, Address]]:
         """Free ports for the tasks without an address, and a check of the addresses given."""
+        _make_room_for_files(len(cluster.tasks))
         with hold(cluster) as addresses:
             yield addresses
 
@@ -67,7 +69,6 @@ class LocalLauncher:
     @asynccontextmanager
     async def start(self, plan: Plan, outlets: Outlets) -> AsyncIterator[LocalRun]:
         """A run whose tasks are guarded: they end with the launcher even when that is killed."""
-        _make_room_for_files(len(plan.tasks))
         run = LocalRun(plan, outlets, _start_guard())
         try:
             yield run
@@ -140,7 +141,7 @@ class LocalRun:
         kept.add_done_callback(over)
 
     async def _not_started(self, planned: PlannedTask, error: OSError) -> None:
-        text = f"tfdist: {planned.argv[0]} cannot be started: {error.strerror}"
+        text = f"tfdist: {planned.argv[0]} cannot be started: {_reason(error)}"
         self._outlets.logs.write(planned.task, "stderr", f"{text}\n".encode())
         await self._outlets.events.put_output(Output(planned.task, "stderr", (text,)))
         self._outlets.events.put(Exited(planned.task, 127 if isinstance(error, FileNotFoundError) else 126))
@@ -185,21 +186,41 @@ def _assignments(planned: PlannedTask) -> Iterator[str]:
 
 
 def _make_room_for_files(tasks: int) -> None:
-    """Raises the soft limit of open files where the tasks' pipes, logs, ports and handles would not fit under it."""
+    """Raises the soft limit of open files where the tasks' pipes, logs, ports and handles would not fit under it.
+
+    Raises:
+        UsageError: they would not fit under the hard limit either.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 256 + _FILES_PER_TASK * tasks
     if soft != resource.RLIM_INFINITY and soft < wanted:
         limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        if limit < (needed := 64 + _FILES_PER_TASK * tasks):
+            raise UsageError(
+                f"a launcher of {tasks} tasks has up to {needed} files open, and may open {limit}",
+                hint="raise the limit on open files (ulimit -n), or launch fewer tasks",
+            )
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == errno.EAGAIN:
+        return "the limit on processes is reached, the user's (ulimit -u) or the container's"
+    return error.strerror or str(error)
 
 
 def _start_guard() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(Path(guard.__file__))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-        bufsize=0,
-        start_new_session=True,
-    )
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(guard.__file__))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            bufsize=0,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise TfdistError(
+            f"no process can be started: {_reason(error)}", hint="end other programs, or raise it"
+        ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,10 @@ class Report:
     def metrics(self) -> dict[str, float]:
         """The final metrics of the training."""
         return numbers(self.result.get("metrics"))
+
+    def warned(self, warning: str) -> Report:
+        """The report with one more thing that a user should know."""
+        return replace(self, warnings=(*self.warnings, warning))
 
     def as_json(self) -> dict[str, Any]:
         """The report in plain JSON types, as result.json has it."""

@@ -70,9 +70,9 @@ class RunDir:
         with _told(self.path):
             self._write_json(PLAN_FILE, plan.as_json())
             relative = plan.cluster.model_copy(update={"recipe": Path(RECIPE_FILE) if plan.recipe else None})
-            (self.path / CLUSTER_FILE).write_text(dump(relative), encoding="utf-8")
+            self._write(CLUSTER_FILE, dump(relative))
             if plan.recipe:
-                (self.path / RECIPE_FILE).write_text(dump(plan.recipe), encoding="utf-8")
+                self._write(RECIPE_FILE, dump(plan.recipe))
 
     def save_result(self, result: Mapping[str, Any]) -> None:
         """Writes what came of the run."""
@@ -85,7 +85,19 @@ class RunDir:
             self._write_json(str(path.relative_to(self.path)), error)
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        (self.path / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        self._write(name, json.dumps(value, indent=2) + "\n")
+
+    def _write(self, name: str, text: str) -> None:
+        """Writes a file whole or, on a full disk, not at all: what an earlier launch has written stays."""
+        path = self.path / name
+        new = path.with_name(f".{path.name}.new")
+        try:
+            new.write_text(text, encoding="utf-8")
+            new.replace(path)
+        except OSError:
+            with suppress(OSError):
+                new.unlink()
+            raise
 
 
 @contextmanager
@@ -109,8 +121,8 @@ def open_run_dir(chosen: Path | None, parent: Path, name: str, now: datetime) ->
             path.chmod(0o700)  # made by hand, for this run; one that holds a run stays as its owner has left it
         lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        _lock(lock, path)
         with _told(path):
+            _lock(lock, path)
             attempt = 1 + max(_attempts(path), default=0)
             (path / f"attempt_{attempt}").mkdir()
         if chosen is None:
