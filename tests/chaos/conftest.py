@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.chaos.bare import BareLaunch
 from tests.chaos.driver import Training
 
 
@@ -17,3 +18,17 @@ def train(tmp_path):
     yield train
     for training in begun:
         training.stop()
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """Launches a bare program: `bare("print(index)", workers=3)`."""
+    begun = []
+
+    def bare(program, *options, **others):
+        begun.append(BareLaunch(tmp_path / f"launch{len(begun)}", program, *options, **others))
+        return begun[-1]
+
+    yield bare
+    for launch in begun:
+        launch.stop()

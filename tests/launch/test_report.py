@@ -1,6 +1,7 @@
 """The report of a job that has ended, and the journal of how it got there."""
 
 import json
+import resource
 import signal
 from datetime import datetime, timezone
 
@@ -228,3 +229,20 @@ def test_a_journal_that_cannot_be_written_ends_nothing(tmp_path):
     journal = Journal(tmp_path / "nowhere" / "events.jsonl", 1)
     state, _ = begin(Rules("single"), (CHIEF,), 0.0)
     journal.saw(Started(CHIEF, 1), state, 0.0)
+    assert journal.problem == f"{tmp_path / 'nowhere' / 'events.jsonl'} is not complete: No such file or directory"
+
+
+def test_a_line_that_was_cut_takes_no_other_with_it(tmp_path):
+    journal = Journal(tmp_path / "events.jsonl", 1)
+    state, _ = begin(Rules("single"), (CHIEF,), 0.0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, before[1]))
+    try:
+        journal.saw(Started(CHIEF, 1), state, 0.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    journal.saw(Started(CHIEF, 2), state, 1.0)
+    cut, line = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert len(cut) == 20
+    assert json.loads(line)["pid"] == 2
+    assert journal.problem.endswith("events.jsonl is not complete: File too large")

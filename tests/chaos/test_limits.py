@@ -1,0 +1,128 @@
+"""A disk that is full or read-only, too few files or processes: what is wrong is said, and nothing else is lost."""
+
+import json
+import os
+import resource
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(100)]
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of 1 MB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", path], check=False, capture_output=True)
+    if made.returncode:
+        pytest.skip(f"no file system can be mounted here: {made.stderr.decode().strip()}")
+    yield path
+    while path.is_mount():
+        subprocess.run(["umount", "--lazy", path], check=True)
+
+
+@pytest.fixture
+def cgroup():
+    """Makes a cgroup, where version 1 is mounted: `cgroup("pids", max=9)` gives its folder."""
+    made = []
+
+    def make(controller, **limits):
+        folder = CGROUPS / controller / f"tfdist-test-{os.getpid()}"
+        if not (CGROUPS / controller / "tasks").exists():
+            pytest.skip(f"no {controller} controller of cgroups, version 1, is mounted here")
+        try:
+            folder.mkdir()
+        except OSError as error:
+            pytest.skip(f"no cgroup can be made here: {error.strerror}")
+        made.append(folder)
+        for name, value in limits.items():
+            (folder / f"{controller}.{name}").write_text(str(value))
+        return folder
+
+    yield make
+    for folder in made:
+        folder.rmdir()
+
+
+def into(folder):
+    """What a process does to be in a cgroup, before it begins."""
+    return lambda: (folder / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def test_a_disk_that_becomes_full_ends_no_training_and_is_told(bare, disk):
+    launch = bare('write(b"x" * 2_000_000)\nsys.exit(5 * index)', "--run-dir", disk / "run")
+    code, said = launch.finish()
+    assert code == 5
+    assert "error: worker:1 failed after" in said
+    assert "stdout.log is not complete: No space left on device" in said
+    assert f"what came of the run could not be written to {disk / 'run'}: No space left on device" in said
+    assert launch.report["exit_code"] == 5
+    assert not (disk / "run" / "result.json").exists()
+
+    code, said = bare("", "--run-dir", disk / "another").finish()
+    assert code == 2
+    assert f"error: the run directory cannot be used: {disk / 'another'}" in said
+    assert "No space left on device" in said
+    assert "hint: make room" in said
+
+
+def test_a_run_that_cannot_be_told_of_keeps_what_an_earlier_launch_told(bare, disk):
+    assert bare("", "--run-dir", disk / "run").finish()[0] == 0
+    told = (disk / "run" / "result.json").read_bytes()
+    with (disk / "fills").open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(b"x" * 4096):
+            pass
+    code, said = bare("sys.exit(3)", "--run-dir", disk / "run").finish()
+    assert code == 2
+    assert "No space left on device" in said
+    assert (disk / "run" / "result.json").read_bytes() == told
+    assert json.loads((disk / "run" / "plan.json").read_text())["tasks"]
+
+
+def test_a_disk_that_becomes_read_only(bare, disk):
+    launch = bare(
+        f"""
+        import subprocess
+        for options in (["--bind", disk := {str(disk)!r}], ["-o", "remount,bind,ro"]):
+            subprocess.run(["mount", *options, disk], check=True)
+        print("read-only now")
+        sys.exit(4)
+        """,
+        "--run-dir",
+        disk / "run",
+        workers=1,
+    )
+    code, said = launch.finish()
+    assert code == 4
+    assert "read-only now" in said
+    assert "events.jsonl is not complete: Read-only file system" in said
+    code, said = bare("", "--run-dir", disk / "run").finish()
+    assert code == 2
+    assert "Read-only file system" in said
+    assert "hint: name another with --run-dir" in said
+
+
+def test_too_few_files_are_told_before_anything_starts(bare):
+    launch = bare("", workers=20, before=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60)))
+    code, said = launch.finish()
+    assert code == 2
+    assert "error: a launcher of 20 tasks has up to 224 files open, and may open 60" in said
+    assert "ulimit -n" in said
+    assert not launch.run.exists()
+
+
+def test_a_soft_limit_on_files_is_raised(bare):
+    launch = bare("", workers=3, before=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (16, 500)))
+    assert launch.finish()[0] == 0
+
+
+def test_too_few_processes(bare, cgroup):
+    folder = cgroup("pids", max=4)
+    code, said = bare("time.sleep(100)", workers=8, before=into(folder)).finish()
+    assert code == 126
+    assert "cannot be started: the limit on processes is reached" in said
