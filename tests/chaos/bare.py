@@ -23,9 +23,12 @@ class BareLaunch:
         workers: how many tasks.
         stderr: where the launcher's own goes; a file by default.
         before: what the launcher's process does before it begins.
+        command: what runs in the tasks in place of the program.
     """
 
-    def __init__(self, folder, program, *options, workers=2, stderr=None, before=None):
+    def __init__(
+        self, folder, program, *options, workers=2, stderr=None, before=None, command=(sys.executable, "program.py")
+    ):
         self.folder = folder
         self.run = folder / "run"
         folder.mkdir(exist_ok=True)
@@ -36,7 +39,7 @@ class BareLaunch:
         argv = [sys.executable, "-m", "tfdist_cli", "launch", "bare.yaml", "--run-dir", self.run, "--json", *options]
         with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
             self.process = subprocess.Popen(
-                [*map(str, argv), "--", sys.executable, "program.py"],
+                [*map(str, argv), "--", *command],
                 cwd=folder,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stdin=subprocess.DEVNULL,
