@@ -8,6 +8,7 @@ import pytest
 from tfdist_cli.environment import Environment
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.address import Address
+from tfdist_cli.spec.resources import Size
 from tfdist_cli.spec.task_id import TaskId
 
 HOSTS = {
@@ -145,3 +146,16 @@ def test_a_variable_of_ours_that_cannot_be_meant_is_named(name):
 def test_a_timeout_is_a_number_of_seconds(seconds):
     with pytest.raises(UsageError, match="TFDIST_START_TIMEOUT"):
         Environment.read({"TFDIST_START_TIMEOUT": seconds})
+
+
+def test_gpu_memory():
+    wanted = {
+        text: Environment.read({"TFDIST_GPU_MEMORY": text}).gpu_memory for text in ("0.25", "4 GiB", "4096MiB", "")
+    }
+    assert wanted == {"0.25": 0.25, "4 GiB": Size(2**32), "4096MiB": Size(2**32), "": None}
+
+
+@pytest.mark.parametrize("text", ["0", "1.5", "grow", "4", "nan", "-1GiB"])
+def test_gpu_memory_that_means_nothing(text):
+    with pytest.raises(UsageError, match="TFDIST_GPU_MEMORY is"):
+        Environment.read({"TFDIST_GPU_MEMORY": text})

@@ -3,7 +3,7 @@
 import pytest
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.resources import MIN_INTER_OP_THREADS, Machine, share_out
+from tfdist_cli.resources import ALL_GPUS, MIN_INTER_OP_THREADS, Machine, _memory, share_out
 from tfdist_cli.spec.cluster import Cluster
 
 
@@ -76,6 +76,80 @@ def test_the_file_may_give_gpus_to_any_task_but_a_ps():
     assert [given[task].gpus for task in ("worker:0", "worker:1", "evaluator:0")] == [("1",), ("2",), ("0",)]
     given = shares(Machine(8, ("0", "1", "2")), "multi_worker_mirrored", chief={"gpus": 2}, worker={})
     assert [share.gpus for share in given.values()] == [("0", "1"), ("2",)]
+
+
+def test_gpus_by_their_ids_and_all_of_them():
+    machine = Machine(8, ("0", "1", "2", "GPU-abc"))
+    given = shares(machine, chief={"gpus": [2]}, worker={"replicas": 3}, ps={}, evaluator={"gpus": 1})
+    assert [given[task].gpus for task in ("chief:0", "evaluator:0", "worker:0", "worker:1", "worker:2")] == [
+        ("2",),
+        ("0",),
+        *[()] * 3,
+    ]
+    given = shares(machine, "multi_worker_mirrored", worker={"replicas": 2, "gpus": [0, "GPU-abc"]})
+    assert {share.gpus for share in given.values()} == {("0", "GPU-abc")}
+    given = shares(machine, "multi_worker_mirrored", chief={"gpus": "all"}, worker={})
+    assert [share.gpus for share in given.values()] == [ALL_GPUS, ()]
+
+
+def test_a_gpu_that_is_not_there():
+    with pytest.raises(UsageError, match="chief:0 is to have GPU 3, but this machine has 0, 2") as caught:
+        shares(Machine(8, ("0", "2")), "mirrored", chief={"gpus": [0, 3]})
+    assert caught.value.hint == "correct roles.chief.gpus; `nvidia-smi -L` lists the GPUs"
+    with pytest.raises(UsageError, match="GPU 0, but this machine has none"):
+        shares(Machine(8), "mirrored", chief={"gpus": [0]})
+
+
+def test_the_gpus_of_another_host_are_taken_on_trust():
+    asked = {"hosts": ["b:1", "b:2", "c:1"], "gpus": 2}
+    given = shares(Machine(8), chief={"hosts": ["a:1"]}, ps={"hosts": ["a:2"]}, worker=asked)
+    assert [given[f"worker:{index}"].gpus for index in range(3)] == [("0", "1"), ("2", "3"), ("0", "1")]
+    given = shares(Machine(8), chief={"hosts": ["b:9"], "gpus": [1]}, ps={"hosts": ["a:2"]}, worker=asked)
+    assert [given[f"worker:{index}"].gpus for index in range(2)] == [("0", "2"), ("3", "4")]
+
+
+def test_what_a_task_learns_of_its_share():
+    asked = {"gpus": [0], "gpu_memory": "4096MiB", "memory": "2GiB", "cpus": 3, "threads": {"inter": 2}}
+    [share] = shares(Machine(8, ("0",)), "single", chief=asked).values()
+    assert share.environment == {
+        "TF_NUM_INTRAOP_THREADS": "3",
+        "TF_NUM_INTEROP_THREADS": "2",
+        "OMP_NUM_THREADS": "3",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "TFDIST_GPU_MEMORY": "4 GiB",
+    }
+    assert share.as_json() == {
+        "intra_op_threads": 3,
+        "inter_op_threads": 2,
+        "cpus": 3,
+        "memory": "2 GiB",
+        "gpus": ["0"],
+        "gpu_memory": "4 GiB",
+    }
+
+
+def test_growth_is_tensorflows_own_variable_and_all_gpus_need_none():
+    [share] = shares(Machine(8), "single", chief={"gpus": "all", "gpu_memory": "grow"}).values()
+    assert share.environment["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
+    assert not {"CUDA_VISIBLE_DEVICES", "TFDIST_GPU_MEMORY"} & set(share.environment)
+    [share] = shares(Machine(8), "single", chief={"gpu_memory": 0.5}).values()
+    assert share.environment["TFDIST_GPU_MEMORY"] == "0.5"
+    assert "TF_FORCE_GPU_ALLOW_GROWTH" not in share.environment
+
+
+def test_threads_by_hand():
+    given = shares(Machine(8), chief={}, worker={"threads": {"intra": 5}}, ps={"cpus": 2, "threads": {"inter": 6}})
+    assert [(share.intra_op_threads, share.inter_op_threads) for share in given.values()] == [(1, 4), (5, 5), (2, 6)]
+
+
+def test_a_container_has_less_memory_than_its_machine(tmp_path):
+    whole = _memory(())
+    assert whole
+    assert whole > 2**27
+    (tmp_path / "none").write_text("max\n")
+    (tmp_path / "limit").write_text("100000000\n")
+    assert _memory((tmp_path / "none", tmp_path / "not there")) == whole
+    assert _memory((tmp_path / "none", tmp_path / "limit")) == 100_000_000
 
 
 def test_each_host_is_shared_out_alone():

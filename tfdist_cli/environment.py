@@ -14,6 +14,7 @@ from tfdist_cli.errors import UsageError
 from tfdist_cli.phases import WATCH
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import DATA_KEY, Strategy
+from tfdist_cli.spec.resources import GPU_MEMORY, Size
 from tfdist_cli.spec.task_id import DATA_ROLES, ROLES, TaskId
 
 DEFAULT_START_TIMEOUT = 120.0
@@ -33,6 +34,7 @@ class Environment:
         addresses: every task's address; empty when there is no cluster.
         run_dir: the run's directory, if there is one.
         start_timeout: seconds to wait for the other tasks to come up.
+        gpu_memory: what this process takes of each GPU's memory; None leaves that to TensorFlow.
         phases: whether the time of each phase of a step is taken, which `tfdist bench` asks for.
     """
 
@@ -42,6 +44,7 @@ class Environment:
     run_dir: Path | None = None
     start_timeout: float = DEFAULT_START_TIMEOUT
     phases: bool = False
+    gpu_memory: float | Size | None = None
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Environment:
@@ -59,6 +62,7 @@ class Environment:
             run_dir=Path(run_dir) if run_dir else None,
             start_timeout=_seconds(environ.get("TFDIST_START_TIMEOUT")),
             phases=environ.get(WATCH) == "1",
+            gpu_memory=_gpu_memory(environ.get(GPU_MEMORY)),
         )
 
     @property
@@ -147,6 +151,23 @@ def _strategy(named: str | None, addresses: Mapping[TaskId, Address]) -> Strateg
         return "parameter_server"
     learners = [other for other in addresses if other.role in ("chief", "worker")]
     return "multi_worker_mirrored" if len(learners) > 1 else "single"
+
+
+def _gpu_memory(text: str | None) -> float | Size | None:
+    if not text:
+        return None
+    try:
+        return Size.parse(text) if text[-1].isalpha() else _fraction(float(text))
+    except ValueError:
+        raise UsageError(
+            f"{GPU_MEMORY} is {text!r}", hint="set it to a fraction such as 0.5, or to an amount such as 4096MiB"
+        ) from None
+
+
+def _fraction(number: float) -> float:
+    if not 0 < number <= 1:
+        raise ValueError(number)
+    return number
 
 
 def _seconds(text: str | None) -> float:

@@ -49,9 +49,7 @@ class PlannedTask:
             "argv": list(self.argv),
             "env": dict(self.env),
             "secrets": {name: spec.model_dump(exclude_none=True) for name, spec in self.secrets.items()},
-            "intra_op_threads": self.resources.intra_op_threads,
-            "inter_op_threads": self.resources.inter_op_threads,
-            "gpus": list(self.resources.gpus),
+            **self.resources.as_json(),
         }
 
 
@@ -150,10 +148,7 @@ def task_environment(
     return {
         "TF_CONFIG": tf_config_json(addresses, task),
         "TFDIST_STRATEGY": strategy,
-        "TF_NUM_INTRAOP_THREADS": str(resources.intra_op_threads),
-        "TF_NUM_INTEROP_THREADS": str(resources.inter_op_threads),
-        "OMP_NUM_THREADS": str(resources.intra_op_threads),
-        "CUDA_VISIBLE_DEVICES": ",".join(resources.gpus) or "-1",
+        **resources.environment,
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3" if serves else "2"),
         "PYTHONUNBUFFERED": "1",
         **exempt,

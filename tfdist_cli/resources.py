@@ -5,17 +5,23 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import count, islice, takewhile
 from pathlib import Path
+from typing import Any
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.address import Address
-from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.cluster import Cluster, RoleSpec
+from tfdist_cli.spec.resources import GPU_MEMORY, GpuMemory, Size
 from tfdist_cli.spec.task_id import TaskId
 
 MIN_INTER_OP_THREADS = 4
 """A ps or worker with one inter-op thread deadlocks: a blocked receive keeps the only thread that could send."""
+
+ALL_GPUS = ("all",)
+"""Stands for every GPU that a task's process would see by itself, however many those are."""
 
 HERE = ""
 """Stands for this machine among the hosts, under whichever name it goes."""
@@ -28,10 +34,12 @@ class Machine:
     Args:
         cores: logical processors that this process may use.
         gpus: ids as CUDA_VISIBLE_DEVICES takes them.
+        memory: bytes that its processes may have all together; None when that is not known.
     """
 
     cores: int
     gpus: tuple[str, ...] = ()
+    memory: int | None = None
 
     @classmethod
     def here(cls, environ: Mapping[str, str] = os.environ) -> Machine:
@@ -41,11 +49,26 @@ class Machine:
         visible = environ.get("CUDA_VISIBLE_DEVICES")
         if visible is None:
             found = sorted(int(path.name[6:]) for path in Path("/dev").glob("nvidia[0-9]*"))
-            return cls(cores, tuple(str(number) for number in found))
+            return cls(cores, tuple(str(number) for number in found), _memory())
         ids = (part.strip() for part in visible.split(","))
-        return cls(
-            cores, tuple(takewhile(lambda gpu: gpu not in ("", "-1"), ids))
-        )  # CUDA, too, stops at the first bad one
+        # CUDA, too, stops at the first bad one.
+        return cls(cores, tuple(takewhile(lambda gpu: gpu not in ("", "-1"), ids)), _memory())
+
+
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""What a container may have, of version 2 and version 1."""
+
+
+def _memory(limits: Sequence[Path] = _CGROUP_LIMITS) -> int | None:
+    """The machine's memory in bytes, or its container's where that has less."""
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # a system that doesn't say
+        return None
+    for path in limits:
+        with suppress(OSError, ValueError):  # no such version, or "max"
+            memory = min(memory, int(path.read_text()))
+    return memory
 
 
 @dataclass(frozen=True)
@@ -55,12 +78,45 @@ class Resources:
     Args:
         intra_op_threads: threads that one operation is split over.
         inter_op_threads: operations that run at once.
-        gpus: ids of the GPUs it sees.
+        gpus: ids of the GPUs it sees, or `ALL_GPUS`.
+        gpu_memory: what it takes of each GPU's memory; None for TensorFlow's own way, nearly all of it at once.
+        cpus: cores that it was promised; None when it shares them.
+        memory: memory that it was promised.
     """
 
     intra_op_threads: int
     inter_op_threads: int
     gpus: tuple[str, ...] = ()
+    gpu_memory: GpuMemory | None = None
+    cpus: int | None = None
+    memory: Size | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """What the task may use, in plain JSON types; amounts of memory as a file has them."""
+        return {
+            "intra_op_threads": self.intra_op_threads,
+            "inter_op_threads": self.inter_op_threads,
+            "cpus": self.cpus,
+            "memory": None if self.memory is None else str(self.memory),
+            "gpus": list(self.gpus),
+            "gpu_memory": str(self.gpu_memory) if isinstance(self.gpu_memory, Size) else self.gpu_memory,
+        }
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which TensorFlow, CUDA and tfdist learn of it."""
+        env = {
+            "TF_NUM_INTRAOP_THREADS": str(self.intra_op_threads),
+            "TF_NUM_INTEROP_THREADS": str(self.inter_op_threads),
+            "OMP_NUM_THREADS": str(self.intra_op_threads),
+        }
+        if self.gpus != ALL_GPUS:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus) or "-1"
+        if self.gpu_memory == "grow":
+            env["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
+        elif self.gpu_memory is not None:
+            env[GPU_MEMORY] = str(self.gpu_memory)
+        return env
 
 
 def share_out(cluster: Cluster, addresses: Mapping[TaskId, Address], machine: Machine) -> dict[TaskId, Resources]:
@@ -68,10 +124,11 @@ def share_out(cluster: Cluster, addresses: Mapping[TaskId, Address], machine: Ma
 
     Cores go to the tasks that compute: workers, the ps and data workers in `parameter_server`; elsewhere to all tasks
     but the evaluator and the data dispatcher. Those of one kind share them; other kinds have them, too.
-    GPUs go to the tasks that compute gradients and to those that the file gives some, without overlap; a ps sees none.
+    GPUs go to the tasks that compute gradients and to those that the file gives some; a ps sees none. They overlap only
+    where the file says `all`, or names one for two tasks.
 
     Raises:
-        UsageError: the tasks of this machine are to have more GPUs than it has.
+        UsageError: the tasks of this machine are to have more GPUs than it has, or others.
     """
     hosts: dict[str, list[TaskId]] = {}
     for task, address in addresses.items():
@@ -79,36 +136,73 @@ def share_out(cluster: Cluster, addresses: Mapping[TaskId, Address], machine: Ma
     shares: dict[TaskId, Resources] = {}
     for host, tasks in hosts.items():
         gpus = _share_gpus(cluster, host, tasks, machine)
-        count = Counter(_kind(cluster, task) for task in tasks)
+        kinds = Counter(_kind(cluster, task) for task in tasks)
         for task in tasks:
             kind = _kind(cluster, task)
-            fair = 1 if kind == "idle" else max(1, machine.cores // count[kind])
-            cores = cluster.role(task).cpus or fair
-            shares[task] = Resources(cores, max(MIN_INTER_OP_THREADS, cores), gpus.get(task, ()))
+            fair = 1 if kind == "idle" else max(1, machine.cores // kinds[kind])
+            shares[task] = _resources(cluster.role(task), fair, gpus.get(task, ()))
     return {task: shares[task] for task in addresses}
+
+
+def _resources(spec: RoleSpec, fair: int, gpus: tuple[str, ...]) -> Resources:
+    threads = spec.threads
+    intra = (threads and threads.intra) or spec.cpus or fair
+    inter = (threads and threads.inter) or max(MIN_INTER_OP_THREADS, intra)
+    return Resources(intra, inter, gpus, spec.gpu_memory, spec.cpus, spec.memory)
 
 
 def _share_gpus(
     cluster: Cluster, host: str, tasks: Sequence[TaskId], machine: Machine
 ) -> dict[TaskId, tuple[str, ...]]:
     """What the file gives to a task first; the learners it says nothing of share the rest."""
-    free = list(machine.gpus)
-    shares = {}
+    free = _unnamed_gpus(cluster, host, tasks, machine)
+    shares: dict[TaskId, tuple[str, ...]] = {}
     for task in tasks:
         wanted = cluster.role(task).gpus
-        if wanted is not None:
-            if wanted > len(free) and host == HERE:
+        if wanted == "all":
+            shares[task] = ALL_GPUS
+        elif isinstance(wanted, list):
+            shares[task] = tuple(map(str, wanted))
+            if host == HERE:
+                _check_ids(task, shares[task], machine)
+        elif isinstance(wanted, int):
+            if wanted > len(free):
                 has = f"this machine has {len(machine.gpus)}, {len(free)} of them free"
                 raise UsageError(
                     f"{task} is to have {wanted} GPUs, but {has}",
                     hint=f"lower roles.{task.role}.gpus, or leave it out to share what there is",
                 )
             shares[task], free = tuple(free[:wanted]), free[wanted:]
+    if ALL_GPUS in shares.values():
+        free = []
     others = [task for task in tasks if task not in shares and _kind(cluster, task) == "learner"]
     each = len(free) // len(others) if others else 0
     for index, task in enumerate(others):
         shares[task] = tuple(free[index * each : (index + 1) * each])
     return shares
+
+
+def _unnamed_gpus(cluster: Cluster, host: str, tasks: Sequence[TaskId], machine: Machine) -> list[str]:
+    """The GPUs that no task was given by their ids.
+
+    How many another host has is not known here: what the file asks of it is taken to be there, counted from 0.
+    """
+    wanted = [cluster.role(task).gpus for task in tasks]
+    named = {str(gpu) for ids in wanted if isinstance(ids, list) for gpu in ids}
+    free = [gpu for gpu in machine.gpus if gpu not in named]
+    asked = sum(number for number in wanted if isinstance(number, int))
+    if host == HERE or asked <= len(free):
+        return free
+    return list(islice((number for number in map(str, count()) if number not in named), asked))
+
+
+def _check_ids(task: TaskId, ids: Sequence[str], machine: Machine) -> None:
+    missing = [gpu for gpu in ids if gpu not in machine.gpus]
+    if missing:
+        raise UsageError(
+            f"{task} is to have GPU {missing[0]}, but this machine has {', '.join(machine.gpus) or 'none'}",
+            hint=f"correct roles.{task.role}.gpus; `nvidia-smi -L` lists the GPUs",
+        )
 
 
 def _kind(cluster: Cluster, task: TaskId) -> str:

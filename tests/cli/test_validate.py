@@ -40,3 +40,10 @@ def test_a_module_that_is_not_there(tfdist, cluster_file):
 def test_long_messages_stay_on_one_line(tfdist, cluster_file):
     cluster_file.write_text("strategy: parameter_server\nroles: {}\n" + f"{'x' * 300}: 1\n")
     assert len(tfdist("validate", "cluster.yaml").err.splitlines()) == 1
+
+
+def test_a_public_address_is_warned_of(tfdist, cluster_file):
+    result = tfdist("validate", cluster_file, "-s", "strategy=single", "-s", "roles={chief: {hosts: [8.8.8.8]}}")
+    assert result.code == 0
+    assert result.err.startswith("warning: chief:0 listens on a public address, 8.8.8.8:2222: ")
+    assert "hint: use addresses of a private network or a VPN" in result.err

@@ -101,8 +101,10 @@ def test_a_recipe_comes_back(tmp_path, recipe):
 def test_a_cluster_comes_back(tmp_path, name, env, replicas):
     roles = Roles(
         chief=RoleSpec(env=env, hosts=[Address("::1", 5)]),
-        worker=RoleSpec(hosts=[Address("localhost", 1000 + index) for index in range(replicas)], gpus=0),
-        ps=RoleSpec(replicas=replicas, cpus=2),
+        worker=RoleSpec(
+            hosts=[Address("localhost", 1000 + index) for index in range(replicas)], gpus=0, gpu_memory=0.5
+        ),
+        ps=RoleSpec.model_validate({"replicas": replicas, "cpus": 2, "memory": "4GiB", "threads": {"inter": 2}}),
     )
     cluster = Cluster(name=name, strategy="parameter_server", roles=roles, recipe=Path("/r/${x}.yaml"))
     path = tmp_path / "c.yaml"

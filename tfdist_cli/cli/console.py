@@ -6,11 +6,12 @@ rich is imported when a console is first used: commands that print plain text st
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, TextIO
 
+from tfdist_cli.cautions import Caution
 from tfdist_cli.cli.unread import unwaiting
 from tfdist_cli.errors import TfdistError
 
@@ -62,6 +63,13 @@ def print_error(error: TfdistError) -> None:
         _console(True).print(f"[bold red]error:[/] {_plain(line)}")
     if error.hint:
         _console(True).print(f"[bold]hint:[/] {_plain(error.hint)}")
+
+
+def print_cautions(found: Iterable[Caution]) -> None:
+    """Prints on stderr what to think about, and what to do about it."""
+    for caution in found:
+        _console(True).print(f"[bold yellow]warning:[/] {_plain(caution.message)}")
+        _console(True).print(f"[bold]hint:[/] {_plain(caution.hint)}")
 
 
 def _plain(text: str) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from tfdist_cli.cautions import cautions
 from tfdist_cli.cli import console
 from tfdist_cli.cli.job import Job, load_job
 from tfdist_cli.cli.options import ClusterArgument, CommandArgument, OnOption, RecipeOption, SetOption, settings
@@ -91,6 +92,7 @@ def launch(  # noqa: PLR0913 a parameter is an option
     """
     job = load_job(cluster, recipe, settings(overrides, on), command, run_dir)
     launcher = launcher_of(job.cluster)
+    console.print_cautions(cautions(job.cluster, Machine.here()))
     if dry_run:
         made = job.foreseen(launcher)
         print_plan(made)

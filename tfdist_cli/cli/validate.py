@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+from tfdist_cli.cautions import cautions
 from tfdist_cli.cli import console
 from tfdist_cli.cli.options import ClusterArgument, RecipeOption, SetOption
+from tfdist_cli.resources import Machine
 from tfdist_cli.spec.load import load_run
 from tfdist_cli.spec.module import check_module
 
@@ -19,9 +21,11 @@ def validate(cluster: ClusterArgument, recipe: RecipeOption = None, overrides: S
     """Check a cluster and its recipe, and say everything that is wrong with them.
 
     Unknown keys, wrong values, roles that do not fit the strategy, variables that are not set and a missing recipe
-    module are told with file, line and column. Nothing is started or imported.
+    module are told with file, line and column. A warning, such as of a public address, is no error. Nothing is started
+    or imported.
     """
     spec, recipe_spec = load_run(cluster, recipe, overrides or ())
+    console.print_cautions(cautions(spec, Machine.here()))
     counts = Counter(task.role for task in spec.tasks)
     tasks = ", ".join(f"{count} {role}{'s' if count > 1 and role != 'ps' else ''}" for role, count in counts.items())
     trains = ""

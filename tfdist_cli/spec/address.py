@@ -53,6 +53,14 @@ class Address:
         except ValueError:
             return False
 
+    @property
+    def is_public(self) -> bool:
+        """Whether it is an IP address that is routed in the Internet; what a name stands for is not looked up."""
+        try:
+            return ipaddress.ip_address(self.host).is_global
+        except ValueError:
+            return False
+
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 

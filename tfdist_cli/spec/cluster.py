@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.address import LOOPBACK, Address
 from tfdist_cli.spec.model import AddressField, Inconsistent, PathField, SpecModel
+from tfdist_cli.spec.resources import GpuMemoryField, GpusField, SizeField, ThreadsSpec
 from tfdist_cli.spec.secret import SecretSpec
 from tfdist_cli.spec.task_id import DATA_ROLES, ROLES, Role, TaskId
 
@@ -85,9 +86,18 @@ class RoleSpec(SpecModel):
     hosts: Annotated[list[AddressField], Field(min_length=1)] | None = None
     """An address per task, `host:port`; port 2222 when none is named. Without it the tasks run on this machine."""
     cpus: Annotated[int, Field(ge=1)] | None = None
-    """Cores that one task may compute on; by default the machine's cores are shared out."""
-    gpus: Annotated[int, Field(ge=0)] | None = None
-    """GPUs that one task sees, none for a ps or a data worker; by default those that train share out the machine's."""
+    """Cores that one task computes on; by default the machine's cores are shared out."""
+    memory: SizeField | None = None
+    """Memory that one task may need, `4GiB`: a limit where the launcher has limits. On this machine nothing is limited;
+    tasks that ask for more than it has, all together, are warned of."""
+    gpus: GpusField | None = None
+    """GPUs that one task sees: a number of its own, `[0, 2]` for those very ones, or `all`. None for a ps or a data
+    worker; by default those that train share out the machine's."""
+    gpu_memory: GpuMemoryField | None = None
+    """Memory that one task takes of each GPU it sees: `grow`, as much as it comes to need; `0.5`, a fraction;
+    `4096MiB`. By default TensorFlow takes nearly all of it at the start."""
+    threads: ThreadsSpec | None = None
+    """TensorFlow's threads in one task."""
     env: Annotated[dict[str, str], AfterValidator(_check_env)] = {}
     """Environment variables of the tasks."""
     secrets: Annotated[dict[str, SecretSpec], AfterValidator(_check_secrets)] = {}
@@ -226,11 +236,23 @@ def _role_problems(cluster: Cluster) -> Iterator[Found]:
         yield ("roles", "ps"), f"{strategy} has no parameter servers: remove ps, or use 'strategy: parameter_server'"
     if roles.ps and roles.ps.gpus:
         yield ("roles", "ps", "gpus"), "a ps sees no GPU: it only holds variables, so remove gpus"
+    yield from _thread_problems(cluster)
     if strategy == "multi_worker_mirrored" and not workers:
         yield ("roles", "worker"), "multi_worker_mirrored needs a worker: write 'worker: {replicas: 2}' in roles"
     if strategy in ("mirrored", "single") and chief + workers != 1:
         many = "none" if not chief + workers else f"{chief + workers} in chief and worker together"
         yield ("strategy",), f"{strategy} trains in one process, a chief: roles has {many}"
+
+
+def _thread_problems(cluster: Cluster) -> Iterator[Found]:
+    """A server's only thread, blocked in a receive, could not send what the other side waits for."""
+    for role in ("ps", "worker"):
+        spec = cluster.roles.of(role)
+        if cluster.strategy == "parameter_server" and spec and spec.threads and spec.threads.inter == 1:
+            yield (
+                ("roles", role, "threads", "inter"),
+                f"a {role} with one inter-op thread waits for itself for ever: give it 2 or more, or remove the key",
+            )
 
 
 def _data_problems(roles: Roles) -> Iterator[Found]:

@@ -10,6 +10,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, Wi
 
 from tfdist_cli.spec.address import Address
 
+VARIABLE_SCHEMA = {
+    "type": "string",
+    "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^{}]*)?\}$",
+    "description": "${VAR}",
+}
+"""What may stand in a file in the place of a number or a word."""
+
 
 class SpecModel(BaseModel):
     """A part of a file that users write."""

@@ -8,13 +8,11 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 from pydantic_core import core_schema
 
 from tfdist_cli.spec.cluster import Cluster
-from tfdist_cli.spec.model import SpecModel
+from tfdist_cli.spec.model import VARIABLE_SCHEMA, SpecModel
 from tfdist_cli.spec.recipe import Recipe
 
 MODELS: dict[str, type[SpecModel]] = {"cluster": Cluster, "recipe": Recipe}
 """The kinds of file."""
-
-_VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^{}]*)?\}$", "description": "${VAR}"}
 
 
 def json_schema(kind: str) -> dict[str, Any]:
@@ -31,16 +29,16 @@ class _FileSchema(GenerateJsonSchema):
     """The schema of what stands in a file, where `${VAR}` may take the place of a number or a word."""
 
     def int_schema(self, schema: core_schema.IntSchema) -> dict[str, Any]:
-        return {"anyOf": [super().int_schema(schema), _VARIABLE]}
+        return {"anyOf": [super().int_schema(schema), VARIABLE_SCHEMA]}
 
     def float_schema(self, schema: core_schema.FloatSchema) -> dict[str, Any]:
-        return {"anyOf": [super().float_schema(schema), _VARIABLE]}
+        return {"anyOf": [super().float_schema(schema), VARIABLE_SCHEMA]}
 
     def bool_schema(self, schema: core_schema.BoolSchema) -> dict[str, Any]:
-        return {"anyOf": [super().bool_schema(schema), _VARIABLE]}
+        return {"anyOf": [super().bool_schema(schema), VARIABLE_SCHEMA]}
 
     def literal_schema(self, schema: core_schema.LiteralSchema) -> dict[str, Any]:
-        return {"anyOf": [super().literal_schema(schema), _VARIABLE]}
+        return {"anyOf": [super().literal_schema(schema), VARIABLE_SCHEMA]}
 
     def get_title_from_name(self, name: str) -> str:
         """Keys are their own titles."""

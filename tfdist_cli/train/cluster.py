@@ -26,6 +26,7 @@ from tfdist_cli.spec.updates import PlacementRule, ShardRule, Updates
 from tfdist_cli.train import data_service
 from tfdist_cli.train.coordinated import CoordinatedEngine
 from tfdist_cli.train.engine import Engine, Rules
+from tfdist_cli.train.gpu_memory import limit_gpu_memory
 from tfdist_cli.train.placement import DEFAULT_PLACEMENT, Placement, PlacementRules
 from tfdist_cli.train.presence import gather, outlast, port_taken, report_in, wait_until_gone
 from tfdist_cli.train.step import ModelStep
@@ -107,6 +108,7 @@ def join(
         if environment.serves:
             serve(environment)
             _end_server(environment)
+        limit_gpu_memory(environment.gpu_memory)
         _joined = _meet(environment)
         if environment.task.role != "evaluator":
             data_service.watch(environment, lost)
@@ -176,8 +178,9 @@ def _tensorflow_server(environment: Environment) -> tf.distribute.Server:
         if task.role in SERVING_ROLES:
             cluster.setdefault(task.role, []).append(str(address))
     own, task = environment.addresses[environment.task], environment.task
+    config = limit_gpu_memory(environment.gpu_memory)
     try:
-        return tf.distribute.Server(cluster, job_name=task.role, task_index=task.index, protocol="grpc")
+        return tf.distribute.Server(cluster, job_name=task.role, task_index=task.index, protocol="grpc", config=config)
     except tf.errors.OpError as error:
         raise port_taken(task, own, error.message) from error
 

@@ -1,0 +1,52 @@
+"""What is told before a start."""
+
+import pytest
+
+from tfdist_cli.cautions import cautions
+from tfdist_cli.resources import Machine
+from tfdist_cli.spec.cluster import Cluster
+
+GIB = 2**30
+MACHINE = Machine(8, memory=16 * GIB)
+
+
+def told(machine=MACHINE, strategy="parameter_server", **roles):
+    return list(cautions(Cluster.model_validate({"strategy": strategy, "roles": roles}), machine))
+
+
+def test_nothing_is_said_of_a_cluster_that_fits():
+    assert not told(chief={}, worker={"replicas": 4, "memory": "3GiB", "cpus": 8}, ps={"memory": "4GiB"})
+    assert not told(Machine(8), chief={"memory": "1TiB"}, worker={}, ps={})
+
+
+def test_more_memory_than_the_machine_has():
+    [caution] = told(chief={}, worker={"replicas": 4, "memory": "4GiB"}, ps={"memory": "512MiB"})
+    assert caution.message == "the tasks are to have 16.5 GiB of memory, and this machine has 16.0 GiB"
+    assert "lower memory or replicas" in caution.hint
+
+
+def test_other_machines_have_memory_of_their_own():
+    hosts = {name: {"hosts": [f"10.0.0.{index}"], "memory": "16GiB"} for index, name in enumerate(("chief", "ps"), 1)}
+    assert not told(worker={"hosts": ["10.0.0.3", "10.0.0.4"], "memory": "16GiB"}, **hosts)
+
+
+def test_more_cores_than_the_machine_has():
+    [caution] = told(chief={}, worker={"cpus": 9}, ps={"cpus": 8})
+    assert caution.message == "a worker is to compute on 9 cores, and this machine has 8"
+
+
+@pytest.mark.parametrize("host", ["8.8.8.8", "[2a00:1450:4001::1]"])
+def test_a_public_address(host):
+    [caution] = told(
+        chief={"hosts": ["10.0.0.1"]},
+        worker={"hosts": [f"{host}:2222", f"{host}:2223"]},
+        ps={"hosts": ["10.0.0.2"]},
+    )
+    assert caution.message.startswith(f"worker:0 ({host}:2222) and 1 more listen on public addresses: anyone")
+    assert "firewall" in caution.hint
+
+
+@pytest.mark.parametrize("host", ["10.85.125.168", "192.168.0.4", "100.64.0.1", "fd00::1", "gpu01", "169.254.0.3"])
+def test_addresses_of_private_networks_and_names(host):
+    host = f"[{host}]" if ":" in host else host
+    assert not told(strategy="single", chief={"hosts": [host]})
