@@ -3,12 +3,13 @@
 import signal
 from collections import Counter
 
-from tfdist_cli.launch.events import End, Exited, How, Recorded, Signalled, Start
+from tfdist_cli.launch.events import End, Exited, How, Recorded, Resized, Signalled, Start
 from tfdist_cli.launch.state import Phase, Rules, Timeouts
 from tfdist_cli.launch.supervisor import begin, step
 from tfdist_cli.spec.task_id import TaskId
 
 CHIEF, PS, W0, W1, EVALUATOR = (TaskId.parse(name) for name in ("chief", "ps", "worker:0", "worker:1", "evaluator"))
+W2 = TaskId("worker", 2)
 PS_TASKS = (CHIEF, W0, W1, PS)
 TERM, KILL = How.TERMINATE, How.KILL
 INT, TERMINATED = Signalled(signal.SIGINT), Signalled(signal.SIGTERM)
@@ -61,6 +62,11 @@ def progress(step, task=CHIEF, **rates):
     return Recorded(task, {"kind": "progress", "step": step, "workers": rates})
 
 
+def resized(*tasks, **replicas):
+    """Other tasks are asked for."""
+    return Resized("request", replicas, tasks)
+
+
 def doing(what):
     return Recorded(CHIEF, {"kind": "state", "state": what})
 
@@ -70,11 +76,15 @@ class CheckedHistory(History):
 
     def __init__(self, *tasks, rules):
         super().__init__(*tasks, rules=rules)
-        self.gone, self.told, self.started, self.signalled = set(), {}, Counter(tasks), False
+        self.gone, self.told, self.signalled = set(), {}, False
+        self.started = Counter(tasks)
+        """How often each task that is to be there has been started since it has been."""
+        self.alone, self.attempt = 0, 1
 
     def at(self, now, *events):
         (event,) = events
         before, attempt, was_over = list(Phase).index(self.state.phase), self.state.attempt, self.ended
+        resizing = self.state.resizing
         if isinstance(event, Exited):
             self.gone.add(event.task)
         self.signalled |= isinstance(event, Signalled)
@@ -85,22 +95,32 @@ class CheckedHistory(History):
             self.told[task] = how
         assert not (was_over and self.actions), "nothing is done once the job has ended"
         self._check_starts([action for action in self.actions if isinstance(action, Start)])
-        assert self.state.attempt > attempt or list(Phase).index(self.state.phase) >= before, "no phase comes back"
+        too_late = resizing and self.state.phase in (Phase.EVALUATING, Phase.STOPPING) and not self.state.resizing
+        came_back = self.state.attempt == attempt and list(Phase).index(self.state.phase) < before
+        assert too_late or not came_back, "no phase comes back"
         assert set(self.state.tasks) - self.gone == set(self.state.alive)
         return answers
 
     def _check_starts(self, starts):
-        rules, tasks = self.state.rules, self.state.tasks
+        rules, tasks, resizes = self.state.rules, self.state.tasks, len(self.state.resizes)
         assert not (starts and self.signalled), "nothing is started after a signal"
         for start in starts:
-            assert start.task in self.gone, "nothing is started that is still there"
+            assert start.task in self.gone or start.task not in self.started, "nothing is started that is still there"
             assert start.attempt == self.state.attempt
             self.gone.discard(start.task)
             self.told.pop(start.task, None)
             self.started[start.task] += 1
+        if starts and self.state.attempt > self.attempt:
+            assert [start.task for start in starts] == list(tasks), "all are started in a new attempt"
+            self.attempt = self.state.attempt
+            self.gone &= tasks.keys()
+            self.told = {task: how for task, how in self.told.items() if task in tasks}
+            self.started = Counter({task: count for task, count in self.started.items() if task in tasks})
+        else:
+            self.alone += len(starts)
         assert {task: each.restarts + 1 for task, each in tasks.items()} == self.started
-        alone = sum(each.restarts - (self.state.attempt - 1) for each in tasks.values())
-        assert alone + self.state.attempt - 1 <= len(self.state.losses) <= rules.max_restarts, "restarts have a limit"
+        restarts = self.alone + self.state.attempt - 1 - resizes
+        assert restarts <= len(self.state.losses) <= rules.max_restarts, "restarts have a limit"
         for role in {task.role for task in tasks}:
             most = rules.restarts.get(role)
             if most and most.max is not None:

@@ -1,12 +1,28 @@
 """The loop, with tasks that follow a script and a clock that nobody waits for."""
 
 import asyncio
+import os
 import signal
+from contextlib import asynccontextmanager
 
 import pytest
 
-from tfdist_cli.launch.events import End, EventQueue, Exited, How, Output, Recorded, Signalled, Start, Tick
-from tfdist_cli.launch.job import _signals_to, supervise
+from tfdist_cli.launch.base import Outlets
+from tfdist_cli.launch.events import (
+    Answered,
+    End,
+    EventQueue,
+    Exited,
+    How,
+    Output,
+    Recorded,
+    Resized,
+    Signalled,
+    Start,
+    Tick,
+)
+from tfdist_cli.launch.job import Supervision, _signals_to, run_job
+from tfdist_cli.launch.requests import SIGNAL as REQUEST
 from tfdist_cli.launch.state import Phase, Rules, Timeouts
 from tfdist_cli.spec.task_id import TaskId
 
@@ -56,6 +72,12 @@ class Seen:
 
     def saw(self, event, state, now):
         self.all.append((event, state.phase, now))
+
+
+async def supervise(run, plan, rules, events, watchers, clock):
+    job = Supervision(rules, plan, events, watchers, clock=clock)
+    await job.carry_out(run)
+    return job.state
 
 
 def play(cluster, plan_for, script, timeouts=_DEFAULTS):
@@ -189,6 +211,54 @@ def test_signals_are_heard_during_a_job_and_go_to_their_old_handler_after_it():
         assert heard == ["before or after"]
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+class ScriptedDesk:
+    """Is asked for three workers, twice at once, and has a plan for them."""
+
+    def __init__(self, plan):
+        self.plan = lambda: plan
+        self.left = ["first", "second"]
+
+    def requests(self):
+        while self.left:
+            yield self.left.pop(0)
+
+    def answer(self, request, state):
+        if state.unready:
+            return Answered(request, "refused", reason=state.unready)
+        return Resized(request, {"worker": (1, 3)}, (CHIEF, *(TaskId("worker", n) for n in range(3)), PS))
+
+
+class ScriptedLauncher:
+    """Starts tasks of which all end as they are told, and in the second run the chief by itself."""
+
+    def __init__(self):
+        self.runs = []
+
+    @asynccontextmanager
+    async def start(self, plan, outlets):
+        tasks = [planned.task for planned in plan.tasks]
+        told = {End(task, How.TERMINATE): [Exited(task, 143 if task == CHIEF else -15)] for task in tasks}
+        self.runs.append(ScriptedRun(outlets.events, told | ({Start(PS, 2): [Exited(CHIEF, 0)]} if self.runs else {})))
+        if len(self.runs) == 1:
+            os.kill(os.getpid(), REQUEST)
+        yield self.runs[-1]
+
+
+def test_a_request_gives_the_job_another_plan_and_a_run_of_its_own(cluster, make_cluster, plan_for):
+    launcher, seen = ScriptedLauncher(), Seen()
+    desk = ScriptedDesk(plan_for(make_cluster("parameter_server", chief=1, worker=3, ps=1), "true"))
+    outlets = Outlets(EventQueue(), None, lambda _: {})
+    state = asyncio.run(run_job(launcher, plan_for(cluster, "true"), Rules(cluster.strategy), outlets, (seen,), desk))
+    assert (state.phase, state.exit_code, state.attempt, state.losses) == (Phase.ENDED, 0, 2, ())
+    before, after = ([action.task for action in run.actions if isinstance(action, Start)] for run in launcher.runs)
+    assert before == [CHIEF, WORKER, PS]
+    assert after == [CHIEF, *(TaskId("worker", number) for number in range(3)), PS]
+    answers = [event for event, _, _ in seen.all if isinstance(event, Resized | Answered)]
+    assert [type(answer) for answer in answers] == [Resized, Answered]
+    assert answers[1].reason == "the numbers of its tasks are being changed already"
+    assert signal.getsignal(REQUEST) is signal.SIG_DFL
 
 
 def test_nobody_is_late_for_a_launcher_that_was_stopped_itself(cluster, plan_for):

@@ -18,15 +18,17 @@ from tests.launch.histories import (
     TIMES,
     W0,
     W1,
+    W2,
     CheckedHistory,
     History,
     beat,
     error,
     progress,
+    resized,
     rules,
     up,
 )  # fmt: skip
-from tfdist_cli.launch.events import Exited, Output, Recorded, Signalled, Started, Tick
+from tfdist_cli.launch.events import Exited, Output, Recorded, Resized, Signalled, Start, Started, Tick
 from tfdist_cli.launch.state import KILL_TIMEOUT, Phase, Rules, Status
 from tfdist_cli.spec.cluster import RestartSpec
 from tfdist_cli.spec.task_id import TaskId
@@ -302,17 +304,107 @@ def test_other_events_change_no_phase(event):
     assert job.state.phase is Phase.RUNNING
 
 
+MORE = resized(CHIEF, W0, W1, W2, PS, worker=(2, 3))
+
+
+def resized_job(**options):
+    """One that has trained to step 40, and is told of a third worker; the chief saves."""
+    job = History(*PS_TASKS, EVALUATOR, rules=rules(reports=True, **options))
+    job.at(1, *up(*PS_TASKS, EVALUATOR), progress(40))
+    assert job.at(5, MORE) == {CHIEF: TERM}
+    return job
+
+
+def test_a_job_is_resized_when_its_training_has_been_saved():
+    job = resized_job(max_restarts=0)
+    assert job.state.phase is Phase.SAVING
+    assert job.at(7, Exited(CHIEF, 143)) == dict.fromkeys((W0, W1, PS, EVALUATOR), TERM)
+    job.at(8, *(Exited(task, 143) for task in (W0, W1, PS, EVALUATOR)))
+    assert (job.state.phase, job.state.deadline, job.actions) == (Phase.PAUSED, 8, ())
+    job.at(8, Tick())
+    assert job.actions == tuple(Start(task, 2) for task in (CHIEF, W0, W1, W2, PS))
+    assert tuple(job.state.tasks) == (CHIEF, W0, W1, W2, PS)
+    assert [job.state.tasks[task].restarts for task in (W1, W2)] == [1, 0]
+    assert (job.state.losses, job.state.exit_code) == ((), 0)
+    job.at(9, *up(*MORE.tasks), Recorded(CHIEF, {"kind": "resumed", "step": 44}))
+    assert "being changed already" in job.state.unready
+    assert job.at(10, MORE) == {}
+    job.at(11, progress(50))
+    (resize,) = job.state.resizes
+    assert (resize.asked_at, resize.step, resize.resumed, resize.trained_at) == (5, 40, 44, 11)
+    assert job.state.unready == ""
+
+
+def test_a_task_that_is_lost_after_it_is_the_first_loss():
+    job = resized_job(max_restarts=1)
+    job.at(7, Exited(CHIEF, 143))
+    job.at(8, *(Exited(task, 143) for task in (W0, W1, PS, EVALUATOR)))
+    job.at(8, Tick())
+    job.at(9, Exited(PS, -9), *(Exited(task, 143) for task in (CHIEF, W0, W1, W2)))
+    assert [loss.task for loss in job.state.losses] == [PS]
+    job.at(9, Tick())
+    assert job.actions == tuple(Start(task, 3) for task in MORE.tasks)
+
+
+def test_a_training_that_is_done_before_it_has_ended_for_other_numbers_is_done():
+    job = resized_job()
+    assert job.at(6, Exited(CHIEF, 0)) == {}
+    assert job.state.phase is Phase.EVALUATING
+    assert job.at(7, Exited(EVALUATOR, 0)) == dict.fromkeys((W0, W1, PS), TERM)
+    job.at(8, *(Exited(task, -15) for task in (W0, W1, PS)))
+    assert (job.ended, job.state.exit_code) == (True, 0)
+    assert job.statuses()[CHIEF] is Status.DONE
+
+
+def test_a_chief_that_cannot_save_in_time_is_killed_and_the_job_is_resized_all_the_same():
+    job = resized_job()
+    assert job.at(35, Tick()) == {CHIEF: KILL} | dict.fromkeys((W0, W1, PS, EVALUATOR), TERM)
+    job.at(36, *(Exited(task, -9) for task in (*PS_TASKS, EVALUATOR)), Tick())
+    assert job.actions == tuple(Start(task, 2) for task in MORE.tasks)
+
+
+def test_a_job_whose_tasks_cannot_be_ended_is_not_resized():
+    job = resized_job()
+    job.at(6, Exited(CHIEF, 143), Exited(PS, 143), Exited(W0, 143), Exited(EVALUATOR, 143))
+    job.at(36, Tick())
+    job.at(36 + KILL_TIMEOUT, Tick())
+    assert (job.ended, job.state.exit_code, job.state.alive) == (True, 124, (W1,))
+
+
+def test_a_signal_ends_a_job_that_is_being_resized():
+    job = resized_job()
+    assert job.at(6, TERMINATED) == {}
+    job.at(7, *(Exited(task, 143) for task in (*PS_TASKS, EVALUATOR)))
+    assert (job.ended, job.state.exit_code) == (True, 143)
+
+
+@pytest.mark.parametrize("events", [[INT], [Exited(CHIEF, 0)], [Exited(PS, -9)]], ids=["ending", "done", "restarting"])
+def test_a_job_is_not_resized_when_it_does_something_else(events):
+    job = History(*PS_TASKS, EVALUATOR, rules=rules(max_restarts=3))
+    job.at(5, *events)
+    assert job.state.unready
+    assert job.at(6, MORE) == {}
+    assert job.state.resizes == ()
+
+
 CLUSTERS = {
     "parameter_server": (CHIEF, W0, W1, PS, EVALUATOR),
     "multi_worker_mirrored": (W0, W1, EVALUATOR),
     "single": (CHIEF,),
 }
+SIZES = {
+    "parameter_server": ((CHIEF, W0, PS), (CHIEF, W0, W1, W2, PS, EVALUATOR)),
+    "multi_worker_mirrored": ((W0,), (W0, W1, W2, EVALUATOR)),
+    "single": ((CHIEF,), (CHIEF, EVALUATOR)),
+}
+RESIZE = "other numbers of tasks"
 EVENTS = st.tuples(
     st.one_of(
         st.builds(lambda code: lambda task: Exited(task, code), st.sampled_from([0, 0, 1, 2, 3, -15, -9])),
         st.builds(lambda step: lambda task: progress(step, task, **{str(task): 1.0}), st.integers(0, 5)),
         st.sampled_from([error, lambda task: up(task)[0], beat, lambda _: Tick(), lambda _: Tick()]),
         st.sampled_from([lambda _: INT, lambda _: TERMINATED]),
+        st.just(RESIZE),
     ),
     st.integers(0, 4),
 )
@@ -344,9 +436,10 @@ def test_any_history_comes_to_an_end(strategy, reports, history, stubborn, most,
     job = CheckedHistory(*tasks, rules=Rules(strategy, reports, times, most, policies))
     now = 0.0
     for make_event, which, pause in ((make, which, pause) for (make, which), pause in history):
-        task, now = tasks[which % len(tasks)], now + pause
-        event = make_event(task)
-        if isinstance(event, Signalled | Tick) or event.task not in job.gone:
+        tasks, now = tuple(job.state.tasks), now + pause
+        size = resized(*SIZES[strategy][which % 2])
+        event = size if make_event is RESIZE else make_event(tasks[which % len(tasks)])
+        if isinstance(event, Signalled | Tick | Resized) or event.task not in job.gone:
             job.at(now, event)
         if job.state.deadline is not None and job.state.deadline <= now:
             job.at(now, Tick())

@@ -26,6 +26,7 @@ COMMANDS = {
     "list": "List the runs in a folder, the newest last: runs/ of the current folder by default.",
     "status": "Show how a run stands: its tasks, its progress, and what ended it.",
     "logs": "Print what a run's tasks have written, the run that was launched last by default.",
+    "scale": "Change how many workers, ps or other tasks a run has, while it runs.",
     "stop": "End a run: its launcher lets the training save a checkpoint and ends.",
     "role": "Run one task of a cluster in the foreground.",
     "export": "Write the model of a checkpoint for programs that have no tfdist.",

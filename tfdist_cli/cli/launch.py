@@ -23,12 +23,11 @@ from tfdist_cli.launch.chronicle import Chronicle
 from tfdist_cli.launch.job import Watcher
 from tfdist_cli.launch.launch import Launch
 from tfdist_cli.launch.launchers import launcher_of
+from tfdist_cli.launch.planner import Desk, Planner
 from tfdist_cli.launch.report import Report
 from tfdist_cli.launch.run_dir import open_run_dir
 from tfdist_cli.launch.secrets import Secrets
 from tfdist_cli.launch.state import Rules, Timeouts
-from tfdist_cli.plan import make_plan
-from tfdist_cli.resources import Machine
 
 EXAMPLES = (
     "tfdist launch configs/local.yaml",
@@ -120,17 +119,13 @@ def carry_out(launcher: Launcher, job: Job, rules: Rules, *, quiet: bool) -> tup
     now = datetime.now().astimezone()
     secrets = Secrets.read(job.cluster)
     with (
-        launcher.reserve(job.cluster) as addresses,
+        Planner(launcher, job.cluster, job.recipe, job.program).reserving() as planner,
         open_run_dir(job.run_dir, job.parent, job.cluster.name, now) as opened,
     ):
-        cluster, recipe = opened.resolve(job.cluster, job.recipe, addresses)
-        plan = make_plan(
-            cluster, recipe, addresses=addresses, run_dir=opened.path, machine=Machine.here(), command=job.program
-        )
-        opened.save(plan)
+        planned = Launch(launcher, planner.plan(opened), opened, rules, secrets, Desk(planner, opened))
         chronicle = Chronicle()
         with _watching(chronicle, quiet=quiet) as watchers:
-            return Launch(launcher, plan, opened, rules, secrets).carry_out(chronicle, watchers), opened.path
+            return planned.carry_out(chronicle, watchers), opened.path
 
 
 @contextmanager

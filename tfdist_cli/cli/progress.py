@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tfdist_cli.cli.lines import ROLE_COLOURS, TaskLines, neutral
-from tfdist_cli.launch.events import Event, Exited, Output, Signalled
-from tfdist_cli.launch.report import cause_of, describe_end, signal_name
+from tfdist_cli.launch.events import Answered, Event, Exited, Output, Resized, Signalled
+from tfdist_cli.launch.report import cause_of, describe_end, described, signal_name
 from tfdist_cli.launch.state import JobState, Loss, Phase, Status
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Display:
             self._lines(event)
         for loss in state.losses[self._losses :]:
             self._notice(_restart(loss, len(state.losses), state))
-        for notice in _notices(event, state, self._phase):
+        for notice in (*_of_requests(event), *_notices(event, state, self._phase)):
             self._notice(notice)
         self._phase, self._losses = state.phase, len(state.losses)
         self._tick(state, now)
@@ -160,6 +160,15 @@ def _restart(loss: Loss, number: int, state: JobState) -> str:
     what = "starting it again" if loss.alone else "starting all tasks again from the last checkpoint"
     when = f" in {loss.delay:g} s" if loss.delay else ""
     return f"{loss.task} was lost: {cause_of(loss)}; {what}{when} (restart {number} of {state.rules.max_restarts})"
+
+
+def _of_requests(event: Event) -> Iterator[str]:
+    """What other terminals have asked for."""
+    match event:
+        case Resized(_, replicas, _):
+            yield f"going on with other numbers of tasks: {described(replicas)}"
+        case Answered(_, "refused", _, reason, _):
+            yield f"other numbers of tasks were asked for, and refused: {reason}"
 
 
 def _notices(event: Event, state: JobState, before: Phase) -> Iterator[str]:

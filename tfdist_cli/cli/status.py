@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -13,6 +14,7 @@ from tfdist_cli.cli.lines import ROLE_COLOURS, neutral
 from tfdist_cli.cli.list import OUTCOME_COLOURS
 from tfdist_cli.cli.options import JsonOption, RunArgument
 from tfdist_cli.cli.progress import duration, metrics_text
+from tfdist_cli.launch.report import described
 from tfdist_cli.launch.runs import Outcome, RunView, TaskView, left_behind, read_run
 
 EXAMPLES = ("tfdist status", "tfdist status runs/digits-20260102-030405 --json")
@@ -42,6 +44,14 @@ def _doing(news: RunView) -> str:
     return f"({news.phase}) " if news.outcome is Outcome.RUNNING else ""
 
 
+def _since(scaled: Mapping[str, Any]) -> str:
+    """From where the training went on with other numbers of tasks, if it has."""
+    if scaled["took"] is None:
+        return ""
+    where = "from the beginning" if scaled["resumed"] is None else f"from step {scaled['resumed']}"
+    return f"; it went on {where}, {duration(scaled['took'])} later"
+
+
 def _row(task: TaskView) -> tuple[Text, ...]:
     return (
         Text(str(task.task), style=ROLE_COLOURS[task.task.role]),
@@ -54,6 +64,8 @@ def _row(task: TaskView) -> tuple[Text, ...]:
 def _facts(news: RunView) -> Iterator[tuple[str, str]]:
     if news.step is not None:
         yield "training", f"step {news.step}  {metrics_text(news.metrics)}"
+    for each in news.scaled:
+        yield "scaled", f"{described(each['replicas'])} after {duration(each['seconds'])}{_since(each)}"
     if news.headline:
         yield "error", news.headline
     if news.outcome is Outcome.LOST:

@@ -13,12 +13,13 @@ from tfdist_cli.cli import console
 from tfdist_cli.cli.lines import ROLE_COLOURS, neutral
 from tfdist_cli.cli.progress import duration, metrics_text
 from tfdist_cli.launch.chronicle import numbers
-from tfdist_cli.launch.report import cause_of
+from tfdist_cli.launch.report import cause_of, described
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tfdist_cli.launch.report import Failure, Report, TaskEnd
+    from tfdist_cli.launch.state import Resize
 
 _CONSEQUENCES = 10
 """How many of the failures after the first are told; result.json has them all."""
@@ -32,6 +33,8 @@ def print_failure(report: Report) -> None:
         again = "it was started again" if loss.alone else "all were started again from the last checkpoint"
         when = f"after {loss.ended.failed_at:.1f} s" + (f", at step {loss.step}" if loss.step else "")
         _say("lost:", f"{loss.task} {when}, {cause_of(loss)}; {again}")
+    for resize in report.resizes:
+        _say("scaled:", _went_on(resize))
     if report.headline:
         _say("error:", report.headline)
     if report.failures:
@@ -65,6 +68,15 @@ def _print_details(failure: Failure) -> None:
     for line in lines:
         console.err.print(Text(f"  {neutral(line)}"), soft_wrap=True)
     _say("log:", str(failure.log))
+
+
+def _went_on(resize: Resize) -> str:
+    """When the numbers of tasks changed, and from where the training went on."""
+    when = f"{described(resize.wanted.replicas)} after {resize.asked_at:.1f} s"
+    if resize.trained_at is None:
+        return f"{when}; no step was made after that"
+    where = "from the beginning" if resize.resumed is None else f"from step {resize.resumed}"
+    return f"{when}; the training went on {where}, {resize.trained_at - resize.asked_at:.1f} s later"
 
 
 def _last_words(failure: Failure) -> str:

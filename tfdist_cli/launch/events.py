@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
 
-from tfdist_cli.spec.task_id import TaskId
+from tfdist_cli.spec.task_id import Role, TaskId
 
 Stream = Literal["stdout", "stderr"]
 _OUTPUTS_IN_FLIGHT = 64
@@ -71,11 +71,50 @@ class Signalled:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """Somebody has left a request in the run's directory."""
+
+
+@dataclass(frozen=True)
+class Resized:
+    """The job is to go on with other numbers of tasks.
+
+    Args:
+        request: the request's number.
+        replicas: for each role that changes, how many tasks it has and how many it is to have.
+        tasks: every task of the next attempt.
+    """
+
+    request: str
+    replicas: Mapping[Role, tuple[int, int]]
+    tasks: tuple[TaskId, ...]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A request has been answered, and changes nothing.
+
+    Args:
+        request: the request's number.
+        answer: `refused`, `unchanged` when all is as it asks for, or `possible` when it only asks whether it is.
+        replicas: as in `Resized`.
+        reason: why it was refused.
+        hint: what to do about it.
+    """
+
+    request: str
+    answer: Literal["refused", "unchanged", "possible"]
+    replicas: Mapping[Role, tuple[int, int]] = field(default_factory=dict)
+    reason: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True)
 class Tick:
     """Nothing has happened, but time has passed."""
 
 
-Event = Started | Output | Recorded | Exited | Signalled | Tick
+Event = Started | Output | Recorded | Exited | Signalled | Asked | Resized | Answered | Tick
 
 
 class How(Enum):
@@ -120,7 +159,7 @@ class EventQueue:
         self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
         self._room = asyncio.Semaphore(_OUTPUTS_IN_FLIGHT)
 
-    def put(self, event: Started | Exited | Signalled) -> None:
+    def put(self, event: Started | Exited | Signalled | Asked) -> None:
         """Adds what must not wait."""
         self._events.put_nowait(event)
 

@@ -9,9 +9,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from tfdist_cli.launch.events import Event, Exited, Recorded, Signalled, Started
+from tfdist_cli.launch.events import Answered, Event, Exited, Recorded, Resized, Signalled, Started
 from tfdist_cli.launch.report import cause_of, describe_end, signal_name
-from tfdist_cli.launch.state import JobState, Loss, Phase
+from tfdist_cli.launch.state import JobState, Loss, Phase, Resize
 from tfdist_cli.spec.task_id import TaskId
 
 _FREQUENT = ("progress", "beat")
@@ -41,6 +41,7 @@ class Journal:
         self._launch = attempt
         self._phase = Phase.RUNNING
         self._losses = 0
+        self._trained = 0
         self._killed: set[TaskId] = set()
         self._cut = False
         """Whether the last line may be there in part."""
@@ -55,6 +56,10 @@ class Journal:
         for loss in state.losses[self._losses :]:
             self._write({"event": "loss", "task": str(loss.task), "cause": cause_of(loss), **_followed(loss)}, now)
         self._losses = len(state.losses)
+        trained = [resize for resize in state.resizes if resize.trained_at is not None]
+        for resize in trained[self._trained :]:
+            self._write(_scaled(resize, state), now)
+        self._trained = len(trained)
         self._write_killed(state, now)
         if state.phase is not self._phase:
             cause = _cause(event, state)
@@ -100,10 +105,28 @@ def _described(event: Event, state: JobState) -> dict[str, Any]:
             }
         case Signalled(signum):
             return {"event": "signal", "signal": signal_name(signum)}
+        case Resized() | Answered():
+            return _answer(event)
         case Recorded(task, record) if record["kind"] not in _FREQUENT:
             fields = {key: value for key, value in record.items() if key != "kind"}
             return {**fields, "event": record["kind"], "task": str(task)}
     return {}
+
+
+def _answer(event: Resized | Answered) -> dict[str, Any]:
+    """What has become of a request."""
+    told = {"event": "scale", "request": event.request, "replicas": event.replicas}
+    if isinstance(event, Resized):
+        return told | {"answer": "accepted"}
+    reason = {"reason": event.reason, "hint": event.hint} if event.reason else {}
+    return told | {"answer": event.answer} | reason
+
+
+def _scaled(resize: Resize, state: JobState) -> dict[str, Any]:
+    """What came of other numbers of tasks: `took` seconds from the request to the first step that was told."""
+    took = (resize.trained_at or 0.0) - resize.asked_at
+    where = {"resumed": resize.resumed, "step": state.here, "took": round(took, 3)}
+    return {"event": "scaled", "request": resize.wanted.request, "replicas": resize.wanted.replicas, **where}
 
 
 def _followed(loss: Loss) -> dict[str, Any]:
@@ -116,4 +139,6 @@ def _cause(event: Event, state: JobState) -> str:
             return f"{task}: {describe_end(state.tasks[task])}"
         case Signalled(signum):
             return signal_name(signum)
+        case Resized():
+            return "other numbers of tasks were asked for"
     return "its time was over"

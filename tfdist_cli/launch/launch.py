@@ -15,6 +15,7 @@ from tfdist_cli.launch.events import Event, EventQueue, Exited, Start
 from tfdist_cli.launch.job import Watcher, run_job
 from tfdist_cli.launch.journal import Journal
 from tfdist_cli.launch.logs import TaskLogs
+from tfdist_cli.launch.planner import Desk
 from tfdist_cli.launch.report import Failure, Report, make_failure, make_report
 from tfdist_cli.launch.run_dir import RunDir
 from tfdist_cli.launch.secrets import Secrets
@@ -33,6 +34,7 @@ class Launch:
         run_dir: where the run is kept.
         rules: when the job is over.
         secrets: what the tasks are given, and nobody else is to see.
+        desk: answers requests to the launcher; without it there are none.
     """
 
     launcher: Launcher
@@ -40,6 +42,7 @@ class Launch:
     run_dir: RunDir
     rules: Rules
     secrets: Secrets = field(default_factory=Secrets)
+    desk: Desk | None = None
 
     def carry_out(self, chronicle: Chronicle, watchers: Sequence[Watcher] = ()) -> Report:
         """Runs the plan to its end, keeping all that happens in the run's directory.
@@ -78,7 +81,7 @@ class Launch:
             return {**common, **own, TASK_DIR: str(logs.begin(start.task, start.attempt))}
 
         outlets = Outlets(EventQueue(), logs, prepare, self.secrets.mask)
-        return await run_job(self.launcher, self.plan, self.rules, outlets, watchers)
+        return await run_job(self.launcher, self.plan, self.rules, outlets, watchers, self.desk)
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tfdist_cli.launch.chronicle import Chronicle, numbers
 from tfdist_cli.launch.logs import TaskLogs
-from tfdist_cli.launch.state import JobState, Loss, Status, TaskState
-from tfdist_cli.spec.task_id import TaskId
+from tfdist_cli.launch.state import JobState, Loss, Resize, Status, TaskState
+from tfdist_cli.spec.task_id import Role, TaskId
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ class Report:
         warnings: what else a user should know.
         losses: the tasks that were lost and brought about a restart, oldest first.
         attempts: how often all tasks were started.
+        resizes: the other numbers of tasks that were asked for meanwhile, oldest first.
     """
 
     exit_code: int
@@ -99,6 +100,7 @@ class Report:
     warnings: tuple[str, ...] = ()
     losses: tuple[Loss, ...] = ()
     attempts: int = 1
+    resizes: tuple[Resize, ...] = ()
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -128,6 +130,7 @@ class Report:
                 }
                 for loss in self.losses
             ],
+            "resizes": [_as_json(resize) for resize in self.resizes],
             "warnings": list(self.warnings),
             "seconds": round(self.seconds, 3),
             "step": self.result.get("step"),
@@ -148,6 +151,17 @@ class Report:
                 for end in self.tasks
             ],
         }
+
+
+def _as_json(resize: Resize) -> dict[str, Any]:
+    return {
+        "replicas": {role: list(counts) for role, counts in resize.wanted.replicas.items()},
+        "attempt": resize.attempt,
+        "seconds": _rounded(resize.asked_at),
+        "step": resize.step,
+        "resumed": resize.resumed,
+        "trained": _rounded(resize.trained_at),
+    }
 
 
 def make_report(state: JobState, chronicle: Chronicle, logs: TaskLogs, seconds: float) -> Report:
@@ -178,6 +192,7 @@ def make_report(state: JobState, chronicle: Chronicle, logs: TaskLogs, seconds: 
         (*chronicle.warnings, *_warnings(state, logs)),
         state.losses,
         state.attempt,
+        state.resizes,
     )
 
 
@@ -200,6 +215,11 @@ def cause_of(loss: Loss) -> str:
     """What a task was lost of."""
     error = loss.ended.error.partition("\n")[0]
     return describe_end(loss.ended) + (f": {error}" if error else "")
+
+
+def described(replicas: Mapping[Role, Sequence[int]]) -> str:
+    """`worker 1 → 3, ps 1 → 2`."""
+    return ", ".join(f"{role} {before} → {after}" for role, (before, after) in replicas.items())
 
 
 def _code(code: int) -> str:
@@ -253,6 +273,8 @@ def _headline(state: JobState, failures: tuple[Failure, ...]) -> str:
         seconds = f"{state.rules.timeouts.start:g} s"
         names = ", ".join(str(task) for task in state.late[:10]) + (" …" if len(state.late) > 10 else "")
         return f"{len(state.late)} of {len(state.tasks)} tasks did not come up within {seconds}: {names}"
+    if state.resizing:
+        return "the job could not go on with other numbers of tasks: not all of those before could be ended"
     return failures[0].sentence if failures else ""
 
 

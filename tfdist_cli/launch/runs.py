@@ -6,7 +6,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -74,6 +74,9 @@ class RunView:
         step: the last step that was told; None before the first.
         metrics: the training's metrics then.
         result: `result.json` of this launch; empty when there is none.
+        scaled: for each time that `tfdist scale` was heeded in this launch, `replicas` {role: [before, after]},
+            `seconds`: when, `resumed`: the step it went on from, and `took`: seconds until the first step after that;
+            the last two are null until then.
     """
 
     path: Path
@@ -88,6 +91,7 @@ class RunView:
     step: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     result: Mapping[str, Any] = field(default_factory=dict)
+    scaled: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def headline(self) -> str:
@@ -114,6 +118,7 @@ class RunView:
             "seconds": self.seconds,
             "step": self.step,
             "metrics": dict(self.metrics),
+            "scaled": list(self.scaled),
             "exit_code": self.result.get("exit_code"),
             "headline": self.headline or None,
             "tasks": [
@@ -166,6 +171,7 @@ def read_run(path: Path) -> RunView:
         last.get("step"),
         last.get("values", {}),
         result,
+        _scaled(events),
     )
 
 
@@ -248,6 +254,18 @@ def _follow(event: Mapping[str, Any], tasks: Mapping[str, TaskView]) -> None:
             task.state = str(event.get("state"))
         case "exited":
             task.state, task.pid, task.cause = str(event.get("status")), None, str(event.get("cause"))
+
+
+def _scaled(events: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """What came of the requests for other numbers of tasks that were heeded."""
+    found: dict[str, dict[str, Any]] = {}
+    for event in events:
+        number = str(event.get("request"))
+        if event.get("event") == "scale" and event.get("answer") == "accepted":
+            found[number] = {key: event.get(key) for key in ("replicas", "seconds", "resumed", "took")}
+        elif event.get("event") == "scaled" and number in found:
+            found[number] |= {key: event.get(key) for key in ("resumed", "took")}
+    return tuple(found.values())
 
 
 def _last_of_training(path: Path) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
-from tfdist_cli.launch.events import How
+from tfdist_cli.launch.events import How, Resized
 from tfdist_cli.spec.cluster import RestartSpec, Strategy, default_restart
 from tfdist_cli.spec.task_id import DATA_ROLES, Role, TaskId
 
@@ -179,6 +179,27 @@ class Loss:
 
 
 @dataclass(frozen=True)
+class Resize:
+    """Other numbers of tasks, which were asked for while the job ran.
+
+    Args:
+        wanted: what was asked for.
+        asked_at: when.
+        attempt: which attempt ended for it, from 1.
+        step: the step that had been told last then; None before the first.
+        resumed: the step of the checkpoint that the next attempt went on from; None when it has not said so.
+        trained_at: when the next attempt told of its first step; None before.
+    """
+
+    wanted: Resized
+    asked_at: float
+    attempt: int
+    step: int | None = None
+    resumed: int | None = None
+    trained_at: float | None = None
+
+
+@dataclass(frozen=True)
 class JobState:
     """The whole job.
 
@@ -190,7 +211,9 @@ class JobState:
         attempt: how often all tasks have been started, from 1.
         began: when they were started last.
         losses: the tasks that were lost and brought about a restart, oldest first.
+        resizes: the other numbers of tasks that were asked for, oldest first.
         restarting: whether the job is started again, from its last checkpoint, when all tasks have ended.
+        resizing: whether that is with other numbers of tasks, those asked for last.
         step: the furthest step of the training.
         here: the step that was told last in this attempt; None before the first.
         moved_at: when the training last got on.
@@ -208,7 +231,9 @@ class JobState:
     attempt: int = 1
     began: float = 0.0
     losses: tuple[Loss, ...] = ()
+    resizes: tuple[Resize, ...] = ()
     restarting: bool = False
+    resizing: bool = False
     step: int = 0
     here: int | None = None
     moved_at: float = 0.0
@@ -269,6 +294,18 @@ class JobState:
         return min(times, default=None)
 
     @property
+    def unready(self) -> str:
+        """Why the job cannot be resized now; empty when it can."""
+        last = self.resizes[-1] if self.resizes else None
+        if self.resizing or (last and last.trained_at is None and self.attempt == last.attempt + 1):
+            return "the numbers of its tasks are being changed already"
+        if self.restarting:
+            return "its tasks are being started again after a loss"
+        if self.phase is Phase.EVALUATING:
+            return "its training is done"
+        return "" if self.phase is Phase.RUNNING else "it is ending"
+
+    @property
     def failures(self) -> tuple[TaskId, ...]:
         """The tasks that failed, what ended the job first: those that failed before the evaluator's come first."""
         failed = [task for task, state in self.tasks.items() if state.status is Status.FAILED]
@@ -279,7 +316,7 @@ class JobState:
         """What `tfdist launch` returns when it ends like this."""
         if self.signum is not None:
             return 128 + self.signum
-        if self.late:
+        if self.late or self.resizing:
             return 124
         for task in self.failures:
             return 124 if self.tasks[task].stalled else shell_code(self.tasks[task]) or 1

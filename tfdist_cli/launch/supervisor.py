@@ -13,6 +13,8 @@ It has no clock and no processes. The rules, which docs and exit codes rest on:
 * When a failed task ends the attempt, and on a signal to the launcher, the tasks that decide are told to end first, so
   that they can save; then the others. Without a ps, or another task that decides, nothing can be saved.
 * A job that is started again first ends as any other, and then begins anew, after a pause. A signal ends it for good.
+* A job that is resized ends like one that is told to, so that it can save, and begins anew at once with its new tasks.
+  That is no restart: no limit counts it. When its training is done before it has ended, it is done.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tfdist_cli.launch.events import Action, End, Event, Exited, How, Recorded, Signalled, Start, Tick
+from tfdist_cli.launch.events import Action, End, Event, Exited, How, Recorded, Resized, Signalled, Start, Tick
 from tfdist_cli.launch.restarts import judge
 from tfdist_cli.launch.stall import beat, look, moved
-from tfdist_cli.launch.state import KILL_TIMEOUT, JobState, Phase, Rules, Status, TaskState
+from tfdist_cli.launch.state import KILL_TIMEOUT, JobState, Phase, Resize, Rules, Status, TaskState
 from tfdist_cli.spec.task_id import TaskId
 
 RESTART_GRACE = 1.0
@@ -49,6 +51,10 @@ def step(state: JobState, event: Event, now: float) -> Step:
             return _recorded(state, event.task, event.record, now), ()
         case Signalled():
             return _signalled(state, event.signum, now)
+        case Resized() if not state.unready:
+            resize = Resize(event, now, state.attempt, state.here)
+            state = replace(state, resizes=(*state.resizes, resize), restarting=True, resizing=True)
+            return _wind_down(state, now)
         case Tick():
             return _ticked(state, now)
     return state, ()
@@ -74,6 +80,8 @@ def _go_on(state: JobState, ended: TaskId, now: float) -> Step:
         case Phase.EVALUATING if not _evaluators(state):
             return _stop(state, now)
         case Phase.SAVING if not _deciding(state):
+            if state.resizing and _trained(state):
+                return _evaluate(replace(state, restarting=False, resizing=False), now)
             return _stop(state, now)
     return (state, ()) if state.alive else _end(state, now)
 
@@ -87,7 +95,8 @@ def _outcome(state: JobState, name: TaskId, task: TaskState) -> Status:
     wanted = state.phase is Phase.RUNNING or (state.phase is Phase.EVALUATING and name.role == "evaluator")
     if task.stalled and (wanted or state.failing):
         return Status.FAILED
-    if task.told_at is not None and (task.ended_at is None or task.ended_at >= task.told_at):
+    finished = state.resizing and state.rules.decides(name) and task.code == 0
+    if task.told_at is not None and (task.ended_at is None or task.ended_at >= task.told_at) and not finished:
         return Status.FAILED if (state.failing or state.late) and _failed_all_the_same(task) else Status.STOPPED
     if name.role == "evaluator" and state.phase in (Phase.RUNNING, Phase.EVALUATING):
         return Status.FAILED if task.code else Status.DONE
@@ -136,11 +145,13 @@ def _start_due(state: JobState, now: float) -> Step:
 
 
 def _again(state: JobState, now: float) -> Step:
-    """Starts every task once more."""
+    """Starts every task once more, or those that there are to be from now on."""
     attempt = state.attempt + 1
-    tasks = {name: TaskState(started_at=now, restarts=task.restarts + 1) for name, task in state.tasks.items()}
+    names = state.resizes[-1].wanted.tasks if state.resizing else state.tasks
+    restarts = {name: task.restarts + 1 for name, task in state.tasks.items()}
+    tasks = {name: TaskState(started_at=now, restarts=restarts.get(name, 0)) for name in names}
     state = replace(moved(state, now), tasks=tasks, attempt=attempt, began=now, here=None)
-    state = replace(state, phase=Phase.RUNNING, until=None, restarting=False, failing=False)
+    state = replace(state, phase=Phase.RUNNING, until=None, restarting=False, resizing=False, failing=False)
     return state, tuple(Start(name, attempt) for name in tasks)
 
 
@@ -159,8 +170,27 @@ def _recorded(state: JobState, name: TaskId, record: Mapping[str, Any], now: flo
         task = replace(task, status=Status.UP)
     state = _with(state, name, replace(task, worked=task.worked or kind == "evaluation"))
     if kind == "progress":
-        return _progressed(state, record, now)
+        return _progressed(_trained_again(state, now), record, now)
+    if kind == "resumed":
+        state = _resumed(state, _number(record.get("step")))
     return moved(state, now) if state.rules.decides(name) else state
+
+
+def _resumed(state: JobState, step: float | None) -> JobState:
+    """The state after the training has said which checkpoint it goes on from."""
+    if not state.resizes or state.resizing or step is None:
+        return state
+    *before, last = state.resizes
+    last = replace(last, resumed=int(step)) if last.resumed is None else last
+    return replace(state, resizes=(*before, last))
+
+
+def _trained_again(state: JobState, now: float) -> JobState:
+    """The state after a step of the training, which may be the first with other numbers of tasks."""
+    if not state.resizes or state.resizing or state.resizes[-1].trained_at is not None:
+        return state
+    *before, last = state.resizes
+    return replace(state, resizes=(*before, replace(last, trained_at=now)))
 
 
 def _progressed(state: JobState, record: Mapping[str, Any], now: float) -> JobState:
@@ -188,7 +218,7 @@ def _signalled(state: JobState, signum: int, now: float) -> Step:
     if state.phase is Phase.EVALUATING:
         return _stop(replace(state, signum=signum), now)
     if state.restarting:
-        state = replace(state, signum=signum, restarting=False)
+        state = replace(state, signum=signum, restarting=False, resizing=False)
         return _end(state, now) if state.phase is Phase.PAUSED else (state, ())
     if state.phase in (Phase.SAVING, Phase.STOPPING) and signum == signal.SIGINT:
         return _kill(state, now)
@@ -270,6 +300,8 @@ def _end(state: JobState, now: float) -> Step:
     """All tasks have ended, or those that are left cannot be ended: the last of it, or the pause before a restart."""
     if not state.restarting or state.alive:
         return replace(state, phase=Phase.ENDED, until=None, restarting=False), ()
+    if state.resizing:
+        return replace(state, phase=Phase.PAUSED, until=now), ()
     *before, loss = state.losses
     first = state.failures[0]  # what was seen first may be a consequence
     loss = replace(loss, task=first, ended=state.tasks[first])

@@ -14,6 +14,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.dump import dump
 from tfdist_cli.spec.explain import explain
 from tfdist_cli.spec.files import read_text
 from tfdist_cli.spec.keys import all_paths, mapped_models, path_fields, submodels
@@ -88,6 +89,25 @@ def load_run(
     return cluster.model_copy(update={"recipe": _absolute(file.path)}), recipe
 
 
+def resized(cluster: Cluster, recipe: Recipe | None, replicas: Mapping[Role, int]) -> Cluster:
+    """The same cluster with other numbers of tasks, as `--set roles.ROLE.replicas=N` would have made it.
+
+    Args:
+        cluster: the cluster.
+        recipe: what it trains.
+        replicas: the roles that change, and how many tasks they are to have.
+
+    Raises:
+        SpecError: there is no such cluster.
+    """
+    overrides = [Override.parse(f"roles.{role}.replicas={count}", {}) for role, count in replicas.items()]
+    tree = read_yaml(dump(cluster), cluster.name, {}, marks=False)
+    changed, tree = _File(Path(cluster.name), cluster.name, overrides, {}).check(tree, Cluster)
+    if recipe is not None:
+        _check_together(changed, recipe, tree, "the recipe")
+    return changed
+
+
 @dataclass(frozen=True)
 class _File:
     """A file to be read, under the name that messages use, and what is to be changed in it."""
@@ -98,7 +118,9 @@ class _File:
     environ: Mapping[str, str]
 
     def load(self, model: type[Model]) -> tuple[Model, Node]:
-        tree = read_yaml(read_text(self.path, Place(self.shown)), self.shown, self.environ)
+        return self.check(read_yaml(read_text(self.path, Place(self.shown)), self.shown, self.environ), model)
+
+    def check(self, tree: Node, model: type[Model]) -> tuple[Model, Node]:
         if not isinstance(tree.content, dict):
             kind = {list: "a list", type(None): "nothing"}.get(type(tree.content), "a single value")
             message = f"expected a map with the keys {', '.join(model.model_fields)}, got {kind}"
@@ -241,6 +263,9 @@ def _disagreements(cluster: Cluster, recipe: Recipe, recipe_file: str) -> Iterat
             "evaluator",
             f"an evaluator scores checkpoints: {recipe_file} needs {' and '.join(map(repr, missing))} for it",
         )
+    least, workers = recipe.updates.aggregate, cluster.roles.count("worker")
+    if least is not None and least > workers and cluster.strategy == "parameter_server":
+        yield "worker", f"{recipe_file} has updates.aggregate: {least}, but there are {workers} workers"
     share, served = recipe.train.share, cluster.roles.count("data_worker")
     if served and share != "service":
         yield "data_worker", f"nobody reads from it: {recipe_file} has train.share: {share}, and needs 'service' for it"

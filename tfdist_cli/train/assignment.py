@@ -24,17 +24,27 @@ class Schedule:
         total: the global step to end at.
         steps_per_execution: steps between two reports of a worker.
         adapts: whether they may be fewer where steps take long: nobody has asked for just this number.
+        origin: the global step at which the first epoch would have begun had all been of this length; see `Start`.
     """
 
     steps_per_epoch: int
     total: int
     steps_per_execution: int
     adapts: bool = False
+    origin: int = 0
 
     @property
     def epochs(self) -> int:
         """Epochs, the last one perhaps not whole."""
-        return math.ceil(self.total / self.steps_per_epoch)
+        return math.ceil((self.total - self.origin) / self.steps_per_epoch)
+
+    def first(self, epoch: int) -> int:
+        """The global step that an epoch, from 0, begins with; the end of the one before it."""
+        return self.origin + epoch * self.steps_per_epoch
+
+    def epoch(self, step: int) -> int:
+        """The epoch, from 0, that the step after `step` belongs to."""
+        return (step - self.origin) // self.steps_per_epoch
 
 
 @dataclass(frozen=True)
@@ -99,9 +109,8 @@ class Assignment:
     saving: Saving | None = None
     rules: Rules = field(default_factory=Rules)
 
-    @property
-    def total(self) -> int:
-        """The global step the training ends at."""
-        by_epochs = None if self.epochs is None else self.epochs * self.steps_per_epoch
+    def total(self, origin: int = 0) -> int:
+        """The global step the training ends at; `origin` is that of its `Schedule`."""
+        by_epochs = None if self.epochs is None else origin + self.epochs * self.steps_per_epoch
         ends = [end for end in (by_epochs, self.max_steps) if end is not None]
-        return min(ends) if ends else self.steps_per_epoch
+        return min(ends) if ends else origin + self.steps_per_epoch

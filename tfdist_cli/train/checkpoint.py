@@ -54,6 +54,9 @@ class TrainingState:
         final: whether the training was over.
         stopped: where a callback has ended the training, the step it would have gone to; 0 where none has.
         steps_per_epoch: global steps in an epoch.
+        origin: the global step at which the first epoch would have begun had all been of this length.
+        sharers: among how many workers, or replicas, the data was dealt out; 0 where an earlier version has not said.
+        batches: batches that all of them together have taken of it.
         totals: what the metrics have counted in the epoch under way, as `MetricTotals` packs it.
         callbacks: what they have come to know, as `CallbackStates` writes it.
         random: the process's own random number generators, as `random_states` gives them.
@@ -67,6 +70,9 @@ class TrainingState:
     final: bool = False
     stopped: int = 0
     steps_per_epoch: int = 0
+    origin: int = 0
+    sharers: int = 0
+    batches: int = 0
     totals: list[float] = field(default_factory=list)
     callbacks: list[dict[str, Any]] = field(default_factory=list)
     random: dict[str, Any] = field(default_factory=dict)

@@ -59,7 +59,7 @@ class CoordinatedEngine:
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         # TensorFlow can create data on one worker alone only through its own list of workers.
         self._workers = coordinator._cluster.workers
-        self.workers = len(self._workers)
+        self.workers = self.sharers = len(self._workers)
         make_room([worker.device_name for worker in self._workers])
         self.synchronous = rules.updates.mode != "async"
         self._evaluation: Any = None
@@ -90,13 +90,13 @@ class CoordinatedEngine:
         """See `Engine.scope`."""
         return self._strategy.scope()
 
-    def open(self, data: DatasetFunction, *, share: Share, step: int) -> None:
+    def open(self, data: DatasetFunction, *, share: Share, step: int, batches: int) -> None:
         """Creates each worker's iterator on the worker; a restarted worker creates its own again."""
         self._shop.seeds.begin(step)
         if share == "service":
-            self._iterators = _dealt(data, step * self.workers if self.synchronous else step)
+            self._iterators = _dealt(data, batches)
             return
-        done = step if self.synchronous else step // self.workers
+        done = batches // self.workers
         split = share == "split"
         count = self.workers if split else 1
         shards = [Shard(n if split else 0, count, n, done) for n in range(self.workers)]

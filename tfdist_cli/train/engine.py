@@ -107,18 +107,20 @@ class Engine(Protocol):
         is_chief: whether this process reports, saves and runs callbacks.
         synchronous: whether all workers take each step together.
         workers: how many workers there are.
+        sharers: how many of the data's batches are trained on side by side: one by each worker, or replica.
         max_steps_per_execution: what `auto` chooses at the most.
     """
 
     is_chief: bool
     synchronous: bool
     workers: int
+    sharers: int
     max_steps_per_execution: int
 
     def scope(self) -> AbstractContextManager[Any]:
         """The strategy's scope; engines enter it themselves. Callbacks are not run in it: they may make variables."""
 
-    def open(self, data: DatasetFunction, *, share: Share, step: int) -> None:
+    def open(self, data: DatasetFunction, *, share: Share, step: int, batches: int) -> None:
         """Gets the data ready on each worker.
 
         Args:
@@ -126,6 +128,7 @@ class Engine(Protocol):
             share: whether the workers divide the data (`split`), each sees all of it (`copy`), or each gets what is
                 ready next (`service`).
             step: the global step the training starts at.
+            batches: how many all workers together have taken by then; the data goes on after them.
         """
 
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:

@@ -31,7 +31,7 @@ from tfdist_cli.train.engine import Engine, Rules
 from tfdist_cli.train.evaluator import run_evaluator
 from tfdist_cli.train.loop import TrainingLoop, acts_on_batches
 from tfdist_cli.train.progress import Progress, log, speak
-from tfdist_cli.train.resume import resume
+from tfdist_cli.train.resume import Start, resume
 from tfdist_cli.train.saver import Asynchronous
 from tfdist_cli.train.step import ModelStep
 from tfdist_cli.train.termination import Terminated, Termination
@@ -166,10 +166,10 @@ def train(joined: Joined, model: keras.Model, assignment: Assignment) -> keras.c
             if joined.placement:
                 joined.placement.report(model)
             engine = joined.engine(step, spec, assignment.rules)
-            start = resume(engine, step, assignment.saving)
+            start = resume(engine, step, assignment)
             first = start.step
-            engine.open(assignment.data, share=assignment.share, step=first)
-        schedule = _schedule(assignment, engine, model)
+            engine.open(assignment.data, share=assignment.share, step=first, batches=start.batches)
+        schedule = _schedule(assignment, engine, model, start)
         progress = Progress(
             joined.environment.run_dir, engine=engine, first=first, total=schedule.total, epochs=schedule.epochs
         )
@@ -214,7 +214,7 @@ def full_pass(joined: Joined, data: DatasetFunction, rules: Rules, share: Share)
     return max(1, steps // (replicas if share == "service" else replicas // len(workers)))
 
 
-def _schedule(assignment: Assignment, engine: Engine, model: keras.Model) -> Schedule:
+def _schedule(assignment: Assignment, engine: Engine, model: keras.Model, start: Start) -> Schedule:
     size = assignment.steps_per_execution
     if size is None and model.steps_per_execution > 1:
         size = model.steps_per_execution
@@ -227,7 +227,7 @@ def _schedule(assignment: Assignment, engine: Engine, model: keras.Model) -> Sch
         size = auto_steps_per_execution(assignment.steps_per_epoch, sharers, most)
     _check_alike(assignment, engine)
     size = int(engine.total(np.array([float(size * engine.is_chief)]))[0])
-    return Schedule(assignment.steps_per_epoch, assignment.total, size, adapts)
+    return Schedule(assignment.steps_per_epoch, assignment.total(start.origin), size, adapts, start.origin)
 
 
 def _check_alike(assignment: Assignment, engine: Engine) -> None:
@@ -239,7 +239,7 @@ def _check_alike(assignment: Assignment, engine: Engine) -> None:
     validation, saving = assignment.validation, assignment.saving
     own = {
         "steps in an epoch": assignment.steps_per_epoch,
-        "the last step": assignment.total,
+        "the last step": assignment.total(),
         "epochs from one validation to the next": validation.every_epochs if validation else 0,
         "steps from one checkpoint to the next": (saving.every_steps or 0) if saving else 0,
     }

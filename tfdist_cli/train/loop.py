@@ -69,6 +69,7 @@ class TrainingLoop:
         # What is done at the end of a training may change the variables after the last step.
         self._ends_changed = self._has_callbacks or innermost(self._model.optimizer).use_ema
         self._done = self._ended = 0
+        self._start = Start()
         self._take_back: Callable[[], None] | None = None
         self._callbacks = keras.callbacks.CallbackList(
             list(callbacks) if engine.is_chief else [],
@@ -94,11 +95,11 @@ class TrainingLoop:
             raise
 
     def _run(self, start: Start) -> keras.callbacks.History:
-        self._done = start.step
+        self._start, self._done = start, start.step
         self._model.stop_training = False
         at = self._begin(start)
         logs: dict[str, float] = {}
-        for epoch in range(min(at.ended, self._done // self._schedule.steps_per_epoch), self._schedule.epochs):
+        for epoch in range(min(at.ended, self._schedule.epoch(self._done)), self._schedule.epochs):
             if at.stopped or (self._done >= self._schedule.total and not self._within_epoch()):
                 break
             logs = self._epoch(epoch, at)
@@ -136,7 +137,7 @@ class TrainingLoop:
 
     def _within_epoch(self) -> bool:
         """Whether steps have been done of an epoch whose end has not been dealt with."""
-        return self._ended * self._schedule.steps_per_epoch < self._done
+        return self._schedule.first(self._ended) < self._done
 
     @property
     def done(self) -> int:
@@ -144,7 +145,7 @@ class TrainingLoop:
         return self._done
 
     def _epoch(self, epoch: int, at: Position) -> dict[str, float]:
-        goes_on = self._done > epoch * self._schedule.steps_per_epoch
+        goes_on = self._done > self._schedule.first(epoch)
         self._callbacks.on_epoch_begin(epoch)
         if self._within_epoch() and self._take_back:
             self._take_back()  # of this beginning, too, they had heard before
@@ -155,7 +156,7 @@ class TrainingLoop:
         if goes_on:
             self._totals.add(at.totals)
         self._progress.begin_epoch()
-        target = min((epoch + 1) * self._schedule.steps_per_epoch, self._schedule.total)
+        target = min(self._schedule.first(epoch + 1), self._schedule.total)
         while self._done < target and not self._stopped():
             self._stretch(epoch, self._boundary(target))
         logs = self._totals.logs()
@@ -174,7 +175,7 @@ class TrainingLoop:
 
     def _stretch(self, epoch: int, boundary: int) -> None:
         """Trains up to `boundary` or to a pause, then saves what is to be saved."""
-        epoch_first = epoch * self._schedule.steps_per_epoch
+        epoch_first = self._schedule.first(epoch)
         executions = self._engine.run(
             boundary - self._done,
             first=self._done,
@@ -274,6 +275,9 @@ class TrainingLoop:
             final,
             self._schedule.total if stopped else 0,
             self._schedule.steps_per_epoch,
+            self._schedule.origin,
+            self._engine.sharers,
+            self._start.taken(self._done, self._engine),
             self._totals.packed(),
             callbacks,
             random_states(),

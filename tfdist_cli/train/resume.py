@@ -10,8 +10,8 @@ import numpy as np
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.records import emit
-from tfdist_cli.train.assignment import Saving, Schedule
-from tfdist_cli.train.checkpoint import CheckpointFolder, Found
+from tfdist_cli.train.assignment import Assignment, Schedule
+from tfdist_cli.train.checkpoint import CheckpointFolder, Found, TrainingState
 from tfdist_cli.train.engine import Engine
 from tfdist_cli.train.memory import CallbackStates, restore_random_states
 from tfdist_cli.train.step import ModelStep, values
@@ -24,13 +24,25 @@ log = logging.getLogger("tfdist")
 class Start:
     """Where a training starts.
 
+    A training that goes on with another number of workers keeps its place: as many epochs, and as much of the one
+    under way, are done as before. Where an epoch now has another number of steps, so that it no longer follows from
+    the global step, `origin` says from where epochs are counted.
+
     Args:
         step: global steps done.
+        origin: the global step at which the first epoch would have begun had all had as many steps as they have now.
+        batches: batches of the data that all workers together have taken.
         found: on the chief, the checkpoint that it goes on from.
     """
 
     step: int = 0
+    origin: int = 0
+    batches: int = 0
     found: Found | None = None
+
+    def taken(self, done: int, engine: Engine) -> int:
+        """Batches that all workers together have taken when `done` global steps are done."""
+        return self.batches + (done - self.step) * _batches_per_step(engine)
 
 
 @dataclass(frozen=True)
@@ -48,19 +60,36 @@ class Position:
     totals: np.ndarray
 
 
-def resume(engine: Engine, step: ModelStep, saving: Saving | None) -> Start:
+def resume(engine: Engine, step: ModelStep, assignment: Assignment) -> Start:
     """Restores the newest whole checkpoint on the chief, and gives it to the others.
 
     Raises:
         TrainingError: there are checkpoints, and none is whole; or none could be written.
     """
-    if saving is None:
+    if assignment.saving is None:
         return Start()
-    found = _restored(saving.folder, step) if engine.is_chief else None
-    done = int(engine.total(np.array([float(found.state.step if found else 0)]))[0])
+    found = _restored(assignment.saving.folder, step) if engine.is_chief else None
+    own = _places(found.state, engine, assignment.steps_per_epoch) if found else (0, 0, 0)
+    done, origin, batches = (int(number) for number in engine.total(np.array(own, np.float64)))
     if done:
         engine.share_variables()
-    return Start(done, found)
+    return Start(done, origin, batches, found)
+
+
+def _places(state: TrainingState, engine: Engine, steps_per_epoch: int) -> tuple[int, int, int]:
+    """The step, origin and batches that a training starts with."""
+    if not state.sharers:
+        return state.step, 0, state.step * _batches_per_step(engine)
+    if state.sharers == engine.sharers:
+        return state.step, state.origin, state.batches
+    log.info("there were %d workers, now there are %d: they divide the data anew", state.sharers, engine.sharers)
+    within = state.step - state.origin - state.epoch * state.steps_per_epoch
+    share = round(within * steps_per_epoch / state.steps_per_epoch)
+    return state.step, state.step - state.epoch * steps_per_epoch - share, state.batches
+
+
+def _batches_per_step(engine: Engine) -> int:
+    return engine.sharers if engine.synchronous else 1
 
 
 def position(engine: Engine, start: Start, schedule: Schedule, names: list[str], size: int) -> Position:
@@ -73,17 +102,25 @@ def position(engine: Engine, start: Start, schedule: Schedule, names: list[str],
         names: the chief's callbacks.
         size: how many numbers metrics count in.
     """
-    ended, stopped, totals = start.step // schedule.steps_per_epoch, False, np.zeros(size)
+    ended, stopped, totals = schedule.epoch(start.step), False, np.zeros(size)
     if start.found:
         state = start.found.state
-        if state.steps_per_epoch == schedule.steps_per_epoch:
+        if state.steps_per_epoch == schedule.steps_per_epoch or state.sharers not in (0, engine.sharers):
             ended = state.epoch
             totals = np.array(state.totals) if len(state.totals) == size else totals
         same = [entry["callback"] for entry in state.callbacks] == names
-        stopped = same and state.final and state.stopped >= schedule.total
+        stopped = same and state.final and _reached(state, schedule)
     own = np.array([ended, stopped, *totals], np.float64) * engine.is_chief
     agreed = engine.total(own)
     return Position(int(agreed[0]), bool(agreed[1]), agreed[2:])
+
+
+def _reached(state: TrainingState, schedule: Schedule) -> bool:
+    """Whether the training that a callback has ended would have gone as far as this one is to."""
+    if state.origin == schedule.origin:
+        return state.stopped >= schedule.total
+    epochs = (state.stopped - state.origin) / state.steps_per_epoch
+    return state.stopped > 0 and epochs >= (schedule.total - schedule.origin) / schedule.steps_per_epoch
 
 
 def learning_rate(engine: Engine, model: keras.Model) -> float | None:

@@ -77,6 +77,7 @@ class SynchronousEngine:
         self._rate = Rate(rules.learning_rate, self._replicas)
         self._watched = rules.phases
         self.workers = len(membership.tasks)
+        self.sharers = self._replicas
         self.is_chief = membership.index == 0
         self._totals = MetricTotals(step)
         self._seeds = Seeds(step, element_spec, self._replicas)
@@ -93,11 +94,11 @@ class SynchronousEngine:
         """See `Engine.scope`."""
         return self._strategy.scope()
 
-    def open(self, data: DatasetFunction, *, share: Share, step: int) -> None:
+    def open(self, data: DatasetFunction, *, share: Share, step: int, batches: int) -> None:
         """Opens this task's part of the data."""
         self._seeds.begin(step)
         index, count = self._members.index, self.workers
-        done = step * self._local
+        done = batches // self.workers
         shard = Shard(index, count, index, done) if share == "split" else Shard(0, 1, index, done)
         self._iterator = iter(checked(data, shard))
 
