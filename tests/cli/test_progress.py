@@ -15,7 +15,7 @@ from rich.console import Console
 from tfdist_cli.cli.lines import TaskLines, neutral
 from tfdist_cli.cli.progress import Display, LiveDisplay, duration, progress_text
 from tfdist_cli.launch.chronicle import Chronicle, Progress
-from tfdist_cli.launch.events import Exited, Output, Recorded, Signalled, Tick
+from tfdist_cli.launch.events import Answered, Exited, Output, Recorded, Resized, Signalled, Tick
 from tfdist_cli.launch.state import Rules
 from tfdist_cli.launch.supervisor import begin, step
 from tfdist_cli.spec.task_id import TaskId
@@ -89,6 +89,12 @@ def test_what_the_launcher_does_is_told():
     assert plain(CHIEF, PS).at(1, Signalled(2), Signalled(2)).text.splitlines() == [
         "[tfdist] SIGINT: telling the training to save and end, for 30 s; Ctrl-C kills every task",
         "[tfdist] killing the tasks that are left: chief:0, ps:0",
+    ]
+    asked = (Answered("a", "refused", reason="no"), Resized("b", {"ps": (1, 0)}, (CHIEF,)))
+    assert plain(CHIEF, PS).at(1, *asked).text.splitlines() == [
+        "[tfdist] other numbers of tasks were asked for, and refused: no",
+        "[tfdist] going on with other numbers of tasks: ps 1 → 0",
+        "[tfdist] telling the training to save first, for 30 s",
     ]
 
 

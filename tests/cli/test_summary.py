@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from tfdist_cli.cli.summary import print_failure, print_report
+from tfdist_cli.launch.events import Resized
 from tfdist_cli.launch.report import Failure, Report, TaskEnd
-from tfdist_cli.launch.state import Status
+from tfdist_cli.launch.state import Resize, Status
 from tfdist_cli.spec.task_id import TaskId
 
 
@@ -72,3 +73,17 @@ def test_what_came_of_the_run(capsys, code):
         *(["to go on    launch again with --run-dir /runs/x"] if code else []),
         "time        1:02:03",
     ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "; no step was made after that"),
+        ({"trained_at": 9.0}, "; the training went on from the beginning, 7.0 s later"),
+        ({"trained_at": 9.0, "resumed": 40}, "; the training went on from step 40, 7.0 s later"),
+    ],
+)
+def test_other_numbers_of_tasks(capsys, fields, said):
+    resize = Resize(Resized("a", {"worker": (1, 3), "ps": (2, 1)}, ()), 2.0, 1, **fields)
+    print_failure(Report(0, "", (), (), 3.0, resizes=(resize,)))
+    assert capsys.readouterr().err == f"scaled: worker 1 → 3, ps 2 → 1 after 2.0 s{said}\n"

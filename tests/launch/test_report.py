@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 import pytest
 
 from tfdist_cli.launch.chronicle import KEPT_LINES, Chronicle, Progress
-from tfdist_cli.launch.events import Exited, Output, Recorded, Signalled, Started, Tick
+from tfdist_cli.launch.events import Answered, Exited, Output, Recorded, Resized, Signalled, Started, Tick
 from tfdist_cli.launch.journal import Journal
 from tfdist_cli.launch.logs import TaskLogs
 from tfdist_cli.launch.report import describe_end, make_report
@@ -246,3 +246,34 @@ def test_a_line_that_was_cut_takes_no_other_with_it(tmp_path):
     assert len(cut) == 20
     assert json.loads(line)["pid"] == 2
     assert journal.problem.endswith("events.jsonl is not complete: File too large")
+
+
+def test_other_numbers_of_tasks(played):
+    job = played(CHIEF, WORKER, PS)
+    more = Resized("a", {"worker": (1, 2)}, (CHIEF, WORKER, TaskId("worker", 1), PS))
+    job.at(3, record(CHIEF, "progress", step=7), Answered("x", "refused", {}, "no", "try"), more)
+    job.at(4, Exited(CHIEF, 143), Exited(WORKER, -15), Exited(PS, -15), Tick())
+    assert job.state.attempt == 2
+    job.at(6, record(CHIEF, "resumed", step=9, path="/c/9"), record(CHIEF, "progress", step=10))
+    job.at(7, Exited(CHIEF, 0), Exited(WORKER, -15), Exited(TaskId("worker", 1), -15), Exited(PS, -15))
+    told = [line for line in job.lines if line["event"] in ("scale", "scaled")]
+    assert [(line["seconds"], line["attempt"], line["event"], line.get("answer")) for line in told] == [
+        (3, 1, "scale", "refused"), (3, 1, "scale", "accepted"), (6, 2, "scaled", None)
+    ]  # fmt: skip
+    assert (told[0]["reason"], told[0]["hint"]) == ("no", "try")
+    assert {key: told[2][key] for key in ("request", "replicas", "resumed", "step", "took")} == {
+        "request": "a", "replicas": {"worker": [1, 2]}, "resumed": 9, "step": 10, "took": 3.0
+    }  # fmt: skip
+    first = next(line for line in job.lines if line["event"] == "phase")
+    assert (first["phase"], first["cause"]) == ("saving", "other numbers of tasks were asked for")
+    assert (job.report.exit_code, job.report.losses) == (0, ())
+    assert job.report.as_json()["resizes"] == [
+        {"replicas": {"worker": [1, 2]}, "attempt": 1, "seconds": 3, "step": 7, "resumed": 9, "trained": 6}
+    ]
+
+
+def test_tasks_that_cannot_be_ended_for_others(played):
+    job = played(CHIEF, PS).at(3, Resized("a", {"ps": (1, 2)}, (CHIEF, PS, TaskId("ps", 1))))
+    job.at(4, Exited(CHIEF, 143)).at(34, Tick()).at(50, Tick())
+    assert job.report.exit_code == 124
+    assert job.report.headline.startswith("the job could not go on with other numbers of tasks")

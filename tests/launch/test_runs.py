@@ -149,3 +149,13 @@ def test_what_is_no_run(tmp_path, text):
         (tmp_path / "plan.json").write_text(text)
     with pytest.raises(UsageError, match="is not the directory of a run"):
         read_run(tmp_path)
+
+
+def test_a_run_that_was_scaled(folder):
+    started(folder)
+    for number, answer in (("a", "accepted"), ("b", "refused"), ("c", "accepted")):
+        folder.happened(3, event="scale", request=number, answer=answer, replicas={"worker": [1, 3]})
+    folder.happened(9, event="scaled", request="a", replicas={"worker": [1, 3]}, resumed=40, step=45, took=6.0)
+    one = {"replicas": {"worker": [1, 3]}, "seconds": 3.0}
+    expected = [one | {"resumed": 40, "took": 6.0}, one | {"resumed": None, "took": None}]
+    assert read_run(folder.path).as_json()["scaled"] == expected

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from tfdist_cli.errors import ExitCode
 from tfdist_cli.spec import load
 from tfdist_cli.spec.address import Address
+from tfdist_cli.spec.cluster import RoleSpec
+from tfdist_cli.spec.load import resized
 from tfdist_cli.spec.problems import SpecError
 
 
@@ -151,6 +153,31 @@ def test_mistakes(folder, mistake):
     (folder / "f.yaml").write_text(text)
     files = ("f.yaml", None) if mistake.name.startswith("cluster_") else ("cluster.yaml", "f.yaml")
     assert told(load_run, *files, (), {}) == expected
+
+
+def test_a_cluster_with_other_numbers_is_checked_as_its_file_would_be(folder):
+    path = folder / "cluster.yaml"
+    cluster, recipe = load_run(path, folder / "recipes" / "recipe.yaml")
+    more = resized(cluster, recipe, {"worker": 5, "ps": 1})
+    settings = ["roles.worker.replicas=5", "roles.ps.replicas=1"]
+    assert more == load_run(path, folder / "recipes" / "recipe.yaml", settings)[0]
+    assert told(resized, cluster, recipe, {"worker": 0, "chief": 2}) == [
+        "cluster: roles.chief: a cluster has at most one chief, not 2",
+        "cluster: roles.worker: parameter_server needs a worker to compute gradients: it has 0 replicas",
+    ]
+    [line] = told(resized, cluster, recipe, {"evaluator": 1})
+    assert line.startswith("--set roles.evaluator.replicas=1: roles.evaluator: an evaluator scores checkpoints: ")
+
+    fixed = resized(cluster, None, {"ps": 2}).model_copy(
+        update={"roles": cluster.roles.model_copy(update={"ps": RoleSpec(hosts=[Address("127.0.0.1", 2222)])})}
+    )
+    [line] = told(resized, fixed, None, {"ps": 2})
+    assert "replicas is 2 but hosts names 1: give one of the two" in line
+
+
+def test_updates_of_more_workers_than_there_are(folder):
+    [line] = told(load_run, "cluster.yaml", "recipes/recipe.yaml", ["updates.mode=sync", "updates.aggregate=4"])
+    assert line.endswith("recipes/recipe.yaml has updates.aggregate: 4, but there are 3 workers")
 
 
 DATA = "  data_dispatcher: {}\n  data_worker: {replicas: 2}\n"

@@ -2,6 +2,7 @@
 
 import random
 import shutil
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -11,7 +12,9 @@ from keras import callbacks as kc
 import tfdist_cli as tfdist
 from tests.train.compare import CLASSES, batches, classes, classifier, difference
 from tfdist_cli import Checkpoints
+from tfdist_cli.train.assignment import Assignment, Saving, Schedule
 from tfdist_cli.train.checkpoint import CheckpointFolder, TrainingState
+from tfdist_cli.train.resume import position, resume
 from tfdist_cli.train.step import ModelStep
 
 pytestmark = pytest.mark.slow
@@ -112,3 +115,59 @@ def test_metrics_that_count_something_else_are_not_taken_over(tmp_path):
     folder.save(step, TrainingState(4, 0, steps_per_epoch=8, totals=[1e9]))
     tfdist.fit(model, HARMFUL, max_steps=8, checkpoints=Checkpoints(tmp_path, every_steps=99))
     assert model.history.history["loss"][0] < 10
+
+
+def resumed(folder, workers, steps, *, synchronous=True, epochs=5, **state):
+    """What a training among so many workers, of so many steps an epoch, starts with after another one's checkpoint."""
+    step = ModelStep(classifier())
+    step.build(HARMFUL.element_spec)
+    CheckpointFolder(folder).save(step, TrainingState(**state))
+    engine = SimpleNamespace(
+        is_chief=True,
+        synchronous=synchronous,
+        sharers=workers,
+        total=lambda values: values,
+        share_variables=lambda: None,
+    )
+    saving = Saving(CheckpointFolder(folder))
+    assignment = Assignment(lambda _: None, steps, epochs=epochs, saving=saving)
+    start = resume(engine, step, assignment)
+    schedule = Schedule(steps, assignment.total(start.origin), 1, origin=start.origin)
+    return start, schedule, position(engine, start, schedule, [], 1), engine
+
+
+def test_more_workers_take_over_within_an_epoch_and_fewer_after_them(tmp_path, log):
+    """Two and a half of five epochs of 8 steps are done by two workers; four have epochs of 4 steps, one of 16."""
+    given = {"step": 20, "epoch": 2, "steps_per_epoch": 8, "sharers": 2, "batches": 40, "totals": [640.0]}
+    start, schedule, at, engine = resumed(tmp_path / "4", 4, 4, **given)
+    assert (start.step, start.origin, start.batches) == (20, 10, 40)
+    assert (schedule.total, schedule.epochs) == (30, 5)
+    assert [schedule.first(epoch) for epoch in (2, 3)] == [18, 22]
+    assert (at.ended, at.totals) == (2, [640.0])
+    assert start.taken(24, engine) == 56
+    assert "there were 2 workers, now there are 4: they divide the data anew" in log
+
+    later = given | {"step": 24, "epoch": 3, "steps_per_epoch": 4, "origin": 10, "sharers": 4, "batches": 56}
+    start, schedule, at, engine = resumed(tmp_path / "1", 1, 16, **later)
+    assert (start.origin, start.batches, at.ended) == (24 - 56, 56, 3)
+    assert (schedule.first(3), schedule.total) == (16, 48)  # one and a half epochs of 16 steps are left
+    assert start.taken(26, engine) == 58
+
+
+def test_where_the_numbers_stay_so_does_the_count(tmp_path):
+    start, schedule, at, _ = resumed(
+        tmp_path, 2, 8, synchronous=False, step=20, epoch=2, steps_per_epoch=8, origin=-4, sharers=2, batches=17
+    )
+    assert (start.origin, start.batches, schedule.total, at.ended) == (-4, 17, 36, 2)
+
+
+@pytest.mark.parametrize(("synchronous", "batches"), [(True, 60), (False, 20)])
+def test_a_checkpoint_that_does_not_count_the_data_is_taken_to_be_of_as_many_workers(synchronous, batches, tmp_path):
+    start, schedule, at, _ = resumed(tmp_path, 3, 8, synchronous=synchronous, step=20, epoch=2, steps_per_epoch=8)
+    assert (start.origin, start.batches, schedule.total, at.ended) == (0, batches, 40, 2)
+
+
+@pytest.mark.parametrize(("epochs", "stays"), [(5, True), (6, False)])
+def test_a_training_that_a_callback_has_ended_stays_so_with_other_numbers_of_workers(epochs, stays, tmp_path):
+    state = {"step": 16, "epoch": 2, "steps_per_epoch": 8, "sharers": 2, "batches": 32, "final": True, "stopped": 40}
+    assert resumed(tmp_path, 4, 4, epochs=epochs, **state)[2].stopped is stays

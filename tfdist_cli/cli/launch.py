@@ -28,6 +28,7 @@ from tfdist_cli.launch.report import Report
 from tfdist_cli.launch.run_dir import open_run_dir
 from tfdist_cli.launch.secrets import Secrets
 from tfdist_cli.launch.state import Rules, Timeouts
+from tfdist_cli.resources import Machine
 
 EXAMPLES = (
     "tfdist launch configs/local.yaml",

@@ -1,0 +1,130 @@
+"""`tfdist scale`: what it takes, what it says, and who refuses it."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from datetime import datetime, timezone
+
+import pytest
+
+from tfdist_cli.launch.chronicle import Chronicle
+from tfdist_cli.launch.launch import Launch
+from tfdist_cli.launch.local import LocalLauncher
+from tfdist_cli.launch.planner import Desk, Planner
+from tfdist_cli.launch.run_dir import open_run_dir
+from tfdist_cli.launch.state import Rules, Timeouts
+from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.recipe import Recipe
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["runs/x"], "which numbers of tasks is the run to have?"),
+        (["wroker=3"], "there is no role 'wroker', did you mean 'worker'?"),
+        (["x=3"], "there is no role 'x', expected one of chief, worker, ps, evaluator, data_dispatcher, data_worker"),
+        (["runs/x", "boss"], "there is no role"),
+        (["worker=many"], "worker=many: expected a number of tasks, got 'many'"),
+        (["worker=-1"], "expected a number of tasks, got '-1'"),
+        (["worker=1", "worker=2"], "worker=2: worker has a number already"),
+        (["worker=1"], "runs/latest is not the directory of a run"),
+    ],
+)
+def test_what_cannot_be_meant(arguments, said, tfdist, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = tfdist("scale", *arguments)
+    assert result.code == 2
+    assert said in result.err
+
+
+def test_a_run_that_has_ended_is_to_be_launched_again(tfdist, tmp_path):
+    (tmp_path / "plan.json").write_text(json.dumps({"tasks": []}))
+    (tmp_path / "launcher.lock").touch()
+    result = tfdist("scale", tmp_path, "worker=4", "ps=2")
+    assert result.code == 2
+    assert "does not run: it is lost" in result.err
+    assert f"--run-dir {tmp_path} --set roles.worker.replicas=4 --set roles.ps.replicas=2" in result.err
+
+
+PROGRAM = """
+import json, os, signal, subprocess, sys, time
+def emit(kind, **fields):
+    os.write(2, b"\\x1e" + json.dumps({"kind": kind, **fields}).encode() + b"\\n")
+task = json.loads(os.environ["TF_CONFIG"])["task"]
+emit("state", state="training")
+run = os.environ["TFDIST_RUN_DIR"]
+if "attempt_1" in os.environ["TFDIST_TASK_DIR"]:
+    if task["index"]:
+        time.sleep(1000)
+    emit("progress", step=7)
+    with open(run + "/said", "w") as said:
+        scale = [sys.executable, "-m", "tfdist_cli", "scale", run]
+        for options in (["worker=0"], ["worker=2"], ["worker=3", "--dry-run"], ["worker=3", "--timeout", "60"]):
+            asked = subprocess.Popen(scale + options, stdout=said, stderr=said, start_new_session=True)
+            if "--timeout" not in options:
+                print(options, asked.wait(), file=said, flush=True)
+    time.sleep(1000)
+if not task["index"]:
+    emit("resumed", step=7)
+    emit("progress", step=8)
+while "it went on" not in open(run + "/said").read():
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_is_scaled_from_another_process(tmp_path):
+    """Its first worker asks for a third, as somebody at another terminal would."""
+    roles = {"worker": {"replicas": 2}}
+    cluster = Cluster.model_validate({"strategy": "multi_worker_mirrored", "roles": roles})
+    recipe = Recipe.model_validate({"module": "x", "module_dir": "/", "checkpoint": {"every_steps": 5}})
+    program = (sys.executable, "-c", textwrap.dedent(PROGRAM))
+    rules = Rules(cluster.strategy, reports=True, timeouts=Timeouts(shutdown=10))
+    now = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    with (
+        Planner(LocalLauncher(), cluster, recipe, program).reserving() as planner,
+        open_run_dir(tmp_path / "run", tmp_path, "x", now) as run_dir,
+    ):
+        report = Launch(LocalLauncher(), planner.plan(run_dir), run_dir, rules, Desk(planner, run_dir)).carry_out(
+            Chronicle()
+        )
+    said = (tmp_path / "run" / "said").read_text().splitlines()
+    needs = "multi_worker_mirrored needs a worker: write 'worker: {replicas: 2}' in roles"
+    assert said[0] == f"error: cluster: roles.worker: {needs}"
+    assert said[1:6] == [
+        "['worker=0'] 2",
+        "nothing to do: the run has worker 2 already",
+        "['worker=2'] 0",
+        "worker 2 → 3: possible; nothing was changed",
+        "['worker=3', '--dry-run'] 0",
+    ]
+    assert said[6] == "worker 2 → 3: the training saves a checkpoint, and goes on with these numbers"
+    assert said[7].startswith("worker 2 → 3: it went on from step 7, ")
+    assert len(report.tasks) == 3
+    (resize,) = report.as_json()["resizes"]
+    assert (resize["replicas"], resize["step"], resize["resumed"]) == ({"worker": [2, 3]}, 7, 7)
+    assert sorted(path.name for path in (tmp_path / "run" / "attempt_2").iterdir()) == [
+        "worker-0", "worker-1", "worker-2"
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_program_of_its_own_is_refused_and_goes_on(tfdist, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cluster.yaml").write_text("strategy: multi_worker_mirrored\nroles: {worker: {replicas: 2}}\n")
+    argv = [sys.executable, "-m", "tfdist_cli", "launch", "cluster.yaml", "--", "sh", "-c", "echo hello; sleep 600"]
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as launched:
+        try:
+            assert b"hello" in launched.stderr.readline()
+            result = tfdist("scale", "worker=3")
+            assert result.code == 2
+            assert "only a recipe is known to go on from a checkpoint" in result.err
+            assert launched.poll() is None
+            assert "and refused: " in launched.stderr.readline().decode() + launched.stderr.readline().decode()
+            status = json.loads(tfdist("status", "--json").out)
+            assert (status["state"], status["scaled"]) == ("running", [])
+        finally:
+            launched.terminate()
+            launched.communicate(timeout=30)
+    assert launched.returncode == 143

@@ -1,0 +1,69 @@
+"""Other numbers of tasks: while a training runs, and when it is launched again."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.chaos.driver import Training, accuracy, check_metrics
+from tests.cluster.launching import MIRRORED, launch, project
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+SMALL = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {}}\nrecipe: recipe.yaml\n"
+UNDISTURBED = 0.9639
+"""What the digits come to with whatever numbers of tasks; see tests/chaos."""
+
+
+@pytest.fixture
+def training(tmp_path):
+    training = Training(tmp_path, SMALL, "--set", "params.microseconds=500", "--max-restarts", "0")
+    yield training
+    training.stop()
+
+
+def test_digits_go_on_with_three_workers_and_two_ps(training):
+    training.until(lambda: training.trained and training.trained[-1]["step"] > 100)
+    asked = subprocess.run(
+        [sys.executable, "-m", "tfdist_cli", "scale", training.run, "worker=3", "ps=2"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert asked.returncode == 0, asked.stderr
+    done = training.finish(200)
+    assert done.code == 0, done.stderr
+    assert done.processes_left == []
+    (resize,) = done.report["resizes"]
+    assert (resize["replicas"], done.report["losses"], done.report["attempts"]) == (
+        {"worker": [1, 3], "ps": [1, 2]}, [], 2
+    )  # fmt: skip
+    (resumed,) = [line["step"] for line in done.lines("events.jsonl") if line["event"] == "resumed"]
+    assert asked.stdout.splitlines()[1].startswith(f"worker 1 → 3, ps 1 → 2: it went on from step {resumed}, ")
+    assert not (done.run_dir / "metrics_lost.jsonl").exists(), "a step was taken twice"
+    assert {task["task"] for task in done.report["tasks"]} == {
+        "chief:0", "ps:0", "ps:1", "worker:0", "worker:1", "worker:2"
+    }  # fmt: skip
+    trained = check_metrics(done.run_dir)
+    ends = [line for line in trained if line["epoch_done"]]
+    assert [line["epoch"] for line in ends] == list(range(1, 21))
+    # 1077 digits are 33 batches of 32 for one worker, and 3 times 11 for three.
+    assert {line["step"] for line in ends} == {line["epoch"] * 33 for line in ends}
+    assert {line["values"]["examples"] for line in ends} == {33 * 32}
+    assert sum(trained[-1]["worker_steps"].values()) == 20 * 33 - resumed
+    assert set(trained[-1]["worker_steps"]) == {"worker:0", "worker:1", "worker:2"}
+    assert abs(accuracy(done) - UNDISTURBED) <= 0.01
+
+
+def test_mirrored_workers_of_another_number_train_the_epochs_that_are_left(tmp_path):
+    """Two workers have 16 steps an epoch, one has 32: 24 are one and a half epochs, and 80 more the rest of four."""
+    folder = project(tmp_path, MIRRORED)
+    first = launch(folder, "--run-dir", "run", "--set", "train.max_steps=24")
+    assert first.code == 0, first.stderr
+    second = launch(folder, "--run-dir", "run", "--set", "roles.worker.replicas=1")
+    assert second.code == 0, second.stderr
+    assert "there were 2 workers, now there are 1: they divide the data anew" in second.stderr
+    ends = [line for line in second.lines("metrics.jsonl") if line["epoch_done"] and line["split"] == "train"]
+    assert [(line["epoch"], line["step"]) for line in ends][-3:] == [(2, 40), (3, 72), (4, 104)]
+    assert first.processes_left == second.processes_left == []
