@@ -81,7 +81,9 @@ class Planner:
                 "the recipe keeps no checkpoints: all that has been learned would be lost",
                 hint="give the recipe 'checkpoint: {every_seconds: 60}', and stop and launch the run once",
             )
-        return resized(self.cluster, self._recipe, request.replicas)
+        wanted = resized(self.cluster, self._recipe, request.replicas)
+        self._launcher.check(wanted, self._program)
+        return wanted
 
     def adopt(self, cluster: Cluster) -> None:
         """Lets the addresses go, and reserves those of another cluster.
