@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.cluster import ROOT, RunFailed, base_environment
@@ -14,6 +15,7 @@ from benchmarks.cluster import ROOT, RunFailed, base_environment
 CLUSTER = "configs/local.yaml"
 """1 chief, 2 ps, 2 workers and a recipe."""
 COMMANDS = {"`tfdist --help`": ["--help"], f"`tfdist validate {CLUSTER}`": ["validate", CLUSTER]}
+PROGRAM = ("-m", "tfdist_cli")
 _TIMEOUT = 120.0
 
 
@@ -31,8 +33,12 @@ def command_seconds(arguments: list[str]) -> float:
     return seconds
 
 
-def first_step_seconds() -> float:
+def first_step_seconds(cluster: str = CLUSTER, program: Sequence[str] = PROGRAM) -> float:
     """From the start of `tfdist launch` to the first line in the run's metrics.jsonl: steps are done, and reported.
+
+    Args:
+        cluster: the cluster file.
+        program: what Python is given to be `tfdist`.
 
     Raises:
         RunFailed: the run ended before that, or it did not come in time.
@@ -42,7 +48,7 @@ def first_step_seconds() -> float:
         with log.open("wb") as output:
             begun = time.perf_counter()
             launch = subprocess.Popen(
-                _argv(["launch", CLUSTER, "--run-dir", str(metrics.parent), "--shutdown-timeout", "5"]),
+                _argv(["launch", cluster, "--run-dir", str(metrics.parent), "--shutdown-timeout", "5"], program),
                 cwd=ROOT,
                 env=base_environment(),
                 stdin=subprocess.DEVNULL,
@@ -59,8 +65,8 @@ def first_step_seconds() -> float:
             _stop(launch)
 
 
-def _argv(arguments: list[str]) -> list[str]:
-    return [sys.executable, "-m", "tfdist_cli", *arguments]
+def _argv(arguments: list[str], program: Sequence[str] = PROGRAM) -> list[str]:
+    return [sys.executable, *program, *arguments]
 
 
 def _stop(launch: subprocess.Popen[bytes]) -> None:

@@ -1,73 +1,20 @@
 """Real processes of this machine: how they end, what they leave behind, what they write."""
 
-import asyncio
 import os
 import signal
 import sys
 import textwrap
-from collections import defaultdict
 from contextlib import suppress
-from typing import Any
 
 import psutil
 import pytest
 
 from tfdist_cli.launch import pipes, process
-from tfdist_cli.launch.base import Outlets
-from tfdist_cli.launch.events import EventQueue, Exited, Output, Recorded, Signalled, Started
-from tfdist_cli.launch.job import run_job
-from tfdist_cli.launch.local import LocalLauncher
-from tfdist_cli.launch.state import Rules, Status, Timeouts
+from tfdist_cli.launch.events import Exited, Output, Recorded, Signalled, Started
+from tfdist_cli.launch.state import Status
 from tfdist_cli.spec.task_id import TaskId
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
-
-
-class Outcome:
-    """A run that has ended; a watcher and the logs while it goes on."""
-
-    def __init__(self, react, *, keep=True):
-        self.react = react
-        self.keep = keep
-        self.queue: Any = None
-        self.state: Any = None
-        self.events = []
-        self.logs = defaultdict(bytes)
-
-    def write(self, task, stream, data):
-        if self.keep:
-            self.logs[task, stream] += data
-
-    def saw(self, event, state, now):
-        if self.keep:
-            self.events.append(event)
-        for answer in self.react(event, state) or ():
-            self.queue.put(answer)
-
-    def of(self, kind):
-        return [event for event in self.events if isinstance(event, kind)]
-
-    def lines(self, task=W0, stream="stdout"):
-        said = [event for event in self.of(Output) if (event.task, event.stream) == (task, stream)]
-        return [line for event in said for line in event.lines]
-
-
-@pytest.fixture
-def run(plan_for, make_cluster):
-    def run(*command, cluster=None, shutdown=20.0, react=lambda event, state: None, keep=True):
-        plan = plan_for(cluster or make_cluster(worker=1), *command)
-        outcome = Outcome(react, keep=keep)
-
-        async def whole():
-            outcome.queue = EventQueue()
-            outlets = Outlets(outcome.queue, outcome, lambda start: {"OWN": f"{start.task} {start.attempt}"})
-            rules = Rules(plan.strategy, timeouts=Timeouts(shutdown=shutdown))
-            return await run_job(LocalLauncher(), plan, rules, outlets, (outcome,))
-
-        outcome.state = asyncio.run(whole())
-        return outcome
-
-    return run
 
 
 def python(code):

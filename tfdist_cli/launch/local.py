@@ -19,10 +19,11 @@ from pathlib import Path
 from tfdist_cli.errors import TfdistError, UsageError
 from tfdist_cli.launch import guard
 from tfdist_cli.launch.base import Outlets
-from tfdist_cli.launch.events import Action, Exited, How, Output, Start, Started
+from tfdist_cli.launch.events import Action, End, Exited, How, Output, Start, Started
+from tfdist_cli.launch.nursery import Gone, Nursery, adopting, can_fork, import_environment, reap_orphans
 from tfdist_cli.launch.pipes import Pipe
 from tfdist_cli.launch.ports import hold
-from tfdist_cli.launch.process import Process
+from tfdist_cli.launch.process import SIGNALS, Process, Program, Spawned
 from tfdist_cli.plan import Plan, PlannedTask
 from tfdist_cli.requirements import require_tensorflow
 from tfdist_cli.spec.address import Address
@@ -69,11 +70,12 @@ class LocalLauncher:
     @asynccontextmanager
     async def start(self, plan: Plan, outlets: Outlets) -> AsyncIterator[LocalRun]:
         """A run whose tasks are guarded: they end with the launcher even when that is killed."""
-        run = LocalRun(plan, outlets, _start_guard())
-        try:
-            yield run
-        finally:
-            await run.close()
+        with adopting():
+            run = LocalRun(plan, outlets, _start_guard())
+            try:
+                yield run
+            finally:
+                await run.close()
 
 
 class LocalRun:
@@ -90,6 +92,10 @@ class LocalRun:
         self._outlets = outlets
         self._watchman = watchman
         self._processes: dict[TaskId, Process] = {}
+        self._awaited: dict[TaskId, asyncio.Future[How]] = {}
+        """The tasks that are about to start, and how they are told to end before they have."""
+        self._nurseries: dict[tuple[tuple[str, str], ...], Nursery] = {}
+        """By what must stand in the environment when they import."""
         self._lives: set[asyncio.Task[None]] = set()
         self._leaving: deque[TaskId] = deque()
         """Tasks whose program has ended, in this order, which the order of their `Exited` follows."""
@@ -99,33 +105,86 @@ class LocalRun:
     def act(self, action: Action) -> None:
         """Starts a task, or tells it to end."""
         if isinstance(action, Start):
-            self._keep(self._start(self._plan[action.task], self._outlets.prepare(action)))
+            planned, own = self._plan[action.task], self._outlets.prepare(action)
+            self._processes.pop(action.task, None)
+            self._awaited[action.task] = asyncio.get_running_loop().create_future()
+            self._keep(self._start(planned, {**os.environ, **planned.env, **own}))
+        elif action.task in self._awaited:
+            if not self._awaited[action.task].done():
+                self._awaited[action.task].set_result(action.how)
         elif action.task in self._processes:
             self._processes[action.task].end(action.how)
 
     async def close(self) -> None:
         """Kills what is left, and lets the guard go."""
-        for process in self._processes.values():
-            process.end(How.KILL)
+        for task in (*self._awaited, *self._processes):
+            self.act(End(task, How.KILL))
         lives = list(self._lives)
         if lives:
             _, pending = await asyncio.wait(lives, timeout=_CLEANUP_SECONDS)
             for life in pending:
                 life.cancel()
+        for nursery in self._nurseries.values():
+            nursery.close()
+        reap_orphans(self._ours)
         if self._watchman.stdin is not None:
             self._watchman.stdin.close()
         await asyncio.to_thread(self._watchman.wait)
 
-    def _start(self, planned: PlannedTask, own: Mapping[str, str]) -> Coroutine[None, None, None]:
-        self._processes.pop(planned.task, None)
+    @property
+    def _ours(self) -> set[int]:
+        """The processes that are reaped where they are awaited."""
+        tasks = {process.pid for process in self._processes.values()}
+        return {self._watchman.pid, *tasks, *(nursery.pid for nursery in self._nurseries.values())}
+
+    async def _start(self, planned: PlannedTask, env: Mapping[str, str]) -> None:
+        task = planned.task
+        told = self._awaited[task]
         try:
-            process = Process(planned.argv, {**os.environ, **planned.env, **own})
+            program = await self._program(planned, env)
         except OSError as error:
-            return self._not_started(planned, error)
-        self._processes[planned.task] = process
-        self._tell_guard("+", process)
-        self._outlets.events.put(Started(planned.task, process.pid))
-        return self._live(planned.task, process)
+            await self._not_started(planned, error)
+            return
+        finally:
+            del self._awaited[task]
+        if program is None:
+            self._outlets.events.put(Exited(task, -SIGNALS[told.result()]))
+            return
+        process = self._processes[task] = Process(program)
+        self._tell_guard("+", process.pid)
+        if told.done():
+            process.end(told.result())
+        self._outlets.events.put(Started(task, process.pid))
+        await self._live(task, process)
+
+    async def _program(self, planned: PlannedTask, env: Mapping[str, str]) -> Program | None:
+        """Starts a task: by a fork if there is a nursery for it; None when it was told to end before.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        nursery = self._nursery(planned, env)
+        if nursery is None:
+            return Spawned(planned.argv, env)
+        told = self._awaited[planned.task]
+        await asyncio.wait((nursery.ready, told), return_when=asyncio.FIRST_COMPLETED)
+        if told.done():
+            return None
+        try:
+            return await nursery.fork(planned.argv, env)
+        except Gone:  # an interpreter of its own goes wrong of the same, and says so in the task's log
+            return Spawned(planned.argv, env)
+
+    def _nursery(self, planned: PlannedTask, env: Mapping[str, str]) -> Nursery | None:
+        """The nursery of a task; one that has died is replaced, unless it had not even imported."""
+        if not can_fork(planned.argv):
+            return None
+        key = import_environment(env)
+        nursery = self._nurseries.get(key)
+        if nursery is None or (nursery.is_gone and not nursery.has_failed):
+            nursery = self._nurseries[key] = Nursery(env)
+            self._tell_guard("+", nursery.pid)
+        return None if nursery.has_failed else nursery
 
     def _keep(self, life: Coroutine[None, None, None]) -> None:
         """Lets a task's life go on in the background; an error of ours in it ends the run."""
@@ -158,7 +217,8 @@ class LocalRun:
             await asyncio.sleep(_HEAD_START)
         self._leaving.append(task)
         code = await process.leave()
-        self._tell_guard("-", process)
+        self._tell_guard("-", process.pid)
+        reap_orphans(self._ours)
         await asyncio.gather(*(pipe.drain() for pipe in pipes))
         self._report_exit(task, code, ended_at)
 
@@ -169,11 +229,11 @@ class LocalRun:
             code, ended_at = self._left.pop(left)
             self._outlets.events.put(Exited(left, code, time.monotonic() - ended_at))
 
-    def _tell_guard(self, sign: str, process: Process) -> None:
+    def _tell_guard(self, sign: str, group: int) -> None:
         if self._watchman.stdin is None:
             return
         try:
-            self._watchman.stdin.write(f"{sign}{process.pid}\n".encode())
+            self._watchman.stdin.write(f"{sign}{group}\n".encode())
         except BrokenPipeError:
             # Somebody has killed the guard. The run is not worse for it as long as the launcher itself lives.
             self._watchman.stdin = None

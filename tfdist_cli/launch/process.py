@@ -10,24 +10,43 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import IO
+from typing import IO, Protocol
 
 import psutil
 
 from tfdist_cli.launch.events import How
 
-_SIGNALS = {How.TERMINATE: signal.SIGTERM, How.KILL: signal.SIGKILL}
+SIGNALS = {How.TERMINATE: signal.SIGTERM, How.KILL: signal.SIGKILL}
 _CLOCK_TICK = 0.05
 """Seconds by which the kernel's times of two processes may be off."""
 _LEFTOVER_SECONDS = 2.0
 """How long what a process leaves behind has after SIGTERM, when the process ended by itself."""
 
 
-class Process:
-    """A started program and its process group.
+class Program(Protocol):
+    """A started program, in a session and a process group of its own."""
 
-    It is in a session of its own: Ctrl-C in the terminal reaches the launcher only, and one signal reaches the program
-    with all its children, unless they have made sessions of their own.
+    @property
+    def pid(self) -> int:
+        """Its process id, which is also its group's."""
+
+    @property
+    def outputs(self) -> tuple[IO[bytes], IO[bytes]]:
+        """The ends to read stdout and stderr from."""
+
+    def on_exit(self, callback: Callable[[], None]) -> None:
+        """Has the running loop call `callback` once the program has ended; it can be reaped then."""
+
+    def reap(self) -> int:
+        """Lets go of a program that has ended.
+
+        Returns:
+            Its exit code, or -n for signal n.
+        """
+
+
+class Spawned:
+    """A program with an interpreter, or whatever runs it, of its own.
 
     Args:
         argv: the program and its arguments.
@@ -38,7 +57,6 @@ class Process:
     """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        self._begun = time.monotonic()
         self._popen = subprocess.Popen(
             argv,
             env=env,
@@ -48,14 +66,10 @@ class Process:
             bufsize=0,
             start_new_session=True,
         )
-        self._created = psutil.Process(self.pid).create_time()
-        self._told_after: float | None = None
-        """Seconds from its beginning to when it was first told to end."""
-        self._gone = False
 
     @property
     def pid(self) -> int:
-        """The program's process id, which is also its group's."""
+        """Its process id, which is also its group's."""
         return self._popen.pid
 
     @property
@@ -65,28 +79,81 @@ class Process:
             raise RuntimeError("both were asked for as pipes")
         return self._popen.stdout, self._popen.stderr
 
+    def on_exit(self, callback: Callable[[], None]) -> None:
+        """Has the running loop call `callback` once the program has ended."""
+        try:
+            watch_exit(self.pid, callback)
+        except (AttributeError, OSError):  # not Linux, or one older than 5.3
+            self._wait_in_thread(asyncio.get_running_loop(), callback)
+
+    def reap(self) -> int:
+        """Waits for its end."""
+        return self._popen.wait()
+
+    def _wait_in_thread(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        def wait() -> None:
+            self._popen.wait()
+            loop.call_soon_threadsafe(callback)
+
+        threading.Thread(target=wait, daemon=True).start()
+
+
+def watch_exit(pid: int, callback: Callable[[], None]) -> None:
+    """Has the running loop call `callback` once a process has ended.
+
+    Raises:
+        AttributeError: this system has no handles on processes.
+        OSError: there is no such process, or the system gives no handle on it.
+    """
+    loop = asyncio.get_running_loop()
+    handle = os.pidfd_open(pid)
+
+    def ended() -> None:
+        loop.remove_reader(handle)
+        os.close(handle)
+        callback()
+
+    loop.add_reader(handle, ended)
+
+
+class Process:
+    """A program and its process group.
+
+    It is in a session of its own: Ctrl-C in the terminal reaches the launcher only, and one signal reaches the program
+    with all its children, unless they have made sessions of their own.
+
+    Args:
+        program: just started.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._begun = time.monotonic()
+        self._program = program
+        self._created = psutil.Process(self.pid).create_time()
+        self._told_after: float | None = None
+        """Seconds from its beginning to when it was first told to end."""
+        self._gone = False
+
+    @property
+    def pid(self) -> int:
+        """The program's process id, which is also its group's."""
+        return self._program.pid
+
+    @property
+    def outputs(self) -> tuple[IO[bytes], IO[bytes]]:
+        """The ends to read stdout and stderr from."""
+        return self._program.outputs
+
     def end(self, how: How) -> None:
         """Signals the whole group, if any of it is left."""
         if self._told_after is None:
             self._told_after = time.monotonic() - self._begun
         if not self._gone:
-            self._send(_SIGNALS[how])
+            self._send(SIGNALS[how])
 
     def on_exit(self, callback: Callable[[], None]) -> None:
-        """Has the running loop call `callback` once the program has ended; it can be reaped then."""
-        loop = asyncio.get_running_loop()
-        try:
-            handle = os.pidfd_open(self.pid)
-        except (AttributeError, OSError):  # not Linux, or one older than 5.3
-            self._wait_in_thread(loop, callback)
-            return
-
-        def ended() -> None:
-            loop.remove_reader(handle)
-            os.close(handle)
-            callback()
-
-        loop.add_reader(handle, ended)
+        """Has the running loop call `callback` once the program has ended; it can be left then."""
+        self._program.on_exit(callback)
 
     async def leave(self) -> int:
         """Waits until the group is gone too, once the program has ended.
@@ -97,7 +164,7 @@ class Process:
         Returns:
             The exit code, or -n for signal n.
         """
-        code = self._popen.wait()
+        code = self._program.reap()
         deadline = time.monotonic() + _LEFTOVER_SECONDS if self._told_after is None else float("inf")
         told: set[int] = set()
         pause = 0.01
@@ -137,10 +204,3 @@ class Process:
             age_then = member.create_time() - self._created
             return self._told_after is None or age_then > self._told_after - _CLOCK_TICK
         return False
-
-    def _wait_in_thread(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-        def wait() -> None:
-            self._popen.wait()
-            loop.call_soon_threadsafe(callback)
-
-        threading.Thread(target=wait, daemon=True).start()

@@ -1,0 +1,50 @@
+"""`python -m benchmarks.launch_time`: the time to the first step, with a fork and with an interpreter for each task."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.cluster import ROOT
+from benchmarks.startup import first_step_seconds
+
+CLUSTER = """
+strategy: parameter_server
+roles: {{chief: {{}}, ps: {{replicas: 2}}, worker: {{replicas: 4}}}}
+recipe: {recipe}
+"""
+INTERPRETERS = """
+from tfdist_cli.cli.app import main
+from tfdist_cli.launch import local
+
+local.can_fork = lambda argv: False
+main()
+"""
+"""`tfdist`, starting each task as it starts a program that is no recipe."""
+COMMANDS = {"fork": ("-m", "tfdist_cli"), "interpreter": ("-c", INTERPRETERS)}
+
+
+def main() -> None:
+    """Measures in interleaved rounds, every other one backwards, and prints seconds, medians and their ratio."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    rounds = parser.parse_args().rounds
+    seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as folder:
+        cluster = Path(folder, "cluster.yaml")
+        cluster.write_text(CLUSTER.format(recipe=ROOT / "recipes" / "digits_mlp.yaml"), encoding="utf-8")
+        for turn in range(rounds):
+            for name in list(COMMANDS)[:: -1 if turn % 2 else 1]:
+                seconds[name].append(first_step_seconds(str(cluster), COMMANDS[name]))
+                print(f"{name}: {seconds[name][-1]:.2f} s", file=sys.stderr)
+    medians = {name: statistics.median(each) for name, each in seconds.items()}
+    for name, each in seconds.items():
+        print(f"{name}: {medians[name]:.2f} s ({min(each):.2f} to {max(each):.2f})")
+    print(f"ratio of medians: {medians['interpreter'] / medians['fork']:.2f}")
+
+
+if __name__ == "__main__":
+    main()

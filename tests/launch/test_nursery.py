@@ -1,0 +1,216 @@
+"""Tasks that are forked from a process that has imported for all, and are as if each had its own interpreter."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.launch.test_local import is_alive
+from tfdist_cli.launch import local, nursery
+from tfdist_cli.launch.events import Exited, Output, Signalled, Started
+from tfdist_cli.launch.nursery import import_environment
+from tfdist_cli.spec.task_id import TaskId
+
+W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has nurseries")
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Has nurseries fork a module's code, with another one imported before."""
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    monkeypatch.setattr(nursery, "IMPORTS", ("imported_before",))
+    monkeypatch.setattr(local, "can_fork", lambda argv: argv[2] == "forked_program")
+
+    def make(code, before="pid = __import__('os').getpid()"):
+        (tmp_path / "imported_before.py").write_text(textwrap.dedent(before))
+        (tmp_path / "forked_program.py").write_text(textwrap.dedent(code))
+        return sys.executable, "-m", "forked_program"
+
+    return make
+
+
+@pytest.fixture
+def forked(run, program):
+    """Runs a module's code in a cluster's tasks."""
+
+    def start(code, *arguments, before="pid = __import__('os').getpid()", **options):
+        return run(*program(code, before), *arguments, **options)
+
+    return start
+
+
+def test_a_task_is_a_fork_of_what_has_imported(forked):
+    outcome = forked("import imported_before, os; print(imported_before.pid == os.getppid() != os.getpid())")
+    assert outcome.lines() == ["True"]
+
+
+def test_a_task_is_as_one_of_its_own_interpreter(forked, tmp_path):
+    code = """
+        import os, sys
+        print(os.getsid(0) == os.getpid() == os.getpgid(0))
+        print(__name__, sys.argv, os.getcwd())
+        print(os.environ["OWN"], "TFDIST_LAUNCHER_PID" in os.environ)
+        print(repr(sys.stdin.read()), sorted(int(each) for each in os.listdir("/proc/self/fd"))[:3])
+        print("err", file=sys.stderr)
+    """
+    outcome = forked(code, "--task", "worker:0")
+    argv = [str(tmp_path / "forked_program.py"), "--task", "worker:0"]
+    told = ["True", f"__main__ {argv} {Path.cwd()}", "worker:0 1 False", "'' [0, 1, 2]"]
+    assert outcome.lines() == told
+    assert outcome.logs[W0, "stderr"] == b"err\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("", 0), ("raise SystemExit(3)", 3), ("1 / 0", 1), ("import os; os.kill(os.getpid(), 9)", -9), ("exit('no')", 1)],
+)
+def test_how_a_task_ends(forked, code, expected):
+    outcome = forked(code)
+    assert outcome.of(Exited) == [Exited(W0, expected)]
+    assert ("ZeroDivisionError" in outcome.logs[W0, "stderr"].decode()) == (code == "1 / 0")
+
+
+def test_tasks_share_no_random_numbers(forked, make_cluster):
+    pytest.importorskip("numpy")
+    code = "import random, numpy; print(random.random(), numpy.random.rand())"
+    before = "import random, numpy; numpy.random.seed(0); random.seed(0)"
+    outcome = forked(code, before=before, cluster=make_cluster(worker=2))
+    drawn = [number for task in (W0, W1) for number in outcome.lines(task)[0].split()]
+    assert len(set(drawn)) == 4
+
+
+def test_what_the_imports_write_is_in_every_log(forked, make_cluster):
+    outcome = forked("print('own')", before="import os; os.write(2, b'imported')", cluster=make_cluster(worker=2))
+    assert {outcome.logs[task, "stderr"] for task in (W0, W1)} == {b"imported"}
+
+
+def test_ps_shows_which_task_it_is(forked):
+    def react(event, state):
+        if isinstance(event, Output) and event.lines:
+            shown.extend(psutil.Process(int(event.lines[0])).cmdline())
+            return (Signalled(signal.SIGTERM),)
+        return ()
+
+    shown = []
+    code = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
+    forked(code, "--task", "worker:0", react=react)
+    assert [word for word in shown if word] == ["tfdist", "--task", "worker:0"]
+
+
+def test_imports_that_fail_are_told_by_the_tasks_own_interpreter(forked):
+    outcome = forked("import imported_before", before="raise ImportError('broken install')")
+    assert outcome.of(Exited) == [Exited(W0, 1)]
+    assert outcome.logs[W0, "stderr"].count(b"ImportError: broken install") == 1
+
+
+def test_imports_that_make_threads_are_not_forked(forked):
+    before = "import os, threading as t; pid = os.getpid(); t.Thread(target=t.Event().wait, daemon=True).start()"
+    code = "import imported_before, os; print(imported_before.pid == os.getpid())"
+    assert forked(code, before=before).lines() == ["True"]
+
+
+def test_a_task_that_is_told_to_end_while_its_nursery_imports(forked):
+    answers = [Signalled(signal.SIGTERM)]
+
+    def react(event, state):
+        return [answers.pop()] if answers else ()
+
+    outcome = forked("", before="import time; time.sleep(1000)", react=react)
+    assert outcome.of(Exited) == [Exited(W0, -signal.SIGTERM)]
+    assert outcome.state.exit_code == 143
+    assert outcome.of(Started) == []
+
+
+def test_tasks_outlive_their_nursery_and_their_ends_are_noticed(forked, make_cluster):
+    code = """
+        import os, signal, sys
+        print(os.getppid(), flush=True)
+        signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))
+        while True:
+            signal.pause()
+    """
+    tasks, parents = {}, []
+
+    def react(event, state):
+        if isinstance(event, Started):
+            tasks[event.task] = event.pid
+        if isinstance(event, Output) and event.lines:
+            parents.append(int(event.lines[0]))
+            if len(parents) == 2:
+                os.kill(parents[0], signal.SIGKILL)
+                os.kill(tasks[W1], signal.SIGUSR1)
+
+    outcome = forked(code, cluster=make_cluster(worker=2), react=react)
+    assert len(set(parents)) == 1
+    assert outcome.of(Exited) == [Exited(W1, 5), Exited(W0, -signal.SIGTERM)]
+
+
+DIES = """
+import asyncio, os, sys
+sys.path.insert(0, {root!r})
+from tfdist_cli.launch import nursery
+nursery.IMPORTS = ()
+
+async def whole():
+    made = nursery.Nursery(dict(os.environ))
+    await made.ready
+    task = await made.fork((sys.executable, "-m", "forked_program"), dict(os.environ))
+    print(made.pid, task.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(whole())
+"""
+
+
+def test_no_task_outlives_the_launcher_even_without_its_nursery(program):
+    program("import time; time.sleep(1000)")
+    launcher = subprocess.Popen([sys.executable, "-c", DIES.format(root=str(ROOT))], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout
+    server, task = (psutil.Process(int(word)) for word in launcher.stdout.readline().split())
+    os.kill(server.pid, signal.SIGKILL)
+    assert is_alive(task.pid)
+    launcher.kill()
+    launcher.communicate()
+    psutil.wait_procs([server, task], timeout=5)
+    assert not is_alive(task.pid)
+
+
+def test_a_nursery_that_has_died_is_replaced(forked, make_cluster, tmp_path):
+    code = f"""
+        import imported_before, os, pathlib, signal
+        if os.environ["OWN"].startswith("worker"):
+            print(os.getppid() == imported_before.pid, os.getppid(), flush=True)
+            mark = pathlib.Path({str(tmp_path)!r}, "mark")
+            if not mark.exists():
+                mark.touch()
+                os.kill(os.getppid(), signal.SIGKILL)
+                os._exit(9)
+        signal.pause()
+    """
+
+    def react(event, state):
+        if isinstance(event, Output) and event.lines:
+            said.append(event.lines[0].split())
+            return [Signalled(signal.SIGTERM)] if len(said) == 2 else ()
+        return ()
+
+    said = []
+    cluster = make_cluster("parameter_server", chief=1, ps=1, worker=1)
+    outcome = forked(code, cluster=cluster, react=react, max_restarts=1)
+    assert [true for true, _ in said] == ["True", "True"]
+    assert said[0] != said[1]
+    assert {event.code for event in outcome.of(Exited)} == {9, -signal.SIGTERM}
+
+
+def test_what_must_stand_before_the_import():
+    env = {"TF_ENABLE_ONEDNN_OPTS": "0", "PYTHONHASHSEED": "1", "LD_PRELOAD": "x.so", "KERAS_BACKEND": "tensorflow"}
+    late = {"TF_CONFIG": "{}", "TF_NUM_INTRAOP_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0", "LOG_LEVEL": "debug"}
+    assert dict(import_environment(env | late)) == env

@@ -1,0 +1,335 @@
+"""The launcher's side of `fork_server`: recipe tasks that start in milliseconds, since one process imports for all."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import fcntl
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from typing import IO, Any
+
+import psutil
+
+from tfdist_cli.launch.process import watch_exit
+from tfdist_cli.records import LAUNCHER_PID
+
+IMPORTS = ("tfdist_cli.cli.app", "tfdist_cli.cli.role", "tfdist_cli.task.recipe", "tfdist_cli.train.cluster")
+"""What a task imports before it knows what it is to do; TensorFlow and Keras come with it."""
+SERVER = "tfdist_cli.launch.fork_server"
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
+_PIPE_ROOM = 32 * 1024
+"""Bytes that a pipe takes at once, whether somebody reads or not."""
+_READ_LATE = {
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "TF_CONFIG",
+    "TF_CPP_MIN_LOG_LEVEL",
+    "TF_NUM_INTEROP_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
+}
+"""Read when a task makes its first context or starts CUDA; or, the level of the log and OpenMP's threads, set anew."""
+_READ_AT_IMPORT = re.compile(
+    r"""
+    (TF|TFRT|XLA|KERAS|GRPC|ABSL|CUDA|CUDNN|NCCL|NVIDIA|ROCM|HIP|ONEDNN|DNNL|MKL|OMP|KMP|GOMP|OPENBLAS|GOTO|NPY|NUMPY|HDF5
+    |GCS|AWS|LLVM|GFORTRAN|OPENSSL|SSL|PROTOCOL_BUFFERS|PYDANTIC|PSUTIL|TYPER|WRAPT|PILLOW|XDG|LC|LD|MALLOC|GLIBC)_.*
+    |PYTHON.*|MPL.*|MATPLOTLIB.*|MALLOC.*|LANG|LANGUAGE|HOME|TMP|TEMP|TMPDIR|TZ|DISABLE_HOST_SEND_RECV_REGISTRATION
+    """,
+    re.VERBOSE,
+)
+"""Variables that importing TensorFlow, Keras and what comes with them reads, by the names of the libraries: seen by
+counting the calls of `getenv`, and wide, since a process more is all that it costs to be wrong about a name."""
+
+
+def can_fork(argv: Sequence[str]) -> bool:
+    """Whether a command is a task of a recipe, on a system that can have nurseries: Linux from 5.3 on."""
+    able = sys.platform.startswith("linux") and hasattr(os, "pidfd_open") and hasattr(os, "memfd_create")
+    return able and tuple(argv[:4]) == (sys.executable, "-m", "tfdist_cli", "role")
+
+
+def import_environment(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """What of a task's environment must stand when TensorFlow is imported: the same for all tasks of one nursery."""
+    read = ((name, value) for name, value in env.items() if _READ_AT_IMPORT.fullmatch(name) and name not in _READ_LATE)
+    return tuple(sorted(read))
+
+
+class Gone(Exception):
+    """A nursery has ended, or could not import: the task is to be started in another way."""
+
+
+class Nursery:
+    """A fork server, and its tasks.
+
+    Args:
+        env: a task's environment; all tasks have the same `import_environment`.
+        enter: the command before a command by which it comes into the run's network; empty for this machine's.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, env: Mapping[str, str], enter: Sequence[str] = ()) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        reading, self._lifeline = os.pipe()
+        said, saying = os.pipe()
+        # One thread for OpenBLAS: it would make the others at the import, and they would not survive a fork.
+        own = {**env, "OMP_NUM_THREADS": "1", LAUNCHER_PID: str(os.getpid())}
+        own.pop("TF_CONFIG", None)
+        self._popen = subprocess.Popen(
+            [*enter, sys.executable, "-m", SERVER, str(theirs.fileno()), str(reading), *IMPORTS],
+            env=own,
+            stdin=subprocess.DEVNULL,
+            stdout=saying,
+            stderr=saying,
+            pass_fds=(theirs.fileno(), reading),
+            start_new_session=True,
+        )
+        theirs.close()
+        os.close(reading)
+        os.close(saying)
+        ours.setblocking(False)
+        fcntl.fcntl(said, fcntl.F_SETFL, os.O_NONBLOCK)
+        self._channel = ours
+        self._said = said
+        self._at_import = b""
+        """What the imports have written, which each task's own would have."""
+        self._numbers = count()
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._orders: dict[int, _Order] = {}
+        self._tasks: dict[int, Forked] = {}
+        self._loop.add_reader(ours, self._hear)
+        self._loop.add_reader(said, self._overhear)
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is also its group's."""
+        return self._popen.pid
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has ended."""
+        return self._channel.fileno() < 0
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended before it had imported: another one would, too."""
+        return self._ready.done() and self._ready.exception() is not None
+
+    @property
+    def ready(self) -> asyncio.Future[None]:
+        """Done when it can fork, or has ended instead."""
+        return self._ready
+
+    async def fork(self, argv: Sequence[str], env: Mapping[str, str]) -> Forked:
+        """Makes a task, once it is `ready`.
+
+        Args:
+            argv: a command that `can_fork` allows.
+            env: its whole environment.
+
+        Raises:
+            Gone: the nursery has ended.
+            OSError: there can be no more processes.
+        """
+        if self.is_gone:
+            raise Gone
+        with ExitStack() as given:
+            content = os.memfd_create("order")
+            given.callback(os.close, content)
+            own = {name: value for name, value in env.items() if name != LAUNCHER_PID}  # it has a lifeline instead
+            os.write(content, json.dumps({"command": list(argv), "env": own}).encode())
+            os.lseek(content, 0, os.SEEK_SET)
+            outputs = []
+            files = [content]
+            for _ in range(2):
+                read, write = os.pipe()
+                given.callback(os.close, write)
+                files.append(write)
+                outputs.append(os.fdopen(read, "rb", buffering=0))
+            os.write(files[-1], self._at_import[:_PIPE_ROOM])
+            order = _Order((outputs[0], outputs[1]), self._loop.create_future())
+            number = next(self._numbers)
+            self._orders[number] = order
+            try:
+                await self._send(json.dumps({"fork": number}).encode(), files)
+                return await order.forked
+            except BaseException:
+                self._orders.pop(number, None)
+                for output in outputs:
+                    output.close()
+                raise
+
+    def reap(self, pid: int) -> None:
+        """Lets a task's number go, once it is known how the task has ended."""
+        if self.is_gone:
+            return
+        with suppress(BrokenPipeError, ConnectionResetError, BlockingIOError):
+            # Should the nursery be stopped and the channel full, a zombie stays until the end of the run.
+            self._channel.send(json.dumps({"reap": pid}).encode())
+
+    def close(self) -> None:
+        """Ends the nursery; its tasks, if any are left, become the launcher's own children."""
+        if self.is_gone:
+            return
+        for file in (self._channel, self._said):
+            self._loop.remove_reader(file)
+        self._loop.remove_writer(self._channel)
+        self._channel.close()
+        os.close(self._said)
+        self._popen.kill()
+        self._popen.wait()  # only then are its tasks this process's own
+        if not self._ready.done():
+            self._ready.set_exception(Gone())
+        for order in self._orders.values():
+            order.forked.set_exception(Gone())
+        self._orders.clear()
+        for task in self._tasks.values():
+            task.adopt()
+        self._tasks.clear()
+
+    async def _send(self, packet: bytes, files: list[int]) -> None:
+        while True:
+            try:
+                socket.send_fds(self._channel, [packet], files)
+            except BlockingIOError:
+                room = asyncio.Event()
+                self._loop.add_writer(self._channel, room.set)
+                await room.wait()
+                self._loop.remove_writer(self._channel)
+            except OSError:
+                raise Gone from None
+            else:
+                return
+
+    def _hear(self) -> None:
+        try:
+            data = self._channel.recv(4096)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        packet: dict[str, Any] = json.loads(data)
+        if "ready" in packet:
+            self._overhear()
+            self._ready.set_result(None)
+        elif "exited" in packet:
+            self._tasks.pop(packet["exited"]).ended(packet["code"])
+        elif order := self._orders.pop(packet["forked"], None):
+            self._answer(order, packet)
+
+    def _answer(self, order: _Order, packet: Mapping[str, int]) -> None:
+        if "error" in packet:
+            order.forked.set_exception(OSError(packet["error"], os.strerror(packet["error"])))
+            return
+        task = Forked(self, packet["pid"], order.outputs)
+        self._tasks[task.pid] = task
+        order.forked.set_result(task)
+
+    def _overhear(self) -> None:
+        with suppress(BlockingIOError):
+            written = os.read(self._said, _PIPE_ROOM)
+            if not written:
+                self._loop.remove_reader(self._said)
+            elif not self._ready.done():
+                self._at_import += written
+
+
+@dataclass(frozen=True)
+class _Order:
+    """A task that is to be forked.
+
+    Args:
+        outputs: the ends to read its stdout and stderr from.
+        forked: the task to be.
+    """
+
+    outputs: tuple[IO[bytes], IO[bytes]]
+    forked: asyncio.Future[Forked]
+
+
+class Forked:
+    """A task of a nursery, as `process.Program` wants it.
+
+    Args:
+        nursery: its parent.
+        pid: its process id, which is also its group's.
+        outputs: the ends to read its stdout and stderr from.
+    """
+
+    def __init__(self, nursery: Nursery, pid: int, outputs: tuple[IO[bytes], IO[bytes]]) -> None:
+        self.pid = pid
+        self.outputs = outputs
+        self._nursery = nursery
+        self._code: int | None = None
+        self._heard: list[Callable[[], None]] = []
+
+    def on_exit(self, callback: Callable[[], None]) -> None:
+        """Has the running loop call `callback` once the task has ended."""
+        if self._code is None:
+            self._heard.append(callback)
+        else:
+            asyncio.get_running_loop().call_soon(callback)
+
+    def reap(self) -> int:
+        """How the task has ended; its number is free then."""
+        if self._code is None:
+            raise RuntimeError("it has not ended")
+        self._nursery.reap(self.pid)
+        return self._code
+
+    def ended(self, code: int) -> None:
+        """The task has ended: takes its exit code, or -n for signal n."""
+        self._code = code
+        for callback in self._heard:
+            callback()
+
+    def adopt(self) -> None:
+        """The nursery is gone, and the kernel has given the task to this process."""
+
+        def over() -> None:
+            self.ended(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
+
+        watch_exit(self.pid, over)
+
+
+@contextmanager
+def adopting() -> Iterator[None]:
+    """Has the kernel give this process the processes below it whose parents end."""
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    prctl = ctypes.CDLL(None).prctl
+    before = ctypes.c_int()
+    prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
+
+
+def reap_orphans(ours: Collection[int]) -> None:
+    """Reaps the processes that tasks have left behind, and that have ended since.
+
+    Args:
+        ours: processes of this one that somebody else here reaps.
+    """
+    session = os.getsid(0)
+    for child in psutil.Process().children():
+        with suppress(psutil.Error, ChildProcessError, ProcessLookupError):
+            stray = child.pid not in ours and os.getsid(child.pid) != session
+            if stray and child.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(child.pid, os.WNOHANG)
