@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tfdist_cli.cli.lines import ROLE_COLOURS, TaskLines, neutral
-from tfdist_cli.launch.events import Answered, Event, Exited, Output, Resized, Signalled
+from tfdist_cli.launch.events import Answered, Event, Exited, Networked, Output, Resized, Signalled
 from tfdist_cli.launch.report import cause_of, describe_end, described, signal_name
 from tfdist_cli.launch.state import JobState, Loss, Phase, Status
 
@@ -173,6 +173,8 @@ def _of_requests(event: Event) -> Iterator[str]:
 
 def _notices(event: Event, state: JobState, before: Phase) -> Iterator[str]:
     """What the launcher does about an event, for whoever wonders why tasks end."""
+    if isinstance(event, Networked):
+        yield event.text
     if isinstance(event, Exited) and state.tasks[event.task].status is Status.FAILED:
         spent = state.tasks[event.task].spent
         if not state.restarting:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfdist_cli.launch.events import Event, Output, Recorded, Started
+from tfdist_cli.launch.events import Event, Networked, Output, Recorded, Started
 from tfdist_cli.launch.state import JobState
 from tfdist_cli.spec.task_id import TaskId
 
@@ -87,6 +87,8 @@ class Chronicle:
         self.checkpoints: dict[str, int] = {}
         """Paths of checkpoints, and their steps, in the order they were saved."""
         self.exports: list[str] = []
+        self.private = False
+        """Whether the tasks' network is the run's own."""
         self._unsaved: list[Mapping[str, Any]] = []
         self._damaged: dict[str, Mapping[str, Any]] = {}
 
@@ -119,6 +121,8 @@ class Chronicle:
                 news.unfinished = event.unfinished.strip()
             case Recorded():
                 self._read(event.task, event.record)
+            case Networked(private):
+                self.private = private
 
     def _read(self, task: TaskId, record: Mapping[str, Any]) -> None:
         match record["kind"]:

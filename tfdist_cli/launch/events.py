@@ -114,7 +114,20 @@ class Tick:
     """Nothing has happened, but time has passed."""
 
 
-Event = Started | Output | Recorded | Exited | Signalled | Asked | Resized | Answered | Tick
+@dataclass(frozen=True)
+class Networked:
+    """The tasks' network is there.
+
+    Args:
+        private: whether it is the run's own, which nobody else reaches.
+        text: what a user is to know of it.
+    """
+
+    private: bool
+    text: str
+
+
+Event = Started | Output | Recorded | Exited | Signalled | Asked | Resized | Answered | Networked | Tick
 
 
 class How(Enum):
@@ -159,7 +172,7 @@ class EventQueue:
         self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
         self._room = asyncio.Semaphore(_OUTPUTS_IN_FLIGHT)
 
-    def put(self, event: Started | Exited | Signalled | Asked) -> None:
+    def put(self, event: Started | Exited | Signalled | Asked | Networked) -> None:
         """Adds what must not wait."""
         self._events.put_nowait(event)
 

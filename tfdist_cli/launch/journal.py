@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from tfdist_cli.launch.events import Answered, Event, Exited, Recorded, Resized, Signalled, Started
+from tfdist_cli.launch.events import Answered, Event, Exited, Networked, Recorded, Resized, Signalled, Started
 from tfdist_cli.launch.report import cause_of, describe_end, signal_name
 from tfdist_cli.launch.state import JobState, Loss, Phase, Resize
 from tfdist_cli.spec.task_id import TaskId
@@ -103,13 +103,21 @@ def _described(event: Event, state: JobState) -> dict[str, Any]:
                 "status": ended.status.value,
                 "cause": describe_end(ended),
             }
+        case Recorded(task, record) if record["kind"] not in _FREQUENT:
+            fields = {key: value for key, value in record.items() if key != "kind"}
+            return {**fields, "event": record["kind"], "task": str(task)}
+    return _described_of_job(event)
+
+
+def _described_of_job(event: Event) -> dict[str, Any]:
+    """What concerns no task in particular."""
+    match event:
+        case Networked(private, text):
+            return {"event": "network", "private": private, "text": text}
         case Signalled(signum):
             return {"event": "signal", "signal": signal_name(signum)}
         case Resized() | Answered():
             return _answer(event)
-        case Recorded(task, record) if record["kind"] not in _FREQUENT:
-            fields = {key: value for key, value in record.items() if key != "kind"}
-            return {**fields, "event": record["kind"], "task": str(task)}
     return {}
 
 

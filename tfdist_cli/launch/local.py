@@ -20,6 +20,7 @@ from tfdist_cli.errors import TfdistError, UsageError
 from tfdist_cli.launch import guard
 from tfdist_cli.launch.base import Outlets
 from tfdist_cli.launch.events import Action, End, Exited, How, Output, Start, Started
+from tfdist_cli.launch.network import Network, network_of
 from tfdist_cli.launch.nursery import Gone, Nursery, adopting, can_fork, import_environment, reap_orphans
 from tfdist_cli.launch.pipes import Pipe
 from tfdist_cli.launch.ports import hold
@@ -70,8 +71,10 @@ class LocalLauncher:
     @asynccontextmanager
     async def start(self, plan: Plan, outlets: Outlets) -> AsyncIterator[LocalRun]:
         """A run whose tasks are guarded: they end with the launcher even when that is killed."""
-        with adopting():
-            run = LocalRun(plan, outlets, _start_guard())
+        with network_of(plan) as (network, told), adopting():
+            if told:
+                outlets.events.put(told)
+            run = LocalRun(plan, outlets, network, _start_guard())
             try:
                 yield run
             finally:
@@ -84,11 +87,13 @@ class LocalRun:
     Args:
         plan: the tasks.
         outlets: where their news goes.
+        network: the tasks' network.
         watchman: the guard, which is told of each process group.
     """
 
-    def __init__(self, plan: Plan, outlets: Outlets, watchman: subprocess.Popen[bytes]) -> None:
+    def __init__(self, plan: Plan, outlets: Outlets, network: Network, watchman: subprocess.Popen[bytes]) -> None:
         self._plan = plan
+        self._network = network
         self._outlets = outlets
         self._watchman = watchman
         self._processes: dict[TaskId, Process] = {}
@@ -165,7 +170,7 @@ class LocalRun:
         """
         nursery = self._nursery(planned, env)
         if nursery is None:
-            return Spawned(planned.argv, env)
+            return self._spawn(planned, env)
         told = self._awaited[planned.task]
         await asyncio.wait((nursery.ready, told), return_when=asyncio.FIRST_COMPLETED)
         if told.done():
@@ -173,7 +178,10 @@ class LocalRun:
         try:
             return await nursery.fork(planned.argv, env)
         except Gone:  # an interpreter of its own goes wrong of the same, and says so in the task's log
-            return Spawned(planned.argv, env)
+            return self._spawn(planned, env)
+
+    def _spawn(self, planned: PlannedTask, env: Mapping[str, str]) -> Spawned:
+        return Spawned((*self._network.enter, *planned.argv), env, self._network.files)
 
     def _nursery(self, planned: PlannedTask, env: Mapping[str, str]) -> Nursery | None:
         """The nursery of a task; one that has died is replaced, unless it had not even imported."""
@@ -182,7 +190,7 @@ class LocalRun:
         key = import_environment(env)
         nursery = self._nurseries.get(key)
         if nursery is None or (nursery.is_gone and not nursery.has_failed):
-            nursery = self._nurseries[key] = Nursery(env)
+            nursery = self._nurseries[key] = Nursery(env, self._network)
             self._tell_guard("+", nursery.pid)
         return None if nursery.has_failed else nursery
 

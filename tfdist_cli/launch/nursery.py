@@ -19,6 +19,7 @@ from typing import IO, Any
 
 import psutil
 
+from tfdist_cli.launch.network import HOST, Network
 from tfdist_cli.launch.process import watch_exit
 from tfdist_cli.records import LAUNCHER_PID
 
@@ -71,13 +72,13 @@ class Nursery:
 
     Args:
         env: a task's environment; all tasks have the same `import_environment`.
-        enter: the command before a command by which it comes into the run's network; empty for this machine's.
+        network: the run's.
 
     Raises:
         OSError: it cannot be started.
     """
 
-    def __init__(self, env: Mapping[str, str], enter: Sequence[str] = ()) -> None:
+    def __init__(self, env: Mapping[str, str], network: Network = HOST) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reading, self._lifeline = os.pipe()
         said, saying = os.pipe()
@@ -85,12 +86,12 @@ class Nursery:
         own = {**env, "OMP_NUM_THREADS": "1", LAUNCHER_PID: str(os.getpid())}
         own.pop("TF_CONFIG", None)
         self._popen = subprocess.Popen(
-            [*enter, sys.executable, "-m", SERVER, str(theirs.fileno()), str(reading), *IMPORTS],
+            [*network.enter, sys.executable, "-m", SERVER, str(theirs.fileno()), str(reading), *IMPORTS],
             env=own,
             stdin=subprocess.DEVNULL,
             stdout=saying,
             stderr=saying,
-            pass_fds=(theirs.fileno(), reading),
+            pass_fds=(theirs.fileno(), reading, *network.files),
             start_new_session=True,
         )
         theirs.close()

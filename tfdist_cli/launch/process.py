@@ -51,12 +51,13 @@ class Spawned:
     Args:
         argv: the program and its arguments.
         env: its whole environment.
+        files: open files that it keeps.
 
     Raises:
         OSError: it cannot be started.
     """
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], files: Sequence[int] = ()) -> None:
         self._popen = subprocess.Popen(
             argv,
             env=env,
@@ -64,6 +65,7 @@ class Spawned:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
+            pass_fds=files,
             start_new_session=True,
         )
 

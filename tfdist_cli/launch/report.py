@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,14 @@ from tfdist_cli.launch.chronicle import Chronicle, numbers
 from tfdist_cli.launch.logs import TaskLogs
 from tfdist_cli.launch.state import JobState, Loss, Resize, Status, TaskState
 from tfdist_cli.spec.task_id import Role, TaskId
+
+_NO_NETWORK = re.compile(
+    r"name resolution|name or service not known|(could not|couldn't|failed to) resolve|network is unreachable"
+    r"|getaddrinfo",
+    re.IGNORECASE,
+)
+"""What libraries say where there is no network but the loopback one."""
+_NEEDS_HOST = "the tasks' network is their own and reaches no other host: a recipe that needs one has 'network: host'"
 
 
 @dataclass(frozen=True)
@@ -253,14 +262,16 @@ def make_failure(name: TaskId, state: JobState, chronicle: Chronicle, logs: Task
         what, seconds = "it did not come up", state.rules.timeouts.start
     else:
         what, seconds = describe_end(task), task.failed_at
+    lines = (*news.lines, *([news.unfinished] if news.unfinished else []))
+    cut_off = chronicle.private and any(_NO_NETWORK.search(text) for text in (message, traceback, *lines))
     return Failure(
         name,
         seconds,
         what,
         ": ".join(part for part in (kind, message) if part),
-        str(error.get("hint") or ""),
+        str(error.get("hint") or "") or (_NEEDS_HOST if cut_off else ""),
         traceback,
-        (*news.lines, *([news.unfinished] if news.unfinished else [])),
+        lines,
         logs.of(name),
         task.spent,
     )

@@ -171,6 +171,10 @@ class Cluster(SpecModel):
     or `single` (one process)."""
     launcher: LauncherName = "local"
     """What starts the tasks: `local`, this machine."""
+    network: Literal["private", "host"] | None = None
+    """The tasks' network on this machine: `private`, one of their own, where nobody else reaches them and they reach
+    no other host; `host`, this machine's. By default `private` for a recipe, where it is possible, and `host` for a
+    program after `--` and for tasks with other addresses than loopback ones."""
     roles: Roles
     """The tasks, by role."""
     recipe: PathField | None = None
@@ -296,6 +300,10 @@ def _address_problems(cluster: Cluster) -> Iterator[Found]:
         if len(tasks) > 1:
             message = f"{tasks[0]} and {tasks[1]} have the same address {address}"
             yield ("roles", tasks[-1].role, "hosts"), message
+    outside = [(task, address) for task, address in named.items() if not address.is_loopback]
+    if outside and cluster.network == "private":
+        task, address = outside[0]
+        yield ("network",), f"a private network has only loopback addresses, and {task} has {address}: use 'host'"
     elsewhere = [address for address in named.values() if not address.is_loopback]
     for role in dict.fromkeys(task.role for task in given if task not in named) if elsewhere else ():
         yield (
