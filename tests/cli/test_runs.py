@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-CLUSTER = "strategy: parameter_server\nroles: {chief: {}, worker: {replicas: 2}, ps: {}}\n"
+CLUSTER = "strategy: parameter_server\nnetwork: host\nroles: {chief: {}, worker: {replicas: 2}, ps: {}}\n"
 PROGRAM = "import os, time; print('hello from', os.environ['TF_CONFIG'][-30:], flush=True); time.sleep(600)"
 SECONDS = 30
 
