@@ -61,7 +61,7 @@ class BareLaunch:
             raise AssertionError(f"the launch did not end within {seconds} s") from None
         assert left_of(self.process.pid) == []
         said = (self.folder / "err").read_text(errors="replace")
-        assert "Traceback" not in said, said
+        assert "/tfdist_cli/" not in said, said  # no traceback of ours
         return code, said
 
     @property

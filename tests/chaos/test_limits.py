@@ -28,20 +28,20 @@ def disk(tmp_path):
 
 @pytest.fixture
 def cgroup():
-    """Makes a cgroup, where version 1 is mounted: `cgroup("pids", max=9)` gives its folder."""
+    """Makes a cgroup with a limit: `cgroup("pids.max", 9)` gives its folder."""
     made = []
 
-    def make(controller, **limits):
-        folder = CGROUPS / controller / f"tfdist-test-{os.getpid()}"
-        if not (CGROUPS / controller / "tasks").exists():
-            pytest.skip(f"no {controller} controller of cgroups, version 1, is mounted here")
+    def make(name, limit):
+        controller = name.partition(".")[0]
+        above = CGROUPS / controller if (CGROUPS / controller).is_dir() else CGROUPS
+        folder = above / f"tfdist-test-{os.getpid()}"
         try:
             folder.mkdir()
+            made.append(folder)
+            file = folder / ("memory.limit_in_bytes" if name == "memory.max" and above != CGROUPS else name)
+            file.write_text(str(limit))
         except OSError as error:
-            pytest.skip(f"no cgroup can be made here: {error.strerror}")
-        made.append(folder)
-        for name, value in limits.items():
-            (folder / f"{controller}.{name}").write_text(str(value))
+            pytest.skip(f"no cgroup with a limit can be made here: {error}")
         return folder
 
     yield make
@@ -122,7 +122,40 @@ def test_a_soft_limit_on_files_is_raised(bare):
 
 
 def test_too_few_processes(bare, cgroup):
-    folder = cgroup("pids", max=4)
+    folder = cgroup("pids.max", 4)
     code, said = bare("time.sleep(100)", workers=8, before=into(folder)).finish()
     assert code == 126
     assert "cannot be started: the limit on processes is reached" in said
+
+
+HOARDS = """
+if index == 1:
+    print("hoarding", flush=True)
+    held = [bytes(range(256)) * 40_000 for _ in range(1000)]
+time.sleep(100)
+"""
+
+
+def test_a_task_that_the_kernel_kills_for_want_of_memory_is_told_as_such(bare, cgroup):
+    folder = cgroup("memory.max", 200_000_000)
+    code, said = bare(HOARDS, before=into(folder)).finish()
+    assert code == 137
+    assert "killed by SIGKILL, by the kernel for want of memory" in said.partition("error: ")[2].splitlines()[0]
+    assert "hint: it ran out of memory" in said
+
+
+def test_a_task_that_somebody_kills_is_not(bare, cgroup):
+    folder = cgroup("memory.max", 200_000_000)
+    code, said = bare("if index == 1: os.kill(os.getpid(), 9)\ntime.sleep(100)", before=into(folder)).finish()
+    assert code == 137
+    assert "error: worker:1 failed after" in said
+    assert "killed by SIGKILL, not by the kernel for want of memory" in said
+    assert "hint:" not in said
+
+
+def test_a_task_that_may_not_have_more_memory_is_told_as_such(bare):
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (300_000_000,) * 2)\n"
+    code, said = bare(limit + HOARDS).finish()
+    assert code == 1
+    assert "error: worker:1 failed after" in said
+    assert "hint: it ran out of memory" in said

@@ -138,6 +138,9 @@ def test_checkpoints_that_could_not_be_written_or_were_damaged(played):
     ("exits", "words"),
     [
         ([Exited(PS, 0)], "exit code 0, before the training was done"),
+        ([Exited(PS, -9, starved=True)], "killed by SIGKILL, by the kernel for want of memory"),
+        ([Exited(PS, -9, starved=False)], "killed by SIGKILL, not by the kernel for want of memory"),
+        ([Exited(PS, 137, starved=True)], "exit code 137 (SIGKILL), by the kernel for want of memory"),
         ([Exited(PS, 137)], "exit code 137 (SIGKILL), which may be for want of memory"),
         ([Exited(PS, -64)], "killed by SIGRTMAX"),
         ([Exited(PS, -63)], "killed by signal 63"),
@@ -151,6 +154,27 @@ def test_checkpoints_that_could_not_be_written_or_were_damaged(played):
 )
 def test_how_an_end_is_described(played, exits, words):
     assert describe_end(played(CHIEF, PS).at(1, *exits).state.tasks[PS]) == words
+
+
+@pytest.mark.parametrize(
+    ("error", "lines", "starved"),
+    [
+        ({"type": "MemoryError"}, (), True),
+        ({"type": "ResourceExhaustedError", "message": "OOM when allocating tensor with shape[9]"}, (), True),
+        ({"type": "ResourceExhaustedError", "message": "a.index; No space left on device"}, (), False),
+        ({"type": "ValueError", "message": "no"}, ("MemoryError",), False),
+        (None, ("terminate called after throwing an instance of 'std::bad_alloc'", "  what():  std::bad_alloc"), True),
+        (None, ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7 TiB",), True),
+        (None, ("MemoryError",), True),
+        (None, ("no MemoryError here",), False),
+    ],
+)
+def test_want_of_memory_has_its_hint(played, error, lines, starved):
+    job = played(CHIEF).at(1, *([record(CHIEF, "error", **error)] if error else []), Output(CHIEF, "stderr", lines))
+    (failure,) = job.at(2, Exited(CHIEF, 1)).report.failures
+    assert failure.hint.startswith("it ran out of memory") == starved
+    job = played(CHIEF).at(1, Exited(CHIEF, -9, starved=True))
+    assert job.report.failures[0].hint.startswith("it ran out of memory")
 
 
 def test_the_log_that_says_most(tmp_path):

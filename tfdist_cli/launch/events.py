@@ -56,11 +56,13 @@ class Exited:
         task: which task.
         code: its exit code, or -n when signal n ended it.
         ago: seconds since its program ended; what it left behind took this long.
+        starved: for one that was killed by SIGKILL, whether the kernel did it for want of memory; None if unknown.
     """
 
     task: TaskId
     code: int
     ago: float = field(default=0.0, compare=False)
+    starved: bool | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import os
 import resource
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from tfdist_cli.errors import TfdistError, UsageError
 from tfdist_cli.launch import guard
 from tfdist_cli.launch.base import Outlets
 from tfdist_cli.launch.events import Action, End, Exited, How, Output, Start, Started
+from tfdist_cli.launch.memory import KernelKills
 from tfdist_cli.launch.network import Network, network_of
 from tfdist_cli.launch.nursery import Gone, Nursery, adopting, can_fork, import_environment, reap_orphans
 from tfdist_cli.launch.pipes import Pipe
@@ -33,6 +35,7 @@ from tfdist_cli.spec.task_id import TaskId
 
 _CLEANUP_SECONDS = 5.0
 _FILES_PER_TASK = 8
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _HEAD_START = 0.05
 """Seconds that the end of any task but the first waits to be noted: a worker that follows its chief out must not pass
 for one that left it alone, and the kernel closes the chief's connections a moment before the chief counts as ended."""
@@ -106,6 +109,7 @@ class LocalRun:
         """Tasks whose program has ended, in this order, which the order of their `Exited` follows."""
         self._left: dict[TaskId, tuple[int, float]] = {}
         """The exit codes of tasks that are gone altogether, and when their programs ended."""
+        self._kernel = KernelKills()
 
     def act(self, action: Action) -> None:
         """Starts a task, or tells it to end."""
@@ -235,7 +239,8 @@ class LocalRun:
         while self._leaving and self._leaving[0] in self._left:
             left = self._leaving.popleft()
             code, ended_at = self._left.pop(left)
-            self._outlets.events.put(Exited(left, code, time.monotonic() - ended_at))
+            starved = self._kernel.claim() if code in _KILLED else None
+            self._outlets.events.put(Exited(left, code, time.monotonic() - ended_at, starved))
 
     def _tell_guard(self, sign: str, group: int) -> None:
         if self._watchman.stdin is None:

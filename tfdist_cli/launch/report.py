@@ -213,11 +213,11 @@ def describe_end(task: TaskState) -> str:
         return f"{task.stalled}, so that it was killed"
     if task.status is Status.STOPPED and task.told:
         if task.obeyed:
-            killed = task.code in (-signal.SIGKILL, 128 + signal.SIGKILL)
-            return "killed by the launcher: it did not end when told to" if killed else "ended by the launcher"
-        return f"ended by the launcher, {_code(task.code)}"
+            told = "killed by the launcher: it did not end when told to"
+            return told if task.was_killed else "ended by the launcher"
+        return f"ended by the launcher, {_code(task)}"
     early = ", before the training was done" if task.code == 0 and task.status is Status.FAILED else ""
-    return f"{_code(task.code)}{early}"
+    return f"{_code(task)}{early}"
 
 
 def cause_of(loss: Loss) -> str:
@@ -231,12 +231,19 @@ def described(replicas: Mapping[Role, Sequence[int]]) -> str:
     return ", ".join(f"{role} {before} → {after}" for role, (before, after) in replicas.items())
 
 
-def _code(code: int) -> str:
-    if code < 0:
-        memory = ", which may be for want of memory" if -code == signal.SIGKILL else ""
-        return f"killed by {signal_name(-code)}{memory}"
-    memory = " (SIGKILL), which may be for want of memory" if code == 128 + signal.SIGKILL else ""
-    return f"exit code {code}{memory}"
+def _code(task: TaskState) -> str:
+    code = task.code or 0
+    if not task.was_killed:
+        return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+    which = "killed by SIGKILL" if code < 0 else f"exit code {code} (SIGKILL)"
+    return which + _BY_THE_KERNEL[task.starved]
+
+
+_BY_THE_KERNEL = {
+    True: ", by the kernel for want of memory",
+    False: ", not by the kernel for want of memory",
+    None: ", which may be for want of memory",
+}
 
 
 def signal_name(number: int) -> str:
@@ -258,23 +265,40 @@ def make_failure(name: TaskId, state: JobState, chronicle: Chronicle, logs: Task
     if traceback:
         message = message.partition("\n")[0]  # the traceback ends with all of it
     kind = str(error.get("type", ""))
+    lines = (*news.lines, *([news.unfinished] if news.unfinished else []))
     if name in state.late:
         what, seconds = "it did not come up", state.rules.timeouts.start
     else:
         what, seconds = describe_end(task), task.failed_at
-    lines = (*news.lines, *([news.unfinished] if news.unfinished else []))
+    starved = _is_starved(task, kind, message, lines)
     cut_off = chronicle.private and any(_NO_NETWORK.search(text) for text in (message, traceback, *lines))
     return Failure(
         name,
         seconds,
         what,
         ": ".join(part for part in (kind, message) if part),
-        str(error.get("hint") or "") or (_NEEDS_HOST if cut_off else ""),
+        str(error.get("hint") or "") or (_NEEDS_HOST if cut_off else _MORE_MEMORY if starved else ""),
         traceback,
         lines,
         logs.of(name),
         task.spent,
     )
+
+
+def _is_starved(task: TaskState, kind: str, message: str, lines: tuple[str, ...]) -> bool:
+    """Whether it was memory that a task lacked; a full disk is a `ResourceExhaustedError` of TensorFlow's too."""
+    if task.starved or kind == "MemoryError":
+        return True
+    if kind == "ResourceExhaustedError":
+        return "oom" in message.lower() or "allocat" in message.lower()
+    return not kind and any("std::bad_alloc" in line or _MEMORY_ERROR.match(line) for line in lines)
+
+
+_MEMORY_ERROR = re.compile(r"(\w+\.)*_?(Array)?MemoryError\b")  # of Python itself, and of NumPy
+_MORE_MEMORY = (
+    "it ran out of memory: let each task hold less (a smaller batch_size, tables on more ps), run fewer tasks on this "
+    "machine, or find one with more memory"
+)
 
 
 def _headline(state: JobState, failures: tuple[Failure, ...]) -> str:

@@ -110,6 +110,7 @@ class TaskState:
         error_at: when it first reported one.
         ended_at: when its process was gone.
         code: its exit code, or -n for signal n.
+        starved: whether the kernel killed it for want of memory; None if that is unknown.
         started_at: when it was last started.
         start_at: when it is to be started again.
         restarts: how often it has been started again.
@@ -130,6 +131,7 @@ class TaskState:
     error_at: float | None = None
     ended_at: float | None = None
     code: int | None = None
+    starved: bool | None = None
     started_at: float = 0.0
     start_at: float | None = None
     restarts: int = 0
@@ -147,6 +149,11 @@ class TaskState:
         """When it failed: a task that reports an error may take long to end, and others fail of it meanwhile."""
         times = [time for time in (self.error_at, self.ended_at) if time is not None]
         return min(times, default=float("inf"))
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether SIGKILL ended it, or the program that it ran in its turn."""
+        return self.code in (-signal.SIGKILL, 128 + signal.SIGKILL)
 
     @property
     def obeyed(self) -> bool:
