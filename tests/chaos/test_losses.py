@@ -83,6 +83,19 @@ def test_a_stopped_ps_without_restarts_ends_the_job_and_is_named(train):
     assert "no sign of life" in done.report["headline"]
 
 
+@pytest.mark.parametrize(
+    ("cluster", "stopped"),
+    [(SERVERS, [("evaluator:0", "task"), ("chief:0", "job")]), (MIRRORED, [("worker:1", "job"), ("worker:0", "job")])],
+    ids=["servers", "mirrored"],
+)
+def test_whoever_is_stopped_is_named_and_lost(train, cluster, stopped):
+    training = train(cluster, "--max-restarts", 5, "--stall-timeout", 15)
+    blows = [Blow(task, 100 + 300 * number, signal.SIGSTOP) for number, (task, _) in enumerate(stopped)]
+    done = survive(training, *blows, timeout=300)
+    assert told(done) == stopped
+    assert all("no sign of life" in loss["cause"] for loss in done.report["losses"])
+
+
 def test_no_task_survives_the_launcher_not_even_one_that_was_started_again(train):
     training = train(SERVERS, "--max-restarts", 5)
     training.strike(Blow("worker:1", 50))
