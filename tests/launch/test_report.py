@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 
 import pytest
 
+from tfdist_cli.launch.causes import causes_first
 from tfdist_cli.launch.chronicle import KEPT_LINES, Chronicle, Progress
 from tfdist_cli.launch.events import Answered, Exited, Output, Recorded, Resized, Signalled, Started, Tick
 from tfdist_cli.launch.journal import Journal
@@ -17,6 +18,7 @@ from tfdist_cli.launch.supervisor import begin, step
 from tfdist_cli.spec.task_id import TaskId
 
 CHIEF, PS, WORKER, EVALUATOR = (TaskId.parse(role) for role in ("chief", "ps", "worker", "evaluator"))
+W1 = TaskId("worker", 1)
 
 
 class Played:
@@ -72,6 +74,37 @@ def test_the_first_failure_is_the_headline_and_the_rest_are_consequences(played)
         (WORKER, "ended by the launcher"),
         (PS, "killed by SIGKILL, which may be for want of memory"),
     ]
+
+
+def test_a_loss_that_another_task_heard_of_first_is_the_headline_all_the_same(played):
+    """The launcher was busy, or what the ps had started took its time."""
+    job = played(CHIEF, WORKER, PS)
+    lost = "worker:0: failed to connect to all addresses; /job:ps/replica:0/task:0 is gone"
+    job.at(8, record(CHIEF, "error", type="UnavailableError", message=lost)).at(8.1, Exited(CHIEF, 1))
+    job.at(8.3, Exited(PS, -9), Exited(WORKER, -15))
+    assert job.report.headline.startswith("ps:0 failed after 8.3 s, killed by SIGKILL")
+    assert job.report.exit_code == 137
+    assert [failure.task for failure in job.report.failures] == [PS, CHIEF]
+    assert job.report.as_json()["consequences"] == [
+        f"chief:0 failed after 8.0 s, exit code 1: UnavailableError: {lost}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "first"),
+    [
+        ("UnavailableError: Connection reset by /job:worker/task:1", W1),
+        ("CoordinationServiceError: The tasks have crashed: /job:worker/replica:0/task:1", W1),
+        ("TrainingError: data_worker:0 at 127.0.0.1:5 has ended, and worker:1 with it", W1),
+        ("InvalidArgumentError: indices[0] = 9 is not in [0, 5) on /job:worker/replica:0/task:1", WORKER),
+        ("UnavailableError: /job:worker/replica:0/task:0 itself", WORKER),
+        ("UnavailableError: nobody:1 and worker:99999999999", WORKER),
+        ("", WORKER),
+    ],
+)
+def test_only_an_error_of_anothers_end_puts_that_first(error, first):
+    assert causes_first((WORKER, W1), {WORKER: error})[0] == first
+    assert set(causes_first((WORKER, W1), {WORKER: error, W1: "UnavailableError: worker:0"})) == {WORKER, W1}
 
 
 def test_a_training_that_went_well(played):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
+from tfdist_cli.launch.causes import causes_first
 from tfdist_cli.launch.events import How, Resized
 from tfdist_cli.spec.cluster import RestartSpec, Strategy, default_restart
 from tfdist_cli.spec.task_id import DATA_ROLES, Role, TaskId
@@ -316,7 +317,8 @@ class JobState:
     def failures(self) -> tuple[TaskId, ...]:
         """The tasks that failed, what ended the job first: those that failed before the evaluator's come first."""
         failed = [task for task, state in self.tasks.items() if state.status is Status.FAILED]
-        return tuple(sorted(failed, key=lambda task: (task.role == "evaluator", self.tasks[task].failed_at)))
+        failed.sort(key=lambda task: (task.role == "evaluator", self.tasks[task].failed_at))
+        return causes_first(failed, {task: self.tasks[task].error for task in failed})
 
     @property
     def exit_code(self) -> int:

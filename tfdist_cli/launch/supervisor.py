@@ -110,8 +110,11 @@ def _outcome(state: JobState, name: TaskId, task: TaskState) -> Status:
 def _failed_all_the_same(task: TaskState) -> bool:
     """Whether a task that was told to end reported an error of its own, before that or instead of ending as told.
 
-    The exit code alone says nothing: it is the program's answer to the signal, whatever it is.
+    The exit code alone says nothing: it is the program's answer to the signal, whatever it is. SIGKILL is no answer:
+    where the launcher has not sent it, the task was lost just before it was told.
     """
+    if task.code == -signal.SIGKILL and not task.obeyed:
+        return True
     if task.error_at is None or task.code == 0:
         return False
     return not task.obeyed or (task.told_at is not None and task.error_at < task.told_at)
