@@ -70,3 +70,38 @@ def test_mirrored_workers_of_another_number_train_the_epochs_that_are_left(tmp_p
     ends = [line for line in second.lines("metrics.jsonl") if line["epoch_done"] and line["split"] == "train"]
     assert [(line["epoch"], line["step"]) for line in ends][-3:] == [(2, 40), (3, 72), (4, 104)]
     assert first.processes_left == second.processes_left == []
+
+
+SERVED = (
+    "strategy: parameter_server\n"
+    "roles: {chief: {}, ps: {replicas: 2}, worker: {replicas: 2}, data_dispatcher: {}, data_worker: {}}\n"
+    "recipe: recipe.yaml\n"
+)
+SPREAD = """
+module: four_classes
+train: {epochs: 4, batch_size: 16, share: service}
+checkpoint: {every_steps: 1000}
+shard: {min_bytes: 100}
+"""
+
+
+def test_a_launch_goes_on_with_other_numbers_of_every_role_that_has_some(tmp_path):
+    """Variables that are spread over two ps go to one, three workers take over from two, two data workers from one."""
+    folder = project(tmp_path, SERVED, recipe_yaml=SPREAD)
+    first = launch(folder, "--run-dir", "run", "--set", "train.max_steps=40")
+    assert first.code == 0, first.stderr
+    others = ("roles.ps.replicas=1", "roles.worker.replicas=3", "roles.data_worker.replicas=2")
+    second = launch(folder, "--run-dir", "run", *(part for other in others for part in ("--set", other)))
+    assert second.code == 0, second.stderr
+    assert "step-00000040 (step 40)" in second.stderr
+    two, one = [line["bytes"] for line in second.lines("events.jsonl") if line["event"] == "placement"]
+    assert (set(two), set(one)) == ({"ps:0", "ps:1"}, {"ps:0"})
+    assert sum(two.values()) == sum(one.values())
+    trained = [line for line in second.lines("metrics.jsonl") if line["split"] == "train"]
+    assert [(line["epoch"], line["step"]) for line in trained if line["epoch_done"]][-3:] == [
+        (2, 64),
+        (3, 96),
+        (4, 128),
+    ]
+    assert sum(trained[-1]["worker_steps"].values()) == 128 - 40
+    assert first.processes_left == second.processes_left == []
