@@ -13,7 +13,7 @@ import pytest
 from tests.launch.test_local import is_alive
 from tfdist_cli.launch import local, nursery
 from tfdist_cli.launch.events import Exited, Output, Signalled, Started
-from tfdist_cli.launch.nursery import import_environment
+from tfdist_cli.launch.nursery import import_environment, nursery_environment
 from tfdist_cli.spec.task_id import TaskId
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
@@ -214,3 +214,12 @@ def test_what_must_stand_before_the_import():
     env = {"TF_ENABLE_ONEDNN_OPTS": "0", "PYTHONHASHSEED": "1", "LD_PRELOAD": "x.so", "KERAS_BACKEND": "tensorflow"}
     late = {"TF_CONFIG": "{}", "TF_NUM_INTRAOP_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0", "LOG_LEVEL": "debug"}
     assert dict(import_environment(env | late)) == env
+
+
+def test_a_nursery_knows_nothing_of_one_task_that_another_must_not(monkeypatch, tmp_path):
+    monkeypatch.setenv("FROM_SHELL", "1")
+    env = {"TF_CONFIG": "{}", "TOKEN": "secret", "KERAS_BACKEND": "tensorflow", "OMP_NUM_THREADS": "2"}
+    own = nursery_environment(env, tmp_path)
+    assert not {"TF_CONFIG", "TOKEN"} & set(own)
+    assert (own["FROM_SHELL"], own["KERAS_BACKEND"], own["OMP_NUM_THREADS"]) == ("1", "tensorflow", "1")
+    assert (own["TFDIST_LAUNCHER_PID"], own["TFDIST_TASK_DIR"]) == (str(os.getpid()), str(tmp_path))

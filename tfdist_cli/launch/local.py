@@ -23,7 +23,15 @@ from tfdist_cli.launch.base import Outlets
 from tfdist_cli.launch.events import Action, End, Exited, How, Output, Start, Started
 from tfdist_cli.launch.memory import KernelKills
 from tfdist_cli.launch.network import Network, network_of
-from tfdist_cli.launch.nursery import Gone, Nursery, adopting, can_fork, import_environment, reap_orphans
+from tfdist_cli.launch.nursery import (
+    Gone,
+    Nursery,
+    adopting,
+    can_fork,
+    import_environment,
+    nursery_environment,
+    reap_orphans,
+)
 from tfdist_cli.launch.pipes import Pipe
 from tfdist_cli.launch.ports import hold
 from tfdist_cli.launch.process import SIGNALS, Process, Program, Spawned
@@ -194,7 +202,7 @@ class LocalRun:
         key = import_environment(env)
         nursery = self._nurseries.get(key)
         if nursery is None or (nursery.is_gone and not nursery.has_failed):
-            nursery = self._nurseries[key] = Nursery(env, self._network)
+            nursery = self._nurseries[key] = Nursery(nursery_environment(env, self._plan.run_dir), self._network)
             self._tell_guard("+", nursery.pid)
         return None if nursery.has_failed else nursery
 

@@ -15,13 +15,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import IO, Any
 
 import psutil
 
 from tfdist_cli.launch.network import HOST, Network
 from tfdist_cli.launch.process import watch_exit
-from tfdist_cli.records import LAUNCHER_PID
+from tfdist_cli.records import LAUNCHER_PID, TASK_DIR
 
 IMPORTS = ("tfdist_cli.cli.app", "tfdist_cli.cli.role", "tfdist_cli.task.recipe", "tfdist_cli.train.cluster")
 """What a task imports before it knows what it is to do; TensorFlow and Keras come with it."""
@@ -63,6 +64,21 @@ def import_environment(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(read))
 
 
+def nursery_environment(env: Mapping[str, str], run_dir: Path) -> dict[str, str]:
+    """The environment of the nursery for a task: the launcher's, and of the task's own only what the imports read.
+
+    It names the run and its launcher, since the kernel goes on to show it as that of each task.
+
+    Args:
+        env: the task's whole environment.
+        run_dir: the run's directory.
+    """
+    # OpenBLAS would make its other threads at the import, and they would not survive a fork.
+    own = {"OMP_NUM_THREADS": "1", LAUNCHER_PID: str(os.getpid()), TASK_DIR: str(run_dir)}
+    level = {name: env[name] for name in ("TF_CPP_MIN_LOG_LEVEL",) if name in env}
+    return {**os.environ, **dict(import_environment(env)), **level, **own}
+
+
 class Gone(Exception):
     """A nursery has ended, or could not import: the task is to be started in another way."""
 
@@ -71,7 +87,7 @@ class Nursery:
     """A fork server, and its tasks.
 
     Args:
-        env: a task's environment; all tasks have the same `import_environment`.
+        env: its environment, see `nursery_environment`.
         network: the run's.
 
     Raises:
@@ -82,12 +98,9 @@ class Nursery:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reading, self._lifeline = os.pipe()
         said, saying = os.pipe()
-        # One thread for OpenBLAS: it would make the others at the import, and they would not survive a fork.
-        own = {**env, "OMP_NUM_THREADS": "1", LAUNCHER_PID: str(os.getpid())}
-        own.pop("TF_CONFIG", None)
         self._popen = subprocess.Popen(
             [*network.enter, sys.executable, "-m", SERVER, str(theirs.fileno()), str(reading), *IMPORTS],
-            env=own,
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=saying,
             stderr=saying,
