@@ -187,3 +187,37 @@ def test_a_task_that_outlives_sigkill_ends_the_job():
 
 def test_there_is_no_watch_without_a_timeout():
     assert training(rules=rules(reports=True)).state.deadline is None
+
+
+def mirrored(restarts):
+    """Two workers that train together, the first of which stops after its first sign of life."""
+    history = History(W0, W1, rules=replace(RULES, strategy="multi_worker_mirrored", max_restarts=restarts))
+    history.at(0, *up(W0, W1), beat(W0), beat(W1), progress(10, task=W0))
+    for now in range(1, 11):
+        beats(history, now, W0)
+    return history
+
+
+@pytest.mark.parametrize(("restarts", "phase"), [(0, Phase.ENDED), (3, Phase.PAUSED)])
+def test_a_silent_task_is_the_first_failure_though_another_one_ends_of_it_before_the_stall_timeout(restarts, phase):
+    """TensorFlow gives up a task that does not answer after ten seconds, and may not say which."""
+    history = mirrored(restarts)
+    history.at(11, Recorded(W1, {"kind": "error", "type": "DeadlineExceededError", "message": "Heartbeat"}))
+    history.at(11.1, Exited(W1, 1))
+    history.at(50, Tick())
+    history.at(50.1, Exited(W0, -9))
+    assert history.state.phase is phase
+    first = history.state.losses[0].task if restarts else history.state.failures[0]
+    assert first == W0
+    lost = history.state.losses[0].ended if restarts else history.state.tasks[W0]
+    assert describe_end(lost) == "it gave no sign of life for 11.1 s, so that it was killed"
+    assert restarts or history.state.exit_code == 124
+
+
+def test_a_task_that_failed_of_itself_is_the_first_failure_though_another_one_is_silent():
+    history = mirrored(0)
+    history.at(11, Recorded(W1, {"kind": "error", "type": "ValueError", "message": "no"}), Exited(W1, 1))
+    history.at(50, Tick())
+    history.at(50.1, Exited(W0, -9))
+    assert history.state.failures == (W1,)
+    assert history.state.exit_code == 1

@@ -14,6 +14,11 @@ _OF_ANOTHER = re.compile(
 _NAME = re.compile(r"/job:(?P<job>\w+)/(?:replica:\d+/)?task:(?P<number>\d+)|\b(?P<role>[a-z_]+):(?P<index>\d+)\b")
 
 
+def tells_of_another(error: str) -> bool:
+    """Whether an error, `type: message`, is that another task is gone or does not answer."""
+    return bool(_OF_ANOTHER.match(error))
+
+
 def causes_first(failed: Sequence[TaskId], errors: Mapping[TaskId, str]) -> tuple[TaskId, ...]:
     """The failed tasks in their order, but each behind those whose end its error tells of.
 
@@ -40,7 +45,7 @@ def causes_first(failed: Sequence[TaskId], errors: Mapping[TaskId, str]) -> tupl
 
 def _named(error: str) -> Iterator[TaskId]:
     """The tasks that an error of another's end names."""
-    if not _OF_ANOTHER.match(error):
+    if not tells_of_another(error):
         return
     for found in _NAME.finditer(error):
         try:

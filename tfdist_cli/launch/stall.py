@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tfdist_cli.launch.causes import tells_of_another
 from tfdist_cli.launch.state import JobState
 from tfdist_cli.spec.task_id import TaskId
 
@@ -30,7 +31,7 @@ def look(state: JobState, now: float) -> tuple[JobState, dict[TaskId, str]]:
     timeout = state.rules.timeouts.stall
     silent = _silent(state, now, timeout)
     if silent:
-        reasons = {name: f"it gave no sign of life for {seconds:.1f} s" for name, seconds in silent.items()}
+        reasons = {name: _no_sign(seconds) for name, seconds in silent.items()}
         return moved(state, now), reasons
     if not state.watches_steps or now < state.moved_at + timeout:
         return state, {}
@@ -39,11 +40,29 @@ def look(state: JobState, now: float) -> tuple[JobState, dict[TaskId, str]]:
     return moved(state, now), {} if at_work else _waited_for(state, f"no step was made for {since:.1f} s", now)
 
 
+def silent_when_it_failed(state: JobState, failed: TaskId, now: float) -> JobState:
+    """The state in which tasks that stand still are blamed for the failure of one that has missed them.
+
+    TensorFlow's own patience with a task that does not answer may be shorter than the stall timeout.
+    """
+    if not tells_of_another(state.tasks[failed].error):
+        return state
+    blamed = {
+        name: replace(state.tasks[name], stalled=_no_sign(seconds), silent_since=state.tasks[name].beat_at)
+        for name, seconds in _silent(state, now, SILENCE).items()
+    }
+    return replace(state, tasks={**state.tasks, **blamed})
+
+
+def _no_sign(seconds: float) -> str:
+    return f"it gave no sign of life for {seconds:.1f} s"
+
+
 def _waited_for(state: JobState, what: str, now: float) -> dict[TaskId, str]:
     """The tasks that the others wait for."""
     silent = _silent(state, now, SILENCE)
     if silent:
-        return {name: f"{what}, and it gave no sign of life for {seconds:.1f} s" for name, seconds in silent.items()}
+        return {name: f"{what}, and {_no_sign(seconds)}" for name, seconds in silent.items()}
     lagging = [name for name in state.alive if state.tasks[name].lags]
     if lagging:
         return dict.fromkeys(lagging, f"{what}, and it was the one that had taken none before that")

@@ -122,6 +122,7 @@ class TaskState:
         held: whether a call in it keeps its interpreter from all its threads.
         doing: what it last said it does.
         stalled: why the launcher took it to stand still and killed it; empty when it didn't.
+        silent_since: when it last gave a sign of life, where it was found to give none when another failed of that.
         spent: why it was not started again when it had failed, where restarts were allowed.
     """
 
@@ -143,12 +144,13 @@ class TaskState:
     held: bool = False
     doing: str = ""
     stalled: str = ""
+    silent_since: float | None = None
     spent: str = ""
 
     @property
     def failed_at(self) -> float:
         """When it failed: a task that reports an error may take long to end, and others fail of it meanwhile."""
-        times = [time for time in (self.error_at, self.ended_at) if time is not None]
+        times = [time for time in (self.error_at, self.ended_at, self.silent_since) if time is not None]
         return min(times, default=float("inf"))
 
     @property

@@ -26,7 +26,7 @@ from typing import Any
 
 from tfdist_cli.launch.events import Action, End, Event, Exited, How, Recorded, Resized, Signalled, Start, Tick
 from tfdist_cli.launch.restarts import judge
-from tfdist_cli.launch.stall import beat, look, moved
+from tfdist_cli.launch.stall import beat, look, moved, silent_when_it_failed
 from tfdist_cli.launch.state import KILL_TIMEOUT, JobState, Phase, Resize, Rules, Status, TaskState
 from tfdist_cli.spec.task_id import TaskId
 
@@ -127,14 +127,14 @@ def _failed(state: JobState, name: TaskId, now: float) -> Step:
     if loss is None:
         state = _with(state, name, replace(state.tasks[name], spent=verdict.spent))
         if name.role != "evaluator":
-            return _wind_down(replace(state, failing=True), now)
+            return _wind_down(replace(silent_when_it_failed(state, name, now), failing=True), now)
         over = state.phase is Phase.EVALUATING and not _evaluators(state)
         return _stop(state, now) if over else (state, ())
     state = replace(state, losses=(*state.losses, loss))
     if loss.alone:
         lost = replace(state.tasks[name], status=Status.LOST, start_at=now + loss.delay)
         return _with(state, name, lost), ()
-    state = replace(state, failing=True, restarting=True)
+    state = replace(silent_when_it_failed(state, name, now), failing=True, restarting=True)
     if state.rules.decides(name) or name.role == "ps":
         return _stop(state, now, RESTART_GRACE if state.rules.reports else state.rules.timeouts.shutdown)
     return _wind_down(state, now)

@@ -23,7 +23,7 @@ from tfdist_cli.records import emit
 from tfdist_cli.spec.cluster import SERVING_ROLES
 from tfdist_cli.spec.task_id import DATA_ROLES
 from tfdist_cli.spec.updates import PlacementRule, ShardRule, Updates
-from tfdist_cli.train import data_service
+from tfdist_cli.train import data_service, links
 from tfdist_cli.train.coordinated import CoordinatedEngine
 from tfdist_cli.train.engine import Engine, Rules
 from tfdist_cli.train.gpu_memory import limit_gpu_memory
@@ -109,6 +109,7 @@ def join(
             serve(environment)
             _end_server(environment)
         limit_gpu_memory(environment.gpu_memory)
+        links.watch(environment.addresses.values())
         _joined = _meet(environment)
         if environment.task.role != "evaluator":
             data_service.watch(environment, lost)
@@ -155,6 +156,7 @@ def serve(environment: Environment) -> None:
     task = environment.task
     heartbeat.begin()
     server = None
+    links.watch(environment.addresses.values())
     if task.role in DATA_ROLES:
         data_service.start_server(environment)
     else:
