@@ -86,7 +86,7 @@ def test_a_run_is_scaled_from_another_process(tmp_path):
         Planner(LocalLauncher(), cluster, recipe, program).reserving() as planner,
         open_run_dir(tmp_path / "run", tmp_path, "x", now) as run_dir,
     ):
-        report = Launch(LocalLauncher(), planner.plan(run_dir), run_dir, rules, Desk(planner, run_dir)).carry_out(
+        report = Launch(LocalLauncher(), planner.plan(run_dir), run_dir, rules, desk=Desk(planner, run_dir)).carry_out(
             Chronicle()
         )
     said = (tmp_path / "run" / "said").read_text().splitlines()

@@ -12,6 +12,8 @@ from tfdist_cli.launch.local import LocalLauncher
 from tfdist_cli.launch.planner import Desk, Planner
 from tfdist_cli.launch.requests import Request
 from tfdist_cli.launch.run_dir import open_run_dir
+from tfdist_cli.resources import Machine
+from tfdist_cli.spec.cluster import RoleSpec
 from tfdist_cli.spec.load import load_run
 from tfdist_cli.spec.recipe import Recipe
 
@@ -77,6 +79,17 @@ def test_what_is_refused(options, replicas, reason, desk_of):
     event = desk_of(**options).answer(Request("a", replicas), RUNNING)
     assert (event.request, event.answer) == ("a", "refused")
     assert reason in event.reason
+
+
+def test_more_gpus_than_the_machine_has_are_refused_before_anything_ends(desk_of, monkeypatch):
+    monkeypatch.setattr(Machine, "here", lambda: Machine(2, ("0",)))
+    desk = desk_of()
+    roles = desk._planner.cluster.roles
+    one = roles.model_copy(update={"worker": RoleSpec(replicas=1, gpus=1)})
+    desk._planner.cluster = desk._planner.cluster.model_copy(update={"roles": one})
+    event = desk.answer(Request("a", {"worker": 2}), RUNNING)
+    assert event.answer == "refused"
+    assert "is to have 1 GPUs, but this machine has 1, 0 of them free" in event.reason
 
 
 def test_a_job_that_does_something_else_is_not_resized(desk_of):

@@ -12,7 +12,7 @@ from tfdist_cli.launch.requests import Request, taken
 from tfdist_cli.launch.run_dir import RunDir
 from tfdist_cli.launch.state import JobState
 from tfdist_cli.plan import Plan, make_plan
-from tfdist_cli.resources import Machine
+from tfdist_cli.resources import Machine, share_out
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import Cluster
 from tfdist_cli.spec.load import resized
@@ -83,6 +83,7 @@ class Planner:
             )
         wanted = resized(self.cluster, self._recipe, request.replicas)
         self._launcher.check(wanted, self._program)
+        share_out(wanted, self._launcher.foresee(wanted), Machine.here())
         return wanted
 
     def adopt(self, cluster: Cluster) -> None:
