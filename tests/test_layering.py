@@ -19,6 +19,7 @@ BELOW = {
     "tf_config": {"spec"},
     "resources": {"errors", "spec"},
     "cautions": {"spec", "resources"},
+    "doctor": {"errors", "spec"},
     "phases": set(),
     "requirements": {"errors"},
     "environment": {"errors", "spec", "phases"},
@@ -38,6 +39,7 @@ BELOW = {
         "environment",
         "plan",
         "cautions",
+        "doctor",
         "requirements",
         "launch",
         "bench",
@@ -140,7 +142,7 @@ def imported_by(folder, *commands):
 def test_no_command_but_training_imports_tensorflow(tmp_path):
     commands = ["--help", "--version", "validate c.yaml", "plan c.yaml", "plan c.yaml --json", "schema recipe"]
     commands += ["tf-config c.yaml --task chief", "launch --help", "role --help", "export --help", "bench --help"]
-    commands += ["launch c.yaml --dry-run -- true"]
+    commands += ["launch c.yaml --dry-run -- true", "doctor c.yaml --quick"]
     assert not {"tensorflow", "keras", "numpy"} & imported_by(tmp_path, *commands)
 
 

@@ -17,10 +17,12 @@ class Caution:
     """Something to think about.
 
     Args:
+        code: what it is, in a word that programs can look for.
         message: what may go wrong and why.
         hint: what to do about it.
     """
 
+    code: str
     message: str
     hint: str
 
@@ -47,6 +49,7 @@ def _public_addresses(cluster: Cluster) -> Iterator[Caution]:
         if len(public) > 1:
             who = f"{task} ({address}) and {len(public) - 1} more listen on public addresses"
         yield Caution(
+            "exposed-port",
             f"{who}: anyone who reaches it can run any operation there, file access included, without a password",
             "use addresses of a private network or a VPN, or let a firewall pass the cluster's own hosts alone; "
             "see docs/security.md",
@@ -58,6 +61,7 @@ def _more_than_there_is(cluster: Cluster, machine: Machine) -> Iterator[Caution]
     asked = sum(memory.bytes for task in here if (memory := cluster.role(task).memory))
     if machine.memory and asked > machine.memory:
         yield Caution(
+            "too-much-memory",
             f"the tasks are to have {_shown(asked)} of memory, and this machine has {_shown(machine.memory)}",
             "lower memory or replicas of a role, or give tasks to other machines: where none is left, tasks are killed",
         )
@@ -65,6 +69,7 @@ def _more_than_there_is(cluster: Cluster, machine: Machine) -> Iterator[Caution]
         spec = cluster.roles.of(role)
         if spec and spec.cpus and spec.cpus > machine.cores and any(task.role == role for task in here):
             yield Caution(
+                "too-many-cores",
                 f"a {role} is to compute on {spec.cpus} cores, and this machine has {machine.cores}",
                 f"lower roles.{role}.cpus: threads that wait for one another's core cost time",
             )

@@ -21,6 +21,7 @@ COMMANDS = {
     "validate": "Check a cluster and its recipe, and say everything that is wrong with them.",
     "plan": "Show what `launch` would start: every task with its address, resources and command.",
     "render": "Print exactly what `launch` would do, in the words of the program that does it.",
+    "doctor": "Look for what would make a job fail, here or on the hosts of a cluster, and say how to mend it.",
     "tf-config": "Print the TF_CONFIG of one task.",
     "bench": "Measure how fast a recipe trains, how that grows with workers, and where the time of a step goes.",
     "list": "List the runs in a folder, the newest last: runs/ of the current folder by default.",

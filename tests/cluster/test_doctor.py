@@ -1,0 +1,174 @@
+"""`tfdist doctor` on hosts that are reached by ssh, with faults planted in them one by one."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from tests.lab.hosts import ROOT, make_hosts, missing
+
+WITHOUT = missing() or ("" if shutil.which("iptables") else "firewalls need iptables: apt-get install iptables")
+pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT)]
+
+SHIM = """#!/bin/sh
+exec {ssh} -F {config} "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    with make_hosts(tmp_path_factory.mktemp("lab"), 3) as made:
+        yield made
+
+
+@pytest.fixture
+def doctor(lab, tmp_path):
+    """Runs `tfdist doctor` on a cluster of the three hosts; `ssh` is told of them by a configuration of its own."""
+    folder = lab.config.parent
+    common = "Host *\n  User root\n  IdentitiesOnly yes\n  LogLevel ERROR\n  ConnectTimeout 5\n"
+    common += f"  UserKnownHostsFile {folder}/known_hosts\n  StrictHostKeyChecking no\n"
+
+    def run(hosts=None, keys=None, ports=None):
+        of_hosts = ""
+        for host in lab.hosts:
+            key, port = (keys or {}).get(host.address, folder / "id"), (ports or {}).get(host.address, 22)
+            of_hosts += f"Host {host.address}\n  IdentityFile {key}\n  Port {port}\n"
+        (tmp_path / "config").write_text(of_hosts + common)
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        shim = tmp_path / "bin" / "ssh"
+        shim.write_text(SHIM.format(ssh="/usr/bin/ssh", config=tmp_path / "config"))
+        shim.chmod(0o755)
+        chief, ps, worker = hosts or [host.address for host in lab.hosts]
+        given = {"chief": f"{chief}:2222", "ps": f"{ps}:2223", "worker": f"{worker}:2224"}
+        described = {role: {"hosts": [address]} for role, address in given.items()}
+        cluster = {"strategy": "parameter_server", "run_dir": str(tmp_path / "runs"), "roles": described}
+        (tmp_path / "cluster.yaml").write_text(json.dumps(cluster))
+        done = subprocess.run(
+            [sys.executable, "-m", "tfdist_cli", "doctor", "cluster.yaml", "--quick", "--json"],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout.startswith("{"), done.stderr
+        told = json.loads(done.stdout)
+        assert done.returncode == (0 if told["ok"] else 1)
+        return told
+
+    return run
+
+
+@contextmanager
+def inside(host, *argv, ready=""):
+    """A program in a host's namespace, from its first line of output on."""
+    process = subprocess.Popen(["ip", "netns", "exec", host.name, *argv], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline().strip() == ready
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def errors(told):
+    return [(finding["code"], finding["host"]) for finding in told["findings"] if finding["level"] == "error"]
+
+
+def the(told, code):
+    return next(finding for finding in told["findings"] if finding["code"] == code)
+
+
+def test_hosts_that_are_well_are_told_of_strangers_alone(doctor, lab):
+    """This machine is a stranger to them: it runs no task, and their ports let it in."""
+    told = doctor()
+    assert told["ok"], told["findings"]
+    assert {(finding["code"], finding["host"]) for finding in told["findings"]} == {
+        ("exposed-port", host.address) for host in lab.hosts
+    }
+    assert "reaches chief:0 at" in told["findings"][0]["message"]
+    here, *hosts = told["hosts"]
+    assert not here["tasks"]
+    assert {host["name"]: host["facts"]["hostname"] for host in hosts} == {h.address: h.name for h in lab.hosts}
+    for host in hosts:
+        assert [(one["error"], one["right"]) for one in host["connections"]] == [("", True)] * 3
+        assert host["facts"]["versions"]["tensorflow"]
+
+
+def test_a_busy_port_and_a_blocked_one(doctor, lab):
+    chief, ps, worker = lab.hosts
+    listener = "import socket; s = socket.create_server(('', 2222)); print('up', flush=True); s.accept()"
+    rule = ["INPUT", "-p", "tcp", "--dport", "2223", "-j", "DROP"]
+    with inside(chief, sys.executable, "-c", listener, ready="up"):
+        subprocess.run(["ip", "netns", "exec", ps.name, "iptables", "-A", *rule], check=True)
+        try:
+            told = doctor()
+        finally:
+            subprocess.run(["ip", "netns", "exec", ps.name, "iptables", "-D", *rule], check=True)
+    assert set(errors(told)) == {("blocked-port", ps.address), ("busy-port", chief.address)}
+    assert the(told, "busy-port")["message"].startswith("chief:0 cannot listen on port 2222: it is in use by python")
+    blocked = the(told, "blocked-port")
+    assert f"cannot reach ps:0 at {ps.address}:2223: nothing comes back" in blocked["message"]
+    assert chief.address in blocked["fix"] or worker.address in blocked["fix"]
+    assert "2223" in blocked["fix"]
+
+
+def test_the_firewall_that_the_manual_recommends(doctor, lab):
+    """Strangers are kept out, and the cluster's own tasks are not."""
+    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    rules = next(block for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if block.startswith("iptables"))
+    for index, host in enumerate(lab.hosts, 1):
+        rules = rules.replace(f"10.0.0.{index}", host.address)
+    for host in lab.hosts:
+        subprocess.run(["ip", "netns", "exec", host.name, "sh", "-ec", rules], check=True)
+    try:
+        told = doctor()
+    finally:
+        for host in lab.hosts:
+            for program in ("iptables", "ip6tables"):
+                subprocess.run(["ip", "netns", "exec", host.name, program, "-F", "INPUT"], check=True)
+    assert not told["findings"]
+    assert [one["error"] for one in told["hosts"][0]["connections"]] == ["timeout"] * 3
+
+
+def test_a_host_without_a_way_to_it(doctor, lab):
+    chief, ps, worker = lab.hosts
+    gone = ps.address.rpartition(".")[0] + ".77"
+    told = doctor(hosts=[chief.address, gone, worker.address])
+    assert errors(told) == [("unreachable", gone)]
+
+
+def test_a_refused_key_a_wrong_port_of_ssh_and_an_unknown_host(doctor, lab, tmp_path):
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")], check=True)
+    chief, ps, _ = lab.hosts
+    told = doctor(
+        hosts=[chief.address, ps.address, "nowhere.invalid"],
+        keys={chief.address: tmp_path / "other"},
+        ports={ps.address: 2299},
+    )
+    assert set(errors(told)) == {
+        ("refused-key", chief.address),
+        ("no-ssh-server", ps.address),
+        ("unknown-host", "nowhere.invalid"),
+    }
+    assert the(told, "refused-key")["fix"].endswith(f"ssh-copy-id {chief.address}")
+    assert "port 2299: Connection refused" in the(told, "no-ssh-server")["message"]
+
+
+def test_a_full_disk_and_one_that_may_not_be_written_to(doctor, lab, tmp_path):
+    chief, _, _ = lab.hosts
+    (tmp_path / "runs").mkdir()
+    there = ["nsenter", "--mount", "--target", str(chief.sshd.pid)]
+    for options, code in (("size=64k", "no-disk"), ("ro", "no-write-access")):
+        subprocess.run([*there, "mount", "-t", "tmpfs", "-o", options, "tmpfs", str(tmp_path / "runs")], check=True)
+        try:
+            told = doctor()
+        finally:
+            subprocess.run([*there, "umount", str(tmp_path / "runs")], check=True)
+        assert errors(told) == [(code, chief.address)]
+        assert f"{tmp_path}/runs" in the(told, code)["message"]

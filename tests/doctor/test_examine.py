@@ -1,0 +1,105 @@
+"""Looking at hosts, all of which are this machine."""
+
+import asyncio
+import socket
+import sys
+
+import pytest
+
+from tfdist_cli.doctor.examine import examine
+from tfdist_cli.doctor.findings import findings_of
+from tfdist_cli.doctor.sites import HERE, Site, sites_of
+from tfdist_cli.errors import UsageError
+from tfdist_cli.spec.address import Address
+from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.spec.task_id import TaskId
+
+WORKER, PS = TaskId("worker"), TaskId("ps")
+
+
+def look(*sites):
+    return asyncio.run(examine(sites, [], imports=False))
+
+
+class Script(Site):
+    """A host whose Python runs something else than the probe."""
+
+    def python(self, arguments):
+        return [sys.executable, "-c", self.folders["script"], *arguments]
+
+
+def site(name, *tasks, kind=Site, **folders):
+    return kind(name, False, {task: Address("127.0.0.1", 0) for task in tasks}, folders, tasks)
+
+
+def test_all_reach_all():
+    seen = look(site("a", WORKER), site("b", PS))
+    assert [[(reach.task, reach.error, reach.right) for reach in one.reached] for one in seen] == [
+        [(WORKER, "", True), (PS, "", True)]
+    ] * 2
+    assert all(abs(one.clock[0]) < 1 for one in seen)
+    assert seen[0].ports[WORKER]["port"] == seen[0].reached[0].address.port
+
+
+def test_a_busy_port_is_not_tried():
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        [one] = look(
+            Site("a", False, {PS: Address("127.0.0.1", port), WORKER: Address("127.0.0.1", 0)}, {}, (PS, WORKER))
+        )
+    assert one.ports[PS]["error"] == "EADDRINUSE"
+    assert [reach.task for reach in one.reached] == [WORKER]
+    assert [finding.code for finding in findings_of([one], trains=False)] == ["busy-port"]
+
+
+WRONG_CLOCK = """
+import sys, time
+from tfdist_cli.doctor import probe
+print("welcome")
+sys.stdin.buffer.read(int(sys.argv[-1]))
+probe.main(clock=lambda: time.time() + 100)
+"""
+
+
+def test_a_clock_that_is_off_and_a_login_that_greets():
+    [one] = look(site("a", PS, kind=Script, script=WRONG_CLOCK))
+    assert one.silence is None
+    assert one.clock[0] == pytest.approx(100, abs=1)
+
+
+def test_a_host_that_ends_keeps_no_other_from_being_looked_at():
+    seen = look(site("a", kind=Script, script="import sys; sys.exit('no such luck')"), site("b", PS))
+    assert (seen[0].silence.code, seen[0].silence.said) == (1, "no such luck")
+    assert seen[1].reached[0].right
+
+
+def test_no_ssh(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UsageError, match="there is no program 'ssh' here, by which far is reached"):
+        look(Site("far", remote=True))
+
+
+def test_sites():
+    roles = {
+        "chief": {"hosts": ["127.0.0.1:1"]},
+        "worker": {"hosts": ["10.255.0.7:1", "10.255.0.7:2"]},
+        "ps": {"hosts": ["localhost:3"]},
+        "evaluator": {"hosts": ["10.255.0.8"]},
+    }
+    cluster = Cluster.model_validate({"strategy": "parameter_server", "roles": roles, "run_dir": "/data/runs"})
+    recipe = Recipe.model_validate({"module": "m", "checkpoint": {"every_steps": 5, "dir": "/data/ck"}})
+    here, seventh, eighth = sites_of(cluster, recipe, "/here/runs")
+    assert (here.name, here.remote, seventh.remote) == (HERE, False, True)
+    assert {str(task): address.port for task, address in here.ports.items()} == {"chief:0": 1, "ps:0": 3}
+    assert here.folders == eighth.folders == {"run directories": "/data/runs", "checkpoints": "/data/ck"}
+    assert [str(task) for task in seventh.tasks] == ["worker:0", "worker:1"]
+    assert not seventh.folders
+    assert not eighth.ports
+
+
+def test_a_remote_python_is_found_by_a_shell_and_nothing_in_it_is_the_shells():
+    argv = Site("-oProxyCommand=x", remote=True).python(("-c", "print('a b; $HOME')"))
+    assert argv[:3] == ["ssh", "-o", "BatchMode=yes"]
+    assert argv[-3:-1] == ["--", "-oProxyCommand=x"]
+    assert "print(" in argv[-1]

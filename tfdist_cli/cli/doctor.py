@@ -1,0 +1,123 @@
+"""`tfdist doctor`: what this machine, or the hosts of a cluster, lack."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from tfdist_cli.cautions import cautions
+from tfdist_cli.cli import console
+from tfdist_cli.cli.lines import neutral
+from tfdist_cli.cli.options import OnOption, RecipeOption, SetOption, settings
+from tfdist_cli.doctor.examine import examine
+from tfdist_cli.doctor.finding import Finding
+from tfdist_cli.doctor.findings import as_json, findings_of
+from tfdist_cli.doctor.sites import HERE, sites_of
+from tfdist_cli.errors import ExitCode, UsageError
+from tfdist_cli.launch.launchers import launcher_of
+from tfdist_cli.launch.local import LocalLauncher
+from tfdist_cli.resources import Machine
+from tfdist_cli.spec.load import load_run
+
+if TYPE_CHECKING:
+    from tfdist_cli.doctor.examine import Seen
+    from tfdist_cli.spec.cluster import Cluster
+
+EXAMPLES = (
+    "tfdist doctor",
+    "tfdist doctor cluster.yaml",
+    "tfdist doctor cluster.yaml --quick --json",
+)
+_COLOURS = {"error": "bold red", "warning": "bold yellow"}
+
+
+def doctor(
+    cluster: Annotated[
+        Path | None,
+        typer.Argument(metavar="[CLUSTER]", help="The cluster file; without one, this machine.", show_default=False),
+    ] = None,
+    recipe: RecipeOption = None,
+    overrides: SetOption = None,
+    on: OnOption = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Don't import TensorFlow, which takes a few seconds of each host.")
+    ] = False,
+    as_json_: Annotated[bool, typer.Option("--json", help="Print all that was seen and found as JSON.")] = False,
+) -> None:
+    """Look for what would make a job fail, here or on the hosts of a cluster, and say how to mend it.
+
+    Each host tells what it has: Python, TensorFlow, Keras and tfdist, GPUs, memory, room on disk, its clock, proxies.
+    For a moment it listens on its tasks' ports, while all others connect to them. Hosts are reached by ssh; they need
+    Python, and no tfdist for being looked at. Nothing is left there.
+
+    Exit codes: 0 nothing but warnings, 1 the job would fail, 2 the files are wrong.
+    """
+    runs, extra = str(Path.cwd() / "runs"), list[Finding]()
+    spec, sites = None, sites_of(None, None, runs)
+    if cluster is not None:
+        spec, trained = load_run(cluster, recipe, settings(overrides, on))
+        sites, extra = sites_of(spec, trained, runs), list(_foreseen(spec))
+    names = sorted({spec.address(task).host for task in spec.tasks}) if spec else []
+    seen = asyncio.run(examine(sites, names, imports=not quick))
+    found = sorted([*extra, *findings_of(seen, spec)], key=lambda finding: finding.level)
+    if as_json_:
+        console.write(json.dumps(as_json(seen, found), indent=2))
+    else:
+        _print(seen, found)
+    if any(finding.level == "error" for finding in found):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _foreseen(cluster: Cluster) -> Iterator[Finding]:
+    """What the files and this machine show by themselves."""
+    for caution in cautions(cluster, Machine.here()):
+        yield Finding(caution.code, "warning", HERE, caution.message, caution.hint)
+    launcher = launcher_of(cluster)
+    if not isinstance(launcher, LocalLauncher):  # that one needs nothing but what is looked at anyway
+        try:
+            launcher.check(cluster, ())
+        except UsageError as error:
+            yield Finding("launcher", "error", HERE, error.message, error.hint or "")
+
+
+def _print(seen: Sequence[Seen], found: Sequence[Finding]) -> None:
+    table = Table(title_justify="left")
+    for column in ("host", "tasks", "Python", "TensorFlow", "Keras", "tfdist", "GPUs", "memory", "clock"):
+        table.add_column(column, overflow="fold")
+    for one in seen:
+        table.add_row(*map(Text, _row(one)))
+    console.out.print(table)
+    for finding in found:
+        line = Text.assemble((finding.level, _COLOURS[finding.level]), f" [{finding.code}] {finding.host}: ")
+        console.out.print(line + Text(neutral(finding.message)))
+        console.out.print(Text(f"  fix: {neutral(finding.fix)}"))
+    errors = sum(finding.level == "error" for finding in found)
+    warnings = len(found) - errors
+    told = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}"
+    console.out.print(Text(told if found else "nothing is wrong", style="bold" if found else "bold green"))
+
+
+def _row(one: Seen) -> tuple[str, ...]:
+    name, tasks = neutral(one.site.name), ", ".join(map(str, one.site.tasks)) or "none"
+    if one.silence:
+        return (name, tasks, "no answer", *[""] * 6)
+    facts = one.facts
+    versions = {**facts["versions"], **{key: text for key, text in (facts["imported"] or {}).items() if key != "error"}}
+    free, total = facts["memory"]["available"], facts["memory"]["total"]
+    shown = (str(versions[key] or "none") for key in ("tensorflow", "keras", "tfdist"))
+    return (
+        name,
+        tasks,
+        facts["python"],
+        *map(neutral, shown),
+        str(len(facts["gpus"])),
+        f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free" if total else "?",
+        f"{one.clock[0]:+.2f} s",
+    )
