@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tfdist_cli.resources import Machine, Resources, share_out
@@ -110,6 +111,7 @@ def make_plan(
     addresses: Mapping[TaskId, Address],
     run_dir: Path,
     machine: Machine,
+    machines: Mapping[str, Machine] = MappingProxyType({}),
     command: tuple[str, ...] = (),
 ) -> Plan:
     """Says what each task is to run.
@@ -119,10 +121,11 @@ def make_plan(
         recipe: what they train, unless `command` says it.
         addresses: every task's address.
         run_dir: the run's directory, which holds the resolved cluster and recipe.
-        machine: the cores and GPUs to share out.
+        machine: this machine's cores and GPUs, to share out.
+        machines: those of other machines, by the hosts of their addresses.
         command: a user's own program, run by each task instead of the recipe.
     """
-    shares = share_out(cluster, addresses, machine)
+    shares = share_out(cluster, addresses, machine, machines)
     tasks = []
     for task in cluster.tasks:
         env = task_environment(cluster.strategy, task, addresses, shares[task])

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count, islice, takewhile
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tfdist_cli.errors import UsageError
@@ -119,13 +120,24 @@ class Resources:
         return env
 
 
-def share_out(cluster: Cluster, addresses: Mapping[TaskId, Address], machine: Machine) -> dict[TaskId, Resources]:
-    """What each task gets of the machine it runs on, which is taken to be like `machine`.
+def share_out(
+    cluster: Cluster,
+    addresses: Mapping[TaskId, Address],
+    machine: Machine,
+    others: Mapping[str, Machine] = MappingProxyType({}),
+) -> dict[TaskId, Resources]:
+    """What each task gets of the machine it runs on.
 
     Cores go to the tasks that compute: workers, the ps and data workers in `parameter_server`; elsewhere to all tasks
     but the evaluator and the data dispatcher. Those of one kind share them; other kinds have them, too.
     GPUs go to the tasks that compute gradients and to those that the file gives some; a ps sees none. They overlap only
     where the file says `all`, or names one for two tasks.
+
+    Args:
+        cluster: the tasks.
+        addresses: every task's address.
+        machine: this machine; one that is not among `others` is taken to be like it.
+        others: what is known of other machines, by the hosts of the addresses.
 
     Raises:
         UsageError: the tasks of this machine are to have more GPUs than it has, or others.
@@ -135,11 +147,12 @@ def share_out(cluster: Cluster, addresses: Mapping[TaskId, Address], machine: Ma
         hosts.setdefault(HERE if address.is_loopback else address.host, []).append(task)
     shares: dict[TaskId, Resources] = {}
     for host, tasks in hosts.items():
-        gpus = _share_gpus(cluster, host, tasks, machine)
+        there = others.get(addresses[tasks[0]].host, machine)
+        gpus = _share_gpus(cluster, _name(host, others), tasks, there)
         kinds = Counter(_kind(cluster, task) for task in tasks)
         for task in tasks:
             kind = _kind(cluster, task)
-            fair = 1 if kind == "idle" else max(1, machine.cores // kinds[kind])
+            fair = 1 if kind == "idle" else max(1, there.cores // kinds[kind])
             shares[task] = _resources(cluster.role(task), fair, gpus.get(task, ()))
     return {task: shares[task] for task in addresses}
 
@@ -151,11 +164,16 @@ def _resources(spec: RoleSpec, fair: int, gpus: tuple[str, ...]) -> Resources:
     return Resources(intra, inter, gpus, spec.gpu_memory, spec.cpus, spec.memory)
 
 
+def _name(host: str, others: Mapping[str, Machine]) -> str:
+    """How a machine is told of; empty when nothing is known of it."""
+    return "this machine" if host == HERE else host if host in others else ""
+
+
 def _share_gpus(
-    cluster: Cluster, host: str, tasks: Sequence[TaskId], machine: Machine
+    cluster: Cluster, name: str, tasks: Sequence[TaskId], machine: Machine
 ) -> dict[TaskId, tuple[str, ...]]:
     """What the file gives to a task first; the learners it says nothing of share the rest."""
-    free = _unnamed_gpus(cluster, host, tasks, machine)
+    free = _unnamed_gpus(cluster, tasks, machine, known=bool(name))
     shares: dict[TaskId, tuple[str, ...]] = {}
     for task in tasks:
         wanted = cluster.role(task).gpus
@@ -163,11 +181,11 @@ def _share_gpus(
             shares[task] = ALL_GPUS
         elif isinstance(wanted, list):
             shares[task] = tuple(map(str, wanted))
-            if host == HERE:
-                _check_ids(task, shares[task], machine)
+            if name:
+                _check_ids(task, shares[task], machine, name)
         elif isinstance(wanted, int):
             if wanted > len(free):
-                has = f"this machine has {len(machine.gpus)}, {len(free)} of them free"
+                has = f"{name or 'its host'} has {len(machine.gpus)}, {len(free)} of them free"
                 raise UsageError(
                     f"{task} is to have {wanted} GPUs, but {has}",
                     hint=f"lower roles.{task.role}.gpus, or leave it out to share what there is",
@@ -182,25 +200,25 @@ def _share_gpus(
     return shares
 
 
-def _unnamed_gpus(cluster: Cluster, host: str, tasks: Sequence[TaskId], machine: Machine) -> list[str]:
+def _unnamed_gpus(cluster: Cluster, tasks: Sequence[TaskId], machine: Machine, *, known: bool) -> list[str]:
     """The GPUs that no task was given by their ids.
 
-    How many another host has is not known here: what the file asks of it is taken to be there, counted from 0.
+    How many another host has may not be known here: what the file asks of it is then taken to be there, counted from 0.
     """
     wanted = [cluster.role(task).gpus for task in tasks]
     named = {str(gpu) for ids in wanted if isinstance(ids, list) for gpu in ids}
     free = [gpu for gpu in machine.gpus if gpu not in named]
     asked = sum(number for number in wanted if isinstance(number, int))
-    if host == HERE or asked <= len(free):
+    if known or asked <= len(free):
         return free
     return list(islice((number for number in map(str, count()) if number not in named), asked))
 
 
-def _check_ids(task: TaskId, ids: Sequence[str], machine: Machine) -> None:
+def _check_ids(task: TaskId, ids: Sequence[str], machine: Machine, name: str) -> None:
     missing = [gpu for gpu in ids if gpu not in machine.gpus]
     if missing:
         raise UsageError(
-            f"{task} is to have GPU {missing[0]}, but this machine has {', '.join(machine.gpus) or 'none'}",
+            f"{task} is to have GPU {missing[0]}, but {name} has {', '.join(machine.gpus) or 'none'}",
             hint=f"correct roles.{task.role}.gpus; `nvidia-smi -L` lists the GPUs",
         )
 

@@ -10,6 +10,7 @@ from typing import Protocol
 from tfdist_cli.launch.events import Action, EventQueue, Start, Stream
 from tfdist_cli.masking import Mask
 from tfdist_cli.plan import Plan
+from tfdist_cli.resources import Machine
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import Cluster
 from tfdist_cli.spec.task_id import TaskId
@@ -69,6 +70,9 @@ class Launcher(Protocol):
         Raises:
             UsageError: a task cannot run where the cluster wants it.
         """
+
+    def machines(self) -> Mapping[str, Machine]:
+        """What other machines have, by the hosts of the tasks' addresses, as far as it is known after `reserve`."""
 
     def render(self, plan: Plan) -> str:
         """What `start` would do, as text a user can read and run by hand."""

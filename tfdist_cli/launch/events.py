@@ -57,12 +57,15 @@ class Exited:
         code: its exit code, or -n when signal n ended it.
         ago: seconds since its program ended; what it left behind took this long.
         starved: for one that was killed by SIGKILL, whether the kernel did it for want of memory; None if unknown.
+        cause: why it counts as gone, where no program has ended of its own: its host was lost, say. The code is then
+            the launcher's choice.
     """
 
     task: TaskId
     code: int
     ago: float = field(default=0.0, compare=False)
     starved: bool | None = field(default=None, compare=False)
+    cause: str = ""
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 from tfdist_cli.launch.base import Launcher
 from tfdist_cli.launch.local import LocalLauncher
+from tfdist_cli.launch.ssh.launcher import SshLauncher
 from tfdist_cli.spec.cluster import Cluster, LauncherName
 
-LAUNCHERS: Mapping[LauncherName, type[Launcher]] = {"local": LocalLauncher}
-"""Each is one module."""
+LAUNCHERS: Mapping[LauncherName, type[Launcher]] = {"local": LocalLauncher, "ssh": SshLauncher}
+"""Each is one module, or one package."""
 
 
 def launcher_of(cluster: Cluster) -> Launcher:

@@ -37,8 +37,10 @@ from tfdist_cli.launch.ports import hold
 from tfdist_cli.launch.process import SIGNALS, Process, Program, Spawned
 from tfdist_cli.plan import Plan, PlannedTask
 from tfdist_cli.requirements import require_tensorflow
+from tfdist_cli.resources import Machine
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.secret import SecretSpec
 from tfdist_cli.spec.task_id import TaskId
 
 _CLEANUP_SECONDS = 5.0
@@ -75,9 +77,16 @@ class LocalLauncher:
         with hold(cluster) as addresses:
             yield addresses
 
+    def machines(self) -> Mapping[str, Machine]:
+        """None: all tasks are here."""
+        return {}
+
     def render(self, plan: Plan) -> str:
         """A shell command for each task."""
-        return "\n".join(" ".join(("env", *_assignments(planned), shlex.join(planned.argv))) for planned in plan.tasks)
+        return "\n".join(
+            " ".join(("env", *assignments(planned.env, planned.secrets), shlex.join(planned.argv)))
+            for planned in plan.tasks
+        )
 
     @asynccontextmanager
     async def start(self, plan: Plan, outlets: Outlets) -> AsyncIterator[LocalRun]:
@@ -260,10 +269,10 @@ class LocalRun:
             self._watchman.stdin = None
 
 
-def _assignments(planned: PlannedTask) -> Iterator[str]:
+def assignments(env: Mapping[str, str], secrets: Mapping[str, SecretSpec]) -> Iterator[str]:
     """A task's variables as a shell sets them; a secret by where it is."""
-    yield from (shlex.quote(f"{name}={value}") for name, value in planned.env.items())
-    yield from (f"{shlex.quote(name)}={spec.source}" for name, spec in planned.secrets.items())
+    yield from (shlex.quote(f"{name}={value}") for name, value in env.items())
+    yield from (f"{shlex.quote(name)}={spec.source}" for name, spec in secrets.items())
 
 
 def _make_room_for_files(tasks: int) -> None:

@@ -60,6 +60,7 @@ class Planner:
             addresses=self._addresses,
             run_dir=run_dir.path,
             machine=Machine.here(),
+            machines=self._launcher.machines(),
             command=self._program,
         )
         run_dir.save(plan)

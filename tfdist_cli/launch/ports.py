@@ -32,7 +32,14 @@ def hold(cluster: Cluster) -> Iterator[dict[TaskId, Address]]:
     Raises:
         UsageError: an address is another machine's, or its port is taken.
     """
-    addresses = {task: cluster.address(task) for task in cluster.tasks}
+    with hold_addresses({task: cluster.address(task) for task in cluster.tasks}) as addresses:
+        yield addresses
+
+
+@contextmanager
+def hold_addresses(wanted: Mapping[TaskId, Address]) -> Iterator[dict[TaskId, Address]]:
+    """The same of addresses, port 0 being any that is free."""
+    addresses = dict(wanted)
     given = {task: address for task, address in addresses.items() if address.port}
     check_here(given)
     _check_distinct(given)

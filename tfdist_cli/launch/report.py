@@ -211,6 +211,8 @@ def describe_end(task: TaskState) -> str:
         return "still there" if task.told else "running"
     if task.stalled:
         return f"{task.stalled}, so that it was killed"
+    if task.cause:
+        return task.cause
     if task.status is Status.STOPPED and task.told:
         if task.obeyed:
             told = "killed by the launcher: it did not end when told to"

@@ -69,6 +69,8 @@ def _same(name: TaskId, task: TaskState, before: Loss) -> bool:
 def _sign(task: TaskState) -> tuple[object, ...] | None:
     if task.stalled:
         return ("stalled",)
+    if task.cause:
+        return None
     code = shell_code(task)
     if code - 128 in _FROM_OUTSIDE and not task.error:
         return None

@@ -124,6 +124,7 @@ class TaskState:
         stalled: why the launcher took it to stand still and killed it; empty when it didn't.
         silent_since: when it last gave a sign of life, where it was found to give none when another failed of that.
         spent: why it was not started again when it had failed, where restarts were allowed.
+        cause: why it was taken to be gone, where its program did not end of its own, such as a host that was lost.
     """
 
     status: Status = Status.STARTING
@@ -146,6 +147,7 @@ class TaskState:
     stalled: str = ""
     silent_since: float | None = None
     spent: str = ""
+    cause: str = ""
 
     @property
     def failed_at(self) -> float:

@@ -41,7 +41,7 @@ class Address:
         else:
             host, colon, port = text.partition(":")
             port = port if colon else str(DEFAULT_PORT)
-        return cls(_checked_host(host), _parse_port(port, text))
+        return cls(checked_host(host), _parse_port(port, text))
 
     @property
     def is_loopback(self) -> bool:
@@ -74,8 +74,12 @@ def _parse_port(port: str, text: str) -> int:
     return number
 
 
-def _checked_host(host: str) -> str:
-    """The host in the one form that equal hosts share: names in lower case, IPv6 addresses shortened."""
+def checked_host(host: str) -> str:
+    """The host in the one form that equal hosts share: names in lower case, IPv6 addresses shortened.
+
+    Raises:
+        ValueError: it cannot be one.
+    """
     if not host:
         raise ValueError("the host name is empty")
     try:

@@ -12,10 +12,11 @@ from tfdist_cli.spec.address import LOOPBACK, Address
 from tfdist_cli.spec.model import AddressField, Inconsistent, PathField, SpecModel
 from tfdist_cli.spec.resources import GpuMemoryField, GpusField, SizeField, ThreadsSpec
 from tfdist_cli.spec.secret import SecretSpec
+from tfdist_cli.spec.ssh import HostName, HostSpec, SshSpec
 from tfdist_cli.spec.task_id import DATA_ROLES, ROLES, Role, TaskId
 
 Strategy = Literal["parameter_server", "multi_worker_mirrored", "mirrored", "single"]
-LauncherName = Literal["local"]
+LauncherName = Literal["local", "ssh"]
 SERVING_ROLES: tuple[Role, ...] = ("chief", "worker", "ps")
 """The roles that stand in `TF_CONFIG`'s cluster, in the order their tasks are listed."""
 DATA_KEY = "data_service"
@@ -170,13 +171,17 @@ class Cluster(SpecModel):
     """How tasks train together: `parameter_server`, `multi_worker_mirrored`, `mirrored` (one process, all its GPUs)
     or `single` (one process)."""
     launcher: LauncherName = "local"
-    """What starts the tasks: `local`, this machine."""
+    """What starts the tasks: `local`, this machine; `ssh`, the machines that `hosts` names."""
     network: Literal["private", "host"] | None = None
     """The tasks' network on this machine: `private`, one of their own, where nobody else reaches them and they reach
     no other host; `host`, this machine's. By default `private` for a recipe, where it is possible, and `host` for a
     program after `--` and for tasks with other addresses than loopback ones."""
     roles: Roles
     """The tasks, by role."""
+    hosts: Annotated[list[HostName | HostSpec], Field(min_length=1)] | None = None
+    """The machines that the ssh launcher puts the tasks without an address on: a name, or a map."""
+    ssh: SshSpec | None = None
+    """How the ssh launcher reaches them, and what it copies there."""
     recipe: PathField | None = None
     """The recipe to train, a path relative to this file."""
     run_dir: PathField | None = None
@@ -184,10 +189,30 @@ class Cluster(SpecModel):
 
     @model_validator(mode="after")
     def _is_a_cluster(self) -> Cluster:
-        problems = [*_role_problems(self), *_address_problems(self)]
+        problems = [*_role_problems(self), *_address_problems(self), *_host_problems(self)]
         if problems:
             raise Inconsistent(problems)
         return self
+
+    @property
+    def over_ssh(self) -> SshSpec:
+        """What the file says of ssh, or what holds without a word."""
+        return self.ssh or SshSpec()
+
+    @property
+    def machines(self) -> tuple[HostSpec, ...]:
+        """The `hosts`, each with what holds for all of them filled in."""
+        given = (HostSpec(address=host) if isinstance(host, str) else host for host in self.hosts or ())
+        return tuple(self._filled_in(host) for host in given)
+
+    def machine(self, name: str) -> HostSpec:
+        """The host that goes by a name in an address; one that `hosts` does not list has nothing of its own."""
+        found = (host for host in self.machines if name in (host.address, host.reachable_as))
+        return next(found, None) or self._filled_in(HostSpec(address=name))
+
+    def _filled_in(self, host: HostSpec) -> HostSpec:
+        ssh = self.over_ssh
+        return host.model_copy(update={"user": host.user or ssh.user, "python": host.python or ssh.python})
 
     @property
     def tasks(self) -> tuple[TaskId, ...]:
@@ -305,8 +330,16 @@ def _address_problems(cluster: Cluster) -> Iterator[Found]:
         task, address = outside[0]
         yield ("network",), f"a private network has only loopback addresses, and {task} has {address}: use 'host'"
     elsewhere = [address for address in named.values() if not address.is_loopback]
-    for role in dict.fromkeys(task.role for task in given if task not in named) if elsewhere else ():
+    for role in (
+        dict.fromkeys(task.role for task in given if task not in named) if elsewhere and not cluster.hosts else ()
+    ):
         yield (
             ("roles", role),
             f"{elsewhere[0]} is another machine, which cannot reach tasks without an address: give {role} its hosts",
         )
+
+
+def _host_problems(cluster: Cluster) -> Iterator[Found]:
+    names = [host.address for host in cluster.machines]
+    for name in dict.fromkeys(name for name in names if names.count(name) > 1):
+        yield ("hosts",), f"{name} is listed more than once: give it slots"

@@ -41,6 +41,11 @@ def _tree(model: SpecModel) -> dict[str, Any]:
             data[name] = _tree(value)
         elif isinstance(value, dict) and any(isinstance(item, SpecModel) for item in value.values()):
             data[name] = {key: _tree(item) for key, item in value.items()}
+        elif isinstance(value, list):
+            data[name] = [
+                _tree(item) if isinstance(item, SpecModel) else dumped
+                for item, dumped in zip(value, data[name], strict=True)
+            ]
         elif value == field.default and value in (None, {}):
             del data[name]
     return data

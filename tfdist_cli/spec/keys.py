@@ -18,7 +18,9 @@ def model_at(model: type[SpecModel], path: KeyPath) -> type[SpecModel] | None:
     """The model of the map at `path`; None where a map of any keys, or no map, is."""
     parts = iter(path)
     for part in parts:
-        field = model.model_fields.get(str(part))
+        if isinstance(part, int):
+            continue  # an item of a list of such models
+        field = model.model_fields.get(part)
         below = _submodel(field) if field else None
         if field and below is None:
             below = _mapped(field)
@@ -84,8 +86,8 @@ def _submodel(field: FieldInfo) -> type[SpecModel] | None:
 
 
 def _types(annotation: Any) -> Iterator[type]:
-    """The classes of an annotation's alternatives: `Path` and `None` of `Annotated[Path, ...] | None`."""
-    if get_origin(annotation) in (Union, types.UnionType):
+    """The classes of an annotation's alternatives and items: `Path` and `None` of `list[Path] | None`."""
+    if get_origin(annotation) in (Union, types.UnionType, list):
         for alternative in get_args(annotation):
             yield from _types(alternative)
     elif get_origin(annotation) is Annotated:

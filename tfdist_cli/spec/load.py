@@ -184,20 +184,26 @@ def _nearest(path: tuple[str, ...], models: Sequence[type[SpecModel]]) -> str:
 def _start_at(folder: Path, node: Node, model: type[SpecModel]) -> None:
     """Makes the relative paths among the values absolute."""
     for key in path_fields(model):
-        child = node.child(key)
-        if child and isinstance(child.content, str) and child.content and "\0" not in child.content:
-            try:
-                child.content = str(_absolute(folder / Path(child.content).expanduser()))
-            except (RuntimeError, OSError) as error:  # no such user, or the current folder is gone
-                child.content = Broken(f"{child.content!r} is no path here: {error}")
+        for child in _items(node.child(key)):
+            if isinstance(child.content, str) and child.content and "\0" not in child.content:
+                try:
+                    child.content = str(_absolute(folder / Path(child.content).expanduser()))
+                except (RuntimeError, OSError) as error:  # no such user, or the current folder is gone
+                    child.content = Broken(f"{child.content!r} is no path here: {error}")
     for key, below in submodels(model).items():
-        child = node.child(key)
-        if child:
+        for child in _items(node.child(key)):
             _start_at(folder, child, below)
     for key, below in mapped_models(model).items():
         child = node.child(key)
         for each in child.content.values() if child and isinstance(child.content, dict) else ():
             _start_at(folder, each, below)
+
+
+def _items(node: Node | None) -> Sequence[Node]:
+    """The items of a list, or the one value that there is."""
+    if node is None:
+        return ()
+    return node.content if isinstance(node.content, list) else (node,)
 
 
 def _absolute(path: Path) -> Path:

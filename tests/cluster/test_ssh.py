@@ -1,0 +1,144 @@
+"""Clusters on hosts with an sshd each: to the end of a training, and when links, agents and launchers go."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.cluster.launching import RECIPE, RECIPE_YAML, finish, project, start
+from tests.lab.hosts import make_hosts, missing
+
+REASON = missing()
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.skipif(bool(REASON), reason=REASON)]
+CLUSTER = """
+strategy: {strategy}
+launcher: ssh
+hosts: [{hosts}]
+ssh: {{config: {config}, python: {python}}}
+roles: {roles}
+"""
+WAIT = ("--", "sh", "-c", "echo ready; exec sleep 1000")
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    with make_hosts(tmp_path_factory.mktemp("hosts"), 3) as lab:
+        yield lab
+
+
+@pytest.fixture
+def folder(lab, tmp_path):
+    """A cluster file for the hosts, and a recipe."""
+
+    def make(strategy, roles, recipe=True):
+        hosts = ", ".join(host.name for host in lab.hosts)
+        text = CLUSTER.format(strategy=strategy, hosts=hosts, config=lab.config, python=sys.executable, roles=roles)
+        return project(tmp_path, text + ("recipe: recipe.yaml\n" if recipe else ""), RECIPE, RECIPE_YAML)
+
+    for host in lab.hosts:
+        host.mend()
+    yield make
+    lab.wait_until_empty(30)
+
+
+def events(folder):
+    path = folder / "run" / "events.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def await_event(folder, wanted, count=1, seconds=60):
+    """Waits for so many events of a kind, and gives the last of them."""
+    deadline = time.monotonic() + seconds
+    while len(found := [event for event in events(folder) if event["event"] == wanted]) < count:
+        assert time.monotonic() < deadline, events(folder)
+        time.sleep(0.05)
+    return found[-1]
+
+
+def test_a_recipe_trains_on_three_hosts(lab, folder):
+    launched = finish(start(folder("parameter_server", "{chief: {}, ps: {}, worker: {replicas: 2}}")), 200)
+    assert launched.code == 0, launched.stderr
+    assert launched.report["metrics"]["test_accuracy"] > 0.9
+    assert launched.report["step"] == 128
+    chief = lab.hosts[0]
+    assert [each["path"].partition(":")[0] for each in launched.report["checkpoints"]] == [chief.name] * 4
+    exported = launched.report["exports"][0].removeprefix(f"{chief.name}:")
+    assert exported.startswith(f"{chief.home}/.tfdist/runs/")
+    assert os.path.exists(f"{exported}/saved_model.pb")
+    assert not (lab.hosts[1].home / ".tfdist/runs" / launched.run_dir.name / "checkpoints").exists()
+    assert launched.lines("metrics.jsonl")[-1]["step"] == 128
+    plan = json.loads((launched.run_dir / "plan.json").read_text())
+    assert {each["task"]: each["address"].partition(":")[0] for each in plan["tasks"]} == {
+        "chief:0": lab.hosts[0].address,
+        "ps:0": lab.hosts[0].address,
+        "worker:0": lab.hosts[1].address,
+        "worker:1": lab.hosts[2].address,
+    }
+    assert not lab.processes()
+
+
+def test_the_launcher_is_killed(lab, folder):
+    where = folder("multi_worker_mirrored", "{worker: {replicas: 3}}", recipe=False)
+    launcher = start(where, "--run-dir", "run", *WAIT)
+    await_event(where, "started", 3)
+    assert len([command for _, command in lab.processes() if command == "sleep 1000"]) == 3
+    launcher.kill()
+    launcher.communicate()
+    assert lab.wait_until_empty(10) < 10
+
+
+def test_ctrl_c_ends_every_host(lab, folder):
+    where = folder("multi_worker_mirrored", "{worker: {replicas: 3}}", recipe=False)
+    launcher = start(where, "--run-dir", "run", *WAIT)
+    await_event(where, "started", 3)
+    launcher.send_signal(signal.SIGINT)
+    assert finish(launcher).code == 130
+    assert not lab.processes()
+
+
+def test_a_link_is_cut_and_mended(lab, folder):
+    """The host is named; its tasks end by themselves, and start again when it can be reached."""
+    where = folder("multi_worker_mirrored", "{worker: {replicas: 3, restart: {policy: job, max: 1}}}", recipe=False)
+    script = "case $TFDIST_TASK_DIR in *attempt_1*) exec sleep 1000;; esac"
+    launcher = start(where, "--run-dir", "run", "--", "sh", "-c", script)
+    await_event(where, "started", 3)
+    cut, began = lab.hosts[2], time.monotonic()
+    cut.cut()
+    lost = await_event(where, "loss")
+    assert time.monotonic() - began < 20
+    assert lost["task"] == "worker:2"
+    assert lost["cause"].startswith(f"the connection to {cut.name} was lost: ")
+    while any("sleep" in command for _, command in cut.processes()):
+        assert time.monotonic() - began < 40
+        time.sleep(0.1)
+    cut.mend()
+    assert finish(launcher).code == 0
+    assert [event["task"] for event in events(where) if event["event"] == "started"].count("worker:2") == 2
+
+
+def test_a_connection_is_killed_on_the_host(lab, folder):
+    where = folder("multi_worker_mirrored", "{worker: {replicas: 3}}", recipe=False)
+    launcher = start(where, "--run-dir", "run", *WAIT)
+    await_event(where, "started", 3)
+    for pid, command in lab.hosts[1].processes():
+        if command.startswith("sshd:"):
+            os.kill(pid, signal.SIGKILL)
+    launched = finish(launcher)
+    assert launched.code == 255
+    assert "worker:1 failed after" in launched.stderr
+    assert f"the connection to {lab.hosts[1].name} was lost" in launched.stderr
+
+
+def test_a_host_without_the_key_is_an_error_that_says_so(lab, folder, tmp_path):
+    where = folder("single", "{chief: {}}", recipe=False)
+    (tmp_path / "config").write_text(lab.config.read_text().replace("/id\n", "/other\n"))
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", lab.config.parent / "other"], check=True)
+    launched = finish(start(where, "--set", "ssh.config=config", *WAIT))
+    assert launched.code == 1
+    assert f"{lab.hosts[0].name} cannot be reached" in launched.stderr
+    assert "Permission denied" in launched.stderr
+    assert "without a password" in launched.stderr

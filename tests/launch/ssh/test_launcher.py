@@ -1,0 +1,226 @@
+"""The launcher and its agents, with a program in `ssh`'s place; tests/cluster/test_ssh.py has real hosts."""
+
+import asyncio
+import json
+import shlex
+import signal
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.base import Outlets
+from tfdist_cli.launch.events import EventQueue, Exited, Output, Recorded, Signalled, Started
+from tfdist_cli.launch.job import run_job
+from tfdist_cli.launch.ssh.launcher import SshLauncher, _one_line
+from tfdist_cli.launch.ssh.link import HostLost, run_program
+from tfdist_cli.launch.state import Rules, Timeouts
+from tfdist_cli.plan import make_plan
+from tfdist_cli.resources import Machine
+from tfdist_cli.spec.cluster import RestartSpec
+from tfdist_cli.spec.task_id import TaskId
+
+W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
+
+
+class Ran:
+    """What came of a run."""
+
+    def __init__(self, react):
+        self.react = react
+        self.events = []
+        self.logs = defaultdict(bytes)
+
+    def write(self, task, stream, data):
+        self.logs[task, stream] += data
+
+    def saw(self, event, state, now):
+        self.events.append(event)
+        for answer in self.react(event, state) or ():
+            self.queue.put(answer)
+
+    def lines(self, task=W0, stream="stdout"):
+        said = [event for event in self.events if isinstance(event, Output)]
+        return [line for event in said if (event.task, event.stream) == (task, stream) for line in event.lines]
+
+    def exits(self):
+        return {event.task: event for event in self.events if isinstance(event, Exited)}
+
+
+@pytest.fixture
+def run(fake_ssh, tmp_path, monkeypatch):
+    """Runs a command in every task of a cluster, with the current folder copied."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    def run(cluster, *command, react=lambda event, state: None, restarts=0):
+        launcher, ran = SshLauncher(), Ran(react)
+        launcher.check(cluster, command)
+        run_dir = tmp_path / "here" / "runs" / "x"
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "launcher.lock").touch()
+
+        async def whole(plan):
+            ran.queue = EventQueue()
+            outlets = Outlets(
+                ran.queue,
+                ran,
+                lambda start: {"TFDIST_TASK_DIR": str(run_dir / start.task.slug), "N": str(start.attempt)},
+            )
+            rules = Rules(
+                plan.strategy,
+                timeouts=Timeouts(shutdown=0.5),
+                max_restarts=restarts,
+                restarts={"worker": RestartSpec(policy="job")},
+            )
+            return await run_job(launcher, plan, rules, outlets, (ran,))
+
+        with launcher.reserve(cluster) as addresses:
+            plan = make_plan(
+                cluster,
+                None,
+                addresses=addresses,
+                run_dir=run_dir,
+                machine=Machine(1),
+                machines=launcher.machines(),
+                command=command,
+            )
+            ran.plan = plan
+            ran.state = asyncio.run(whole(plan))
+        return ran
+
+    return run
+
+
+def mirrored(make_cluster, hosts=("h1", "h2"), **ssh):
+    return make_cluster("multi_worker_mirrored", hosts=hosts, worker=2, ssh={"python": sys.executable, **ssh})
+
+
+@pytest.mark.slow
+def test_tasks_run_on_their_hosts_as_they_would_here(run, make_cluster, fake_ssh):
+    Path("a'; b.txt").write_text("copied")
+    script = """
+        printf 'out\\n\\377b\\n'; printf 'err\\n\\036{"kind":"state","state":"training"}\\nlast' >&2
+        cat *.txt; echo; pwd; echo $TFDIST_RUN_DIR; echo "$TF_CONFIG"; [ -d $TFDIST_TASK_DIR ] && echo $N
+        command -v python
+        exit 3
+    """
+    ran = run(mirrored(make_cluster), "sh", "-c", script)
+    assert ran.state.exit_code == 3
+    assert ran.logs[W0, "stderr"] == b"err\nlast"
+    assert Recorded(W0, {"kind": "state", "state": "training"}) in ran.events
+    out, strange, copied, folder, run_dir, config, attempt, python = ran.lines()
+    assert (out, strange, copied, attempt) == ("out", "\ufffdb", "copied", "1")
+    assert folder.startswith(f"{fake_ssh}/h1/.tfdist/sync/cluster-")
+    assert folder.endswith("/here")
+    assert run_dir == f"{fake_ssh}/h1/.tfdist/runs/x"
+    assert [address.split(":")[0] for address in json.loads(config)["cluster"]["worker"]] == ["192.0.2.1", "192.0.2.2"]
+    assert Path(python).parent == Path(sys.executable).parent
+    assert ran.plan.as_json()["tasks"][1]["address"].startswith("192.0.2.2:")
+    assert "copied 1 of 1 files, 6 bytes, to h2:" in ran.lines(W1, "stderr")[0]
+
+
+@pytest.mark.slow
+def test_a_signal_reaches_every_host_and_whatever_is_left_is_killed(run, make_cluster):
+    code = "trap 'echo told; trap \"\" TERM' TERM; echo ready $$; while :; do sleep 0.1; done"
+    pids = []
+
+    def react(event, state):
+        if isinstance(event, Output) and event.lines[0].startswith("ready"):
+            pids.append(int(event.lines[0].split()[1]))
+            return (Signalled(signal.SIGTERM),) if len(pids) == 2 else ()
+        return ()
+
+    ran = run(mirrored(make_cluster), "sh", "-c", code, react=react)
+    assert ran.state.exit_code == 143
+    assert "told" in ran.lines(W1)
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+@pytest.mark.slow
+def test_a_lost_connection_is_the_cause_and_the_host_is_reached_again(run, make_cluster):
+    """The agent of a host is killed; its guard ends the task, and the restart finds the host there."""
+    started = []
+
+    def react(event, state):
+        if isinstance(event, Started):
+            started.append(event)
+            if event.task == W1 and len(started) <= 2:
+                psutil.Process(event.pid).parent().kill()
+
+    ran = run(mirrored(make_cluster), "sh", "-c", "[ $N = 2 ] || exec sleep 1000", react=react, restarts=1)
+    assert ran.state.exit_code == 0
+    [loss] = ran.state.losses
+    assert (loss.task, loss.ended.code) == (W1, 255)
+    assert loss.ended.cause.startswith("the connection to h2 was lost")
+    assert not [event.pid for event in started if psutil.pid_exists(event.pid)]
+
+
+@pytest.mark.slow
+def test_a_flood_is_slowed_down_and_heard_whole(run, make_cluster):
+    ran = run(make_cluster("single", hosts=["h1"], chief=1), "seq", "1", "300000")
+    assert ran.lines(TaskId("chief")) == [str(number) for number in range(1, 300_001)]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "error", "message", "hint"),
+    [
+        (["h1", "down1"], HostLost, "down1 cannot be reached: .*Connection refused", "see what `ssh down1` says"),
+        (
+            [{"address": "h1", "python": "/no/python"}],
+            UsageError,
+            "there is no tfdist for /no/python on h1",
+            "python: …",
+        ),
+        (["h1", "127.0.0.2"], UsageError, "worker:1 on 127.0.0.2 has the address 127.0.0.2", "reachable_as: NAME"),
+        (["h1", {"address": "h2", "reachable_as": "localhost"}], UsageError, "has the address localhost", "NAME"),
+    ],
+)
+def test_hosts_that_cannot_take_part(run, make_cluster, hosts, error, message, hint):
+    with pytest.raises(error, match=message) as caught:
+        run(mirrored(make_cluster, hosts), "true")
+    assert hint in caught.value.hint
+
+
+def test_a_program_runs_by_the_python_of_a_host(fake_ssh, make_cluster):
+    cluster = mirrored(make_cluster)
+    done = run_program(cluster, cluster.machines[1], "import tfdist_cli, os; print(os.environ['HOME'])", 30)
+    assert done.stdout.splitlines() == ["Welcome to h2", f"{fake_ssh}/h2"]
+    assert run_program(cluster, cluster.machine("down1"), "", 30).returncode == 255
+
+
+def test_without_ssh_there_is_a_word_of_what_to_install(make_cluster, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="there is no program 'ssh'") as caught:
+        SshLauncher().check(mirrored(make_cluster), ("true",))
+    assert "openssh-client" in caught.value.hint
+
+
+def test_what_would_be_done_is_shown_without_doing_it(make_cluster, fake_ssh, tmp_path, monkeypatch):
+    folder = tmp_path / "a'; echo foo ü"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    cluster, launcher = mirrored(make_cluster), SshLauncher()
+    addresses = launcher.foresee(cluster)
+    assert [str(address) for address in addresses.values()] == ["h1:0", "h2:0"]
+    plan = make_plan(
+        cluster,
+        None,
+        addresses=addresses,
+        run_dir=folder / "runs/x",
+        machine=Machine(1),
+        command=("echo", "it's; here"),
+    )
+    first, ssh, copied, task, *others = launcher.render(plan).splitlines()
+    assert first == "# h1: worker:0"
+    assert shlex.split(ssh)[0] == "ssh"
+    assert shlex.split(ssh)[-2] == "h1"
+    assert copied.startswith("# is sent what is new of '")
+    assert shlex.split(task)[-2:] == ["echo", "it's; here"]
+    assert "TFDIST_RUN_DIR=~/.tfdist/runs/x" in shlex.split(task)
+    assert others[0] == "# h2: worker:1"
+    assert not list(fake_ssh.iterdir())
+    assert "\n" not in _one_line("a\nb")

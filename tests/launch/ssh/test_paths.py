@@ -1,0 +1,71 @@
+"""Where the folders of this machine are on a host."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tfdist_cli.launch.ssh.paths import Copies, files_at, places_of, task_at
+from tfdist_cli.plan import make_plan
+from tfdist_cli.resources import Machine
+from tfdist_cli.spec.recipe import Recipe
+
+
+@pytest.fixture
+def make_plan_of(make_cluster):
+    def make(cluster, recipe, run_dir):
+        addresses = {task: cluster.address(task) for task in cluster.tasks}
+        return make_plan(cluster, recipe, addresses=addresses, run_dir=run_dir, machine=Machine(1))
+
+    return make
+
+
+def recipe_in(folder, **more):
+    return Recipe.model_validate({"module": "digits", "module_dir": folder, **more})
+
+
+def test_a_recipe_its_run_and_its_checkpoints(make_cluster, make_plan_of, tmp_path):
+    project = tmp_path / "ü p"
+    project.mkdir()
+    kept = {"every_steps": 5, "dir": project / "kept"}
+    cluster = make_cluster("single", chief=1).model_copy(update={"recipe": project / "recipe.yaml"})
+    plan = make_plan_of(cluster, recipe_in(project, checkpoint=kept), tmp_path / "runs" / "digits-1")
+    places = places_of(plan, cluster.recipe).at_home("/home/me")
+    assert places.there(str(plan.run_dir / "cluster.yaml")) == "/home/me/.tfdist/runs/digits-1/cluster.yaml"
+    copied = places.there(str(project))
+    assert copied.startswith("/home/me/.tfdist/sync/cluster-")
+    assert copied.endswith("/ü p")
+    assert places.start == copied, "the current folder is not copied"
+    assert places.there("/etc/hosts") == "/etc/hosts"
+    assert places.there(f"{project}er") == f"{project}er"
+    task = task_at(plan.tasks[0], places, "/opt/python")
+    assert task["argv"][0] == "/opt/python"
+    assert task["argv"][-1] == "/home/me/.tfdist/runs/digits-1/cluster.yaml"
+    assert task["env"]["TFDIST_RUN_DIR"] == "/home/me/.tfdist/runs/digits-1"
+    files = {name: yaml.safe_load(text) for name, text in files_at(plan, places).items()}
+    assert files["cluster.yaml"]["recipe"] == "recipe.yaml"
+    assert files["recipe.yaml"]["module_dir"] == copied
+    assert files["recipe.yaml"]["checkpoint"]["dir"] == f"{copied}/kept"
+
+
+def test_files_that_are_shared_are_where_they_are_here(make_cluster, make_plan_of, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cluster = make_cluster("single", ssh={"shared": True}, chief=1)
+    plan = make_plan_of(cluster, recipe_in(tmp_path), tmp_path / "runs" / "x")
+    places = places_of(plan, tmp_path / "recipe.yaml")
+    assert Copies.of(cluster, tmp_path / "recipe.yaml") is None
+    assert places.start == str(tmp_path)
+    assert task_at(plan.tasks[0], places, sys.executable) == plan.tasks[0].as_json()
+
+
+def test_the_folders_that_a_user_names(make_cluster, tmp_path, monkeypatch):
+    (tmp_path / "p" / "src").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "p" / "src")
+    roots = [tmp_path / "p", tmp_path / "data"]
+    cluster = make_cluster("single", ssh={"sync": roots, "to": "/scratch/x", "run_dir": "~/runs"}, chief=1)
+    copies = Copies.of(cluster, None)
+    places = copies.places(Path("/runs/y"), cluster.ssh.run_dir).at_home("/root")
+    assert copies.roots == tuple(roots)
+    assert [str(there) for _, there in places.pairs] == ["/root/runs/y", "/scratch/x/p", "/scratch/x/data"]
+    assert places.start == "/scratch/x/p/src"

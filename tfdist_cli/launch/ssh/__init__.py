@@ -1,0 +1,1 @@
+"""Runs the tasks of a plan on other machines, by `ssh` and a small agent on each."""

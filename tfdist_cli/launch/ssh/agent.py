@@ -1,0 +1,320 @@
+"""The agent on a host: runs its tasks as the local launcher does, and tells the launcher of them over ssh.
+
+Run as a program, by `ssh`. Standard input and output are the connection. When it ends, or nothing has been heard over
+it for some time, the tasks are told to end, and killed a few seconds later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from tfdist_cli.errors import TfdistError, UsageError
+from tfdist_cli.launch.base import Outlets, Run
+from tfdist_cli.launch.events import End, Event, EventQueue, Exited, How, Output, Recorded, Start, Started, Stream
+from tfdist_cli.launch.guard import GRACE
+from tfdist_cli.launch.local import LocalLauncher
+from tfdist_cli.launch.ports import hold_addresses
+from tfdist_cli.launch.runs import METRICS_FILE
+from tfdist_cli.launch.ssh.files import Entry, Incoming, lacking, remove_former
+from tfdist_cli.launch.ssh.frames import Channel, Ended, Frame
+from tfdist_cli.launch.ssh.versions import installed
+from tfdist_cli.plan import CLUSTER_FILE, Plan, PlannedTask
+from tfdist_cli.records import LAUNCHER_PID, RECORD_SEPARATOR, TASK_DIR
+from tfdist_cli.resources import Machine, Resources
+from tfdist_cli.spec.address import Address
+from tfdist_cli.spec.load import load_run
+from tfdist_cli.spec.task_id import TaskId
+
+PING_PERIOD = 3.0
+"""Seconds between two signs of life of the launcher."""
+SILENCE = 15.0
+"""Seconds without one after which the connection is taken to be cut."""
+_PERIOD = 0.5
+
+
+def main() -> None:
+    """Serves one launcher."""
+    source = os.fdopen(os.dup(0), "rb")
+    sink = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what else prints here must not end up between the frames
+    channel = Channel(source, sink)
+    try:
+        _serve(channel)
+    except Ended:
+        return
+    except TfdistError as error:
+        with suppress(Ended):
+            channel.write(_problem(error))
+
+
+def _serve(channel: Channel) -> None:
+    channel.greet()
+    channel.write(_hello())
+    with ExitStack() as held:
+        copying = _Copying(channel)
+        while True:
+            frame = channel.read()
+            match frame.kind:
+                case "hold":
+                    channel.write(_hold(frame, held))
+                case "copy" | "piece" | "copied":
+                    copying.take(frame)
+                case "plan":
+                    asyncio.run(_Tasks(channel, frame).run())
+                    return
+
+
+def _hello() -> Frame:
+    machine = Machine.here()
+    fields = {
+        "python": sys.executable,
+        "home": str(Path.home()),
+        "address": (os.environ.get("SSH_CONNECTION", "").split() + [""] * 3)[2],
+        "versions": installed(),
+        "cores": machine.cores,
+        "gpus": machine.gpus,
+        "memory": machine.memory,
+    }
+    return Frame("hello", fields)
+
+
+def _hold(frame: Frame, held: ExitStack) -> Frame:
+    wanted = {TaskId.parse(task): Address(*address) for task, address in frame["addresses"].items()}
+    try:
+        addresses = held.enter_context(hold_addresses(wanted))
+    except UsageError as error:
+        return _problem(error)
+    return Frame("held", {"addresses": {str(task): [each.host, each.port] for task, each in addresses.items()}})
+
+
+def _problem(error: TfdistError) -> Frame:
+    return Frame("error", {"message": error.message, "hint": error.hint, "usage": isinstance(error, UsageError)})
+
+
+class _Copying:
+    """Takes in files."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._to = Path()
+        self._entries: list[Entry] = []
+        self._open: Incoming | None = None
+
+    def take(self, frame: Frame) -> None:
+        """One step of it.
+
+        Raises:
+            TfdistError: the file system refuses.
+        """
+        try:
+            self._take(frame)
+        except OSError as error:
+            raise TfdistError(
+                f"files cannot be copied to {self._to}: {error}", hint="make room there, or name another 'ssh: {to: …}'"
+            ) from error
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind == "copy":
+            self._to = Path(frame["to"])
+            self._entries = [Entry(*fields) for fields in frame["files"]]
+            remove_former(self._to, self._entries)
+            self._channel.write(Frame("wanted", {"wanted": lacking(self._to, self._entries)}))
+        elif frame.kind == "piece":
+            self._open = self._open or Incoming(self._to, self._entries[frame["file"]])
+            self._open.add(frame.payload, last=frame["last"])
+            if frame["last"]:
+                self._open = None
+        else:
+            self._channel.write(Frame("copied"))
+
+
+class _Unsent:
+    """What tasks have written and the launcher has not been told yet; it keeps the logs."""
+
+    def __init__(self) -> None:
+        self._data: dict[tuple[TaskId, Stream], bytes] = defaultdict(bytes)
+
+    def write(self, task: TaskId, stream: Stream, data: bytes) -> None:
+        """Adds to it."""
+        self._data[task, stream] += data
+
+    def take(self, task: TaskId, stream: Stream) -> bytes:
+        """Gives it out, once."""
+        return self._data.pop((task, stream), b"")
+
+
+class _Tasks:
+    """The tasks of one plan, as the launcher has them started and ended.
+
+    Args:
+        channel: the connection.
+        frame: the plan, with only the tasks of this host.
+    """
+
+    def __init__(self, channel: Channel, frame: Frame) -> None:
+        self._channel = channel
+        self._run_dir = Path(frame["run_dir"])
+        self._plan = _read_plan(frame, self._run_dir)
+        self._metrics = _Tail(self._run_dir / METRICS_FILE) if frame["tells_metrics"] else None
+        self._own: dict[TaskId, Mapping[str, str]] = {}
+        self._alive: set[TaskId] = set()
+        self._heard: queue.Queue[Frame] = queue.Queue()
+        self._unsent = _Unsent()
+        _enter(frame["start"])
+
+    async def run(self) -> None:
+        """Carries out what the launcher says, until it says no more and no task is left."""
+        events = EventQueue()
+        loop = asyncio.get_running_loop()
+        orders: asyncio.Queue[Frame | None] = asyncio.Queue()
+        threading.Thread(target=self._hear, args=(loop, orders), daemon=True).start()
+        async with LocalLauncher().start(self._plan, Outlets(events, self._unsent, self._prepare)) as run:
+            telling = loop.create_task(self._tell(events))
+            while (frame := await _next(orders)) is not None:
+                self._carry_out(frame, run)
+                if telling.done():
+                    break
+            for task in tuple(self._alive):
+                run.act(End(task, How.TERMINATE))
+            deadline = time.monotonic() + GRACE
+            while self._alive and not telling.done() and time.monotonic() < deadline:
+                await asyncio.sleep(0.05)
+        telling.cancel()
+        with suppress(asyncio.CancelledError):
+            await telling
+
+    def _hear(self, loop: asyncio.AbstractEventLoop, orders: asyncio.Queue[Frame | None]) -> None:
+        """Passes on what comes, and that nothing more does."""
+        while True:
+            try:
+                frame = self._channel.read()
+            except Ended:
+                loop.call_soon_threadsafe(orders.put_nowait, None)
+                return
+            loop.call_soon_threadsafe(orders.put_nowait, frame)
+
+    def _carry_out(self, frame: Frame, run: Run) -> None:
+        if frame.kind == "start":
+            task = TaskId.parse(frame["task"])
+            self._own[task] = frame["env"]
+            self._alive.add(task)
+            run.act(Start(task, frame["attempt"]))
+        elif frame.kind == "end":
+            run.act(End(TaskId.parse(frame["task"]), How(frame["how"])))
+
+    def _prepare(self, start: Start) -> Mapping[str, str]:
+        own = {**self._own[start.task], LAUNCHER_PID: str(os.getpid())}
+        Path(own[TASK_DIR]).mkdir(parents=True, exist_ok=True)
+        return own
+
+    async def _tell(self, events: EventQueue) -> None:
+        """Tells the launcher of what happens; when it hears no more, nobody does, but tasks are still seen to end."""
+        while True:
+            event = await events.get(_PERIOD)
+            if isinstance(event, Exited):
+                self._alive.discard(event.task)
+            frames = [*self._new_metrics(), *self._frames(event)]
+            for frame in frames:
+                with suppress(Ended):
+                    await asyncio.to_thread(self._channel.write, frame)
+
+    def _frames(self, event: Event) -> list[Frame]:
+        match event:
+            case Started(task, pid):
+                return [Frame("started", {"task": str(task), "pid": pid})]
+            case Output(task, stream):
+                return self._output(task, stream)
+            case Recorded(task, record) if not record.get("held"):  # the launcher sees those itself
+                self._unsent.write(task, "stderr", f"{RECORD_SEPARATOR}{json.dumps(record)}\n".encode())
+                return self._output(task, "stderr")
+            case Exited(task):
+                rest = [*self._output(task, "stdout"), *self._output(task, "stderr")]
+                return [*rest, Frame("exited", {"task": str(task), **_end(event)})]
+        return []
+
+    def _output(self, task: TaskId, stream: Stream) -> list[Frame]:
+        data = self._unsent.take(task, stream)
+        return [Frame("output", {"task": str(task), "stream": stream}, data)] if data else []
+
+    def _new_metrics(self) -> list[Frame]:
+        data = self._metrics.new() if self._metrics else b""
+        return [Frame("metrics", {}, data)] if data else []
+
+
+class _Tail:
+    """What is added to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = path.stat().st_size if path.exists() else 0
+
+    def new(self) -> bytes:
+        """What has been added since the last time, whole lines only."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                lines, feed, _ = file.read().rpartition(b"\n")
+        except OSError:
+            return b""
+        self._read += len(lines + feed)
+        return lines + feed
+
+
+def _end(event: Exited) -> dict[str, Any]:
+    return {"code": event.code, "ago": event.ago, "starved": event.starved}
+
+
+async def _next(orders: asyncio.Queue[Frame | None]) -> Frame | None:
+    """What the launcher says next; None when it is gone."""
+    try:
+        return await asyncio.wait_for(orders.get(), SILENCE)
+    except asyncio.TimeoutError:
+        return None
+
+
+def _read_plan(frame: Frame, run_dir: Path) -> Plan:
+    """Writes the files of a run where its tasks read them, and makes its plan.
+
+    Raises:
+        TfdistError: they cannot be written.
+    """
+    try:
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, text in frame["files"].items():
+            path = run_dir / name
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise TfdistError(
+            f"the run directory {run_dir} cannot be written: {error}", hint="name another 'ssh: {run_dir: …}'"
+        ) from error
+    cluster, recipe = load_run(run_dir / CLUSTER_FILE)
+    cluster = cluster.model_copy(update={"network": "host"})  # where the tasks of other hosts reach these
+    return Plan(cluster, recipe, run_dir, tuple(_planned(task) for task in frame["tasks"]))
+
+
+def _planned(task: Mapping[str, Any]) -> PlannedTask:
+    resources = Resources(task["intra_op_threads"], task["inter_op_threads"], tuple(task["gpus"]))
+    argv, env = tuple(task["argv"]), dict(task["env"])
+    return PlannedTask(TaskId.parse(task["task"]), Address.parse(task["address"]), argv, env, resources)
+
+
+def _enter(folder: str) -> None:
+    """Goes where programs start, if that is there; a bare `python` in them is to be the one that runs here."""
+    os.chdir(folder if Path(folder).is_dir() else Path.home())
+    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+
+
+if __name__ == "__main__":
+    main()
