@@ -187,11 +187,12 @@ class SshLauncher:
 
 
 def _at_once(function: Callable[[Any], Answer], hosts: Sequence[Any]) -> list[Answer]:
-    """Calls a function for all hosts at once; the first error in their order counts."""
-    if not hosts:
-        return []
-    with ThreadPoolExecutor(len(hosts)) as pool:
+    """Calls a function for all hosts at once; the first error in their order counts, and nobody waits for the rest."""
+    pool = ThreadPoolExecutor(max(1, len(hosts)))
+    try:
         return [future.result() for future in [pool.submit(function, host) for host in hosts]]
+    finally:
+        pool.shutdown(wait=False)
 
 
 def _copy_to(copies: Copies, entries: Sequence[Entry], reached: _Reached) -> None:
