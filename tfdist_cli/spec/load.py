@@ -194,8 +194,8 @@ def _start_at(folder: Path, node: Node, model: type[SpecModel]) -> None:
         for child in _items(node.child(key)):
             _start_at(folder, child, below)
     for key, below in mapped_models(model).items():
-        child = node.child(key)
-        for each in child.content.values() if child and isinstance(child.content, dict) else ():
+        entries = node.child(key)
+        for each in entries.content.values() if entries and isinstance(entries.content, dict) else ():
             _start_at(folder, each, below)
 
 

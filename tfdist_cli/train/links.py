@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tfdist_cli.spec.address import Address
 
-PATIENCE = 30
+PATIENCE = 15
 """Seconds without an answer after which a connection is given up."""
 _LOOK = 3.0
 """Seconds between two looks for new connections."""

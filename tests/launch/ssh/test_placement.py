@@ -69,4 +69,4 @@ def test_what_holds_for_all_hosts_is_filled_in(make_cluster):
 def test_without_hosts_there_is_nowhere_to_go(make_cluster):
     with pytest.raises(UsageError, match="chief:0 has no host to run on") as caught:
         place(make_cluster("single", hosts=None, chief=1))
-    assert "hosts: [gpu01, gpu02]" in caught.value.hint
+    assert "hosts: [gpu01, gpu02]" in str(caught.value.hint)

@@ -30,7 +30,7 @@ def test_hosts_that_are_alike_may_differ_from_the_launchers_machine():
 def test_a_difference_names_the_host_and_both(other, message):
     with pytest.raises(UsageError, match=message) as caught:
         check(other)
-    assert "h" in caught.value.hint
+    assert "h" in str(caught.value.hint)
 
 
 def test_differences_that_are_allowed():
