@@ -19,7 +19,7 @@ BELOW = {
     "tf_config": {"spec"},
     "resources": {"errors", "spec"},
     "cautions": {"spec", "resources"},
-    "doctor": {"errors", "spec"},
+    "doctor": {"errors", "spec", "launch"},
     "phases": set(),
     "requirements": {"errors"},
     "environment": {"errors", "spec", "phases"},

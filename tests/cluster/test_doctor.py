@@ -1,7 +1,6 @@
 """`tfdist doctor` on hosts that are reached by ssh, with faults planted in them one by one."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -15,10 +14,6 @@ from tests.lab.hosts import ROOT, make_hosts, missing
 WITHOUT = missing() or ("" if shutil.which("iptables") else "firewalls need iptables: apt-get install iptables")
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT)]
 
-SHIM = """#!/bin/sh
-exec {ssh} -F {config} "$@"
-"""
-
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
@@ -28,30 +23,29 @@ def lab(tmp_path_factory):
 
 @pytest.fixture
 def doctor(lab, tmp_path):
-    """Runs `tfdist doctor` on a cluster of the three hosts; `ssh` is told of them by a configuration of its own."""
+    """Runs `tfdist doctor` on a cluster of the three hosts, with `ssh` as the test wants it."""
     folder = lab.config.parent
     common = "Host *\n  User root\n  IdentitiesOnly yes\n  LogLevel ERROR\n  ConnectTimeout 5\n"
     common += f"  UserKnownHostsFile {folder}/known_hosts\n  StrictHostKeyChecking no\n"
 
-    def run(hosts=None, keys=None, ports=None):
+    def run(addresses=None, keys=None, ports=None, **changes):
         of_hosts = ""
         for host in lab.hosts:
             key, port = (keys or {}).get(host.address, folder / "id"), (ports or {}).get(host.address, 22)
             of_hosts += f"Host {host.address}\n  IdentityFile {key}\n  Port {port}\n"
         (tmp_path / "config").write_text(of_hosts + common)
-        (tmp_path / "bin").mkdir(exist_ok=True)
-        shim = tmp_path / "bin" / "ssh"
-        shim.write_text(SHIM.format(ssh="/usr/bin/ssh", config=tmp_path / "config"))
-        shim.chmod(0o755)
-        chief, ps, worker = hosts or [host.address for host in lab.hosts]
+        chief, ps, worker = addresses or [host.address for host in lab.hosts]
         given = {"chief": f"{chief}:2222", "ps": f"{ps}:2223", "worker": f"{worker}:2224"}
-        described = {role: {"hosts": [address]} for role, address in given.items()}
-        cluster = {"strategy": "parameter_server", "run_dir": str(tmp_path / "runs"), "roles": described}
-        (tmp_path / "cluster.yaml").write_text(json.dumps(cluster))
+        cluster = {
+            "strategy": "parameter_server",
+            "launcher": "ssh",
+            "ssh": {"config": "config", "run_dir": str(tmp_path / "runs")},
+            "roles": {role: {"hosts": [address]} for role, address in given.items()},
+        }
+        (tmp_path / "cluster.yaml").write_text(json.dumps(cluster | changes))
         done = subprocess.run(
             [sys.executable, "-m", "tfdist_cli", "doctor", "cluster.yaml", "--quick", "--json"],
             cwd=tmp_path,
-            env={**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
             capture_output=True,
             text=True,
             check=False,
@@ -100,6 +94,15 @@ def test_hosts_that_are_well_are_told_of_strangers_alone(doctor, lab):
         assert host["facts"]["versions"]["tensorflow"]
 
 
+def test_hosts_that_tasks_are_dealt_out_to(doctor, lab):
+    roles = {"chief": {}, "ps": {}, "worker": {"replicas": 2}}
+    told = doctor(roles=roles, hosts=[host.address for host in lab.hosts])
+    assert told["ok"], told["findings"]
+    assert [one["name"] for one in told["hosts"][1:]] == [host.address for host in lab.hosts]
+    tried = [one["address"].rpartition(":")[0] for one in told["hosts"][1]["connections"]]
+    assert set(tried) == {host.address for host in lab.hosts}
+
+
 def test_a_busy_port_and_a_blocked_one(doctor, lab):
     chief, ps, worker = lab.hosts
     listener = "import socket; s = socket.create_server(('', 2222)); print('up', flush=True); s.accept()"
@@ -139,7 +142,7 @@ def test_the_firewall_that_the_manual_recommends(doctor, lab):
 def test_a_host_without_a_way_to_it(doctor, lab):
     chief, ps, worker = lab.hosts
     gone = ps.address.rpartition(".")[0] + ".77"
-    told = doctor(hosts=[chief.address, gone, worker.address])
+    told = doctor(addresses=[chief.address, gone, worker.address])
     assert errors(told) == [("unreachable", gone)]
 
 
@@ -147,7 +150,7 @@ def test_a_refused_key_a_wrong_port_of_ssh_and_an_unknown_host(doctor, lab, tmp_
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")], check=True)
     chief, ps, _ = lab.hosts
     told = doctor(
-        hosts=[chief.address, ps.address, "nowhere.invalid"],
+        addresses=[chief.address, ps.address, "nowhere.invalid"],
         keys={chief.address: tmp_path / "other"},
         ports={ps.address: 2299},
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -10,12 +11,15 @@ from tfdist_cli.doctor.examine import examine
 from tfdist_cli.doctor.findings import findings_of
 from tfdist_cli.doctor.sites import HERE, Site, sites_of
 from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.ssh.command import NO_PYTHON, python_command
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import Cluster
 from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.spec.ssh import HostSpec
 from tfdist_cli.spec.task_id import TaskId
 
 WORKER, PS = TaskId("worker"), TaskId("ps")
+CLUSTER = Cluster.model_validate({"strategy": "single", "roles": {"chief": {}}})
 
 
 def look(*sites):
@@ -30,7 +34,7 @@ class Script(Site):
 
 
 def site(name, *tasks, kind=Site, **folders):
-    return kind(name, False, {task: Address("127.0.0.1", 0) for task in tasks}, folders, tasks)
+    return kind(name, {task: Address("127.0.0.1", 0) for task in tasks}, folders, tasks)
 
 
 def test_all_reach_all():
@@ -45,9 +49,7 @@ def test_all_reach_all():
 def test_a_busy_port_is_not_tried():
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
-        [one] = look(
-            Site("a", False, {PS: Address("127.0.0.1", port), WORKER: Address("127.0.0.1", 0)}, {}, (PS, WORKER))
-        )
+        [one] = look(Site("a", {PS: Address("127.0.0.1", port), WORKER: Address("127.0.0.1", 0)}, {}, (PS, WORKER)))
     assert one.ports[PS]["error"] == "EADDRINUSE"
     assert [reach.task for reach in one.reached] == [WORKER]
     assert [finding.code for finding in findings_of([one], trains=False)] == ["busy-port"]
@@ -77,7 +79,7 @@ def test_a_host_that_ends_keeps_no_other_from_being_looked_at():
 def test_no_ssh(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UsageError, match="there is no program 'ssh' here, by which far is reached"):
-        look(Site("far", remote=True))
+        look(Site("far", ssh=(CLUSTER, HostSpec(address="far"))))
 
 
 def test_sites():
@@ -98,8 +100,30 @@ def test_sites():
     assert not eighth.ports
 
 
-def test_a_remote_python_is_found_by_a_shell_and_nothing_in_it_is_the_shells():
-    argv = Site("-oProxyCommand=x", remote=True).python(("-c", "print('a b; $HOME')"))
-    assert argv[:3] == ["ssh", "-o", "BatchMode=yes"]
-    assert argv[-3:-1] == ["--", "-oProxyCommand=x"]
-    assert "print(" in argv[-1]
+def test_hosts_of_the_ssh_launcher():
+    hosts = ["h1", {"address": "h2", "slots": 2, "python": "~/venv/bin/python", "reachable_as": "h2.internal"}]
+    roles = {"chief": {}, "worker": {"replicas": 2}, "ps": {"hosts": ["h2:4000"]}}
+    described = {"strategy": "parameter_server", "launcher": "ssh", "hosts": hosts, "roles": roles}
+    here, first, second = sites_of(Cluster.model_validate(described), None, "/here/runs")
+    assert (here.tasks, here.folders) == ((), {"run directories": "/here/runs"})
+    assert first.folders == second.folders == {"run directories": "~/.tfdist/runs"}
+    assert {str(task): str(address) for task, address in first.ports.items()} == {"chief:0": ":0", "worker:0": ":0"}
+    assert second.ports == {TaskId("worker", 1): Address("h2.internal", 0), PS: Address("h2", 4000)}
+    argv = second.python(("-c", "print('a b; $HOME')"))
+    assert argv[0] == "ssh"
+    assert argv[-2] == "h2"
+    assert '"$HOME"/venv/bin/python' in argv[-1]
+
+
+def test_any_python_will_do_where_none_has_tfdist(tmp_path):
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    for python, has_it in ((bare / "bin" / "python", False), (sys.executable, True)):
+        host = HostSpec(address="h", python=str(python))
+        command = python_command(host, ("-c", "import sys; print(sys.executable)"), without=True)
+        run = subprocess.run(["sh", "-c", command], cwd=tmp_path, env={}, capture_output=True, text=True, check=True)
+        assert run.stdout.strip() == str(python)
+        own = python_command(host, ("-c", "pass"))
+        assert subprocess.run(["sh", "-c", own], cwd=tmp_path, env={}, check=False).returncode == (
+            0 if has_it else NO_PYTHON
+        )

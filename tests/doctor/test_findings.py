@@ -9,6 +9,7 @@ from tfdist_cli.doctor.findings import as_json, findings_of
 from tfdist_cli.doctor.sites import HERE, Site
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.ssh import HostSpec
 from tfdist_cli.spec.task_id import TaskId
 
 CHIEF, WORKER, PS = TaskId("chief"), TaskId("worker"), TaskId("ps")
@@ -47,7 +48,8 @@ def hosts(h1=None, h2=None, here=None, *, connections=(), ports=None, clock=0.0)
     seen = [Seen(Site(HERE, folders={"run directories": "/runs"}), facts(**(here or {})))]
     for name, tasks, changes in (("h1", (CHIEF,), h1), ("h2", (WORKER, PS), h2)):
         given = {task: ADDRESSES[task] for task in tasks}
-        site = Site(name, remote=True, ports=given, folders={"run directories": "/runs"}, tasks=tasks)
+        there = CLUSTER, HostSpec(address=name)
+        site = Site(name, ports=given, folders={"run directories": "/runs"}, tasks=tasks, ssh=there)
         listened = {task: told.get(task, {"port": ADDRESSES[task].port}) for task in tasks}
         reached = tuple(Reach(task, ADDRESSES[task], *told) for who, task, *told in connections if who == name)
         seen.append(

@@ -64,7 +64,7 @@ def doctor(
     if cluster is not None:
         spec, trained = load_run(cluster, recipe, settings(overrides, on))
         sites, extra = sites_of(spec, trained, runs), list(_foreseen(spec))
-    names = sorted({spec.address(task).host for task in spec.tasks}) if spec else []
+    names = sorted({address.host for site in sites for address in site.ports.values() if address.host})
     seen = asyncio.run(examine(sites, names, imports=not quick))
     found = sorted([*extra, *findings_of(seen, spec)], key=lambda finding: finding.level)
     if as_json_:

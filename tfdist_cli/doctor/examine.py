@@ -180,7 +180,7 @@ async def examine(sites: Sequence[Site], names: Sequence[str], *, imports: bool)
         for one in seen:
             for task, told in one.ports.items():
                 if "error" not in told:
-                    listening[task] = Address(one.site.ports[task].host, told["port"])
+                    listening[task] = Address(one.site.ports[task].host or one.facts["address"], told["port"])
         return list(await asyncio.gather(*map(_connect, talks, seen, [listening] * len(talks))))
 
 

@@ -184,7 +184,7 @@ def proxy_findings(one: Seen, cluster: Cluster | None) -> Iterator[Finding]:
     if not proxies or (cluster and not one.site.tasks):
         return
     name, proxy = next(iter(proxies.items()))
-    hosts = {cluster.address(task).host for task in cluster.tasks} if cluster else {"localhost", "127.0.0.1"}
+    hosts = set(one.facts["names"]) or {"localhost", "127.0.0.1"}
     exempt = {part.strip() for part in one.facts["no_proxy"].split(",")}
     if exempt >= hosts or "*" in exempt:
         return

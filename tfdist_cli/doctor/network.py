@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from tfdist_cli.doctor.examine import Reach, Seen
 from tfdist_cli.doctor.finding import Finding
-from tfdist_cli.doctor.sites import NO_PYTHON
+from tfdist_cli.launch.ssh.command import NO_PYTHON
 from tfdist_cli.spec.cluster import Cluster
 
 _SAYS_OF_SSH = (

@@ -72,6 +72,7 @@ def look(question: dict[str, Any]) -> dict[str, Any]:
         "memory": memory(),
         "gpus": gpus(),
         "addresses": addresses(),
+        "address": address(),
         "names": {name: resolved(name) for name in question["names"]},
         "folders": {folder: written(folder) for folder in question["folders"]},
         "proxies": proxies(os.environ),
@@ -156,6 +157,12 @@ def addresses() -> list[str]:
     for line in lines_of("/proc/net/if_inet6"):
         found.add(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(line.split()[0])))
     return sorted(found)
+
+
+def address() -> str:
+    """The IP address that ssh has come to; empty without ssh."""
+    parts = os.environ.get("SSH_CONNECTION", "").split()
+    return parts[2].partition("%")[0] if len(parts) == 4 else ""
 
 
 def resolved(name: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,15 +9,15 @@ from dataclasses import dataclass, field
 import psutil
 
 from tfdist_cli.doctor import probe
+from tfdist_cli.launch.ssh.command import python_command, ssh_argv
+from tfdist_cli.launch.ssh.placement import place
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import Cluster
 from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.spec.ssh import HostSpec
 from tfdist_cli.spec.task_id import TaskId
 
 HERE = "this machine"
-NO_PYTHON = 113
-"""What the shell on a host ends with when it finds no Python."""
-_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ClearAllForwardings=yes", "-o", "RequestTTY=no")
 
 
 def is_here(host: str) -> bool:
@@ -33,23 +32,29 @@ class Site:
 
     Args:
         name: what the cluster file calls it.
-        remote: whether it is reached by ssh.
-        ports: where its tasks listen; 0 is a free port, chosen at the start.
-        folders: what is to be written to there, and for what.
+        ports: where its tasks listen. Port 0 is a free one, chosen at the start; an empty host is the IP address that
+            ssh comes to.
+        folders: what is to be written to there, by what for.
         tasks: the tasks that run there.
+        ssh: the cluster, which says how ssh comes there, and the host; None for this machine.
     """
 
     name: str
-    remote: bool = False
     ports: Mapping[TaskId, Address] = field(default_factory=dict)
     folders: Mapping[str, str] = field(default_factory=dict)
     tasks: tuple[TaskId, ...] = ()
+    ssh: tuple[Cluster, HostSpec] | None = None
+
+    @property
+    def remote(self) -> bool:
+        """Whether it is reached by ssh."""
+        return self.ssh is not None
 
     def python(self, arguments: Sequence[str]) -> list[str]:
-        """The command that runs a Python there."""
-        if not self.remote:
+        """The command that runs the Python of its tasks, or any where none has tfdist."""
+        if self.ssh is None:
             return [sys.executable, *arguments]
-        return [*_SSH, "--", self.name, _first_python((sys.executable, "python3"), arguments)]
+        return ssh_argv(*self.ssh, python_command(self.ssh[1], arguments, without=True))
 
 
 def sites_of(cluster: Cluster | None, recipe: Recipe | None, runs: str) -> tuple[Site, ...]:
@@ -59,36 +64,48 @@ def sites_of(cluster: Cluster | None, recipe: Recipe | None, runs: str) -> tuple
         cluster: which tasks there are, and where; None for this machine alone.
         recipe: what they train, which may name a folder for checkpoints.
         runs: the folder of run directories here.
+
+    Raises:
+        UsageError: the ssh launcher has no host for a task.
     """
     if cluster is None:
         return (Site(HERE, folders={"run directories": runs}),)
-    hosts: dict[str, list[TaskId]] = {HERE: []}
-    known: dict[str, bool] = {}
-    for task in cluster.tasks:
-        host = cluster.address(task).host
-        if host not in known:
-            known[host] = is_here(host)
-        hosts.setdefault(HERE if known[host] else host, []).append(task)
-    return tuple(_site(cluster, recipe, name, tuple(tasks), runs) for name, tasks in hosts.items())
+    hosts: dict[HostSpec | None, list[TaskId]] = {None: []}
+    for task, host in _placed(cluster).items():
+        hosts.setdefault(host, []).append(task)
+    return tuple(_site(cluster, recipe, host, tuple(tasks), runs) for host, tasks in hosts.items())
 
 
-def _site(cluster: Cluster, recipe: Recipe | None, name: str, tasks: tuple[TaskId, ...], runs: str) -> Site:
-    ports = {task: cluster.address(task) for task in tasks if task.role != "evaluator"}
-    folders = {}
+def _placed(cluster: Cluster) -> dict[TaskId, HostSpec | None]:
+    """The host of each task; None for this machine."""
+    if cluster.launcher == "ssh":
+        return dict(place(cluster))
+    names = {cluster.address(task).host for task in cluster.tasks}
+    machines = {name: None if is_here(name) else cluster.machine(name) for name in names}
+    return {task: machines[cluster.address(task).host] for task in cluster.tasks}
+
+
+def _site(cluster: Cluster, recipe: Recipe | None, host: HostSpec | None, tasks: tuple[TaskId, ...], runs: str) -> Site:
+    name = host.address if host else HERE
+    ports = {task: _address(cluster, task, host) for task in tasks if task.role != "evaluator"}
     saves = next((task for task in cluster.tasks if task.role in ("chief", "worker")), None)
-    if name == HERE or any(task in (saves, TaskId("evaluator")) for task in tasks):
-        given = cluster.run_dir and str(cluster.run_dir)
-        folders["run directories"] = given or (runs if name == HERE else "~")
-        if recipe and recipe.checkpoint and recipe.checkpoint.dir and tasks:
-            folders["checkpoints"] = str(recipe.checkpoint.dir)
-    return Site(name, name != HERE, ports, folders, tasks)
+    writes = not host or any(task in (saves, TaskId("evaluator")) for task in tasks)
+    folders = {"run directories": _runs(cluster, host, runs)} if writes or cluster.launcher == "ssh" else {}
+    own = recipe.checkpoint.dir if recipe and recipe.checkpoint else None
+    if own and tasks and writes:
+        folders["checkpoints"] = str(own)
+    ssh = (cluster, host) if host else None
+    return Site(name, ports, folders, tasks, ssh)
 
 
-def _first_python(pythons: Sequence[str], arguments: Sequence[str]) -> str:
-    """A shell command that runs the first Python that there is, whichever shell the user has there."""
-    tried = shlex.join(pythons)
-    script = (
-        f'for python in {tried}; do command -v "$python" >/dev/null 2>&1 && exec "$python" {shlex.join(arguments)}; '
-        f"done; exit {NO_PYTHON}"
-    )
-    return f"exec sh -c {shlex.quote(script)}"
+def _address(cluster: Cluster, task: TaskId, host: HostSpec | None) -> Address:
+    if host is None or cluster.role(task).hosts:
+        return cluster.address(task)
+    return Address(host.reachable_as or "", 0)
+
+
+def _runs(cluster: Cluster, host: HostSpec | None, runs: str) -> str:
+    """The folder of run directories on a host."""
+    if cluster.launcher == "ssh" and host and not cluster.over_ssh.shared:
+        return cluster.over_ssh.run_dir or "~/.tfdist/runs"
+    return str(cluster.run_dir) if cluster.run_dir else runs if not host or cluster.over_ssh.shared else "~"

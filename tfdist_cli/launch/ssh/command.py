@@ -50,16 +50,24 @@ def pythons(host: HostSpec) -> tuple[str, ...]:
     return (host.python,) if host.python else (sys.executable, "python3")
 
 
-def python_command(host: HostSpec, arguments: Sequence[str]) -> str:
-    """A shell command that runs the host's Python, the first that has tfdist."""
+def python_command(host: HostSpec, arguments: Sequence[str], *, without: bool = False) -> str:
+    """A shell command that runs the host's Python, the first that has tfdist.
+
+    Args:
+        host: which host.
+        arguments: what Python is given.
+        without: whether, where none has tfdist, the first Python that there is will do.
+    """
     has_tfdist = "import importlib.util, sys; sys.exit(importlib.util.find_spec('tfdist_cli') is None)"
     tried = " ".join(_word(python) for python in pythons(host))
-    script = (
-        f"for python in {tried}; do "
-        f'"$python" -c {shlex.quote(has_tfdist)} 2>/dev/null && exec "$python" {shlex.join(arguments)}; '
-        f"done; exit {NO_PYTHON}"
+    conditions = [f'"$python" -c {shlex.quote(has_tfdist)} 2>/dev/null']
+    if without:
+        conditions.append('command -v "$python" >/dev/null')
+    script = " ".join(
+        f'for python in {tried}; do {condition} && exec "$python" {shlex.join(arguments)}; done;'
+        for condition in conditions
     )
-    return f"exec sh -c {shlex.quote(script)}"  # whichever shell the user has there
+    return f"exec sh -c {shlex.quote(f'{script} exit {NO_PYTHON}')}"  # whichever shell the user has there
 
 
 def agent_command(host: HostSpec) -> str:
