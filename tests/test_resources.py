@@ -108,6 +108,16 @@ def test_the_gpus_of_another_host_are_taken_on_trust():
     assert [given[f"worker:{index}"].gpus for index in range(2)] == [("0", "2"), ("3", "4")]
 
 
+def test_what_another_host_has_counts_where_it_is_known():
+    roles = {"worker": {"hosts": ["b:1", "c:1"], "gpus": 1}}
+    spec = Cluster.model_validate({"strategy": "multi_worker_mirrored", "roles": roles})
+    addresses = _addresses(spec)
+    given = share_out(spec, addresses, Machine(2), {"b": Machine(16, ("0",)), "c": Machine(8, ("4", "5"))})
+    assert [(share.intra_op_threads, share.gpus) for share in given.values()] == [(16, ("0",)), (8, ("4",))]
+    with pytest.raises(UsageError, match="worker:1 is to have 1 GPUs, but c has 0, 0 of them free"):
+        share_out(spec, addresses, Machine(2), {"b": Machine(16, ("0",)), "c": Machine(8)})
+
+
 def test_what_a_task_learns_of_its_share():
     asked = {"gpus": [0], "gpu_memory": "4096MiB", "memory": "2GiB", "cpus": 3, "threads": {"inter": 2}}
     [share] = shares(Machine(8, ("0",)), "single", chief=asked).values()

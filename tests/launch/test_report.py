@@ -176,6 +176,8 @@ def test_checkpoints_that_could_not_be_written_or_were_damaged(played):
         ([Exited(PS, 137, starved=True)], "exit code 137 (SIGKILL), by the kernel for want of memory"),
         ([Exited(PS, 137)], "exit code 137 (SIGKILL), which may be for want of memory"),
         ([Exited(PS, -64)], "killed by SIGRTMAX"),
+        ([Exited(PS, 255, cause="the connection to h2 was lost")], "the connection to h2 was lost"),
+        ([Exited(CHIEF, 0), Exited(PS, 255, cause="h2 could not be reached")], "h2 could not be reached"),
         ([Exited(PS, -63)], "killed by signal 63"),
         ([Exited(CHIEF, 0), Exited(PS, -15)], "ended by the launcher"),
         ([Exited(CHIEF, 0), Exited(PS, 143)], "ended by the launcher"),

@@ -31,9 +31,9 @@ def job(*tasks, strategy="parameter_server", most=3, **options):
     return History(*(tasks or PS_TASKS), rules=rules(strategy, max_restarts=most, **options))
 
 
-def lose_all(history, now, first, code=-9):
+def lose_all(history, now, first, code=-9, cause=""):
     """A task is lost, and the others end as they are told; the next attempt begins."""
-    history.at(now, Exited(first, code))
+    history.at(now, Exited(first, code, cause=cause))
     history.at(now, *(Exited(task, -15) for task in history.state.alive))
     assert history.state.phase is Phase.PAUSED
     return history.state.until - now
@@ -161,6 +161,15 @@ def test_another_error_or_a_step_in_between_is_worth_another_restart():
     for history in (fails_as_before("this", "that"), fails_as_before("this", "this", step=1)):
         assert len(history.state.losses) == 2
         assert history.state.tasks[CHIEF].spent == ""
+
+
+def test_a_host_that_is_lost_again_says_nothing_of_the_program():
+    history, lost = job(most=2), "the connection to h2 was lost"
+    for now in range(2):
+        wait = lose_all(history, now * 10, CHIEF, 255, lost)
+        history.at(now * 10 + wait, Tick())
+    history.at(50, Exited(CHIEF, 255, cause=lost))
+    assert "there have been 2 restarts" in history.state.tasks[CHIEF].spent
 
 
 def test_a_kill_from_outside_says_nothing_of_the_program():

@@ -6,6 +6,7 @@ import shlex
 import signal
 import sys
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,12 @@ def run(fake_ssh, tmp_path, monkeypatch):
     return run
 
 
+def is_alive(pid):
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def mirrored(make_cluster, hosts=("h1", "h2"), **ssh):
     return make_cluster("multi_worker_mirrored", hosts=hosts, worker=2, ssh={"python": sys.executable, **ssh})
 
@@ -141,7 +148,7 @@ def test_a_signal_reaches_every_host_and_whatever_is_left_is_killed(run, make_cl
     ran = run(mirrored(make_cluster), "sh", "-c", code, react=react)
     assert ran.state.exit_code == 143
     assert "told" in ran.lines(W1)
-    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    assert not [pid for pid in pids if is_alive(pid)]
 
 
 @pytest.mark.slow
@@ -160,7 +167,7 @@ def test_a_lost_connection_is_the_cause_and_the_host_is_reached_again(run, make_
     [loss] = ran.state.losses
     assert (loss.task, loss.ended.code) == (W1, 255)
     assert loss.ended.cause.startswith("the connection to h2 was lost")
-    assert not [event.pid for event in started if psutil.pid_exists(event.pid)]
+    assert not [event.pid for event in started if is_alive(event.pid)]
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -145,18 +146,15 @@ class _Host:
 
     def _read(self, link: Link) -> None:
         """Takes the host's news, one after another: what is not taken yet slows the host down."""
-        while True:
-            try:
-                news = self._take(link.read())
-            except Ended:
-                news = self._lost(link, link.cause)
-                with suppress(RuntimeError):  # the loop has ended
-                    asyncio.run_coroutine_threadsafe(news, self._loop).result()
-                return
-            try:
-                asyncio.run_coroutine_threadsafe(news, self._loop).result()
-            except RuntimeError:
-                return
+        with suppress(CancelledError):  # the loop has ended
+            while not self._closing:
+                try:
+                    frame = link.read()
+                except Ended:
+                    if not self._closing:
+                        self._loop.call_soon_threadsafe(self._lost, link, link.cause)
+                    return
+                asyncio.run_coroutine_threadsafe(self._take(frame), self._loop).result()
 
     async def _take(self, frame: Frame) -> None:
         try:
@@ -198,7 +196,7 @@ class _Host:
         exited = Exited(task, frame["code"], frame["ago"] + wait, frame["starved"])
         self._loop.call_later(wait, self._outlets.events.put, exited)
 
-    async def _lost(self, link: Link, cause: str) -> None:
+    def _lost(self, link: Link, cause: str) -> None:
         """All tasks of a host that is lost count as gone: the agent ends them, or the host has."""
         if self._closing or link is not self._link:
             return
