@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launch.test_local import is_alive
+from tests.launch.test_local import is_alive, python
 from tfdist_cli.launch import local, nursery
 from tfdist_cli.launch.events import Exited, Output, Signalled, Started
 from tfdist_cli.launch.nursery import import_environment, nursery_environment
@@ -223,3 +223,21 @@ def test_a_nursery_knows_nothing_of_one_task_that_another_must_not(monkeypatch, 
     assert not {"TF_CONFIG", "TOKEN"} & set(own)
     assert (own["FROM_SHELL"], own["KERAS_BACKEND"], own["OMP_NUM_THREADS"]) == ("1", "tensorflow", "1")
     assert (own["TFDIST_LAUNCHER_PID"], own["TFDIST_TASK_DIR"]) == (str(os.getpid()), str(tmp_path))
+
+
+def test_what_a_task_leaves_behind_leaves_no_zombie(run):
+    """The daemon outlives its task, and is dead when the launcher ends it all."""
+    code = """
+        import os, time
+        said, saying = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            os.closerange(0, 3)
+            os.write(saying, b"1")
+            os._exit(0)
+        os.read(said, 1)
+    """
+    outcome = run(*python(code))
+    assert outcome.state.exit_code == 0
+    zombies = [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
+    assert zombies == []

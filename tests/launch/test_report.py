@@ -9,7 +9,7 @@ import pytest
 
 from tfdist_cli.launch.causes import causes_first
 from tfdist_cli.launch.chronicle import KEPT_LINES, Chronicle, Progress
-from tfdist_cli.launch.events import Answered, Exited, Output, Recorded, Resized, Signalled, Started, Tick
+from tfdist_cli.launch.events import Answered, Exited, Networked, Output, Recorded, Resized, Signalled, Started, Tick
 from tfdist_cli.launch.journal import Journal
 from tfdist_cli.launch.logs import TaskLogs
 from tfdist_cli.launch.report import describe_end, make_report
@@ -336,3 +336,19 @@ def test_tasks_that_cannot_be_ended_for_others(played):
     job.at(4, Exited(CHIEF, 143)).at(34, Tick()).at(50, Tick())
     assert job.report.exit_code == 124
     assert job.report.headline.startswith("the job could not go on with other numbers of tasks")
+
+
+@pytest.mark.parametrize(
+    ("private", "message", "hinted"),
+    [
+        (True, "[Errno -3] Temporary failure in name resolution", True),
+        (True, "[Errno 101] Network is unreachable", True),
+        (False, "[Errno -3] Temporary failure in name resolution", False),
+        (True, "no such file", False),
+    ],
+)
+def test_a_task_that_misses_the_machines_network_is_told_how_to_have_it(played, private, message, hinted):
+    job = played(CHIEF).at(1, Networked(private, "…"))
+    job.at(2, record(CHIEF, "error", type="OSError", message=message, hint=None, traceback=""), Exited(CHIEF, 1))
+    assert ("network: host" in job.report.failures[0].hint) == hinted
+    assert [line["private"] for line in job.lines if line["event"] == "network"] == [private]
