@@ -74,8 +74,8 @@ class Seen:
         self.all.append((event, state.phase, now))
 
 
-async def supervise(run, plan, rules, events, watchers, clock):
-    job = Supervision(rules, plan, events, watchers, clock=clock)
+async def supervise(run, plan, rules, events, watchers, clock, worked=lambda: 0.0):
+    job = Supervision(rules, plan, events, watchers, clock=clock, worked=worked)
     await job.carry_out(run)
     return job.state
 
@@ -261,8 +261,9 @@ def test_a_request_gives_the_job_another_plan_and_a_run_of_its_own(cluster, make
     assert signal.getsignal(REQUEST) is signal.SIG_DFL
 
 
-def test_nobody_is_late_for_a_launcher_that_was_stopped_itself(cluster, plan_for):
-    """It is stopped for an hour while it waits for a ps that is to end within ten seconds."""
+@pytest.mark.parametrize(("works", "late"), [(0, 10), (3600, 3600)])
+def test_nobody_is_late_for_a_launcher_that_was_stopped_itself(cluster, plan_for, works, late):
+    """It is stopped for an hour, or at work, while it waits for a ps that is to end within ten seconds."""
     clock = Clock()
 
     class Stopped(ScriptedQueue):
@@ -278,9 +279,10 @@ def test_nobody_is_late_for_a_launcher_that_was_stopped_itself(cluster, plan_for
         scripted = ScriptedRun(events, script)
         rules = Rules(cluster.strategy, timeouts=Timeouts(shutdown=10))
         seen = Seen()
-        await supervise(scripted, plan_for(cluster, "true"), rules, events, (seen,), clock)
+        worked = (lambda: clock.now - 1000) if works else (lambda: 0.0)
+        await supervise(scripted, plan_for(cluster, "true"), rules, events, (seen,), clock, worked)
         return scripted.actions[-1], seen.all[-1][2]
 
     action, ended = asyncio.run(run())
     assert action == End(PS, How.KILL)
-    assert ended == pytest.approx(10)
+    assert ended == pytest.approx(late, abs=1)

@@ -20,7 +20,7 @@ from tfdist_cli.plan import Plan
 PERIOD = 0.25
 """Seconds after which watchers are woken when nothing happens."""
 _STANDSTILL = 2.0
-"""Seconds over its time after which the loop has not merely waited for a processor."""
+"""Seconds over its time, without work, after which the loop has not merely waited for a processor."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -81,6 +81,7 @@ class Supervision:
         watchers: who is shown what happens.
         desk: answers requests.
         clock: seconds from any moment on.
+        worked: seconds of processor time that this process has used.
     """
 
     def __init__(
@@ -91,8 +92,10 @@ class Supervision:
         watchers: Sequence[Watcher],
         desk: Desk | None = None,
         clock: Callable[[], float] = time.monotonic,
+        worked: Callable[[], float] = time.process_time,
     ) -> None:
         self._events = events
+        self._worked = worked
         self._watchers = watchers
         self._desk = desk
         self._clock = clock
@@ -119,12 +122,13 @@ class Supervision:
 
     async def _hear(self) -> None:
         """Takes the next event, and has due what is due."""
-        asked = self._clock()
+        asked, worked = self._clock(), self._worked()
         deadline = self.state.deadline
         patience = PERIOD if deadline is None else min(PERIOD, deadline - (asked - self._began))
         event = await self._events.get(max(0.0, patience))
-        if self._clock() - asked > PERIOD + _STANDSTILL:
-            self._began += self._clock() - asked  # the launcher itself was stopped; nobody is late for that
+        stood = self._clock() - asked - (self._worked() - worked)
+        if stood > PERIOD + _STANDSTILL:
+            self._began += stood  # the launcher itself was stopped; nobody is late for that
         now = self._clock() - self._began
         if isinstance(event, Asked) and self._desk:
             for request in self._desk.requests():

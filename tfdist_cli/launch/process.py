@@ -23,6 +23,32 @@ _LEFTOVER_SECONDS = 2.0
 """How long what a process leaves behind has after SIGTERM, when the process ended by itself."""
 
 
+class _Groups:
+    """The processes of each group, looked up once for all the tasks that ask within a moment: many may end at once."""
+
+    _FRESH = 0.1
+
+    def __init__(self) -> None:
+        self._seen_at = float("-inf")
+        self._members: dict[int, list[int]] = {}
+
+    def members(self, group: int) -> list[int]:
+        """The ids of a group's processes, zombies included, a moment ago; none only if there are none now."""
+        if time.monotonic() - self._seen_at > self._FRESH or not self._members.get(group):
+            self._look()
+        return self._members.get(group, [])
+
+    def _look(self) -> None:
+        self._members = {}
+        for pid in psutil.pids():
+            with suppress(OSError):  # it is gone by now, or another user's on a system that hides those
+                self._members.setdefault(os.getpgid(pid), []).append(pid)
+        self._seen_at = time.monotonic()
+
+
+_GROUPS = _Groups()
+
+
 class Program(Protocol):
     """A started program, in a session and a process group of its own."""
 
@@ -194,9 +220,10 @@ class Process:
     def _members(self) -> list[psutil.Process]:
         """The processes of the group that run: zombies answer to signals for as long as nobody reaps them."""
         members = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error, OSError):  # it is gone by now
-                if os.getpgid(process.pid) == self.pid and process.status() != psutil.STATUS_ZOMBIE:
+        for pid in _GROUPS.members(self.pid):
+            with suppress(psutil.Error):  # it is gone by now
+                process = psutil.Process(pid)
+                if process.status() != psutil.STATUS_ZOMBIE:
                     members.append(process)
         return members
 
