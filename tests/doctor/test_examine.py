@@ -1,12 +1,17 @@
 """Looking at hosts, all of which are this machine."""
 
 import asyncio
+import contextlib
+import signal
 import socket
 import subprocess
 import sys
+from importlib.metadata import version
 
+import psutil
 import pytest
 
+from tfdist_cli.doctor import probe
 from tfdist_cli.doctor.examine import examine
 from tfdist_cli.doctor.findings import findings_of
 from tfdist_cli.doctor.sites import HERE, Site, sites_of
@@ -19,6 +24,7 @@ from tfdist_cli.spec.ssh import HostSpec
 from tfdist_cli.spec.task_id import TaskId
 
 WORKER, PS = TaskId("worker"), TaskId("ps")
+TENSORFLOW = probe.installed(probe.PACKAGES["tensorflow"])
 CLUSTER = Cluster.model_validate({"strategy": "single", "roles": {"chief": {}}})
 
 
@@ -55,6 +61,38 @@ def test_a_busy_port_is_not_tried():
     assert [finding.code for finding in findings_of([one], trains=False)] == ["busy-port"]
 
 
+class Bare(Site):
+    """A host with a Python of its own, which a folder named in `folders` has."""
+
+    def python(self, arguments):
+        return [f"{self.folders['venv']}/bin/python", *arguments]
+
+
+def test_an_interpreter_without_tensorflow_and_one_with_another(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    for name in ("bare", "other"):
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / name)], check=True)
+    [packages] = (tmp_path / "other").glob("lib/python*/site-packages")
+    for package, number in (
+        ("tensorflow", "2.20.9"),
+        ("tfdist-cli", version("tfdist-cli")),
+        ("keras", version("keras")),
+    ):
+        folder = packages / f"{package.replace('-', '_')}-{number}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {number}\n")
+    monkeypatch.chdir(tmp_path)
+    chief = TaskId("chief")
+    bare = site("bare", PS, kind=Bare, venv=str(tmp_path / "bare"))
+    other = site("other", WORKER, kind=Bare, venv=str(tmp_path / "other"))
+    found = findings_of(look(site("here", chief), bare, other))
+    errors = {(finding.code, finding.host): finding for finding in found if finding.level == "error"}
+    assert set(errors) == {("no-tensorflow", "bare"), ("wrong-version", "other")}
+    assert errors["no-tensorflow", "bare"].fix.startswith(f"{tmp_path}/bare/bin/python -m pip install")
+    assert errors["wrong-version", "other"].message == f"TensorFlow is 2.20.9, and {TENSORFLOW} on here"
+    assert errors["wrong-version", "other"].fix == f"give both the same: pip install 'tensorflow=={TENSORFLOW}'"
+
+
 WRONG_CLOCK = """
 import sys, time
 from tfdist_cli.doctor import probe
@@ -74,6 +112,28 @@ def test_a_host_that_ends_keeps_no_other_from_being_looked_at():
     seen = look(site("a", kind=Script, script="import sys; sys.exit('no such luck')"), site("b", PS))
     assert (seen[0].silence.code, seen[0].silence.said) == (1, "no such luck")
     assert seen[1].reached[0].right
+
+
+KILLED = """
+import asyncio, os, signal
+from tfdist_cli.doctor.examine import Conversation
+from tfdist_cli.doctor.sites import Site
+
+async def be_killed():
+    async with Conversation(Site("a")) as talk:
+        await talk.ask({"do": "listen", "ports": {"ps:0": 0}, "token": ""})
+        print(talk._process.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(be_killed())
+"""
+
+
+def test_a_probe_ends_with_the_doctor():
+    killed = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(int(killed.stdout)).wait(20)
 
 
 def test_no_ssh(monkeypatch):

@@ -1,11 +1,13 @@
 """Faults that are planted among the facts are named, each with its fix."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from tfdist_cli.doctor.examine import Reach, Seen, Silent
 from tfdist_cli.doctor.findings import as_json, findings_of
+from tfdist_cli.doctor.host import OLDEST
 from tfdist_cli.doctor.sites import HERE, Site
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import Cluster
@@ -21,6 +23,7 @@ CLUSTER = Cluster.model_validate(
     }
 )
 GIB = 2**30
+ROOT = Path(__file__).parents[2]
 
 
 def facts(**changes):
@@ -153,6 +156,14 @@ def test_versions_that_are_too_old():
     assert told(only(hosts(*[{"python": "3.9.18"}] * 2)[:2])) == ("old-python", "error", "h1")
 
 
+def test_what_is_too_old_is_what_the_package_says():
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    numbers = {package: ".".join(map(str, numbers)) for package, numbers in OLDEST.items()}
+    assert f'requires-python = ">={numbers["Python"]}"' in project
+    assert f'"keras>={numbers["Keras"]}"' in project
+    assert f'"tensorflow-cpu>={numbers["TensorFlow"]};' in project
+
+
 def test_a_clock_that_is_off():
     finding = only(hosts(clock=-7.5))
     assert told(finding) == ("clock-off", "warning", "h2")
@@ -214,14 +225,14 @@ def test_a_busy_port():
         ("iptables", "iptables -I INPUT -p tcp -s 10.77.0.9 --dport 2223 -j ACCEPT"),
         ("ufw", "ufw allow from 10.77.0.9 to any port 2223 proto tcp"),
         ("firewalld", 'source address="10.77.0.9" port port="2223" protocol="tcp" accept'),
-        ("", "let TCP from 10.77.0.9 to port 2223 through"),
+        ("", "a rule for TCP from 10.77.0.9 to port 2223"),
     ],
 )
 def test_a_blocked_port(firewall, command):
     finding = only(hosts(h2={"firewall": firewall}, connections=[("h1", PS, "timeout"), ("h2", PS)]))
     assert told(finding) == ("blocked-port", "error", "h2")
     assert finding.message.startswith("h1 cannot reach ps:0 at h2:2223: nothing comes back: a firewall drops it")
-    assert finding.fix.startswith("on h2: ")
+    assert finding.fix.startswith("let it in on h2, such as by: ")
     assert command in finding.fix
 
 

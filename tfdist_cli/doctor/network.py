@@ -157,7 +157,7 @@ def _refused(refused: Sequence[tuple[Seen, Reach]], owner: Seen) -> Finding:
         return Finding("wrong-host", "error", owner.site.name, message, fix)
     fixed = owner.site.ports[first.task].port
     strangers = [one for one in sources if one is not owner] or sources
-    fix = f"on {owner.site.name}: {_allow(owner.facts['firewall'], _source(strangers[0]), fixed)}"
+    fix = f"let it in on {owner.site.name}, such as by: {_allow(owner.facts['firewall'], _source(strangers[0]), fixed)}"
     more = [f"the other port{'s' if len(reaches) > 2 else ''}"] if len(reaches) > 1 and fixed else []
     more += [f"the other host{'s' if len(strangers) > 2 else ''}"] if len(strangers) > 1 else []
     return Finding(
@@ -197,7 +197,7 @@ def _allow(tool: str, source: str, port: int) -> str:
         return f"nft insert rule inet filter input ip saddr {source} tcp dport {_range(first, last, '-')} accept"
     if tool == "iptables":
         return f"iptables -I INPUT -p tcp -s {source} --dport {_range(first, last, ':')} -j ACCEPT"
-    return f"let TCP from {source} to port {_range(first, last, '-')} through"
+    return f"a rule for TCP from {source} to port {_range(first, last, '-')}"
 
 
 def _range(first: int, last: int, sign: str) -> str:
