@@ -135,6 +135,15 @@ def test_tasks_run_on_their_hosts_as_they_would_here(run, make_cluster, fake_ssh
 
 
 @pytest.mark.slow
+def test_files_that_are_shared_are_used_where_they_are(run, make_cluster, fake_ssh):
+    ran = run(mirrored(make_cluster, shared=True), "sh", "-c", "pwd; echo $TFDIST_RUN_DIR; ls $TFDIST_RUN_DIR")
+    folder, run_dir, *files = ran.lines(W1)
+    assert (folder, run_dir) == (str(Path.cwd()), str(ran.plan.run_dir))
+    assert "cluster.yaml" in files
+    assert not list(fake_ssh.glob("*/.tfdist"))
+
+
+@pytest.mark.slow
 def test_a_signal_reaches_every_host_and_whatever_is_left_is_killed(run, make_cluster):
     code = "trap 'echo told; trap \"\" TERM' TERM; echo ready $$; while :; do sleep 0.1; done"
     pids = []

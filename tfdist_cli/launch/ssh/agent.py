@@ -26,7 +26,7 @@ from tfdist_cli.launch.guard import GRACE
 from tfdist_cli.launch.local import LocalLauncher
 from tfdist_cli.launch.ports import hold_addresses
 from tfdist_cli.launch.runs import METRICS_FILE
-from tfdist_cli.launch.ssh.files import Entry, Incoming, lacking, remove_former
+from tfdist_cli.launch.ssh.files import Entry, Incoming, lacking, remove_former, write_whole
 from tfdist_cli.launch.ssh.frames import Channel, Ended, Frame
 from tfdist_cli.launch.ssh.versions import installed
 from tfdist_cli.plan import CLUSTER_FILE, Plan, PlannedTask
@@ -292,9 +292,7 @@ def _read_plan(frame: Frame, run_dir: Path) -> Plan:
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, text in frame["files"].items():
-            path = run_dir / name
-            if not path.exists() or path.read_text(encoding="utf-8") != text:
-                path.write_text(text, encoding="utf-8")
+            write_whole(run_dir / name, text.encode())
     except OSError as error:
         raise TfdistError(
             f"the run directory {run_dir} cannot be written: {error}", hint="name another 'ssh: {run_dir: …}'"

@@ -143,11 +143,12 @@ def remove_former(to: Path, entries: Sequence[Entry]) -> int:
         with suppress(OSError):
             (to / path).unlink()
     to.mkdir(parents=True, exist_ok=True)
-    _replace(listing, json.dumps([entry.path for entry in entries]).encode())
+    write_whole(listing, json.dumps([entry.path for entry in entries]).encode())
     return len(former)
 
 
-def _replace(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file at once: several hosts may have one home, and one of them read what another writes."""
     new = path.with_name(f".{socket.gethostname()}-{os.getpid()}{_NEW}")
     new.write_bytes(data)
     new.replace(path)

@@ -213,8 +213,12 @@ class _Host:
     async def _reach(self) -> None:
         """Tries to reach the host for as long as a task waits for it."""
         while self._waiting:
+            connecting = self._loop.run_in_executor(None, self._site.reconnect)
             try:
-                link = await asyncio.to_thread(self._site.reconnect)
+                link = await asyncio.shield(connecting)
+            except asyncio.CancelledError:
+                connecting.add_done_callback(_end_unwanted)
+                raise
             except TfdistError as error:
                 self._trouble = error.message
                 await asyncio.sleep(_RETRY)
@@ -234,3 +238,9 @@ class _Host:
         if isinstance(record.get("paths"), list):
             located["paths"] = [f"{self._site.name}:{path}" for path in record["paths"]]
         return located
+
+
+def _end_unwanted(connecting: asyncio.Future[Link]) -> None:
+    """Ends a connection that was made when nobody waited for it any more."""
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result().kill()
