@@ -5,6 +5,7 @@ rich is imported when a console is first used: commands that print plain text st
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -38,6 +39,26 @@ def err_that_never_waits() -> Iterator[Console]:
     """Standard error while tasks run: who has stopped reading it stops neither them nor the launcher."""
     with unwaiting(sys.stderr) as stream:
         yield _made(stderr=True, file=stream)
+
+
+@contextmanager
+def telling(*, quiet: bool) -> Iterator[None]:
+    """Prints on stderr what a launcher tells while it gets ready, such as how far a copy is."""
+    log, handler = logging.getLogger("tfdist.launch"), _Telling()
+    if quiet:
+        yield
+        return
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+
+
+class _Telling(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        _console(True).print(f"[bold]{_plain('[tfdist]')}[/] {_plain(record.getMessage())}")
 
 
 def _made(*, stderr: bool, file: TextIO | None = None) -> Console:

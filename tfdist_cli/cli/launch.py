@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -119,10 +119,10 @@ def carry_out(launcher: Launcher, job: Job, rules: Rules, *, quiet: bool) -> tup
     """
     now = datetime.now().astimezone()
     secrets = Secrets.read(job.cluster)
-    with (
-        Planner(launcher, job.cluster, job.recipe, job.program).reserving() as planner,
-        open_run_dir(job.run_dir, job.parent, job.cluster.name, now) as opened,
-    ):
+    with ExitStack() as held:
+        with console.telling(quiet=quiet):
+            planner = held.enter_context(Planner(launcher, job.cluster, job.recipe, job.program).reserving())
+        opened = held.enter_context(open_run_dir(job.run_dir, job.parent, job.cluster.name, now))
         planned = Launch(launcher, planner.plan(opened), opened, rules, secrets, Desk(planner, opened))
         chronicle = Chronicle()
         with _watching(chronicle, quiet=quiet) as watchers:

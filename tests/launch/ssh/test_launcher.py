@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import shlex
 import signal
 import sys
@@ -141,6 +142,18 @@ def test_files_that_are_shared_are_used_where_they_are(run, make_cluster, fake_s
     assert (folder, run_dir) == (str(Path.cwd()), str(ran.plan.run_dir))
     assert "cluster.yaml" in files
     assert not list(fake_ssh.glob("*/.tfdist"))
+
+
+@pytest.mark.slow
+def test_a_copy_tells_how_far_it_is(run, make_cluster, monkeypatch, caplog):
+    monkeypatch.setattr("tfdist_cli.launch.ssh.launcher._TELL_PERIOD", 0.0)
+    Path("large").write_bytes(bytes(3_000_000))
+    with caplog.at_level(logging.INFO, "tfdist.launch"):
+        run(mirrored(make_cluster), "true")
+    told = [message for message in caplog.messages if "h2" in message]
+    assert told == [f"copying to h2: {size} MB of 3 MB" for size in ("1.05", "2.1", "3")]
+    with caplog.at_level(logging.INFO, "tfdist.launch"):
+        assert "copied 0 of 1 files, 0 bytes, to h2:" in run(mirrored(make_cluster), "true").lines(W1, "stderr")[0]
 
 
 @pytest.mark.slow

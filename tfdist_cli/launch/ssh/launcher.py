@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import shlex
 import shutil
 import time
@@ -33,6 +34,9 @@ from tfdist_cli.spec.task_id import TaskId
 
 MOST_UNASKED = 1024**3
 """Bytes that are copied without the cluster file naming them: a folder that is larger was hardly meant."""
+_TELL_PERIOD = 2.0
+"""Seconds from one word of how far a copy is to the next."""
+log = logging.getLogger("tfdist.launch")
 Answer = TypeVar("Answer")
 
 
@@ -198,7 +202,15 @@ def _at_once(function: Callable[[Any], Answer], hosts: Sequence[Any]) -> list[An
 def _copy_to(copies: Copies, entries: Sequence[Entry], reached: _Reached) -> None:
     began = time.monotonic()
     to = copies.to.replace("~", reached.hello.home, 1) if copies.to.startswith("~/") else copies.to
-    files, size = reached.link.copy(common_folder(copies.roots), entries, to)
+    told = began
+
+    def tell(copied: int, size: int) -> None:
+        nonlocal told
+        if time.monotonic() - told > _TELL_PERIOD:
+            told = time.monotonic()
+            log.info("copying to %s: %s of %s", reached.host.address, _bytes(copied), _bytes(size))
+
+    files, size = reached.link.copy(common_folder(copies.roots), entries, to, tell)
     seconds = time.monotonic() - began
     reached.copied = (
         f"copied {files} of {len(entries)} files, {_bytes(size)}, to {reached.host.address}:{to} in {seconds:.1f} s"

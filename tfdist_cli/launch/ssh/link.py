@@ -6,7 +6,7 @@ import io
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,13 +102,14 @@ class Link:
         held = self._ask(Frame("hold", {"addresses": wanted}))["addresses"]
         return {task: Address(*held[str(task)]) for task in addresses}
 
-    def copy(self, base: Path, entries: Sequence[Entry], to: str) -> tuple[int, int]:
+    def copy(self, base: Path, entries: Sequence[Entry], to: str, tell: Callable[[int, int], None]) -> tuple[int, int]:
         """Copies what the host lacks.
 
         Args:
             base: the folder that the files are in.
             entries: the files.
             to: the folder on the host.
+            tell: called now and then with the bytes that were copied, and those that there are to copy.
 
         Returns:
             How many files were copied, and how many bytes.
@@ -119,13 +120,14 @@ class Link:
         """
         listed = {"to": to, "files": [entry.as_json() for entry in entries]}
         wanted = self._ask(Frame("copy", listed))["wanted"]
-        copied = 0
+        copied, size = 0, sum(entries[index].size for index in wanted)
         for index in wanted:
             path = base / entries[index].path
             try:
                 for data, last in pieces(path):
                     self._send(Frame("piece", {"file": index, "last": last}, data))
                     copied += len(data)
+                    tell(copied, size)
             except OSError as error:
                 raise UsageError(f"{path} cannot be copied: {error.strerror}", hint="or exclude it") from error
         self._ask(Frame("copied"))
