@@ -20,6 +20,7 @@ from tfdist_cli.launch.events import EventQueue, Exited, Output, Recorded, Signa
 from tfdist_cli.launch.job import run_job
 from tfdist_cli.launch.ssh.launcher import SshLauncher, _one_line
 from tfdist_cli.launch.ssh.link import HostLost, run_program
+from tfdist_cli.launch.ssh.placement import place
 from tfdist_cli.launch.state import Rules, Timeouts
 from tfdist_cli.plan import make_plan
 from tfdist_cli.resources import Machine
@@ -142,6 +143,21 @@ def test_files_that_are_shared_are_used_where_they_are(run, make_cluster, fake_s
     assert (folder, run_dir) == (str(Path.cwd()), str(ran.plan.run_dir))
     assert "cluster.yaml" in files
     assert not list(fake_ssh.glob("*/.tfdist"))
+
+
+@pytest.mark.slow
+def test_every_task_knows_its_own_address_and_each_others(run, make_cluster):
+    """Tasks of one role are spread over hosts, and a role's list of addresses is in the order of its indices."""
+    cluster = make_cluster(hosts=["h1", "h2"], chief=1, ps=2, worker=4, ssh={"python": sys.executable})
+    ran = run(cluster, "sh", "-c", 'echo "$TF_CONFIG"')
+    planned = {str(task.task): str(task.address) for task in ran.plan.tasks}
+    assert list(planned) == [str(task) for task in cluster.tasks]
+    config = json.loads(ran.plan.tasks[0].env["TF_CONFIG"])["cluster"]
+    assert {f"{role}:{index}": address for role in config for index, address in enumerate(config[role])} == planned
+    hosts = {task: f"192.0.2.{host.address[1:]}" for task, host in place(cluster).items()}
+    assert {task: address.rpartition(":")[0] for task, address in planned.items()} == {
+        str(task): host for task, host in hosts.items()
+    }
 
 
 @pytest.mark.slow

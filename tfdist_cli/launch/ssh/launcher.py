@@ -103,7 +103,8 @@ class SshLauncher:
             compare(named, installed(), trains=self._trains, same=cluster.over_ssh.versions == "same")
             self._hold(cluster, placed, links, hellos)
             self._copy(cluster)
-            yield {task: address for each in self._reached for task, address in each.tasks.items()}
+            held = {task: address for each in self._reached for task, address in each.tasks.items()}
+            yield {task: held[task] for task in cluster.tasks}  # a task's index is its place among those of its role
         except BaseException:
             for link in links:
                 link.kill()
