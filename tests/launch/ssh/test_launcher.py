@@ -37,6 +37,7 @@ class Ran:
         self.react = react
         self.queue: Any = None
         self.plan: Any = None
+        self.addresses: Any = None
         self.state: Any = None
         self.events = []
         self.logs = defaultdict(bytes)
@@ -95,7 +96,7 @@ def run(fake_ssh, tmp_path, monkeypatch):
                 machines=launcher.machines(),
                 command=command,
             )
-            ran.plan = plan
+            ran.plan, ran.addresses = plan, addresses
             ran.state = asyncio.run(whole(plan))
         return ran
 
@@ -151,7 +152,7 @@ def test_every_task_knows_its_own_address_and_each_others(run, make_cluster):
     cluster = make_cluster(hosts=["h1", "h2"], chief=1, ps=2, worker=4, ssh={"python": sys.executable})
     ran = run(cluster, "sh", "-c", 'echo "$TF_CONFIG"')
     planned = {str(task.task): str(task.address) for task in ran.plan.tasks}
-    assert list(planned) == [str(task) for task in cluster.tasks]
+    assert tuple(ran.addresses) == cluster.tasks, "the run's cluster file takes them in this order"
     config = json.loads(ran.plan.tasks[0].env["TF_CONFIG"])["cluster"]
     assert {f"{role}:{index}": address for role in config for index, address in enumerate(config[role])} == planned
     hosts = {task: f"192.0.2.{host.address[1:]}" for task, host in place(cluster).items()}
