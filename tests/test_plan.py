@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tfdist_cli.errors import UsageError
 from tfdist_cli.plan import fixed_addresses, make_plan
 from tfdist_cli.resources import Machine
 from tfdist_cli.spec.address import Address
@@ -92,6 +93,17 @@ def test_fixed_addresses_are_every_processs_own_arithmetic():
         "ps:1": "127.0.0.1:2225",
     }
     assert fixed_addresses(spec)[TaskId("ps")] == Address("127.0.0.1", 2224)
+
+
+def test_a_task_that_a_launch_puts_on_a_host_has_no_address_before():
+    def over_ssh(**worker):
+        roles = {"chief": {"hosts": ["h1:1"]}, "worker": worker, "ps": {"hosts": ["h2:2"]}}
+        spec = {"strategy": "parameter_server", "launcher": "ssh", "hosts": ["h1", "h2"], "roles": roles}
+        return Cluster.model_validate(spec)
+
+    with pytest.raises(UsageError, match="worker:0 has no address before"):
+        fixed_addresses(over_ssh())
+    assert len(fixed_addresses(over_ssh(hosts=["h2:1"]))) == 3
 
 
 def test_secrets_are_planned_by_their_source():

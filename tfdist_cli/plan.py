@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tfdist_cli.errors import UsageError
 from tfdist_cli.resources import Machine, Resources, share_out
 from tfdist_cli.spec.address import DEFAULT_PORT, Address
 from tfdist_cli.spec.cluster import Cluster, Strategy
@@ -97,8 +98,18 @@ class Plan:
 
 
 def fixed_addresses(cluster: Cluster) -> dict[TaskId, Address]:
-    """An address per task that every process computes alike: as written, else this machine's ports from 2222 on."""
+    """An address per task that every process computes alike: as written, else this machine's ports from 2222 on.
+
+    Raises:
+        UsageError: a task is to be on another host, where only a launch finds it a port.
+    """
     addresses = {task: cluster.address(task) for task in cluster.tasks}
+    if cluster.launcher == "ssh":
+        for task in (task for task, address in addresses.items() if not address.port):
+            raise UsageError(
+                f"{task} has no address before `tfdist launch` puts it on one of the hosts",
+                hint=f"give it one, 'roles: {{{task.role}: {{hosts: [HOST:2222]}}}}', or take 'launcher: local'",
+            )
     taken = {address.port for address in addresses.values()}
     free = (port for port in range(DEFAULT_PORT, 65536) if port not in taken)
     return {task: address if address.port else Address(address.host, next(free)) for task, address in addresses.items()}

@@ -79,7 +79,7 @@ def await_event(folder, wanted, count=1, seconds=60):
 
 
 def test_the_digits_are_learned_on_three_hosts(lab, folder):
-    launched = finish(start(folder("parameter_server", "{chief: {}, ps: {}, worker: {replicas: 2}}")), 250)
+    launched = finish(start(folder("parameter_server", "{chief: {}, ps: {}, worker: {replicas: 3}}")), 250)
     assert launched.code == 0, launched.stderr
     assert launched.report["metrics"]["test_accuracy"] > 0.96
     assert launched.report["step"] == 880
@@ -96,6 +96,7 @@ def test_the_digits_are_learned_on_three_hosts(lab, folder):
         "ps:0": lab.hosts[0].address,
         "worker:0": lab.hosts[1].address,
         "worker:1": lab.hosts[2].address,
+        "worker:2": lab.hosts[0].address,
     }
     assert not lab.processes()
 
