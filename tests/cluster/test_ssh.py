@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.cluster.launching import finish, start
 from tests.lab.hosts import ROOT, make_hosts, missing
@@ -90,6 +91,8 @@ def test_the_digits_are_learned_on_three_hosts(lab, folder):
     assert Path(exported, "saved_model.pb").exists()
     assert not (lab.hosts[1].home / ".tfdist/runs" / launched.run_dir.name / "checkpoints").exists()
     assert launched.lines("metrics.jsonl")[-1]["step"] == 880
+    ran = yaml.safe_load((chief.home / ".tfdist/runs" / launched.run_dir.name / "recipe.yaml").read_text())
+    assert ran["module_dir"].startswith(f"{chief.home}/.tfdist/sync/"), "the copy is what is trained"
     plan = json.loads((launched.run_dir / "plan.json").read_text())
     assert {each["task"]: each["address"].partition(":")[0] for each in plan["tasks"]} == {
         "chief:0": lab.hosts[0].address,

@@ -13,11 +13,13 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.base import Outlets
 from tfdist_cli.launch.events import EventQueue, Exited, Output, Recorded, Signalled, Started
 from tfdist_cli.launch.job import run_job
+from tfdist_cli.launch.run_dir import RunDir
 from tfdist_cli.launch.ssh.launcher import SshLauncher, _one_line
 from tfdist_cli.launch.ssh.link import HostLost, run_program
 from tfdist_cli.launch.ssh.placement import place
@@ -25,6 +27,7 @@ from tfdist_cli.launch.state import Rules, Timeouts
 from tfdist_cli.plan import make_plan
 from tfdist_cli.resources import Machine
 from tfdist_cli.spec.cluster import RestartSpec
+from tfdist_cli.spec.recipe import Recipe
 from tfdist_cli.spec.task_id import TaskId
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
@@ -162,6 +165,27 @@ def test_every_task_knows_its_own_address_and_each_others(run, make_cluster):
 
 
 @pytest.mark.slow
+def test_a_recipe_is_read_where_it_was_copied_to(make_cluster, fake_ssh, tmp_path):
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "digits.py").write_text("")
+    cluster = mirrored(make_cluster).model_copy(update={"recipe": project / "recipe.yaml"})
+    launcher = SshLauncher()
+    launcher.check(cluster, ())
+    with launcher.reserve(cluster) as addresses:
+        run_dir = RunDir(tmp_path / "run", 1)
+        resolved, recipe = run_dir.resolve(cluster, Recipe(module="digits", module_dir=project), addresses)
+        plan = make_plan(resolved, recipe, addresses=addresses, run_dir=run_dir.path, machine=Machine(1))
+        orders = [launcher._site(plan, host).orders for host in launcher._reached]
+    for host, order in zip(("h1", "h2"), orders, strict=True):
+        folder = Path(yaml.safe_load(order["files"]["recipe.yaml"])["module_dir"])
+        assert folder.is_relative_to(fake_ssh / host / ".tfdist" / "sync")
+        assert (folder / "digits.py").exists()
+        assert order["start"] == str(folder)
+        assert order["tasks"][0]["argv"][-1] == f"{fake_ssh}/{host}/.tfdist/runs/run/cluster.yaml"
+
+
+@pytest.mark.slow
 def test_a_copy_tells_how_far_it_is(run, make_cluster, monkeypatch, caplog):
     monkeypatch.setattr("tfdist_cli.launch.ssh.launcher._TELL_PERIOD", 0.0)
     Path("large").write_bytes(bytes(3_000_000))
@@ -226,6 +250,7 @@ def test_a_flood_is_slowed_down_and_heard_whole(run, make_cluster):
             "python: …",
         ),
         (["h1", "127.0.0.2"], UsageError, "worker:1 on 127.0.0.2 has the address 127.0.0.2", "reachable_as: NAME"),
+        (["h1", "localhost"], UsageError, "worker:1 on localhost has the address localhost", "NAME"),
         (["h1", {"address": "h2", "reachable_as": "localhost"}], UsageError, "has the address localhost", "NAME"),
     ],
 )
@@ -233,6 +258,10 @@ def test_hosts_that_cannot_take_part(run, make_cluster, hosts, error, message, h
     with pytest.raises(error, match=message) as caught:
         run(mirrored(make_cluster, hosts), "true")
     assert hint in str(caught.value.hint)
+
+
+def test_this_machine_may_be_one_of_the_hosts_under_a_name_that_all_know(make_cluster, fake_ssh):
+    SshLauncher().check(mirrored(make_cluster, ["h1", {"address": "localhost", "reachable_as": "h9"}]), ("true",))
 
 
 def test_a_program_runs_by_the_python_of_a_host(fake_ssh, make_cluster):

@@ -31,7 +31,7 @@ def test_a_recipe_its_run_and_its_checkpoints(make_cluster, make_plan_of, tmp_pa
     kept = {"every_steps": 5, "dir": project / "kept"}
     cluster = make_cluster("single", chief=1).model_copy(update={"recipe": project / "recipe.yaml"})
     plan = make_plan_of(cluster, recipe_in(project, checkpoint=kept), tmp_path / "runs" / "digits-1")
-    places = places_of(plan, cluster.recipe).at_home("/home/me")
+    places = places_of(plan, Copies.of(cluster, cluster.recipe)).at_home("/home/me")
     assert places.there(str(plan.run_dir / "cluster.yaml")) == "/home/me/.tfdist/runs/digits-1/cluster.yaml"
     copied = places.there(str(project))
     assert copied.startswith("/home/me/.tfdist/sync/cluster-")
@@ -53,8 +53,8 @@ def test_files_that_are_shared_are_where_they_are_here(make_cluster, make_plan_o
     monkeypatch.chdir(tmp_path)
     cluster = make_cluster("single", ssh={"shared": True}, chief=1)
     plan = make_plan_of(cluster, recipe_in(tmp_path), tmp_path / "runs" / "x")
-    places = places_of(plan, tmp_path / "recipe.yaml")
     assert Copies.of(cluster, tmp_path / "recipe.yaml") is None
+    places = places_of(plan, None)
     assert places.start == str(tmp_path)
     assert task_at(plan.tasks[0], places, sys.executable) == plan.tasks[0].as_json()
 

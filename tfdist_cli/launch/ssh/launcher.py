@@ -64,6 +64,7 @@ class SshLauncher:
 
     def __init__(self) -> None:
         self._trains = True
+        self._copies: Copies | None = None
         self._reached: list[_Reached] = []
 
     def check(self, cluster: Cluster, command: Sequence[str]) -> None:
@@ -71,7 +72,8 @@ class SshLauncher:
         self._trains = not command
         if shutil.which("ssh") is None:
             raise no_ssh()
-        _check_reachable({host.address: task for task, host in place(cluster).items()}, {})
+        foreseen = {address.host: task for task, address in self.foresee(cluster).items()}
+        _check_reachable(foreseen, {task: host.address for task, host in place(cluster).items()})
 
     def foresee(self, cluster: Cluster) -> Mapping[TaskId, Address]:
         """As written, or a free port of the host."""
@@ -114,9 +116,8 @@ class SshLauncher:
 
     def render(self, plan: Plan) -> str:
         """For each host the command that starts the agent, and what the agent then does."""
-        recipe = plan.cluster.recipe if plan.recipe else None
-        places, copies = places_of(plan, recipe), Copies.of(plan.cluster, recipe)
-        placed = place(plan.cluster)
+        copies = Copies.of(plan.cluster, plan.cluster.recipe if plan.recipe else None)
+        places, placed = places_of(plan, copies), place(plan.cluster)
         return "\n".join(
             line
             for host in dict.fromkeys(placed.values())
@@ -153,7 +154,7 @@ class SshLauncher:
         ]
 
     def _copy(self, cluster: Cluster) -> None:
-        copies = Copies.of(cluster, cluster.recipe if self._trains else None)
+        copies = self._copies = Copies.of(cluster, cluster.recipe if self._trains else None)
         if copies is None:
             return
         entries = list_files(copies.roots, cluster.over_ssh.exclude)
@@ -167,8 +168,7 @@ class SshLauncher:
         _at_once(partial(_copy_to, copies, entries), self._reached)
 
     def _site(self, plan: Plan, reached: _Reached) -> Site:
-        recipe = plan.cluster.recipe if plan.recipe else None
-        places = places_of(plan, recipe).at_home(reached.hello.home)
+        places = places_of(plan, self._copies).at_home(reached.hello.home)
         saves = plan.tasks[0].task in reached.tasks
         orders = {
             "run_dir": places.there(str(plan.run_dir)),

@@ -90,9 +90,8 @@ class Copies:
         return Places((own, *pairs), start)
 
 
-def places_of(plan: Plan, recipe: Path | None) -> Places:
-    """Where a plan's folders are on its hosts; the arguments are those of `Copies.of`."""
-    copies = Copies.of(plan.cluster, recipe)
+def places_of(plan: Plan, copies: Copies | None) -> Places:
+    """Where a plan's folders are on its hosts, whose homes are `~`."""
     return copies.places(plan.run_dir, plan.cluster.over_ssh.run_dir) if copies else Places((), str(Path.cwd()))
 
 
