@@ -139,12 +139,24 @@ def make_plan(
     shares = share_out(cluster, addresses, machine, machines)
     tasks = []
     for task in cluster.tasks:
-        env = task_environment(cluster.strategy, task, addresses, shares[task])
-        spec = cluster.role(task)
-        env |= {"TFDIST_RUN_DIR": str(run_dir)} | spec.env
         argv = command or _role_argv(task, run_dir)
-        tasks.append(PlannedTask(task, addresses[task], argv, env, shares[task], spec.secrets))
+        tasks.append(plan_task(cluster, task, addresses, shares[task], run_dir, argv))
     return Plan(cluster, recipe, run_dir, tuple(tasks))
+
+
+def plan_task(
+    cluster: Cluster,
+    task: TaskId,
+    addresses: Mapping[TaskId, Address],
+    resources: Resources,
+    run_dir: Path,
+    argv: tuple[str, ...] = (),
+) -> PlannedTask:
+    """One task, with all of its environment."""
+    spec = cluster.role(task)
+    env = task_environment(cluster.strategy, task, addresses, resources)
+    env |= {"TFDIST_RUN_DIR": str(run_dir)} | spec.env
+    return PlannedTask(task, addresses[task], argv, env, resources, spec.secrets)
 
 
 def task_environment(

@@ -7,6 +7,7 @@ The kinds, with their keys beside `kind`:
 
 * `beat`: `computed`: a sign of life, and the seconds of processor time that the process has used. `held`: it was no
   record, but what the interpreter's watchdog writes while a call keeps the interpreter from every thread of Python.
+* `started`: `pid`, `host`: of a task that a scheduler has started; `exited`: `code`, by the process that waits for it.
 * `state`: `state`, one of `STATES`.
 * `placement`: `bytes` {"ps:0": n} of all that is kept there, `variables` {"ps:0": n}: how many of the model's.
 * `progress`: `step`, `total` (null when unknown), `epoch`, `epochs`, `steps_per_second`, `metrics` {name: value},
@@ -37,6 +38,8 @@ TASK_DIR = "TFDIST_TASK_DIR"
 """Where a launcher wants a task's error.json."""
 LAUNCHER_PID = "TFDIST_LAUNCHER_PID"
 """The launcher that a task ends with."""
+OUTLASTS = "TFDIST_OUTLASTS"
+"""Set where SIGTERM reaches all tasks of a job at once: those that only serve others end when their chief has."""
 HELD_SECONDS = 5
 """Seconds without the interpreter after which its watchdog writes where each thread stands, and again after as many."""
 HELD = f"Timeout (0:00:{HELD_SECONDS:02})!"

@@ -139,9 +139,13 @@ def share_out(
         machine: this machine; one that is not among `others` is taken to be like it.
         others: what is known of other machines, by the hosts of the addresses.
 
+    Slurm gives each task what its role asks for, a core where it asks for nothing, wherever it runs.
+
     Raises:
         UsageError: the tasks of this machine are to have more GPUs than it has, or others.
     """
+    if cluster.launcher == "slurm":
+        return {task: _as_asked_for(cluster.role(task)) for task in addresses}
     hosts: dict[str, list[TaskId]] = {}
     for task, address in addresses.items():
         hosts.setdefault(HERE if address.is_loopback else address.host, []).append(task)
@@ -153,11 +157,22 @@ def share_out(
         for task in tasks:
             kind = _kind(cluster, task)
             fair = 1 if kind == "idle" else max(1, there.cores // kinds[kind])
-            shares[task] = _resources(cluster.role(task), fair, gpus.get(task, ()))
+            shares[task] = make_resources(cluster.role(task), fair, gpus.get(task, ()))
     return {task: shares[task] for task in addresses}
 
 
-def _resources(spec: RoleSpec, fair: int, gpus: tuple[str, ...]) -> Resources:
+def _as_asked_for(spec: RoleSpec) -> Resources:
+    return make_resources(spec, 1, tuple(map(str, range(spec.gpus))) if isinstance(spec.gpus, int) else ())
+
+
+def make_resources(spec: RoleSpec, fair: int, gpus: tuple[str, ...]) -> Resources:
+    """What a task of a role may use.
+
+    Args:
+        spec: the role's own wishes.
+        fair: the cores of a task that has none of its own.
+        gpus: the GPUs that it sees.
+    """
     threads = spec.threads
     intra = (threads and threads.intra) or spec.cpus or fair
     inter = (threads and threads.inter) or max(MIN_INTER_OP_THREADS, intra)

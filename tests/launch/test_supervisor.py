@@ -28,7 +28,7 @@ from tests.launch.histories import (
     rules,
     up,
 )  # fmt: skip
-from tfdist_cli.launch.events import Exited, Output, Recorded, Resized, Signalled, Start, Started, Tick
+from tfdist_cli.launch.events import Exited, Output, Queued, Recorded, Resized, Signalled, Start, Started, Tick
 from tfdist_cli.launch.state import KILL_TIMEOUT, Phase, Rules, Status
 from tfdist_cli.spec.cluster import RestartSpec
 from tfdist_cli.spec.task_id import TaskId
@@ -477,3 +477,13 @@ def test_without_signals_a_job_that_always_loses_tasks_ends_by_itself(history):
     assert job.ended
     assert job.state.exit_code in (0, 1, 137)
     assert len(job.state.losses) <= 3
+
+
+def test_the_time_in_a_queue_does_not_count():
+    history = History(CHIEF, W0, PS, rules=rules(reports=True))
+    history.at(0, *(Queued(task) for task in (CHIEF, W0, PS)))
+    assert history.at(5000, Tick()) == {}
+    history.at(5000, *(Started(task, 1) for task in (CHIEF, W0, PS)))
+    assert history.at(5099, Tick()) == {}
+    assert history.at(5100, Tick()) == dict.fromkeys((CHIEF, W0, PS), TERM)
+    assert history.state.late == (CHIEF, W0, PS)

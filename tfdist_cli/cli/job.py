@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.base import Launcher
+from tfdist_cli.launch.slurm.restarts import job_restarts
 from tfdist_cli.launch.state import Rules, Timeouts
 from tfdist_cli.plan import Plan, make_plan
 from tfdist_cli.resources import Machine
@@ -48,6 +49,8 @@ class Job:
     def rules(self, timeouts: Timeouts, max_restarts: int | None) -> Rules:
         """When the job is over; a role that says how often it may be restarted need not be allowed to once more."""
         given = {role: spec.restart for role in ROLES if (spec := self.cluster.roles.of(role)) and spec.restart}
+        if self.cluster.launcher == "slurm":
+            given = job_restarts(self.cluster)
         if max_restarts is None:
             own = MAX_RESTARTS if self.recipe and self.recipe.checkpoint else 0
             max_restarts = max([own, *(spec.max or 0 for spec in given.values())])

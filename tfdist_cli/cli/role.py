@@ -13,21 +13,24 @@ from tfdist_cli.cli.options import CommandArgument, RecipeOption, SetOption
 from tfdist_cli.environment import Environment
 from tfdist_cli.errors import UsageError
 from tfdist_cli.masking import SECRETS
-from tfdist_cli.plan import PlannedTask, fixed_addresses, make_plan
+from tfdist_cli.plan import PlannedTask, fixed_addresses, make_plan, plan_task
 from tfdist_cli.requirements import require_tensorflow
-from tfdist_cli.resources import Machine
-from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.resources import Machine, make_resources, share_out
+from tfdist_cli.slurm import find_place, in_step
+from tfdist_cli.spec.cluster import Cluster, decides
 from tfdist_cli.spec.load import load_recipe, load_run
 from tfdist_cli.spec.recipe import Recipe
 from tfdist_cli.spec.secret import read_secrets
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.task.lifeline import tie_to_launcher
 from tfdist_cli.task.main import leave, run_task
+from tfdist_cli.task.slot import occupy
 
 EXAMPLES = (
     "tfdist role --task ps:0 --cluster cluster.yaml",
     "tfdist role --task worker:1 --cluster cluster.yaml -- python train.py",
     "TF_CONFIG='{...}' tfdist role --recipe recipe.yaml",
+    "srun --ntasks=5 tfdist role --cluster cluster.yaml",
 )
 DEFAULT_RUNS = Path("runs")
 
@@ -54,16 +57,20 @@ def role(
 
     Started once for each task, each in its own terminal, container or host, they train together as `tfdist launch`
     does. Tasks without an address take this machine's ports from 2222 on. With TF_CONFIG set, as schedulers do, a ps
-    or a worker of parameter servers needs no option, and the others need a --recipe.
+    or a worker of parameter servers needs no option, and the others need a --recipe. Started by Slurm's srun, a task
+    needs the --cluster alone: Slurm's variables say which task it is, and where the others are.
     """
     tie_to_launcher()
     if start_timeout is not None:
         os.environ["TFDIST_START_TIMEOUT"] = str(start_timeout)
     if cluster is not None:
         spec, trained = load_run(cluster, recipe, settings or ())
-        if task is None:
+        if task is None and in_step():
+            _enter_step(spec, run_dir)
+        elif task is None:
             raise UsageError("which task is this?", hint="name it with --task, such as --task worker:1")
-        _enter(_planned(spec, trained, spec.task(task), run_dir))
+        else:
+            _enter(_planned(spec, trained, spec.task(task), run_dir))
     else:
         spec, own = _cluster_of_tf_config()
         if task is not None and spec.task(task) != own:
@@ -77,12 +84,29 @@ def role(
 
 
 def _planned(cluster: Cluster, recipe: Recipe | None, task: TaskId, run_dir: Path | None) -> PlannedTask:
-    given = os.environ.get("TFDIST_RUN_DIR")
-    chosen = run_dir or (Path(given) if given else (cluster.run_dir or DEFAULT_RUNS) / cluster.name)
-    plan = make_plan(
-        cluster, recipe, addresses=fixed_addresses(cluster), run_dir=chosen.absolute(), machine=Machine.here()
-    )
+    path = _run_dir(cluster, run_dir)
+    plan = make_plan(cluster, recipe, addresses=fixed_addresses(cluster), run_dir=path, machine=Machine.here())
     return plan[task]
+
+
+def _run_dir(cluster: Cluster, chosen: Path | None) -> Path:
+    given = os.environ.get("TFDIST_RUN_DIR")
+    return (chosen or (Path(given) if given else (cluster.run_dir or DEFAULT_RUNS) / cluster.name)).absolute()
+
+
+def _enter_step(cluster: Cluster, run_dir: Path | None) -> None:
+    """Takes the task's place in a step of Slurm's: from here on this is a process of its own, which is watched."""
+    place = find_place(cluster)
+    role, path = cluster.role(place.task), _run_dir(cluster, run_dir)
+    gpus = place.gpus
+    if not role.gpus:  # what Slurm has given to the node, the tasks there share
+        here = {task: at for task, at in place.addresses.items() if at.host == place.addresses[place.task].host}
+        on_node = cluster.model_copy(update={"launcher": "local"})
+        gpus = share_out(on_node, here, Machine(1, place.gpus))[place.task].gpus
+    resources = make_resources(role, place.cpus or 1, gpus)
+    _enter(plan_task(cluster, place.task, place.addresses, resources, path))
+    occupy(place.task, path, decides=decides(cluster.strategy, place.task))
+    tie_to_launcher()
 
 
 def _enter(planned: PlannedTask, *, keep: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 from contextlib import suppress
@@ -14,12 +15,16 @@ from tfdist_cli.cli import console
 from tfdist_cli.cli.options import RunArgument
 from tfdist_cli.errors import ExitCode
 from tfdist_cli.launch.runs import Outcome, RunView, end_groups, left_behind, read_run
+from tfdist_cli.launch.slurm.commands import cancel_and_wait
+from tfdist_cli.launch.slurm.run import job_of
 
 EXAMPLES = ("tfdist stop", "tfdist stop runs/digits-20260102-030405 --now")
 _AGAIN = 0.5
 """Seconds from one signal to the next where a run is to end at once: the second one counts as such."""
 _PERIOD = 0.1
 """Seconds between two looks at a process that is not ours."""
+_JOB_GRACE = 60.0
+"""Seconds that a job of Slurm's without a launcher has to end; Slurm itself gives its tasks 30 to save."""
 _GRACE = 3.0
 """Seconds that tasks without a launcher have to end."""
 
@@ -68,6 +73,9 @@ def _end_launcher(pid: int, *, now: bool, timeout: float) -> bool:
 
 def _end_tasks(news: RunView) -> bool:
     """Ends what a launcher has left behind; whether all of it is gone."""
+    job = job_of(news.path)
+    if job:
+        return asyncio.run(cancel_and_wait(job, _JOB_GRACE))
     left = left_behind(news)
     end_groups(left, signal.SIGTERM)
     _, alive = psutil.wait_procs(left, timeout=_GRACE)

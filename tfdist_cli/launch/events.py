@@ -16,6 +16,13 @@ _OUTPUTS_IN_FLIGHT = 64
 
 
 @dataclass(frozen=True)
+class Queued:
+    """A task waits for a place to run in; how long is not for it to say, so its time to come up has not begun."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True)
 class Started:
     """A task's process is there."""
 
@@ -132,7 +139,7 @@ class Networked:
     text: str
 
 
-Event = Started | Output | Recorded | Exited | Signalled | Asked | Resized | Answered | Networked | Tick
+Event = Queued | Started | Output | Recorded | Exited | Signalled | Asked | Resized | Answered | Networked | Tick
 
 
 class How(Enum):
@@ -177,7 +184,7 @@ class EventQueue:
         self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
         self._room = asyncio.Semaphore(_OUTPUTS_IN_FLIGHT)
 
-    def put(self, event: Started | Exited | Signalled | Asked | Networked) -> None:
+    def put(self, event: Queued | Started | Exited | Signalled | Asked | Networked) -> None:
         """Adds what must not wait."""
         self._events.put_nowait(event)
 

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 from tfdist_cli.launch.base import Launcher
 from tfdist_cli.launch.local import LocalLauncher
+from tfdist_cli.launch.slurm.launcher import SlurmLauncher
 from tfdist_cli.launch.ssh.launcher import SshLauncher
 from tfdist_cli.spec.cluster import Cluster, LauncherName
 
-LAUNCHERS: Mapping[LauncherName, type[Launcher]] = {"local": LocalLauncher, "ssh": SshLauncher}
+LAUNCHERS: Mapping[LauncherName, type[Launcher]] = {"local": LocalLauncher, "ssh": SshLauncher, "slurm": SlurmLauncher}
 """Each is one module, or one package."""
 
 

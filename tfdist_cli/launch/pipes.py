@@ -57,8 +57,8 @@ class Pipe:
         parser = OutputParser(self._outlets.mask)
         try:
             while data := await self._next(reader):
-                await self._pass_on(parser.feed(data), parser.unfinished)
-            await self._pass_on(parser.close(), "")
+                await pass_on(self._task, self._stream, parser.feed(data), parser.unfinished, self._outlets)
+            await pass_on(self._task, self._stream, parser.close(), "", self._outlets)
         finally:
             transport.close()
 
@@ -72,10 +72,12 @@ class Pipe:
             self._left -= len(data)
         return data
 
-    async def _pass_on(self, parsed: Parsed, unfinished: str) -> None:
-        if parsed.log:
-            self._outlets.logs.write(self._task, self._stream, parsed.log)
-        if parsed.lines or unfinished:
-            await self._outlets.events.put_output(Output(self._task, self._stream, tuple(parsed.lines), unfinished))
-        for record in parsed.records:
-            await self._outlets.events.put_output(Recorded(self._task, record))
+
+async def pass_on(task: TaskId, stream: Stream, parsed: Parsed, unfinished: str, outlets: Outlets) -> None:
+    """Passes on what some of a task's output came to."""
+    if parsed.log:
+        outlets.logs.write(task, stream, parsed.log)
+    if parsed.lines or unfinished:
+        await outlets.events.put_output(Output(task, stream, tuple(parsed.lines), unfinished))
+    for record in parsed.records:
+        await outlets.events.put_output(Recorded(task, record))

@@ -137,6 +137,8 @@ def _with_hosts(cluster: Cluster, role: str, addresses: Mapping[TaskId, Address]
     hosts = [address for task, address in addresses.items() if task.role == role]
     if spec is None or not hosts:
         return None
+    if not all(address.port for address in hosts):
+        return spec  # they are found when the tasks start
     return spec.model_copy(update={"hosts": hosts, "replicas": None})
 
 

@@ -10,8 +10,8 @@ from functools import cached_property
 
 from tfdist_cli.launch.causes import causes_first
 from tfdist_cli.launch.events import How, Resized
-from tfdist_cli.spec.cluster import RestartSpec, Strategy, default_restart
-from tfdist_cli.spec.task_id import DATA_ROLES, Role, TaskId
+from tfdist_cli.spec.cluster import RestartSpec, Strategy, decides, default_restart
+from tfdist_cli.spec.task_id import Role, TaskId
 
 KILL_TIMEOUT = 10.0
 """Seconds after SIGKILL in which even a process in an uninterruptible wait should be gone."""
@@ -54,9 +54,7 @@ class Rules:
 
     def decides(self, task: TaskId) -> bool:
         """Whether the training is done only when this task has ended with 0."""
-        if self.strategy == "parameter_server":
-            return task.role == "chief"
-        return task.role != "evaluator" and task.role not in DATA_ROLES
+        return decides(self.strategy, task)
 
     def restart(self, task: TaskId) -> RestartSpec:
         """What is done when the task is lost."""
@@ -113,6 +111,7 @@ class TaskState:
         code: its exit code, or -n for signal n.
         starved: whether the kernel killed it for want of memory; None if that is unknown.
         started_at: when it was last started.
+        queued: whether it waits for a place to run in.
         start_at: when it is to be started again.
         restarts: how often it has been started again.
         worked: whether it has been of use since it was started.
@@ -136,6 +135,7 @@ class TaskState:
     code: int | None = None
     starved: bool | None = None
     started_at: float = 0.0
+    queued: bool = False
     start_at: float | None = None
     restarts: int = 0
     worked: bool = False
@@ -270,7 +270,8 @@ class JobState:
         """The tasks that are to say soon that they are up."""
         if self.phase is not Phase.RUNNING or not self.rules.reports:
             return ()
-        return tuple(name for name in self.starting if self.tasks[name].told is None)
+        there = (name for name in self.starting if not self.tasks[name].queued)
+        return tuple(name for name in there if self.tasks[name].told is None)
 
     @property
     def watched(self) -> tuple[TaskId, ...]:

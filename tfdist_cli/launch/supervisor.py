@@ -24,7 +24,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tfdist_cli.launch.events import Action, End, Event, Exited, How, Recorded, Resized, Signalled, Start, Tick
+from tfdist_cli.launch.events import (
+    Action,
+    End,
+    Event,
+    Exited,
+    How,
+    Queued,
+    Recorded,
+    Resized,
+    Signalled,
+    Start,
+    Started,
+    Tick,
+)
 from tfdist_cli.launch.restarts import judge
 from tfdist_cli.launch.stall import beat, look, moved, silent_when_it_failed
 from tfdist_cli.launch.state import KILL_TIMEOUT, JobState, Phase, Resize, Rules, Status, TaskState
@@ -47,8 +60,8 @@ def step(state: JobState, event: Event, now: float) -> Step:
     match event:
         case Exited():
             return _exited(state, event, now)
-        case Recorded():
-            return _recorded(state, event.task, event.record, now), ()
+        case Queued() | Started() | Recorded():
+            return _told(state, event, now), ()
         case Signalled():
             return _signalled(state, event.signum, now)
         case Resized() if not state.unready:
@@ -58,6 +71,18 @@ def step(state: JobState, event: Event, now: float) -> Step:
         case Tick():
             return _ticked(state, now)
     return state, ()
+
+
+def _told(state: JobState, event: Queued | Started | Recorded, now: float) -> JobState:
+    """The state after news of a task. The time of one that waits for a place to run in begins when it has got one."""
+    if isinstance(event, Recorded):
+        return _recorded(state, event.task, event.record, now)
+    task = state.tasks[event.task]
+    if isinstance(event, Queued):
+        return _with(state, event.task, replace(task, queued=True))
+    if not task.queued:
+        return state
+    return _with(replace(moved(state, now), began=now), event.task, replace(task, queued=False, started_at=now))
 
 
 def _exited(state: JobState, event: Exited, now: float) -> Step:

@@ -12,11 +12,12 @@ from tfdist_cli.spec.address import LOOPBACK, Address
 from tfdist_cli.spec.model import AddressField, Inconsistent, PathField, SpecModel
 from tfdist_cli.spec.resources import GpuMemoryField, GpusField, SizeField, ThreadsSpec
 from tfdist_cli.spec.secret import SecretSpec
+from tfdist_cli.spec.slurm import SlurmSpec
 from tfdist_cli.spec.ssh import HostName, HostSpec, SshSpec
 from tfdist_cli.spec.task_id import DATA_ROLES, ROLES, Role, TaskId
 
 Strategy = Literal["parameter_server", "multi_worker_mirrored", "mirrored", "single"]
-LauncherName = Literal["local", "ssh"]
+LauncherName = Literal["local", "ssh", "slurm"]
 SERVING_ROLES: tuple[Role, ...] = ("chief", "worker", "ps")
 """The roles that stand in `TF_CONFIG`'s cluster, in the order their tasks are listed."""
 DATA_KEY = "data_service"
@@ -72,6 +73,13 @@ class RestartSpec(SpecModel):
 def default_restart(strategy: Strategy, role: Role) -> RestartSpec:
     """What is done about a lost task where the cluster file says nothing."""
     return RestartSpec(policy="replace" if _is_replaceable(strategy, role) else "job")
+
+
+def decides(strategy: Strategy, task: TaskId) -> bool:
+    """Whether the training is done only when this task has ended with 0."""
+    if strategy == "parameter_server":
+        return task.role == "chief"
+    return task.role != "evaluator" and task.role not in DATA_ROLES
 
 
 def _is_replaceable(strategy: Strategy, role: Role) -> bool:
@@ -171,7 +179,7 @@ class Cluster(SpecModel):
     """How tasks train together: `parameter_server`, `multi_worker_mirrored`, `mirrored` (one process, all its GPUs)
     or `single` (one process)."""
     launcher: LauncherName = "local"
-    """What starts the tasks: `local`, this machine; `ssh`, the machines that `hosts` names."""
+    """What starts the tasks: `local`, this machine; `ssh`, the machines that `hosts` names; `slurm`, Slurm's `srun`."""
     network: Literal["private", "host"] | None = None
     """The tasks' network on this machine: `private`, one of their own, where nobody else reaches them and they reach
     no other host; `host`, this machine's. By default `private` for a recipe, where it is possible, and `host` for a
@@ -182,6 +190,8 @@ class Cluster(SpecModel):
     """The machines that the ssh launcher puts the tasks without an address on: a name, or a map."""
     ssh: SshSpec | None = None
     """How the ssh launcher reaches them, and what it copies there."""
+    slurm: SlurmSpec | None = None
+    """How `launcher: slurm` submits the tasks; see [Slurm](slurm.md)."""
     recipe: PathField | None = None
     """The recipe to train, a path relative to this file."""
     run_dir: PathField | None = None

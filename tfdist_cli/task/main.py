@@ -10,7 +10,7 @@ from types import FrameType
 
 from tfdist_cli.environment import Environment
 from tfdist_cli.errors import ExitCode, TfdistError, UsageError
-from tfdist_cli.records import emit
+from tfdist_cli.records import OUTLASTS, emit
 from tfdist_cli.spec.recipe import Recipe
 from tfdist_cli.task.failure import report
 
@@ -43,6 +43,8 @@ def run_task(recipe: Recipe | None) -> int:
 def _run(recipe: Recipe | None) -> None:
     environment = Environment.read()
     if environment.serves:
+        if os.environ.get(OUTLASTS) == "1":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the chief saves, and needs those that serve it for that
         from tfdist_cli.train.cluster import serve  # noqa: PLC0415 a task that cannot start says so at once
 
         serve(environment)

@@ -1,0 +1,249 @@
+"""A job that is followed: a Slurm of a few lines, and tasks that are files."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.base import Outlets
+from tfdist_cli.launch.events import End, EventQueue, Exited, How, Output, Queued, Recorded, Start, Started, Tick
+from tfdist_cli.launch.logs import TaskLogs
+from tfdist_cli.launch.slurm import commands, launcher, run
+from tfdist_cli.launch.slurm.commands import Job
+from tfdist_cli.records import RECORD_SEPARATOR, TASK_DIR
+
+RUNNING, PENDING = Job("RUNNING"), Job("PENDING", 0, "Resources")
+
+
+class Slurm:
+    """Notes what it is asked to do; the test says how its one job stands."""
+
+    def __init__(self):
+        self.job, self.calls = RUNNING, []
+
+    async def submit(self, script, log, arguments):
+        self.calls.append(("submit", *arguments))
+        self.job = RUNNING
+        return str(11 + len([call for call in self.calls if call[0] == "submit"]))
+
+    async def look(self, job):
+        return self.job
+
+    async def end_softly(self, job):
+        self.calls.append(("term", job))
+
+    async def kill_tasks(self, job, parts):
+        self.calls.append(("kill", job, parts))
+
+    async def cancel_and_wait(self, job, timeout):
+        await self.cancel(job)
+
+    async def cancel(self, job):
+        self.calls.append(("cancel", job))
+        self.job = Job("CANCELLED")
+
+
+@pytest.fixture
+def slurm(monkeypatch):
+    fake = Slurm()
+    for name in ("submit", "look", "end_softly", "kill_tasks", "cancel", "cancel_and_wait"):
+        monkeypatch.setattr(commands, name, getattr(fake, name))
+    monkeypatch.setattr(launcher, "look", fake.look)
+    for name, seconds in {"LOOK": 0.01, "_ASK": 0.01, "_SETTLE": 0.1}.items():
+        monkeypatch.setattr(run, name, seconds)
+    return fake
+
+
+@pytest.fixture
+def followed(slurm, make_cluster, plan_for, tmp_path):
+    """Plays a scenario to a run of two workers: an async function of what there is to see and to do."""
+
+    def play(scenario):
+        plan = plan_for(make_cluster(worker=2), "true")
+        logs = TaskLogs(lambda number: tmp_path / f"attempt_{number}")
+        events = EventQueue()
+
+        async def next_of(kind):
+            while True:
+                event = await events.get(5)
+                assert not isinstance(event, Tick), f"no {kind.__name__} came"
+                if isinstance(event, kind):
+                    return event
+
+        async def whole():
+            outlets = Outlets(events, logs, lambda start: {TASK_DIR: str(logs.begin(start.task, start.attempt))})
+            followed = run.SlurmRun(plan, outlets)
+
+            def start(attempt=1):
+                for planned in plan.tasks:
+                    followed.act(Start(planned.task, attempt))
+
+            def end(how):
+                for planned in plan.tasks:
+                    followed.act(End(planned.task, how))
+
+            tasks = [planned.task for planned in plan.tasks]
+            await scenario(SimpleNamespace(start=start, end=end, next=next_of, tasks=tasks, run=followed))
+            await followed.close()
+
+        asyncio.run(whole())
+        logs.close()
+
+    return play
+
+
+def writes(tmp_path, attempt, task, *records, text=""):
+    folder = tmp_path / f"attempt_{attempt}" / task.slug
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "stderr.raw").open("a") as file:
+        file.writelines(f"{RECORD_SEPARATOR}{json.dumps(record)}\n" for record in records)
+        file.write(text)
+
+
+def exited(code):
+    return {"kind": "exited", "code": code}
+
+
+def test_a_job_from_its_submission_to_its_end(followed, slurm, tmp_path):
+    async def scenario(on):
+        on.start()
+        assert [(await on.next(Queued)).task for _ in on.tasks] == on.tasks
+        assert (await on.next(Output)).lines == ("slurm: submitted as job 12",)
+        first, second = on.tasks
+        writes(tmp_path, 1, first, {"kind": "started", "pid": 7, "host": "n1"}, {"kind": "beat"}, text="hello\nhalf")
+        assert await on.next(Started) == Started(first, 7)
+        assert (await on.next(Output)).lines == ("hello",)
+        assert (await on.next(Recorded)).record == {"kind": "beat"}
+        writes(tmp_path, 1, first, text=" a line\n")
+        assert (await on.next(Output)).lines == ("half a line",)
+        writes(tmp_path, 1, second, exited(3))
+        assert await on.next(Exited) == Exited(second, 3)
+        writes(tmp_path, 1, first, exited(-9), text="the end")
+        assert await on.next(Exited) == Exited(first, -9)
+        slurm.job = Job("FAILED")
+
+    followed(scenario)
+    assert slurm.calls == [("submit", "1", "")]
+    log = (tmp_path / "attempt_1" / "worker-0" / "stderr.log").read_text()
+    assert log == "slurm: submitted as job 12\nhello\nhalf a line\nthe end"
+    assert not list(tmp_path.rglob("*.raw"))
+    assert (tmp_path / "slurm_job").read_text() == "12\n"
+
+
+def test_what_slurm_ends_is_told_with_slurms_own_word(followed, slurm, tmp_path):
+    async def scenario(on):
+        on.start()
+        writes(tmp_path, 1, on.tasks[0], {"kind": "started", "pid": 7})
+        await on.next(Started)
+        (tmp_path / "slurm.log").write_text("slurmstepd: error: *** JOB 12 CANCELLED DUE TO TIME LIMIT ***\n")
+        slurm.job = Job("TIMEOUT", 0, "TimeLimit")
+        lines = [(await on.next(Output)).lines[0] for _ in range(2)]
+        assert lines == [
+            "slurm: job 12 is timeout (TimeLimit)",
+            "slurm: slurmstepd: error: *** JOB 12 CANCELLED DUE TO TIME LIMIT ***",
+        ]
+        assert {(await on.next(Exited)).code, (await on.next(Exited)).code} == {-15}
+
+    followed(scenario)
+    assert slurm.calls == [("submit", "1", "")]
+
+
+def test_a_job_that_slurm_puts_back_is_the_next_attempt(followed, slurm, tmp_path):
+    async def scenario(on):
+        on.start()
+        writes(tmp_path, 1, on.tasks[0], {"kind": "started", "pid": 7})
+        await on.next(Started)
+        slurm.job = Job("PENDING", 1, "BeginTime")
+        for _ in on.tasks:
+            await on.next(Exited)
+        on.start(2)
+        lines = [(await on.next(Output)).lines[0] for _ in range(2)]
+        assert lines == ["slurm: Slurm has put job 12 back into its queue", "slurm: job 12 waits: BeginTime"]
+        slurm.job = Job("RUNNING", 1)
+        for task in on.tasks:
+            writes(tmp_path, 2, task, {"kind": "started", "pid": 8}, exited(0))
+            assert await on.next(Started) == Started(task, 8)
+            assert await on.next(Exited) == Exited(task, 0)
+        slurm.job = Job("COMPLETED", 1)
+
+    followed(scenario)
+    assert slurm.calls == [("submit", "1", "")]
+
+
+@pytest.mark.parametrize("state", ["FAILED", "COMPLETING", "GONE"])
+def test_a_job_that_slurm_has_given_up_is_submitted_anew(state, followed, slurm, tmp_path):
+    async def scenario(on):
+        on.start()
+        for task in on.tasks:
+            writes(tmp_path, 1, task, exited(1))
+            await on.next(Exited)
+        on.start(2)
+        await asyncio.sleep(0.05)
+        slurm.job = Job(state)
+        assert (await on.next(Output)).lines == ("slurm: submitted as job 13",)
+        for task in on.tasks:
+            writes(tmp_path, 2, task, exited(0))
+            assert await on.next(Exited) == Exited(task, 0)
+        slurm.job = Job("COMPLETED")
+
+    followed(scenario)
+    assert [call for call in slurm.calls if call[0] == "submit"] == [("submit", "1", ""), ("submit", "2", "")]
+
+
+def test_the_tasks_are_told_to_end_once_however_many_there_are(followed, slurm, tmp_path):
+    async def scenario(on):
+        on.start()
+        writes(tmp_path, 1, on.tasks[0], {"kind": "started", "pid": 7})
+        await on.next(Started)
+        on.end(How.TERMINATE)
+        while ("term", "12") not in slurm.calls:
+            await asyncio.sleep(0.01)
+        on.end(How.KILL)
+        while ("kill", "12", 1) not in slurm.calls:
+            await asyncio.sleep(0.01)
+        slurm.job = Job("FAILED")
+        assert {(await on.next(Exited)).code, (await on.next(Exited)).code} == {-15}
+
+    followed(scenario)
+    assert slurm.calls == [("submit", "1", ""), ("term", "12"), ("kill", "12", 1)]
+
+
+def test_a_job_that_waits_is_cancelled(followed, slurm):
+    async def scenario(on):
+        on.start()
+        await on.next(Output)
+        slurm.job = PENDING
+        assert (await on.next(Output)).lines == ("slurm: job 12 waits: Resources",)
+        on.end(How.TERMINATE)
+        assert {(await on.next(Exited)).code, (await on.next(Exited)).code} == {-15}
+
+    followed(scenario)
+    assert slurm.calls == [("submit", "1", ""), ("cancel", "12")]
+
+
+def test_a_run_that_is_left_ends_its_job(followed, slurm):
+    async def scenario(on):
+        on.start()
+        await on.next(Output)
+
+    followed(scenario)
+    assert slurm.calls == [("submit", "1", ""), ("cancel", "12")]
+
+
+def test_a_run_whose_job_is_still_there_is_not_begun(slurm, make_cluster, plan_for, tmp_path):
+    (tmp_path / "slurm_job").write_text("12\n")
+
+    async def begin():
+        async with launcher.SlurmLauncher().start(plan_for(make_cluster(worker=2), "true"), None):
+            raise AssertionError
+
+    with pytest.raises(UsageError, match="job 12 of this run is still running"):
+        asyncio.run(begin())
+    assert slurm.calls == []
+
+
+def test_hosts_are_slurms_to_choose(make_cluster):
+    with pytest.raises(UsageError, match=r"roles\.worker\.hosts names addresses"):
+        launcher.SlurmLauncher().foresee(make_cluster(worker=["a:1", "b:1"]))

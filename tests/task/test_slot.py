@@ -1,0 +1,96 @@
+"""The process that waits for a task under a scheduler."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tfdist_cli.records import RECORD_SEPARATOR
+
+TASK = """
+import os, signal, sys, time
+from pathlib import Path
+from tfdist_cli.spec.task_id import TaskId
+from tfdist_cli.task.lifeline import tie_to_launcher
+from tfdist_cli.task.slot import occupy
+waits = os.getpid()
+occupy(TaskId("worker", 1), Path(sys.argv[1]), decides=sys.argv[2] == "decides")
+tie_to_launcher()
+assert os.getppid() == waits and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+print("here", flush=True)
+exec(sys.argv[3])
+"""
+
+
+def start(folder, decides, code, env=None):
+    return subprocess.Popen(
+        [sys.executable, "-c", TASK, str(folder), decides, code], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env=os.environ | (env or {}),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("code", "ends"),
+    [("sys.exit(3)", 3), ("pass", 0), ("os.kill(os.getpid(), signal.SIGKILL)", 137), ("raise ValueError", 1)],
+)
+@pytest.mark.parametrize("decides", ["decides", "serves"])
+def test_the_scheduler_hears_the_code_of_a_task_that_decides(code, ends, decides, tmp_path):
+    process = start(tmp_path, decides, code)
+    out, err = process.communicate(timeout=60)
+    assert out == "here\n"
+    assert process.returncode == (ends if decides == "decides" else 0), err
+    assert ("tfdist: worker:1 has ended with" in err) == (decides == "serves" and ends != 0)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("code", "ends"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", -9)])
+def test_a_launcher_that_follows_hears_of_its_beginning_and_its_end(code, ends, tmp_path):
+    process = start(tmp_path, "serves", code, {"TFDIST_ATTEMPT": "2"})
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 0
+    folder = tmp_path / "attempt_2" / "worker-1"
+    assert (folder / "stdout.raw").read_text() == "here\n"
+    lines = (folder / "stderr.raw").read_text().removesuffix("\n").split("\n")
+    records = [json.loads(line[1:]) for line in lines if line.startswith(RECORD_SEPARATOR)]
+    assert [record["kind"] for record in records] == ["started", "exited"]
+    assert records[1]["code"] == ends
+    assert lines[-1].startswith("tfdist: worker:1 has ended with")
+
+
+def test_a_signal_to_both_is_the_tasks_to_answer(tmp_path):
+    task = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+print("ready", flush=True)
+signal.pause()
+"""
+    process = start(tmp_path, "decides", task)
+    assert process.stdout.readline() == "here\n"
+    assert process.stdout.readline() == "ready\n"
+    (child,) = [int(word) for word in _children(process.pid)]
+    os.kill(process.pid, signal.SIGTERM)
+    os.kill(child, signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+
+
+def test_a_task_ends_with_the_process_that_waits_for_it(tmp_path):
+    process = start(tmp_path, "decides", "signal.pause()")
+    assert process.stdout.readline() == "here\n"
+    process.kill()
+    assert process.stdout.read() == ""  # the last to hold the other end is gone
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "attempt_1").write_text("")
+    process = start(tmp_path, "decides", "pass", {"TFDIST_ATTEMPT": "1"})
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "UsageError" in err
+    assert "cannot be written on" in err
+
+
+def _children(pid):
+    return (open(f"/proc/{pid}/task/{pid}/children").read()).split()  # noqa: PTH123 - one line of the kernel's

@@ -1,0 +1,1 @@
+"""Runs the tasks of a plan as one job of Slurm's."""

@@ -1,0 +1,150 @@
+"""Slurm's programs, as far as a launcher needs them."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist_cli.errors import TfdistError, UsageError
+
+PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol")
+LOOK = 0.5
+"""Seconds between two looks at what nothing announces: another machine's files, or the end of a job."""
+_WAITING = ("PENDING",)
+_ALIVE = ("CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as Slurm last told of it.
+
+    Args:
+        state: such as `RUNNING`, in Slurm's words; `GONE` for one that Slurm has forgotten.
+        restarts: how often Slurm has put it back into the queue.
+        reason: why it waits, or of what it ended.
+    """
+
+    state: str
+    restarts: int = 0
+    reason: str = ""
+
+    @property
+    def waits(self) -> bool:
+        """Whether its tasks have not been started yet."""
+        return self.state in _WAITING
+
+    @property
+    def runs(self) -> bool:
+        """Whether its tasks may be there."""
+        return self.state in _ALIVE
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it waits, runs or is being ended."""
+        return self.waits or self.runs or self.ends
+
+    @property
+    def ends(self) -> bool:
+        """Whether its tasks are gone, though what becomes of it is not settled."""
+        return self.state in ("COMPLETING", "REQUEUED")
+
+
+def check_programs() -> None:
+    """Raises `UsageError` where Slurm's programs are not installed."""
+    for program in PROGRAMS:
+        if shutil.which(program) is None:
+            raise UsageError(
+                f"there is no program {program!r} here, which comes with Slurm",
+                hint="launch on a machine that jobs are submitted from; `tfdist render --to slurm` makes the script "
+                "anywhere",
+            )
+
+
+async def submit(script: Path, log: Path, arguments: Sequence[str]) -> str:
+    """Submits a script.
+
+    Args:
+        script: the file.
+        log: where what the script itself writes goes; a log that is there is gone on with.
+        arguments: what the script is given.
+
+    Returns:
+        The job's number.
+
+    Raises:
+        UsageError: Slurm does not take it.
+    """
+    code, out, err = await _run("sbatch", "--parsable", f"--output={_literal(log)}", str(script), *arguments)
+    if code:
+        reason = err.strip().splitlines()[-1:] or [f"exit code {code}"]
+        raise UsageError(
+            f"sbatch does not take the job: {reason[0].removeprefix('sbatch: error: ')}",
+            hint="see the cluster file's slurm section; `sinfo` lists the partitions",
+        )
+    return out.strip().partition(";")[0]
+
+
+async def look(job: str) -> Job | None:
+    """How a job stands; None when Slurm does not answer at the moment."""
+    code, out, err = await _run(
+        "squeue", "--noheader", "--states=all", f"--jobs={job}", "--Format=RestartCnt:12,State:24,Reason:48"
+    )
+    if code:
+        return Job("GONE") if "Invalid job id" in err else None
+    for line in out.splitlines():
+        restarts, state, *reason = line.split(maxsplit=2)
+        return Job(state, int(restarts), reason[0].strip() if reason else "")
+    return Job("GONE")
+
+
+async def end_softly(job: str) -> None:
+    """Tells the tasks to end, for good: the job does not go back into the queue then."""
+    await _run("scontrol", "update", f"JobId={job}", "Requeue=0")
+    await _run("scancel", "--signal=TERM", job)
+
+
+async def kill_tasks(job: str, parts: int) -> None:
+    """Kills the tasks of a job of so many parts; the script sees that, and ends by itself."""
+    steps = [f"{job}.0"] if parts == 1 else [f"{job}+{part}.0" for part in range(parts)]
+    await _run("scancel", "--signal=KILL", *steps)
+
+
+async def cancel(job: str) -> None:
+    """Ends the job, whether it has begun or not: its tasks are told to end, and killed when they don't."""
+    await _run("scancel", job)
+
+
+async def cancel_and_wait(job: str, timeout: float) -> bool:
+    """Ends the job; whether it is over within so many seconds."""
+    await cancel(job)
+    deadline = time.monotonic() + timeout
+    while (found := await look(job)) is None or found.is_there:
+        if time.monotonic() >= deadline:
+            return False
+        await asyncio.sleep(LOOK)
+    return True
+
+
+async def _run(*argv: str) -> tuple[int, str, str]:
+    """Runs a program out of reach of a Ctrl-C in the terminal: its exit code, what it printed, and its errors."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise TfdistError(f"{argv[0]} cannot be run: {error.strerror}") from error
+    out, err = await process.communicate()
+    return process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace")
+
+
+def _literal(path: Path) -> str:
+    """A path without sbatch's patterns; it looks for none in one with a backslash."""
+    return str(path) if "\\" in str(path) else str(path).replace("%", "%%")

@@ -1,0 +1,77 @@
+"""Runs the tasks of a plan as one job of Slurm's, which is followed from where it was submitted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.base import Outlets
+from tfdist_cli.launch.slurm.commands import check_programs, look
+from tfdist_cli.launch.slurm.run import SlurmRun, job_of
+from tfdist_cli.launch.slurm.script import SCRIPT_FILE, render_script
+from tfdist_cli.plan import Plan
+from tfdist_cli.resources import Machine
+from tfdist_cli.spec.address import Address
+from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.task_id import TaskId
+
+SOMEWHERE = Address("slurm", 0)
+"""Stands for a node that Slurm chooses, and a port that follows from the job's number."""
+
+
+class SlurmLauncher:
+    """Submits a job."""
+
+    def check(self, cluster: Cluster, command: Sequence[str]) -> None:  # noqa: ARG002 it is run elsewhere
+        """Slurm has to be here; what the tasks need is on the nodes."""
+        check_programs()
+
+    def foresee(self, cluster: Cluster) -> Mapping[TaskId, Address]:
+        """Nothing is known: Slurm chooses the nodes.
+
+        Raises:
+            UsageError: the cluster file names hosts.
+        """
+        for task in cluster.tasks:
+            if cluster.role(task).hosts:
+                raise UsageError(
+                    f"roles.{task.role}.hosts names addresses, but Slurm chooses the nodes",
+                    hint=f"give roles.{task.role} replicas, and the nodes' names as slurm.extra: [--nodelist=…]",
+                )
+        return dict.fromkeys(cluster.tasks, SOMEWHERE)
+
+    @contextmanager
+    def reserve(self, cluster: Cluster) -> Iterator[Mapping[TaskId, Address]]:
+        """As foreseen."""
+        yield self.foresee(cluster)
+
+    def machines(self) -> Mapping[str, Machine]:
+        """Nothing is known of the nodes, and nothing has to be: Slurm gives each task what it asks for."""
+        return {}
+
+    def render(self, plan: Plan) -> str:
+        """The batch script."""
+        return render_script(plan)
+
+    @asynccontextmanager
+    async def start(self, plan: Plan, outlets: Outlets) -> AsyncIterator[SlurmRun]:
+        """A run whose job is submitted with its first task, and cancelled when it is left before its end."""
+        await _check_alone(plan)
+        (plan.run_dir / SCRIPT_FILE).write_text(render_script(plan) + "\n", encoding="utf-8")
+        run = SlurmRun(plan, outlets)
+        try:
+            yield run
+        finally:
+            await run.close()
+
+
+async def _check_alone(plan: Plan) -> None:
+    """Refuses a run whose last job is still there: a launcher that was killed leaves it behind."""
+    name = job_of(plan.run_dir)
+    job = await look(name) if name else None
+    if job and (job.runs or job.waits):
+        raise UsageError(
+            f"job {name} of this run is still {job.state.lower()}: its launcher is gone, but it is not",
+            hint=f"wait for it, or end it with `tfdist stop {plan.run_dir}`",
+        )

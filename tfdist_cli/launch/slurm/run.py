@@ -1,0 +1,216 @@
+"""A job that is submitted, followed and ended; what becomes of its tasks is told as of any other launcher's.
+
+The job is what starts and ends: tasks have no lives of their own there. An attempt is one time that Slurm runs the job.
+Slurm itself puts a job back into the queue when a node dies, when the job is to make room for others, and before the
+time limit; when the supervisor then starts all tasks again, that is the attempt it means. Where Slurm has not, the
+script is submitted anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+
+from tfdist_cli.launch.base import Outlets
+from tfdist_cli.launch.events import Action, How, Output, Queued, Start
+from tfdist_cli.launch.logs import ERROR_FILE
+from tfdist_cli.launch.slurm import commands
+from tfdist_cli.launch.slurm.commands import LOOK, Job
+from tfdist_cli.launch.slurm.files import TaskFiles
+from tfdist_cli.launch.slurm.script import SCRIPT_FILE, parts_of
+from tfdist_cli.plan import Plan
+from tfdist_cli.records import TASK_DIR
+from tfdist_cli.spec.task_id import TaskId
+
+JOB_FILE = "slurm_job"
+"""Holds the number of the run's job."""
+LOG_FILE = "slurm.log"
+"""What the script and Slurm itself write."""
+_ASK = 2.0
+"""Seconds between two questions to Slurm, which has many users to answer."""
+_SETTLE = 30.0
+"""Seconds for Slurm to say what becomes of a job whose tasks are gone."""
+_LAST_WORDS = 2.0
+"""Seconds to read what tasks have written that have ended, and for a job to be over that was cancelled."""
+_LAST_LINES = 10
+
+
+def job_of(run: Path) -> str:
+    """The number of a run's last job; empty for one that had none."""
+    path = run / JOB_FILE
+    return path.read_text(encoding="ascii").strip() if path.exists() else ""
+
+
+class SlurmRun:
+    """The job of one run.
+
+    Args:
+        plan: the tasks.
+        outlets: where their news goes.
+    """
+
+    def __init__(self, plan: Plan, outlets: Outlets) -> None:
+        self._plan = plan
+        self._outlets = outlets
+        self._first = plan.tasks[0].task
+        self._parts = len(parts_of(plan.cluster))
+        self._number = ""
+        """The job's number; empty before the first."""
+        self._submitted_as = 0
+        """The attempt that the job was submitted for; its n-th restart by Slurm is the n-th after it."""
+        self._restarts = -1
+        """The restart of the job that was followed last."""
+        self._job = Job("GONE")
+        self._files: dict[TaskId, TaskFiles] = {}
+        self._folders: dict[TaskId, Path] = {}
+        self._timeout = ""
+        self._wanted: How | None = None
+        """How the tasks are to be ended, once all that are to be told have been named."""
+        self._ended: How | None = None
+        self._lives: set[asyncio.Task[None]] = set()
+        self._current: asyncio.Task[None] | None = None
+        self._said = ""
+
+    def act(self, action: Action) -> None:
+        """Starts all tasks, when the last of them is named, or tells all to end that are left."""
+        if isinstance(action, Start):
+            prepared = self._outlets.prepare(action)
+            self._folders[action.task] = Path(prepared[TASK_DIR])
+            self._timeout = prepared.get("TFDIST_START_TIMEOUT", "")
+            if len(self._folders) == len(self._plan.tasks):
+                folders, self._folders = self._folders, {}
+                self._current = self._keep(self._attempt(folders, self._current))
+        elif self._wanted is None:
+            self._wanted = action.how
+            self._keep(self._end())
+        elif action.how is How.KILL:
+            self._wanted = How.KILL
+
+    async def close(self) -> None:
+        """Waits for the script to end when all its tasks have; otherwise, or if it lasts, cancels the job."""
+        over = all(files.exited for files in self._files.values())
+        if over and self._lives:
+            await asyncio.wait(self._lives, timeout=_LAST_WORDS)
+        for life in self._lives:
+            life.cancel()
+        await asyncio.gather(*self._lives, return_exceptions=True)
+        if not self._number:
+            return
+        deadline = time.monotonic() + (_SETTLE if over else 0)
+        while (job := await self._look()).runs and job.restarts <= self._restarts and time.monotonic() < deadline:
+            await asyncio.sleep(LOOK)
+        if job.is_there:
+            await commands.cancel_and_wait(self._number, _LAST_WORDS)
+
+    def _keep(self, life: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Lets something go on in the background; an error in it ends the run."""
+        kept = asyncio.get_running_loop().create_task(life)
+        self._lives.add(kept)
+
+        def over(_: asyncio.Task[None]) -> None:
+            self._lives.discard(kept)
+            error = None if kept.cancelled() else kept.exception()
+            if error:
+                self._outlets.events.fail(error)
+
+        kept.add_done_callback(over)
+        return kept
+
+    async def _attempt(self, folders: dict[TaskId, Path], before: asyncio.Task[None] | None) -> None:
+        """One time that all tasks run, after the time before."""
+        for task in folders:
+            self._outlets.events.put(Queued(task))
+        if before:
+            await before
+        self._ended = None
+        await self._begin(folders[self._first].parent)
+        attempt = self._submitted_as + self._restarts
+        where = {task: folder.parent.with_name(f"attempt_{attempt}") / folder.name for task, folder in folders.items()}
+        self._files = {task: TaskFiles(task, where[task], self._outlets) for task in folders}
+        await self._follow()
+        for task, files in self._files.items():
+            await files.close(-signal.SIGTERM)  # what Slurm ends has no word of its own
+            error = where[task] / ERROR_FILE
+            if where[task] != folders[task] and error.exists():
+                error.rename(folders[task] / ERROR_FILE)
+
+    async def _begin(self, attempt: Path) -> None:
+        """Has a job that waits, or runs already, for the attempt of this folder."""
+        deadline = time.monotonic() + _SETTLE
+        while self._number and self._is_unsettled(await self._look()) and time.monotonic() < deadline:
+            await asyncio.sleep(LOOK)
+        if self._number and (self._job.waits or self._job.runs) and self._job.restarts > self._restarts:
+            self._restarts = self._job.restarts
+            await self._say(f"Slurm has put job {self._number} back into its queue")
+            return
+        if self._number:
+            await commands.cancel(self._number)
+        self._submitted_as, self._restarts = int(attempt.name.rpartition("_")[2]), 0
+        arguments = [str(self._submitted_as), self._timeout]
+        run = self._plan.run_dir
+        self._number = await commands.submit(run / SCRIPT_FILE, run / LOG_FILE, arguments)
+        (run / JOB_FILE).write_text(f"{self._number}\n", encoding="ascii")
+        self._job = Job("PENDING")
+        await self._say(f"submitted as job {self._number}")
+
+    def _is_unsettled(self, job: Job) -> bool:
+        return job.ends or ((job.runs or job.waits) and job.restarts <= self._restarts)
+
+    async def _follow(self) -> None:
+        """Passes on the tasks' news until all have ended, or this restart of the job is over."""
+        asked = 0.0
+        while not (self._is_over() or all(files.exited for files in self._files.values())):
+            if not self._job.waits:
+                for files in self._files.values():
+                    await files.read()
+            if time.monotonic() - asked >= _ASK:
+                asked = time.monotonic()
+                await self._tell_of_waiting(await self._look())
+            await asyncio.sleep(LOOK)
+        if self._ended is None and not all(files.exited for files in self._files.values()):
+            await self._tell_end()
+
+    def _is_over(self) -> bool:
+        return self._job.restarts > self._restarts or not (self._job.waits or self._job.runs)
+
+    async def _look(self) -> Job:
+        self._job = await commands.look(self._number) or self._job
+        return self._job
+
+    async def _end(self) -> None:
+        """Ends the tasks, however many of them were named."""
+        await asyncio.sleep(0)  # the actions of one moment come one by one
+        how, self._wanted = self._wanted, None
+        if how is None or not self._number or self._is_over() or (how is self._ended is How.KILL):
+            return
+        self._ended = how
+        if (await self._look()).waits:
+            await commands.cancel(self._number)
+        elif self._job.runs:
+            if how is How.KILL:
+                await commands.kill_tasks(self._number, self._parts)
+            else:
+                await commands.end_softly(self._number)
+
+    async def _tell_of_waiting(self, job: Job) -> None:
+        if job.waits and job.reason not in ("", "None"):
+            await self._say(f"job {self._number} waits: {job.reason}")
+
+    async def _tell_end(self) -> None:
+        """Says what Slurm says of a job whose tasks could not say all."""
+        await self._say(f"job {self._number} is {self._job.state.lower()} ({self._job.reason or 'None'})")
+        log = self._plan.run_dir / LOG_FILE
+        if log.exists():
+            for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]:
+                await self._say(line)
+
+    async def _say(self, text: str) -> None:
+        """Shows a line of the launcher's own, once, beside those of the first task."""
+        if text != self._said:
+            self._said = text
+            line = f"slurm: {text}"
+            self._outlets.logs.write(self._first, "stderr", f"{line}\n".encode())
+            await self._outlets.events.put_output(Output(self._first, "stderr", (line,)))

@@ -1,0 +1,71 @@
+"""One task in the place that a scheduler has given it: a process of its own, and one that sees how it ends.
+
+A scheduler tells a launcher next to nothing of how a single task of a job has ended, and takes the worst exit code of
+all for the job's. So each place is held by a process that only waits: it tells the launcher when the task began and how
+it ended, and answers to the scheduler with the task's code where that decides what came of the training.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.records import ENABLED, LAUNCHER_PID, OUTLASTS, TASK_DIR, emit
+from tfdist_cli.spec.task_id import TaskId
+
+ATTEMPT = "TFDIST_ATTEMPT"
+"""Set for a job whose launcher reads what the tasks write: the number of the run's attempt."""
+RAW = {"stdout": 1, "stderr": 2}
+"""The streams that are then written to files, `stdout.raw` and `stderr.raw`, by their file descriptors."""
+
+
+def occupy(task: TaskId, run_dir: Path, *, decides: bool) -> None:
+    """Goes on in a new process, which is the task; the process that was there waits for it, and ends as it does.
+
+    A signal from the scheduler reaches both: the one that waits leaves it to the task.
+
+    Args:
+        task: which task it is.
+        run_dir: the run's directory.
+        decides: whether the task's exit code is to be the scheduler's as well. That of another task is none of its
+            business: a worker may be lost while the training goes on to its end.
+
+    Raises:
+        UsageError: the run's directory cannot be written.
+    """
+    attempt = os.environ.get(ATTEMPT)
+    if attempt:
+        _write_to(run_dir / f"attempt_{attempt}" / task.slug)
+    os.environ |= {LAUNCHER_PID: str(os.getpid()), OUTLASTS: "1"}
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    pid = os.fork()
+    if not pid:
+        signal.signal(signal.SIGTERM, before)
+        emit("started", pid=os.getpid(), host=socket.gethostname())
+        return
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    emit("exited", code=code)
+    if code and not decides:
+        sys.stderr.write(f"tfdist: {task} has ended with {code}; the training's end is for others to decide\n")
+        sys.stderr.flush()
+    os._exit(0 if not decides else 128 - code if code < 0 else code)
+
+
+def _write_to(folder: Path) -> None:
+    """Turns standard output and error into files that a launcher follows."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for stream, number in RAW.items():
+            file = os.open(folder / f"{stream}.raw", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(file, number)
+            os.close(file)
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename or folder} cannot be written on {socket.gethostname()}: {error.strerror}",
+            hint="the run's directory has to be on a file system that all nodes share: name one with --run-dir",
+        ) from error
+    os.environ |= {ENABLED: "1", TASK_DIR: str(folder)}
