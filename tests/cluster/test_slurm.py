@@ -1,0 +1,121 @@
+"""Trainings on a real Slurm of four nodes on this machine."""
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.launching import PARAMETER_SERVER, RECIPE_YAML, finish, project, start
+from tests.lab.slurm import slurm  # noqa: F401 - a fixture
+from tfdist_cli.launch.slurm.script import _option
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
+
+ROOT = Path(__file__).parents[2]
+LONG = RECIPE_YAML.replace("epochs: 4", "epochs: 100000").replace("every_steps: 40", "every_steps: 1000000")
+PATIENCE = 240
+"""Seconds for what takes seconds on an idle machine."""
+
+
+@pytest.fixture
+def lab(slurm, monkeypatch):  # noqa: F811 - the fixture above
+    """The cluster, as its users have it in their environment."""
+    for name, value in slurm.env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    yield slurm
+    subprocess.run(["scancel", "--state=RUNNING", "--state=PENDING", "--user=root"], check=False, timeout=30)
+
+
+def launched(folder, *arguments):
+    return start(folder, "--on", "slurm", "--start-timeout", PATIENCE, *arguments)
+
+
+def await_lines(process, path, enough):
+    """Waits until a file of JSON Lines has what one looks for; nothing announces it."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        if any(enough(line) for line in lines):
+            return lines
+        time.sleep(0.2)
+    raise AssertionError(f"{path} has nothing of it: {lines[-5:]}")
+
+
+def job_of(run):
+    return (run / "slurm_job").read_text().strip()
+
+
+def told_of(lab, job, *fields):
+    """What Slurm says of a job."""
+    words = lab.run("scontrol", "--oneliner", "show", "job", job).split()
+    known = dict(word.split("=", 1) for word in words if "=" in word)
+    return [known[field] for field in fields]
+
+
+def await_end(lab, job):
+    """Waits until Slurm has a job for ended, and says how it stands."""
+    deadline = time.monotonic() + 30
+    while (state := told_of(lab, job, "JobState")[0]) in ("RUNNING", "COMPLETING") and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return state
+
+
+@pytest.mark.parametrize("cluster", ["slurm.yaml", "local_mirrored.yaml"], ids=["parameter_server", "mirrored"])
+def test_the_digits_are_learned(cluster, lab, tmp_path):
+    text = (ROOT / "configs" / cluster).read_text().replace("../recipes", str(ROOT / "recipes"))
+    (tmp_path / "cluster.yaml").write_text(text)
+    done = finish(launched(tmp_path, "--set", "train.epochs=8"), PATIENCE)
+    assert done.code == 0, done.stderr
+    assert done.report["metrics"]["test_accuracy"] > 0.9
+    assert {task["status"] for task in done.report["tasks"]} <= {"done", "stopped"}
+    assert {task["code"] for task in done.report["tasks"]} == {0}
+    assert await_end(lab, job_of(done.run_dir)) == "COMPLETED"
+    assert "Traceback" not in done.stderr
+    assert not list(done.run_dir.rglob("*.raw"))
+
+
+def test_tasks_spread_over_nodes_that_need_different_things_and_ctrl_c_saves(lab, tmp_path):
+    yaml = PARAMETER_SERVER.replace("worker: {replicas: 2}", "worker: {replicas: 2, cpus: 3}") % ""
+    folder = project(tmp_path, cluster=yaml, recipe_yaml=LONG)
+    process = launched(folder, "--run-dir", "run")
+    await_lines(process, folder / "run" / "metrics.jsonl", lambda line: line["step"] > 30)
+    nodes = {json.loads(line).get("host") for line in (folder / "run" / "events.jsonl").read_text().splitlines()}
+    assert nodes
+    process.send_signal(signal.SIGINT)
+    done = finish(process, PATIENCE)
+    assert done.code == 130, done.stderr
+    (saved,) = done.report["checkpoints"]
+    assert saved["step"] > 30
+    assert Path(saved["path"]).is_dir()
+    assert await_end(lab, job_of(done.run_dir)) == "FAILED"
+    assert told_of(lab, job_of(done.run_dir), "ExitCode", "Restarts") == ["143:0", "0"]
+
+
+def test_a_node_that_dies_has_the_training_go_on_from_its_checkpoint(lab, tmp_path):
+    yaml = LONG.replace("every_steps: 1000000", "every_steps: 20")
+    folder = project(tmp_path, recipe_yaml=yaml)
+    process = launched(folder, "--run-dir", "run", "--set", "train.max_steps=3000")
+    await_lines(process, folder / "run" / "events.jsonl", lambda line: line["event"] == "checkpoint")
+    (node,) = told_of(lab, job_of(folder / "run"), "BatchHost")
+    lab.kill_node(node)
+    events = await_lines(process, folder / "run" / "events.jsonl", lambda line: line["event"] == "resumed")
+    lab.start_node(node)
+    resumed = next(line for line in events if line["event"] == "resumed")
+    assert resumed["step"] >= 20
+    assert resumed["attempt"] == 2
+    done = finish(process, PATIENCE)
+    assert done.code == 0, done.stderr
+    assert done.report["attempts"] == 2
+
+
+def test_sbatch_takes_every_value_for_what_it_is(lab, tmp_path):
+    names = ["a'; echo foo", 'say "hi" \\ there', "Grüße # 1", "x" * 100, "$HOME `id` %j", "a\\", "'", "--wrap=x"]
+    for name in names:
+        (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{_option('job-name', name)}\n#SBATCH --comment=after\n")
+        job = lab.run("sbatch", "--parsable", "--hold", str(tmp_path / "job.sh")).strip()
+        assert lab.run("squeue", "--noheader", f"--jobs={job}", "--format=%j|%k").rstrip("\n") == f"{name}|after"
