@@ -1,8 +1,10 @@
 """Trainings on a real Slurm of four nodes on this machine."""
 
 import json
+import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -96,6 +98,7 @@ def test_tasks_spread_over_nodes_that_need_different_things_and_ctrl_c_saves(lab
     assert told_of(lab, job_of(done.run_dir), "ExitCode", "Restarts") == ["143:0", "0"]
 
 
+@pytest.mark.skipif(os.environ.get("TFDIST_TEST_LONG") != "1", reason="takes minutes; TFDIST_TEST_LONG=1 runs it")
 def test_a_node_that_dies_has_the_training_go_on_from_its_checkpoint(lab, tmp_path):
     yaml = LONG.replace("every_steps: 1000000", "every_steps: 20")
     folder = project(tmp_path, recipe_yaml=yaml)
@@ -119,3 +122,73 @@ def test_sbatch_takes_every_value_for_what_it_is(lab, tmp_path):
         (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{_option('job-name', name)}\n#SBATCH --comment=after\n")
         job = lab.run("sbatch", "--parsable", "--hold", str(tmp_path / "job.sh")).strip()
         assert lab.run("squeue", "--noheader", f"--jobs={job}", "--format=%j|%k").rstrip("\n") == f"{name}|after"
+
+
+PROGRAM = """
+import json, os, signal, sys, time
+task = json.loads(os.environ["TF_CONFIG"])["task"]
+print("hello from", task["type"], task["index"], "on", os.environ["SLURMD_NODENAME"], flush=True)
+if sys.argv[1] == "stubborn":
+    signal.signal(signal.SIGTERM, lambda *_: print("not yet", flush=True))
+while sys.argv[1] != "end" or task["type"] != "chief":
+    time.sleep(0.1)
+"""
+PARTS = (
+    "strategy: parameter_server\nlauncher: slurm\nroles: {chief: {}, ps: {cpus: 2}, worker: {replicas: 2, cpus: 3}}\n"
+)
+
+
+def run_program(folder, how, *options):
+    """A program of a user's own in every task of a job of three parts, once all have said hello."""
+    (folder / "cluster.yaml").write_text(PARTS)
+    (folder / "program.py").write_text(PROGRAM)
+    process = start(folder, "--run-dir", "run", *options, "--", sys.executable, "program.py", how)
+    tasks = ("chief-0", "ps-0", "worker-0", "worker-1")
+    logs = [folder / "run" / "attempt_1" / task / "stdout.log" for task in tasks]
+    deadline = time.monotonic() + PATIENCE
+    while not all(log.exists() and "hello" in log.read_text() for log in logs):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    return process, {log.read_text().split()[-1] for log in logs}
+
+
+def test_a_program_ends_with_its_chief_wherever_its_tasks_are(lab, tmp_path):
+    process, nodes = run_program(tmp_path, "end")
+    done = finish(process, PATIENCE)
+    assert done.code == 0, done.stderr
+    assert len(nodes) > 1
+    assert await_end(lab, job_of(tmp_path / "run")) == "COMPLETED"
+
+
+def test_a_second_ctrl_c_kills_the_tasks_of_every_part(lab, tmp_path):
+    process, _ = run_program(tmp_path, "stubborn")
+    process.send_signal(signal.SIGINT)
+    log = tmp_path / "run" / "attempt_1" / "chief-0" / "stdout.log"
+    deadline = time.monotonic() + PATIENCE
+    while "not yet" not in log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    done = finish(process, PATIENCE)
+    assert done.code == 130, done.stderr
+    assert time.monotonic() - began < 15
+    assert "still there" not in done.stderr
+    assert await_end(lab, job_of(tmp_path / "run")) in ("FAILED", "CANCELLED")
+
+
+def test_a_job_whose_launcher_was_killed_is_kept_alone_and_ended_by_stop(lab, tmp_path, monkeypatch):
+    process, _ = run_program(tmp_path, "wait")
+    process.kill()
+    process.communicate()
+    job = job_of(tmp_path / "run")
+    assert told_of(lab, job, "JobState") == ["RUNNING"]
+    again = finish(start(tmp_path, "--run-dir", "run", "--", "true"))
+    assert again.code == 2
+    assert f"job {job} of this run is still running" in again.stderr
+    monkeypatch.chdir(tmp_path)
+    argv = [sys.executable, "-m", "tfdist_cli", "stop", "run"]
+    stopped = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert (stopped.returncode, stopped.stdout) == (0, "run has ended\n"), stopped.stderr
+    assert told_of(lab, job, "JobState") == ["CANCELLED"]

@@ -223,6 +223,16 @@ def test_a_job_that_waits_is_cancelled(followed, slurm):
     assert slurm.calls == [("submit", "1", ""), ("cancel", "12")]
 
 
+def test_tasks_that_are_told_to_end_before_there_is_a_job_have_none_left(followed, slurm):
+    async def scenario(on):
+        on.start()
+        on.end(How.TERMINATE)
+        assert {(await on.next(Exited)).code, (await on.next(Exited)).code} == {-15}
+
+    followed(scenario)
+    assert slurm.calls == [("submit", "1", ""), ("cancel", "12")]
+
+
 def test_a_run_that_is_left_ends_its_job(followed, slurm):
     async def scenario(on):
         on.start()

@@ -69,6 +69,8 @@ class SlurmRun:
         self._timeout = ""
         self._wanted: How | None = None
         """How the tasks are to be ended, once all that are to be told have been named."""
+        self._told = False
+        """Whether tasks of this attempt have been told to end: it may not have had a job then."""
         self._ended: How | None = None
         self._lives: set[asyncio.Task[None]] = set()
         self._current: asyncio.Task[None] | None = None
@@ -80,10 +82,13 @@ class SlurmRun:
             prepared = self._outlets.prepare(action)
             self._folders[action.task] = Path(prepared[TASK_DIR])
             self._timeout = prepared.get("TFDIST_START_TIMEOUT", "")
+            self._told = False
             if len(self._folders) == len(self._plan.tasks):
                 folders, self._folders = self._folders, {}
                 self._current = self._keep(self._attempt(folders, self._current))
-        elif self._wanted is None:
+            return
+        self._told = True
+        if self._wanted is None:
             self._wanted = action.how
             self._keep(self._end())
         elif action.how is How.KILL:
@@ -127,6 +132,8 @@ class SlurmRun:
             await before
         self._ended = None
         await self._begin(folders[self._first].parent)
+        if self._told:
+            await commands.cancel(self._number)
         attempt = self._submitted_as + self._restarts
         where = {task: folder.parent.with_name(f"attempt_{attempt}") / folder.name for task, folder in folders.items()}
         self._files = {task: TaskFiles(task, where[task], self._outlets) for task in folders}

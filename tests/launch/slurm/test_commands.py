@@ -1,0 +1,119 @@
+"""How Slurm's programs are called, and what is made of their answers: programs that only look like them."""
+
+import asyncio
+import json
+import os
+import sys
+
+import pytest
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.slurm import commands
+from tfdist_cli.launch.slurm.commands import Job
+
+FAKE = f"""#!{sys.executable}
+import json, os, sys
+name = os.path.basename(sys.argv[0])
+folder = os.path.dirname(os.path.abspath(sys.argv[0]))
+open(folder + "/calls", "a").write(json.dumps([name, *sys.argv[1:]]) + "\\n")
+code, out, err = json.load(open(folder + "/answers")).get(name, [0, "", ""])
+sys.stdout.write(out)
+sys.stderr.write(err)
+sys.exit(code)
+"""
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """Calls a function where Slurm's programs give these answers: its result, and how they were called."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in commands.PROGRAMS:
+        (folder / name).write_text(FAKE)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def call(coroutine, **answers):
+        (folder / "answers").write_text(json.dumps(answers))
+        (folder / "calls").unlink(missing_ok=True)
+        result = asyncio.run(coroutine)
+        return result, [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
+
+    return call
+
+
+@pytest.mark.parametrize("answer", ["12\n", "12;main\n"])
+@pytest.mark.parametrize(
+    ("name", "output"), [("a b'; $x", "a b'; $x"), ("50% %j", "50%% %%j"), ("a\\%j", "a\\%j"), ("ü\nx", "ü\nx")]
+)
+def test_a_job_is_submitted(answer, name, output, fake, tmp_path):
+    log = tmp_path / name / "slurm.log"
+    number, calls = fake(commands.submit(tmp_path / "s.sh", log, ["3", "60"]), sbatch=[0, answer, ""])
+    assert number == "12"
+    assert calls == [["sbatch", "--parsable", f"--output={tmp_path}/{output}/slurm.log", f"{tmp_path}/s.sh", "3", "60"]]
+
+
+def test_what_slurm_does_not_take_is_told_in_its_words(fake, tmp_path):
+    refused = "sbatch: error: invalid partition specified: gpu\nsbatch: error: Batch job submission failed: Invalid\n"
+    with pytest.raises(UsageError, match="sbatch does not take the job: Batch job submission failed: Invalid"):
+        fake(commands.submit(tmp_path / "s.sh", tmp_path / "log", []), sbatch=[1, "", refused])
+
+
+@pytest.mark.parametrize(
+    ("answer", "job"),
+    [
+        ([0, "0           RUNNING                 None            \n", ""], Job("RUNNING", 0, "None")),
+        ([0, "2           PENDING                 BeginTime       \n", ""], Job("PENDING", 2, "BeginTime")),
+        # A heterogeneous job has a line for each part; the first is its leader's.
+        ([0, "1  COMPLETING  None\n0  PENDING  Priority\n", ""], Job("COMPLETING", 1, "None")),
+        ([0, "0  FAILED  Node failure, perhaps\n", ""], Job("FAILED", 0, "Node failure, perhaps")),
+        ([0, "", ""], Job("GONE")),
+        ([1, "", "slurm_load_jobs error: Invalid job id specified\n"], Job("GONE")),
+        ([1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"], None),
+    ],
+)
+def test_how_a_job_stands(answer, job, fake):
+    found, ((program, *argv),) = fake(commands.look("12"), squeue=answer)
+    assert found == job
+    assert program == "squeue"
+    assert "--jobs=12" in argv
+
+
+@pytest.mark.parametrize(
+    ("state", "waits", "runs", "there"),
+    [
+        ("PENDING", True, False, True),
+        ("RUNNING", False, True, True),
+        ("CONFIGURING", False, True, True),
+        ("COMPLETING", False, False, True),
+        ("NODE_FAIL", False, False, False),
+        ("GONE", False, False, False),
+    ],
+)
+def test_what_a_state_means(state, waits, runs, there):
+    job = Job(state)
+    assert (job.waits, job.runs, job.is_there) == (waits, runs, there)
+
+
+def test_a_job_is_ended(fake):
+    assert fake(commands.end_softly("12"))[1] == [
+        ["scontrol", "update", "JobId=12", "Requeue=0"],
+        ["scancel", "--signal=TERM", "12"],
+    ]
+    assert fake(commands.kill_tasks("12", 1))[1] == [["scancel", "--signal=KILL", "12.0"]]
+    assert fake(commands.kill_tasks("12", 2))[1] == [["scancel", "--signal=KILL", "12+0.0", "12+1.0"]]
+    over, calls = fake(commands.cancel_and_wait("12", 5), squeue=[0, "0 CANCELLED None\n", ""])
+    assert over
+    assert [call[0] for call in calls] == ["scancel", "squeue"]
+
+
+def test_a_job_that_lasts_is_not_waited_for(fake, monkeypatch):
+    monkeypatch.setattr(commands, "LOOK", 0.01)
+    assert fake(commands.cancel_and_wait("12", 0.05), squeue=[0, "0 COMPLETING None\n", ""])[0] is False
+
+
+def test_a_machine_without_slurm_is_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="no program 'sbatch'") as caught:
+        commands.check_programs()
+    assert "tfdist render --to slurm" in caught.value.hint
