@@ -100,8 +100,9 @@ def test_a_job_is_ended(fake):
         ["scontrol", "update", "JobId=12", "Requeue=0"],
         ["scancel", "--signal=TERM", "12"],
     ]
-    assert fake(commands.kill_tasks("12", 1))[1] == [["scancel", "--signal=KILL", "12.0"]]
-    assert fake(commands.kill_tasks("12", 2))[1] == [["scancel", "--signal=KILL", "12+0.0", "12+1.0"]]
+    for parts, steps in {"12\n": ["12.0"], "12\n13\n": ["12.0", "13.0"], "": ["12.0"]}.items():
+        _, (_, killed) = fake(commands.kill_tasks("12"), squeue=[0, parts, ""])
+        assert killed == ["scancel", "--signal=KILL", *steps]
     over, calls = fake(commands.cancel_and_wait("12", 5), squeue=[0, "0 CANCELLED None\n", ""])
     assert over
     assert [call[0] for call in calls] == ["scancel", "squeue"]
@@ -116,4 +117,4 @@ def test_a_machine_without_slurm_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="no program 'sbatch'") as caught:
         commands.check_programs()
-    assert "tfdist render --to slurm" in caught.value.hint
+    assert "tfdist render --to slurm" in str(caught.value.hint)

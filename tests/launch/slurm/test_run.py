@@ -34,8 +34,8 @@ class Slurm:
     async def end_softly(self, job):
         self.calls.append(("term", job))
 
-    async def kill_tasks(self, job, parts):
-        self.calls.append(("kill", job, parts))
+    async def kill_tasks(self, job):
+        self.calls.append(("kill", job))
 
     async def cancel_and_wait(self, job, timeout):
         await self.cancel(job)
@@ -201,13 +201,13 @@ def test_the_tasks_are_told_to_end_once_however_many_there_are(followed, slurm, 
         while ("term", "12") not in slurm.calls:
             await asyncio.sleep(0.01)
         on.end(How.KILL)
-        while ("kill", "12", 1) not in slurm.calls:
+        while ("kill", "12") not in slurm.calls:
             await asyncio.sleep(0.01)
         slurm.job = Job("FAILED")
         assert {(await on.next(Exited)).code, (await on.next(Exited)).code} == {-15}
 
     followed(scenario)
-    assert slurm.calls == [("submit", "1", ""), ("term", "12"), ("kill", "12", 1)]
+    assert slurm.calls == [("submit", "1", ""), ("term", "12"), ("kill", "12")]
 
 
 def test_a_job_that_waits_is_cancelled(followed, slurm):

@@ -107,10 +107,11 @@ async def end_softly(job: str) -> None:
     await _run("scancel", "--signal=TERM", job)
 
 
-async def kill_tasks(job: str, parts: int) -> None:
-    """Kills the tasks of a job of so many parts; the script sees that, and ends by itself."""
-    steps = [f"{job}.0"] if parts == 1 else [f"{job}+{part}.0" for part in range(parts)]
-    await _run("scancel", "--signal=KILL", *steps)
+async def kill_tasks(job: str) -> None:
+    """Kills the tasks; the script sees that, and ends by itself."""
+    # Each part of a heterogeneous job has a number of its own, by which alone its part of the step can be named.
+    _, parts, _ = await _run("squeue", "--noheader", f"--jobs={job}", "--format=%A")
+    await _run("scancel", "--signal=KILL", *(f"{part}.0" for part in parts.split() or [job]))
 
 
 async def cancel(job: str) -> None:

@@ -20,7 +20,7 @@ from tfdist_cli.launch.logs import ERROR_FILE
 from tfdist_cli.launch.slurm import commands
 from tfdist_cli.launch.slurm.commands import LOOK, Job
 from tfdist_cli.launch.slurm.files import TaskFiles
-from tfdist_cli.launch.slurm.script import SCRIPT_FILE, parts_of
+from tfdist_cli.launch.slurm.script import SCRIPT_FILE
 from tfdist_cli.plan import Plan
 from tfdist_cli.records import TASK_DIR
 from tfdist_cli.spec.task_id import TaskId
@@ -56,7 +56,6 @@ class SlurmRun:
         self._plan = plan
         self._outlets = outlets
         self._first = plan.tasks[0].task
-        self._parts = len(parts_of(plan.cluster))
         self._number = ""
         """The job's number; empty before the first."""
         self._submitted_as = 0
@@ -198,7 +197,7 @@ class SlurmRun:
             await commands.cancel(self._number)
         elif self._job.runs:
             if how is How.KILL:
-                await commands.kill_tasks(self._number, self._parts)
+                await commands.kill_tasks(self._number)
             else:
                 await commands.end_softly(self._number)
 

@@ -35,7 +35,7 @@ def render_script(plan: Plan) -> str:
     Raises:
         UsageError: `slurm.nodes` is given for a job whose parts need different nodes.
     """
-    parts = parts_of(plan.cluster)
+    parts = _parts(plan.cluster)
     lines = ["#!/bin/bash", *_options(plan, parts), "", *_files(plan), "", *_spec(plan).setup, ""]
     return "\n".join([*lines, *_body(plan, parts)])
 
@@ -49,7 +49,7 @@ def _spec(plan: Plan) -> SlurmSpec:
     return plan.cluster.slurm or SlurmSpec()
 
 
-def parts_of(cluster: Cluster) -> list[tuple[TaskId, int]]:
+def _parts(cluster: Cluster) -> list[tuple[TaskId, int]]:
     """Tasks that need the same, one of them and how many; several such parts make a heterogeneous job."""
 
     def needs(task: TaskId) -> str:
