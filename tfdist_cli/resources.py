@@ -148,7 +148,8 @@ def share_out(
         return {task: _as_asked_for(cluster.role(task)) for task in addresses}
     hosts: dict[str, list[TaskId]] = {}
     for task, address in addresses.items():
-        hosts.setdefault(HERE if address.is_loopback else address.host, []).append(task)
+        here = address.is_loopback or cluster.launcher == "compose"  # whose containers have names, but one machine
+        hosts.setdefault(HERE if here else address.host, []).append(task)
     shares: dict[TaskId, Resources] = {}
     for host, tasks in hosts.items():
         there = others.get(addresses[tasks[0]].host, machine)

@@ -3,6 +3,7 @@
 import shlex
 
 import pytest
+import yaml
 
 
 @pytest.fixture
@@ -45,3 +46,19 @@ def test_there_is_something_to_render(tfdist, mirrored):
     nothing = tfdist("render", str(mirrored))
     assert nothing.code == 2
     assert "there is nothing to run" in nothing.err
+
+
+def test_kubernetes_is_rendered_and_not_launched(tfdist, mirrored):
+    rendered = tfdist("render", str(mirrored), "--to", "kubernetes", "--", "true")
+    assert rendered.code == 0
+    assert rendered.out == tfdist("render", str(mirrored), "--set", "launcher=kubernetes", "--", "true").out
+    assert "kind: JobSet" in rendered.out
+    refused = tfdist("launch", str(mirrored), "--on", "kubernetes", "--", "true")
+    assert refused.code == 2
+    assert "kubectl apply -f" in refused.err
+
+
+def test_compose(tfdist, mirrored):
+    rendered = tfdist("render", str(mirrored), "--to", "compose", "--", "true")
+    assert rendered.code == 0
+    assert list(yaml.safe_load(rendered.out)["services"]) == ["worker-0", "worker-1"]

@@ -38,7 +38,7 @@ OnOption = Annotated[
     typer.Option(
         "--on",
         metavar="LAUNCHER",
-        help="What starts the tasks, in place of the cluster's own: local, ssh, slurm.",
+        help="What starts the tasks, in place of the cluster's own: local, ssh, slurm, compose or kubernetes.",
         show_default=False,
     ),
 ]

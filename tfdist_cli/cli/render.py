@@ -15,7 +15,8 @@ from tfdist_cli.launch.launchers import launcher_of
 
 EXAMPLES = (
     "tfdist render cluster.yaml",
-    "tfdist render cluster.yaml --to local --output run.sh",
+    "tfdist render cluster.yaml --to compose --output compose.yaml",
+    "tfdist render cluster.yaml --to kubernetes | kubectl apply -f -",
 )
 
 
@@ -38,8 +39,8 @@ def render(
 ) -> None:
     """Print exactly what `launch` would do, in the words of the program that does it.
 
-    For this machine that is a shell command for each task. Nothing is started. What is printed can be kept, read,
-    changed and run without tfdist.
+    For this machine that is a shell command for each task, for containers a compose file, for
+    Kubernetes manifests. Nothing is started. What is printed can be kept, read, changed and run without tfdist.
     """
     job = load_job(cluster, recipe, settings(overrides, to), command, run_dir)
     launcher = launcher_of(job.cluster)

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tfdist_cli.launch.base import Launcher
+from tfdist_cli.launch.compose.launcher import ComposeLauncher
+from tfdist_cli.launch.kubernetes.launcher import KubernetesLauncher
 from tfdist_cli.launch.local import LocalLauncher
 from tfdist_cli.launch.slurm.launcher import SlurmLauncher
 from tfdist_cli.launch.ssh.launcher import SshLauncher
 from tfdist_cli.spec.cluster import Cluster, LauncherName
 
-LAUNCHERS: Mapping[LauncherName, type[Launcher]] = {"local": LocalLauncher, "ssh": SshLauncher, "slurm": SlurmLauncher}
+LAUNCHERS: Mapping[LauncherName, type[Launcher]] = {
+    "local": LocalLauncher,
+    "ssh": SshLauncher,
+    "slurm": SlurmLauncher,
+    "compose": ComposeLauncher,
+    "kubernetes": KubernetesLauncher,
+}
 """Each is one module, or one package."""
 
 

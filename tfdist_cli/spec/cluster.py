@@ -9,6 +9,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.address import LOOPBACK, Address
+from tfdist_cli.spec.compose import Compose
+from tfdist_cli.spec.kubernetes import Kubernetes
 from tfdist_cli.spec.model import AddressField, Inconsistent, PathField, SpecModel
 from tfdist_cli.spec.resources import GpuMemoryField, GpusField, SizeField, ThreadsSpec
 from tfdist_cli.spec.secret import SecretSpec
@@ -17,7 +19,7 @@ from tfdist_cli.spec.ssh import HostName, HostSpec, SshSpec
 from tfdist_cli.spec.task_id import DATA_ROLES, ROLES, Role, TaskId
 
 Strategy = Literal["parameter_server", "multi_worker_mirrored", "mirrored", "single"]
-LauncherName = Literal["local", "ssh", "slurm"]
+LauncherName = Literal["local", "ssh", "slurm", "compose", "kubernetes"]
 SERVING_ROLES: tuple[Role, ...] = ("chief", "worker", "ps")
 """The roles that stand in `TF_CONFIG`'s cluster, in the order their tasks are listed."""
 DATA_KEY = "data_service"
@@ -179,7 +181,8 @@ class Cluster(SpecModel):
     """How tasks train together: `parameter_server`, `multi_worker_mirrored`, `mirrored` (one process, all its GPUs)
     or `single` (one process)."""
     launcher: LauncherName = "local"
-    """What starts the tasks: `local`, this machine; `ssh`, the machines that `hosts` names; `slurm`, Slurm's `srun`."""
+    """What starts the tasks: `local`, this machine; `ssh`, the machines that `hosts` names; `slurm`, Slurm's `srun`;
+    `compose`, containers of this machine; `kubernetes`, pods, which kubectl starts."""
     network: Literal["private", "host"] | None = None
     """The tasks' network on this machine: `private`, one of their own, where nobody else reaches them and they reach
     no other host; `host`, this machine's. By default `private` for a recipe, where it is possible, and `host` for a
@@ -192,6 +195,10 @@ class Cluster(SpecModel):
     """How the ssh launcher reaches them, and what it copies there."""
     slurm: SlurmSpec | None = None
     """How `launcher: slurm` submits the tasks; see [Slurm](slurm.md)."""
+    compose: Compose | None = None
+    """What `launcher: compose` runs the tasks in; see [containers](containers.md)."""
+    kubernetes: Kubernetes | None = None
+    """What `launcher: kubernetes` makes the tasks' pods of; see [Kubernetes](kubernetes.md)."""
     recipe: PathField | None = None
     """The recipe to train, a path relative to this file."""
     run_dir: PathField | None = None

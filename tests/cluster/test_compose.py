@@ -1,0 +1,117 @@
+"""`tfdist launch --on compose`: real containers of podman or docker."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.cluster import launching
+from tests.lab import containers
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+ROLES = launching.PARAMETER_SERVER % ""
+SETTINGS = f"launcher: compose\ncompose: {{image: {containers.IMAGE}, volumes: {containers.volumes()}}}\n"
+PROGRAM = """
+trap 'echo told; exit 143' TERM
+case "$TF_CONFIG" in *'"type":"worker","index":1'*) [ -z "$CODE" ] || exit "$CODE";; esac
+echo up
+sleep 1000 & wait
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def engine(tmp_path_factory):
+    """The engine, with the image made; its settings are in the environment of all that is started."""
+    program = containers.engine()
+    if program is None:
+        pytest.skip("there is no podman or docker here")
+    with pytest.MonkeyPatch.context() as patch:
+        variables, reason = containers.settings(program, tmp_path_factory.mktemp("engine"))
+        if reason:
+            pytest.skip(f"no container runs here: {reason}")
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield program
+
+
+@pytest.fixture
+def project(tmp_path):
+    return launching.project(tmp_path / "project", ROLES + SETTINGS)
+
+
+def left(engine, run_dir):
+    """The containers and networks of a run."""
+    names = []
+    for kind in (("ps", "--all", "--format", "{{.Names}}"), ("network", "ls", "--format", "{{.Name}}")):
+        listed = subprocess.run([engine, *kind], capture_output=True, text=True, check=True).stdout
+        names += [name for name in listed.splitlines() if run_dir.name in name]
+    return names
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_recipe_trains_in_containers(project, engine):
+    launched = launching.launch(
+        project, "--run-dir", "run", "--start-timeout", "240", "--set", "train.epochs=12", timeout=280
+    )
+    assert launched.code == 0, launched.stderr
+    assert launched.report["metrics"]["test_accuracy"] > 0.8
+    run_dir = launched.run_dir
+    assert (run_dir / "export" / "model.keras").stat().st_uid == os.getuid()
+    assert [line["step"] for line in launched.lines("metrics.jsonl") if line.get("epoch")]
+    assert left(engine, run_dir) == []
+
+
+def run_program(project, *options):
+    """A launch of a program that does nothing but end when it is told to."""
+    return launching.start(project, "--run-dir", "run", *options, "--", "sh", "-c", PROGRAM)
+
+
+def said(project, word):
+    """How many tasks have said a word."""
+    return sum(word in log.read_text().split() for log in project.glob("run/attempt_1/*/stdout.log"))
+
+
+def test_a_program_fails_with_its_own_code_and_the_others_are_ended(project, engine):
+    launched = launching.finish(run_program(project, "--set", "roles.worker.env={CODE: '7'}"))
+    assert launched.code == 7
+    assert "worker:1 failed" in launched.stderr
+    assert left(engine, project / "run") == []
+
+
+def test_sigterm_tells_every_task_to_end(project, engine):
+    launched = run_program(project)
+    wait_for(lambda: said(project, "up") == 4)
+    launched.send_signal(signal.SIGTERM)
+    assert launching.finish(launched).code == 143
+    assert said(project, "told") == 4
+    assert left(engine, project / "run") == []
+
+
+def test_nothing_outlives_a_launcher_that_is_killed(project, engine):
+    launched = run_program(project)
+    wait_for(lambda: said(project, "up") == 4)
+    launched.kill()
+    launched.wait()
+    wait_for(lambda: left(engine, project / "run") == [], seconds=30)
+
+
+def test_a_container_that_is_killed_is_replaced(project, engine):
+    launched = run_program(project, "--max-restarts", "1")
+    wait_for(lambda: said(project, "up") == 4)
+    [worker] = [name for name in left(engine, project / "run") if "worker-0" in name]
+    subprocess.run([engine, "kill", "--signal", "KILL", worker], check=True, capture_output=True)
+    log = project / "run" / "attempt_1" / "worker-0" / "stdout.log"
+    wait_for(lambda: log.read_text().split().count("up") == 2)
+    launched.send_signal(signal.SIGINT)
+    done = launching.finish(launched)
+    assert done.code == 130
+    assert "exit code 137 (SIGKILL), which may be for want of memory" in done.stderr
+    assert left(engine, project / "run") == []

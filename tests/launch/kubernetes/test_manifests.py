@@ -1,0 +1,312 @@
+"""A plan as objects of Kubernetes, checked against Kubernetes's own schemas and those of the operators."""
+
+import copy
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.kubernetes.launcher import KubernetesLauncher
+from tfdist_cli.launch.kubernetes.manifests import as_yaml, manifests
+from tfdist_cli.plan import make_plan
+from tfdist_cli.resources import Machine
+from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.recipe import Recipe
+
+ROOT = Path(__file__).parents[3]
+CRDS = ROOT.parent / "shared" / "crd"
+KINDS = ("jobset", "tfjob", "plain")
+ROLES: dict[str, dict[str, Any]] = {
+    "chief": {"secrets": {"KEY": {"env": "FROM"}}},
+    "ps": {"cpus": 2, "memory": "4GiB", "env": {"A": '$(HOME) it\'s; "ü"\n'}},
+    "worker": {"replicas": 3, "gpus": 2},
+    "evaluator": {},
+}
+ALL = {
+    "image": "registry.example/tfdist:1.0",
+    "image_pull_policy": "IfNotPresent",
+    "image_pull_secrets": ["registry"],
+    "namespace": "training",
+    "service_account": "trainer",
+    "claim": "runs",
+    "volumes": ["data:/data:ro", "scratch:/scratch"],
+    "secret": "keys",
+    "node_selector": {"example.com/pool": "gpu"},
+    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "ttl_seconds": 600,
+}
+NAMES = ["digits", "a'; echo foo", "Ümläut", "x" * 100, "7", "-", "with space", "x" * 99 + "y"]
+
+
+def planned(kind, *, name="digits", strategy="parameter_server", roles=ROLES, command=(), recipe=None, **settings):
+    cluster = Cluster.model_validate(
+        {
+            "name": name,
+            "strategy": strategy,
+            "launcher": "kubernetes",
+            "roles": roles,
+            "kubernetes": {**ALL, "kind": kind, **settings},
+        }
+    )
+    addresses = KubernetesLauncher().foresee(cluster)
+    machine = Machine(4, ("0",) * 8)
+    return make_plan(cluster, recipe, addresses=addresses, run_dir=Path("/x"), machine=machine, command=command)
+
+
+def digits(**more):
+    module = {"module": "digits_mlp", "module_dir": ROOT / "recipes", "checkpoint": {"every_steps": 10}}
+    return Recipe.model_validate({**module, **more})
+
+
+def objects(kind, **more):
+    if "command" not in more:
+        more.setdefault("recipe", digits())
+    return list(yaml.safe_load_all(as_yaml(manifests(planned(kind, **more)))))
+
+
+def of_kind(found, kind):
+    return [each for each in found if each["kind"] == kind]
+
+
+def pods(found):
+    """Each pod template's spec, by the name of what it is of."""
+    made = {}
+    for each in found:
+        spec = each.get("spec", {})
+        for job in spec.get("replicatedJobs", ()):
+            made[job["name"]] = job["template"]["spec"]["template"]
+        for role, replica in spec.get("tfReplicaSpecs", {}).items():
+            made[role.lower()] = replica["template"]
+        if each["kind"] == "Job":
+            made[each["metadata"]["name"]] = spec["template"]
+    return made
+
+
+@cache
+def schema_of(kind):
+    """A custom resource's schema, in which what it doesn't know is refused."""
+    name = {"JobSet": "jobsets", "TFJob": "tfjobs"}[kind]
+    if not CRDS.is_dir():
+        pytest.skip(f"there are no custom resource definitions in {CRDS}")
+    crd = yaml.load((CRDS / f"{name}.yaml").read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    schema = copy.deepcopy(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+    close(schema)
+    schema["properties"]["metadata"] = {"type": "object"}
+    return schema
+
+
+def close(schema):
+    """Refuses unknown keys, and takes a number or a text where Kubernetes takes either."""
+    if isinstance(schema, list):
+        for each in schema:
+            close(each)
+    if not isinstance(schema, dict):
+        return
+    if schema.pop("x-kubernetes-int-or-string", False):
+        schema.pop("type", None)
+        schema.setdefault("anyOf", [{"type": "integer"}, {"type": "string"}])
+    is_open = schema.get("x-kubernetes-preserve-unknown-fields") or schema.get("x-kubernetes-embedded-resource")
+    if schema.get("type") == "object" and "properties" in schema and not is_open:
+        schema.setdefault("additionalProperties", False)
+    for value in list(schema.values()):
+        close(value)
+
+
+def validate(found):
+    for each in found:
+        if each["kind"] in ("JobSet", "TFJob"):
+            jsonschema.Draft7Validator(schema_of(each["kind"])).validate(each)
+        else:
+            kubernetes_validate.validate(each, "1.31", strict=True)
+    for template in pods(found).values():
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": template["metadata"], "spec": template["spec"]}
+        kubernetes_validate.validate(pod, "1.31", strict=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _each_schema_is_read_once():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kubernetes_validate.utils, "schema_contents", cache(kubernetes_validate.utils.schema_contents))
+        yield
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("strategy", ["parameter_server", "multi_worker_mirrored"])
+def test_all_that_can_be_asked_for_is_valid(kind, strategy):
+    roles = ROLES if strategy == "parameter_server" else {"worker": {"replicas": 2, "gpus": 1, "cpus": 4}}
+    validate(objects(kind, strategy=strategy, roles=roles))
+    validate(objects(kind, strategy=strategy, roles=roles, command=("python", "it's $(HOME)")))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_that_is_asked_for_is_valid(kind):
+    cluster = Cluster.model_validate({"strategy": "single", "roles": {"chief": {}}, "kubernetes": {"kind": kind}})
+    addresses = KubernetesLauncher().foresee(cluster)
+    plan = make_plan(cluster, digits(), addresses=addresses, run_dir=Path("/x"), machine=Machine(1))
+    validate(manifests(plan))
+
+
+def test_the_validation_refuses_what_is_wrong():
+    [*_, jobset] = objects("jobset")
+    jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]["imagee"] = "x"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.Draft7Validator(schema_of("JobSet")).validate(jobset)
+    service = of_kind(objects("plain"), "Service")[0]
+    service["spec"]["prots"] = []
+    with pytest.raises(kubernetes_validate.ValidationError):
+        validate([service])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_names_become_labels(kind, name):
+    roles = {"chief": {}, "ps": {}, "worker": {"replicas": 101}}
+    found = manifests(planned(kind, name=name, roles=roles, command=("true",)))
+    longest = {"jobset": "-worker-0-100-abcde", "tfjob": "-worker-100", "plain": "-worker-100-abcde"}[kind]
+    for each in found:
+        assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", each["metadata"]["name"])
+        assert len(each["metadata"]["name"]) <= 63 - (len("-abcde") if each["kind"] == "Job" else len(longest))
+
+
+def test_hostile_names_do_not_collide():
+    assert len({objects("plain", name=name)[0]["metadata"]["name"] for name in NAMES}) == len(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("kind", "host"),
+    [("jobset", "digits-worker-0-1.digits:2222"), ("plain", "worker-1.digits:2222")],
+)
+def test_the_tasks_know_each_other_by_their_pods_names(kind, host):
+    [config] = of_kind(objects(kind), "ConfigMap")
+    cluster = yaml.safe_load(config["data"]["cluster.yaml"])
+    assert cluster["roles"]["worker"]["hosts"][1] == host
+    assert "kubernetes" not in cluster
+    path = next(iter(pods(objects(kind)).values()))["spec"]["containers"][0]["command"]
+    assert path[:2] == ["tfdist", "role"]
+    assert path[-1] == "/tfdist/job/cluster.yaml"
+
+
+def test_the_pods_have_the_recipe_and_its_module(tmp_path):
+    [config] = of_kind(objects("jobset"), "ConfigMap")
+    assert config["data"]["digits_mlp.py"] == (ROOT / "recipes" / "digits_mlp.py").read_text()
+    (tmp_path / "recipe.yaml").write_text(config["data"]["recipe.yaml"])
+    assert yaml.safe_load(config["data"]["recipe.yaml"])["module_dir"] == "/tfdist/job"
+
+
+def test_a_package_and_a_module_that_is_too_large_are_refused(tmp_path):
+    (tmp_path / "package").mkdir()
+    with pytest.raises(UsageError, match="is a package of several files"):
+        objects("jobset", recipe=digits(module="package.model", module_dir=tmp_path))
+    (tmp_path / "large.py").write_text("#" * 2**20)
+    with pytest.raises(UsageError, match="a ConfigMap at most"):
+        objects("jobset", recipe=digits(module="large", module_dir=tmp_path))
+
+
+def test_an_installed_module_is_not_sent(tmp_path):
+    [config] = of_kind(objects("jobset", recipe=digits(module="os.path", module_dir=tmp_path)), "ConfigMap")
+    assert set(config["data"]) == {"cluster.yaml", "recipe.yaml"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pod_has_no_more_rights_than_it_needs(kind):
+    for template in pods(objects(kind)).values():
+        pod = template["spec"]
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
+        [container] = pod["containers"]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        writable = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+        assert writable == {"/tmp", "/tfdist/runs", "/scratch"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_the_jobs_own_pods_reach_its_tasks(kind):
+    found = objects(kind)
+    [policy] = of_kind(found, "NetworkPolicy")
+    own = policy["spec"]["podSelector"]["matchLabels"]
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    assert policy["spec"]["ingress"] == [
+        {"from": [{"podSelector": {"matchLabels": own}}], "ports": [{"protocol": "TCP", "port": 2222}]}
+    ]
+    for template in pods(found).values():
+        assert own.items() <= template["metadata"]["labels"].items()
+
+
+def test_resources_and_gpus():
+    found = pods(objects("jobset"))
+    [ps], [worker] = found["ps"]["spec"]["containers"], found["worker"]["spec"]["containers"]
+    assert ps["resources"]["limits"] == ps["resources"]["requests"] == {"cpu": "2", "memory": "4Gi"}
+    assert worker["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+    values = {each["name"]: each.get("value") for each in worker["env"]}
+    assert values["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_gpus_are_counted_and_not_named():
+    with pytest.raises(UsageError, match="pods get any"):
+        objects("plain", roles={**ROLES, "worker": {"gpus": [0]}})
+
+
+def test_no_variable_is_filled_in_by_kubernetes():
+    found = pods(objects("jobset", command=("echo", "$(HOME)")))
+    assert found["ps"]["spec"]["containers"][0]["command"][-3:] == ["--", "echo", "$$(HOME)"]
+    values = {each["name"]: each.get("value") for each in found["ps"]["spec"]["containers"][0]["env"]}
+    assert values["A"] == ROLES["ps"]["env"]["A"].replace("$", "$$")
+    assert found["ps"]["spec"]["containers"][0]["command"][3] == "ps:$(JOB_COMPLETION_INDEX)"
+
+
+def test_secrets_come_from_a_secret():
+    [chief] = pods(objects("plain"))["digits-chief-0"]["spec"]["containers"]
+    assert chief["env"][-1] == {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "KEY"}}}
+    with pytest.raises(UsageError, match=r"kubernetes\.secret names none") as caught:
+        objects("plain", secret=None)
+    assert "--from-literal=KEY" in str(caught.value.hint)
+
+
+def test_what_is_started_again_in_a_jobset():
+    [*_, jobset] = objects("jobset", roles={**ROLES, "evaluator": {"restart": {"policy": "never"}}})
+    jobs = {each["name"]: each["template"]["spec"] for each in jobset["spec"]["replicatedJobs"]}
+    assert {name: job["backoffLimit"] for name, job in jobs.items()} == {
+        "chief": 0, "worker": 9, "ps": 0, "evaluator": 0
+    }  # fmt: skip
+    assert jobset["spec"]["failurePolicy"]["maxRestarts"] == 3
+    assert [rule["action"] for rule in jobset["spec"]["failurePolicy"]["rules"]] == ["FailJobSet", "FailJobSet"]
+    assert jobset["spec"]["failurePolicy"]["rules"][1]["targetReplicatedJobs"] == ["evaluator"]
+    assert jobset["spec"]["successPolicy"]["targetReplicatedJobs"] == ["chief", "evaluator"]
+    [fail] = jobs["ps"]["podFailurePolicy"]["rules"]
+    assert fail["onExitCodes"]["values"] == [2, 137]
+    assert [rule["action"] for rule in jobs["worker"]["podFailurePolicy"]["rules"]] == ["Ignore", "FailJob"]
+    [*_, bare] = objects("jobset", command=("true",))
+    assert bare["spec"]["failurePolicy"]["maxRestarts"] == 0
+
+
+def test_what_is_started_again_in_a_tfjob():
+    [*_, tfjob] = objects("tfjob")
+    assert {each["restartPolicy"] for each in tfjob["spec"]["tfReplicaSpecs"].values()} == {"ExitCode"}
+    assert pods([tfjob])["chief"]["spec"]["containers"][0]["command"] == [
+        "tfdist", "role", "--recipe", "/tfdist/job/recipe.yaml"
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="a TFJob has no such role"):
+        objects("tfjob", roles={**ROLES, "data_dispatcher": {}, "data_worker": {}})
+
+
+def test_each_plain_job_is_one_task():
+    found = objects("plain")
+    names = [each["metadata"]["name"] for each in of_kind(found, "Job")]
+    assert names[:3] == ["digits-chief-0", "digits-worker-0", "digits-worker-1"]
+    [service] = of_kind(found, "Service")
+    pod = pods(found)["digits-worker-1"]["spec"]
+    assert f"{pod['hostname']}.{pod['subdomain']}" == "worker-1.digits"
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    assert pod["containers"][0]["command"][3] == "worker:1"

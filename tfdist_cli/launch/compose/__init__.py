@@ -1,0 +1,1 @@
+"""Runs the tasks of a plan in containers of this machine."""

@@ -1,0 +1,293 @@
+"""Runs the tasks of a plan in containers of this machine, one network for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from tfdist_cli.errors import TfdistError, UsageError
+from tfdist_cli.launch.base import Outlets
+from tfdist_cli.launch.compose import last_will
+from tfdist_cli.launch.compose.services import (
+    RUN_LABEL,
+    compose_file,
+    project_name,
+    run_argv,
+    service_name,
+    service_of,
+)
+from tfdist_cli.launch.events import Action, Exited, How, Start, Started, Stream
+from tfdist_cli.launch.named import named_addresses
+from tfdist_cli.launch.pipes import Pipe
+from tfdist_cli.plan import Plan
+from tfdist_cli.records import LAUNCHER_PID
+from tfdist_cli.resources import Machine
+from tfdist_cli.spec.address import Address
+from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.compose import Compose
+from tfdist_cli.spec.task_id import TaskId
+
+ENGINES = ("podman", "docker")
+_HEAD_START = 2.0
+"""Seconds that the first task's end is waited for before another's is told: a worker that follows its chief out must
+not pass for one that left it alone, and an engine tells of two ends in any order."""
+_CLEANUP_SECONDS = 10.0
+
+
+class ComposeLauncher:
+    """Starts containers here."""
+
+    def check(self, cluster: Cluster, command: Sequence[str]) -> None:  # noqa: ARG002
+        """Without an engine and an image there are no containers."""
+        image = (cluster.compose or Compose()).image
+        engine = _engine(cluster)
+        if engine is None:
+            wanted = (cluster.compose or Compose()).engine
+            raise UsageError(
+                f"there is no {'podman or docker' if wanted == 'auto' else wanted} on PATH to run containers with",
+                hint="install podman or docker, or use --on local",
+            )
+        found = _called(engine, "image", "inspect", "--format", "{{.Id}}", image)
+        if found.returncode:
+            raise UsageError(
+                f"{engine} gives no image {image!r}: {_last_line(found.stderr)}",
+                hint=f"`{engine} build -t {image} .` in tfdist's own folder makes it, `{engine} pull {image}` fetches "
+                "one from a registry; compose.image names another",
+            )
+
+    def foresee(self, cluster: Cluster) -> Mapping[TaskId, Address]:
+        """Each container has a name of its own in their network, and its own ports."""
+        return named_addresses(cluster, "containers", service_name)
+
+    @contextmanager
+    def reserve(self, cluster: Cluster) -> Iterator[Mapping[TaskId, Address]]:
+        """The run's network is its own, so that there is nothing to reserve."""
+        yield self.foresee(cluster)
+
+    def machines(self) -> Mapping[str, Machine]:
+        """None that is known."""
+        return {}
+
+    def render(self, plan: Plan) -> str:
+        """A compose file with the containers that are started."""
+        return compose_file(plan, _engine(plan.cluster) or "docker")
+
+    @asynccontextmanager
+    async def start(self, plan: Plan, outlets: Outlets) -> AsyncIterator[ComposeRun]:
+        """A run in a network of its own. Containers and network go with the launcher even when that is killed."""
+        engine = _engine(plan.cluster)
+        if engine is None:
+            raise UsageError("there is no container engine on PATH", hint="install podman or docker")
+        run = ComposeRun(plan, outlets, engine)
+        try:
+            await run.open()
+            yield run
+        finally:
+            await run.close()
+
+
+class ComposeRun:
+    """The containers of one run.
+
+    Args:
+        plan: the tasks.
+        outlets: where their news goes.
+        engine: the program that runs containers.
+    """
+
+    def __init__(self, plan: Plan, outlets: Outlets, engine: str) -> None:
+        self._plan = plan
+        self._outlets = outlets
+        self._engine = engine
+        self._project = f"{project_name(plan.run_dir)}-{os.getpid()}"
+        self._containers: dict[TaskId, _Container] = {}
+        self._told: dict[TaskId, How] = {}
+        """How tasks were told to end whose client was not yet there to be told."""
+        self._starts = 0
+        self._works: set[asyncio.Task[None]] = set()
+        self._first_over = asyncio.Event()
+        """Whether the end of the first task has been told."""
+        self._watchman = _start_last_will(engine, self._project)
+
+    async def open(self) -> None:
+        """Makes the network, and the folders that are to be mounted.
+
+        Raises:
+            TfdistError: the engine makes no network.
+        """
+        recipe = self._plan.recipe
+        if recipe and recipe.checkpoint and recipe.checkpoint.dir:
+            recipe.checkpoint.dir.mkdir(parents=True, exist_ok=True)
+        made = await asyncio.to_thread(_called, self._engine, "network", "create", "--internal", self._project)
+        if made.returncode:
+            raise TfdistError(f"{self._engine} makes no network for the containers: {_last_line(made.stderr)}")
+
+    def act(self, action: Action) -> None:
+        """Starts a task's container, or tells it to end."""
+        if isinstance(action, Start):
+            if action.task == self._first:
+                self._first_over.clear()
+            self._containers.pop(action.task, None)
+            self._told.pop(action.task, None)
+            self._keep(self._live(action.task, self._outlets.prepare(action)))
+        else:
+            self._end(action.task, action.how)
+
+    async def close(self) -> None:
+        """Kills what is left, and has the network removed."""
+        for planned in self._plan.tasks:
+            self._end(planned.task, How.KILL)
+        if self._works:
+            _, pending = await asyncio.wait(self._works, timeout=_CLEANUP_SECONDS)
+            for work in pending:
+                work.cancel()
+        if self._watchman.stdin is not None:
+            self._watchman.stdin.close()
+        await asyncio.to_thread(self._watchman.wait)
+
+    @property
+    def _first(self) -> TaskId:
+        return self._plan.tasks[0].task
+
+    def _end(self, task: TaskId, how: How) -> None:
+        if task in self._containers:
+            self._keep(self._containers[task].end(how))
+        else:
+            self._told[task] = how
+
+    def _keep(self, work: Coroutine[None, None, None]) -> None:
+        """Lets work go on in the background; an error of ours in it ends the run."""
+        kept = asyncio.get_running_loop().create_task(work)
+        self._works.add(kept)
+
+        def over(_: asyncio.Task[None]) -> None:
+            self._works.discard(kept)
+            error = None if kept.cancelled() else kept.exception()
+            if error:
+                self._outlets.events.fail(error)
+
+        kept.add_done_callback(over)
+
+    async def _live(self, task: TaskId, own: Mapping[str, str]) -> None:
+        """One container, from its start until it is gone."""
+        container = await self._start(task, own)
+        self._outlets.events.put(Started(task, container.pid))
+        pipes = [Pipe(task, stream, output, self._outlets) for stream, output in container.outputs.items()]
+        code = await container.wait()
+        if task != self._first:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._first_over.wait(), _HEAD_START)
+        await asyncio.gather(*(pipe.drain() for pipe in pipes))
+        self._outlets.events.put(Exited(task, code))
+        if task == self._first:
+            self._first_over.set()
+        await container.remove()
+
+    async def _start(self, task: TaskId, own: Mapping[str, str]) -> _Container:
+        service = service_of(self._plan, self._plan[task], self._engine)
+        self._starts += 1
+        name = f"{self._project}-{service.name}-{self._starts}"
+        # No process of a container has the launcher for its parent, which is what its number is looked at for.
+        inside = [key for key in own if key != LAUNCHER_PID]
+        argv = run_argv(service, self._plan.run_dir, self._project, name, inside)
+        container = await _Container.start(self._engine, name, argv, own)
+        self._containers[task] = container
+        if task in self._told:
+            self._end(task, self._told[task])
+        return container
+
+
+class _Container:
+    """A container, and the engine's client that stays with it: its output and exit code are the container's.
+
+    Args:
+        engine: the program that runs containers.
+        name: the container's name.
+        client: the engine's client.
+        outputs: the ends to read its streams from.
+    """
+
+    def __init__(
+        self, engine: str, name: str, client: asyncio.subprocess.Process, outputs: Mapping[Stream, IO[bytes]]
+    ) -> None:
+        self._engine = engine
+        self._name = name
+        self._client = client
+        self.outputs = outputs
+
+    @classmethod
+    async def start(cls, engine: str, name: str, argv: Sequence[str], own: Mapping[str, str]) -> _Container:
+        """Has the engine start it. The client is in a session of its own: Ctrl-C reaches the launcher only."""
+        (out, out_in), (err, err_in) = os.pipe(), os.pipe()
+        try:
+            client = await asyncio.create_subprocess_exec(
+                engine,
+                *argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out_in,
+                stderr=err_in,
+                env={**os.environ, **own},
+                start_new_session=True,
+            )
+        finally:
+            os.close(out_in)
+            os.close(err_in)
+        return cls(engine, name, client, {"stdout": os.fdopen(out, "rb", 0), "stderr": os.fdopen(err, "rb", 0)})
+
+    @property
+    def pid(self) -> int:
+        """The client's process."""
+        return self._client.pid
+
+    async def wait(self) -> int:
+        """Waits for the end; the container's exit code."""
+        return await self._client.wait()
+
+    async def remove(self) -> None:
+        """Removes what has ended: an engine that does so itself leaves its client nothing to tell the exit code of."""
+        await asyncio.to_thread(_called, self._engine, "rm", "--force", self._name)
+
+    async def end(self, how: How) -> None:
+        """Tells it to end: the client passes a signal on, unless there is no container yet, when it ends itself."""
+        if self._client.returncode is not None:
+            return
+        if how is How.TERMINATE:
+            self._client.terminate()
+            return
+        killed = await asyncio.to_thread(_called, self._engine, "kill", "--signal", "KILL", self._name)
+        if killed.returncode and self._client.returncode is None:
+            self._client.kill()
+
+
+def _engine(cluster: Cluster) -> str | None:
+    """The program that runs containers; None when it is not there."""
+    wanted = (cluster.compose or Compose()).engine
+    return next((name for name in ENGINES if wanted in ("auto", name) and shutil.which(name)), None)
+
+
+def _called(engine: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([engine, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+
+
+def _last_line(text: str) -> str:
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "it says nothing")
+
+
+def _start_last_will(engine: str, project: str) -> subprocess.Popen[bytes]:
+    script = str(Path(last_will.__file__))
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", script, engine, f"{RUN_LABEL}={project}", project],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        bufsize=0,
+        start_new_session=True,
+    )

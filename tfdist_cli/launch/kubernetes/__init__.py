@@ -1,0 +1,1 @@
+"""Runs the tasks of a plan as pods of a Kubernetes cluster."""

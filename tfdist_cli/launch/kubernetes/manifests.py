@@ -1,0 +1,289 @@
+"""A plan → the objects that run it in Kubernetes: a JobSet, a TFJob or plain Jobs, and what each of them needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tfdist_cli.errors import ExitCode, UsageError
+from tfdist_cli.launch.kubernetes.pods import (
+    CONTAINER,
+    FILES,
+    Manifest,
+    job_name,
+    labels,
+    metadata,
+    pod_template,
+    recipe_argv,
+    role_argv,
+    role_name,
+    settings,
+    without_none,
+)
+from tfdist_cli.launch.names import label
+from tfdist_cli.plan import CLUSTER_FILE, RECIPE_FILE, Plan
+from tfdist_cli.spec.address import DEFAULT_PORT
+from tfdist_cli.spec.cluster import Cluster, RestartSpec, default_restart
+from tfdist_cli.spec.dump import dump
+from tfdist_cli.spec.kubernetes import Kind, Kubernetes
+from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.spec.task_id import DATA_ROLES, Role, TaskId
+
+RESTARTS = 3
+"""How often what is lost is started again where a recipe has checkpoints, as `launch` does."""
+LARGEST = 2**20
+"""Bytes that a ConfigMap may have."""
+KILLED = 137
+"""The exit code of what SIGKILL has ended: most likely for want of memory, of which it would end again."""
+TF_ROLES: Mapping[Role, str] = {"chief": "Chief", "worker": "Worker", "ps": "PS", "evaluator": "Evaluator"}
+"""The roles that a TFJob has, by their names there."""
+
+
+def host_name(cluster: Cluster, task: TaskId) -> str:
+    """The name by which pods of the same namespace know a task's pod."""
+    wanted = cluster.kubernetes or Kubernetes()
+    job, role = label(cluster.name, 35), role_name(task.role)
+    if wanted.kind == "jobset":
+        return f"{job}-{role}-0-{task.index}.{job}"
+    if wanted.kind == "tfjob":
+        return f"{job}-{role}-{task.index}"
+    return f"{role}-{task.index}.{job}"
+
+
+def manifests(plan: Plan) -> list[Manifest]:
+    """All objects of a plan, in the order in which they are made.
+
+    Raises:
+        UsageError: Kubernetes, or the kind of job, cannot have what the cluster or the recipe asks for.
+    """
+    _check(plan)
+    return [_network_policy(plan), _config_map(plan), *_JOBS[settings(plan).kind](plan)]
+
+
+def as_yaml(objects: list[Manifest]) -> str:
+    """The objects as one file for kubectl."""
+    return yaml.dump_all(
+        objects, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=10_000
+    )
+
+
+def _check(plan: Plan) -> None:
+    wanted = settings(plan)
+    for role in _roles(plan):
+        spec = plan.cluster.roles.of(role)
+        if spec and spec.secrets and wanted.secret is None:
+            names = " ".join(f"--from-literal={name}=…" for name in spec.secrets)
+            raise UsageError(
+                f"roles.{role}.secrets: pods get secrets from a Secret, and kubernetes.secret names none",
+                hint=f"`kubectl create secret generic NAME {names}`, and write 'secret: NAME' in kubernetes",
+            )
+        if wanted.kind == "tfjob" and role in DATA_ROLES:
+            raise UsageError(
+                f"roles.{role}: a TFJob has no such role", hint="use 'kind: jobset' or 'kind: plain' in kubernetes"
+            )
+
+
+def _roles(plan: Plan) -> list[Role]:
+    return list(dict.fromkeys(planned.task.role for planned in plan.tasks))
+
+
+def _count(plan: Plan, role: Role) -> int:
+    return sum(planned.task.role == role for planned in plan.tasks)
+
+
+def _network_policy(plan: Plan) -> Manifest:
+    """Only the job's own pods reach its tasks: who reaches a task's port can run any TensorFlow operation in it."""
+    own = {"podSelector": {"matchLabels": labels(plan)}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(plan, job_name(plan)),
+        "spec": {
+            **own,
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [own], "ports": [{"protocol": "TCP", "port": DEFAULT_PORT}]}],
+        },
+    }
+
+
+def _config_map(plan: Plan) -> Manifest:
+    hosts = {str(role): _with_hosts(plan, role) for role in _roles(plan)}
+    roles = plan.cluster.roles.model_copy(update=hosts)
+    update = {"roles": roles, "recipe": Path(RECIPE_FILE) if plan.recipe else None, "kubernetes": None, "run_dir": None}
+    data = {CLUSTER_FILE: dump(plan.cluster.model_copy(update=update))}
+    if plan.recipe:
+        data |= _recipe_files(plan.recipe)
+    size = sum(len(text.encode()) for text in data.values())
+    if size > LARGEST - 1024:
+        raise UsageError(
+            f"the cluster, the recipe and its module have {size} bytes, and a ConfigMap at most {LARGEST}",
+            hint="put the module in the image",
+        )
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(plan, job_name(plan)), "data": data}
+
+
+def _with_hosts(plan: Plan, role: Role) -> Any:
+    spec = plan.cluster.roles.of(role)
+    hosts = [planned.address for planned in plan.tasks if planned.task.role == role]
+    return spec and spec.model_copy(update={"hosts": hosts, "replicas": None})
+
+
+def _recipe_files(recipe: Recipe) -> dict[str, str]:
+    """The recipe, and its module where that is a file beside it; one that is installed is so in the image, too."""
+    files = {RECIPE_FILE: dump(recipe.model_copy(update={"module_dir": Path(FILES)}))}
+    if recipe.module_dir is None:
+        return files
+    if (recipe.module_dir / recipe.module.partition(".")[0]).is_dir():
+        raise UsageError(
+            f"the recipe's module {recipe.module!r} is a package of several files, which no ConfigMap holds",
+            hint="install it in the image, and remove it from the recipe's folder or set its module_dir",
+        )
+    path = recipe.module_dir / f"{recipe.module}.py"
+    if path.is_file():
+        files[path.name] = path.read_text(encoding="utf-8")
+    return files
+
+
+def _restart(plan: Plan, role: Role) -> RestartSpec:
+    spec = plan.cluster.roles.of(role)
+    return (spec and spec.restart) or default_restart(plan.strategy, role)
+
+
+def _restarts(plan: Plan) -> int:
+    return RESTARTS if plan.recipe and plan.recipe.checkpoint else 0
+
+
+def _failure_policy(*, ignored: bool) -> Manifest:
+    """Which ends of a pod count: what cannot go better the next time ends the job.
+
+    Args:
+        ignored: whether a pod that had to make room for others is replaced as if nothing had been.
+    """
+    disrupted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    codes = {"containerName": CONTAINER, "operator": "In", "values": [int(ExitCode.USAGE), KILLED]}
+    return {"rules": [*([disrupted] if ignored else ()), {"action": "FailJob", "onExitCodes": codes}]}
+
+
+def _deciding(plan: Plan) -> list[Role]:
+    """The roles whose tasks have to end with 0 for the training to be done, and the evaluator, which then scores."""
+    learners: list[Role] = ["chief", "worker"] if plan.strategy != "parameter_server" else ["chief"]
+    return [role for role in _roles(plan) if role in (*learners, "evaluator")]
+
+
+def _jobset(plan: Plan) -> Iterator[Manifest]:
+    wanted = settings(plan)
+    never = [role_name(role) for role in _roles(plan) if _restart(plan, role).policy == "never"]
+    rules = [{"name": "HopelessOrKilled", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}]
+    rules += [{"name": "NeverAgain", "action": "FailJobSet", "targetReplicatedJobs": never}] if never else []
+    yield {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": metadata(plan, job_name(plan)),
+        "spec": {
+            "ttlSecondsAfterFinished": wanted.ttl_seconds,
+            "network": {"enableDNSHostnames": True, "subdomain": job_name(plan), "publishNotReadyAddresses": True},
+            "successPolicy": {
+                "operator": "All",
+                "targetReplicatedJobs": [role_name(role) for role in _deciding(plan)],
+            },
+            "failurePolicy": {"maxRestarts": _restarts(plan), "rules": rules},
+            "replicatedJobs": [_replicated(plan, role) for role in _roles(plan)],
+        },
+    }
+
+
+def _replicated(plan: Plan, role: Role) -> Manifest:
+    count, restart = _count(plan, role), _restart(plan, role)
+    alone = restart.policy == "replace"
+    most = RESTARTS if restart.max is None else restart.max
+    template = pod_template(plan, role, role_argv(plan, role, "$(JOB_COMPLETION_INDEX)"))
+    job = {
+        "completionMode": "Indexed",
+        "completions": count,
+        "parallelism": count,
+        "backoffLimit": most * count if alone else 0,
+        "podFailurePolicy": _failure_policy(ignored=alone),
+        "template": template,
+    }
+    return {"name": role_name(role), "replicas": 1, "template": {"spec": job}}
+
+
+def _tfjob(plan: Plan) -> Iterator[Manifest]:
+    wanted = settings(plan)
+    yield {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "TFJob",
+        "metadata": metadata(plan, job_name(plan)),
+        "spec": {
+            "runPolicy": {
+                "cleanPodPolicy": "Running",
+                "ttlSecondsAfterFinished": wanted.ttl_seconds,
+                "backoffLimit": _restarts(plan),
+            },
+            "successPolicy": "" if plan.strategy == "parameter_server" else "AllWorkers",
+            "tfReplicaSpecs": {
+                TF_ROLES[role]: {
+                    "replicas": _count(plan, role),
+                    # The operator starts again what a signal has ended, and nothing that has failed of itself.
+                    "restartPolicy": "Never" if _restart(plan, role).policy == "never" else "ExitCode",
+                    "template": pod_template(plan, role, recipe_argv(plan, role), None),
+                }
+                for role in _roles(plan)
+            },
+        },
+    }
+
+
+def _plain(plan: Plan) -> Iterator[Manifest]:
+    wanted, job = settings(plan), job_name(plan)
+    yield {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(plan, job),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": labels(plan),
+            "ports": [{"name": "tensorflow", "port": DEFAULT_PORT}],
+        },
+    }
+    for planned in plan.tasks:
+        role, index = planned.task.role, planned.task.index
+        name = f"{role_name(role)}-{index}"
+        restart = _restart(plan, role)
+        most = RESTARTS if restart.policy == "replace" else _restarts(plan)
+        template = pod_template(plan, role, role_argv(plan, role, str(index)), hostname=name, subdomain=job)
+        yield {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": metadata(plan, f"{job}-{name}"),
+            "spec": without_none(
+                {
+                    "ttlSecondsAfterFinished": wanted.ttl_seconds,
+                    "backoffLimit": 0 if restart.policy == "never" else most if restart.max is None else restart.max,
+                    "podFailurePolicy": _failure_policy(ignored=True) if restart.policy != "never" else None,
+                    "template": template,
+                }
+            ),
+        }
+
+
+_JOBS: Mapping[Kind, Callable[[Plan], Iterator[Manifest]]] = {"jobset": _jobset, "tfjob": _tfjob, "plain": _plain}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Repeats what is the same in two places, and keeps a text of several lines as it is."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
+
+
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text and text.replace("\n", "").isprintable() else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)

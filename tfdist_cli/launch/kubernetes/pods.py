@@ -1,0 +1,195 @@
+"""A task's pod as Kubernetes takes it: the same one whatever runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.names import label
+from tfdist_cli.plan import CLUSTER_FILE, RECIPE_FILE, Plan
+from tfdist_cli.spec.address import DEFAULT_PORT
+from tfdist_cli.spec.cluster import RoleSpec
+from tfdist_cli.spec.kubernetes import Kubernetes
+from tfdist_cli.spec.task_id import Role, TaskId
+
+Manifest = dict[str, Any]
+FILES = PurePosixPath("/tfdist/job")
+"""Where a pod has the cluster, the recipe and its module."""
+RUNS = PurePosixPath("/tfdist/runs")
+"""Where runs are kept; the image has this folder."""
+USER = 1000
+"""The image's user."""
+CONTAINER = "tensorflow"
+"""The container's name; a TFJob's operator looks for this one."""
+GRACE = 60
+"""Seconds that a pod has to end when it is told to: a chief saves a checkpoint."""
+LONGEST_NAME = 35
+"""Characters of a job's name that leave room for what is added to it: `-data-dispatcher-0-1234`, and five at random."""
+
+
+def job_name(plan: Plan) -> str:
+    """The name of the job and of what belongs to it."""
+    return label(plan.name, LONGEST_NAME)
+
+
+def role_name(role: Role) -> str:
+    """A role in the name of an object: `data-worker`."""
+    return role.replace("_", "-")
+
+
+def settings(plan: Plan) -> Kubernetes:
+    """What the cluster file says of Kubernetes."""
+    return plan.cluster.kubernetes or Kubernetes()
+
+
+def labels(plan: Plan, role: Role | None = None) -> dict[str, str]:
+    """The labels of a job's objects, and of a role's pods."""
+    own = {"app.kubernetes.io/name": "tfdist", "app.kubernetes.io/instance": job_name(plan)}
+    return own | ({"app.kubernetes.io/component": role_name(role)} if role else {})
+
+
+def metadata(plan: Plan, name: str) -> Manifest:
+    """The metadata of an object."""
+    namespace = settings(plan).namespace
+    return {"name": name, **({"namespace": namespace} if namespace else {}), "labels": labels(plan)}
+
+
+def role_argv(plan: Plan, role: Role, index: str) -> list[str]:
+    """The command of a role's tasks.
+
+    Args:
+        plan: the tasks.
+        role: which of them.
+        index: the task's number, or the variable that has it, `$(NAME)`.
+    """
+    argv = ["tfdist", "role", "--task", f"{role}:{index}", "--cluster", str(FILES / CLUSTER_FILE)]
+    return argv if plan.recipe else [*argv, "--", *(literal(word) for word in plan[TaskId(role)].argv)]
+
+
+def recipe_argv(plan: Plan, role: Role) -> list[str]:
+    """The command of a role's tasks where another has set `TF_CONFIG`."""
+    if plan.recipe:
+        return ["tfdist", "role", "--recipe", str(FILES / RECIPE_FILE)]
+    return ["tfdist", "role", "--", *(literal(word) for word in plan[TaskId(role)].argv)]
+
+
+def literal(text: str) -> str:
+    """Text in which Kubernetes fills in no variable."""
+    return text.replace("$", "$$")
+
+
+def pod_template(plan: Plan, role: Role, argv: list[str], restart: str | None = "Never", **more: Any) -> Manifest:
+    """The template of a role's pods.
+
+    Args:
+        plan: the tasks.
+        role: which of them.
+        argv: their command.
+        restart: the pods' restartPolicy; None where something else says it.
+        more: further fields of the pod.
+    """
+    wanted, spec = settings(plan), _role(plan, role)
+    pod = {
+        **more,
+        "restartPolicy": restart,
+        "terminationGracePeriodSeconds": GRACE,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "shareProcessNamespace": True,  # process 1 ignores SIGTERM unless it handles it, and a user's program may not
+        "serviceAccountName": wanted.service_account,
+        "imagePullSecrets": [{"name": name} for name in wanted.image_pull_secrets] or None,
+        "nodeSelector": dict(wanted.node_selector) or None,
+        "tolerations": [each.model_dump(exclude_none=True) for each in wanted.tolerations] or None,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(plan, wanted, spec, argv)],
+        "volumes": [{"name": name, **source} for name, source, _, _ in _volumes(plan, wanted)],
+    }
+    return {"metadata": {"labels": labels(plan, role)}, "spec": without_none(pod)}
+
+
+def without_none(fields: Mapping[str, Any]) -> Manifest:
+    """The fields that say something."""
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def _role(plan: Plan, role: Role) -> RoleSpec:
+    return plan.cluster.role(TaskId(role))
+
+
+def _container(plan: Plan, wanted: Kubernetes, spec: RoleSpec, argv: list[str]) -> Manifest:
+    return without_none(
+        {
+            "name": CONTAINER,
+            "image": wanted.image,
+            "imagePullPolicy": wanted.image_pull_policy,
+            "command": argv,
+            "env": list(_env(plan, wanted, spec)),
+            "ports": [{"name": "tfjob-port", "containerPort": DEFAULT_PORT}],
+            "resources": _resources(spec),
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            },
+            "volumeMounts": [
+                {"name": name, "mountPath": path, **({"readOnly": True} if read_only else {})}
+                for name, _, path, read_only in _volumes(plan, wanted)
+            ],
+        }
+    )
+
+
+def _env(plan: Plan, wanted: Kubernetes, spec: RoleSpec) -> Iterator[Manifest]:
+    # A pod has the GPUs that it was given, and CUDA counts them from 0.
+    env = {
+        "HOME": "/tmp",  # noqa: S108 the pod's own
+        "TFDIST_RUN_DIR": str(RUNS / job_name(plan)),
+        "TFDIST_STRATEGY": plan.strategy,
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpu_count(spec)))) or "-1",
+        **spec.env,
+    }
+    for name, value in env.items():
+        yield {"name": name, "value": literal(value)}
+    for name in spec.secrets:
+        yield {"name": name, "valueFrom": {"secretKeyRef": {"name": wanted.secret, "key": name}}}
+
+
+def gpu_count(spec: RoleSpec) -> int:
+    """The GPUs that each pod of a role is given; which ones is Kubernetes's choice.
+
+    Raises:
+        UsageError: the file says which.
+    """
+    if isinstance(spec.gpus, list) or spec.gpus == "all":
+        raise UsageError(f"gpus: {spec.gpus} names GPUs of a machine, and pods get any", hint="write how many")
+    return spec.gpus or 0
+
+
+def _resources(spec: RoleSpec) -> Manifest | None:
+    limits: dict[str, str] = {}
+    if spec.cpus is not None:
+        limits["cpu"] = str(spec.cpus)
+    if spec.memory is not None:
+        limits["memory"] = str(spec.memory).removesuffix("B").replace(" ", "")
+    if gpu_count(spec):
+        limits["nvidia.com/gpu"] = str(gpu_count(spec))
+    return {"requests": limits, "limits": dict(limits)} if limits else None
+
+
+def _volumes(plan: Plan, wanted: Kubernetes) -> Iterator[tuple[str, Manifest, str, bool]]:
+    """Each volume: its name, where it comes from, its path, and whether it is read only."""
+    runs = {"persistentVolumeClaim": {"claimName": wanted.claim}} if wanted.claim else {"emptyDir": {}}
+    yield "files", {"configMap": {"name": job_name(plan)}}, str(FILES), True
+    yield "runs", runs, str(RUNS), False
+    yield "tmp", {"emptyDir": {}}, "/tmp", False  # noqa: S108 the pod's own
+    for number, volume in enumerate(wanted.volumes):
+        claim, path, *mode = volume.split(":")
+        yield f"claim-{number}", {"persistentVolumeClaim": {"claimName": claim}}, path, bool(mode)
