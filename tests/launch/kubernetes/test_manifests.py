@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.documents import to_yaml
 from tfdist_cli.launch.kubernetes.launcher import KubernetesLauncher
-from tfdist_cli.launch.kubernetes.manifests import as_yaml, manifests
+from tfdist_cli.launch.kubernetes.manifests import manifests
 from tfdist_cli.plan import make_plan
 from tfdist_cli.resources import Machine
 from tfdist_cli.spec.cluster import Cluster
@@ -67,7 +68,7 @@ def digits(**more):
 def objects(kind, **more):
     if "command" not in more:
         more.setdefault("recipe", digits())
-    return list(yaml.safe_load_all(as_yaml(manifests(planned(kind, **more)))))
+    return list(yaml.safe_load_all(to_yaml(manifests(planned(kind, **more)))))
 
 
 def of_kind(found, kind):

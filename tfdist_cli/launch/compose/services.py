@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.documents import to_yaml
 from tfdist_cli.launch.names import label
 from tfdist_cli.masking import SECRETS
 from tfdist_cli.plan import RECIPE_FILE, Plan, PlannedTask
@@ -169,9 +168,7 @@ def compose_file(plan: Plan, engine: str) -> str:
     for service in services:
         filled_in = {name: f"${{{variable}:?is not set}}" for name, variable in service.secrets.items()}
         content["services"][service.name]["environment"] |= filled_in
-    return yaml.dump(
-        content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=10_000
-    )
+    return to_yaml([content])
 
 
 def _as_compose(service: Service) -> dict[str, Any]:
@@ -199,21 +196,6 @@ def _as_compose(service: Service) -> dict[str, Any]:
         "devices": list(service.devices) or None,
     }
     return {key: value for key, value in words.items() if value is not None}
-
-
-class _Dumper(yaml.SafeDumper):
-    """Repeats what is the same in two places, and keeps a text of several lines as it is."""
-
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
-        return True
-
-
-def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text and text.replace("\n", "").isprintable() else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _text)
 
 
 def _escaped(value: Any) -> Any:

@@ -8,7 +8,8 @@ from typing import NoReturn
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.base import Outlets, Run
-from tfdist_cli.launch.kubernetes.manifests import as_yaml, host_name, manifests
+from tfdist_cli.launch.documents import to_yaml
+from tfdist_cli.launch.kubernetes.manifests import host_name, manifests
 from tfdist_cli.launch.named import named_addresses
 from tfdist_cli.plan import Plan
 from tfdist_cli.resources import Machine
@@ -39,7 +40,7 @@ class KubernetesLauncher:
 
     def render(self, plan: Plan) -> str:
         """The manifests, as one file for kubectl."""
-        return as_yaml(manifests(plan))
+        return to_yaml(manifests(plan))
 
     def start(self, plan: Plan, outlets: Outlets) -> AbstractAsyncContextManager[Run]:  # noqa: ARG002
         """Refused, as by `check`."""

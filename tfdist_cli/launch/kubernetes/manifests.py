@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tfdist_cli.errors import ExitCode, UsageError
 from tfdist_cli.launch.kubernetes.pods import (
     CONTAINER,
@@ -61,13 +59,6 @@ def manifests(plan: Plan) -> list[Manifest]:
     """
     _check(plan)
     return [_network_policy(plan), _config_map(plan), *_JOBS[settings(plan).kind](plan)]
-
-
-def as_yaml(objects: list[Manifest]) -> str:
-    """The objects as one file for kubectl."""
-    return yaml.dump_all(
-        objects, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=10_000
-    )
 
 
 def _check(plan: Plan) -> None:
@@ -272,18 +263,3 @@ def _plain(plan: Plan) -> Iterator[Manifest]:
 
 
 _JOBS: Mapping[Kind, Callable[[Plan], Iterator[Manifest]]] = {"jobset": _jobset, "tfjob": _tfjob, "plain": _plain}
-
-
-class _Dumper(yaml.SafeDumper):
-    """Repeats what is the same in two places, and keeps a text of several lines as it is."""
-
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
-        return True
-
-
-def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text and text.replace("\n", "").isprintable() else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _text)

@@ -1,0 +1,29 @@
+"""YAML for other programs to read, and for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import yaml
+
+
+def to_yaml(documents: Iterable[Any]) -> str:
+    """Plain values as one file of YAML, a document for each."""
+    return yaml.dump_all(
+        documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=10_000
+    )
+
+
+class _Dumper(yaml.SafeDumper):
+    """Repeats what is the same in two places, and keeps a text of several lines as it is."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        style = "|" if "\n" in text and text.replace("\n", "").isprintable() else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
