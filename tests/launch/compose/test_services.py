@@ -151,4 +151,4 @@ def test_the_engines_words_are_those_of_the_file():
 def test_two_folders_of_one_name_are_two_projects():
     names = {project_name(Path(path)) for path in ("/a/digits", "/b/digits", "/a/Digits", "/a/" + "x" * 250)}
     assert len(names) == 4
-    assert max(map(len, names)) <= 63
+    assert max(map(len, names)) <= 40

@@ -38,6 +38,8 @@ ENGINES = ("podman", "docker")
 _HEAD_START = 2.0
 """Seconds that the first task's end is waited for before another's is told: a worker that follows its chief out must
 not pass for one that left it alone, and an engine tells of two ends in any order."""
+_AGAIN = 0.2
+"""Seconds until a container that could not be told to end is told again."""
 _CLEANUP_SECONDS = 10.0
 
 
@@ -252,18 +254,23 @@ class _Container:
 
     async def remove(self) -> None:
         """Removes what has ended: an engine that does so itself leaves its client nothing to tell the exit code of."""
-        await asyncio.to_thread(_called, self._engine, "rm", "--force", self._name)
+        await _succeeds(self._engine, "rm", "--force", self._name)
 
     async def end(self, how: How) -> None:
-        """Tells it to end: the client passes a signal on, unless there is no container yet, when it ends itself."""
-        if self._client.returncode is not None:
-            return
-        if how is How.TERMINATE:
-            self._client.terminate()
-            return
-        killed = await asyncio.to_thread(_called, self._engine, "kill", "--signal", "KILL", self._name)
-        if killed.returncode and self._client.returncode is None:
-            self._client.kill()
+        """Tells it to end, again and again as long as it is not yet running; a client forgets what came too early."""
+        signal_name = "TERM" if how is How.TERMINATE else "KILL"
+        while self._client.returncode is None:
+            if await _succeeds(self._engine, "kill", "--signal", signal_name, self._name):
+                return
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._client.wait(), _AGAIN)
+
+
+async def _succeeds(engine: str, *arguments: str) -> bool:
+    """Calls the engine, which need not succeed."""
+    nothing = subprocess.DEVNULL
+    called = await asyncio.create_subprocess_exec(engine, *arguments, stdin=nothing, stdout=nothing, stderr=nothing)
+    return await called.wait() == 0
 
 
 def _engine(cluster: Cluster) -> str | None:

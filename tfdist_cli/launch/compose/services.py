@@ -75,7 +75,7 @@ def service_name(task: TaskId) -> str:
 
 def project_name(run_dir: Path) -> str:
     """The name of a run among all that the engine knows: two folders of the same name have different ones."""
-    return label(f"tfdist-{run_dir.name}-{label(str(run_dir))[-6:]}")
+    return label(f"tfdist-{run_dir.name}-{label(str(run_dir))[-6:]}", 40)
 
 
 def service_of(plan: Plan, planned: PlannedTask, engine: str) -> Service:

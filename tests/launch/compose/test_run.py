@@ -1,0 +1,110 @@
+"""The containers of a run, with a stand-in for the engine: what is told of their ends, and how they are told to end."""
+
+import asyncio
+import signal
+
+import pytest
+
+from tfdist_cli.errors import TfdistError
+from tfdist_cli.launch.base import Outlets
+from tfdist_cli.launch.compose.launcher import ComposeLauncher
+from tfdist_cli.launch.events import EventQueue, Exited, Output, Signalled
+from tfdist_cli.launch.job import run_job
+from tfdist_cli.launch.state import Rules, Timeouts
+from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.task_id import TaskId
+
+CHIEF, WORKER = TaskId("chief"), TaskId("worker")
+ENGINE = """#!/bin/bash
+cd "$(dirname "$0")"
+echo "$@" >> calls
+for last; do :; done
+case $1 in
+run) while [ "$1" != --name ]; do shift; done; name=$2
+     case $name in
+     *chief*) eval "$CHIEF";;
+     *) eval "$WORKER";;
+     esac;;
+kill) [ -e "$last.up" ] || exit 1; kill -s "$3" "$(cat "$last.up")";;
+network) [ "$2" != create ] || [ -z "$NO_NETWORK" ] || { echo "no network today" >&2; exit 125; };;
+esac
+"""
+STAYS = 'sleep 0.3; echo $$ > "$name.up"; echo up; exec sleep 1000'
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, plan_for):
+    """Runs a chief, a ps and a worker, whose containers are what these scripts do."""
+    (tmp_path / "podman").write_text(ENGINE)
+    (tmp_path / "podman").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    def run(chief, worker, react=lambda event: ()):
+        monkeypatch.setenv("CHIEF", chief)
+        monkeypatch.setenv("WORKER", worker)
+        roles = {"chief": {}, "worker": {}, "ps": {}}
+        cluster = Cluster.model_validate({"strategy": "parameter_server", "launcher": "compose", "roles": roles})
+        plan = plan_for(cluster, "program", addresses=ComposeLauncher().foresee(cluster))
+        heard = []
+
+        async def whole():
+            queue = EventQueue()
+
+            class Watcher:
+                def saw(self, event, state, now):
+                    heard.append(event)
+                    for answer in react(event):
+                        queue.put(answer)
+
+            outlets = Outlets(queue, Nowhere(), lambda start: {})
+            rules = Rules("parameter_server", timeouts=Timeouts(shutdown=20.0))
+            return await run_job(ComposeLauncher(), plan, rules, outlets, (Watcher(),))
+
+        state = asyncio.run(whole())
+        calls = (tmp_path / "calls").read_text().splitlines()
+        return state, [event for event in heard if isinstance(event, Exited)], calls
+
+    return run
+
+
+class Nowhere:
+    """Logs that are not kept."""
+
+    def write(self, task, stream, data):
+        """Keeps nothing."""
+
+
+def test_who_follows_the_chief_out_has_not_left_it_alone(run):
+    state, exits, calls = run("sleep 0.3", "exit 0")
+    assert exits[0].task == CHIEF
+    assert (state.exit_code, state.failures) == (0, ())
+    assert sum(call.startswith("rm --force") for call in calls) == 3
+    assert [call.split()[:2] for call in calls][-1] == ["network", "rm"]
+
+
+def test_a_failure_is_told_before_a_chief_that_goes_on_ends(run, monkeypatch):
+    monkeypatch.setattr("tfdist_cli.launch.compose.launcher._HEAD_START", 0.05)
+    state, exits, _ = run(STAYS, 'case $name in *worker*) exit 7;; esac; echo $$ > "$name.up"; exec sleep 1000')
+    assert exits[0] == Exited(WORKER, 7)
+    assert state.exit_code == 7
+
+
+def test_a_container_that_is_not_yet_running_is_told_again(run):
+    told: list[int] = []
+
+    def react(event):
+        if isinstance(event, Output) and not told:
+            told.append(signal.SIGTERM)
+            return [Signalled(signal.SIGTERM)]
+        return ()
+
+    state, exits, calls = run("echo early; " + STAYS, "echo early; " + STAYS, react)
+    assert state.exit_code == 143
+    assert len(exits) == 3
+    assert not any("--signal KILL" in call for call in calls)
+
+
+def test_no_network(run, monkeypatch):
+    monkeypatch.setenv("NO_NETWORK", "1")
+    with pytest.raises(TfdistError, match="podman makes no network for the containers: no network today"):
+        run("exit 0", "exit 0")
