@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from tfdist_cli.spec.compose import check_image
 from tfdist_cli.spec.model import Inconsistent, SpecModel
 
-Kind = Literal["jobset", "tfjob", "plain"]
+Kind = Literal["jobset", "tfjob", "plain", "pods"]
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -68,7 +68,8 @@ class Kubernetes(SpecModel):
     """What `launcher: kubernetes` makes the tasks' pods of."""
 
     kind: Kind = "jobset"
-    """What runs them: a `jobset`, a Kubeflow `tfjob`, or `plain` Jobs, which need no operator."""
+    """What runs them: a `jobset`, a Kubeflow `tfjob`, or `plain` Jobs, which need no operator. `pods` are run by
+    `tfdist launch`, as long as it lives."""
     image: Annotated[str, AfterValidator(check_image), Field(json_schema_extra={"minLength": 1})] = "tfdist"
     """The image of every task; it has tfdist in it."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None

@@ -22,7 +22,7 @@ from tfdist_cli.spec.recipe import Recipe
 
 ROOT = Path(__file__).parents[3]
 CRDS = ROOT.parent / "shared" / "crd"
-KINDS = ("jobset", "tfjob", "plain")
+KINDS = ("jobset", "tfjob", "plain", "pods")
 ROLES: dict[str, dict[str, Any]] = {
     "chief": {"secrets": {"KEY": {"env": "FROM"}}},
     "ps": {"cpus": 2, "memory": "4GiB", "env": {"A": '$(HOME) it\'s; "ü"\n'}},
@@ -86,6 +86,8 @@ def pods(found):
             made[role.lower()] = replica["template"]
         if each["kind"] == "Job":
             made[each["metadata"]["name"]] = spec["template"]
+        if each["kind"] == "Pod":
+            made[each["metadata"]["name"]] = each
     return made
 
 
@@ -169,10 +171,10 @@ def test_the_validation_refuses_what_is_wrong():
 def test_hostile_names_become_labels(kind, name):
     roles = {"chief": {}, "ps": {}, "worker": {"replicas": 101}}
     found = manifests(planned(kind, name=name, roles=roles, command=("true",)))
-    longest = {"jobset": "-worker-0-100-abcde", "tfjob": "-worker-100", "plain": "-worker-100-abcde"}[kind]
+    longest = {"jobset": "-worker-0-100-abcde", "tfjob": "-worker-100", "plain": "-worker-100-abcde", "pods": ""}[kind]
     for each in found:
         assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", each["metadata"]["name"])
-        assert len(each["metadata"]["name"]) <= 63 - (len("-abcde") if each["kind"] == "Job" else len(longest))
+        assert len(each["metadata"]["name"]) <= 63 - (len("-abcde") if each["kind"] in ("Job", "Pod") else len(longest))
 
 
 def test_hostile_names_do_not_collide():
@@ -181,7 +183,7 @@ def test_hostile_names_do_not_collide():
 
 @pytest.mark.parametrize(
     ("kind", "host"),
-    [("jobset", "digits-worker-0-1.digits:2222"), ("plain", "worker-1.digits:2222")],
+    [("jobset", "digits-worker-0-1.digits:2222"), ("plain", "worker-1.digits:2222"), ("pods", "worker-1.digits:2222")],
 )
 def test_the_tasks_know_each_other_by_their_pods_names(kind, host):
     [config] = of_kind(objects(kind), "ConfigMap")
@@ -198,6 +200,15 @@ def test_the_pods_have_the_recipe_and_its_module(tmp_path):
     assert config["data"]["digits_mlp.py"] == (ROOT / "recipes" / "digits_mlp.py").read_text()
     (tmp_path / "recipe.yaml").write_text(config["data"]["recipe.yaml"])
     assert yaml.safe_load(config["data"]["recipe.yaml"])["module_dir"] == "/tfdist/job"
+
+
+@pytest.mark.parametrize(
+    ("here", "there"), [("/x/checkpoints", "/tfdist/runs/digits/checkpoints"), ("/saved", "/saved")]
+)
+def test_checkpoints_of_the_run_are_where_the_pods_keep_it(here, there):
+    recipe = digits(checkpoint={"every_steps": 10, "dir": Path(here)})
+    [config] = of_kind(objects("pods", recipe=recipe), "ConfigMap")
+    assert yaml.safe_load(config["data"]["recipe.yaml"])["checkpoint"]["dir"] == there
 
 
 def test_a_package_and_a_module_that_is_too_large_are_refused(tmp_path):

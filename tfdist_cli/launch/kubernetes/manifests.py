@@ -10,9 +10,11 @@ from tfdist_cli.errors import ExitCode, UsageError
 from tfdist_cli.launch.kubernetes.pods import (
     CONTAINER,
     FILES,
+    RUNS,
     Manifest,
     job_name,
     labels,
+    literal,
     metadata,
     pod_template,
     recipe_argv,
@@ -57,8 +59,34 @@ def manifests(plan: Plan) -> list[Manifest]:
     Raises:
         UsageError: Kubernetes, or the kind of job, cannot have what the cluster or the recipe asks for.
     """
+    return [*shared(plan), *_JOBS[settings(plan).kind](plan)]
+
+
+def shared(plan: Plan) -> list[Manifest]:
+    """The objects of a plan that its pods have in common.
+
+    Raises:
+        UsageError: as by `manifests`.
+    """
     _check(plan)
-    return [_network_policy(plan), _config_map(plan), *_JOBS[settings(plan).kind](plan)]
+    named = [_service(plan)] if settings(plan).kind in ("plain", "pods") else []
+    return [_network_policy(plan), _config_map(plan), *named]
+
+
+def pod(plan: Plan, task: TaskId, name: str, env: Mapping[str, str]) -> Manifest:
+    """One task's pod, which nothing in Kubernetes starts again.
+
+    Args:
+        plan: the tasks.
+        task: which of them.
+        name: the pod's name.
+        env: variables of this start.
+    """
+    template = _template(plan, task)
+    [container] = template["spec"]["containers"]
+    container["env"] += [{"name": key, "value": literal(value)} for key, value in env.items()]
+    own = metadata(plan, name) | {"labels": template["metadata"]["labels"]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": own, "spec": template["spec"]}
 
 
 def _check(plan: Plan) -> None:
@@ -106,7 +134,7 @@ def _config_map(plan: Plan) -> Manifest:
     update = {"roles": roles, "recipe": Path(RECIPE_FILE) if plan.recipe else None, "kubernetes": None, "run_dir": None}
     data = {CLUSTER_FILE: dump(plan.cluster.model_copy(update=update))}
     if plan.recipe:
-        data |= _recipe_files(plan.recipe)
+        data |= _recipe_files(plan, plan.recipe)
     size = sum(len(text.encode()) for text in data.values())
     if size > LARGEST - 1024:
         raise UsageError(
@@ -122,9 +150,18 @@ def _with_hosts(plan: Plan, role: Role) -> Any:
     return spec and spec.model_copy(update={"hosts": hosts, "replicas": None})
 
 
-def _recipe_files(recipe: Recipe) -> dict[str, str]:
+def _inside(plan: Plan, recipe: Recipe) -> Recipe:
+    """The recipe as pods have it: a checkpoint folder in the run's directory is in the one of theirs."""
+    saved = recipe.checkpoint
+    if saved and saved.dir and saved.dir.is_relative_to(plan.run_dir):
+        moved = Path(RUNS / job_name(plan) / saved.dir.relative_to(plan.run_dir))
+        recipe = recipe.model_copy(update={"checkpoint": saved.model_copy(update={"dir": moved})})
+    return recipe.model_copy(update={"module_dir": Path(FILES)})
+
+
+def _recipe_files(plan: Plan, recipe: Recipe) -> dict[str, str]:
     """The recipe, and its module where that is a file beside it; one that is installed is so in the image, too."""
-    files = {RECIPE_FILE: dump(recipe.model_copy(update={"module_dir": Path(FILES)}))}
+    files = {RECIPE_FILE: dump(_inside(plan, recipe))}
     if recipe.module_dir is None:
         return files
     if (recipe.module_dir / recipe.module.partition(".")[0]).is_dir():
@@ -228,9 +265,10 @@ def _tfjob(plan: Plan) -> Iterator[Manifest]:
     }
 
 
-def _plain(plan: Plan) -> Iterator[Manifest]:
-    wanted, job = settings(plan), job_name(plan)
-    yield {
+def _service(plan: Plan) -> Manifest:
+    """Gives each pod a name, also before it is ready."""
+    job = job_name(plan)
+    return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": metadata(plan, job),
@@ -241,25 +279,41 @@ def _plain(plan: Plan) -> Iterator[Manifest]:
             "ports": [{"name": "tensorflow", "port": DEFAULT_PORT}],
         },
     }
+
+
+def _template(plan: Plan, task: TaskId) -> Manifest:
+    """The pod of one task, by its name in the job's service."""
+    argv, name = role_argv(plan, task.role, str(task.index)), f"{role_name(task.role)}-{task.index}"
+    return pod_template(plan, task.role, argv, hostname=name, subdomain=job_name(plan))
+
+
+def _plain(plan: Plan) -> Iterator[Manifest]:
     for planned in plan.tasks:
         role, index = planned.task.role, planned.task.index
-        name = f"{role_name(role)}-{index}"
         restart = _restart(plan, role)
         most = RESTARTS if restart.policy == "replace" else _restarts(plan)
-        template = pod_template(plan, role, role_argv(plan, role, str(index)), hostname=name, subdomain=job)
+        job = {
+            "ttlSecondsAfterFinished": settings(plan).ttl_seconds,
+            "backoffLimit": 0 if restart.policy == "never" else most if restart.max is None else restart.max,
+            "podFailurePolicy": _failure_policy(ignored=True) if restart.policy != "never" else None,
+            "template": _template(plan, planned.task),
+        }
         yield {
             "apiVersion": "batch/v1",
             "kind": "Job",
-            "metadata": metadata(plan, f"{job}-{name}"),
-            "spec": without_none(
-                {
-                    "ttlSecondsAfterFinished": wanted.ttl_seconds,
-                    "backoffLimit": 0 if restart.policy == "never" else most if restart.max is None else restart.max,
-                    "podFailurePolicy": _failure_policy(ignored=True) if restart.policy != "never" else None,
-                    "template": template,
-                }
-            ),
+            "metadata": metadata(plan, f"{job_name(plan)}-{role_name(role)}-{index}"),
+            "spec": without_none(job),
         }
 
 
-_JOBS: Mapping[Kind, Callable[[Plan], Iterator[Manifest]]] = {"jobset": _jobset, "tfjob": _tfjob, "plain": _plain}
+def _pods(plan: Plan) -> Iterator[Manifest]:
+    for planned in plan.tasks:
+        yield pod(plan, planned.task, f"{job_name(plan)}-{role_name(planned.task.role)}-{planned.task.index}", {})
+
+
+_JOBS: Mapping[Kind, Callable[[Plan], Iterator[Manifest]]] = {
+    "jobset": _jobset,
+    "tfjob": _tfjob,
+    "plain": _plain,
+    "pods": _pods,
+}

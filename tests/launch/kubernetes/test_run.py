@@ -1,0 +1,204 @@
+"""Pods of a run, with a stand-in for kubectl that replays how they fare."""
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tfdist_cli.errors import TfdistError, UsageError
+from tfdist_cli.launch.base import Outlets
+from tfdist_cli.launch.events import EventQueue, Exited, Output, Recorded, Signalled
+from tfdist_cli.launch.job import run_job
+from tfdist_cli.launch.kubernetes import run as run_module
+from tfdist_cli.launch.kubernetes.launcher import KubernetesLauncher
+from tfdist_cli.launch.state import Rules, Timeouts
+from tfdist_cli.plan import make_plan
+from tfdist_cli.resources import Machine
+from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.task_id import TaskId
+
+CHIEF, WORKER, PS = TaskId("chief"), TaskId("worker"), TaskId("ps")
+SERVES = [["running", 0], ["until_deleted", 143]]
+TRAINS = [["running", 0], ["says", '\x1e{"kind":"state","state":"training"}'], ["says", "done"], ["exits", 0]]
+
+
+class Nowhere:
+    """Logs that are not kept."""
+
+    def write(self, task, stream, data):
+        """Keeps nothing."""
+
+
+class Outcome:
+    def __init__(self, state, heard, folder):
+        self.state = state
+        self.heard = heard
+        self.folder = folder
+
+    def of(self, kind):
+        return [event for event in self.heard if isinstance(event, kind)]
+
+    @property
+    def lines(self):
+        return [line for event in self.of(Output) for line in event.lines]
+
+    @property
+    def calls(self):
+        return (self.folder / "calls").read_text().splitlines()
+
+    def pod(self, name):
+        return yaml.safe_load((self.folder / f"Pod.{name}.yaml").read_text())
+
+
+@pytest.fixture
+def kubectl(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "kubectl"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name("kubectl.py")} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("KUBECTL_FOLDER", str(tmp_path))
+    monkeypatch.setenv("KUBECTL_SCRIPT", "{}")
+    return tmp_path
+
+
+def cluster(**settings):
+    roles = {"chief": {}, "worker": {}, "ps": {}}
+    kubernetes = {"kind": "pods", "namespace": "training", **settings}
+    return Cluster.model_validate(
+        {"name": "it", "strategy": "parameter_server", "roles": roles, "kubernetes": kubernetes}
+    )
+
+
+@pytest.fixture
+def run(kubectl, monkeypatch):
+    def run(chief=SERVES, worker=SERVES, ps=SERVES, react=lambda event: (), restarts=0, **more):
+        monkeypatch.setenv("KUBECTL_SCRIPT", json.dumps({"chief": chief, "worker": worker, "ps": ps, **more}))
+        wanted = cluster()
+        launcher = KubernetesLauncher()
+        plan = make_plan(
+            wanted, None, addresses=launcher.foresee(wanted), run_dir=kubectl, machine=Machine(2), command=("train",)
+        )
+        heard = []
+
+        async def whole():
+            queue = EventQueue()
+
+            class Watcher:
+                def saw(self, event, state, now):
+                    heard.append(event)
+                    for answer in react(event):
+                        queue.put(answer)
+
+            own = {"TFDIST_RECORDS": "1", "TFDIST_LAUNCHER_PID": "1", "TFDIST_TASK_DIR": "/here"}
+            rules = Rules("parameter_server", timeouts=Timeouts(shutdown=20.0), max_restarts=restarts)
+            return await run_job(launcher, plan, rules, Outlets(queue, Nowhere(), lambda start: own), (Watcher(),))
+
+        return Outcome(asyncio.run(whole()), heard, kubectl)
+
+    return run
+
+
+def test_a_job_ends_with_its_chief(run):
+    outcome = run(chief=TRAINS)
+    assert outcome.state.exit_code == 0
+    assert outcome.of(Exited)[0] == Exited(CHIEF, 0)
+    assert {(event.task, event.code) for event in outcome.of(Exited)[1:]} == {(WORKER, 143), (PS, 143)}
+    assert "done" in outcome.lines
+    assert Recorded(CHIEF, {"kind": "state", "state": "training"}) in outcome.heard
+    assert outcome.calls[-1].startswith("delete pods,services,configmaps,networkpolicies --selector")
+
+
+def test_what_is_created(run):
+    outcome = run(chief=TRAINS)
+    made = {path.name.rpartition(".")[0] for path in outcome.folder.glob("*.yaml")}
+    assert made == {
+        "NetworkPolicy.it", "ConfigMap.it", "Service.it", "Pod.it-chief-0-1", "Pod.it-worker-0-2", "Pod.it-ps-0-3"
+    }  # fmt: skip
+    [container] = outcome.pod("it-worker-0-2")["spec"]["containers"]
+    assert container["command"][:4] == ["tfdist", "role", "--task", "worker:0"]
+    names = {each["name"] for each in container["env"]}
+    assert "TFDIST_RECORDS" in names
+    assert not {"TFDIST_LAUNCHER_PID", "TFDIST_TASK_DIR"} & names
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        (["waiting", "ImagePullBackOff"], "the pod it-worker-0-2 does not start: ImagePullBackOff: as it is"),
+        (["unschedulable", "0/3 nodes"], "the pod it-worker-0-2 does not start: Unschedulable: 0/3 nodes"),
+    ],
+)
+def test_a_pod_that_does_not_start_is_told_with_its_reason(run, trouble, said):
+    left = [Signalled(signal.SIGTERM)]
+
+    def react(event):
+        return [left.pop()] if isinstance(event, Output) and left and any(said in line for line in event.lines) else ()
+
+    outcome = run(worker=[trouble, trouble, ["until_deleted", 143]], react=react)
+    assert [line for line in outcome.lines if said in line] == [f"tfdist: {said}"]
+    assert outcome.state.exit_code == 143
+    assert "delete pod it-worker-0-2 --wait=false --ignore-not-found" in outcome.calls
+
+
+def test_containers_that_are_being_made_are_no_trouble(run):
+    outcome = run(chief=[["waiting", "ContainerCreating"], *TRAINS])
+    assert not [line for line in outcome.lines if "does not start" in line]
+
+
+def test_a_pod_that_fails_ends_the_job_with_its_code(run, monkeypatch):
+    monkeypatch.setattr(run_module, "_HEAD_START", 0.05)
+    outcome = run(worker=[["running", 0], ["exits", 7]])
+    assert outcome.state.exit_code == 7
+    assert outcome.state.failures == (WORKER,)
+
+
+def test_a_pod_that_is_gone_is_replaced(run, monkeypatch):
+    monkeypatch.setattr(run_module, "_HEAD_START", 0.05)
+    left = [Signalled(signal.SIGINT)]
+
+    def react(event):
+        return [left.pop()] if isinstance(event, Output) and "again" in event.lines and left else ()
+
+    gone = [["running", 0], ["gone", 0]]
+    again = [["running", 0], ["says", "again"], ["until_deleted", 143]]
+    outcome = run(react=react, restarts=1, **{"it-worker-0-2": gone, "it-worker-0-4": again})
+    assert outcome.of(Exited)[0] == Exited(WORKER, 137)
+    assert "tfdist: the pod it-worker-0-2 is gone" in outcome.lines
+    assert outcome.state.exit_code == 130
+
+
+def test_a_watch_that_ends_is_begun_again(run, monkeypatch):
+    monkeypatch.setattr(run_module, "_PAUSE", 0.0)
+    outcome = run(chief=[["running", 0], ["watch_ends", 0], ["exits", 0]])
+    assert outcome.state.exit_code == 0
+    assert sum(call.startswith("get pod it-chief-0-1 ") for call in outcome.calls) == 2
+
+
+def test_no_news_at_all(run, monkeypatch):
+    monkeypatch.setattr(run_module, "_PAUSE", 0.0)
+    with pytest.raises(TfdistError, match="kubectl gives no news of the pod it-chief-0-1"):
+        run(chief=[["says", ""]])
+
+
+def test_a_job_of_that_name_is_left_alone(run, kubectl):
+    (kubectl / "ConfigMap.it.yaml").write_text("")
+    with pytest.raises(TfdistError, match=r"refuses the job it: .*already exists"):
+        run()
+    assert [call for call in (kubectl / "calls").read_text().splitlines() if "delete" in call] == []
+
+
+def test_check(kubectl, monkeypatch):
+    KubernetesLauncher().check(cluster(), ())
+    with pytest.raises(UsageError, match="a jobset is not started by `launch`"):
+        KubernetesLauncher().check(cluster(kind="jobset"), ())
+    monkeypatch.setenv("KUBECTL_DOWN", "1")
+    with pytest.raises(UsageError, match="kubectl reaches no cluster: The connection was refused"):
+        KubernetesLauncher().check(cluster(), ())
+    monkeypatch.setenv("PATH", str(kubectl))
+    with pytest.raises(UsageError, match="there is no kubectl"):
+        KubernetesLauncher().check(cluster(), ())
