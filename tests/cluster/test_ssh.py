@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,6 @@ from tests.lab.hosts import ROOT, make_hosts, missing
 
 REASON = missing()
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.skipif(bool(REASON), reason=REASON)]
-DIGITS = ROOT / "recipes" / "digits_mlp.yaml"
 CLUSTER = """
 strategy: {strategy}
 launcher: ssh
@@ -34,13 +34,17 @@ def lab(tmp_path_factory):
 
 @pytest.fixture
 def folder(lab, tmp_path):
-    """A cluster file for the hosts, and a recipe."""
+    """Makes a folder that the hosts don't see, with a cluster file for them, and a recipe."""
+    where = lab.here / tmp_path.name
+    where.mkdir()
 
     def make(strategy, roles, recipe=True):
         hosts = ", ".join(host.name for host in lab.hosts)
         text = CLUSTER.format(strategy=strategy, hosts=hosts, config=lab.config, python=sys.executable, roles=roles)
-        (tmp_path / "cluster.yaml").write_text(text + (f"recipe: {DIGITS}\n" if recipe else ""))
-        return tmp_path
+        (where / "cluster.yaml").write_text(text + ("recipe: digits_mlp.yaml\n" if recipe else ""))
+        for name in ("digits_mlp.yaml", "digits_mlp.py") if recipe else ():
+            shutil.copy(ROOT / "recipes" / name, where)
+        return where
 
     for host in lab.hosts:
         host.mend()
@@ -148,9 +152,9 @@ def test_a_connection_is_killed_on_the_host(lab, begin):
     assert f"the connection to {lab.hosts[1].name} was lost" in launched.stderr
 
 
-def test_a_host_without_the_key_is_an_error_that_says_so(lab, folder, tmp_path):
+def test_a_host_without_the_key_is_an_error_that_says_so(lab, folder):
     where = folder("single", "{chief: {}}", recipe=False)
-    (tmp_path / "config").write_text(lab.config.read_text().replace("/id\n", "/other\n"))
+    (where / "config").write_text(lab.config.read_text().replace("/id\n", "/other\n"))
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", lab.config.parent / "other"], check=True)
     launched = finish(start(where, "--set", "ssh.config=config", "--", "true"))
     assert launched.code == 1

@@ -1,6 +1,7 @@
 """Hosts on one machine, for tests of what goes over ssh: network namespaces with an address, a name and an sshd each.
 
-They share the file system, but each has a home folder of its own. It takes root, `ip` and `sshd`.
+They share the file system, but each has a home folder of its own, and none sees what is below `Lab.here`. It takes
+root, `ip` and `sshd`.
 """
 
 import os
@@ -91,10 +92,12 @@ class Lab:
 
     Args:
         config: the configuration of `ssh` that knows them.
+        here: a folder of this machine, which is empty on each host.
         hosts: the hosts.
     """
 
     config: Path
+    here: Path
     hosts: list[Host]
 
     def processes(self):
@@ -130,6 +133,7 @@ def make_hosts(folder, count):
     network, prefix = f"10.{64 + number // 256}.{number % 256}", f"tfh{os.getpid()}-"
     for key in ("hostkey", "id"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)], check=True)
+    (folder / "here").mkdir()
     (folder / "sshd_config").write_text(SSHD_CONFIG.format(folder=folder))
     Path("/run/sshd").mkdir(exist_ok=True)
     bridge = f"tfb{os.getpid()}"
@@ -144,7 +148,7 @@ def make_hosts(folder, count):
             hosts.append(_make_host(made, folder, f"{prefix}{index}", f"{network}.{index}", bridge))
             config += f"Host {prefix}{index}\n  HostName {network}.{index}\n"
         (folder / "ssh_config").write_text(config)
-        lab = Lab(folder / "ssh_config", hosts)
+        lab = Lab(folder / "ssh_config", folder / "here", hosts)
         for host in hosts:
             _await_ssh(lab, host)
         yield lab
@@ -172,7 +176,8 @@ def _make_host(made, folder, name, address, bridge):
         "22",
         *options,
     ]
-    start = ["ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c", f'hostname {name}; exec "$@"', "sh", *sshd]
+    script = f'hostname {name} && mount -t tmpfs tmpfs {folder}/here && exec "$@"'
+    start = ["ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c", script, "sh", *sshd]
     with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(list(map(str, start)), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     host = Host(name, address, home, link, process)
