@@ -45,9 +45,16 @@ def missing():
     if programs:
         return f"hosts need {', '.join(programs)}: apt-get install openssh-server openssh-client iproute2"
     name = f"tfp{os.getpid()}"
-    probe = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
-    subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
-    return f"hosts need network namespaces: {probe.stderr.strip()}" if probe.returncode else ""
+    for add, remove in (
+        (["netns", "add", name], ["netns", "delete", name]),
+        (["link", "add", name, "type", "bridge"], ["link", "delete", name]),
+        (["link", "add", name, "type", "veth", "peer", "name", f"{name}x"], ["link", "delete", name]),
+    ):
+        tried = subprocess.run(["ip", *add], capture_output=True, text=True, check=False)
+        if tried.returncode:
+            return f"hosts need `ip {' '.join(add)}`: {tried.stderr.strip()}"
+        ip(*remove)
+    return ""
 
 
 def ip(*arguments):
