@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.launching import PARAMETER_SERVER, RECIPE_YAML, finish, project, start
+from tests.cluster.launching import MIRRORED, PARAMETER_SERVER, RECIPE_YAML, finish, project, start
 from tests.lab.slurm import slurm  # noqa: F401 - a fixture
 from tfdist_cli.launch.slurm.script import _option
 
@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
 
 ROOT = Path(__file__).parents[2]
 LONG = RECIPE_YAML.replace("epochs: 4", "epochs: 100000").replace("every_steps: 40", "every_steps: 1000000")
+LONG_REASON = "takes one to four minutes, most of them Slurm's; TFDIST_TEST_LONG=1 runs it"
 PATIENCE = 240
 """Seconds for what takes seconds on an idle machine."""
 
@@ -81,13 +82,11 @@ def test_the_digits_are_learned(cluster, lab, tmp_path):
     assert not list(done.run_dir.rglob("*.raw"))
 
 
-def test_tasks_spread_over_nodes_that_need_different_things_and_ctrl_c_saves(lab, tmp_path):
+def test_ctrl_c_saves_where_the_tasks_need_different_things(lab, tmp_path):
     yaml = PARAMETER_SERVER.replace("worker: {replicas: 2}", "worker: {replicas: 2, cpus: 3}") % ""
     folder = project(tmp_path, cluster=yaml, recipe_yaml=LONG)
     process = launched(folder, "--run-dir", "run")
     await_lines(process, folder / "run" / "metrics.jsonl", lambda line: line["step"] > 30)
-    nodes = {json.loads(line).get("host") for line in (folder / "run" / "events.jsonl").read_text().splitlines()}
-    assert nodes
     process.send_signal(signal.SIGINT)
     done = finish(process, PATIENCE)
     assert done.code == 130, done.stderr
@@ -98,7 +97,7 @@ def test_tasks_spread_over_nodes_that_need_different_things_and_ctrl_c_saves(lab
     assert told_of(lab, job_of(done.run_dir), "ExitCode", "Restarts") == ["143:0", "0"]
 
 
-@pytest.mark.skipif(os.environ.get("TFDIST_TEST_LONG") != "1", reason="takes minutes; TFDIST_TEST_LONG=1 runs it")
+@pytest.mark.skipif(os.environ.get("TFDIST_TEST_LONG") != "1", reason=LONG_REASON)
 def test_a_node_that_dies_has_the_training_go_on_from_its_checkpoint(lab, tmp_path):
     yaml = LONG.replace("every_steps: 1000000", "every_steps: 20")
     folder = project(tmp_path, recipe_yaml=yaml)
@@ -192,3 +191,35 @@ def test_a_job_whose_launcher_was_killed_is_kept_alone_and_ended_by_stop(lab, tm
     stopped = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert (stopped.returncode, stopped.stdout) == (0, "run has ended\n"), stopped.stderr
     assert told_of(lab, job, "JobState") == ["CANCELLED"]
+
+
+TASK = """#!/bin/sh
+trap 'echo told "$SLURM_PROCID"; exit 143' TERM
+echo began "$SLURM_PROCID" "${SLURM_RESTART_COUNT:-0}"
+[ -z "${SLURM_RESTART_COUNT-}" ] || exit 0
+while :; do sleep 0.1; done
+"""
+
+
+@pytest.mark.skipif(os.environ.get("TFDIST_TEST_LONG") != "1", reason=LONG_REASON)
+def test_a_job_saves_before_its_time_limit_and_comes_again(lab, tmp_path):
+    """The script alone, with tasks that save and end as a training does; Slurm looks at time limits every 30 s."""
+    folder = project(tmp_path, cluster=MIRRORED)
+    (tmp_path / "python").write_text(TASK)
+    (tmp_path / "python").chmod(0o755)
+    settings = [f"--set=slurm.{key}" for key in (f"python={tmp_path}/python", "time=1")]
+    render = [sys.executable, "-m", "tfdist_cli", "render", "cluster.yaml", "--to", "slurm", *settings]
+    (folder / "job.sh").write_text(
+        subprocess.run(render, cwd=folder, capture_output=True, text=True, check=True).stdout
+    )
+    job = lab.run("sbatch", "--parsable", f"--chdir={folder}", str(folder / "job.sh")).strip()
+    out = folder / f"slurm-{job}.out"
+    deadline = time.monotonic() + PATIENCE
+    while told_of(lab, job, "JobState") != ["COMPLETED"]:
+        assert time.monotonic() < deadline, out.read_text()
+        time.sleep(0.5)
+    assert told_of(lab, job, "Restarts", "ExitCode") == ["1", "0:0"]
+    lines = [line for line in out.read_text().splitlines() if "began" in line or "told" in line]
+    assert sorted(lines[:2]) == ["0: began 0 0", "1: began 1 0"]
+    assert sorted(lines[2:4]) == ["0: told 0", "1: told 1"]
+    assert sorted(lines[4:]) == ["0: began 0 1", "1: began 1 1"]
