@@ -74,11 +74,10 @@ def _end_launcher(pid: int, *, now: bool, timeout: float) -> bool:
 def _end_tasks(news: RunView) -> bool:
     """Ends what a launcher has left behind; whether all of it is gone."""
     job = job_of(news.path)
-    if job:
-        return asyncio.run(cancel_and_wait(job, _JOB_GRACE))
+    over = not job or asyncio.run(cancel_and_wait(job, _JOB_GRACE))
     left = left_behind(news)
     end_groups(left, signal.SIGTERM)
     _, alive = psutil.wait_procs(left, timeout=_GRACE)
     end_groups(alive, signal.SIGKILL)
     _, alive = psutil.wait_procs(alive, timeout=_GRACE)
-    return not alive
+    return over and not alive

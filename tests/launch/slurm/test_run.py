@@ -112,10 +112,10 @@ def test_a_job_from_its_submission_to_its_end(followed, slurm, tmp_path):
         assert [(await on.next(Queued)).task for _ in on.tasks] == on.tasks
         assert (await on.next(Output)).lines == ("slurm: submitted as job 12",)
         first, second = on.tasks
-        writes(tmp_path, 1, first, {"kind": "started", "pid": 7, "host": "n1"}, {"kind": "beat"}, text="hello\nhalf")
+        writes(tmp_path, 1, first, {"kind": "started"}, {"kind": "started", "pid": 7, "host": "n1"}, text="hello\nhalf")
         assert await on.next(Started) == Started(first, 7)
         assert (await on.next(Output)).lines == ("hello",)
-        assert (await on.next(Recorded)).record == {"kind": "beat"}
+        assert (await on.next(Recorded)).record == {"kind": "started"}, "a program's own records are none of ours"
         writes(tmp_path, 1, first, text=" a line\n")
         assert (await on.next(Output)).lines == ("half a line",)
         writes(tmp_path, 1, second, exited(3))

@@ -46,15 +46,15 @@ class TaskFiles:
         self._exit(code)
 
     async def _pass_on(self, stream: _File, parsed: Parsed, unfinished: str) -> None:
-        own = [record for record in parsed.records if record["kind"] in ("started", "exited")]
+        own = [record for record in parsed.records if isinstance(record.get(_OWN.get(record["kind"], "")), int)]
         parsed.records = [record for record in parsed.records if record not in own]
         for record in own:
             if record["kind"] == "started":
-                self._outlets.events.put(Started(self.task, int(record["pid"])))
+                self._outlets.events.put(Started(self.task, record["pid"]))
         await pass_on(self.task, stream.name, parsed, unfinished, self._outlets)
         for record in own:
             if record["kind"] == "exited":
-                self._exit(int(record["code"]))
+                self._exit(record["code"])
 
     def _exit(self, code: int) -> None:
         if not self.exited:
@@ -63,6 +63,8 @@ class TaskFiles:
 
 
 _ORDER: tuple[Stream, ...] = ("stdout", "stderr")
+_OWN = {"started": "pid", "exited": "code"}
+"""The records of the process that waits for a task, and the number that each has."""
 
 
 class _File:
