@@ -87,14 +87,14 @@ def test_the_digits_are_learned_on_three_hosts(lab, folder):
     launched = finish(start(folder("parameter_server", "{chief: {}, ps: {}, worker: {replicas: 3}}")), 250)
     assert launched.code == 0, launched.stderr
     assert launched.report["metrics"]["test_accuracy"] > 0.96
-    assert launched.report["step"] == 880
+    assert launched.report["step"] == 840
     chief = lab.hosts[0]
     assert [each["path"].partition(":")[0] for each in launched.report["checkpoints"]] == [chief.name] * 5
     exported = launched.report["exports"][0].removeprefix(f"{chief.name}:")
     assert exported.startswith(f"{chief.home}/.tfdist/runs/")
     assert Path(exported, "saved_model.pb").exists()
     assert not (lab.hosts[1].home / ".tfdist/runs" / launched.run_dir.name / "checkpoints").exists()
-    assert launched.lines("metrics.jsonl")[-1]["step"] == 880
+    assert launched.lines("metrics.jsonl")[-1]["step"] == 840
     ran = yaml.safe_load((chief.home / ".tfdist/runs" / launched.run_dir.name / "recipe.yaml").read_text())
     assert ran["module_dir"].startswith(f"{chief.home}/.tfdist/sync/"), "the copy is what is trained"
     plan = json.loads((launched.run_dir / "plan.json").read_text())
