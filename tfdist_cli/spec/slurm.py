@@ -53,7 +53,7 @@ Word = Annotated[str, AfterValidator(_check_word)]
 
 
 class SlurmSpec(SpecModel):
-    """How the tasks are submitted to Slurm; each key but the last two is the option of `sbatch` of that name."""
+    """How the tasks are submitted to Slurm; each key before `extra` is the option of `sbatch` of that name."""
 
     partition: Word | None = None
     """The partition; by default the cluster's own choice, as for every key that is left out."""
