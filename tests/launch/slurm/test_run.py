@@ -144,7 +144,8 @@ def test_what_slurm_ends_is_told_with_slurms_own_word(followed, slurm, tmp_path)
             "slurm: job 12 is timeout (TimeLimit)",
             "slurm: slurmstepd: error: *** JOB 12 CANCELLED DUE TO TIME LIMIT ***",
         ]
-        assert {(await on.next(Exited)).code, (await on.next(Exited)).code} == {-15}
+        ends = [await on.next(Exited) for _ in on.tasks]
+        assert {(end.code, end.cause) for end in ends} == {(-15, "Slurm has its job for timeout")}
 
     followed(scenario)
     assert slurm.calls == [("submit", "1", "")]
@@ -157,7 +158,7 @@ def test_a_job_that_slurm_puts_back_is_the_next_attempt(followed, slurm, tmp_pat
         await on.next(Started)
         slurm.job = Job("PENDING", 1, "BeginTime")
         for _ in on.tasks:
-            await on.next(Exited)
+            assert (await on.next(Exited)).cause == "Slurm has put its job back into the queue"
         on.start(2)
         lines = [(await on.next(Output)).lines[0] for _ in range(2)]
         assert lines == ["slurm: Slurm has put job 12 back into its queue", "slurm: job 12 waits: BeginTime"]
@@ -204,7 +205,8 @@ def test_the_tasks_are_told_to_end_once_however_many_there_are(followed, slurm, 
         while ("kill", "12") not in slurm.calls:
             await asyncio.sleep(0.01)
         slurm.job = Job("FAILED")
-        assert {(await on.next(Exited)).code, (await on.next(Exited)).code} == {-15}
+        ends = [await on.next(Exited) for _ in on.tasks]
+        assert {(end.code, end.cause) for end in ends} == {(-15, "")}
 
     followed(scenario)
     assert slurm.calls == [("submit", "1", ""), ("term", "12"), ("kill", "12")]

@@ -37,13 +37,13 @@ class TaskFiles:
             while data := each.read():
                 await self._pass_on(each, each.parser.feed(data), each.parser.unfinished)
 
-    async def close(self, code: int) -> None:
+    async def close(self, code: int, cause: str) -> None:
         """Passes on the rest, and what the task came to if it has not said so; then the files are of no more use."""
         await self.read()
         for each in self._streams:
             await self._pass_on(each, each.parser.close(), "")
             each.close()
-        self._exit(code)
+        self._exit(code, cause)
 
     async def _pass_on(self, stream: _File, parsed: Parsed, unfinished: str) -> None:
         own = [record for record in parsed.records if isinstance(record.get(_OWN.get(record["kind"], "")), int)]
@@ -56,10 +56,10 @@ class TaskFiles:
             if record["kind"] == "exited":
                 self._exit(record["code"])
 
-    def _exit(self, code: int) -> None:
+    def _exit(self, code: int, cause: str = "") -> None:
         if not self.exited:
             self.exited = True
-            self._outlets.events.put(Exited(self.task, code))
+            self._outlets.events.put(Exited(self.task, code, cause=cause))
 
 
 _ORDER: tuple[Stream, ...] = ("stdout", "stderr")

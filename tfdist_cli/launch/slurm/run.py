@@ -137,8 +137,9 @@ class SlurmRun:
         where = {task: folder.parent.with_name(f"attempt_{attempt}") / folder.name for task, folder in folders.items()}
         self._files = {task: TaskFiles(task, where[task], self._outlets) for task in folders}
         await self._follow()
+        fate = self._fate()
         for task, files in self._files.items():
-            await files.close(-signal.SIGTERM)  # what Slurm ends has no word of its own
+            await files.close(-signal.SIGTERM, fate)
             error = where[task] / ERROR_FILE
             if where[task] != folders[task] and error.exists():
                 error.rename(folders[task] / ERROR_FILE)
@@ -178,6 +179,14 @@ class SlurmRun:
             await asyncio.sleep(LOOK)
         if self._ended is None and not all(files.exited for files in self._files.values()):
             await self._tell_end()
+
+    def _fate(self) -> str:
+        """Why tasks that have no word of their own are gone, where it was not for the launcher's sake."""
+        if self._ended is not None or self._told:
+            return ""
+        if self._job.restarts > self._restarts:
+            return "Slurm has put its job back into the queue"
+        return f"Slurm has its job for {self._job.state.lower().replace('_', ' ')}"
 
     def _is_over(self) -> bool:
         return self._job.restarts > self._restarts or not (self._job.waits or self._job.runs)
