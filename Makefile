@@ -18,7 +18,7 @@ demo: $(INSTALLED) ## Train the digits on a cluster of five processes on this ma
 
 test: $(INSTALLED) ## Run all tests
 	$(RUN) pytest -n $(JOBS) --dist worksteal $(addprefix --ignore=,$(SLOW))
-	$(RUN) pytest $(SLOW)
+	$(RUN) pytest --durations=20 $(SLOW)
 
 check: lint ## Run linters and the tests that start no cluster, in under a minute
 	$(RUN) pytest -n $(JOBS) --dist worksteal -m 'not slow' $(addprefix --ignore=,$(SLOW))

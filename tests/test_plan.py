@@ -62,6 +62,13 @@ def test_environment():
     assert plan()[TaskId("ps")].env["CUDA_VISIBLE_DEVICES"] == "-1"
 
 
+def test_malloc_asks_for_huge_pages_unless_the_user_says_otherwise(monkeypatch):
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    assert plan()[TaskId("ps")].env["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
+    assert plan()[TaskId("ps")].env["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1:glibc.malloc.hugetlb=0"
+
+
 def test_no_proxy_stands_between_tasks(monkeypatch):
     monkeypatch.setenv("no_proxy", "internal")
     monkeypatch.delenv("NO_PROXY", raising=False)
