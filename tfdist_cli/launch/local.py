@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from tfdist_cli.launch.nursery import (
 from tfdist_cli.launch.pipes import Pipe
 from tfdist_cli.launch.ports import hold
 from tfdist_cli.launch.process import SIGNALS, Process, Program, Spawned
+from tfdist_cli.launch.works import Works
 from tfdist_cli.plan import Plan, PlannedTask
 from tfdist_cli.requirements import require_tensorflow
 from tfdist_cli.resources import Machine
@@ -121,7 +122,7 @@ class LocalRun:
         """The tasks that are about to start, and how they are told to end before they have."""
         self._nurseries: dict[tuple[tuple[str, str], ...], Nursery] = {}
         """By what must stand in the environment when they import."""
-        self._lives: set[asyncio.Task[None]] = set()
+        self._works = Works(outlets.events)
         self._leaving: deque[TaskId] = deque()
         """Tasks whose program has ended, in this order, which the order of their `Exited` follows."""
         self._left: dict[TaskId, tuple[int, float]] = {}
@@ -134,7 +135,7 @@ class LocalRun:
             planned, own = self._plan[action.task], self._outlets.prepare(action)
             self._processes.pop(action.task, None)
             self._awaited[action.task] = asyncio.get_running_loop().create_future()
-            self._keep(self._start(planned, {**os.environ, **planned.env, **own}))
+            self._works.keep(self._start(planned, {**os.environ, **planned.env, **own}))
         elif action.task in self._awaited:
             if not self._awaited[action.task].done():
                 self._awaited[action.task].set_result(action.how)
@@ -145,11 +146,7 @@ class LocalRun:
         """Kills what is left, and lets the guard go."""
         for task in (*self._awaited, *self._processes):
             self.act(End(task, How.KILL))
-        lives = list(self._lives)
-        if lives:
-            _, pending = await asyncio.wait(lives, timeout=_CLEANUP_SECONDS)
-            for life in pending:
-                life.cancel()
+        await self._works.finish(_CLEANUP_SECONDS)
         for nursery in self._nurseries.values():
             nursery.close()
         reap_orphans(self._ours)
@@ -214,19 +211,6 @@ class LocalRun:
             nursery = self._nurseries[key] = Nursery(nursery_environment(env, self._plan.run_dir), self._network)
             self._tell_guard("+", nursery.pid)
         return None if nursery.has_failed else nursery
-
-    def _keep(self, life: Coroutine[None, None, None]) -> None:
-        """Lets a task's life go on in the background; an error of ours in it ends the run."""
-        kept = asyncio.get_running_loop().create_task(life)
-        self._lives.add(kept)
-
-        def over(_: asyncio.Task[None]) -> None:
-            self._lives.discard(kept)
-            error = None if kept.cancelled() else kept.exception()
-            if error:
-                self._outlets.events.fail(error)
-
-        kept.add_done_callback(over)
 
     async def _not_started(self, planned: PlannedTask, error: OSError) -> None:
         text = f"tfdist: {planned.argv[0]} cannot be started: {_reason(error)}"

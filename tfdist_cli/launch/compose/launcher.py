@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -26,6 +26,7 @@ from tfdist_cli.launch.compose.services import (
 from tfdist_cli.launch.events import Action, Exited, How, Start, Started, Stream
 from tfdist_cli.launch.named import named_addresses
 from tfdist_cli.launch.pipes import Pipe
+from tfdist_cli.launch.works import Works
 from tfdist_cli.plan import Plan
 from tfdist_cli.records import LAUNCHER_PID
 from tfdist_cli.resources import Machine
@@ -113,7 +114,7 @@ class ComposeRun:
         self._told: dict[TaskId, How] = {}
         """How tasks were told to end whose client was not yet there to be told."""
         self._starts = 0
-        self._works: set[asyncio.Task[None]] = set()
+        self._works = Works(outlets.events)
         self._first_over = asyncio.Event()
         """Whether the end of the first task has been told."""
         self._watchman = _start_last_will(engine, self._project)
@@ -138,7 +139,7 @@ class ComposeRun:
                 self._first_over.clear()
             self._containers.pop(action.task, None)
             self._told.pop(action.task, None)
-            self._keep(self._live(action.task, self._outlets.prepare(action)))
+            self._works.keep(self._live(action.task, self._outlets.prepare(action)))
         else:
             self._end(action.task, action.how)
 
@@ -146,10 +147,7 @@ class ComposeRun:
         """Kills what is left, and has the network removed."""
         for planned in self._plan.tasks:
             self._end(planned.task, How.KILL)
-        if self._works:
-            _, pending = await asyncio.wait(self._works, timeout=_CLEANUP_SECONDS)
-            for work in pending:
-                work.cancel()
+        await self._works.finish(_CLEANUP_SECONDS)
         if self._watchman.stdin is not None:
             self._watchman.stdin.close()
         await asyncio.to_thread(self._watchman.wait)
@@ -160,22 +158,9 @@ class ComposeRun:
 
     def _end(self, task: TaskId, how: How) -> None:
         if task in self._containers:
-            self._keep(self._containers[task].end(how))
+            self._works.keep(self._containers[task].end(how))
         else:
             self._told[task] = how
-
-    def _keep(self, work: Coroutine[None, None, None]) -> None:
-        """Lets work go on in the background; an error of ours in it ends the run."""
-        kept = asyncio.get_running_loop().create_task(work)
-        self._works.add(kept)
-
-        def over(_: asyncio.Task[None]) -> None:
-            self._works.discard(kept)
-            error = None if kept.cancelled() else kept.exception()
-            if error:
-                self._outlets.events.fail(error)
-
-        kept.add_done_callback(over)
 
     async def _live(self, task: TaskId, own: Mapping[str, str]) -> None:
         """One container, from its start until it is gone."""

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from tfdist_cli.launch.kubernetes import last_will
 from tfdist_cli.launch.kubernetes.manifests import pod, shared
 from tfdist_cli.launch.kubernetes.pods import CONTAINER, job_name, settings
 from tfdist_cli.launch.pipes import Pipe
+from tfdist_cli.launch.works import Works
 from tfdist_cli.plan import Plan
 from tfdist_cli.records import LAUNCHER_PID, TASK_DIR
 from tfdist_cli.spec.task_id import TaskId
@@ -30,7 +31,6 @@ _HEAD_START = 5.0
 """Seconds that the first task's end is waited for before another's is told: a worker that follows its chief out must
 not pass for one that left it alone, and two nodes tell of two ends in any order."""
 _CHUNK = 64 * 1024
-_CLEANUP_SECONDS = 10.0
 _SCHEDULING = "PodScheduled"
 _TRIES = 5
 """How often in a row kubectl may end without a word of a pod: a watch ends now and then, and a server starts again."""
@@ -53,7 +53,7 @@ class PodsRun:
         self._kubectl = ["kubectl", *(["--namespace", namespace] if namespace else ())]
         self._names: dict[TaskId, str] = {}
         self._starts = 0
-        self._works: set[asyncio.Task[None]] = set()
+        self._works = Works(outlets.events)
         self._first_over = asyncio.Event()
         """Whether the end of the first task has been told."""
         self._watchman: subprocess.Popen[bytes] | None = None
@@ -82,16 +82,13 @@ class PodsRun:
             self._starts += 1
             name = f"{job_name(self._plan)}-{action.task.slug.replace('_', '-')}-{self._starts}"
             self._names[action.task] = name
-            self._keep(self._live(action.task, name, self._outlets.prepare(action)))
+            self._works.keep(self._live(action.task, name, self._outlets.prepare(action)))
         else:
-            self._keep(self._delete(self._names[action.task], action.how))
+            self._works.keep(self._delete(self._names[action.task], action.how))
 
     async def close(self) -> None:
         """Has all that is left deleted."""
-        for work in list(self._works):
-            work.cancel()
-        if self._works:
-            await asyncio.wait(self._works, timeout=_CLEANUP_SECONDS)
+        await self._works.finish(0.0)
         if self._watchman is not None and self._watchman.stdin is not None:
             self._watchman.stdin.close()
             await asyncio.to_thread(self._watchman.wait)
@@ -99,19 +96,6 @@ class PodsRun:
     @property
     def _first(self) -> TaskId:
         return self._plan.tasks[0].task
-
-    def _keep(self, work: Coroutine[None, None, None]) -> None:
-        """Lets work go on in the background; an error of ours in it ends the run."""
-        kept = asyncio.get_running_loop().create_task(work)
-        self._works.add(kept)
-
-        def over(_: asyncio.Task[None]) -> None:
-            self._works.discard(kept)
-            error = None if kept.cancelled() else kept.exception()
-            if error:
-                self._outlets.events.fail(error)
-
-        kept.add_done_callback(over)
 
     async def _live(self, task: TaskId, name: str, own: Mapping[str, str]) -> None:
         """One pod, from its creation until it has ended."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Coroutine
 from pathlib import Path
 
 from tfdist_cli.launch.base import Outlets
@@ -21,6 +20,7 @@ from tfdist_cli.launch.slurm import commands
 from tfdist_cli.launch.slurm.commands import LOOK, Job
 from tfdist_cli.launch.slurm.files import TaskFiles
 from tfdist_cli.launch.slurm.script import SCRIPT_FILE
+from tfdist_cli.launch.works import Works
 from tfdist_cli.plan import Plan
 from tfdist_cli.records import TASK_DIR
 from tfdist_cli.spec.task_id import TaskId
@@ -71,7 +71,7 @@ class SlurmRun:
         self._told = False
         """Whether tasks of this attempt have been told to end: it may not have had a job then."""
         self._ended: How | None = None
-        self._lives: set[asyncio.Task[None]] = set()
+        self._works = Works(outlets.events)
         self._current: asyncio.Task[None] | None = None
         self._said = ""
 
@@ -84,23 +84,19 @@ class SlurmRun:
             self._told = False
             if len(self._folders) == len(self._plan.tasks):
                 folders, self._folders = self._folders, {}
-                self._current = self._keep(self._attempt(folders, self._current))
+                self._current = self._works.keep(self._attempt(folders, self._current))
             return
         self._told = True
         if self._wanted is None:
             self._wanted = action.how
-            self._keep(self._end())
+            self._works.keep(self._end())
         elif action.how is How.KILL:
             self._wanted = How.KILL
 
     async def close(self) -> None:
         """Waits for the script to end when all its tasks have; otherwise, or if it lasts, cancels the job."""
         over = all(files.exited for files in self._files.values())
-        if over and self._lives:
-            await asyncio.wait(self._lives, timeout=_LAST_WORDS)
-        for life in self._lives:
-            life.cancel()
-        await asyncio.gather(*self._lives, return_exceptions=True)
+        await self._works.finish(_LAST_WORDS if over else 0.0)
         if not self._number:
             return
         deadline = time.monotonic() + (_SETTLE if over else 0)
@@ -108,20 +104,6 @@ class SlurmRun:
             await asyncio.sleep(LOOK)
         if job.is_there:
             await commands.cancel_and_wait(self._number, _LAST_WORDS)
-
-    def _keep(self, life: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Lets something go on in the background; an error in it ends the run."""
-        kept = asyncio.get_running_loop().create_task(life)
-        self._lives.add(kept)
-
-        def over(_: asyncio.Task[None]) -> None:
-            self._lives.discard(kept)
-            error = None if kept.cancelled() else kept.exception()
-            if error:
-                self._outlets.events.fail(error)
-
-        kept.add_done_callback(over)
-        return kept
 
     async def _attempt(self, folders: dict[TaskId, Path], before: asyncio.Task[None] | None) -> None:
         """One time that all tasks run, after the time before."""
