@@ -179,12 +179,12 @@ def task_environment(
         "PYTHONUNBUFFERED": "1",
         # Rows of a large table are looked up twice as fast in huge pages, which Linux gives to those that ask for them.
         # What the user has set comes last, and holds.
-        "GLIBC_TUNABLES": _joined(_HUGE_PAGES, os.environ.get("GLIBC_TUNABLES"), ":"),
+        "GLIBC_TUNABLES": _joined(HUGE_PAGES, os.environ.get("GLIBC_TUNABLES"), ":"),
         **exempt,
     }
 
 
-_HUGE_PAGES = "glibc.malloc.hugetlb=1"
+HUGE_PAGES = "glibc.malloc.hugetlb=1"
 """Has malloc ask for transparent huge pages (glibc from 2.35 on; others ignore it)."""
 
 
