@@ -132,8 +132,8 @@ def test_a_task_that_is_told_to_end_while_its_nursery_imports(forked):
 def test_tasks_outlive_their_nursery_and_their_ends_are_noticed(forked, make_cluster):
     code = """
         import os, signal, sys
-        print(os.getppid(), flush=True)
         signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))
+        print(os.getppid(), flush=True)
         while True:
             signal.pause()
     """

@@ -119,5 +119,5 @@ def _row(one: Seen) -> tuple[str, ...]:
         *map(neutral, shown),
         str(len(facts["gpus"])),
         f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free" if total else "?",
-        f"{one.clock[0]:+.2f} s",
+        f"{round(one.clock[0], 2) + 0.0:+.2f} s",
     )
