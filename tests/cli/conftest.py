@@ -1,5 +1,6 @@
 """Running `tfdist` in this process."""
 
+import signal
 from dataclasses import dataclass
 
 import pytest
@@ -24,8 +25,10 @@ def tfdist(monkeypatch, capsys):
     def run(*arguments):
         monkeypatch.setattr("sys.argv", ["tfdist", *map(str, arguments)])
         console._console.cache_clear()  # it has read the environment of an earlier test
+        before = signal.getsignal(signal.SIGINT)
         with pytest.raises(SystemExit) as end:
             main()
+        signal.signal(signal.SIGINT, before)
         return Result(int(end.value.code or 0), *capsys.readouterr())
 
     return run

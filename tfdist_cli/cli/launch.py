@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
@@ -103,6 +104,7 @@ def launch(  # noqa: PLR0913 a parameter is an option
     timeouts = Timeouts(start_timeout, evaluator_timeout, shutdown_timeout, stall)
     rules = job.rules(timeouts, max_restarts)
     report, path = carry_out(launcher, job, rules, quiet=quiet)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is over; a late Ctrl-C must not change the exit code
     print_failure(report)
     if as_json:
         console.write(json.dumps(report.as_json() | {"run_dir": str(path)}, indent=2))

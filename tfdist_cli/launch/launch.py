@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from tfdist_cli.launch.base import Launcher, Outlets
@@ -53,20 +54,21 @@ class Launch:
         """
         began = time.monotonic()
         journal = Journal(self.run_dir.events, self.run_dir.attempt)
-        with closing(TaskLogs(self.run_dir.attempt_folder)) as logs:
-            errors = _Errors(self.run_dir, chronicle, logs)
-            state = asyncio.run(self._run(logs, (chronicle, journal, errors, *watchers)))
-        report = make_report(state, chronicle, logs, time.monotonic() - began)
-        if journal.problem:
-            report = report.warned(journal.problem)
-        try:
-            self.run_dir.save_result(report.as_json())
-            for failure in report.failures:
-                errors.save(failure, state)
-        except OSError as error:  # a full disk must not take away the exit code
-            report = report.warned(
-                f"what came of the run could not be written to {self.run_dir.path}: {error.strerror}"
-            )
+        with _writing_the_end():
+            with closing(TaskLogs(self.run_dir.attempt_folder)) as logs:
+                errors = _Errors(self.run_dir, chronicle, logs)
+                state = asyncio.run(self._run(logs, (chronicle, journal, errors, *watchers)))
+            report = make_report(state, chronicle, logs, time.monotonic() - began)
+            if journal.problem:
+                report = report.warned(journal.problem)
+            try:
+                self.run_dir.save_result(report.as_json())
+                for failure in report.failures:
+                    errors.save(failure, state)
+            except OSError as error:  # a full disk must not take away the exit code
+                report = report.warned(
+                    f"what came of the run could not be written to {self.run_dir.path}: {error.strerror}"
+                )
         return report
 
     async def _run(self, logs: TaskLogs, watchers: Sequence[Watcher]) -> JobState:
@@ -82,6 +84,16 @@ class Launch:
 
         outlets = Outlets(EventQueue(), logs, prepare, self.secrets.mask)
         return await run_job(self.launcher, self.plan, self.rules, outlets, watchers, self.desk)
+
+
+@contextmanager
+def _writing_the_end() -> Iterator[None]:
+    """Ctrl-C is the job's while there is one; after that, one that comes late must not cost the report."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @dataclass(frozen=True)
