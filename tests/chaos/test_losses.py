@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.chaos, pytest.mark.cluster, pytest.mark.slow, pytest.m
 
 TRIALS = int(os.environ.get("TFDIST_TEST_TRIALS", "0"))
 """Trials at random beside those that are always made; trial N is the same each time."""
-UNDISTURBED = 0.9639
-"""What the training comes to when nothing is done to it: 347 of 360 digits; it is convex, and has come to its end."""
+UNDISTURBED = 0.9528
+"""What the training comes to when nothing is done to it: 343 of 360 digits, or one more or less, whatever its seed."""
 NOTICED = 2.0
 """Seconds in which the launcher hears that a process has died, on a machine that is busy; otherwise it is a fifth."""
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.cluster import launching
 from tests.lab import containers
+from tfdist_cli.launch.compose.services import project_name
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 ROLES = launching.PARAMETER_SERVER % ""
@@ -21,32 +22,17 @@ sleep 1000 & wait
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def engine(tmp_path_factory):
-    """The engine, with the image made; its settings are in the environment of all that is started."""
-    program = containers.engine()
-    if program is None:
-        pytest.skip("there is no podman or docker here")
-    with pytest.MonkeyPatch.context() as patch:
-        variables, reason = containers.settings(program, tmp_path_factory.mktemp("engine"))
-        if reason:
-            pytest.skip(f"no container runs here: {reason}")
-        for name, value in variables.items():
-            patch.setenv(name, value)
-        yield program
-
-
 @pytest.fixture
 def project(tmp_path):
     return launching.project(tmp_path / "project", ROLES + SETTINGS)
 
 
 def left(engine, run_dir):
-    """The containers and networks of a run."""
-    names = []
+    """The containers and networks of a run; there may be others, of folders that are called the same."""
+    own, names = project_name(run_dir), []
     for kind in (("ps", "--all", "--format", "{{.Names}}"), ("network", "ls", "--format", "{{.Name}}")):
         listed = subprocess.run([engine, *kind], capture_output=True, text=True, check=True).stdout
-        names += [name for name in listed.splitlines() if run_dir.name in name]
+        names += [name for name in listed.splitlines() if name.startswith(own)]
     return names
 
 
