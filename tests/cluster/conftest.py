@@ -3,6 +3,8 @@
 import pytest
 
 from tests.cluster.tasks import Tasks
+from tests.lab import containers
+from tests.lab.hosts import make_hosts
 
 
 @pytest.fixture
@@ -31,3 +33,25 @@ def module_cluster(tmp_path_factory):
     yield make
     for tasks in made:
         tasks.close()
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """Three hosts with an sshd each."""
+    with make_hosts(tmp_path_factory.mktemp("hosts"), 3) as hosts:
+        yield hosts
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    """The program that runs containers; what it needs here is in the environment of all that is started."""
+    program = containers.engine()
+    if program is None:
+        pytest.skip("there is no podman or docker here")
+    with pytest.MonkeyPatch.context() as patch:
+        variables, reason = containers.settings(program, tmp_path_factory.mktemp("engine"))
+        if reason:
+            pytest.skip(f"no container runs here: {reason}")
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield program

@@ -1,7 +1,6 @@
 """A cluster of containers, as docs/containers.md starts it, from the image that TFDIST_TEST_IMAGE names."""
 
 import os
-import shutil
 import subprocess
 import time
 import uuid
@@ -11,24 +10,14 @@ import pytest
 from tests.lab import containers
 
 IMAGE = os.environ.get("TFDIST_TEST_IMAGE", "")
-ENGINE = shutil.which("podman") or shutil.which("docker") or ""
+ENGINE = containers.engine()
 SERVERS = {"ps0": "ps:0", "worker0": "worker:0", "worker1": "worker:1"}
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(400),
+    pytest.mark.usefixtures("engine"),
     pytest.mark.skipif(not (IMAGE and ENGINE), reason="no container engine, or TFDIST_TEST_IMAGE names no image"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _settings(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        variables, reason = containers.settings(ENGINE, tmp_path_factory.mktemp("engine"))
-        if reason:
-            pytest.skip(f"no container runs here: {reason}")
-        for name, value in variables.items():
-            patch.setenv(name, value)
-        yield
 
 
 def engine(*arguments, timeout=300):

@@ -9,16 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.lab.hosts import ROOT, make_hosts, missing
+from tests.lab.hosts import ROOT, missing
 
 WITHOUT = missing() or ("" if shutil.which("iptables") else "firewalls need iptables: apt-get install iptables")
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT)]
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    with make_hosts(tmp_path_factory.mktemp("lab"), 3) as made:
-        yield made
 
 
 @pytest.fixture

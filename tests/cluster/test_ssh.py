@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.cluster.launching import finish, start
-from tests.lab.hosts import ROOT, make_hosts, missing
+from tests.lab.hosts import ROOT, missing
 
 REASON = missing()
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.skipif(bool(REASON), reason=REASON)]
@@ -24,12 +24,6 @@ hosts: [{hosts}]
 ssh: {{config: {config}, python: {python}}}
 roles: {roles}
 """
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    with make_hosts(tmp_path_factory.mktemp("hosts"), 3) as lab:
-        yield lab
 
 
 @pytest.fixture

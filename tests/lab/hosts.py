@@ -166,6 +166,7 @@ def _make_host(made, folder, name, address, bridge):
     made.callback(ip, "netns", "delete", name)
     link = f"tfv{name.removeprefix('tfh')}"
     ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
+    made.callback(ip, "link", "delete", link)  # it would go with its namespace, but later
     ip("link", "set", link, "master", bridge, "up")
     ip("-n", name, "address", "add", f"{address}/24", "dev", "eth0")
     for device in ("eth0", "lo"):

@@ -1,15 +1,13 @@
 """The containers of a run, with a stand-in for the engine: what is told of their ends, and how they are told to end."""
 
-import asyncio
 import signal
 
 import pytest
 
+from tests.launch.outcome import Outcome
 from tfdist_cli.errors import TfdistError
-from tfdist_cli.launch.base import Outlets
 from tfdist_cli.launch.compose.launcher import ComposeLauncher
-from tfdist_cli.launch.events import EventQueue, Exited, Output, Signalled
-from tfdist_cli.launch.job import run_job
+from tfdist_cli.launch.events import Exited, Output, Signalled
 from tfdist_cli.launch.state import Rules, Timeouts
 from tfdist_cli.spec.cluster import Cluster
 from tfdist_cli.spec.task_id import TaskId
@@ -39,39 +37,17 @@ def run(tmp_path, monkeypatch, plan_for):
     (tmp_path / "podman").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
-    def run(chief, worker, react=lambda event: ()):
+    def run(chief, worker, react=lambda event, state: ()):
         monkeypatch.setenv("CHIEF", chief)
         monkeypatch.setenv("WORKER", worker)
         roles = {"chief": {}, "worker": {}, "ps": {}}
         cluster = Cluster.model_validate({"strategy": "parameter_server", "launcher": "compose", "roles": roles})
         plan = plan_for(cluster, "program", addresses=ComposeLauncher().foresee(cluster))
-        heard = []
-
-        async def whole():
-            queue = EventQueue()
-
-            class Watcher:
-                def saw(self, event, state, now):
-                    heard.append(event)
-                    for answer in react(event):
-                        queue.put(answer)
-
-            outlets = Outlets(queue, Nowhere(), lambda start: {})
-            rules = Rules("parameter_server", timeouts=Timeouts(shutdown=20.0))
-            return await run_job(ComposeLauncher(), plan, rules, outlets, (Watcher(),))
-
-        state = asyncio.run(whole())
-        calls = (tmp_path / "calls").read_text().splitlines()
-        return state, [event for event in heard if isinstance(event, Exited)], calls
+        rules = Rules("parameter_server", timeouts=Timeouts(shutdown=20.0))
+        outcome = Outcome(react).carry_out(ComposeLauncher(), plan, rules)
+        return outcome.state, outcome.of(Exited), (tmp_path / "calls").read_text().splitlines()
 
     return run
-
-
-class Nowhere:
-    """Logs that are not kept."""
-
-    def write(self, task, stream, data):
-        """Keeps nothing."""
 
 
 def test_who_follows_the_chief_out_has_not_left_it_alone(run):
@@ -92,7 +68,7 @@ def test_a_failure_is_told_before_a_chief_that_goes_on_ends(run, monkeypatch):
 def test_a_container_that_is_not_yet_running_is_told_again(run):
     told: list[int] = []
 
-    def react(event):
+    def react(event, state):
         if isinstance(event, Output) and not told:
             told.append(signal.SIGTERM)
             return [Signalled(signal.SIGTERM)]

@@ -1,6 +1,5 @@
 """Pods of a run, with a stand-in for kubectl that replays how they fare."""
 
-import asyncio
 import json
 import signal
 import sys
@@ -9,10 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.launch.outcome import Outcome
 from tfdist_cli.errors import TfdistError, UsageError
-from tfdist_cli.launch.base import Outlets
-from tfdist_cli.launch.events import EventQueue, Exited, Output, Recorded, Signalled
-from tfdist_cli.launch.job import run_job
+from tfdist_cli.launch.events import Exited, Output, Recorded, Signalled
 from tfdist_cli.launch.kubernetes import run as run_module
 from tfdist_cli.launch.kubernetes.launcher import KubernetesLauncher
 from tfdist_cli.launch.state import Rules, Timeouts
@@ -26,25 +24,10 @@ SERVES = [["running", 0], ["until_deleted", 143]]
 TRAINS = [["running", 0], ["says", '\x1e{"kind":"state","state":"training"}'], ["says", "done"], ["exits", 0]]
 
 
-class Nowhere:
-    """Logs that are not kept."""
-
-    def write(self, task, stream, data):
-        """Keeps nothing."""
-
-
-class Outcome:
-    def __init__(self, state, heard, folder):
-        self.state = state
-        self.heard = heard
+class PodsOutcome(Outcome):
+    def __init__(self, folder, react):
+        super().__init__(react)
         self.folder = folder
-
-    def of(self, kind):
-        return [event for event in self.heard if isinstance(event, kind)]
-
-    @property
-    def lines(self):
-        return [line for event in self.of(Output) for line in event.lines]
 
     @property
     def calls(self):
@@ -76,29 +59,16 @@ def cluster(**settings):
 
 @pytest.fixture
 def run(kubectl, monkeypatch):
-    def run(chief=SERVES, worker=SERVES, ps=SERVES, react=lambda event: (), restarts=0, **more):
+    def run(chief=SERVES, worker=SERVES, ps=SERVES, react=lambda event, state: (), restarts=0, **more):
         monkeypatch.setenv("KUBECTL_SCRIPT", json.dumps({"chief": chief, "worker": worker, "ps": ps, **more}))
         wanted = cluster()
         launcher = KubernetesLauncher()
         plan = make_plan(
             wanted, None, addresses=launcher.foresee(wanted), run_dir=kubectl, machine=Machine(2), command=("train",)
         )
-        heard = []
-
-        async def whole():
-            queue = EventQueue()
-
-            class Watcher:
-                def saw(self, event, state, now):
-                    heard.append(event)
-                    for answer in react(event):
-                        queue.put(answer)
-
-            own = {"TFDIST_RECORDS": "1", "TFDIST_LAUNCHER_PID": "1", "TFDIST_TASK_DIR": "/here"}
-            rules = Rules("parameter_server", timeouts=Timeouts(shutdown=20.0), max_restarts=restarts)
-            return await run_job(launcher, plan, rules, Outlets(queue, Nowhere(), lambda start: own), (Watcher(),))
-
-        return Outcome(asyncio.run(whole()), heard, kubectl)
+        own = {"TFDIST_RECORDS": "1", "TFDIST_LAUNCHER_PID": "1", "TFDIST_TASK_DIR": "/here"}
+        rules = Rules("parameter_server", timeouts=Timeouts(shutdown=20.0), max_restarts=restarts)
+        return PodsOutcome(kubectl, react).carry_out(launcher, plan, rules, lambda start: own)
 
     return run
 
@@ -108,8 +78,8 @@ def test_a_job_ends_with_its_chief(run):
     assert outcome.state.exit_code == 0
     assert outcome.of(Exited)[0] == Exited(CHIEF, 0)
     assert {(event.task, event.code) for event in outcome.of(Exited)[1:]} == {(WORKER, 143), (PS, 143)}
-    assert "done" in outcome.lines
-    assert Recorded(CHIEF, {"kind": "state", "state": "training"}) in outcome.heard
+    assert "done" in outcome.lines(stream=None)
+    assert Recorded(CHIEF, {"kind": "state", "state": "training"}) in outcome.events
     assert outcome.calls[-1].startswith("delete pods,services,configmaps,networkpolicies --selector")
 
 
@@ -136,18 +106,18 @@ def test_what_is_created(run):
 def test_a_pod_that_does_not_start_is_told_with_its_reason(run, trouble, said):
     left = [Signalled(signal.SIGTERM)]
 
-    def react(event):
+    def react(event, state):
         return [left.pop()] if isinstance(event, Output) and left and any(said in line for line in event.lines) else ()
 
     outcome = run(worker=[trouble, trouble, ["until_deleted", 143]], react=react)
-    assert [line for line in outcome.lines if said in line] == [f"tfdist: {said}"]
+    assert [line for line in outcome.lines(stream=None) if said in line] == [f"tfdist: {said}"]
     assert outcome.state.exit_code == 143
     assert "delete pod it-worker-0-2 --wait=false --ignore-not-found" in outcome.calls
 
 
 def test_containers_that_are_being_made_are_no_trouble(run):
     outcome = run(chief=[["waiting", "ContainerCreating"], *TRAINS])
-    assert not [line for line in outcome.lines if "does not start" in line]
+    assert not [line for line in outcome.lines(stream=None) if "does not start" in line]
 
 
 def test_a_pod_that_fails_ends_the_job_with_its_code(run, monkeypatch):
@@ -161,14 +131,14 @@ def test_a_pod_that_is_gone_is_replaced(run, monkeypatch):
     monkeypatch.setattr(run_module, "_HEAD_START", 0.05)
     left = [Signalled(signal.SIGINT)]
 
-    def react(event):
+    def react(event, state):
         return [left.pop()] if isinstance(event, Output) and "again" in event.lines and left else ()
 
     gone = [["running", 0], ["gone", 0]]
     again = [["running", 0], ["says", "again"], ["until_deleted", 143]]
     outcome = run(react=react, restarts=1, **{"it-worker-0-2": gone, "it-worker-0-4": again})
     assert outcome.of(Exited)[0] == Exited(WORKER, 137)
-    assert "tfdist: the pod it-worker-0-2 is gone" in outcome.lines
+    assert "tfdist: the pod it-worker-0-2 is gone" in outcome.lines(stream=None)
     assert outcome.state.exit_code == 130
 
 

@@ -1,12 +1,10 @@
 """The launcher and its agents, with a program in `ssh`'s place; tests/cluster/test_ssh.py has real hosts."""
 
-import asyncio
 import json
 import logging
 import shlex
 import signal
 import sys
-from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,9 @@ import psutil
 import pytest
 import yaml
 
+from tests.launch.outcome import Outcome
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.base import Outlets
-from tfdist_cli.launch.events import EventQueue, Exited, Output, Recorded, Signalled, Started
-from tfdist_cli.launch.job import run_job
+from tfdist_cli.launch.events import Output, Recorded, Signalled, Started
 from tfdist_cli.launch.run_dir import RunDir
 from tfdist_cli.launch.ssh.launcher import SshLauncher, _one_line
 from tfdist_cli.launch.ssh.link import HostLost, run_program
@@ -33,32 +30,11 @@ from tfdist_cli.spec.task_id import TaskId
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 
 
-class Ran:
-    """What came of a run."""
+class Ran(Outcome):
+    """What came of a run on hosts."""
 
-    def __init__(self, react):
-        self.react = react
-        self.queue: Any = None
-        self.plan: Any = None
-        self.addresses: Any = None
-        self.state: Any = None
-        self.events = []
-        self.logs = defaultdict(bytes)
-
-    def write(self, task, stream, data):
-        self.logs[task, stream] += data
-
-    def saw(self, event, state, now):
-        self.events.append(event)
-        for answer in self.react(event, state) or ():
-            self.queue.put(answer)
-
-    def lines(self, task=W0, stream="stdout"):
-        said = [event for event in self.events if isinstance(event, Output)]
-        return [line for event in said if (event.task, event.stream) == (task, stream) for line in event.lines]
-
-    def exits(self):
-        return {event.task: event for event in self.events if isinstance(event, Exited)}
+    plan: Any = None
+    addresses: Any = None
 
 
 @pytest.fixture
@@ -74,20 +50,8 @@ def run(fake_ssh, tmp_path, monkeypatch):
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "launcher.lock").touch()
 
-        async def whole(plan):
-            ran.queue = EventQueue()
-            outlets = Outlets(
-                ran.queue,
-                ran,
-                lambda start: {"TFDIST_TASK_DIR": str(run_dir / start.task.slug), "N": str(start.attempt)},
-            )
-            rules = Rules(
-                plan.strategy,
-                timeouts=Timeouts(shutdown=0.5),
-                max_restarts=restarts,
-                restarts={"worker": RestartSpec(policy="job")},
-            )
-            return await run_job(launcher, plan, rules, outlets, (ran,))
+        def own(start):
+            return {"TFDIST_TASK_DIR": str(run_dir / start.task.slug), "N": str(start.attempt)}
 
         with launcher.reserve(cluster) as addresses:
             plan = make_plan(
@@ -100,7 +64,9 @@ def run(fake_ssh, tmp_path, monkeypatch):
                 command=command,
             )
             ran.plan, ran.addresses = plan, addresses
-            ran.state = asyncio.run(whole(plan))
+            timeouts, policy = Timeouts(shutdown=0.5), {"worker": RestartSpec(policy="job")}
+            rules = Rules(plan.strategy, timeouts=timeouts, max_restarts=restarts, restarts=policy)
+            ran.carry_out(launcher, plan, rules, own)
         return ran
 
     return run
@@ -129,7 +95,7 @@ def test_tasks_run_on_their_hosts_as_they_would_here(run, make_cluster, fake_ssh
     assert ran.state.exit_code == 3
     assert ran.logs[W0, "stderr"] == b"err\nlast"
     assert Recorded(W0, {"kind": "state", "state": "training"}) in ran.events
-    out, strange, copied, folder, run_dir, config, attempt, python = ran.lines()
+    out, strange, copied, folder, run_dir, config, attempt, python = ran.lines(W0)
     assert (out, strange, copied, attempt) == ("out", "\ufffdb", "copied", "1")
     assert folder.startswith(f"{fake_ssh}/h1/.tfdist/sync/cluster-")
     assert folder.endswith("/here")

@@ -7,8 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -23,13 +23,13 @@ from tfdist_cli.launch.compose.services import (
     service_name,
     service_of,
 )
+from tfdist_cli.launch.elsewhere import Elsewhere
 from tfdist_cli.launch.events import Action, Exited, How, Start, Started, Stream
 from tfdist_cli.launch.named import named_addresses
 from tfdist_cli.launch.pipes import Pipe
 from tfdist_cli.launch.works import Works
 from tfdist_cli.plan import Plan
 from tfdist_cli.records import LAUNCHER_PID
-from tfdist_cli.resources import Machine
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import Cluster
 from tfdist_cli.spec.compose import Compose
@@ -44,7 +44,7 @@ _AGAIN = 0.2
 _CLEANUP_SECONDS = 10.0
 
 
-class ComposeLauncher:
+class ComposeLauncher(Elsewhere):
     """Starts containers here."""
 
     def check(self, cluster: Cluster, command: Sequence[str]) -> None:  # noqa: ARG002
@@ -68,15 +68,6 @@ class ComposeLauncher:
     def foresee(self, cluster: Cluster) -> Mapping[TaskId, Address]:
         """Each container has a name of its own in their network, and its own ports."""
         return named_addresses(cluster, "containers", service_name)
-
-    @contextmanager
-    def reserve(self, cluster: Cluster) -> Iterator[Mapping[TaskId, Address]]:
-        """The run's network is its own, so that there is nothing to reserve."""
-        yield self.foresee(cluster)
-
-    def machines(self) -> Mapping[str, Machine]:
-        """None that is known."""
-        return {}
 
     def render(self, plan: Plan) -> str:
         """A compose file with the containers that are started."""

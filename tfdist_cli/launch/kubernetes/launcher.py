@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.base import Outlets
 from tfdist_cli.launch.documents import to_yaml
+from tfdist_cli.launch.elsewhere import Elsewhere
 from tfdist_cli.launch.kubernetes.manifests import host_name, manifests
 from tfdist_cli.launch.kubernetes.run import PodsRun
 from tfdist_cli.launch.named import named_addresses
 from tfdist_cli.plan import Plan
-from tfdist_cli.resources import Machine
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import Cluster
 from tfdist_cli.spec.kubernetes import Kubernetes
 from tfdist_cli.spec.task_id import TaskId
 
 
-class KubernetesLauncher:
+class KubernetesLauncher(Elsewhere):
     """Renders for a Kubernetes cluster; of the kinds of job there, it starts `pods`."""
 
     def check(self, cluster: Cluster, command: Sequence[str]) -> None:  # noqa: ARG002
@@ -52,15 +52,6 @@ class KubernetesLauncher:
     def foresee(self, cluster: Cluster) -> Mapping[TaskId, Address]:
         """Each pod has a name of its own in the cluster's DNS, and its own ports."""
         return named_addresses(cluster, "pods", lambda task: host_name(cluster, task))
-
-    @contextmanager
-    def reserve(self, cluster: Cluster) -> Iterator[Mapping[TaskId, Address]]:
-        """A pod's address is its own, so that there is nothing to reserve."""
-        yield self.foresee(cluster)
-
-    def machines(self) -> Mapping[str, Machine]:
-        """None that is known."""
-        return {}
 
     def render(self, plan: Plan) -> str:
         """The manifests, as one file for kubectl."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.base import Outlets
+from tfdist_cli.launch.elsewhere import Elsewhere
 from tfdist_cli.launch.slurm.commands import check_programs, look
 from tfdist_cli.launch.slurm.run import SlurmRun, job_of
 from tfdist_cli.launch.slurm.script import SCRIPT_FILE, render_script
 from tfdist_cli.plan import Plan
-from tfdist_cli.resources import Machine
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import Cluster
 from tfdist_cli.spec.task_id import TaskId
@@ -20,7 +20,7 @@ SOMEWHERE = Address("slurm", 0)
 """Stands for a node that Slurm chooses, and a port that follows from the job's number."""
 
 
-class SlurmLauncher:
+class SlurmLauncher(Elsewhere):
     """Submits a job."""
 
     def check(self, cluster: Cluster, command: Sequence[str]) -> None:  # noqa: ARG002 it is run elsewhere
@@ -40,15 +40,6 @@ class SlurmLauncher:
                     hint=f"give roles.{task.role} replicas, and the nodes' names as slurm.extra: [--nodelist=…]",
                 )
         return dict.fromkeys(cluster.tasks, SOMEWHERE)
-
-    @contextmanager
-    def reserve(self, cluster: Cluster) -> Iterator[Mapping[TaskId, Address]]:
-        """As foreseen."""
-        yield self.foresee(cluster)
-
-    def machines(self) -> Mapping[str, Machine]:
-        """Nothing is known of the nodes, and nothing has to be: Slurm gives each task what it asks for."""
-        return {}
 
     def render(self, plan: Plan) -> str:
         """The batch script."""
