@@ -46,7 +46,11 @@ class HostSpec(SpecModel):
     """The user there; by default that of `ssh`."""
     slots: Annotated[int, Field(ge=1)] | None = None
     """The most tasks that compute (workers, ps, data workers) to put there, and its weight beside other hosts; by
-    default there is no bound, and hosts are alike."""
+    default there is no bound, and hosts are alike, or weigh what they have `cpus`."""
+    cpus: Annotated[int, Field(ge=1)] | None = None
+    """The cores that its tasks with `cpus` may have all together; by default there is no bound."""
+    gpus: Annotated[int, Field(ge=0)] | None = None
+    """The GPUs that its tasks with `gpus` may have all together; by default there is no bound."""
     python: Python | None = None
     """The Python that runs the tasks there, with tfdist in it; by default that of `ssh`."""
     reachable_as: HostName | None = None

@@ -38,6 +38,34 @@ def test_slots_bound_a_host_and_are_its_weight(make_cluster):
         place(make_cluster("multi_worker_mirrored", hosts=hosts, worker=6))
 
 
+def test_cores_and_gpus_bound_a_host_for_the_tasks_that_are_to_have_some(make_cluster):
+    hosts = ({"address": "small", "cpus": 4, "gpus": 0}, {"address": "big", "cpus": 16, "gpus": 2})
+    worker = {"replicas": 2, "cpus": 4, "gpus": 1}
+    placed = names(
+        make_cluster(hosts=hosts, chief=1, ps={"replicas": 2, "cpus": 2}, worker=worker, evaluator={"cpus": 99})
+    )
+    assert placed == {
+        "chief:0": "small",
+        "ps:0": "big",  # it weighs four times as much
+        "ps:1": "big",
+        "worker:0": "big",
+        "worker:1": "big",
+        "evaluator:0": "small",
+    }
+    with pytest.raises(UsageError, match="no host has the 1 gpus of worker:2 left: small 0 of 0, big 0 of 2") as caught:
+        place(make_cluster(hosts=hosts, chief=1, ps=1, worker=worker | {"replicas": 3}))
+    assert "lower roles.worker.gpus" in str(caught.value.hint)
+    with pytest.raises(UsageError, match="no host has the 5 cpus of worker:3 left: small 4 of 4, big 1 of 16"):
+        place(make_cluster("multi_worker_mirrored", hosts=hosts, worker={"replicas": 5, "cpus": 5}))
+
+
+def test_what_has_an_address_takes_of_its_host_too(make_cluster):
+    hosts = ({"address": "h1", "slots": 9, "cpus": 4}, {"address": "h2", "cpus": 4})
+    worker = {"hosts": ["h1:2222"], "cpus": 4}
+    placed = names(make_cluster(hosts=hosts, chief=1, ps={"cpus": 1}, worker=worker))
+    assert (placed["worker:0"], placed["ps:0"]) == ("h1", "h2")
+
+
 def test_a_chief_of_parameter_servers_and_a_dispatcher_take_no_slot(make_cluster):
     hosts = ({"address": "a", "slots": 1}, {"address": "b", "slots": 1}, {"address": "c", "slots": 1})
     placed = names(make_cluster(hosts=hosts, chief=1, ps=1, worker=1, data_dispatcher=1, data_worker=1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.address import Address
@@ -20,18 +20,21 @@ def place(cluster: Cluster) -> dict[TaskId, HostSpec]:
     """Puts each task on a host, in the order of the cluster's tasks.
 
     A task with an address is there. The others go where the least is to be done: one after another, to the host with
-    the fewest tasks that compute for each of its slots, the first of those that are equal. The task that saves, the
-    chief or worker 0, goes to the first host, and the evaluator to the same, since it reads what that one has saved.
+    the fewest tasks that compute for its weight, the first of those that are equal, among those that have a slot, the
+    cores and the GPUs that the task is to have. The task that saves, the chief or worker 0, goes to the first host,
+    and the evaluator to the same, since it reads what that one has saved.
 
     Raises:
-        UsageError: there are no hosts for a task, or they have too few slots.
+        UsageError: there are no hosts for a task, or they have too little.
     """
     placed = {task: cluster.machine(hosts[task.index].host) for task, hosts in _written(cluster)}
-    load = Counter(host.address for task, host in placed.items() if _computes(cluster, task))
+    taken: Counter[tuple[str, str]] = Counter()
+    for task, host in placed.items():
+        taken.update(_needs_on(cluster, task, host))
     for task in sorted(cluster.tasks, key=lambda task: (_ORDER.index(task.role), task.index)):
         if task not in placed:
-            placed[task] = _choose(cluster, task, placed, load)
-            load[placed[task].address] += _computes(cluster, task)
+            placed[task] = _choose(cluster, task, placed, taken)
+            taken.update(_needs_on(cluster, task, placed[task]))
     return {task: placed[task] for task in cluster.tasks}
 
 
@@ -42,7 +45,9 @@ def _written(cluster: Cluster) -> Iterator[tuple[TaskId, list[Address]]]:
             yield task, hosts
 
 
-def _choose(cluster: Cluster, task: TaskId, placed: dict[TaskId, HostSpec], load: Counter[str]) -> HostSpec:
+def _choose(
+    cluster: Cluster, task: TaskId, placed: Mapping[TaskId, HostSpec], taken: Counter[tuple[str, str]]
+) -> HostSpec:
     saves = cluster.tasks[0]
     if task.role == "evaluator":
         return placed[saves]
@@ -52,18 +57,45 @@ def _choose(cluster: Cluster, task: TaskId, placed: dict[TaskId, HostSpec], load
             f"{task} has no host to run on",
             hint="list the machines as 'hosts' in the cluster file, such as 'hosts: [gpu01, gpu02]'",
         )
+    for kind, wanted in _needs(cluster, task).items():
+        bounds = {host.address: getattr(host, kind) for host in machines}
+        machines = tuple(host for host in machines if _fits(bounds[host.address], taken[host.address, kind] + wanted))
+        if not machines:
+            raise _too_little(task, kind, wanted, bounds, taken)
     if task == saves:
         return machines[0]
-    free = [host for host in machines if host.slots is None or load[host.address] < host.slots]
-    if not _computes(cluster, task):
-        free = list(machines)
-    if not free:
-        slots = sum(host.slots or 0 for host in machines)
-        raise UsageError(
-            f"there is no slot for {task}: the hosts have {slots} for tasks that compute",
+    return min(machines, key=lambda host: (taken[host.address, "slots"] + 1) / (host.slots or host.cpus or 1))
+
+
+def _fits(bound: int | None, taken: int) -> bool:
+    return bound is None or taken <= bound
+
+
+def _too_little(
+    task: TaskId, kind: str, wanted: int, bounds: Mapping[str, int], taken: Counter[tuple[str, str]]
+) -> UsageError:
+    if kind == "slots":
+        return UsageError(
+            f"there is no slot for {task}: the hosts have {sum(bounds.values())} for tasks that compute",
             hint="add hosts, raise their slots, or lower the replicas",
         )
-    return min(free, key=lambda host: (load[host.address] + 1) / (host.slots or 1))
+    free = ", ".join(f"{host} {bound - taken[host, kind]} of {bound}" for host, bound in bounds.items())
+    return UsageError(
+        f"no host has the {wanted} {kind} of {task} left: {free}",
+        hint=f"add hosts, lower roles.{task.role}.{kind} or the replicas, or correct the {kind} of the hosts",
+    )
+
+
+def _needs(cluster: Cluster, task: TaskId) -> dict[str, int]:
+    """What a task takes of its host: a slot, cores and GPUs, as far as it takes any."""
+    spec = cluster.role(task)
+    gpus = len(spec.gpus) if isinstance(spec.gpus, list) else spec.gpus if isinstance(spec.gpus, int) else 0
+    needs = {"slots": int(_computes(cluster, task)), "cpus": spec.cpus or 0, "gpus": gpus}
+    return {kind: number for kind, number in needs.items() if number}
+
+
+def _needs_on(cluster: Cluster, task: TaskId, host: HostSpec) -> dict[tuple[str, str], int]:
+    return {(host.address, kind): number for kind, number in _needs(cluster, task).items()}
 
 
 def _computes(cluster: Cluster, task: TaskId) -> bool:
