@@ -13,7 +13,7 @@ from tfdist_cli.errors import TimeoutExceeded, TrainingError
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train import presence
-from tfdist_cli.train.presence import gather, outlast, report_in
+from tfdist_cli.train.presence import await_names, gather, outlast, report_in
 
 CHIEF, PS, WORKER = TaskId("chief"), TaskId("ps", 0), TaskId("worker", 1)
 LONG = 20.0
@@ -91,6 +91,27 @@ def test_who_is_missing_is_named_with_the_reason():
     assert raised.value.message == f"not up after 0 s: worker:1 at {missing} (connection refused)"
     with pytest.raises(TimeoutExceeded, match="name is not resolved"):
         gather(CHIEF, free(), {PS: Address("no.such.host.invalid", 2222)}, 0.1)
+
+
+def test_a_name_that_is_known_only_after_a_while_is_waited_for(monkeypatch):
+    """That of a pod, for one."""
+    asked = []
+
+    def getaddrinfo(host, port, **_):
+        asked.append(host)
+        if len(asked) < 3:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(presence, "_RETRY", 0.01)
+    await_names({PS: Address("ps-0.job", 2222)}, LONG)
+    assert asked == ["ps-0.job"] * 3
+
+
+def test_a_name_that_nobody_knows_is_told():
+    with pytest.raises(TimeoutExceeded, match=r"ps:0 at no.such.host.invalid:2222 \(its name is not resolved\)$"):
+        await_names({PS: Address("no.such.host.invalid", 2222), WORKER: free()}, 0.1)
 
 
 def test_a_chief_that_never_comes_is_named():

@@ -20,15 +20,16 @@ from tfdist_cli import heartbeat
 from tfdist_cli.environment import Environment
 from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.records import emit
+from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import SERVING_ROLES
-from tfdist_cli.spec.task_id import DATA_ROLES
+from tfdist_cli.spec.task_id import DATA_ROLES, TaskId
 from tfdist_cli.spec.updates import PlacementRule, ShardRule, Updates
 from tfdist_cli.train import data_service, links
 from tfdist_cli.train.coordinated import CoordinatedEngine
 from tfdist_cli.train.engine import Engine, Rules
 from tfdist_cli.train.gpu_memory import limit_gpu_memory
 from tfdist_cli.train.placement import DEFAULT_PLACEMENT, Placement, PlacementRules
-from tfdist_cli.train.presence import gather, outlast, port_taken, report_in, wait_until_gone
+from tfdist_cli.train.presence import await_names, gather, outlast, port_taken, report_in, wait_until_gone
 from tfdist_cli.train.step import ModelStep
 from tfdist_cli.train.synchronous import Membership, SynchronousEngine
 
@@ -160,10 +161,16 @@ def serve(environment: Environment) -> None:
     if task.role in DATA_ROLES:
         data_service.start_server(environment)
     else:
+        await_names(_peers(environment), environment.start_timeout)
         server = _tensorflow_server(environment)
     emit("state", state="serving")
     outlast(task, environment.addresses[environment.chief], environment.start_timeout)
     del server
+
+
+def _peers(environment: Environment) -> dict[TaskId, Address]:
+    """The tasks that a server of TensorFlow's speaks to."""
+    return {task: address for task, address in environment.addresses.items() if task.role in SERVING_ROLES}
 
 
 def _end_server(environment: Environment) -> NoReturn:
@@ -219,6 +226,7 @@ def _come_together(environment: Environment) -> list[socket.socket]:
     if environment.is_chief:
         return gather(environment.task, own, others, environment.start_timeout)
     chief = environment.chief, environment.addresses[environment.chief]
+    await_names(_peers(environment), environment.start_timeout)
     return [report_in(environment.task, own, chief, environment.start_timeout)]
 
 

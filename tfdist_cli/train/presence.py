@@ -13,7 +13,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from importlib import metadata
 
@@ -28,6 +28,7 @@ _GREETING = b"tfdist\n"
 _GO = b"go\n"
 _VERSIONED = ("tensorflow", "tensorflow-cpu")
 _CHIEF = TaskId("chief")
+_NAMELESS = "its name is not resolved"
 
 
 def gather(task: TaskId, own: Address, others: Mapping[TaskId, Address], timeout: float) -> list[socket.socket]:
@@ -105,6 +106,17 @@ def await_up(addresses: Mapping[TaskId, Address], timeout: float) -> None:
     _Absence(addresses, timeout).wait()
 
 
+def await_names(addresses: Mapping[TaskId, Address], timeout: float) -> None:
+    """Returns when every address's host has been found by its name.
+
+    Names of pods are known a while after their pods run, and what TensorFlow does not find at once it gives up.
+
+    Raises:
+        TimeoutExceeded: names the tasks whose hosts were not found within `timeout` seconds.
+    """
+    _Absence(addresses, timeout, unresolved).wait()
+
+
 def _chief_ended(chief: tuple[TaskId, Address]) -> TrainingError:
     return TrainingError(
         f"{chief[0]} at {chief[1]} has ended before the cluster had come together",
@@ -175,11 +187,14 @@ def _tensorflow() -> str:
 
 
 class _Absence:
-    """Which tasks do not answer yet, and why."""
+    """Which tasks are not there yet, and why."""
 
-    def __init__(self, addresses: Mapping[TaskId, Address], timeout: float) -> None:
+    def __init__(
+        self, addresses: Mapping[TaskId, Address], timeout: float, probe: Callable[[Address], str | None] | None = None
+    ) -> None:
         self.missing = dict(addresses)
         self._timeout = timeout
+        self._probe = probe or unreachable
         self._deadline = time.monotonic() + timeout
         self._reasons: dict[TaskId, str] = {}
 
@@ -200,7 +215,7 @@ class _Absence:
             TimeoutExceeded: some are, and the time is over.
         """
         for task, address in list(self.missing.items()):
-            reason = unreachable(address)
+            reason = self._probe(address)
             if reason is None:
                 del self.missing[task]
             else:
@@ -215,11 +230,20 @@ def unreachable(address: Address) -> str | None:
     try:
         socket.create_connection((address.host, address.port), timeout=_CONNECT).close()
     except socket.gaierror:
-        return "its name is not resolved"
+        return _NAMELESS
     except TimeoutError:
         return "no answer"
     except OSError as error:
         return (error.strerror or str(error)).lower()
+    return None
+
+
+def unresolved(address: Address) -> str | None:
+    """Why the name of an address's host says nothing; None when it leads to an IP address."""
+    try:
+        socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except socket.gaierror:
+        return _NAMELESS
     return None
 
 

@@ -42,9 +42,16 @@ def running(*_):
     event(phase="Running", state={"running": {}})
 
 
-def exits(_, code):
-    event(phase="Succeeded", state={"terminated": {"exitCode": code}})
+def exits(name, code):
+    (folder / f"{name}.exited").touch()
+    event(phase="Succeeded", state={"terminated": {"exitCode": code}})  # whoever watches ends this program then
     sys.exit()
+
+
+def follows(name, how):
+    other, code = how
+    await_file(f"{other}.exited")
+    exits(name, code)
 
 
 def watch_ends(name, _):
@@ -58,14 +65,26 @@ def gone(*_):
     sys.exit()
 
 
-def until_deleted(name, code):
-    while not (folder / f"{name}.deleted").exists():
+def await_file(name):
+    while not (folder / name).exists():
         time.sleep(0.02)
+
+
+def gone_when_deleted(name, _):
+    await_file(f"{name}.deleted")
+    gone()
+
+
+def until_deleted(name, code):
+    await_file(f"{name}.deleted")
     event(phase="Failed", state={"terminated": {"exitCode": code}})
     sys.exit()
 
 
-STEPS = {step.__name__: step for step in (unschedulable, waiting, running, exits, watch_ends, gone, until_deleted)}
+STEPS = {
+    step.__name__: step
+    for step in (unschedulable, waiting, running, exits, follows, watch_ends, gone, gone_when_deleted, until_deleted)
+}
 
 
 if arguments[0] == "version" and os.environ.get("KUBECTL_DOWN"):

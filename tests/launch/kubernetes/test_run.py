@@ -59,6 +59,8 @@ def cluster(**settings):
 
 @pytest.fixture
 def run(kubectl, monkeypatch):
+    monkeypatch.setattr(run_module, "_FAREWELL", 0.05)
+
     def run(chief=SERVES, worker=SERVES, ps=SERVES, react=lambda event, state: (), restarts=0, **more):
         monkeypatch.setenv("KUBECTL_SCRIPT", json.dumps({"chief": chief, "worker": worker, "ps": ps, **more}))
         wanted = cluster()
@@ -81,6 +83,28 @@ def test_a_job_ends_with_its_chief(run):
     assert "done" in outcome.lines(stream=None)
     assert Recorded(CHIEF, {"kind": "state", "state": "training"}) in outcome.events
     assert outcome.calls[-1].startswith("delete pods,services,configmaps,networkpolicies --selector")
+
+
+def test_pods_that_follow_the_chief_out_are_not_deleted(run, monkeypatch):
+    monkeypatch.setattr(run_module, "_FAREWELL", 20.0)
+    follows = [["running", 0], ["follows", ["it-chief-0-1", 0]]]
+    outcome = run(chief=TRAINS, worker=follows, ps=follows)
+    assert {event.code for event in outcome.of(Exited)} == {0}
+    assert not [call for call in outcome.calls if call.startswith("delete pod ")]
+
+
+def test_a_pod_that_goes_when_it_is_deleted_was_ended_by_the_launcher(run):
+    outcome = run(chief=TRAINS, worker=[["running", 0], ["gone_when_deleted", 0]])
+    assert Exited(WORKER, 143) in outcome.events
+    assert outcome.state.exit_code == 0
+    assert not [line for line in outcome.lines(stream=None) if "is gone" in line]
+
+
+def test_a_ps_that_is_killed_is_told_before_the_chief_that_fails_of_it(run):
+    fails = [["running", 0], ["follows", ["it-ps-0-3", 1]]]
+    outcome = run(chief=fails, ps=[["running", 0], ["exits", 137]])
+    assert outcome.of(Exited)[:2] == [Exited(PS, 137), Exited(CHIEF, 1)]
+    assert outcome.state.failures[0] == PS
 
 
 def test_what_is_created(run):

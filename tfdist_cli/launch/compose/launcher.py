@@ -24,7 +24,8 @@ from tfdist_cli.launch.compose.services import (
     service_of,
 )
 from tfdist_cli.launch.elsewhere import Elsewhere
-from tfdist_cli.launch.events import Action, Exited, How, Start, Started, Stream
+from tfdist_cli.launch.ends import Ends
+from tfdist_cli.launch.events import Action, How, Start, Started, Stream
 from tfdist_cli.launch.named import named_addresses
 from tfdist_cli.launch.pipes import Pipe
 from tfdist_cli.launch.works import Works
@@ -36,9 +37,8 @@ from tfdist_cli.spec.compose import Compose
 from tfdist_cli.spec.task_id import TaskId
 
 ENGINES = ("podman", "docker")
-_HEAD_START = 2.0
-"""Seconds that the first task's end is waited for before another's is told: a worker that follows its chief out must
-not pass for one that left it alone, and an engine tells of two ends in any order."""
+_HEAD_START, _AFTERTHOUGHT = 2.0, 0.5
+"""Seconds for `Ends`: an engine tells of two ends in any order."""
 _AGAIN = 0.2
 """Seconds until a container that could not be told to end is told again."""
 _CLEANUP_SECONDS = 10.0
@@ -106,8 +106,7 @@ class ComposeRun:
         """How tasks were told to end whose client was not yet there to be told."""
         self._starts = 0
         self._works = Works(outlets.events)
-        self._first_over = asyncio.Event()
-        """Whether the end of the first task has been told."""
+        self._ends = Ends(outlets.events, plan.tasks[0].task, _HEAD_START, _AFTERTHOUGHT)
         self._watchman = _start_last_will(engine, self._project)
 
     async def open(self) -> None:
@@ -126,8 +125,7 @@ class ComposeRun:
     def act(self, action: Action) -> None:
         """Starts a task's container, or tells it to end."""
         if isinstance(action, Start):
-            if action.task == self._first:
-                self._first_over.clear()
+            self._ends.starts(action.task)
             self._containers.pop(action.task, None)
             self._told.pop(action.task, None)
             self._works.keep(self._live(action.task, self._outlets.prepare(action)))
@@ -143,10 +141,6 @@ class ComposeRun:
             self._watchman.stdin.close()
         await asyncio.to_thread(self._watchman.wait)
 
-    @property
-    def _first(self) -> TaskId:
-        return self._plan.tasks[0].task
-
     def _end(self, task: TaskId, how: How) -> None:
         if task in self._containers:
             self._works.keep(self._containers[task].end(how))
@@ -159,13 +153,8 @@ class ComposeRun:
         self._outlets.events.put(Started(task, container.pid))
         pipes = [Pipe(task, stream, output, self._outlets) for stream, output in container.outputs.items()]
         code = await container.wait()
-        if task != self._first:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._first_over.wait(), _HEAD_START)
         await asyncio.gather(*(pipe.drain() for pipe in pipes))
-        self._outlets.events.put(Exited(task, code))
-        if task == self._first:
-            self._first_over.set()
+        await self._ends.tell(task, code)
         await container.remove()
 
     async def _start(self, task: TaskId, own: Mapping[str, str]) -> _Container:

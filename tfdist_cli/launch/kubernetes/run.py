@@ -15,6 +15,7 @@ from typing import Any
 from tfdist_cli.errors import TfdistError
 from tfdist_cli.launch.base import Outlets
 from tfdist_cli.launch.documents import to_yaml
+from tfdist_cli.launch.ends import Ends
 from tfdist_cli.launch.events import Action, Exited, How, Output, Start, Started
 from tfdist_cli.launch.kubernetes import last_will
 from tfdist_cli.launch.kubernetes.manifests import pod, shared
@@ -25,11 +26,12 @@ from tfdist_cli.plan import Plan
 from tfdist_cli.records import LAUNCHER_PID, TASK_DIR
 from tfdist_cli.spec.task_id import TaskId
 
-KILLED = 137
-"""The code of a pod that is gone without having told its own."""
-_HEAD_START = 5.0
-"""Seconds that the first task's end is waited for before another's is told: a worker that follows its chief out must
-not pass for one that left it alone, and two nodes tell of two ends in any order."""
+KILLED, TERMINATED = 137, 143
+"""The codes of a pod that is gone without having told its own: of itself, and deleted."""
+_HEAD_START, _AFTERTHOUGHT = 5.0, 2.0
+"""Seconds for `Ends`: a node looks at its containers once a second, and two nodes tell of two ends in any order."""
+_FAREWELL = 3.0
+"""Seconds that a pod has to follow the first one out before it is deleted: the node then still tells its exit code."""
 _CHUNK = 64 * 1024
 _SCHEDULING = "PodScheduled"
 _TRIES = 5
@@ -52,10 +54,13 @@ class PodsRun:
         namespace = settings(plan).namespace
         self._kubectl = ["kubectl", *(["--namespace", namespace] if namespace else ())]
         self._names: dict[TaskId, str] = {}
+        self._ended: dict[str, asyncio.Event] = {}
+        """By the pods' names, whether they have ended."""
+        self._deleted: set[str] = set()
+        """The names of pods that were told to end."""
         self._starts = 0
         self._works = Works(outlets.events)
-        self._first_over = asyncio.Event()
-        """Whether the end of the first task has been told."""
+        self._ends = Ends(outlets.events, plan.tasks[0].task, _HEAD_START, _AFTERTHOUGHT)
         self._watchman: subprocess.Popen[bytes] | None = None
 
     async def open(self) -> None:
@@ -77,11 +82,11 @@ class PodsRun:
     def act(self, action: Action) -> None:
         """Creates a task's pod, or deletes it."""
         if isinstance(action, Start):
-            if action.task == self._first:
-                self._first_over.clear()
+            self._ends.starts(action.task)
             self._starts += 1
             name = f"{job_name(self._plan)}-{action.task.slug.replace('_', '-')}-{self._starts}"
             self._names[action.task] = name
+            self._ended[name] = asyncio.Event()
             self._works.keep(self._live(action.task, name, self._outlets.prepare(action)))
         else:
             self._works.keep(self._delete(self._names[action.task], action.how))
@@ -93,10 +98,6 @@ class PodsRun:
             self._watchman.stdin.close()
             await asyncio.to_thread(self._watchman.wait)
 
-    @property
-    def _first(self) -> TaskId:
-        return self._plan.tasks[0].task
-
     async def _live(self, task: TaskId, name: str, own: Mapping[str, str]) -> None:
         """One pod, from its creation until it has ended."""
         secret = self._plan[task].secrets
@@ -107,13 +108,7 @@ class PodsRun:
             self._outlets.events.put(Exited(task, 126))
             return
         self._outlets.events.put(Started(task, os.getpid()))
-        code = await self._follow(task, name)
-        if task != self._first:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._first_over.wait(), _HEAD_START)
-        self._outlets.events.put(Exited(task, code))
-        if task == self._first:
-            self._first_over.set()
+        await self._ends.tell(task, await self._follow(task, name))
 
     async def _follow(self, task: TaskId, name: str) -> int:
         """Watches a pod, telling why it doesn't start, and what it writes; its exit code."""
@@ -133,8 +128,10 @@ class PodsRun:
                         code = int(container["terminated"]["exitCode"])
                         break
                 else:
-                    await self._say(task, f"the pod {name} is gone")
-                    code = KILLED
+                    code = TERMINATED if name in self._deleted else KILLED
+                    if code == KILLED:
+                        await self._say(task, f"the pod {name} is gone")
+            self._ended[name].set()
             if listening is not None:
                 await listening
             return code
@@ -210,6 +207,11 @@ class PodsRun:
             _end(client)
 
     async def _delete(self, name: str, how: How) -> None:
+        if how is How.TERMINATE and self._ends.first_is_over:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._ended[name].wait(), _FAREWELL)
+                return
+        self._deleted.add(name)
         at_once = ("--grace-period=0", "--force") if how is How.KILL else ()
         await self._call("delete", "pod", name, "--wait=false", "--ignore-not-found", *at_once)
 
