@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tfdist_cli.launch.ends import Ends
-from tfdist_cli.launch.events import EventQueue
+from tfdist_cli.launch.events import EventQueue, Exited
 from tfdist_cli.spec.task_id import TaskId
 
 CHIEF, WORKER, PS = TaskId("chief"), TaskId("worker"), TaskId("ps")
@@ -20,7 +20,7 @@ def told(*ends, head_start=LONG, afterthought=LONG):
         events = EventQueue()
         order = Ends(events, CHIEF, head_start, afterthought)
         order.starts(CHIEF)
-        await asyncio.wait_for(asyncio.gather(*(order.tell(task, code) for task, code in ends)), 10)
+        await asyncio.wait_for(asyncio.gather(*(order.tell(Exited(task, code)) for task, code in ends)), 10)
         return [(each.task, each.code) for each in [await events.get(0) for _ in ends]]
 
     return asyncio.run(whole())
@@ -56,9 +56,9 @@ def test_a_first_task_that_was_started_again_is_waited_for_again():
     async def whole():
         events = EventQueue()
         order = Ends(events, CHIEF, LONG, 0.01)
-        await order.tell(CHIEF, 137)
+        await order.tell(Exited(CHIEF, 137))
         order.starts(CHIEF)
-        await asyncio.gather(order.tell(WORKER, 0), order.tell(CHIEF, 0))
+        await asyncio.gather(order.tell(Exited(WORKER, 0)), order.tell(Exited(CHIEF, 0)))
         return [(await events.get(0)).task for _ in range(3)]
 
     assert asyncio.run(whole()) == [CHIEF, CHIEF, WORKER]

@@ -30,7 +30,7 @@ class Ends:
         self._first = first
         self._head_start = head_start
         self._afterthought = afterthought
-        self._held: dict[TaskId, int] = {}
+        self._held: dict[TaskId, Exited] = {}
         self._killed = asyncio.Event()
         """Whether a signal has ended a task whose end is held."""
         self._over = asyncio.Event()
@@ -46,32 +46,27 @@ class Ends:
         """Whether the first task has ended, and was not started again."""
         return self._over.is_set()
 
-    async def tell(self, task: TaskId, code: int) -> None:
-        """Tells that a task has ended, as soon as it is clear before or after which.
-
-        Args:
-            task: the task.
-            code: its exit code.
-        """
-        self._held[task] = code
-        if task != self._first:
-            if code >= _SIGNALLED:
+    async def tell(self, end: Exited) -> None:
+        """Tells that a task has ended, as soon as it is clear before or after which."""
+        self._held[end.task] = end
+        if end.task != self._first:
+            if end.code >= _SIGNALLED:
                 self._killed.set()
             await _wait(self._over, self._head_start)
-            self._let_go(task)
+            self._let_go(end.task)
             return
-        if 0 < code < _SIGNALLED:
+        if 0 < end.code < _SIGNALLED:
             await _wait(self._killed, self._afterthought)
-        failures = [each for each, its in self._held.items() if its]
-        for each in sorted(failures, key=lambda each: self._held[each] < _SIGNALLED) if code else ():
-            self._let_go(each)
-        self._let_go(task)
+        failures = [each for each in self._held.values() if each.code]
+        for each in sorted(failures, key=lambda each: each.code < _SIGNALLED) if end.code else ():
+            self._let_go(each.task)
+        self._let_go(end.task)
         self._over.set()
 
     def _let_go(self, task: TaskId) -> None:
         if task in self._held:
-            self._events.put(Exited(task, self._held.pop(task)))
-        if not any(code >= _SIGNALLED for code in self._held.values()):
+            self._events.put(self._held.pop(task))
+        if not any(each.code >= _SIGNALLED for each in self._held.values()):
             self._killed.clear()
 
 

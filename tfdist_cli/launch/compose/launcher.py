@@ -25,7 +25,7 @@ from tfdist_cli.launch.compose.services import (
 )
 from tfdist_cli.launch.elsewhere import Elsewhere
 from tfdist_cli.launch.ends import Ends
-from tfdist_cli.launch.events import Action, How, Start, Started, Stream
+from tfdist_cli.launch.events import Action, Exited, How, Start, Started, Stream
 from tfdist_cli.launch.named import named_addresses
 from tfdist_cli.launch.pipes import Pipe
 from tfdist_cli.launch.works import Works
@@ -154,7 +154,7 @@ class ComposeRun:
         pipes = [Pipe(task, stream, output, self._outlets) for stream, output in container.outputs.items()]
         code = await container.wait()
         await asyncio.gather(*(pipe.drain() for pipe in pipes))
-        await self._ends.tell(task, code)
+        await self._ends.tell(Exited(task, code))
         await container.remove()
 
     async def _start(self, task: TaskId, own: Mapping[str, str]) -> _Container:

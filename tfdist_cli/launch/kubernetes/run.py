@@ -108,10 +108,10 @@ class PodsRun:
             self._outlets.events.put(Exited(task, 126))
             return
         self._outlets.events.put(Started(task, os.getpid()))
-        await self._ends.tell(task, await self._follow(task, name))
+        await self._ends.tell(await self._follow(task, name))
 
-    async def _follow(self, task: TaskId, name: str) -> int:
-        """Watches a pod, telling why it doesn't start, and what it writes; its exit code."""
+    async def _follow(self, task: TaskId, name: str) -> Exited:
+        """Watches a pod, telling why it doesn't start, and what it writes; its end."""
         listening: asyncio.Task[None] | None = None
         told = ""
         try:
@@ -125,16 +125,16 @@ class PodsRun:
                         told = trouble
                         await self._say(task, f"the pod {name} does not start: {trouble}")
                     if "terminated" in container:
-                        code = int(container["terminated"]["exitCode"])
+                        end = Exited(task, int(container["terminated"]["exitCode"]))
                         break
                 else:
-                    code = TERMINATED if name in self._deleted else KILLED
-                    if code == KILLED:
-                        await self._say(task, f"the pod {name} is gone")
+                    end = Exited(task, KILLED, cause=f"the pod {name} is gone")
+                    if name in self._deleted:
+                        end = Exited(task, TERMINATED)
             self._ended[name].set()
             if listening is not None:
                 await listening
-            return code
+            return end
         finally:
             if listening is not None:
                 listening.cancel()
