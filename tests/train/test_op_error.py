@@ -80,3 +80,16 @@ def test_a_remote_operation_names_its_worker():
 def test_what_has_no_parts_stays(text):
     kept = shortened(tf.errors.AbortedError(None, None, text)).traceback
     assert kept.startswith("AbortedError: ")
+
+
+def test_a_ps_that_is_gone_is_named_not_the_worker_that_missed_it():
+    text = (
+        "Graph execution error:\n\n2 root error(s) found.\n  (0) UNAVAILABLE:  Socket closed\n"
+        "Additional GRPC error information from remote target /job:ps/replica:0/task:1/device:CPU:0 while calling "
+        "/tensorflow.eager.EagerService/RunComponentFunction:\n"
+        "Additional GRPC error information from remote target /job:worker/replica:0/task:0 while calling "
+        "/tensorflow.eager.EagerService/Enqueue:"
+    )
+    assert shortened(tf.errors.UnavailableError(None, None, text)).message == "ps:1: Socket closed"
+    worker = "Socket closed\nAdditional GRPC error information from remote target /job:worker/replica:0/task:0"
+    assert shortened(tf.errors.UnavailableError(None, None, worker)).message == "worker:0: Socket closed"

@@ -24,6 +24,8 @@ _NOISE = (
 )  # fmt: skip
 _END = re.compile(r"\n?\s*(\[\[\{\{node|\[Op:|\(\d+\) [A-Z_]+:|Additional GRPC error information)")
 _WORKER = re.compile(r"/job:worker/(?:replica:\d+/)?task:(\d+)")
+_LOST_PS = re.compile(r"remote target /job:ps/(?:replica:\d+/)?task:(\d+)")
+"""What a worker says when the ps that it called does not answer: the worker is only who noticed."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,7 @@ def shortened(error: BaseException) -> OpError:
     found = _python_error(text)
     if found:
         return found
-    worker = _WORKER.search(text)
-    where = f"worker:{worker[1]}: " if worker else ""
+    where = _where(error, text)
     defined = _FRAMES.search(text)
     text = _FRAMES.sub("", text)
     for noise, instead in _NOISE:
@@ -62,6 +63,13 @@ def shortened(error: BaseException) -> OpError:
     frames = [frame[0] for frame in _FILE.finditer(defined["frames"]) if is_users(frame[1])] if defined else []
     head = _HEADER + "".join(frames) if frames else ""
     return OpError(name, message, f"{head}{name}: {message}\n")
+
+
+def _where(error: BaseException, text: str) -> str:
+    """The task that an error is of, in front of its message; empty when it says none."""
+    ps = _LOST_PS.search(text) if type(error).__name__ == "UnavailableError" else None
+    worker = _WORKER.search(text)
+    return f"ps:{ps[1]}: " if ps else f"worker:{worker[1]}: " if worker else ""
 
 
 def _python_error(text: str) -> OpError | None:
