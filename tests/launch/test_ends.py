@@ -52,6 +52,15 @@ def test_a_first_task_that_goes_on_holds_nobody_up():
     assert told((WORKER, 7), head_start=0.01) == [(WORKER, 7)]
 
 
+def test_it_is_told_how_long_ago_an_end_was():
+    async def whole():
+        events = EventQueue()
+        await Ends(events, CHIEF, 0.1, 0.0).tell(Exited(WORKER, 7, ago=1.0))
+        return await events.get(0)
+
+    assert asyncio.run(whole()).ago >= 1.1
+
+
 def test_a_first_task_that_was_started_again_is_waited_for_again():
     async def whole():
         events = EventQueue()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
+from dataclasses import replace
 
 from tfdist_cli.launch.events import EventQueue, Exited
 from tfdist_cli.spec.task_id import TaskId
@@ -31,6 +33,7 @@ class Ends:
         self._head_start = head_start
         self._afterthought = afterthought
         self._held: dict[TaskId, Exited] = {}
+        self._heard_at: dict[TaskId, float] = {}
         self._killed = asyncio.Event()
         """Whether a signal has ended a task whose end is held."""
         self._over = asyncio.Event()
@@ -49,6 +52,7 @@ class Ends:
     async def tell(self, end: Exited) -> None:
         """Tells that a task has ended, as soon as it is clear before or after which."""
         self._held[end.task] = end
+        self._heard_at[end.task] = time.monotonic()
         if end.task != self._first:
             if end.code >= _SIGNALLED:
                 self._killed.set()
@@ -65,7 +69,8 @@ class Ends:
 
     def _let_go(self, task: TaskId) -> None:
         if task in self._held:
-            self._events.put(self._held.pop(task))
+            end = self._held.pop(task)
+            self._events.put(replace(end, ago=end.ago + time.monotonic() - self._heard_at[task]))
         if not any(each.code >= _SIGNALLED for each in self._held.values()):
             self._killed.clear()
 
