@@ -61,8 +61,9 @@ class Ends:
             return
         if 0 < end.code < _SIGNALLED:
             await _wait(self._killed, self._afterthought)
-        failures = [each for each in self._held.values() if each.code]
-        for each in sorted(failures, key=lambda each: each.code < _SIGNALLED) if end.code else ():
+        self._heard_at = dict.fromkeys(self._held, time.monotonic())  # the order of these ends is now that of telling
+        failures = [each for each in self._held.values() if each.code] if end.code else []
+        for each in sorted(failures, key=lambda each: (each.code < _SIGNALLED, each is end)):
             self._let_go(each.task)
         self._let_go(end.task)
         self._over.set()

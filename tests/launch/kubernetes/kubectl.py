@@ -108,4 +108,5 @@ elif arguments[0] == "logs":
         if step == "says":
             print(value, flush=True)
 elif arguments[:2] == ["delete", "pod"]:
-    (folder / f"{arguments[2]}.deleted").touch()
+    name = next(word for word in arguments[2:] if not word.startswith("--"))
+    (folder / f"{name}.deleted").touch()

@@ -90,7 +90,9 @@ def test_pods_that_follow_the_chief_out_are_not_deleted(run, monkeypatch):
     follows = [["running", 0], ["follows", ["it-chief-0-1", 0]]]
     outcome = run(chief=TRAINS, worker=follows, ps=follows)
     assert {event.code for event in outcome.of(Exited)} == {0}
-    assert not [call for call in outcome.calls if call.startswith("delete pod ")]
+    deleted = [call for call in outcome.calls if call.startswith("delete pod ")]
+    assert len(deleted) == 3
+    assert all(call.endswith("--grace-period=0 --force") for call in deleted)  # what has ended
 
 
 def test_a_pod_that_goes_when_it_is_deleted_was_ended_by_the_launcher(run):
@@ -135,7 +137,7 @@ def test_a_pod_that_does_not_start_is_told_with_its_reason(run, trouble, said):
     outcome = run(worker=[trouble, trouble, ["until_deleted", 143]], react=react)
     assert [line for line in outcome.lines(stream=None) if said in line] == [f"tfdist: {said}"]
     assert outcome.state.exit_code == 143
-    assert "delete pod it-worker-0-2 --wait=false --ignore-not-found" in outcome.calls
+    assert "delete pod --wait=false --ignore-not-found it-worker-0-2" in outcome.calls
 
 
 def test_containers_that_are_being_made_are_no_trouble(run):

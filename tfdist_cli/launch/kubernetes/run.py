@@ -32,6 +32,8 @@ _HEAD_START, _AFTERTHOUGHT = 5.0, 2.0
 """Seconds for `Ends`: a node looks at its containers once a second, and two nodes tell of two ends in any order."""
 _FAREWELL = 3.0
 """Seconds that a pod has to follow the first one out before it is deleted: the node then still tells its exit code."""
+_DELETE = ("delete", "pod", "--wait=false", "--ignore-not-found")
+_AT_ONCE = ("--grace-period=0", "--force")
 _CHUNK = 64 * 1024
 _SCHEDULING = "PodScheduled"
 _TRIES = 5
@@ -108,7 +110,9 @@ class PodsRun:
             self._outlets.events.put(Exited(task, 126))
             return
         self._outlets.events.put(Started(task, os.getpid()))
-        await self._ends.tell(await self._follow(task, name))
+        end = await self._follow(task, name)
+        await self._call(*_DELETE, name, *_AT_ONCE)  # its name in the DNS is the next one's, and led to either
+        await self._ends.tell(end)
 
     async def _follow(self, task: TaskId, name: str) -> Exited:
         """Watches a pod, telling why it doesn't start, and what it writes; its end."""
@@ -212,8 +216,7 @@ class PodsRun:
                 await asyncio.wait_for(self._ended[name].wait(), _FAREWELL)
                 return
         self._deleted.add(name)
-        at_once = ("--grace-period=0", "--force") if how is How.KILL else ()
-        await self._call("delete", "pod", name, "--wait=false", "--ignore-not-found", *at_once)
+        await self._call(*_DELETE, name, *(_AT_ONCE if how is How.KILL else ()))
 
     async def _say(self, task: TaskId, text: str) -> None:
         line = f"tfdist: {text}"
