@@ -1,0 +1,209 @@
+"""`python -m benchmarks.links`: training on hosts whose links are slow, or far away.
+
+The hosts are network namespaces of this machine, those of the tests, and tasks come to them over ssh. It takes root on
+Linux, `ip`, `tc` and `sshd`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.lab.hosts import Host, Lab, ip, make_hosts, missing
+
+RECIPE = """
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+def model(params):
+    if params["model"] == "mlp":
+        layers = [keras.Input((784,)), keras.layers.Dense(500, "relu"), keras.layers.Dense(500, "relu")]
+        optimizer = keras.optimizers.Adam()
+    else:
+        layers = [keras.Input((16,), dtype="int32"), keras.layers.Embedding(1_000_000, 32), keras.layers.Flatten()]
+        optimizer = keras.optimizers.Adagrad()
+    network = keras.Sequential([*layers, keras.layers.Dense(10)])
+    network.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return network
+
+
+def dataset(params, split, shard):
+    chance = np.random.default_rng(shard.index)
+    labels = chance.integers(10, size=6400)
+    if params["model"] == "mlp":
+        inputs = chance.normal(size=(6400, 784)).astype("float32")
+    else:
+        inputs = chance.integers(1_000_000, size=(6400, 16), dtype="int32")
+    return tf.data.Dataset.from_tensor_slices((inputs, labels)).cache()
+"""
+RECIPE_YAML = """
+module: slow_links
+params: {model: mlp}
+train: {epochs: 2, share: copy}
+"""
+CLUSTER = """
+name: links
+strategy: parameter_server
+launcher: ssh
+ssh: {config: %s, python: %s, shared: true}
+roles: {chief: {}, ps: {replicas: 2}, worker: {replicas: 2}}
+hosts: [%s]
+recipe: recipe.yaml
+"""
+BATCH_SIZES = {"mlp": 64, "embedding": 256}
+SETTINGS: dict[str, dict[str, object]] = {
+    "as it is": {},
+    "wire: float16": {"wire": "float16"},
+    "push_every: 10": {"updates.push_every": 10},
+    "both": {"wire": "float16", "updates.push_every": 10},
+}
+LINKS = ("none", "10 ms each way", "100 Mbit/s")
+PUMP = """
+import collections, fcntl, os, struct, sys, threading, time
+
+there, delay = int(sys.argv[1]), float(sys.argv[2])
+here = os.open("/dev/net/tun", os.O_RDWR)
+fcntl.ioctl(here, 0x400454CA, struct.pack("16sH", b"eth0", 0x1002))  # TUNSETIFF: IFF_TAP, IFF_NO_PI
+print("made", flush=True)
+sys.stdin.readline()  # it has an address, and is up
+
+
+def pump(source, target):
+    frames, there_is_one = collections.deque(), threading.Semaphore(0)
+
+    def read():
+        while True:
+            frame = os.read(source, 65536)
+            frames.append((time.monotonic() + delay, frame))
+            there_is_one.release()
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        there_is_one.acquire()
+        due, frame = frames.popleft()
+        time.sleep(max(0.0, due - time.monotonic()))
+        os.write(target, frame)
+
+
+threading.Thread(target=pump, args=(there, here), daemon=True).start()
+pump(here, there)
+"""
+"""Carries frames between a host's `eth0`, which it makes, and a device here, each so many seconds later."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured.
+
+    Args:
+        model: `mlp` or `embedding`.
+        link: one of `LINKS`.
+        setting: one of `SETTINGS`.
+    """
+
+    model: str
+    link: str
+    setting: str
+
+
+def main() -> None:
+    """Measures, and prints a table of steps per second and their ratios to those without a limit."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=60, help="measured steps of both workers together")
+    options = parser.parse_args()
+    if reason := missing():
+        sys.exit(reason)
+    cases = [
+        Case(model, link, setting)
+        for link in LINKS
+        for model in BATCH_SIZES
+        for setting in (SETTINGS if link != "none" else ["as it is"])
+    ]
+    rates: dict[Case, list[float]] = {case: [] for case in cases}
+    for _ in range(options.rounds):
+        for link in LINKS:
+            with tempfile.TemporaryDirectory(prefix="tfdist-links-") as folder, _hosts(Path(folder), link) as lab:
+                for case in cases:
+                    if case.link == link:
+                        rates[case].append(_rate(lab, Path(folder), case, options.steps))
+                        print(f"{case}: {rates[case][-1]:.1f} steps/s", file=sys.stderr)
+    print("| model | link | setting | steps/s | without a limit: 1 |\n|---|---|---|---|---|")
+    for case, found in rates.items():
+        rate = statistics.median(found)
+        whole = statistics.median(rates[Case(case.model, "none", "as it is")])
+        print(f"| {case.model} | {case.link} | {case.setting} | {rate:.1f} | {rate / whole:.2f} |")
+
+
+@contextmanager
+def _hosts(folder: Path, link: str) -> Iterator[Lab]:
+    with make_hosts(folder, 4) as lab, ExitStack() as stack:
+        for host in lab.hosts:
+            if link == "100 Mbit/s":
+                limit = ["root", "tbf", "rate", "100mbit", "burst", "128kb", "latency", "400ms"]
+                subprocess.run(["tc", "qdisc", "add", "dev", host.link, *limit], check=True)
+                subprocess.run(["tc", "-n", host.name, "qdisc", "add", "dev", "eth0", *limit], check=True)
+            elif link == "10 ms each way":
+                stack.enter_context(_far_away(host, 0.005))  # half of it on the way to the others' common point
+        yield lab
+
+
+@contextmanager
+def _far_away(host: Host, seconds: float) -> Iterator[None]:
+    """Puts a longer cable in."""
+    bridge = json.loads(subprocess.check_output(["ip", "-json", "link", "show", host.link]))[0]["master"]
+    ip("link", "delete", host.link)
+    ip("tuntap", "add", host.link, "mode", "tap")
+    ip("link", "set", host.link, "master", bridge, "up")
+    device = os.open("/dev/net/tun", os.O_RDWR)
+    fcntl.ioctl(device, 0x400454CA, struct.pack("16sH", host.link.encode(), 0x1002))
+    command = ["ip", "netns", "exec", host.name, sys.executable, "-c", PUMP, str(device), str(seconds)]
+    pump = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[device], text=True)
+    try:
+        if pump.stdin is None or pump.stdout is None or not pump.stdout.readline():
+            raise RuntimeError("the cable could not be made")
+        ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", "eth0")
+        ip("-n", host.name, "link", "set", "eth0", "up")
+        print("up", file=pump.stdin, flush=True)
+        yield
+    finally:
+        pump.kill()
+        pump.wait()
+        os.close(device)
+
+
+def _rate(lab: Lab, folder: Path, case: Case, steps: int) -> float:
+    project = folder / "project"
+    project.mkdir(exist_ok=True)
+    (project / "slow_links.py").write_text(RECIPE, encoding="utf-8")
+    (project / "recipe.yaml").write_text(RECIPE_YAML, encoding="utf-8")
+    hosts = ", ".join(host.name for host in lab.hosts)
+    (project / "cluster.yaml").write_text(CLUSTER % (lab.config, sys.executable, hosts), encoding="utf-8")
+    run = project / f"run-{len(list(project.glob('run-*')))}"
+    settings = {"params.model": case.model, "train.batch_size": BATCH_SIZES[case.model], **SETTINGS[case.setting]}
+    settings |= {"train.steps_per_epoch": steps}
+    given = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "tfdist_cli", "launch", "cluster.yaml", "--run-dir", run.name, *given]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    first, last = (line for line in lines if line["split"] == "train" and line["epoch_done"])
+    return float((last["step"] - first["step"]) / (last["seconds"] - first["seconds"]))
+
+
+if __name__ == "__main__":
+    main()
