@@ -124,6 +124,40 @@ def test_a_chief_that_never_comes_is_named():
             wait()
 
 
+@pytest.fixture
+def tunnel(pool):
+    """A tunnel's end, which takes connections whether a chief is behind it or not; what chiefs say, and who came."""
+    words, taken, over = [], [], threading.Event()
+    with serving() as listener:
+
+        def forward():
+            while not over.is_set():
+                connection, address = listener.accept()
+                taken.append(address)
+                connection.sendall(words.pop() if words else b"")
+                connection.close()
+
+        forwarding = pool.submit(forward)
+        yield at(listener), words, taken
+        over.set()
+        socket.create_connection(listener.getsockname()).close()
+        forwarding.result(LONG)
+
+
+def test_a_chief_that_never_comes_to_its_end_of_a_tunnel_is_named(tunnel):
+    end_here, _, taken = tunnel
+    with pytest.raises(TimeoutExceeded, match=rf"chief:0 at {end_here} \(no answer\)"):
+        outlast(PS, end_here, 0.5)
+    assert len(taken) < 20, "it is asked now and then, not all the time"
+
+
+def test_a_server_ends_with_its_chief_though_the_tunnel_stays(tunnel):
+    end_here, words, taken = tunnel
+    words.append(b"\0\0\x18\4")
+    outlast(PS, end_here, LONG)
+    assert len(taken) == 2
+
+
 def test_a_chief_that_ends_before_all_are_there_is_named(pool):
     chief, absent = free(), free()
     waiting = pool.submit(report_in, WORKER, free(), (CHIEF, chief), LONG)

@@ -303,13 +303,16 @@ class _Lifeline:
         gRPC ends one that says nothing when it tires of it.
 
         Raises:
-            OSError: nobody is there, or the connection broke.
+            OSError: nobody is there, or the connection broke. A tunnel's end takes connections whether anybody is
+                behind it or not; one that ends without a word had nobody, since chiefs speak first.
         """
         with socket.create_connection((self._chief.host, self._chief.port), timeout=_CONNECT) as connection:
             connection.settimeout(None)
             _keep_alive(connection)
             received = connection.recv(4096)
-            self.met = self.met or bool(received)  # a server that goes before it takes a connection says nothing
+            if not received:
+                raise ConnectionAbortedError("the connection ended without a word")
+            self.met = True
             if received.startswith(_GREETING):
                 connection.sendall(_hello(self._task))
             while received:
