@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import pytest
 
@@ -52,18 +51,6 @@ def doctor(lab, tmp_path):
     return run
 
 
-@contextmanager
-def inside(host, *argv, ready=""):
-    """A program in a host's namespace, from its first line of output on."""
-    process = subprocess.Popen(["ip", "netns", "exec", host.name, *argv], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout.readline().strip() == ready
-        yield
-    finally:
-        process.kill()
-        process.wait()
-
-
 def errors(told):
     return [(finding["code"], finding["host"]) for finding in told["findings"] if finding["level"] == "error"]
 
@@ -101,7 +88,7 @@ def test_a_busy_port_and_a_blocked_one(doctor, lab):
     chief, ps, worker = lab.hosts
     listener = "import socket; s = socket.create_server(('', 2222)); print('up', flush=True); s.accept()"
     rule = ["INPUT", "-p", "tcp", "--dport", "2223", "-j", "DROP"]
-    with inside(chief, sys.executable, "-c", listener, ready="up"):
+    with chief.running(sys.executable, "-c", listener, ready="up"):
         subprocess.run(["ip", "netns", "exec", ps.name, "iptables", "-A", *rule], check=True)
         try:
             told = doctor()

@@ -86,6 +86,27 @@ class Host:
         """Puts it in again."""
         ip("link", "set", self.link, "up")
 
+    def command(self, *argv):
+        """The command that runs a program there: in its network, and with its mounts."""
+        return ["nsenter", "--net", "--mount", "--uts", f"--target={self.sshd.pid}", *map(str, argv)]
+
+    def shell(self, script):
+        """Carries out a script of the shell there, until a line of it fails, and gives what it writes."""
+        done = subprocess.run(self.command("sh", "-ec", script), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{script}\n{done.stderr}"
+        return done.stdout
+
+    @contextmanager
+    def running(self, *argv, ready=""):
+        """A program there, from its first line of output on."""
+        process = subprocess.Popen(self.command(*argv), stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout.readline().strip() == ready
+            yield
+        finally:
+            process.kill()
+            process.communicate()
+
     def processes(self):
         """The processes that run there, but for its own sshd: (pid, command line)."""
         listed = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True)
