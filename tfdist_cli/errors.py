@@ -46,3 +46,9 @@ class TimeoutExceeded(TfdistError):
 
 class TrainingError(TfdistError):
     """Training cannot go on: the data, the model or a checkpoint is at fault."""
+
+
+class ChiefLost(TfdistError):
+    """The chief has gone before its work was done; who served it can be started again with it."""
+
+    exit_code = ExitCode.TERMINATED

@@ -140,7 +140,8 @@ def test_the_users_own_error_comes_out_once_as_a_traceback_of_the_users_code(nam
     tasks = train(PS | {"worker": 2}, module=USERS[name])
     ended = tasks.finish()
     err = ended["chief:0"].err
-    assert codes(ended) == {"chief:0": 1, "worker:0": 0, "worker:1": 0, "ps:0": 0}
+    assert codes(ended) == {"chief:0": 1, "worker:0": 143, "worker:1": 143, "ps:0": 143}
+    assert ended["ps:0"].err.count("error: chief:0 has ended before its work was done\n") == 1
     assert err.count("Traceback (most recent call last)") == 1, err
     assert err.count("KeyError: ") == 1, err
     assert "my own mistake" in err

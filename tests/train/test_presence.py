@@ -13,7 +13,7 @@ from tfdist_cli.errors import TimeoutExceeded, TrainingError
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train import presence
-from tfdist_cli.train.presence import await_names, gather, outlast, report_in
+from tfdist_cli.train.presence import await_names, gather, outlast, report_in, say_done
 
 CHIEF, PS, WORKER = TaskId("chief"), TaskId("ps", 0), TaskId("worker", 1)
 LONG = 20.0
@@ -52,8 +52,18 @@ def test_servers_outlast_a_chief_that_gathers_them_however_soon_it_ends(pool):
         assert len(connections) == 2
         assert not any(one.done() for one in waiting)
         end(connections)  # as the end of the process does
-        for one in waiting:
-            one.result(LONG)
+        assert [one.result(LONG) for one in waiting] == [False, False]
+
+
+def test_a_chief_says_that_its_work_is_done(pool):
+    own = free()
+    with serving() as ps, serving() as worker:
+        waiting = [pool.submit(outlast, task, own, LONG) for task in (PS, WORKER)]
+        connections = gather(CHIEF, own, {PS: at(ps), WORKER: at(worker)}, LONG)
+        connections[0].close()  # it has gone already, and is told nothing
+        say_done([connections[0].fileno(), connections[1].fileno()])
+        end(connections)
+        assert sorted(one.result(LONG) for one in waiting) == [False, True]
 
 
 def test_a_chief_waits_for_the_last_task(pool):

@@ -18,8 +18,8 @@ from tensorflow.python.eager import context
 
 from tfdist_cli import heartbeat
 from tfdist_cli.environment import Environment
-from tfdist_cli.errors import TrainingError, UsageError
-from tfdist_cli.records import emit
+from tfdist_cli.errors import ChiefLost, TrainingError, UsageError
+from tfdist_cli.records import are_heard, emit
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import SERVING_ROLES
 from tfdist_cli.spec.task_id import DATA_ROLES, TaskId
@@ -29,7 +29,7 @@ from tfdist_cli.train.coordinated import CoordinatedEngine
 from tfdist_cli.train.engine import Engine, Rules
 from tfdist_cli.train.gpu_memory import limit_gpu_memory
 from tfdist_cli.train.placement import DEFAULT_PLACEMENT, Placement, PlacementRules
-from tfdist_cli.train.presence import await_names, gather, outlast, port_taken, report_in, wait_until_gone
+from tfdist_cli.train.presence import await_names, gather, outlast, port_taken, report_in, say_done, wait_until_gone
 from tfdist_cli.train.step import ModelStep
 from tfdist_cli.train.synchronous import Membership, SynchronousEngine
 
@@ -107,7 +107,11 @@ def join(
         heartbeat.begin()
         environment = environment or Environment.read()
         if environment.serves:
-            serve(environment)
+            try:
+                serve(environment)
+            except ChiefLost as error:
+                log.error("%s: %s", error.message, error.hint)  # noqa: TRY400 where it came from is of no interest
+                _end_server(environment, error.exit_code)
             _end_server(environment)
         limit_gpu_memory(environment.gpu_memory)
         links.watch(environment.addresses.values())
@@ -153,6 +157,7 @@ def serve(environment: Environment) -> None:
     Raises:
         TrainingError: the port is taken.
         TimeoutExceeded: the chief, or a data worker's dispatcher, has not come up in time.
+        ChiefLost: the chief has gone before its work was done, and no launcher sees to that.
     """
     task = environment.task
     heartbeat.begin()
@@ -164,8 +169,14 @@ def serve(environment: Environment) -> None:
         await_names(_peers(environment), environment.start_timeout)
         server = _tensorflow_server(environment)
     emit("state", state="serving")
-    outlast(task, environment.addresses[environment.chief], environment.start_timeout)
+    done = outlast(task, environment.addresses[environment.chief], environment.start_timeout)
     del server
+    if not done and not are_heard():  # a launcher that listens knows of the chief itself
+        raise ChiefLost(
+            f"{environment.chief} has ended before its work was done",
+            hint=f"{environment.chief}'s own output says why; start all tasks again, and a recipe goes on from its "
+            "last checkpoint",
+        )
 
 
 def _peers(environment: Environment) -> dict[TaskId, Address]:
@@ -173,12 +184,12 @@ def _peers(environment: Environment) -> dict[TaskId, Address]:
     return {task: address for task, address in environment.addresses.items() if task.role in SERVING_ROLES}
 
 
-def _end_server(environment: Environment) -> NoReturn:
+def _end_server(environment: Environment, code: int = 0) -> NoReturn:
     if environment.task.role in DATA_ROLES:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
-    sys.exit(0)
+        os._exit(code)
+    sys.exit(code)
 
 
 def _tensorflow_server(environment: Environment) -> tf.distribute.Server:
@@ -205,6 +216,7 @@ def _meet(environment: Environment) -> Joined:
     if environment.strategy == "parameter_server":
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         strategy = tf.distribute.ParameterServerStrategy(resolver)
+        atexit.register(_leave_at_exit)
         return Joined(environment, strategy, lifelines, Placement(strategy))
     strategy = _mirrored_workers(environment)
     atexit.register(_leave_at_exit)
@@ -254,23 +266,28 @@ def _mirrored_workers(environment: Environment) -> tf.distribute.Strategy:
 
 
 def _leave_at_exit() -> None:
-    """Leaves with the others, unless the program is ending with an error: the others then end of that."""
+    """Leaves the others in order, unless the program is ending with an error: the others then end of that."""
     if _joined and getattr(sys, "last_value", None) is None:
         leave_together(_joined)
 
 
 def leave_together(joined: Joined) -> None:
-    """Waits until the other tasks of a `MultiWorkerMirroredStrategy` can do without this one.
+    """Tells those that serve this task that it is done; waits until the others of its strategy can do without it.
 
-    A task that is gone while another still computes makes that one fail, and the last exchange, too, is over on one
-    task before it is on another. So they meet in a sum; the chief then says that its part of it is over, which the
-    others wait for; and it stays, with TensorFlow's coordination service, until they are gone.
+    A task of a `MultiWorkerMirroredStrategy` that is gone while another still computes makes that one fail, and the
+    last exchange, too, is over on one task before it is on another. So they meet in a sum; the chief then says that its
+    part of it is over, which the others wait for; and it stays, with TensorFlow's coordination service, until they are
+    gone.
     """
     global _left  # noqa: PLW0603 a process leaves its cluster once
     environment = joined.environment
-    if _left or environment.strategy != "multi_worker_mirrored" or environment.task not in environment.members:
+    if _left:
         return
     _left = True
+    if environment.is_chief:
+        say_done(joined.lifelines)
+    if environment.strategy != "multi_worker_mirrored" or environment.task not in environment.members:
+        return
 
     @tf.function(autograph=False)
     def meet() -> Any:

@@ -3,17 +3,18 @@
 A task is up when its port takes a TCP connection. Before a TensorFlow server has it, the chief listens on its port
 itself until every other task has connected and said its name and its version of TensorFlow, and then tells all of them
 to go on. These connections stay, idle, as long as the chief lives: a ps or a worker started by hand, or in a container,
-ends when its chief has ended, however early that was. A task that is restarted later finds TensorFlow's server on the
-chief's port, and an idle connection to that lives as long.
+ends when its chief has ended, however early that was. Before it ends, a chief whose work is done says so. A task that
+is restarted later finds TensorFlow's server on the chief's port, and an idle connection to that lives as long.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from importlib import metadata
 
@@ -26,6 +27,7 @@ _CONNECT = 5.0
 _SILENCE = 10.0
 _GREETING = b"tfdist\n"
 _GO = b"go\n"
+_DONE = b"done\n"
 _VERSIONED = ("tensorflow", "tensorflow-cpu")
 _CHIEF = TaskId("chief")
 _NAMELESS = "its name is not resolved"
@@ -255,13 +257,28 @@ def wait_until_gone(addresses: Mapping[TaskId, Address], timeout: float) -> None
         pause.wait(_RETRY / 4)
 
 
-def outlast(task: TaskId, chief: Address, timeout: float) -> None:
+def say_done(connections: Iterable[int]) -> None:
+    """Tells the others that the chief's work is done, and that it goes for that reason.
+
+    Args:
+        connections: the file numbers of those that `gather` returned.
+    """
+    for connection in connections:
+        with suppress(OSError):  # one that has gone already needs no word
+            os.write(connection, _DONE)
+
+
+def outlast(task: TaskId, chief: Address, timeout: float) -> bool:
     """Waits for the chief to come up, then for it to go.
 
     Args:
         task: who waits.
         chief: where the chief is.
         timeout: seconds for it to come up.
+
+    Returns:
+        Whether the chief's work was done, as far as it is known: False if it had gathered its tasks and went without a
+        word.
 
     Raises:
         TimeoutExceeded: it did not come up within `timeout` seconds.
@@ -276,7 +293,7 @@ def outlast(task: TaskId, chief: Address, timeout: float) -> None:
             continue  # either way, the next connection attempt tells whether the chief is still there
         except OSError as error:
             if lifeline.met:
-                return
+                return lifeline.done
             if time.monotonic() > deadline:
                 absent = {_CHIEF: chief}
                 text = _absence(absent, {_CHIEF: unreachable(chief) or "no answer"}, timeout)
@@ -290,10 +307,15 @@ class _Lifeline:
     Args:
         task: whose it is.
         chief: where the chief is.
+
+    Attributes:
+        met: whether the chief was there.
+        done: whether its work was done when it went, as far as it is known.
     """
 
     def __init__(self, task: TaskId, chief: Address) -> None:
         self.met = False
+        self.done = True
         self._task = task
         self._chief = chief
 
@@ -314,9 +336,12 @@ class _Lifeline:
                 raise ConnectionAbortedError("the connection ended without a word")
             self.met = True
             if received.startswith(_GREETING):
+                self.done = False
                 connection.sendall(_hello(self._task))
-            while received:
-                received = connection.recv(4096)
+            said = b""
+            while received := connection.recv(4096):
+                said = (said + received)[-len(_DONE) :]
+                self.done = self.done or said == _DONE
 
 
 _START_HINT = "start every task of the cluster, and let the hosts reach each other's ports"
