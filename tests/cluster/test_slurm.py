@@ -97,6 +97,21 @@ def test_ctrl_c_saves_where_the_tasks_need_different_things(lab, tmp_path):
     assert told_of(lab, job_of(done.run_dir), "ExitCode", "Restarts") == ["143:0", "0"]
 
 
+def test_a_job_that_somebody_cancels_saves_and_is_not_submitted_again(lab, tmp_path):
+    folder = project(tmp_path, cluster=MIRRORED, recipe_yaml=LONG)
+    process = launched(folder, "--run-dir", "run")
+    await_lines(process, folder / "run" / "metrics.jsonl", lambda line: line["step"] > 30)
+    job = job_of(folder / "run")
+    lab.run("scancel", job)
+    done = finish(process, PATIENCE)
+    assert done.code == 143, done.stderr
+    assert f"job {job} was cancelled, and not by this launcher" in done.report["headline"]
+    assert (done.report["attempts"], done.report["losses"]) == (1, [])
+    assert [saved["step"] > 30 for saved in done.report["checkpoints"]] == [True]
+    assert job_of(done.run_dir) == job
+    assert told_of(lab, job, "JobState") == ["CANCELLED"]
+
+
 @pytest.mark.skipif(os.environ.get("TFDIST_TEST_LONG") != "1", reason=LONG_REASON)
 def test_a_node_that_dies_has_the_training_go_on_from_its_checkpoint(lab, tmp_path):
     yaml = LONG.replace("every_steps: 1000000", "every_steps: 50")

@@ -85,6 +85,25 @@ def test_what_is_seen_first_may_be_a_consequence():
     assert [loss.task for loss in history.state.losses] == [PS]
 
 
+@pytest.mark.parametrize("policy", ["replace", "job"])
+def test_what_somebody_has_ended_on_purpose_is_not_started_again(policy):
+    history = job(restarts={"worker": RestartSpec(policy=policy)})
+    ends = [Exited(task, code, cause="cancelled", final=True) for task, code in ((W1, 143), (CHIEF, 1), (W0, -15))]
+    history.at(5, ends[0])
+    history.at(5, *ends[1:], Exited(PS, -15, cause="cancelled", final=True))
+    assert history.ended
+    assert (history.state.exit_code, history.state.losses) == (143, ())
+
+
+def test_what_all_have_failed_of_is_not_the_launchers_doing_though_it_tells_the_rest_to_end():
+    history = job(W0, W1, strategy="multi_worker_mirrored")
+    history.at(4, error(W1, "told to end"))
+    for task in (W0, W1):
+        history.at(5, Exited(task, 143, cause="cancelled", final=True))
+    assert history.state.failures[0] == W1
+    assert history.state.exit_code == 143
+
+
 @pytest.mark.parametrize("lost", [W0, W1])
 def test_a_mirrored_worker_takes_all_with_it(lost):
     history = job(W0, W1, EVALUATOR, strategy="multi_worker_mirrored")

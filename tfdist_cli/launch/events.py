@@ -65,7 +65,8 @@ class Exited:
         ago: seconds since its program ended; what it left behind took this long.
         starved: for one that was killed by SIGKILL, whether the kernel did it for want of memory; None if unknown.
         cause: why it counts as gone, where no program has ended of its own: its host was lost, say. The code is then
-            the launcher's choice.
+            the launcher's choice, unless the program's own is known.
+        final: whether somebody else has ended its job on purpose, so that it must not be started again.
     """
 
     task: TaskId
@@ -73,6 +74,7 @@ class Exited:
     ago: float = field(default=0.0, compare=False)
     starved: bool | None = field(default=None, compare=False)
     cause: str = ""
+    final: bool = False
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Verdict:
 def judge(state: JobState, name: TaskId) -> Verdict:
     """Decides about a task that has just failed, by its role's policy, the limits, and what restarts have brought."""
     rule, most = state.rules.restart(name), state.rules.max_restarts
-    if not most or rule.policy == "never":
+    if not most or rule.policy == "never" or state.tasks[name].final:
         return Verdict()
     task, alone = state.tasks[name], rule.policy == "replace"
     before = [loss for loss in state.losses if loss.alone == alone and (not alone or loss.task == name)]

@@ -124,6 +124,7 @@ class TaskState:
         silent_since: when it last gave a sign of life, where it was found to give none when another failed of that.
         spent: why it was not started again when it had failed, where restarts were allowed.
         cause: why it was taken to be gone, where its program did not end of its own, such as a host that was lost.
+        final: whether somebody else has ended its job on purpose, so that it must not be started again.
     """
 
     status: Status = Status.STARTING
@@ -148,6 +149,7 @@ class TaskState:
     silent_since: float | None = None
     spent: str = ""
     cause: str = ""
+    final: bool = False
 
     @property
     def failed_at(self) -> float:
@@ -163,6 +165,8 @@ class TaskState:
     @property
     def obeyed(self) -> bool:
         """Whether the launcher's own signal accounts for the exit code."""
+        if self.final:
+            return False
         accounted = {None: (), How.TERMINATE: (signal.SIGTERM,), How.KILL: (signal.SIGTERM, signal.SIGKILL)}[self.told]
         return self.code in (0, *(-number for number in accounted), *(128 + number for number in accounted))
 

@@ -89,7 +89,8 @@ def _exited(state: JobState, event: Exited, now: float) -> Step:
     task = state.tasks[event.task]
     if task.status.ended:
         return state, ()
-    task = replace(task, code=event.code, ended_at=now - event.ago, starved=event.starved, cause=event.cause)
+    task = replace(task, code=event.code, ended_at=now - event.ago, starved=event.starved)
+    task = replace(task, cause=event.cause, final=event.final)
     task = replace(task, status=_outcome(state, event.task, task))
     state = _with(state, event.task, task)
     return _go_on(state, event.task, now)

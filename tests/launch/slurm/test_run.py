@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -15,13 +16,15 @@ from tfdist_cli.launch.slurm.commands import Job
 from tfdist_cli.records import RECORD_SEPARATOR, TASK_DIR
 
 RUNNING, PENDING = Job("RUNNING"), Job("PENDING", 0, "Resources")
+COMPLETING, CANCELLED = Job("COMPLETING"), Job("CANCELLED")
+BY_OTHERS = "job 12 was cancelled, and not by this launcher"
 
 
 class Slurm:
     """Notes what it is asked to do; the test says how its one job stands."""
 
     def __init__(self):
-        self.job, self.calls = RUNNING, []
+        self.job, self.calls, self.looks = RUNNING, [], 0
 
     async def submit(self, script, log, arguments):
         self.calls.append(("submit", *arguments))
@@ -29,7 +32,15 @@ class Slurm:
         return str(11 + len([call for call in self.calls if call[0] == "submit"]))
 
     async def look(self, job):
+        self.looks += 1
         return self.job
+
+    async def looked_at(self, times):
+        """Waits until it has been asked so often again."""
+        enough, deadline = self.looks + times, time.monotonic() + 5
+        while self.looks < enough:
+            assert time.monotonic() < deadline, "it is not asked any more"
+            await asyncio.sleep(0.01)
 
     async def end_softly(self, job):
         self.calls.append(("term", job))
@@ -191,6 +202,83 @@ def test_a_job_that_slurm_has_given_up_is_submitted_anew(state, followed, slurm,
 
     followed(scenario)
     assert [call for call in slurm.calls if call[0] == "submit"] == [("submit", "1", ""), ("submit", "2", "")]
+
+
+def test_a_job_that_others_cancel_is_over_whatever_its_tasks_come_to(followed, slurm, tmp_path):
+    """They may save as long as Slurm lets them."""
+
+    async def scenario(on):
+        on.start()
+        await on.next(Output)
+        first, second = on.tasks
+        slurm.job = COMPLETING
+        writes(tmp_path, 1, first, exited(143))
+        await slurm.looked_at(2)
+        writes(tmp_path, 1, second, text="saved\n")
+        assert (await on.next(Output)).lines == ("saved",)
+        slurm.job = CANCELLED
+        assert await on.next(Exited) == Exited(first, 143, cause=BY_OTHERS, final=True)
+        assert await on.next(Exited) == Exited(second, -15, cause=BY_OTHERS, final=True)
+
+    followed(scenario)
+    assert slurm.calls == [("submit", "1", "")]
+
+
+def test_a_job_that_others_cancel_in_the_queue_is_over(followed, slurm):
+    async def scenario(on):
+        on.start()
+        await on.next(Output)
+        slurm.job = CANCELLED
+        for task in on.tasks:
+            assert await on.next(Exited) == Exited(task, -15, cause=BY_OTHERS, final=True)
+
+    followed(scenario)
+    assert slurm.calls == [("submit", "1", "")]
+
+
+def test_a_job_that_others_cancel_while_its_tasks_end_has_no_successor(followed, slurm, tmp_path):
+    async def scenario(on):
+        on.start()
+        for task in on.tasks:
+            writes(tmp_path, 1, task, exited(3))
+            assert await on.next(Exited) == Exited(task, 3)
+        slurm.job = COMPLETING
+        on.start(2)
+        await slurm.looked_at(2)
+        slurm.job = CANCELLED
+        for task in on.tasks:
+            assert await on.next(Exited) == Exited(task, -15, cause=BY_OTHERS, final=True)
+
+    followed(scenario)
+    assert slurm.calls == [("submit", "1", "")]
+
+
+def test_a_task_that_fails_of_itself_is_told_as_such_though_its_job_ends_with_it(followed, slurm, tmp_path):
+    async def scenario(on):
+        on.start()
+        await on.next(Output)
+        first, second = on.tasks
+        slurm.job = COMPLETING
+        writes(tmp_path, 1, first, exited(3))
+        await slurm.looked_at(2)
+        slurm.job = Job("FAILED")
+        assert await on.next(Exited) == Exited(first, 3)
+        assert await on.next(Exited) == Exited(second, -15, cause="Slurm has its job for failed")
+
+    followed(scenario)
+
+
+def test_a_job_that_slurm_cannot_end_is_given_up(followed, slurm, monkeypatch):
+    monkeypatch.setattr(run, "_ENDING", 0.1)
+
+    async def scenario(on):
+        on.start()
+        await on.next(Output)
+        slurm.job = COMPLETING
+        assert (await on.next(Exited)).cause == "Slurm has its job for completing"
+        slurm.job = Job("FAILED")
+
+    followed(scenario)
 
 
 def test_the_tasks_are_told_to_end_once_however_many_there_are(followed, slurm, tmp_path):

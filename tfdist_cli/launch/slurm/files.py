@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,7 +27,11 @@ class TaskFiles:
 
     def __init__(self, task: TaskId, folder: Path, outlets: Outlets) -> None:
         self.task = task
+        self.code: int | None = None
+        """Its exit code, once it has said so."""
         self.exited = False
+        """Whether its end has been told."""
+        self._ended_at: float | None = None
         self._outlets = outlets
         # Standard error comes last: it tells that the task has ended, when standard output is there to be read.
         self._streams = [_File(folder / f"{stream}.raw", stream, outlets.mask) for stream in _ORDER]
@@ -37,13 +42,26 @@ class TaskFiles:
             while data := each.read():
                 await self._pass_on(each, each.parser.feed(data), each.parser.unfinished)
 
-    async def close(self, code: int, cause: str) -> None:
-        """Passes on the rest, and what the task came to if it has not said so; then the files are of no more use."""
+    def tell_end(self) -> None:
+        """Tells how the task has ended, if it has said so."""
+        if self.code is not None:
+            self._exit(self.code)
+
+    async def close(self, code: int, cause: str, *, final: bool = False) -> None:
+        """Passes on the rest, and tells what the task came to; then the files are of no more use.
+
+        Args:
+            code: the exit code of one that has not said so.
+            cause: why that one is gone.
+            final: whether that is why any other is gone, too, and for good.
+        """
         await self.read()
         for each in self._streams:
             await self._pass_on(each, each.parser.close(), "")
             each.close()
-        self._exit(code, cause)
+        if self.code is None or (self.code and final):
+            self._exit(self.code or code, cause, final=final)
+        self.tell_end()
 
     async def _pass_on(self, stream: _File, parsed: Parsed, unfinished: str) -> None:
         own = [record for record in parsed.records if isinstance(record.get(_OWN.get(record["kind"], "")), int)]
@@ -54,12 +72,13 @@ class TaskFiles:
         await pass_on(self.task, stream.name, parsed, unfinished, self._outlets)
         for record in own:
             if record["kind"] == "exited":
-                self._exit(record["code"])
+                self.code, self._ended_at = record["code"], time.monotonic()
 
-    def _exit(self, code: int, cause: str = "") -> None:
+    def _exit(self, code: int, cause: str = "", *, final: bool = False) -> None:
         if not self.exited:
             self.exited = True
-            self._outlets.events.put(Exited(self.task, code, cause=cause))
+            ago = 0.0 if self._ended_at is None else time.monotonic() - self._ended_at
+            self._outlets.events.put(Exited(self.task, code, ago, cause=cause, final=final))
 
 
 _ORDER: tuple[Stream, ...] = ("stdout", "stderr")

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from tfdist_cli.launch.base import Outlets
-from tfdist_cli.launch.events import Action, How, Output, Queued, Start
+from tfdist_cli.launch.events import Action, Exited, How, Output, Queued, Start
 from tfdist_cli.launch.logs import ERROR_FILE
 from tfdist_cli.launch.slurm import commands
 from tfdist_cli.launch.slurm.commands import LOOK, Job
@@ -31,6 +31,8 @@ LOG_FILE = "slurm.log"
 """What the script and Slurm itself write."""
 _ASK = 2.0
 """Seconds between two questions to Slurm, which has many users to answer."""
+_ENDING = 120.0
+"""Seconds for Slurm to end a job's tasks: it kills them after 30, as a rule, and gives up after another 60."""
 _SETTLE = 30.0
 """Seconds for Slurm to say what becomes of a job whose tasks are gone."""
 _LAST_WORDS = 2.0
@@ -74,6 +76,8 @@ class SlurmRun:
         self._works = Works(outlets.events)
         self._current: asyncio.Task[None] | None = None
         self._said = ""
+        self._cancelled = False
+        """Whether the job was cancelled from here."""
 
     def act(self, action: Action) -> None:
         """Starts all tasks, when the last of them is named, or tells all to end that are left."""
@@ -95,7 +99,7 @@ class SlurmRun:
 
     async def close(self) -> None:
         """Waits for the script to end when all its tasks have; otherwise, or if it lasts, cancels the job."""
-        over = all(files.exited for files in self._files.values())
+        over = self._all_told
         await self._works.finish(_LAST_WORDS if over else 0.0)
         if not self._number:
             return
@@ -112,37 +116,45 @@ class SlurmRun:
         if before:
             await before
         self._ended = None
+        await self._settle()
+        if self._is_cancelled:
+            for task in folders:
+                self._outlets.events.put(Exited(task, -signal.SIGTERM, cause=self._fate(), final=True))
+            return
         await self._begin(folders[self._first].parent)
         if self._told:
-            await commands.cancel(self._number)
+            await self._cancel()
         attempt = self._submitted_as + self._restarts
         where = {task: folder.parent.with_name(f"attempt_{attempt}") / folder.name for task, folder in folders.items()}
         self._files = {task: TaskFiles(task, where[task], self._outlets) for task in folders}
         await self._follow()
         fate = self._fate()
         for task, files in self._files.items():
-            await files.close(-signal.SIGTERM, fate)
+            await files.close(-signal.SIGTERM, fate, final=self._is_cancelled)
             error = where[task] / ERROR_FILE
             if where[task] != folders[task] and error.exists():
                 error.rename(folders[task] / ERROR_FILE)
 
-    async def _begin(self, attempt: Path) -> None:
-        """Has a job that waits, or runs already, for the attempt of this folder."""
+    async def _settle(self) -> None:
+        """Waits until Slurm has settled what becomes of the last job, if there was one."""
         deadline = time.monotonic() + _SETTLE
         while self._number and self._is_unsettled(await self._look()) and time.monotonic() < deadline:
             await asyncio.sleep(LOOK)
+
+    async def _begin(self, attempt: Path) -> None:
+        """Has a job that waits, or runs already, for the attempt of this folder."""
         if self._number and (self._job.waits or self._job.runs) and self._job.restarts > self._restarts:
             self._restarts = self._job.restarts
             await self._say(f"Slurm has put job {self._number} back into its queue")
             return
         if self._number:
-            await commands.cancel(self._number)
+            await self._cancel()
         self._submitted_as, self._restarts = int(attempt.name.rpartition("_")[2]), 0
         arguments = [str(self._submitted_as), self._timeout]
         run = self._plan.run_dir
         self._number = await commands.submit(run / SCRIPT_FILE, run / LOG_FILE, arguments)
         (run / JOB_FILE).write_text(f"{self._number}\n", encoding="ascii")
-        self._job = Job("PENDING")
+        self._job, self._cancelled = Job("PENDING"), False
         await self._say(f"submitted as job {self._number}")
 
     def _is_unsettled(self, job: Job) -> bool:
@@ -151,27 +163,60 @@ class SlurmRun:
     async def _follow(self) -> None:
         """Passes on the tasks' news until all have ended, or this restart of the job is over."""
         asked = 0.0
-        while not (self._is_over() or all(files.exited for files in self._files.values())):
+        deadline = time.monotonic() + _ENDING
+        while not (self._is_over() or self._all_told) and time.monotonic() < deadline:
             if not self._job.waits:
-                for files in self._files.values():
-                    await files.read()
+                await self._read()
             if time.monotonic() - asked >= _ASK:
                 asked = time.monotonic()
                 await self._tell_of_waiting(await self._look())
+            if not self._job.ends:
+                deadline = time.monotonic() + _ENDING
             await asyncio.sleep(LOOK)
-        if self._ended is None and not all(files.exited for files in self._files.values()):
+        if self._ended is None and not self._all_told:
             await self._tell_end()
+
+    async def _read(self) -> None:
+        """Passes on what the tasks have written, and how they have ended.
+
+        A task that fails while Slurm ends its job may do so of that: what the job is ended for is waited for.
+        """
+        for files in self._files.values():
+            await files.read()
+        failed = [files for files in self._files.values() if files.code and not files.exited]
+        if failed and not self._told and not (await self._look()).runs:
+            return
+        for files in self._files.values():
+            files.tell_end()
+
+    @property
+    def _all_told(self) -> bool:
+        return all(files.exited for files in self._files.values())
 
     def _fate(self) -> str:
         """Why tasks that have no word of their own are gone, where it was not for the launcher's sake."""
         if self._ended is not None or self._told:
             return ""
+        if self._is_cancelled:
+            return f"job {self._number} was cancelled, and not by this launcher"
         if self._job.restarts > self._restarts:
             return "Slurm has put its job back into the queue"
         return f"Slurm has its job for {self._job.state.lower().replace('_', ' ')}"
 
     def _is_over(self) -> bool:
-        return self._job.restarts > self._restarts or not (self._job.waits or self._job.runs)
+        if self._told and self._job.ends:
+            return True
+        return self._job.restarts > self._restarts or not self._job.is_there
+
+    @property
+    def _is_cancelled(self) -> bool:
+        """Whether somebody else has ended the job for good."""
+        return self._job.state == "CANCELLED" and not self._cancelled
+
+    async def _cancel(self) -> None:
+        """Ends the job from here."""
+        self._cancelled = True
+        await commands.cancel(self._number)
 
     async def _look(self) -> Job:
         self._job = await commands.look(self._number) or self._job
@@ -185,7 +230,7 @@ class SlurmRun:
             return
         self._ended = how
         if (await self._look()).waits:
-            await commands.cancel(self._number)
+            await self._cancel()
         elif self._job.runs:
             if how is How.KILL:
                 await commands.kill_tasks(self._number)
