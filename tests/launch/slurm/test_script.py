@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -67,10 +68,10 @@ role=(python3 -m tfdist_cli role)
 role+=(--cluster "$run"/cluster.yaml --run-dir "$run")
 # Before the time limit the training saves a checkpoint, as it does when the job is to make room for others.
 # It ends with 143 then, and the job goes back into the queue, unless it was told not to.
-trap 'scancel --signal=TERM "$SLURM_JOB_ID"' USR1
+trap 'told=1; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
 srun --label --export=ALL --distribution=block --kill-on-bad-exit=1 --wait=0 --ntasks=4 --cpus-per-task=1 "${role[@]}" &
-code=138
-while [ "$code" = 138 ]; do wait "$!"; code=$?; done
+told=1
+while [ -n "$told" ]; do told=; wait "$!"; code=$?; done
 [ "$code" != 143 ] || scontrol requeue "$SLURM_JOB_ID"
 exit "$code\""""
 HOSTILE = {
@@ -168,9 +169,12 @@ def test_what_cannot_go_on_does_not_go_back_into_the_queue(trained, command):
 @pytest.fixture
 def bash(tmp_path):
     """Runs a script with programs that only note how they were called."""
-    fake = f"#!{sys.executable}\nimport json, os, sys\n"
+    fake = f"#!{sys.executable}\nimport json, os, signal, sys, time\n"
     fake += "open(os.environ['NOTES'], 'a').write(json.dumps([os.path.basename(sys.argv[0]), *sys.argv[1:]]) + '\\n')\n"
     fake += "open(os.environ['NOTES'], 'a').write(json.dumps(os.environ.get('TFDIST_ATTEMPT')) + '\\n')\n"
+    fake += "if sys.argv[0].endswith('srun') and 'LATE' in os.environ:\n"
+    fake += "    os.kill(os.getppid(), signal.SIGUSR1)\n"
+    fake += "    while 'scancel' not in open(os.environ['NOTES']).read():\n        time.sleep(0.01)\n"
     fake += "sys.exit(int(os.environ['CODE']) if sys.argv[0].endswith('srun') else 0)\n"
     (tmp_path / "bin").mkdir()
     for name in ("srun", "scontrol", "scancel"):
@@ -182,7 +186,7 @@ def bash(tmp_path):
         env |= {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "NOTES": str(tmp_path / "notes"), "CODE": str(code)}
         env |= {"SLURM_JOB_ID": "12"}
         (tmp_path / "notes").unlink(missing_ok=True)
-        done = subprocess.run(["bash", tmp_path / "job.sh", *arguments], cwd=tmp_path, env=env, check=False, timeout=60)
+        done = subprocess.run(["bash", tmp_path / "job.sh", *arguments], cwd=tmp_path, env=env, check=False, timeout=20)
         notes = [json.loads(line) for line in (tmp_path / "notes").read_text().splitlines()]
         return done.returncode, notes[::2], notes[1]
 
@@ -219,6 +223,20 @@ def test_only_a_training_that_was_told_to_end_goes_back_into_the_queue(bash):
     code, calls, _ = bash(script, code=143)
     assert code == 143
     assert calls[1:] == [["scontrol", "requeue", "12"]]
+
+
+@pytest.mark.parametrize("code", [0, 138, 143])
+def test_shortly_before_the_time_limit_the_tasks_are_told_to_end_and_waited_for(code, bash):
+    ended, (_, *calls), _ = bash(render_script(plan_of(run_dir=Path("run"))), code=code, LATE="1")
+    assert ended == code
+    assert calls[0] == ["scancel", "--signal=TERM", "12"]
+    assert calls[1:] == ([["scontrol", "requeue", "12"]] if code == 143 else [])
+
+
+def test_tasks_that_die_of_slurms_signal_for_the_script_end_the_job(bash):
+    code, calls, _ = bash(render_script(plan_of(run_dir=Path("run"))), code=128 + signal.SIGUSR1)
+    assert code == 138
+    assert [call[0] for call in calls] == ["srun"]
 
 
 def test_the_attempt_follows_from_the_launch_and_slurms_own_restarts(bash):

@@ -141,10 +141,11 @@ def _body(plan: Plan, parts: list[tuple[TaskId, int]]) -> Iterator[str]:
         return
     yield "# Before the time limit the training saves a checkpoint, as it does when the job is to make room for others."
     yield "# It ends with 143 then, and the job goes back into the queue, unless it was told not to."
-    yield "trap 'scancel --signal=TERM \"$SLURM_JOB_ID\"' USR1"
+    yield "trap 'told=1; scancel --signal=TERM \"$SLURM_JOB_ID\"' USR1"
     yield f"{_srun(plan, parts)} &"
-    yield "code=138"
-    yield 'while [ "$code" = 138 ]; do wait "$!"; code=$?; done'
+    # A signal that is caught ends `wait`, and no code tells that apart from a step which died of the same signal.
+    yield "told=1"
+    yield 'while [ -n "$told" ]; do told=; wait "$!"; code=$?; done'
     yield '[ "$code" != 143 ] || scontrol requeue "$SLURM_JOB_ID"'
     yield 'exit "$code"'
 
