@@ -35,9 +35,9 @@ class Slurm:
         self.looks += 1
         return self.job
 
-    async def looked_at(self, times):
+    async def looked_at(self, times, seconds=5.0):
         """Waits until it has been asked so often again."""
-        enough, deadline = self.looks + times, time.monotonic() + 5
+        enough, deadline = self.looks + times, time.monotonic() + seconds
         while self.looks < enough:
             assert time.monotonic() < deadline, "it is not asked any more"
             await asyncio.sleep(0.01)
@@ -141,6 +141,59 @@ def test_a_job_from_its_submission_to_its_end(followed, slurm, tmp_path):
     assert log == "slurm: submitted as job 12\nhello\nhalf a line\nthe end"
     assert not list(tmp_path.rglob("*.raw"))
     assert (tmp_path / "slurm_job").read_text() == "12\n"
+
+
+def test_a_file_is_read_on_though_only_who_opens_it_anew_sees_what_was_added(followed, slurm, tmp_path):
+    """As on NFS; here another file takes its place."""
+
+    async def scenario(on):
+        on.start()
+        await on.next(Output)
+        path = tmp_path / "attempt_1" / on.tasks[0].slug / "stderr.raw"
+        writes(tmp_path, 1, on.tasks[0], text="one\n")
+        assert (await on.next(Output)).lines == ("one",)
+        (tmp_path / "new").write_text("one\ntwo\n")
+        path.unlink()
+        await slurm.looked_at(3)
+        (tmp_path / "new").rename(path)
+        assert (await on.next(Output)).lines == ("two",)
+
+    followed(scenario)
+
+
+def test_the_last_words_of_a_job_that_is_done_may_show_late(followed, slurm, tmp_path):
+    async def scenario(on):
+        on.start()
+        await on.next(Output)
+        slurm.job = Job("COMPLETED")
+        await slurm.looked_at(1)
+        with pytest.raises(AssertionError, match="not asked any more"):
+            await slurm.looked_at(1, seconds=0.2)
+        for task in on.tasks:
+            writes(tmp_path, 1, task, exited(0), text="done")
+            assert await on.next(Exited) == Exited(task, 0)
+
+    followed(scenario)
+    log = (tmp_path / "attempt_1" / "worker-0" / "stderr.log").read_text()
+    assert log == "slurm: submitted as job 12\ndone"
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_last_words_that_never_show_are_given_up(told, followed, slurm, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "_LATE", 60 if told else 0.1)
+
+    async def scenario(on):
+        on.start()
+        await on.next(Output)
+        slurm.job = Job("COMPLETED")
+        await slurm.looked_at(1)
+        if told:
+            on.end(How.TERMINATE)
+        cause = "" if told else "Slurm has its job for completed"
+        for task in on.tasks:
+            assert await on.next(Exited) == Exited(task, -15, cause=cause)
+
+    followed(scenario)
 
 
 def test_what_slurm_ends_is_told_with_slurms_own_word(followed, slurm, tmp_path):

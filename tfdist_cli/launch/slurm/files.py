@@ -94,17 +94,28 @@ class _File:
         self.parser = OutputParser(mask)
         self._path = path
         self._file: BinaryIO | None = None
+        self._place = 0
 
     def read(self) -> bytes:
-        if self._file is None:
-            try:
-                self._file = self._path.open("rb", buffering=0)
-            except FileNotFoundError:
-                return b""
-        return self._file.read(_CHUNK)
+        """What comes next; empty when there is no more yet."""
+        data = (self._file.read(_CHUNK) if self._file else b"") or self._read_anew()
+        self._place += len(data)
+        return data
 
     def close(self) -> None:
         """Removes it: all of it is in the logs."""
         if self._file is not None:
             self._file.close()
             self._path.unlink(missing_ok=True)
+
+    def _read_anew(self) -> bytes:
+        """Reads on in the file as it is now: NFS may show who has it open what it was up to a minute ago."""
+        try:
+            file = self._path.open("rb", buffering=0)
+        except FileNotFoundError:
+            return b""
+        if self._file is not None:
+            self._file.close()
+        self._file = file
+        self._file.seek(self._place)
+        return self._file.read(_CHUNK)

@@ -37,6 +37,8 @@ _SETTLE = 30.0
 """Seconds for Slurm to say what becomes of a job whose tasks are gone."""
 _LAST_WORDS = 2.0
 """Seconds to read what tasks have written that have ended, and for a job to be over that was cancelled."""
+_LATE = 60.0
+"""Seconds to wait for files that tell how tasks have ended: NFS may hide for so long that a folder has got new ones."""
 _LAST_LINES = 10
 
 
@@ -173,8 +175,18 @@ class SlurmRun:
             if not self._job.ends:
                 deadline = time.monotonic() + _ENDING
             await asyncio.sleep(LOOK)
+        await self._await_last_words()
         if self._ended is None and not self._all_told:
             await self._tell_end()
+
+    async def _await_last_words(self) -> None:
+        """Reads on where all has gone well: each task has told its end then, whether that can be seen yet or not."""
+        deadline = time.monotonic() + _LATE
+        while self._job.state == "COMPLETED" and not (self._all_told or self._told) and time.monotonic() < deadline:
+            for files in self._files.values():
+                await files.read()
+                files.tell_end()
+            await asyncio.sleep(LOOK)
 
     async def _read(self) -> None:
         """Passes on what the tasks have written, and how they have ended.
