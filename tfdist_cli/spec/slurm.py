@@ -40,6 +40,8 @@ def _check_option(text: str) -> str:
             key = names[0].removeprefix("--")
             fix = f"write it as slurm.{key}" if key in SlurmSpec.model_fields else "remove it"
             raise ValueError(f"{names[0]} is set by tfdist: {fix}")
+    if name.startswith("--") and text.startswith(f"{name} "):
+        raise ValueError(f"{text!r} is one word to sbatch: write it as {text.replace(' ', '=', 1)!r}")
     return text
 
 

@@ -53,10 +53,25 @@ def test_a_job_is_submitted(answer, name, output, fake, tmp_path):
     assert calls == [["sbatch", "--parsable", f"--output={tmp_path}/{output}/slurm.log", f"{tmp_path}/s.sh", "3", "60"]]
 
 
-def test_what_slurm_does_not_take_is_told_in_its_words(fake, tmp_path):
-    refused = "sbatch: error: invalid partition specified: gpu\nsbatch: error: Batch job submission failed: Invalid\n"
-    with pytest.raises(UsageError, match="sbatch does not take the job: Batch job submission failed: Invalid"):
-        fake(commands.submit(tmp_path / "s.sh", tmp_path / "log", []), sbatch=[1, "", refused])
+@pytest.mark.parametrize(
+    ("errors", "reason"),
+    [
+        (
+            "sbatch: error: invalid partition specified: gpu\nsbatch: error: Batch job submission failed: Invalid\n",
+            "Batch job submission failed: Invalid",
+        ),
+        (
+            "sbatch: unrecognized option '--exclusiv=a'\nTry \"sbatch --help\" for more information\n",
+            "unrecognized option '--exclusiv=a'",
+        ),
+        ("sbatch: error: Invalid --exclusive specification\n\n", "Invalid --exclusive specification"),
+        ("", "exit code 255"),
+    ],
+)
+def test_what_slurm_does_not_take_is_told_in_its_words(errors, reason, fake, tmp_path):
+    with pytest.raises(UsageError) as caught:
+        fake(commands.submit(tmp_path / "s.sh", tmp_path / "log", []), sbatch=[255, "", errors])
+    assert str(caught.value) == f"sbatch does not take the job: {reason}"
 
 
 @pytest.mark.parametrize(

@@ -80,9 +80,8 @@ async def submit(script: Path, log: Path, arguments: Sequence[str]) -> str:
     """
     code, out, err = await _run("sbatch", "--parsable", f"--output={_literal(log)}", str(script), *arguments)
     if code:
-        reason = err.strip().splitlines()[-1:] or [f"exit code {code}"]
         raise UsageError(
-            f"sbatch does not take the job: {reason[0].removeprefix('sbatch: error: ')}",
+            f"sbatch does not take the job: {_reason(err) or f'exit code {code}'}",
             hint="see the cluster file's slurm section; `sinfo` lists the partitions",
         )
     return out.strip().partition(";")[0]
@@ -144,6 +143,12 @@ async def _run(*argv: str) -> tuple[int, str, str]:
         raise TfdistError(f"{argv[0]} cannot be run: {error.strerror}") from error
     out, err = await process.communicate()
     return process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace")
+
+
+def _reason(errors: str) -> str:
+    """The last that a program says of what is wrong; some end with where to find help."""
+    said = [line for line in errors.strip().splitlines() if not line.startswith("Try ")]
+    return said[-1].removeprefix("sbatch: ").removeprefix("error: ") if said else ""
 
 
 def _literal(path: Path) -> str:
