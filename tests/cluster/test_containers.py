@@ -78,7 +78,7 @@ def test_sigterm_saves_and_the_next_chief_goes_on(network):
     assert [engine("exec", name, "python", "-m", "tfdist_cli.task.health").returncode for name in servers] == [0, 0, 0]
     engine("stop", "--time", "60", chief)
     assert exit_code(chief) == 143, output(chief)
-    assert [exit_code(name) for name in servers] == [0, 0, 0]
+    assert [exit_code(name) for name in servers] == [143, 143, 143]
     engine("rm", chief, *servers)
     for host, task in SERVERS.items():
         start(network, host, task)
