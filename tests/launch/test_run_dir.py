@@ -71,6 +71,38 @@ def test_a_chosen_directory_is_taken_as_it_is_and_not_linked(tmp_path):
     assert not (tmp_path / "a" / LATEST).is_symlink()
 
 
+def test_a_run_stays_in_its_directory_when_the_link_to_it_is_moved(tmp_path):
+    with opened(tmp_path) as first:
+        pass
+    with opened(tmp_path, tmp_path / LATEST) as again, opened(tmp_path):
+        assert again.path == first.path
+        assert again.path.samefile(first.path)
+        assert not again.path.samefile(tmp_path / LATEST)
+
+
+def test_only_the_link_to_a_run_is_followed_and_not_the_folders_above_it(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "home").symlink_to("disk")
+    with opened(tmp_path / "home") as first:
+        pass
+    with opened(tmp_path / "home", tmp_path / "home" / LATEST) as again:
+        assert again.path == first.path == tmp_path / "home" / first.path.name
+
+
+def test_links_in_a_circle_are_told(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(UsageError, match="cannot be used: .*a: Too many levels"), opened(tmp_path, tmp_path / "a"):
+        pass
+
+
+def test_the_run_that_was_launched_last_is_the_latest_though_it_is_an_earlier_one(tmp_path):
+    with opened(tmp_path) as first, opened(tmp_path) as second:
+        assert (tmp_path / LATEST).resolve() == second.path
+    with opened(tmp_path, first.path):
+        assert (tmp_path / LATEST).resolve() == first.path
+
+
 def test_an_empty_directory_may_be_chosen(tmp_path):
     (tmp_path / "run").mkdir()
     with opened(tmp_path, tmp_path / "run") as run_dir:

@@ -37,7 +37,8 @@ def stop(
 ) -> None:
     """End a run: its launcher lets the training save a checkpoint and ends.
 
-    By default it is the run that was launched last. Where the launcher is gone, what it has left behind is ended.
+    By default it is runs/latest, the run below runs/ that was launched last. Where the launcher is gone, what it has
+    left behind is ended.
     Exit code 124 when the run has not ended in time.
     """
     news = read_run(run)

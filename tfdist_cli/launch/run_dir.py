@@ -106,7 +106,7 @@ def open_run_dir(chosen: Path | None, parent: Path, name: str, now: datetime) ->
 
     Args:
         chosen: the directory to use; None makes a new one in `parent`.
-        parent: the folder of runs.
+        parent: the folder of runs, whose `latest` points to the one of them that was opened last.
         name: the cluster's name, which a new directory's name begins with.
         now: the time, which it ends with.
 
@@ -114,7 +114,7 @@ def open_run_dir(chosen: Path | None, parent: Path, name: str, now: datetime) ->
         UsageError: it cannot be made, it holds something else, or another launcher runs in it.
     """
     with _told(chosen or parent):
-        path = (chosen or _make_new(parent, f"{name}-{now:%Y%m%d-%H%M%S}")).absolute()
+        path = _followed(chosen or _make_new(parent, f"{name}-{now:%Y%m%d-%H%M%S}"))
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_ours(path)
         if not any(path.iterdir()):
@@ -125,7 +125,7 @@ def open_run_dir(chosen: Path | None, parent: Path, name: str, now: datetime) ->
             _lock(lock, path)
             attempt = 1 + max(_attempts(path), default=0)
             (path / f"attempt_{attempt}").mkdir()
-        if chosen is None:
+        if path.parent.resolve() == parent.resolve():
             _link_latest(parent, path)
         yield RunDir(path, attempt)
     finally:
@@ -150,6 +150,18 @@ def _make_new(parent: Path, stem: str, number: int = 1) -> Path:
     except FileExistsError:
         return _make_new(parent, stem, number + 1)
     return path
+
+
+def _followed(path: Path) -> Path:
+    """What a link such as `latest` points to now: soon it may point to another run.
+
+    The folders above stay as they are written, since another host may know them by no other name.
+    """
+    with suppress(FileNotFoundError):
+        path.stat()  # links in a circle are an error
+    while path.is_symlink():
+        path = path.parent / path.readlink()
+    return path.absolute()
 
 
 def _check_ours(path: Path) -> None:
@@ -184,7 +196,7 @@ def _lock(lock: int, path: Path) -> None:
 
 
 def _link_latest(parent: Path, path: Path) -> None:
-    """Points `latest` at the newest run; a file system without links does without."""
+    """Points `latest` at the run that was launched last; a file system without links does without."""
     new = parent / f".{LATEST}.{os.getpid()}"
     with suppress(OSError):
         new.symlink_to(path.name)
