@@ -175,6 +175,27 @@ def test_a_program_that_is_not_there(tfdist, mirrored, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_program_that_may_not_be_executed(tfdist, mirrored, tmp_path):
+    (tmp_path / "train.sh").write_text("#!/bin/sh\nexit 0\n")
+    result = tfdist("launch", mirrored, "--", "./train.sh")
+    assert result.code == 2
+    assert result.err.splitlines() == [
+        "error: worker:0 cannot run './train.sh': it is not executable",
+        "hint: give what runs it, such as `python ./train.sh`, or make it executable (chmod +x)",
+    ]
+    (tmp_path / "train.sh").chmod(0o700)
+    assert "there is no such program" in tfdist("launch", mirrored, "--", "train.sh").err  # it is not on PATH
+    assert tfdist("launch", mirrored, "--", "./train.sh").code == 0
+
+
+def test_a_task_that_ends_of_the_signal_that_would_stop_the_run_has_failed(tfdist, mirrored, monkeypatch):
+    result = tfdist("launch", mirrored, "--", "sh", "-c", "kill -TERM $$")
+    assert result.code == 143
+    monkeypatch.chdir(mirrored.parent)
+    news = json.loads(tfdist("status", "--json").out)
+    assert (news["state"], news["exit_code"]) == ("failed", 143)
+
+
 def test_a_machine_without_tensorflow(tfdist, cluster_file, monkeypatch):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tensorflow" else find_spec(name))

@@ -133,6 +133,16 @@ def test_a_run_is_a_line_whatever_ended_it(tfdist, tmp_path, monkeypatch):
     assert {line.index("2026-01-0") for line in lines} == {len("a-much-longer-name  failed  ")}
 
 
+def test_a_run_that_cannot_be_read_is_named_and_hides_no_other(tfdist, tmp_path):
+    for name, plan in (("whole", '{"tasks": []}'), ("cut", '{"tasks": [{"ta')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "plan.json").write_text(plan)
+    result = tfdist("list", tmp_path)
+    assert result.code == 0
+    assert result.out.split()[:2] == ["whole", "lost"]
+    assert result.err == (f"left out: {tmp_path / 'cut'} is not the directory of a run: its plan.json cannot be read\n")
+
+
 def test_nothing_to_show(tfdist, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "there is no folder runs" in tfdist("list").err

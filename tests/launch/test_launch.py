@@ -3,15 +3,23 @@
 import json
 import sys
 import textwrap
+from contextlib import asynccontextmanager
 from datetime import datetime, timezone
 
 import pytest
 
+from tests.launch.test_job import ScriptedDesk, ScriptedLauncher
+from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.chronicle import Chronicle
+from tfdist_cli.launch.events import Recorded
 from tfdist_cli.launch.launch import Launch
 from tfdist_cli.launch.local import LocalLauncher
 from tfdist_cli.launch.run_dir import open_run_dir
+from tfdist_cli.launch.runs import Outcome, read_run
 from tfdist_cli.launch.state import Rules, Timeouts
+from tfdist_cli.spec.task_id import TaskId
+
+NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 @pytest.fixture
@@ -21,7 +29,7 @@ def carry_out(tmp_path, make_cluster, plan_for):
     def carry_out(code, **timeouts):
         cluster = make_cluster(worker=2)
         rules = Rules(cluster.strategy, reports=True, timeouts=Timeouts(**timeouts))
-        with open_run_dir(tmp_path / "run", tmp_path, "x", datetime(2026, 1, 1, tzinfo=timezone.utc)) as run_dir:
+        with open_run_dir(tmp_path / "run", tmp_path, "x", NOW) as run_dir:
             plan = plan_for(cluster, sys.executable, "-c", textwrap.dedent(PROGRAM + code), run_dir=run_dir.path)
             run_dir.save(plan)
             return Launch(LocalLauncher(), plan, run_dir, rules).carry_out(Chronicle())
@@ -91,3 +99,65 @@ def test_a_task_that_wrote_why_it_failed_keeps_its_own_error(carry_out, tmp_path
     )
     folder = tmp_path / "run" / "attempt_1"
     assert json.loads((folder / "worker-1" / "error.json").read_text()) == {"message": "mine"}
+
+
+class FailingLauncher:
+    """Starts nothing."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def start(self, plan, outlets):
+        raise self.error
+
+
+class FailingDesk(ScriptedDesk):
+    """Accepts what it then has no plan for."""
+
+    def __init__(self, error):
+        super().__init__(None)
+        self.plan = self.fail
+        self.error = error
+
+    def fail(self):
+        raise self.error
+
+
+class Saves(ScriptedLauncher):
+    """Has the chief tell of a checkpoint."""
+
+    @asynccontextmanager
+    async def start(self, plan, outlets):
+        await outlets.events.put_output(Recorded(TaskId("chief"), {"kind": "checkpoint", "step": 5, "path": "/c/5"}))
+        async with super().start(plan, outlets) as run:
+            yield run
+
+
+TAKEN = UsageError("127.0.0.1:2222 is taken")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "headline"),
+    [
+        (TAKEN, 2, "127.0.0.1:2222 is taken"),
+        (OSError(24, "Too many open files"), 1, "OSError: [Errno 24] Too many open files"),
+    ],
+)
+@pytest.mark.parametrize("resized", [True, False])
+def test_an_error_of_the_launcher_is_what_came_of_the_run(
+    resized, error, code, headline, tmp_path, make_cluster, plan_for
+):
+    cluster = make_cluster("parameter_server", chief=1, worker=1, ps=1)
+    launcher, desk = (Saves(), FailingDesk(error)) if resized else (FailingLauncher(error), None)
+    with open_run_dir(tmp_path / "run", tmp_path, "x", NOW) as run_dir:
+        plan = plan_for(cluster, "true", run_dir=run_dir.path)
+        run_dir.save(plan)
+        with pytest.raises(type(error)) as raised:
+            Launch(launcher, plan, run_dir, Rules(cluster.strategy), desk=desk).carry_out(Chronicle())
+    assert raised.value is error
+    news = read_run(tmp_path / "run")
+    assert (news.outcome, news.phase, news.headline) == (Outcome.FAILED, "ended", headline)
+    assert (news.result["exit_code"], len(news.result["tasks"])) == (code, 3)
+    assert news.can_go_on == resized
+    last = json.loads((tmp_path / "run" / "events.jsonl").read_text().splitlines()[-1])
+    assert (last["event"], last["phase"], last["cause"]) == ("phase", "ended", headline)

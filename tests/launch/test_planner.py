@@ -1,6 +1,7 @@
 """What becomes of a request, and the plan that follows from it."""
 
 import json
+import resource
 from contextlib import ExitStack
 from datetime import datetime, timezone
 
@@ -90,6 +91,17 @@ def test_more_gpus_than_the_machine_has_are_refused_before_anything_ends(desk_of
     event = desk.answer(Request("a", {"worker": 2}), RUNNING)
     assert event.answer == "refused"
     assert "is to have 1 GPUs, but this machine has 1, 0 of them free" in event.reason
+
+
+def test_more_open_files_than_the_launcher_may_have_are_refused_before_anything_ends(desk_of, monkeypatch):
+    desk = desk_of()
+    monkeypatch.setattr(resource, "getrlimit", lambda limit: (300, 300))
+    monkeypatch.setattr(resource, "setrlimit", lambda limit, wanted: None)
+    for dry_run in (True, False):
+        event = desk.answer(Request("a", {"worker": 30}, dry_run=dry_run), RUNNING)
+        assert (event.answer, event.replicas) == ("refused", {})
+        assert event.reason == "a launcher of 32 tasks has up to 320 files open, and may open 300"
+        assert "ulimit -n" in event.hint
 
 
 def test_a_job_that_does_something_else_is_not_resized(desk_of):

@@ -139,6 +139,7 @@ def test_tasks_that_did_not_come_up_are_named_with_what_they_last_said(played):
 def test_an_interrupted_job(played):
     job = played(CHIEF, PS).at(1, Signalled(signal.SIGINT), Exited(CHIEF, 0), Exited(PS, -15))
     assert job.report.headline == "ended by SIGINT"
+    assert job.report.as_json()["signal"] == "SIGINT"
     assert job.report.failures == ()
 
 
@@ -305,6 +306,16 @@ def test_a_line_that_was_cut_takes_no_other_with_it(tmp_path):
     assert len(cut) == 20
     assert json.loads(line)["pid"] == 2
     assert journal.problem.endswith("events.jsonl is not complete: File too large")
+
+
+def test_a_line_that_an_earlier_launcher_has_not_ended_takes_no_other_with_it(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"event": "launch"}\n{"event": "sta')
+    for _ in range(2):
+        Journal(path, 2).begin()
+    first, cut, *more = path.read_text().splitlines()
+    assert (first, cut) == ('{"event": "launch"}', '{"event": "sta')
+    assert [json.loads(line)["event"] for line in more] == ["launch", "launch"]
 
 
 def test_other_numbers_of_tasks(played):

@@ -1,11 +1,15 @@
 """What a run has come to, from its directory alone."""
 
+import errno
 import json
 import os
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 
 from tfdist_cli.errors import UsageError
+from tfdist_cli.launch import runs
 from tfdist_cli.launch.runs import Outcome, left_behind, log_files, read_run, runs_in
 from tfdist_cli.spec.task_id import TaskId
 
@@ -35,23 +39,31 @@ def folder(tmp_path):
 
 
 def started(folder, seconds=0):
+    folder.happened(seconds, event="launch")
     folder.happened(seconds, event="started", task="chief:0", pid=2**22 + 1)
     folder.happened(seconds, event="started", task="worker:0", pid=2**22 + 2)
 
 
-def ended(folder, code, headline=None, seconds=9):
+def ended(folder, code, headline=None, seconds=9, signum=None):
     folder.happened(seconds, event="exited", task="chief:0", code=code, status="failed", cause=f"exit code {code}")
     folder.happened(seconds, event="phase", phase="ended", cause="")
-    (folder.path / "result.json").write_text(json.dumps({"exit_code": code, "headline": headline}))
+    (folder.path / "result.json").write_text(json.dumps({"exit_code": code, "headline": headline, "signal": signum}))
 
 
 @pytest.mark.parametrize(
-    ("code", "outcome"),
-    [(0, Outcome.DONE), (1, Outcome.FAILED), (124, Outcome.FAILED), (130, Outcome.STOPPED), (143, Outcome.STOPPED)],
+    ("code", "signum", "outcome"),
+    [
+        (0, None, Outcome.DONE),
+        (1, None, Outcome.FAILED),
+        (124, None, Outcome.FAILED),
+        (130, "SIGINT", Outcome.STOPPED),
+        (143, "SIGTERM", Outcome.STOPPED),
+        (143, None, Outcome.FAILED),  # a task that somebody else told to end
+    ],
 )
-def test_how_it_ended(folder, code, outcome):
+def test_how_it_ended(folder, code, signum, outcome):
     started(folder)
-    ended(folder, code, "chief:0 failed" if code == 1 else None)
+    ended(folder, code, "chief:0 failed" if code == 1 else None, signum=signum)
     news = read_run(folder.path)
     assert (news.outcome, news.launcher, news.seconds) == (outcome, None, 9.0)
     assert news.headline == ("chief:0 failed" if code == 1 else "")
@@ -86,9 +98,9 @@ def test_only_the_last_launch_counts(folder):
 
 
 def test_a_launch_after_one_that_was_killed(folder):
+    """It was killed sooner after its begin than the first news of the next one come."""
     started(folder)
-    folder.happened(50, event="state", task="chief:0", state="training")
-    started(folder, seconds=1)
+    started(folder, seconds=50)
     assert [task.starts for task in read_run(folder.path).tasks] == [1, 1]
 
 
@@ -131,6 +143,62 @@ def test_runs_are_listed_by_when_they_were_launched(tmp_path):
     (parent / "latest").symlink_to("a")
     (parent / "other").mkdir()
     assert [path.name for path in runs_in(parent)] == ["b", "c", "a"]
+
+
+def test_a_run_without_its_lock_is_listed_by_its_plan(tmp_path):
+    for name, seconds in (("copied", 5), ("a", 3), ("b", 7)):
+        made = Folder(tmp_path / name)
+        for file in made.path.iterdir():
+            os.utime(file, (seconds, seconds))
+    (tmp_path / "copied" / "launcher.lock").unlink()
+    assert [path.name for path in runs_in(tmp_path)] == ["a", "copied", "b"]
+
+
+def test_a_folder_that_cannot_be_looked_into_hides_no_run(tmp_path, monkeypatch):
+    for name in ("mine", "theirs"):
+        Folder(tmp_path / name)
+    is_file = Path.is_file
+
+    def refused(path):
+        if path.parent.name == "theirs":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    assert [path.name for path in runs_in(tmp_path)] == ["mine"]
+
+
+def test_what_may_not_be_read_is_told(folder, monkeypatch):
+    started(folder)
+    read = Path.open
+
+    def refused(path, *args, **options):
+        if path.name == "events.jsonl":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(UsageError, match=r"digits-1/events\.jsonl cannot be read: Permission denied"):
+        read_run(folder.path)
+    monkeypatch.setattr(Path, "iterdir", lambda path: refused(path / "events.jsonl"))
+    with pytest.raises(UsageError, match=r"the folder .*digits-1 cannot be read: "):
+        list(runs_in(folder.path))
+
+
+def test_lines_that_no_launcher_wrote_are_left_out(folder):
+    started(folder)
+    for line in ({}, {"seconds": "soon", "time": "2026-01-02T03:04:05+00:00"}, {"seconds": 3.0, "time": None}):
+        folder.add("events.jsonl", line)
+    assert read_run(folder.path).seconds == 0.0
+
+
+def test_a_run_takes_until_now_while_it_goes_on(folder, monkeypatch):
+    began = datetime.now(timezone.utc) - timedelta(minutes=5)
+    line = {"time": (began + timedelta(seconds=2)).isoformat(), "seconds": 2.0, "attempt": 1, "event": "launch"}
+    folder.add("events.jsonl", line)
+    assert read_run(folder.path).seconds == 2.0
+    monkeypatch.setattr(runs, "launcher_of", lambda run: 4711)
+    assert read_run(folder.path).seconds == pytest.approx(300, abs=60)
 
 
 def test_logs_of_the_last_attempt_and_of_others(folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +35,7 @@ def list(  # noqa: A001 the command's name
     """List the runs in a folder, the newest last: runs/ of the current folder by default."""
     if not parent.is_dir():
         raise UsageError(f"there is no folder {parent}", hint="name the folder of runs, or launch one first")
-    found = [read_run(path) for path in runs_in(parent)]
+    found = [*_read(runs_in(parent))]
     if as_json:
         console.write(json.dumps([news.as_json() for news in found], indent=2))
         return
@@ -50,6 +51,15 @@ def list(  # noqa: A001 the command's name
         if console.out.is_terminal:  # a run is one line of it; `status` has all of what ended it
             line.truncate(console.out.width, overflow="ellipsis")
         console.out.print(line, soft_wrap=True)
+
+
+def _read(paths: Iterable[Path]) -> Iterator[RunView]:
+    """What can be read of the runs; the others are named."""
+    for path in paths:
+        try:
+            yield read_run(path)
+        except UsageError as error:
+            console.err.print(Text(f"left out: {neutral(error.message)}"), soft_wrap=True)
 
 
 def _row(news: RunView) -> tuple[Text, ...]:

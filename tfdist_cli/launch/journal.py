@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,22 @@ class Journal:
         self._losses = 0
         self._trained = 0
         self._killed: set[TaskId] = set()
-        self._cut = False
+        self._cut = _is_cut(path)
         """Whether the last line may be there in part."""
         self.problem: str | None = None
+
+    def begin(self) -> None:
+        """Writes that a launch begins: what follows is its own, and its seconds count from here."""
+        self._write({"event": "launch"}, 0.0)
+
+    def break_off(self, cause: str, now: float) -> None:
+        """Writes that the job has ended of what no event tells.
+
+        Args:
+            cause: why.
+            now: seconds since the launch began.
+        """
+        self._write({"event": "phase", "from": self._phase.value, "phase": Phase.ENDED.value, "cause": cause}, now)
 
     def saw(self, event: Event, state: JobState, now: float) -> None:
         """Writes what changed something."""
@@ -88,6 +102,14 @@ class Journal:
         except OSError as error:
             self._cut = True
             self.problem = self.problem or f"{self._path} is not complete: {error.strerror}"
+
+
+def _is_cut(path: Path) -> bool:
+    """Whether a launcher before this one has left a part of a line at the end of the file."""
+    with suppress(OSError), path.open("rb") as file:  # one that cannot be read is told of when it is written
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        return file.read() not in (b"", b"\n")
+    return False
 
 
 def _described(event: Event, state: JobState) -> dict[str, Any]:

@@ -8,8 +8,9 @@ import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from tfdist_cli.errors import ExitCode, TfdistError
 from tfdist_cli.launch.base import Launcher, Outlets
 from tfdist_cli.launch.chronicle import Chronicle
 from tfdist_cli.launch.events import Event, EventQueue, Exited, Start
@@ -21,6 +22,7 @@ from tfdist_cli.launch.report import Failure, Report, make_failure, make_report
 from tfdist_cli.launch.run_dir import RunDir
 from tfdist_cli.launch.secrets import Secrets
 from tfdist_cli.launch.state import JobState, Rules, Status, shell_code
+from tfdist_cli.launch.supervisor import begin
 from tfdist_cli.plan import Plan
 from tfdist_cli.records import ENABLED, LAUNCHER_PID, TASK_DIR
 
@@ -51,13 +53,25 @@ class Launch:
         Args:
             chronicle: takes what the tasks tell.
             watchers: who else is shown what happens.
+
+        Raises:
+            TfdistError: the job cannot begin, or not go on with other numbers of tasks; the run's directory says so.
         """
         began = time.monotonic()
         journal = Journal(self.run_dir.events, self.run_dir.attempt)
+        journal.begin()
         with _writing_the_end():
             with closing(TaskLogs(self.run_dir.attempt_folder)) as logs:
                 errors = _Errors(self.run_dir, chronicle, logs)
-                state = asyncio.run(self._run(logs, (chronicle, journal, errors, *watchers)))
+                last = _Last(begin(self.rules, (planned.task for planned in self.plan.tasks), 0.0)[0])
+                try:
+                    state = asyncio.run(self._run(logs, (chronicle, journal, errors, last, *watchers)))
+                except Exception as error:
+                    broken = _broken(error, make_report(last.state, chronicle, logs, time.monotonic() - began))
+                    journal.break_off(broken.headline, broken.seconds)
+                    with suppress(OSError):  # the error itself is told, whatever can be written of it
+                        self.run_dir.save_result(broken.as_json())
+                    raise
             report = make_report(state, chronicle, logs, time.monotonic() - began)
             if journal.problem:
                 report = report.warned(journal.problem)
@@ -94,6 +108,24 @@ def _writing_the_end() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _broken(error: Exception, report: Report) -> Report:
+    """The report of a job that an error of the launcher's own has ended."""
+    if isinstance(error, TfdistError):
+        return replace(report, exit_code=error.exit_code, headline=error.message)
+    return replace(report, exit_code=ExitCode.FAILED, headline=f"{type(error).__name__}: {error}")
+
+
+@dataclass
+class _Last:
+    """Keeps how the job last was; a watcher of it."""
+
+    state: JobState
+
+    def saw(self, event: Event, state: JobState, now: float) -> None:  # noqa: ARG002
+        """Takes the state."""
+        self.state = state
 
 
 @dataclass(frozen=True)

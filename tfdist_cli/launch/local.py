@@ -56,12 +56,18 @@ class LocalLauncher:
     """Starts processes here."""
 
     def check(self, cluster: Cluster, command: Sequence[str]) -> None:
-        """Without TensorFlow no recipe trains; without the program no task runs it."""
+        """Every task takes open files; without TensorFlow no recipe trains, without the program no task runs it."""
+        _make_room_for_files(len(cluster.tasks))
         if not command:
             require_tensorflow()
             return
         for task in cluster.tasks:
             if shutil.which(command[0], path=cluster.role(task).env.get("PATH")) is None:
+                if os.sep in command[0] and Path(command[0]).is_file():
+                    raise UsageError(
+                        f"{task} cannot run {command[0]!r}: it is not executable",
+                        hint=f"give what runs it, such as `python {command[0]}`, or make it executable (chmod +x)",
+                    )
                 raise UsageError(
                     f"{task} cannot run {command[0]!r}: there is no such program",
                     hint="give a program that is on PATH, or its path",
@@ -74,7 +80,6 @@ class LocalLauncher:
     @contextmanager
     def reserve(self, cluster: Cluster) -> Iterator[Mapping[TaskId, Address]]:
         """Free ports for the tasks without an address, and a check of the addresses given."""
-        _make_room_for_files(len(cluster.tasks))
         with hold(cluster) as addresses:
             yield addresses
 

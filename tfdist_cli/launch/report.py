@@ -95,6 +95,7 @@ class Report:
         losses: the tasks that were lost and brought about a restart, oldest first.
         attempts: how often all tasks were started.
         resizes: the other numbers of tasks that were asked for meanwhile, oldest first.
+        signum: the signal to the launcher that ended it.
     """
 
     exit_code: int
@@ -110,6 +111,7 @@ class Report:
     losses: tuple[Loss, ...] = ()
     attempts: int = 1
     resizes: tuple[Resize, ...] = ()
+    signum: int | None = None
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -125,6 +127,7 @@ class Report:
         return {
             "exit_code": self.exit_code,
             "headline": self.headline or None,
+            "signal": signal_name(self.signum) if self.signum else None,
             "consequences": [failure.sentence for failure in self.failures[1:]],
             "spent": self.failures[0].spent or None if self.failures else None,
             "attempts": self.attempts,
@@ -202,6 +205,7 @@ def make_report(state: JobState, chronicle: Chronicle, logs: TaskLogs, seconds: 
         state.losses,
         state.attempt,
         state.resizes,
+        state.signum,
     )
 
 

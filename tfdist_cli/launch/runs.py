@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timezone
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ class RunView:
         outcome: where it is.
         launcher: the launcher's process; None when it is gone.
         began: when its last launch began; None when nothing was started.
-        seconds: how long that launch has taken, as far as it is known.
+        seconds: how long that launch has taken: until now, or else until the last that is known of it.
         phase: what the launch was about at last.
         tasks: its tasks.
         step: the last step that was told; None before the first.
@@ -130,18 +130,37 @@ class RunView:
 
 
 def runs_in(parent: Path) -> Iterator[Path]:
-    """The directories of runs in a folder, the newest last."""
-    folders = [each for each in parent.iterdir() if (each / PLAN_FILE).is_file() and not each.is_symlink()]
-    yield from sorted(folders, key=lambda each: (each / LOCK_FILE).stat().st_mtime)
+    """The directories of runs in a folder, the one that was launched last at the end.
+
+    Raises:
+        UsageError: the folder cannot be read.
+    """
+    try:
+        folders = list(parent.iterdir())
+    except OSError as error:
+        raise UsageError(f"the folder {parent} cannot be read: {error.strerror}") from error
+    found: dict[Path, float] = {}
+    for each in folders:
+        with suppress(OSError):  # not for this user to look into
+            if not each.is_symlink() and (each / PLAN_FILE).is_file():
+                dated = next(file for file in (each / LOCK_FILE, each / PLAN_FILE) if file.exists())
+                found[each] = dated.stat().st_mtime
+    yield from sorted(found, key=lambda each: found[each])
 
 
 def read_run(path: Path) -> RunView:
     """Reads a run's directory.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is none, or cannot be read.
     """
-    path = path.absolute()
+    try:
+        return _read_run(path.absolute())
+    except OSError as error:
+        raise UsageError(f"{error.filename or path} cannot be read: {error.strerror}") from error
+
+
+def _read_run(path: Path) -> RunView:
     try:
         plan = json.loads((path / PLAN_FILE).read_text(encoding="utf-8"))
         tasks = {name: TaskView(TaskId.parse(name)) for name in (each["task"] for each in plan["tasks"])}
@@ -165,7 +184,7 @@ def read_run(path: Path) -> RunView:
         _outcome(launcher, ended, result),
         launcher,
         datetime.fromisoformat(events[0]["time"]) if events else None,
-        float(events[-1]["seconds"]) if events else 0.0,
+        _seconds(events, launcher),
         phase,
         list(tasks.values()),
         last.get("step"),
@@ -222,23 +241,34 @@ def log_files(run: Path, attempt: int | None = None) -> dict[tuple[int, TaskId, 
     return dict(sorted((item for item in found.items() if item[0][0] == wanted), key=lambda item: str(item[0])))
 
 
+def _seconds(events: list[dict[str, Any]], launcher: int | None) -> float:
+    """How long the launch has taken: until now while it goes on, and otherwise until the last that is known."""
+    if not events:
+        return 0.0
+    last = float(events[-1]["seconds"])
+    if launcher is None:
+        return last
+    since = datetime.now(timezone.utc) - datetime.fromisoformat(events[-1]["time"])
+    return round(last + max(0.0, since.total_seconds()), 3)
+
+
 def _outcome(launcher: int | None, ended: bool, result: Mapping[str, Any]) -> Outcome:
     if launcher is not None:
         return Outcome.RUNNING
     code = result.get("exit_code")
     if not ended or code is None:
         return Outcome.LOST
-    told = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
-    return Outcome.DONE if code == 0 else Outcome.STOPPED if code in told else Outcome.FAILED
+    return Outcome.DONE if code == 0 else Outcome.STOPPED if result.get("signal") else Outcome.FAILED
 
 
 def _of_last_launch(path: Path) -> Iterator[dict[str, Any]]:
     """The events since the launcher last began, whose seconds count from then."""
     events: list[dict[str, Any]] = []
     for event in _lines(path):
-        if events and (events[-1].get("phase") == "ended" or event["seconds"] < events[-1]["seconds"]):
+        if event.get("event") == "launch":
             events.clear()
-        events.append(event)
+        if isinstance(event.get("seconds"), int | float) and isinstance(event.get("time"), str):  # a launcher wrote it
+            events.append(event)
     yield from events
 
 
