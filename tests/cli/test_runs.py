@@ -9,6 +9,8 @@ import time
 import psutil
 import pytest
 
+from tfdist_cli.cli import logs as cli_logs
+
 CLUSTER = "strategy: parameter_server\nnetwork: host\nroles: {chief: {}, worker: {replicas: 2}, ps: {}}\n"
 PROGRAM = "import os, time; print('hello from', os.environ['TF_CONFIG'][-30:], flush=True); time.sleep(600)"
 SECONDS = 30
@@ -116,6 +118,65 @@ def test_following_ends_with_the_run(launched):
     assert rest.count("hello from") == 3
 
 
+@pytest.fixture
+def write(tmp_path):
+    """Writes into the log of a worker, of a run that is over, in an attempt."""
+    (tmp_path / "plan.json").write_text(json.dumps({"tasks": [{"task": "worker:0"}]}))
+
+    def write(attempt, data):
+        folder = tmp_path / f"attempt_{attempt}" / "worker-0"
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "stderr.log").open("ab") as file:
+            file.write(data)
+
+    return write
+
+
+def test_a_last_line_that_nothing_ends_is_shown(tfdist, write, tmp_path):
+    write(1, b"first\nlast words")
+    assert tfdist("logs", tmp_path).out == "[worker:0] first\n[worker:0] last words\n"
+    assert tfdist("logs", tmp_path, "--lines", "1").out == "[worker:0] last words\n"
+
+
+def test_what_a_task_is_writing_is_shown_of_a_run_that_goes_on(tfdist, write, tmp_path, monkeypatch):
+    write(1, b"1/3\r2/3")
+    monkeypatch.setattr(cli_logs, "launcher_of", lambda run: 4711)
+    assert tfdist("logs", tmp_path).out == "[worker:0] 2/3\n"
+
+
+def test_of_a_progress_bar_what_a_terminal_would_show(tfdist, write, tmp_path):
+    write(1, b"1/3\r2/3\r3/3\nwindows\r\n")
+    assert tfdist("logs", tmp_path).out == "[worker:0] 3/3\n[worker:0] windows\n"
+
+
+def test_the_last_attempt_counts_unless_another_is_named(tfdist, write, tmp_path):
+    for attempt in (2, 10):
+        write(attempt, b"attempt %d\n" % attempt)
+    assert tfdist("logs", tmp_path).out == "[worker:0] attempt 10\n"
+    assert tfdist("logs", tmp_path, "--attempt", "2").out == "[worker:0] attempt 2\n"
+    assert "has no logs of attempt 3" in tfdist("logs", tmp_path, "--attempt", "3").err
+
+
+def test_following_leaves_out_nothing_between_two_attempts(tfdist, write, tmp_path, monkeypatch):
+    """It looks at the files now and then: an attempt may end, and others begin, and even end, in between."""
+    write(1, b"old\n")
+    write(2, b"early\nlate\n")
+    meanwhile = [
+        [(2, b"beg")],
+        [(2, b"un\nwhy it ended"), (3, b"third\n")],
+        [(3, b"more\n"), (4, b"fourth"), (5, b"fif"), (5, b"th")],
+    ]
+    monkeypatch.setattr(cli_logs, "launcher_of", lambda run: 4711 if meanwhile else None)
+
+    def sleep(seconds):
+        for attempt, data in meanwhile.pop(0):
+            write(attempt, data)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    said = tfdist("logs", tmp_path, "--follow", "--lines", "1").out.replace("[worker:0] ", "").splitlines()
+    assert said == ["late", "begun", "why it ended", "third", "more", "fourth", "fifth"]
+
+
 def test_a_run_is_a_line_whatever_ended_it(tfdist, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     for name, headline in (("short", None), ("a-much-longer-name", "chief:0 failed, " + "and so on " * 20)):
@@ -141,6 +202,15 @@ def test_a_run_that_cannot_be_read_is_named_and_hides_no_other(tfdist, tmp_path)
     assert result.code == 0
     assert result.out.split()[:2] == ["whole", "lost"]
     assert result.err == (f"left out: {tmp_path / 'cut'} is not the directory of a run: its plan.json cannot be read\n")
+
+
+def test_what_a_task_says_of_itself_does_not_talk_to_the_terminal(tfdist, tmp_path):
+    (tmp_path / "plan.json").write_text(json.dumps({"tasks": [{"task": "worker:0"}]}))
+    line = {"time": "2026-01-02T03:04:05+00:00", "seconds": 7.0, "event": "state", "task": "worker:0"}
+    (tmp_path / "events.jsonl").write_text(json.dumps(line | {"state": "\x1b[2Jtraining"}) + "\n")
+    out = tfdist("status", tmp_path).out
+    assert "worker:0  training" in out
+    assert "\x1b" not in out
 
 
 def test_nothing_to_show(tfdist, tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ COMMANDS = {
     "bench": "Measure how fast a recipe trains, how that grows with workers, and where the time of a step goes.",
     "list": "List the runs in a folder, the newest last: runs/ of the current folder by default.",
     "status": "Show how a run stands: its tasks, its progress, and what ended it.",
-    "logs": "Print what a run's tasks have written, the run that was launched last by default.",
+    "logs": "Print what a run's tasks have written, those of runs/latest by default.",
     "scale": "Change how many workers, ps or other tasks a run has, while it runs.",
     "stop": "End a run: its launcher lets the training save a checkpoint and ends.",
     "role": "Run one task of a cluster in the foreground.",

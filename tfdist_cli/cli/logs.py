@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from tfdist_cli.cli import console
 from tfdist_cli.cli.lines import TaskLines
 from tfdist_cli.cli.options import RunArgument
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.output import GREETINGS
+from tfdist_cli.launch.output import GREETINGS, shown
 from tfdist_cli.launch.runs import launcher_of, log_files, read_run
 from tfdist_cli.spec.task_id import TaskId
 
@@ -41,30 +42,66 @@ def logs(
         bool, typer.Option("--follow", "-f", help="Go on as the tasks write, until the run ends.")
     ] = False,
 ) -> None:
-    """Print what a run's tasks have written, the run that was launched last by default.
+    """Print what a run's tasks have written, those of runs/latest by default.
 
-    The files are RUN/attempt_N/TASK/stdout.log and stderr.log.
+    That is the run below runs/ that was launched last. The files are RUN/attempt_N/TASK/stdout.log and stderr.log.
     """
     news = read_run(run)
     wanted = {_parsed(name, [each.task for each in news.tasks]) for name in tasks or ()}
-    readers: dict[Path, _Reader] = {}
-    shown = lines
+    written = _Logs(news.path, attempt, lines)
     while True:
         over = launcher_of(news.path) is None  # asked first: what is written until then is read after it
-        for (_, task, _), path in log_files(news.path, attempt).items():
-            if path not in readers:
-                readers[path] = _Reader(path, shown)
+        for task, texts in written.read(last=over or not follow):
             if not wanted or task in wanted:
-                _print(task, readers[path].read())
+                _print(task, texts)
         if over or not follow:
             break
-        shown = 0  # all of a log that is begun while one looks
         time.sleep(_PERIOD)
-    if not readers:
+    if not written.found:
         raise UsageError(
             f"{news.path.name} has no logs" + (f" of attempt {attempt}" if attempt else ""),
             hint="tfdist status shows whether its tasks were started",
         )
+
+
+class _Logs:
+    """Reads on in the logs of an attempt.
+
+    Args:
+        run: the run's directory.
+        attempt: which attempt; None for the last one, and those that begin while one looks.
+        lines: how many of the lines that a log has at first are given; 0 for all.
+    """
+
+    def __init__(self, run: Path, attempt: int | None, lines: int) -> None:
+        self._run = run
+        self._attempt = attempt
+        self._lines = lines
+        self._first: int | None = None
+        """The attempt that was the last one at first."""
+        self._readers: dict[tuple[int, TaskId, str], _Reader] = {}
+
+    @property
+    def found(self) -> bool:
+        """Whether there are any."""
+        return bool(self._readers)
+
+    def read(self, *, last: bool) -> Iterator[tuple[TaskId, list[str]]]:
+        """What each task has written since the last call; of an attempt that is over, all before that of the next.
+
+        Args:
+            last: whether there will be no other call.
+        """
+        files = log_files(self._run)
+        newest = max((number for number, _, _ in files), default=None)
+        self._first = newest if self._first is None else self._first
+        for key, path in files.items():
+            number, task, _ = key
+            if number == self._attempt or (self._attempt is None and number >= (self._first or 0)):
+                if key not in self._readers:
+                    self._readers[key] = _Reader(path, self._lines)
+                yield task, self._readers[key].read(last=last or number != newest)
+        self._lines = 0  # all of a log that is begun while one looks
 
 
 class _Reader:
@@ -80,10 +117,19 @@ class _Reader:
         self._first: int | None = lines or None
         self._begun = b""
 
-    def read(self) -> list[str]:
-        """The whole lines since the last call, without TensorFlow's greetings."""
+    def read(self, *, last: bool) -> list[str]:
+        """The lines since the last call, without TensorFlow's greetings.
+
+        Args:
+            last: whether it is read no further, so that a line is one though nothing ends it.
+        """
+        if self._file.closed:
+            return []
         *whole, self._begun = (self._begun + self._file.read()).split(b"\n")
-        texts = (line.decode(errors="replace").rstrip("\r") for line in whole)
+        if last:
+            self._file.close()
+            whole += [self._begun] if self._begun else []
+        texts = (shown(line.decode(errors="replace")) for line in whole)
         found = deque((text for text in texts if not any(each in text for each in GREETINGS)), self._first)
         self._first = None
         return [*found]
@@ -101,6 +147,6 @@ def _parsed(name: str, tasks: list[TaskId]) -> TaskId:
 
 def _print(task: TaskId, texts: list[str]) -> None:
     if texts:
-        shown = TaskLines()
-        shown.add(task, texts)
-        console.out.print(shown, soft_wrap=True, end="")
+        lines = TaskLines()
+        lines.add(task, texts)
+        console.out.print(lines, soft_wrap=True, end="")

@@ -23,8 +23,8 @@ EXAMPLES = ("tfdist status", "tfdist status runs/digits-20260102-030405 --json")
 def status(run: RunArgument, as_json: JsonOption = False) -> None:
     """Show how a run stands: its tasks, its progress, and what ended it.
 
-    By default it is the run that was launched last. It reads the run's directory and nothing else, so it works from
-    any terminal, during the run and after it, and when the launcher is gone.
+    By default it is runs/latest, the run below runs/ that was launched last. It reads the run's directory and nothing
+    else, so it works from any terminal, during the run and after it, and when the launcher is gone.
     """
     news = read_run(run)
     if as_json:
@@ -55,7 +55,7 @@ def _since(scaled: Mapping[str, Any]) -> str:
 def _row(task: TaskView) -> tuple[Text, ...]:
     return (
         Text(str(task.task), style=ROLE_COLOURS[task.task.role]),
-        Text(task.state),
+        Text(neutral(task.state)),
         Text(f"pid {task.pid}" if task.pid else neutral(task.cause)),
         Text(f"started {task.starts} times" if task.starts > 1 else ""),
     )

@@ -223,13 +223,8 @@ def end_groups(processes: list[psutil.Process], signum: signal.Signals) -> None:
             os.killpg(process.pid, signum)
 
 
-def log_files(run: Path, attempt: int | None = None) -> dict[tuple[int, TaskId, str], Path]:
-    """The logs of a run's tasks: (attempt, task, stream) → file, in order.
-
-    Args:
-        run: its directory.
-        attempt: which attempt's; None for the last one.
-    """
+def log_files(run: Path) -> dict[tuple[int, TaskId, str], Path]:
+    """The logs of a run's tasks: (attempt, task, stream) → file, in this order."""
     found = {}
     for path in run.glob("attempt_*/*-*/*.log"):
         number = re.fullmatch(r"attempt_([0-9]+)", path.parts[-3])
@@ -237,8 +232,7 @@ def log_files(run: Path, attempt: int | None = None) -> dict[tuple[int, TaskId, 
         with suppress(ValueError):
             if number:
                 found[int(number[1]), TaskId.parse(f"{role}:{index}"), path.stem] = path
-    wanted = max((key[0] for key in found), default=0) if attempt is None else attempt
-    return dict(sorted((item for item in found.items() if item[0][0] == wanted), key=lambda item: str(item[0])))
+    return dict(sorted(found.items(), key=lambda item: (item[0][0], str(item[0][1]), item[0][2])))
 
 
 def _seconds(events: list[dict[str, Any]], launcher: int | None) -> float:
