@@ -1,6 +1,7 @@
 """Records in a task's standard error."""
 
 import json
+import math
 import os
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdist_cli import records
-from tfdist_cli.records import RECORD_SEPARATOR, emit, split
+from tfdist_cli.records import RECORD_SEPARATOR, emit, number, split
 
 JSON = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text()),
@@ -84,6 +85,22 @@ def test_any_record_is_short_and_readable(fields, times):
     [record] = split(data.decode().removesuffix("\n"))
     assert isinstance(record, dict)
     assert record["kind"] == "any"
+
+
+@pytest.mark.parametrize(("levels", "is_record"), [(15, True), (16, False), (400, False)])
+def test_a_record_that_is_nested_as_none_of_ours_is_text(levels, is_record):
+    text = '{"kind": "odd", "value": ' + "[" * levels + "]" * levels + "}"
+    [part] = split(f"{RECORD_SEPARATOR}{text}")
+    assert part == (json.loads(text) if is_record else text)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(5, 5), (-2.5, -2.5), (0, 0), (2**62, 2**62)]
+    + [(value, None) for value in (2**63, 10**400, math.inf, -math.inf, math.nan, True, "5", None, [5])],
+)
+def test_a_number_is_one_to_count_with(value, expected):
+    assert number(value) == expected
 
 
 @pytest.mark.parametrize(

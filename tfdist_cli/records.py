@@ -28,7 +28,7 @@ import json
 import os
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 RECORD_SEPARATOR = "\x1e"
@@ -46,6 +46,9 @@ HELD = f"Timeout (0:00:{HELD_SECONDS:02})!"
 """The line that it begins with, as `faulthandler` words it; the threads follow, each line of them like `HELD_LINES`."""
 HELD_LINES = ("Thread 0x", "Current thread 0x", '  File "', "  <", "  ...", "Extension modules: ")
 STATES = ("starting", "waiting", "serving", "training", "evaluating", "saving", "done")
+_DEEPEST = 16
+"""Levels of maps and lists in a record; what takes it apart need not be ready for thousands."""
+_COUNTABLE = 2**63
 _LIMIT = select.PIPE_BUF if hasattr(select, "PIPE_BUF") else 512
 
 
@@ -88,7 +91,7 @@ def _cuttable(value: Any) -> bool:
 def split(line: str) -> Iterator[str | dict[str, Any]]:
     """Parts one line of output, without its line feed, into text and records, in order.
 
-    A record that is no JSON object is text: it comes from the user's program.
+    A record that is no JSON object, or nested as none of ours is, is text: it comes from the user's program.
     """
     text, *candidates = line.split(RECORD_SEPARATOR)
     if text or not candidates:
@@ -98,7 +101,28 @@ def split(line: str) -> Iterator[str | dict[str, Any]]:
             record = json.loads(candidate)
         except (ValueError, RecursionError):
             record = None
-        if isinstance(record, dict) and isinstance(record.get("kind"), str):
+        if isinstance(record, dict) and isinstance(record.get("kind"), str) and not _is_nested(record):
             yield record
         else:
             yield candidate
+
+
+def number(value: object) -> float | None:
+    """A number of a record, to count with; None for what is none, not finite, or beyond 64 bits."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if abs(value) < _COUNTABLE else None
+
+
+def _is_nested(value: object) -> bool:
+    """Whether there are more levels than `_DEEPEST`."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [item for each in level for item in _items(each)]
+    return bool(level)
+
+
+def _items(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()

@@ -130,6 +130,15 @@ def test_json(tfdist, mirrored):
     assert result.err.startswith("error: worker:")
 
 
+def test_json_has_null_for_what_is_no_number(tfdist, mirrored, tmp_path):
+    result = tfdist(
+        "launch", mirrored, "--json", "--quiet", "--", "printf", '\\036{"kind":"result","metrics":{"loss":NaN}}\\n'
+    )
+    told = json.loads(result.out, parse_constant=pytest.fail)
+    assert told["metrics"] == {"loss": None}
+    assert result_of(tmp_path)["metrics"] == {"loss": None}
+
+
 def test_an_earlier_run_goes_on_in_its_directory(tfdist, mirrored, tmp_path):
     for attempt in (1, 2):
         result = tfdist("launch", mirrored, "--run-dir", "mine", "--", "sh", "-c", "echo $TFDIST_TASK_DIR")

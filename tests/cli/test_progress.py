@@ -180,7 +180,8 @@ def test_colours_only_where_they_are_wanted():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.04, "0.0 s"), (3.44, "3.4 s"), (59.4, "59 s"), (60, "1:00"), (3723, "1:02:03")]
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (3.44, "3.4 s"), (59.4, "59 s"), (60, "1:00"), (3723, "1:02:03"), (float("inf"), "for ever")],
 )
 def test_duration(seconds, text):
     assert duration(seconds) == text
@@ -188,6 +189,7 @@ def test_duration(seconds, text):
 
 def test_progress_says_only_what_is_known():
     assert progress_text(Progress(5, None, None, None, 0.0, {}, {})) == "step 5"
+    assert progress_text(Progress(5, 6, None, None, 5e-324, {}, {})) == "step 5/6  0.0 steps/s  for ever left"
     assert progress_text(Progress(5, 5, 1, None, 2.0, {}, {})) == "step 5/5  epoch 1  2.0 steps/s"
 
 

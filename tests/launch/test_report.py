@@ -1,14 +1,20 @@
 """The report of a job that has ended, and the journal of how it got there."""
 
+import inspect
 import json
+import math
+import re
 import resource
 import signal
 from datetime import datetime, timezone
 
 import pytest
 
+from tfdist_cli.cli.progress import metrics_text
+from tfdist_cli.launch import journal
 from tfdist_cli.launch.causes import causes_first
 from tfdist_cli.launch.chronicle import KEPT_LINES, Chronicle, Progress
+from tfdist_cli.launch.documents import to_json
 from tfdist_cli.launch.events import Answered, Exited, Networked, Output, Recorded, Resized, Signalled, Started, Tick
 from tfdist_cli.launch.journal import Journal
 from tfdist_cli.launch.logs import TaskLogs
@@ -259,6 +265,37 @@ def test_progress_is_read_with_what_is_there():
         5, 10, 1, 2, 2.5, {"loss": 1}, {"worker:0": 2.5}
     )
     assert Progress.read({"step": 5, "total": None}) == Progress(5, None, None, None, 0.0, {}, {})
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 10**400, True, "5", None])
+def test_what_cannot_be_counted_with_is_no_progress(value):
+    assert Progress.read({"step": value}) is None
+    read = Progress.read({"step": 5, "total": value, "epoch": value, "epochs": value, "steps_per_second": value})
+    assert read == Progress(5, None, None, None, 0.0, {}, {})
+
+
+def test_a_metric_that_is_not_finite_is_shown_and_null_in_json(played):
+    job = played(CHIEF).at(1, record(CHIEF, "progress", step=5, metrics={"loss": math.nan, "big": 10**400}))
+    assert metrics_text(job.chronicle.progress.metrics) == "loss nan"
+    job.at(2, record(CHIEF, "result", step=5, metrics={"loss": math.nan}), record(CHIEF, "odd", values=[math.inf, 1]))
+    told = json.loads(to_json(job.report.as_json()), parse_constant=pytest.fail)
+    assert told["metrics"] == {"loss": None}
+    (odd,) = [line for line in job.lines if line["event"] == "odd"]
+    assert odd["values"] == [None, 1]
+
+
+@pytest.mark.parametrize("kind", ["started", "exited", "phase", "launch", "scale", "scaled", "loss", "record"])
+def test_what_a_program_says_does_not_pass_for_what_the_launcher_does(kind, played):
+    job = played(CHIEF).at(1, record(CHIEF, kind, pid="abc", phase="ended", task="worker:0", request="1"))
+    (line,) = job.lines
+    assert (line["event"], line["task"]) == ("record", "chief:0")
+    assert line["record"] == {"kind": kind, "pid": "abc", "phase": "ended", "task": "worker:0", "request": "1"}
+
+
+def test_all_that_the_launcher_tells_of_is_kept_apart():
+    """By the events that the journal writes, as its code has them."""
+    written = re.findall(r'"event": "(\w+)"', inspect.getsource(journal))
+    assert sorted(journal._OWN) == sorted(set(written))
 
 
 def test_the_journal_has_each_transition_and_its_cause(played):

@@ -1,5 +1,6 @@
 """The supervisor, by histories that are played to it."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -302,6 +303,18 @@ def test_other_events_change_no_phase(event):
     job = History(CHIEF, W0, PS)
     assert job.at(1, event) == {}
     assert job.state.phase is Phase.RUNNING
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, 10**400, "5"])
+@pytest.mark.parametrize("kind", ["progress", "resumed", "beat"])
+def test_numbers_that_a_program_cannot_mean_change_nothing(kind, value):
+    job = resized_job()
+    job.at(6, Exited(CHIEF, 143), *(Exited(task, -15) for task in (W0, W1, PS, EVALUATOR)))
+    job.at(6, Tick())
+    job.at(7, Recorded(CHIEF, {"kind": kind, "step": value, "computed": value, "workers": {"worker:0": value}}))
+    assert (job.state.step, job.state.here, job.state.resizes[0].resumed) == (40, None, None)
+    assert job.at(8, progress(41)) == {}
+    assert job.state.here == 41
 
 
 MORE = resized(CHIEF, W0, W1, W2, PS, worker=(2, 3))

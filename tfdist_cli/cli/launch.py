@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,6 +20,7 @@ from tfdist_cli.cli.progress import Display, LiveDisplay
 from tfdist_cli.cli.summary import print_failure, print_report
 from tfdist_cli.launch.base import Launcher
 from tfdist_cli.launch.chronicle import Chronicle
+from tfdist_cli.launch.documents import to_json
 from tfdist_cli.launch.job import Watcher
 from tfdist_cli.launch.launch import Launch
 from tfdist_cli.launch.launchers import launcher_of
@@ -107,7 +107,7 @@ def launch(  # noqa: PLR0913 a parameter is an option
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is over; a late Ctrl-C must not change the exit code
     print_failure(report)
     if as_json:
-        console.write(json.dumps(report.as_json() | {"run_dir": str(path)}, indent=2))
+        console.write(to_json(report.as_json() | {"run_dir": str(path)}, indent=2))
     else:
         print_report(report, path)
     raise typer.Exit(report.exit_code)

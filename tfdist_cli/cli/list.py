@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +13,7 @@ from tfdist_cli.cli import console
 from tfdist_cli.cli.lines import neutral
 from tfdist_cli.cli.progress import duration, metrics_text
 from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.documents import to_json
 from tfdist_cli.launch.runs import Outcome, RunView, read_run, runs_in
 
 EXAMPLES = ("tfdist list", "tfdist list /mnt/runs --json")
@@ -37,7 +37,7 @@ def list(  # noqa: A001 the command's name
         raise UsageError(f"there is no folder {parent}", hint="name the folder of runs, or launch one first")
     found = [*_read(runs_in(parent))]
     if as_json:
-        console.write(json.dumps([news.as_json() for news in found], indent=2))
+        console.write(to_json([news.as_json() for news in found], indent=2))
         return
     if not found:
         console.err.print(f"there are no runs in {parent}", markup=False)

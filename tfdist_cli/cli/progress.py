@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -149,6 +150,8 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
 
 def duration(seconds: float) -> str:
     """`1:02:03`, `2:03` or `3.4 s`."""
+    if not math.isfinite(seconds):
+        return "for ever"
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)

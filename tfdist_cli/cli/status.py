@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from tfdist_cli.cli.lines import ROLE_COLOURS, neutral
 from tfdist_cli.cli.list import OUTCOME_COLOURS
 from tfdist_cli.cli.options import JsonOption, RunArgument
 from tfdist_cli.cli.progress import duration, metrics_text
+from tfdist_cli.launch.documents import to_json
 from tfdist_cli.launch.report import described
 from tfdist_cli.launch.runs import Outcome, RunView, TaskView, left_behind, read_run
 
@@ -28,7 +28,7 @@ def status(run: RunArgument, as_json: JsonOption = False) -> None:
     """
     news = read_run(run)
     if as_json:
-        console.write(json.dumps(news.as_json(), indent=2))
+        console.write(to_json(news.as_json(), indent=2))
         return
     title = Text.assemble((news.outcome.value, OUTCOME_COLOURS[news.outcome]), f" {_doing(news)}{news.strategy}")
     console.out.print(Text.assemble((neutral(news.path.name), "bold"), ": ", title, f", {duration(news.seconds)}"))

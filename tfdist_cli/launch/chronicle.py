@@ -9,6 +9,7 @@ from typing import Any
 
 from tfdist_cli.launch.events import Event, Networked, Output, Recorded, Started
 from tfdist_cli.launch.state import JobState
+from tfdist_cli.records import number
 from tfdist_cli.spec.task_id import TaskId
 
 KEPT_LINES = 10
@@ -39,16 +40,16 @@ class Progress:
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> Progress | None:
         """Reads a `progress` record; None for one that is not as it should be, which a user's program can send."""
-        step = _number(record.get("step"))
+        step = number(record.get("step"))
         if step is None:
             return None
-        total, epoch, epochs = (_number(record.get(key)) for key in ("total", "epoch", "epochs"))
+        total, epoch, epochs = (number(record.get(key)) for key in ("total", "epoch", "epochs"))
         return cls(
             int(step),
             None if total is None else int(total),
             None if epoch is None else int(epoch),
             None if epochs is None else int(epochs),
-            _number(record.get("steps_per_second")) or 0.0,
+            number(record.get("steps_per_second")) or 0.0,
             numbers(record.get("metrics")),
             numbers(record.get("workers")),
         )
@@ -137,7 +138,7 @@ class Chronicle:
             case "evaluation":
                 self.evaluation = record
             case "checkpoint":
-                self.checkpoints[str(record.get("path", ""))] = int(_number(record.get("step")) or 0)
+                self.checkpoints[str(record.get("path", ""))] = int(number(record.get("step")) or 0)
             case "checkpoint_failed":
                 self._unsaved.append(record)
             case "checkpoint_damaged":
@@ -148,10 +149,6 @@ class Chronicle:
 
 
 def numbers(value: object) -> dict[str, float]:
-    """The entries of a map that are numbers."""
+    """The entries of a map that are numbers; one that is not finite says something of a metric, too."""
     entries = value.items() if isinstance(value, Mapping) else ()
-    return {str(key): number for key, item in entries if (number := _number(item)) is not None}
-
-
-def _number(value: object) -> float | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return {str(key): item for key, item in entries if isinstance(item, float) or number(item) is not None}

@@ -1,8 +1,10 @@
-"""YAML for other programs to read, and for people."""
+"""YAML and JSON for other programs to read, and for people."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import yaml
@@ -13,6 +15,19 @@ def to_yaml(documents: Iterable[Any]) -> str:
     return yaml.dump_all(
         documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=10_000
     )
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """Plain values as JSON, which has no numbers that are not finite: a loss of NaN is null."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class _Dumper(yaml.SafeDumper):

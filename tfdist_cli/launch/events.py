@@ -166,7 +166,7 @@ class Start:
 
 @dataclass(frozen=True)
 class End:
-    """Tell a task, and every process it started, to end."""
+    """Tell a task to end, and the processes that it has started, but for those that have made sessions of their own."""
 
     task: TaskId
     how: How

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,6 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from tfdist_cli.launch.documents import to_json
 from tfdist_cli.launch.events import Answered, Event, Exited, Networked, Recorded, Resized, Signalled, Started
 from tfdist_cli.launch.report import cause_of, describe_end, signal_name
 from tfdist_cli.launch.state import JobState, Loss, Phase, Resize
@@ -17,6 +17,9 @@ from tfdist_cli.spec.task_id import TaskId
 
 _FREQUENT = ("progress", "beat")
 """Kinds of records that are no transitions; metrics.jsonl has the progress."""
+
+_OWN = ("launch", "started", "exited", "loss", "kill", "phase", "network", "signal", "scale", "scaled", "record")
+"""What the launcher itself tells of; a program's record of such a kind must not pass for it."""
 
 
 def _utc() -> datetime:
@@ -94,7 +97,7 @@ class Journal:
             "attempt": self._attempt,
         }
         # The stamp comes first for people to read, and last so that no record of a task can have one of its own.
-        text = (os.linesep if self._cut else "") + json.dumps(stamp | line | stamp) + os.linesep
+        text = (os.linesep if self._cut else "") + to_json(stamp | line | stamp) + os.linesep
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(text)
@@ -127,6 +130,8 @@ def _described(event: Event, state: JobState) -> dict[str, Any]:
             }
         case Recorded(task, record) if record["kind"] not in _FREQUENT:
             fields = {key: value for key, value in record.items() if key != "kind"}
+            if record["kind"] in _OWN:
+                return {"event": "record", "task": str(task), "record": fields | {"kind": record["kind"]}}
             return {**fields, "event": record["kind"], "task": str(task)}
     return _described_of_job(event)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.documents import to_json
 from tfdist_cli.launch.logs import ERROR_FILE
 from tfdist_cli.plan import CLUSTER_FILE, RECIPE_FILE, Plan
 from tfdist_cli.spec.address import Address
@@ -85,7 +85,7 @@ class RunDir:
             self._write_json(str(path.relative_to(self.path)), error)
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        self._write(name, json.dumps(value, indent=2) + "\n")
+        self._write(name, to_json(value, indent=2) + "\n")
 
     def _write(self, name: str, text: str) -> None:
         """Writes a file whole or, on a full disk, not at all: what an earlier launch has written stays."""

@@ -41,6 +41,7 @@ from tfdist_cli.launch.events import (
 from tfdist_cli.launch.restarts import judge
 from tfdist_cli.launch.stall import beat, look, moved, silent_when_it_failed
 from tfdist_cli.launch.state import KILL_TIMEOUT, JobState, Phase, Resize, Rules, Status, TaskState
+from tfdist_cli.records import number
 from tfdist_cli.spec.task_id import TaskId
 
 RESTART_GRACE = 1.0
@@ -189,7 +190,7 @@ def _recorded(state: JobState, name: TaskId, record: Mapping[str, Any], now: flo
     if task.status.ended:
         return state
     if kind == "beat":
-        return beat(state, name, _number(record.get("computed")), now, held=bool(record.get("held")))
+        return beat(state, name, number(record.get("computed")), now, held=bool(record.get("held")))
     if kind == "error":
         error = f"{record.get('type', '')}: {record.get('message', '')}"
         return state if task.error_at is not None else _with(state, name, replace(task, error_at=now, error=error))
@@ -201,7 +202,7 @@ def _recorded(state: JobState, name: TaskId, record: Mapping[str, Any], now: flo
     if kind == "progress":
         return _progressed(_trained_again(state, now), record, now)
     if kind == "resumed":
-        state = _resumed(state, _number(record.get("step")))
+        state = _resumed(state, number(record.get("step")))
     return moved(state, now) if state.rules.decides(name) else state
 
 
@@ -223,7 +224,7 @@ def _trained_again(state: JobState, now: float) -> JobState:
 
 
 def _progressed(state: JobState, record: Mapping[str, Any], now: float) -> JobState:
-    here, rates = _number(record.get("step")), record.get("workers")
+    here, rates = number(record.get("step")), record.get("workers")
     if here is None or here == state.here:
         return state
     state = replace(moved(state, now), here=int(here), step=max(state.step, int(here)))
@@ -235,10 +236,6 @@ def _progressed(state: JobState, record: Mapping[str, Any], now: float) -> JobSt
         for name, task in state.tasks.items()
     }
     return replace(state, tasks=tasks)
-
-
-def _number(value: object) -> float | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _signalled(state: JobState, signum: int, now: float) -> Step:

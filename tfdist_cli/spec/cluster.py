@@ -66,8 +66,8 @@ class RestartSpec(SpecModel):
     """What is done when a task of a role is lost."""
 
     policy: RestartPolicy
-    """`replace`: it is started again alone while the training goes on. `job`: all tasks are, from the last checkpoint.
-    `never`: the job ends."""
+    """`replace`: it is started again alone while the training goes on. `job`: all tasks are, from the last checkpoint,
+    but for no evaluator. `never`: the job ends, or goes on without its evaluator."""
     max: Annotated[int, Field(ge=0)] | None = None
     """How often one task may bring that about; by default only `--max-restarts` bounds it."""
 
@@ -321,6 +321,11 @@ def _restart_problems(cluster: Cluster) -> Iterator[Found]:
             yield (
                 ("roles", role, "restart", "policy"),
                 f"a {role} of {cluster.strategy} cannot be replaced alone, {lost}: use 'job' or 'never'",
+            )
+        if wanted == "job" and role == "evaluator":
+            yield (
+                ("roles", role, "restart", "policy"),
+                "an evaluator is no reason to start all tasks again: use 'replace' or 'never'",
             )
 
 
