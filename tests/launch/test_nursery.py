@@ -1,5 +1,6 @@
 """Tasks that are forked from a process that has imported for all, and are as if each had its own interpreter."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -117,7 +118,7 @@ def test_imports_that_make_threads_are_not_forked(forked):
     assert forked(code, before=before).lines() == ["True"]
 
 
-def test_a_task_that_is_told_to_end_while_its_nursery_imports(forked):
+def test_a_task_that_is_told_to_end_while_its_nursery_imports(forked, caplog):
     answers = [Signalled(signal.SIGTERM)]
 
     def react(event, state):
@@ -127,6 +128,8 @@ def test_a_task_that_is_told_to_end_while_its_nursery_imports(forked):
     assert outcome.of(Exited) == [Exited(W0, -signal.SIGTERM)]
     assert outcome.state.exit_code == 143
     assert outcome.of(Started) == []
+    gc.collect()
+    assert caplog.text == ""  # asyncio tells of an error that nobody has looked at
 
 
 def test_tasks_outlive_their_nursery_and_their_ends_are_noticed(forked, make_cluster):
@@ -183,7 +186,30 @@ def test_no_task_outlives_the_launcher_even_without_its_nursery(program):
     assert not is_alive(task.pid)
 
 
-def test_a_nursery_that_has_died_is_replaced(forked, make_cluster, tmp_path):
+@pytest.fixture
+def guarded(monkeypatch):
+    """The process groups that a guard is told of, and those that it is told to forget."""
+    told = {"+": [], "-": []}
+    tell = local.LocalRun._tell_guard
+
+    def record(run, sign, group):
+        told[sign].append(group)
+        tell(run, sign, group)
+
+    monkeypatch.setattr(local.LocalRun, "_tell_guard", record)
+    return told
+
+
+def test_a_run_leaves_no_file_open_and_the_guard_nothing_to_end(forked, make_cluster, guarded):
+    assert forked("", cluster=make_cluster(worker=2)).state.exit_code == 0
+    before = psutil.Process().num_fds()
+    forked("", cluster=make_cluster(worker=2))
+    assert psutil.Process().num_fds() == before
+    assert len(guarded["+"]) == 6  # a nursery and two tasks, twice
+    assert sorted(guarded["+"]) == sorted(guarded["-"])
+
+
+def test_a_nursery_that_has_died_is_replaced(forked, make_cluster, tmp_path, guarded):
     code = f"""
         import imported_before, os, pathlib, signal
         if os.environ["OWN"].startswith("worker"):
@@ -204,7 +230,11 @@ def test_a_nursery_that_has_died_is_replaced(forked, make_cluster, tmp_path):
 
     said = []
     cluster = make_cluster("parameter_server", chief=1, ps=1, worker=1)
+    before = psutil.Process().num_fds()
     outcome = forked(code, cluster=cluster, react=react, max_restarts=1)
+    assert psutil.Process().num_fds() == before
+    assert len(guarded["+"]) == 6  # two nurseries, and the worker twice
+    assert sorted(guarded["+"]) == sorted(guarded["-"])
     assert [true for true, _ in said] == ["True", "True"]
     assert said[0] != said[1]
     assert {event.code for event in outcome.of(Exited)} == {9, -signal.SIGTERM}

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 
 from tfdist_cli.errors import TfdistError, UsageError
@@ -127,6 +128,8 @@ class LocalRun:
         """The tasks that are about to start, and how they are told to end before they have."""
         self._nurseries: dict[tuple[tuple[str, str], ...], Nursery] = {}
         """By what must stand in the environment when they import."""
+        self._replaced: list[Nursery] = []
+        """Those that have died, whose tasks may live."""
         self._works = Works(outlets.events)
         self._leaving: deque[TaskId] = deque()
         """Tasks whose program has ended, in this order, which the order of their `Exited` follows."""
@@ -154,6 +157,8 @@ class LocalRun:
         await self._works.finish(_CLEANUP_SECONDS)
         for nursery in self._nurseries.values():
             nursery.close()
+        for nursery in (*self._nurseries.values(), *self._replaced):
+            nursery.let_tasks_go()
         reap_orphans(self._ours)
         if self._watchman.stdin is not None:
             self._watchman.stdin.close()
@@ -213,7 +218,9 @@ class LocalRun:
         key = import_environment(env)
         nursery = self._nurseries.get(key)
         if nursery is None or (nursery.is_gone and not nursery.has_failed):
-            nursery = self._nurseries[key] = Nursery(nursery_environment(env, self._plan.run_dir), self._network)
+            self._replaced += [] if nursery is None else [nursery]
+            own, forget = nursery_environment(env, self._plan.run_dir), partial(self._tell_guard, "-")
+            nursery = self._nurseries[key] = Nursery(own, self._network, forget)
             self._tell_guard("+", nursery.pid)
         return None if nursery.has_failed else nursery
 

@@ -89,12 +89,15 @@ class Nursery:
     Args:
         env: its environment, see `nursery_environment`.
         network: the run's.
+        ended: called with its process id, which is free from then on, once it has ended.
 
     Raises:
         OSError: it cannot be started.
     """
 
-    def __init__(self, env: Mapping[str, str], network: Network = HOST) -> None:
+    def __init__(
+        self, env: Mapping[str, str], network: Network = HOST, ended: Callable[[int], None] = lambda _: None
+    ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reading, self._lifeline = os.pipe()
         said, saying = os.pipe()
@@ -112,6 +115,7 @@ class Nursery:
         os.close(saying)
         ours.setblocking(False)
         fcntl.fcntl(said, fcntl.F_SETFL, os.O_NONBLOCK)
+        self._ended = ended
         self._channel = ours
         self._said = said
         self._at_import = b""
@@ -202,14 +206,20 @@ class Nursery:
         os.close(self._said)
         self._popen.kill()
         self._popen.wait()  # only then are its tasks this process's own
+        self._ended(self.pid)
         if not self._ready.done():
             self._ready.set_exception(Gone())
+            self._ready.exception()  # nobody may wait for it any more
         for order in self._orders.values():
             order.forked.set_exception(Gone())
         self._orders.clear()
         for task in self._tasks.values():
             task.adopt()
         self._tasks.clear()
+
+    def let_tasks_go(self) -> None:
+        """Closes what its tasks live by, also when it has ended itself: the kernel kills those that are still there."""
+        os.close(self._lifeline)
 
     async def _send(self, packet: bytes, files: list[int]) -> None:
         while True:

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.chronicle import numbers
 from tfdist_cli.launch.run_dir import CHECKPOINTS, EVENTS_FILE, LOCK_FILE, PLAN_FILE, RESULT_FILE
 from tfdist_cli.records import TASK_DIR
 from tfdist_cli.spec.task_id import TaskId
@@ -188,7 +189,7 @@ def _read_run(path: Path) -> RunView:
         phase,
         list(tasks.values()),
         last.get("step"),
-        last.get("values", {}),
+        numbers(last.get("values")),
         result,
         _scaled(events),
     )
