@@ -97,7 +97,7 @@ def test_a_record_that_is_nested_as_none_of_ours_is_text(levels, is_record):
 @pytest.mark.parametrize(
     ("value", "expected"),
     [(5, 5), (-2.5, -2.5), (0, 0), (2**62, 2**62)]
-    + [(value, None) for value in (2**63, 10**400, math.inf, -math.inf, math.nan, True, "5", None, [5])],
+    + [(value, None) for value in (2**63, math.inf, -math.inf, math.nan, True, "5", None, [5])],
 )
 def test_a_number_is_one_to_count_with(value, expected):
     assert number(value) == expected
