@@ -87,9 +87,11 @@ def test_the_digits_are_learned_on_three_hosts(lab, folder):
     exported = launched.report["exports"][0].removeprefix(f"{chief.name}:")
     assert exported.startswith(f"{chief.home}/.tfdist/runs/")
     assert Path(exported, "saved_model.pb").exists()
-    assert not (lab.hosts[1].home / ".tfdist/runs" / launched.run_dir.name / "checkpoints").exists()
+    run = Path(".tfdist/runs", launched.run_dir.name, (launched.run_dir / "hosts_id").read_text().strip())
+    assert (lab.hosts[1].home / run).is_dir()
+    assert not (lab.hosts[1].home / run / "checkpoints").exists()
     assert launched.lines("metrics.jsonl")[-1]["step"] == 840
-    ran = yaml.safe_load((chief.home / ".tfdist/runs" / launched.run_dir.name / "recipe.yaml").read_text())
+    ran = yaml.safe_load((chief.home / run / "recipe.yaml").read_text())
     assert ran["module_dir"].startswith(f"{chief.home}/.tfdist/sync/"), "the copy is what is trained"
     plan = json.loads((launched.run_dir / "plan.json").read_text())
     assert {each["task"]: each["address"].partition(":")[0] for each in plan["tasks"]} == {

@@ -3,6 +3,7 @@
 import json
 import logging
 import shlex
+import shutil
 import signal
 import sys
 from contextlib import suppress
@@ -43,10 +44,9 @@ def run(fake_ssh, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
 
-    def run(cluster, *command, react=lambda event, state: None, restarts=0):
+    def run(cluster, *command, react=lambda event, state: None, restarts=0, run_dir=tmp_path / "here" / "runs" / "x"):
         launcher, ran = SshLauncher(), Ran(react)
         launcher.check(cluster, command)
-        run_dir = tmp_path / "here" / "runs" / "x"
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "launcher.lock").touch()
 
@@ -99,7 +99,8 @@ def test_tasks_run_on_their_hosts_as_they_would_here(run, make_cluster, fake_ssh
     assert (out, strange, copied, attempt) == ("out", "\ufffdb", "copied", "1")
     assert folder.startswith(f"{fake_ssh}/h1/.tfdist/sync/cluster-")
     assert folder.endswith("/here")
-    assert run_dir == f"{fake_ssh}/h1/.tfdist/runs/x"
+    run_id = (ran.plan.run_dir / "hosts_id").read_text().strip()
+    assert run_dir == f"{fake_ssh}/h1/.tfdist/runs/x/{run_id}"
     assert [address.split(":")[0] for address in json.loads(config)["cluster"]["worker"]] == ["192.0.2.1", "192.0.2.2"]
     assert Path(python).parent == Path(sys.executable).parent
     assert ran.plan.as_json()["tasks"][1]["address"].startswith("192.0.2.2:")
@@ -113,6 +114,25 @@ def test_files_that_are_shared_are_used_where_they_are(run, make_cluster, fake_s
     assert (folder, run_dir) == (str(Path.cwd()), str(ran.plan.run_dir))
     assert "cluster.yaml" in files
     assert not list(fake_ssh.glob("*/.tfdist"))
+    assert not (ran.plan.run_dir / "hosts_id").exists()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_where_it_was_and_no_other_of_its_name_does(run, make_cluster, tmp_path):
+    """By the directory here, which may be in another project's folder, or made anew; a restart stays in it."""
+    cluster = make_cluster("multi_worker_mirrored", hosts=["h1"], worker=1, ssh={"python": sys.executable})
+    script = 'cd "$TFDIST_RUN_DIR"; ls checkpoint 2>/dev/null || echo none; touch checkpoint; [ $N = $1 ]'
+    other = tmp_path / "other" / "runs" / "x"
+
+    def launched(attempts=1, **more):
+        return run(cluster, "sh", "-c", script, "sh", str(attempts), restarts=attempts - 1, **more).lines(W0)
+
+    assert launched(2) == ["none", "checkpoint"]
+    assert launched() == ["checkpoint"], "the run goes on"
+    assert launched(run_dir=other) == ["none"], "this is another run"
+    assert launched(run_dir=other) == ["checkpoint"]
+    shutil.rmtree(other)
+    assert launched(run_dir=other) == ["none"], "it was removed, and is begun anew"
 
 
 @pytest.mark.slow
@@ -148,7 +168,7 @@ def test_a_recipe_is_read_where_it_was_copied_to(make_cluster, fake_ssh, tmp_pat
         assert folder.is_relative_to(fake_ssh / host / ".tfdist" / "sync")
         assert (folder / "digits.py").exists()
         assert order["start"] == str(folder)
-        assert order["tasks"][0]["argv"][-1] == f"{fake_ssh}/{host}/.tfdist/runs/run/cluster.yaml"
+        assert order["tasks"][0]["argv"][-1] == f"{fake_ssh}/{host}/.tfdist/runs/run/ID/cluster.yaml"
 
 
 @pytest.mark.slow
@@ -265,7 +285,7 @@ def test_what_would_be_done_is_shown_without_doing_it(make_cluster, fake_ssh, tm
     assert shlex.split(ssh)[-2] == "h1"
     assert copied.startswith("# is sent what is new of '")
     assert shlex.split(task)[-2:] == ["echo", "it's; here"]
-    assert "TFDIST_RUN_DIR=~/.tfdist/runs/x" in shlex.split(task)
+    assert "TFDIST_RUN_DIR=~/.tfdist/runs/x/ID" in shlex.split(task)
     assert others[0] == "# h2: worker:1"
     assert not list(fake_ssh.iterdir())
     assert "\n" not in _one_line("a\nb")

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tfdist_cli.launch.ssh.paths import Copies, files_at, places_of, task_at
+from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.ssh.paths import Copies, files_at, give_id, places_of, task_at
 from tfdist_cli.plan import make_plan
 from tfdist_cli.resources import Machine
 from tfdist_cli.spec.recipe import Recipe
@@ -32,7 +33,7 @@ def test_a_recipe_its_run_and_its_checkpoints(make_cluster, make_plan_of, tmp_pa
     cluster = make_cluster("single", chief=1).model_copy(update={"recipe": project / "recipe.yaml"})
     plan = make_plan_of(cluster, recipe_in(project, checkpoint=kept), tmp_path / "runs" / "digits-1")
     places = places_of(plan, Copies.of(cluster, cluster.recipe)).at_home("/home/me")
-    assert places.there(str(plan.run_dir / "cluster.yaml")) == "/home/me/.tfdist/runs/digits-1/cluster.yaml"
+    assert places.there(str(plan.run_dir / "cluster.yaml")) == "/home/me/.tfdist/runs/digits-1/ID/cluster.yaml"
     copied = places.there(str(project))
     assert copied.startswith("/home/me/.tfdist/sync/cluster-")
     assert copied.endswith("/ü p")
@@ -41,8 +42,8 @@ def test_a_recipe_its_run_and_its_checkpoints(make_cluster, make_plan_of, tmp_pa
     assert places.there(f"{project}er") == f"{project}er"
     task = task_at(plan.tasks[0], places, "/opt/python")
     assert task["argv"][0] == "/opt/python"
-    assert task["argv"][-1] == "/home/me/.tfdist/runs/digits-1/cluster.yaml"
-    assert task["env"]["TFDIST_RUN_DIR"] == "/home/me/.tfdist/runs/digits-1"
+    assert task["argv"][-1] == "/home/me/.tfdist/runs/digits-1/ID/cluster.yaml"
+    assert task["env"]["TFDIST_RUN_DIR"] == "/home/me/.tfdist/runs/digits-1/ID"
     files = {name: yaml.safe_load(text) for name, text in files_at(plan, places).items()}
     assert files["cluster.yaml"]["recipe"] == "recipe.yaml"
     assert files["recipe.yaml"]["module_dir"] == copied
@@ -67,5 +68,22 @@ def test_the_folders_that_a_user_names(make_cluster, tmp_path, monkeypatch):
     copies = Copies.of(cluster, None)
     places = copies.places(Path("/runs/y"), cluster.ssh.run_dir).at_home("/root")
     assert copies.roots == tuple(roots)
-    assert [str(there) for _, there in places.pairs] == ["/root/runs/y", "/scratch/x/p", "/scratch/x/data"]
+    assert [str(there) for _, there in places.pairs] == ["/root/runs/y/ID", "/scratch/x/p", "/scratch/x/data"]
     assert places.start == "/scratch/x/p/src"
+
+
+def test_runs_of_one_name_have_a_directory_each_on_a_host(make_cluster, tmp_path):
+    copies = Copies.of(make_cluster("single", chief=1), None)
+    one, other = (tmp_path / folder / ("x" * 250) for folder in ("a", "b"))
+
+    def there(run_dir):
+        give_id(run_dir)
+        return copies.places(run_dir, None).there(str(run_dir))
+
+    for run_dir in (one, other):
+        run_dir.mkdir(parents=True)
+    assert there(one) == there(one), "a run that goes on"
+    assert there(one) != there(other)
+    (one / "hosts_id").unlink()
+    with pytest.raises(UsageError, match="gone cannot be written"):
+        give_id(tmp_path / "gone")

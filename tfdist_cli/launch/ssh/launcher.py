@@ -21,7 +21,7 @@ from tfdist_cli.launch.local import assignments
 from tfdist_cli.launch.ssh.command import agent_command, pythons, ssh_argv
 from tfdist_cli.launch.ssh.files import Entry, common_folder, list_files
 from tfdist_cli.launch.ssh.link import Hello, Link, no_ssh
-from tfdist_cli.launch.ssh.paths import Copies, Places, files_at, places_of, task_at
+from tfdist_cli.launch.ssh.paths import Copies, Places, files_at, give_id, places_of, task_at
 from tfdist_cli.launch.ssh.placement import place
 from tfdist_cli.launch.ssh.run import Site, SshRun
 from tfdist_cli.launch.ssh.versions import compare, installed
@@ -127,6 +127,8 @@ class SshLauncher:
     @asynccontextmanager
     async def start(self, plan: Plan, outlets: Outlets) -> AsyncIterator[SshRun]:
         """A run on the hosts that were reserved."""
+        if self._copies:
+            give_id(plan.run_dir)
         run = SshRun(plan, outlets, [self._site(plan, each) for each in self._reached])
         for each in self._reached:
             if each.copied:

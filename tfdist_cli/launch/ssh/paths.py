@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tfdist_cli.launch.ssh.files import common_folder
+from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.ssh.files import common_folder, write_whole
 from tfdist_cli.plan import CLUSTER_FILE, RECIPE_FILE, Plan, PlannedTask
 from tfdist_cli.spec.cluster import Cluster
 from tfdist_cli.spec.dump import dump
 
 HOME = "~"
+ID_FILE = "hosts_id"
+"""In a run's directory here: the name of its directory on hosts, below that of the run."""
+UNKNOWN_ID = "ID"
+"""What stands for it until the run is started."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,9 @@ class Copies:
     def places(self, run_dir: Path, runs: str | None) -> Places:
         """Where all folders are on a host, whose home is `~`.
 
+        Two runs may have one name, in two folders here, on two machines, or one after the other: the path of a run's
+        directory there has the run's id too.
+
         Args:
             run_dir: the run's directory here.
             runs: the folder of run directories there, if the user names one.
@@ -86,8 +96,31 @@ class Copies:
         inside = any(cwd == root or root in cwd.parents for root in self.roots)
         first = pairs[0][1] if self.roots[0].is_dir() else pairs[0][1].parent
         start = Places(pairs).there(str(cwd)) if inside else str(first)
-        own = (run_dir, PurePosixPath(runs or f"{HOME}/.tfdist/runs") / run_dir.name)
-        return Places((own, *pairs), start)
+        there = PurePosixPath(runs or f"{HOME}/.tfdist/runs") / run_dir.name / (_known_id(run_dir) or UNKNOWN_ID)
+        return Places(((run_dir, there), *pairs), start)
+
+
+def give_id(run_dir: Path) -> None:
+    """Gives a run its id, unless it has one of an earlier launch.
+
+    Raises:
+        UsageError: it cannot be kept.
+    """
+    if _known_id(run_dir):
+        return
+    try:
+        write_whole(run_dir / ID_FILE, f"{secrets.token_hex(4)}\n".encode())
+    except OSError as error:
+        raise UsageError(
+            f"the run directory {run_dir} cannot be written: {error.strerror}", hint="name another with --run-dir"
+        ) from error
+
+
+def _known_id(run_dir: Path) -> str:
+    """The run's id; empty when it has none."""
+    with suppress(FileNotFoundError):
+        return (run_dir / ID_FILE).read_text(encoding="utf-8").strip()
+    return ""
 
 
 def places_of(plan: Plan, copies: Copies | None) -> Places:
