@@ -2,12 +2,15 @@
 
 import os
 import shutil
+import socket
 import subprocess
 
 import pytest
 
-from tfdist_cli.launch.ssh.files import Incoming, common_folder, lacking, list_files, pieces, remove_former
+from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.ssh.files import Incoming, Listed, common_folder, lacking, list_files, pieces, remove_former
 
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 HOSTILE = ["a'; echo foo", "ü ß", " x ", "line\nfeed", "-rf", "n" * 100, "$(id)"]
 
 
@@ -22,10 +25,15 @@ def paths(roots, *exclude):
     return [entry.path for entry in list_files(roots, exclude)]
 
 
+def git(folder, *arguments):
+    own = ("-c", "user.name=x", "-c", "user.email=x", "-c", "protocol.file.allow=always")
+    subprocess.run(["git", "-C", folder, *own, *arguments], check=True, capture_output=True)
+
+
 def copy(roots, to, *exclude):
     """Copies as launcher and agent do, and gives what was sent."""
     entries = list_files(roots, exclude)
-    remove_former(to, entries)
+    remove_former(to, Listed(f"here:{roots[0]}", tuple(entries)))
     sent = lacking(to, entries)
     for index in sent:
         incoming = Incoming(to, entries[index])
@@ -60,12 +68,18 @@ def test_what_is_excluded_and_the_directories_of_runs_stay_here(tmp_path):
     assert paths([tmp_path / "p" / "a.py"], "a.*") == []
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+@pytest.mark.parametrize("pattern", ["raw", "raw/", "./raw", "./raw/"])
+def test_a_folder_is_excluded_however_its_name_is_written(tmp_path, pattern):
+    project = write(tmp_path / "raw", "a.py", "raw/b", "raw/deep/c")
+    assert paths([project], pattern) == ["raw/a.py"], "a root that is called so was named"
+
+
+@needs_git
 def test_git_says_what_is_left_out(tmp_path):
     project = write(tmp_path / "p", ".gitignore", "a.py", "kept/b.py", "out/c.bin", "data/d.csv", "new.py", *HOSTILE)
     (project / ".gitignore").write_text("out/\ndata/\n")
-    for command in (["init", "-q"], ["add", "a.py"]):
-        subprocess.run(["git", "-C", project, *command], check=True)
+    git(project, "init")
+    git(project, "add", "a.py")
     (project / "a.py").unlink()
     expected = sorted(f"p/{name}" for name in (".gitignore", "kept/b.py", "new.py", *HOSTILE))
     assert paths([project]) == expected
@@ -94,6 +108,7 @@ def test_a_file_keeps_its_content_and_its_permissions(tmp_path):
     write(tmp_path / "p", "empty", "run.sh")
     (tmp_path / "p/empty").write_bytes(b"")
     (tmp_path / "p/run.sh").write_bytes(content)
+    copy([tmp_path / "p"], tmp_path / "host")
     (tmp_path / "p/run.sh").chmod(0o751)
     copy([tmp_path / "p"], tmp_path / "host")
     copied = tmp_path / "host" / "p" / "run.sh"
@@ -107,3 +122,97 @@ def test_what_does_not_exist_is_not_copied(tmp_path):
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "broken").symlink_to("nowhere")
     assert paths([tmp_path / "p", tmp_path / "gone"]) == []
+
+
+@needs_git
+def test_submodules_and_repositories_of_their_own_are_copied_but_for_what_they_ignore(tmp_path):
+    library = write(tmp_path / "library", "lib.py")
+    project = write(tmp_path / "p", "a.py")
+    for folder in (library, project):
+        git(folder, "init")
+    git(library, "add", ".")
+    git(library, "commit", "-m", "x")
+    git(project, "submodule", "add", str(library), "vendor")
+    git(project, "clone", str(library), "nested")
+    for name in ("vendor", "nested"):
+        write(project / name, "new.py", "out")
+        (project / name / ".gitignore").write_text("out\n")
+    expected = [".gitignore", "lib.py", "new.py"]
+    assert paths([project], ".gitmodules") == [
+        "p/a.py",
+        *(f"p/nested/{name}" for name in expected),
+        *(f"p/vendor/{name}" for name in expected),
+    ]
+    assert paths([project], ".gitmodules", "vendor", "nested") == ["p/a.py"]
+
+
+@needs_git
+@pytest.mark.parametrize("tracked", [False, True])
+def test_folders_that_are_linked_are_copied_but_none_that_holds_the_link(tmp_path, tracked):
+    project = write(tmp_path / "p", "a.py", "pkg/b.py")
+    write(tmp_path / "data", "d.csv", "deep/e.csv")
+    (project / "data").symlink_to(tmp_path / "data")
+    (project / "d.csv").symlink_to(tmp_path / "data/d.csv")
+    for name, target in (("pkg/all", project), ("pkg/self", project / "pkg"), ("root", "/"), ("loop", "loop")):
+        (project / name).symlink_to(target)
+    (tmp_path / "data/back").symlink_to(project)
+    if tracked:
+        git(project, "init")
+    linked = ["p/data/d.csv", "p/data/deep/e.csv"]
+    assert paths([project]) == ["p/a.py", "p/d.csv", *linked, "p/pkg/b.py"]
+    assert paths([project], "data") == ["p/a.py", "p/d.csv", "p/pkg/b.py"]
+    assert paths([project / "data"], "back") == ["data/d.csv", "data/deep/e.csv"]
+
+
+@needs_git
+def test_git_that_says_nothing_is_an_error_since_what_it_ignores_would_be_copied(tmp_path):
+    project = write(tmp_path / "it's", "a.py", "venv/big")
+    git(project, "init")
+    (project / ".git" / "index").write_text("damaged")
+    with pytest.raises(UsageError, match=r"it's it ignores: .*index file") as caught:
+        paths([project])
+    assert "status` tells" in str(caught.value.hint)
+
+
+def test_a_folder_may_become_a_file_and_a_file_a_folder(tmp_path):
+    project, to = write(tmp_path / "p", "conf/deep/a.py", "conf/b.py", "file", "kept/c.py"), tmp_path / "host"
+    copy([project], to)
+    write(
+        to / "p", "conf/__pycache__/b.pyc", "conf/deep/__pycache__/a.pyc", "kept/__pycache__/c.pyc", "kept/made-there"
+    )
+    shutil.rmtree(project / "conf")
+    shutil.rmtree(project / "kept")
+    (project / "file").unlink()
+    write(project, "conf", "file/d.py")
+    assert copy([project], to) == ["p/conf", "p/file/d.py"]
+    assert below(to) == {"p/conf", "p/file/d.py", "p/kept/made-there", "p/kept/__pycache__/c.pyc"}
+    shutil.rmtree(project / "file")
+    copy([project], to)
+    assert not (to / "p/file").exists(), "an empty folder would be a package still"
+
+
+def test_two_projects_do_not_take_each_others_folder(tmp_path):
+    one, other, to = write(tmp_path / "one", "a.py"), write(tmp_path / "other", "b.py"), tmp_path / "host"
+    copy([one], to)
+    with pytest.raises(UsageError, match=f"host has the files of here:{one}, and those of here:{other}"):
+        copy([other], to)
+    assert below(to) == {"one/a.py"}
+    assert copy([one, other], to) == ["other/b.py"], "more may be copied"
+
+
+def test_parts_of_files_do_not_stay(tmp_path):
+    project, to = write(tmp_path / "p", "deep/a.py"), tmp_path / "host"
+    copy([project], to)
+    incoming = Incoming(to, list_files([project], ())[0])
+    incoming.add(b"part", last=False)
+    incoming.drop()
+    assert below(to) == {"p/deep/a.py"}
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    killed, alive, elsewhere = (
+        f".{name}.tfdist-new" for name in (f"{socket.gethostname()}-{ended.pid}", f"{socket.gethostname()}-1", "h-1")
+    )
+    for name in (killed, alive, elsewhere):
+        (to / "p/deep" / name).touch()
+    copy([project], to)
+    assert below(to) == {"p/deep/a.py", f"p/deep/{alive}", f"p/deep/{elsewhere}"}

@@ -184,6 +184,22 @@ def test_a_copy_tells_how_far_it_is(run, make_cluster, monkeypatch, caplog):
 
 
 @pytest.mark.slow
+def test_a_named_folder_that_has_another_projects_files_is_refused(run, make_cluster, fake_ssh, tmp_path):
+    def launched(folder):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "a.txt").write_text(folder)
+        run(mirrored(make_cluster, sync=[tmp_path / folder], to="~/kept"), "true")
+
+    launched("one")
+    launched("one")
+    with pytest.raises(UsageError, match=r"h1: .*/kept has the files of .*/one, and those of .*/two") as caught:
+        launched("two")
+    assert "to: …" in str(caught.value.hint)
+    assert (fake_ssh / "h1" / "kept" / "one" / "a.txt").exists()
+    assert not (fake_ssh / "h1" / "kept" / "two").exists()
+
+
+@pytest.mark.slow
 def test_a_signal_reaches_every_host_and_whatever_is_left_is_killed(run, make_cluster):
     code = "trap 'echo told; trap \"\" TERM' TERM; echo ready $$; while :; do sleep 0.1; done"
     pids = []

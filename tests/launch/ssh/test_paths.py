@@ -87,3 +87,14 @@ def test_runs_of_one_name_have_a_directory_each_on_a_host(make_cluster, tmp_path
     (one / "hosts_id").unlink()
     with pytest.raises(UsageError, match="gone cannot be written"):
         give_id(tmp_path / "gone")
+
+
+def test_projects_side_by_side_have_a_folder_each_on_a_host(make_cluster, tmp_path):
+    cluster = make_cluster("single", chief=1)
+    one, other = (Copies.of(cluster, tmp_path / folder / "recipe.yaml") for folder in ("a", "b"))
+    assert one.to != other.to
+    assert one.origin != other.origin
+    assert one == Copies.of(cluster, tmp_path / "a" / "another.yaml")
+    roots = [tmp_path / "a", tmp_path / "data"]
+    more = Copies.of(make_cluster("single", ssh={"sync": roots, "to": "/scratch"}, chief=1), None)
+    assert more.origin == one.origin, "what else is copied may change"

@@ -26,7 +26,7 @@ from tfdist_cli.launch.guard import GRACE
 from tfdist_cli.launch.local import LocalLauncher
 from tfdist_cli.launch.ports import hold_addresses
 from tfdist_cli.launch.runs import METRICS_FILE
-from tfdist_cli.launch.ssh.files import Entry, Incoming, lacking, remove_former, write_whole
+from tfdist_cli.launch.ssh.files import Incoming, Listed, lacking, remove_former, write_whole
 from tfdist_cli.launch.ssh.frames import Channel, Ended, Frame
 from tfdist_cli.launch.ssh.versions import installed
 from tfdist_cli.plan import CLUSTER_FILE, Plan, PlannedTask
@@ -63,6 +63,7 @@ def _serve(channel: Channel) -> None:
     channel.write(_hello())
     with ExitStack() as held:
         copying = _Copying(channel)
+        held.callback(copying.drop)
         while True:
             frame = channel.read()
             match frame.kind:
@@ -108,13 +109,19 @@ class _Copying:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._to = Path()
-        self._entries: list[Entry] = []
+        self._listed = Listed()
         self._open: Incoming | None = None
+
+    def drop(self) -> None:
+        """Leaves no part of a file behind, whose rest never comes."""
+        if self._open:
+            self._open.drop()
 
     def take(self, frame: Frame) -> None:
         """One step of it.
 
         Raises:
+            UsageError: the folder has files of others.
             TfdistError: the file system refuses.
         """
         try:
@@ -127,11 +134,11 @@ class _Copying:
     def _take(self, frame: Frame) -> None:
         if frame.kind == "copy":
             self._to = Path(frame["to"])
-            self._entries = [Entry(*fields) for fields in frame["files"]]
-            remove_former(self._to, self._entries)
-            self._channel.write(Frame("wanted", {"wanted": lacking(self._to, self._entries)}))
+            self._listed = Listed.from_json(frame.fields)
+            remove_former(self._to, self._listed)
+            self._channel.write(Frame("wanted", {"wanted": lacking(self._to, self._listed.entries)}))
         elif frame.kind == "piece":
-            self._open = self._open or Incoming(self._to, self._entries[frame["file"]])
+            self._open = self._open or Incoming(self._to, self._listed.entries[frame["file"]])
             self._open.add(frame.payload, last=frame["last"])
             if frame["last"]:
                 self._open = None

@@ -19,7 +19,7 @@ from tfdist_cli.launch.base import Outlets
 from tfdist_cli.launch.events import Output
 from tfdist_cli.launch.local import assignments
 from tfdist_cli.launch.ssh.command import agent_command, pythons, ssh_argv
-from tfdist_cli.launch.ssh.files import Entry, common_folder, list_files
+from tfdist_cli.launch.ssh.files import Entry, Listed, common_folder, list_files
 from tfdist_cli.launch.ssh.link import Hello, Link, no_ssh
 from tfdist_cli.launch.ssh.paths import Copies, Places, files_at, give_id, places_of, task_at
 from tfdist_cli.launch.ssh.placement import place
@@ -213,7 +213,8 @@ def _copy_to(copies: Copies, entries: Sequence[Entry], reached: _Reached) -> Non
             told = time.monotonic()
             log.info("copying to %s: %s of %s", reached.host.address, _bytes(copied), _bytes(size))
 
-    files, size = reached.link.copy(common_folder(copies.roots), entries, to, tell)
+    listed = Listed(copies.origin, tuple(entries))
+    files, size = reached.link.copy(common_folder(copies.roots), listed, to, tell)
     seconds = time.monotonic() - began
     reached.copied = (
         f"copied {files} of {len(entries)} files, {_bytes(size)}, to {reached.host.address}:{to} in {seconds:.1f} s"

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from tfdist_cli.errors import TfdistError, UsageError
 from tfdist_cli.launch.ssh.command import NO_PYTHON, agent_command, python_command, pythons, ssh_argv
-from tfdist_cli.launch.ssh.files import Entry, pieces
+from tfdist_cli.launch.ssh.files import Listed, pieces
 from tfdist_cli.launch.ssh.frames import Channel, Ended, Frame
 from tfdist_cli.resources import Machine
 from tfdist_cli.spec.address import Address
@@ -102,12 +102,12 @@ class Link:
         held = self._ask(Frame("hold", {"addresses": wanted}))["addresses"]
         return {task: Address(*held[str(task)]) for task in addresses}
 
-    def copy(self, base: Path, entries: Sequence[Entry], to: str, tell: Callable[[int, int], None]) -> tuple[int, int]:
+    def copy(self, base: Path, listed: Listed, to: str, tell: Callable[[int, int], None]) -> tuple[int, int]:
         """Copies what the host lacks.
 
         Args:
             base: the folder that the files are in.
-            entries: the files.
+            listed: the files.
             to: the folder on the host.
             tell: called now and then with the bytes that were copied, and those that there are to copy.
 
@@ -115,14 +115,13 @@ class Link:
             How many files were copied, and how many bytes.
 
         Raises:
-            UsageError: a file cannot be read.
+            UsageError: a file cannot be read, or the folder has files of others.
             HostLost: the host is gone, or cannot keep them.
         """
-        listed = {"to": to, "files": [entry.as_json() for entry in entries]}
-        wanted = self._ask(Frame("copy", listed))["wanted"]
-        copied, size = 0, sum(entries[index].size for index in wanted)
+        wanted = self._ask(Frame("copy", {"to": to, **listed.as_json()}))["wanted"]
+        copied, size = 0, sum(listed.entries[index].size for index in wanted)
         for index in wanted:
-            path = base / entries[index].path
+            path = base / listed.entries[index].path
             try:
                 for data, last in pieces(path):
                     self._send(Frame("piece", {"file": index, "last": last}, data))

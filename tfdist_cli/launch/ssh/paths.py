@@ -6,6 +6,7 @@ import hashlib
 import secrets
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -67,6 +68,11 @@ class Copies:
     roots: tuple[Path, ...]
     to: str
 
+    @property
+    def origin(self) -> str:
+        """Whose the folder on a host is: this machine's first root's. The other roots may change."""
+        return f"{socket.gethostname()}:{self.roots[0]}"
+
     @classmethod
     def of(cls, cluster: Cluster, recipe: Path | None) -> Copies | None:
         """As the cluster file says, or the folder of the recipe, or else the current one; None where files are shared.
@@ -79,7 +85,7 @@ class Copies:
         if ssh.shared:
             return None
         roots = tuple(ssh.sync or [recipe.parent if recipe else Path.cwd()])
-        return cls(roots, ssh.to or f"{HOME}/.tfdist/sync/{_folder_name(cluster, common_folder(roots))}")
+        return cls(roots, ssh.to or f"{HOME}/.tfdist/sync/{_folder_name(cluster, roots)}")
 
     def places(self, run_dir: Path, runs: str | None) -> Places:
         """Where all folders are on a host, whose home is `~`.
@@ -128,10 +134,10 @@ def places_of(plan: Plan, copies: Copies | None) -> Places:
     return copies.places(plan.run_dir, plan.cluster.over_ssh.run_dir) if copies else Places((), str(Path.cwd()))
 
 
-def _folder_name(cluster: Cluster, base: Path) -> str:
-    """A folder for this cluster of this folder of this machine; two projects may use one name."""
-    origin = hashlib.sha256(f"{socket.gethostname()}:{base}".encode(errors="surrogateescape")).hexdigest()
-    return f"{cluster.name}-{origin[:8]}"
+def _folder_name(cluster: Cluster, roots: Sequence[Path]) -> str:
+    """A folder for this cluster of these folders of this machine; two projects may use one name."""
+    origin = "\0".join((socket.gethostname(), *map(str, roots)))
+    return f"{cluster.name}-{hashlib.sha256(origin.encode(errors='surrogateescape')).hexdigest()[:8]}"
 
 
 def task_at(planned: PlannedTask, places: Places, python: str) -> dict[str, Any]:
