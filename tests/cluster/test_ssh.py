@@ -109,7 +109,7 @@ def test_the_launcher_is_killed(lab, begin):
     assert len([command for _, command in lab.processes() if command == "sleep 1000"]) == 3
     launcher.kill()
     launcher.communicate()
-    assert lab.wait_until_empty(10) < 10
+    assert lab.wait_until_empty(10) < 5
 
 
 def test_ctrl_c_ends_every_host(lab, begin):

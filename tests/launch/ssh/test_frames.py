@@ -33,8 +33,9 @@ def test_one_that_is_not_whole_is_the_end(cut):
     assert read_all(Frame("ping").encode() + cut) == [Frame("ping")]
 
 
-def test_what_a_shell_prints_before_the_agent_is_passed_over():
-    data = b"Welcome!\nYou have mail." + b"\n" + GREETING + Frame("hello").encode()
+@pytest.mark.parametrize("printed", [b"", b"Welcome!\nYou have mail.\n", b"Welcome!\n\033]0;title\007", b"\xff\0"])
+def test_what_a_shell_prints_before_the_agent_is_passed_over(printed):
+    data = printed + GREETING + Frame("hello").encode()
     channel = Channel(io.BytesIO(data), io.BytesIO())
     channel.await_greeting()
     assert channel.read() == Frame("hello")

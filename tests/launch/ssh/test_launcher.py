@@ -16,11 +16,12 @@ import yaml
 
 from tests.launch.outcome import Outcome
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.events import Output, Recorded, Signalled, Started
+from tfdist_cli.launch.events import Exited, Output, Recorded, Signalled, Started
 from tfdist_cli.launch.run_dir import RunDir
 from tfdist_cli.launch.ssh.launcher import SshLauncher, _one_line
 from tfdist_cli.launch.ssh.link import HostLost, run_program
 from tfdist_cli.launch.ssh.placement import place
+from tfdist_cli.launch.ssh.run import LOST
 from tfdist_cli.launch.state import Rules, Timeouts
 from tfdist_cli.plan import make_plan
 from tfdist_cli.resources import Machine
@@ -233,6 +234,29 @@ def test_a_lost_connection_is_the_cause_and_the_host_is_reached_again(run, make_
     assert (loss.task, loss.ended.code) == (W1, 255)
     assert loss.ended.cause.startswith("the connection to h2 was lost")
     assert not [event.pid for event in started if is_alive(event.pid)]
+
+
+@pytest.mark.slow
+def test_no_metrics_are_lost_over_a_lost_connection(run, make_cluster, fake_ssh):
+    """A line that is written while the host is lost comes with the others when it is reached again."""
+    hosts = [{"address": "h1", "reachable_as": "127.0.0.1"}]
+    cluster = make_cluster("multi_worker_mirrored", hosts=hosts, worker=1, ssh={"python": sys.executable})
+    script = 'cd "$TFDIST_RUN_DIR"; echo $N >> metrics.jsonl; [ $N = 2 ] || { echo $$; exec sleep 1000; }'
+
+    def of_the_host():
+        [metrics] = fake_ssh.glob("h1/.tfdist/runs/x/*/metrics.jsonl")
+        return metrics
+
+    def react(event, state):
+        if isinstance(event, Output) and (event.task, event.stream) == (W0, "stdout"):
+            psutil.Process(int(event.lines[0])).parent().kill()
+        elif isinstance(event, Exited) and event.code == LOST:
+            with of_the_host().open("a") as file:
+                file.write("meanwhile\n")
+
+    ran = run(cluster, "sh", "-c", script, react=react, restarts=1)
+    assert ran.state.exit_code == 0
+    assert (ran.plan.run_dir / "metrics.jsonl").read_text() == of_the_host().read_text() == "1\nmeanwhile\n2\n"
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """The agent on a host: runs its tasks as the local launcher does, and tells the launcher of them over ssh.
 
 Run as a program, by `ssh`. Standard input and output are the connection. When it ends, or nothing has been heard over
-it for some time, the tasks are told to end, and killed a few seconds later.
+it for some time, the tasks are told to end, and killed a few seconds later. The agent goes last.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import psutil
 
 from tfdist_cli.errors import TfdistError, UsageError
 from tfdist_cli.launch.base import Outlets, Run
@@ -41,6 +43,8 @@ PING_PERIOD = 3.0
 SILENCE = 15.0
 """Seconds without one after which the connection is taken to be cut."""
 _PERIOD = 0.5
+_LEFTOVER_SECONDS = 1.0
+"""What tasks have left behind has so long after SIGTERM."""
 
 
 def main() -> None:
@@ -72,8 +76,22 @@ def _serve(channel: Channel) -> None:
                 case "copy" | "piece" | "copied":
                     copying.take(frame)
                 case "plan":
-                    asyncio.run(_Tasks(channel, frame).run())
+                    try:
+                        asyncio.run(_Tasks(channel, frame).run())
+                    finally:
+                        _end_leftovers()
                     return
+
+
+def _end_leftovers() -> None:
+    """Ends what tasks have started in sessions of their own: the kernel has made these processes this one's."""
+    left = psutil.Process().children(recursive=True)
+    for process in left:
+        with suppress(psutil.Error):
+            process.terminate()
+    for process in psutil.wait_procs(left, _LEFTOVER_SECONDS)[1]:
+        with suppress(psutil.Error):
+            process.kill()
 
 
 def _hello() -> Frame:
@@ -161,6 +179,41 @@ class _Unsent:
         return self._data.pop((task, stream), b"")
 
 
+class _Teller:
+    """Sends frames from a thread that nobody waits for at the end.
+
+    On a host that is cut off, a write that finds the connection full comes back only when the kernel gives it up.
+
+    Args:
+        channel: the connection.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._loop = asyncio.get_running_loop()
+        self._frames: queue.SimpleQueue[tuple[Frame, asyncio.Future[None]]] = queue.SimpleQueue()
+        threading.Thread(target=self._send, daemon=True).start()
+
+    async def tell(self, frame: Frame) -> None:
+        """Sends a frame; when the launcher hears no more, nobody does."""
+        told = self._loop.create_future()
+        self._frames.put((frame, told))
+        await told
+
+    def _send(self) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            while True:
+                frame, told = self._frames.get()
+                with suppress(Ended):
+                    self._channel.write(frame)
+                self._loop.call_soon_threadsafe(_settle, told)
+
+
+def _settle(told: asyncio.Future[None]) -> None:
+    if not told.done():
+        told.set_result(None)
+
+
 class _Tasks:
     """The tasks of one plan, as the launcher has them started and ended.
 
@@ -176,9 +229,8 @@ class _Tasks:
         self._metrics = _Tail(self._run_dir / METRICS_FILE) if frame["tells_metrics"] else None
         self._own: dict[TaskId, Mapping[str, str]] = {}
         self._alive: set[TaskId] = set()
-        self._heard: queue.Queue[Frame] = queue.Queue()
         self._unsent = _Unsent()
-        _enter(frame["start"])
+        _enter(Path(frame["start"]), make=frame["copied"])
 
     async def run(self) -> None:
         """Carries out what the launcher says, until it says no more and no task is left."""
@@ -192,6 +244,7 @@ class _Tasks:
                 self._carry_out(frame, run)
                 if telling.done():
                     break
+            self._channel.close()  # a launcher that hears again later has lost this host, however its tasks end
             for task in tuple(self._alive):
                 run.act(End(task, How.TERMINATE))
             deadline = time.monotonic() + GRACE
@@ -226,15 +279,14 @@ class _Tasks:
         return own
 
     async def _tell(self, events: EventQueue) -> None:
-        """Tells the launcher of what happens; when it hears no more, nobody does, but tasks are still seen to end."""
+        """Tells the launcher of what happens, and sees tasks end also when it hears no more."""
+        teller = _Teller(self._channel)
         while True:
             event = await events.get(_PERIOD)
             if isinstance(event, Exited):
                 self._alive.discard(event.task)
-            frames = [*self._new_metrics(), *self._frames(event)]
-            for frame in frames:
-                with suppress(Ended):
-                    await asyncio.to_thread(self._channel.write, frame)
+            for frame in (*self._new_metrics(), *self._frames(event)):
+                await teller.tell(frame)
 
     def _frames(self, event: Event) -> list[Frame]:
         match event:
@@ -255,27 +307,31 @@ class _Tasks:
         return [Frame("output", {"task": str(task), "stream": stream}, data)] if data else []
 
     def _new_metrics(self) -> list[Frame]:
-        data = self._metrics.new() if self._metrics else b""
-        return [Frame("metrics", {}, data)] if data else []
+        anew, lines = self._metrics.new() if self._metrics else (False, b"")
+        return [Frame("metrics", {"anew": anew}, lines)] if anew or lines else []
 
 
 class _Tail:
-    """What is added to a file."""
+    """A file as it grows; a training that goes back to a checkpoint puts another in its place, with fewer lines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._read = path.stat().st_size if path.exists() else 0
+        self._file: IO[bytes] | None = None
 
-    def new(self) -> bytes:
-        """What has been added since the last time, whole lines only."""
+    def new(self) -> tuple[bool, bytes]:
+        """Whether it is another file than the last time, and its lines that are new: all of them then."""
+        anew = False
         try:
-            with self._path.open("rb") as file:
-                file.seek(self._read)
-                lines, feed, _ = file.read().rpartition(b"\n")
-        except OSError:
-            return b""
-        self._read += len(lines + feed)
-        return lines + feed
+            if self._file is None or not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
+                former, self._file, anew = self._file, self._path.open("rb"), True
+                if former:
+                    former.close()
+        except OSError:  # there is none yet
+            return False, b""
+        place = self._file.tell()
+        lines, feed, _ = self._file.read().rpartition(b"\n")
+        self._file.seek(place + len(lines + feed))
+        return anew, lines + feed
 
 
 def _end(event: Exited) -> dict[str, Any]:
@@ -315,9 +371,24 @@ def _planned(task: Mapping[str, Any]) -> PlannedTask:
     return PlannedTask(TaskId.parse(task["task"]), Address.parse(task["address"]), argv, env, resources)
 
 
-def _enter(folder: str) -> None:
-    """Goes where programs start, if that is there; a bare `python` in them is to be the one that runs here."""
-    os.chdir(folder if Path(folder).is_dir() else Path.home())
+def _enter(folder: Path, *, make: bool) -> None:
+    """Goes where programs start, or else home; a bare `python` in them is to be the one that runs here.
+
+    Args:
+        folder: the folder there.
+        make: whether it belongs to what is copied, and is only missing since no file of it was.
+
+    Raises:
+        TfdistError: it cannot be made.
+    """
+    if make:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TfdistError(
+                f"the folder {folder} cannot be made: {error.strerror}", hint="launch from another folder"
+            ) from error
+    os.chdir(folder if folder.is_dir() else Path.home())
     os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
 
 

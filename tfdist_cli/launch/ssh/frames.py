@@ -86,13 +86,13 @@ class Channel:
             raise Ended from error
 
     def await_greeting(self) -> None:
-        """Passes over what comes before the agent's first word.
+        """Passes over what comes before the agent's first word; a start file may print no line feed at its end.
 
         Raises:
             Ended: it never comes.
         """
-        line = None
-        while line != GREETING:
+        line = b""
+        while not line.endswith(GREETING):
             line = self._source.readline(64 * 1024)
             if not line:
                 raise Ended

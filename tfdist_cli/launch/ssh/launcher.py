@@ -177,6 +177,7 @@ class SshLauncher:
             "files": files_at(plan, places),
             "tasks": [task_at(each, places, reached.hello.python) for each in plan.tasks if each.task in reached.tasks],
             "start": places.start,
+            "copied": bool(places.pairs),
             "tells_metrics": saves and bool(places.pairs),
         }
 

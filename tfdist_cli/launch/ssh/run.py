@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 from tfdist_cli.errors import TfdistError
@@ -16,6 +17,7 @@ from tfdist_cli.launch.events import Action, End, Exited, How, Output, Recorded,
 from tfdist_cli.launch.output import OutputParser, Parsed
 from tfdist_cli.launch.runs import METRICS_FILE
 from tfdist_cli.launch.ssh.agent import PING_PERIOD
+from tfdist_cli.launch.ssh.files import write_whole
 from tfdist_cli.launch.ssh.frames import Ended, Frame
 from tfdist_cli.launch.ssh.link import Link
 from tfdist_cli.launch.ssh.paths import Places
@@ -166,8 +168,7 @@ class _Host:
         if frame.kind == "error":
             raise TfdistError(f"{self._site.name}: {frame['message']}", hint=frame["hint"])
         if frame.kind == "metrics":
-            with (self._plan.run_dir / METRICS_FILE).open("ab") as file:
-                file.write(frame.payload)
+            keep_metrics(self._plan.run_dir / METRICS_FILE, frame.payload, anew=frame["anew"])
             return
         task = TaskId.parse(frame["task"])
         match frame.kind:
@@ -238,6 +239,28 @@ class _Host:
         if isinstance(record.get("paths"), list):
             located["paths"] = [f"{self._site.name}:{path}" for path in record["paths"]]
         return located
+
+
+def keep_metrics(path: Path, lines: bytes, *, anew: bool) -> None:
+    """Has a file of metrics hold the lines of the one on a host.
+
+    Args:
+        path: the file here.
+        lines: what is new there, whole lines.
+        anew: whether these are all. Those that only the file here has then, of steps that are taken once more, move to
+            `metrics_lost.jsonl` beside it, as they do there.
+    """
+    if not anew:
+        with path.open("ab") as file:
+            file.write(lines)
+        return
+    there = set(lines.splitlines())
+    here = path.read_bytes().splitlines() if path.exists() else []
+    lost = [line + b"\n" for line in here if line not in there]
+    if lost:
+        with path.with_name(f"{path.stem}_lost{path.suffix}").open("ab") as file:
+            file.writelines(lost)
+    write_whole(path, lines)
 
 
 def _end_unwanted(connecting: asyncio.Future[Link]) -> None:
