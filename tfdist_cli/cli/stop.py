@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import psutil
@@ -15,7 +16,7 @@ from tfdist_cli.cli import console
 from tfdist_cli.cli.options import RunArgument
 from tfdist_cli.errors import ExitCode
 from tfdist_cli.launch.runs import Outcome, RunView, end_groups, left_behind, read_run
-from tfdist_cli.launch.slurm.commands import cancel_and_wait
+from tfdist_cli.launch.slurm.commands import cancel_and_wait, look
 from tfdist_cli.launch.slurm.run import job_of
 
 EXAMPLES = ("tfdist stop", "tfdist stop runs/digits-20260102-030405 --now")
@@ -44,7 +45,7 @@ def stop(
     news = read_run(run)
     if news.launcher is not None:
         ended = _end_launcher(news.launcher, now=now, timeout=timeout)
-    elif news.outcome is Outcome.LOST:
+    elif news.outcome is Outcome.LOST or _job_is_there(news.path):
         ended = _end_tasks(news)
     else:
         console.write(f"{news.path.name} is {news.outcome.value} already")
@@ -53,6 +54,13 @@ def stop(
         console.write(f"{news.path.name} has not ended yet")
         raise typer.Exit(ExitCode.TIMEOUT)
     console.write(f"{news.path.name} has ended")
+
+
+def _job_is_there(run: Path) -> bool:
+    """Whether a job of Slurm's goes on: a launch that was refused for it has ended, but the job has not."""
+    job = job_of(run)
+    found = asyncio.run(look(job)) if job else None
+    return found is not None and found.is_there
 
 
 def _end_launcher(pid: int, *, now: bool, timeout: float) -> bool:
