@@ -13,8 +13,8 @@ from tfdist_cli.launch.events import How, Resized
 from tfdist_cli.spec.cluster import RestartSpec, Strategy, decides, default_restart
 from tfdist_cli.spec.task_id import Role, TaskId
 
-KILL_TIMEOUT = 10.0
-"""Seconds after SIGKILL in which even a process in an uninterruptible wait should be gone."""
+KILL_TIMEOUT = 20.0
+"""Seconds after SIGKILL in which a process in an uninterruptible wait should be gone, and a scheduler tell of it."""
 
 
 @dataclass(frozen=True)
