@@ -326,3 +326,190 @@ def test_an_element_with_too_many_parts_is_refused():
     x, y = classes()
     with pytest.raises(TrainingError, match="elements have 4 parts"):
         tfdist.fit(classifier(), batches(x, y, y, y))
+
+
+class Plain(keras.Model):
+    """Does not hand `training` on: Keras's layers know of it without."""
+
+    def __init__(self, *hidden, head=None, **kwargs):
+        super().__init__(**kwargs)
+        self.hidden = list(hidden)
+        self.head = head or layers.Dense(CLASSES)
+
+    def call(self, x, training=None):
+        for layer in self.hidden:
+            x = layer(x)
+        return self.head(x)
+
+
+class Watched(Plain):
+    """Counts in metrics of its own, in a layer too, while it is called."""
+
+    def __init__(self):
+        super().__init__(layers.Dense(4, "tanh"), Activity())
+        self.size = keras.metrics.Mean(name="size")
+
+    def call(self, x, training=None):
+        self.size.update_state(ops.abs(x))
+        return super().call(x)
+
+
+class Activity(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.activity = keras.metrics.Mean(name="activity")
+
+    def call(self, x):
+        self.activity.update_state(x)
+        return x
+
+
+class Statistic(Plain):
+    """Scores itself in `compute_loss`, whose numbers are random."""
+
+    def __init__(self):
+        super().__init__(layers.Dense(4))
+        self.drop, self.kept = layers.Dropout(0.5), keras.metrics.Sum(name="kept")
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        dropped = self.drop(y_pred, training=training)
+        self.kept.update_state(ops.cast(dropped != 0, "float32"))
+        return super().compute_loss(x, y, dropped, sample_weight, training)
+
+
+def compiled(model, **given):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, **({"metrics": ["accuracy"]} | given))
+    return model
+
+
+def normalized():
+    layer = layers.Normalization()
+    layer.adapt(classes()[0])
+    return classifier(layer, layers.Dense(4))
+
+
+def weighted_by_a_tensor():
+    model, weights = classifier(), tf.constant([1.0, 2.0, 0.5])
+
+    def loss(y, y_pred):
+        given = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
+        return given * tf.gather(weights, tf.cast(tf.reshape(y, [-1]), tf.int32))
+
+    model.compile("adam", loss, metrics=["accuracy"])
+    return model
+
+
+SUBCLASSED = {
+    "training is not handed on": lambda: Plain(
+        layers.Dense(6, use_bias=False), layers.BatchNormalization(), layers.ReLU(), layers.Dropout(0.5)
+    ),
+    "a regularizer of its activity": lambda: Plain(layers.Dense(4), activity_regularizer="l2"),
+    "metrics that it counts in when called": Watched,
+    "random numbers and metrics in its loss": Statistic,
+    "a model in a model": lambda: Plain(Plain(layers.Dense(4, "relu"), layers.Dropout(0.5))),
+    "spectral normalization that is frozen": lambda: Plain(
+        layers.SpectralNormalization(layers.Dense(4, trainable=False))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SUBCLASSED)
+def test_what_keras_does_around_a_call(name):
+    assert_same(*train_both(lambda: compiled(SUBCLASSED[name]()), validation=batches(*classes(21, seed=1))))
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision_of_a_subclassed_model(policy):
+    keras.config.set_dtype_policy(policy)
+    seen = []
+
+    class Sees(Plain):
+        def call(self, x, training=None):
+            seen.append(x.dtype)
+            return super().call(x + 0.001)
+
+    plain, ours = train_both(lambda: compiled(Sees(layers.Dense(4, "relu"))))
+    assert_same(plain, ours)
+    assert {dtype.name for dtype in map(tf.as_dtype, seen)} == {policy.removeprefix("mixed_")}
+
+
+@pytest.mark.parametrize("build", [normalized, weighted_by_a_tensor])
+def test_tensors_that_a_model_or_its_loss_holds(build):
+    assert_same(*train_both(build, steps_per_execution=None))
+
+
+def test_words():
+    words = np.array(["a b", "b c", "c a a", "d"])[np.arange(EXAMPLES) % 4]
+    y = np.arange(EXAMPLES) % 4 % CLASSES
+
+    def build():
+        lookup, text = layers.StringLookup(vocabulary=["a b", "d"]), layers.TextVectorization(output_sequence_length=3)
+        text.adapt(words)
+        x = keras.Input((), dtype="string")
+        vectors = [layers.Embedding(4, 3)(lookup(x)), layers.Flatten()(layers.Embedding(9, 2)(text(x)))]
+        return compiled(keras.Model(x, layers.Dense(CLASSES)(layers.Concatenate()(vectors))))
+
+    assert_same(*train_both(build, batches(words, y), steps_per_execution=None))
+
+
+class Unkept(layers.Layer):
+    """Assigns what the model does not know of."""
+
+    def __init__(self):
+        super().__init__()
+        variable = keras.Variable(0.0, trainable=False, name="unkept")
+        self.count = lambda: variable.assign_add(1.0)
+
+    def call(self, x):
+        self.count()
+        return x
+
+
+def stateful():
+    rnn = layers.LSTM(3, stateful=True)
+    x = keras.Input((FEATURES,), batch_size=4)
+    return compiled(keras.Model(x, layers.Dense(CLASSES)(rnn(layers.Reshape((FEATURES, 1))(x)))))
+
+
+def unknown_seeds():
+    seeds = keras.random.SeedGenerator(1)
+    return classifier(layers.Lambda(lambda x: x + keras.random.normal(ops.shape(x), seed=seeds)))
+
+
+LOST = {
+    "/kernel', which is learned": lambda: classifier(layers.SpectralNormalization(layers.Dense(4))),
+    "'unkept', which is none of": lambda: classifier(Unkept()),
+    "lstm.*, which is none of": stateful,
+    "seed_generator_state', which is none of": unknown_seeds,
+}
+
+
+@pytest.mark.parametrize("message", LOST)
+def test_what_would_be_lost_is_refused(message):
+    with pytest.raises(TrainingError, match=f"a step assigns .*({message})"):
+        tfdist.fit(LOST[message](), batches(*classes(44), batch=4))
+
+
+class Own(keras.Model):
+    """Has `metrics` of its own, as Keras's guides show it: the loss that is compiled counts in none of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.total = layers.Dense(CLASSES), keras.metrics.Mean(name="total")
+
+    @property
+    def metrics(self):
+        return [self.total]
+
+    def call(self, x):
+        return self.head(x)
+
+    def compute_loss(self, *args, **kwargs):
+        loss = super().compute_loss(*args, **kwargs)
+        self.total.update_state(loss)
+        return loss
+
+
+def test_a_model_that_names_its_metrics():
+    assert_same(*train_both(lambda: compiled(Own())))

@@ -1,8 +1,8 @@
 """A compiled Keras model as pure functions of the values of its variables.
 
 Engines differ in where variables live, how gradients meet and who updates; none of them differs in what a step is. So
-the step reads no variable and writes none: values go in, a loss, gradients and new values come out. Keras's own
-stateless calls do it, in the order of its JAX trainer, which trains the same way.
+the step reads no variable and writes none: values go in, a loss, gradients and new values come out. Within Keras's
+scope for that, the model is called as Keras's TensorFlow trainer calls it.
 """
 
 from __future__ import annotations
@@ -128,10 +128,9 @@ class ModelStep:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(parameters)
             with given(parameters) as whole:
-                loss, y_pred, state, metrics = self._forward(whole, state, metrics, batch, training=True)
+                loss, result = self._forward(whole, state, metrics, batch, training=True)
             scaled = self.model.optimizer.scale_loss(loss)
-        gradients = tape.gradient(scaled, parameters)
-        result = self._result(loss, gradients, state, metrics, batch, y_pred)
+        result = dataclasses.replace(result, gradients=tape.gradient(scaled, parameters))
         return tuple(getattr(result, field.name) for field in dataclasses.fields(result))
 
     def evaluate(
@@ -144,62 +143,48 @@ class ModelStep:
     ) -> StepResult:
         """Loss and metrics of one batch, with nothing learned; `gradients` is empty."""
         with given(parameters) as whole:
-            loss, y_pred, state, metrics = self._forward(whole, state, metrics, batch, training=False)
-        return self._result(loss, [], state, metrics, batch, y_pred)
+            return self._forward(whole, state, metrics, batch, training=False)[1]
 
     def forward(
         self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any, *, training: bool
     ) -> list[tf.Tensor]:
         """Everything that a forward pass computes: the loss and the new values."""
-        loss, y_pred, state, metrics = self._forward(parameters, state, metrics, batch, training=training)
-        result = self._result(loss, [], state, metrics, batch, y_pred)
+        _, result = self._forward(parameters, state, metrics, batch, training=training)
         return [result.loss, *result.state, *result.metrics]
 
     def operations(self, element_spec: Any) -> int:
         """How many operations a training step's forward pass is, for batches of this `tf.TypeSpec`."""
 
-        def unknown(variable: keras.Variable) -> tf.Tensor:
-            return tf.compat.v1.placeholder(variable.dtype, variable.shape)
+        @tf.function(autograph=False)
+        def forward(batch: Any, parameters: Tensors, state: Tensors, metrics: Tensors) -> list[tf.Tensor]:
+            return self.forward(parameters, state, metrics, batch, training=True)
 
-        with tf.Graph().as_default() as graph:
-            batch = tf.nest.map_structure(
-                lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), element_spec, expand_composites=True
-            )
-            given = [[unknown(variable) for variable in group] for group in (self.parameters, self.state, self.metrics)]
-            self.forward(given[0], given[1], given[2], batch, training=True)
+        groups = (self.parameters, self.state, self.metrics)
+        given = [[tf.TensorSpec(variable.shape, variable.dtype) for variable in group] for group in groups]
+        graph = forward.get_concrete_function(element_spec, *given).graph
         functions = graph.as_graph_def().library.function
         return len(graph.get_operations()) + sum(len(function.node_def) for function in functions)
 
     def _forward(
         self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any, *, training: bool
-    ) -> tuple[tf.Tensor, Any, Tensors, Tensors]:
+    ) -> tuple[tf.Tensor, StepResult]:
+        """The loss to be minimized, and everything else but gradients."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         model = self.model
-        kwargs = {"training": training} if model._call_has_training_arg else {}
-        with _seeded_draws_only():
-            y_pred, state, losses = model.stateless_call(parameters, state, x, return_losses=True, **kwargs)
-        model._losses_override.clear()
-        if losses:
-            model._losses_override = losses  # compute_loss adds what the layers' own losses came to
-        loss, (_, state, metrics) = model.stateless_compute_loss(
-            parameters, state, metrics, x=x, y=y, y_pred=y_pred, sample_weight=weight, training=training
-        )
-        if losses:
-            model._losses_override = []
-        return loss, y_pred, state, metrics
-
-    def _result(
-        self, loss: tf.Tensor, gradients: list[Any], state: Tensors, metrics: Tensors, batch: Any, y_pred: Any
-    ) -> StepResult:
-        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         examples = tf.shape(tf.nest.flatten(x)[0], out_type=tf.int64)[0]
-        # A loss is scaled down by the replicas so that gradients can be summed; what is reported is the whole.
-        whole = loss * tf.distribute.get_strategy().num_replicas_in_sync
-        with keras.StatelessScope(state_mapping=list(zip(self.metrics, metrics, strict=True))) as scope:
-            self.model._loss_tracker.update_state(whole, sample_weight=tf.cast(examples, tf.float32))
-            self.model.compute_metrics(x, y, y_pred, weight)
-        counted = [scope.get_current_value(variable) for variable in self.metrics]
-        return StepResult(tf.cast(whole, tf.float32), gradients, state, counted, examples)
+        variables, given = [*self.parameters, *self.state, *self.metrics], [*parameters, *state, *metrics]
+        with _Assignments(list(zip(variables, given, strict=True))) as scope, _seeded_draws_only():
+            # Not `stateless_call`, which calls `call` itself, past all that `__call__` does: it tells the layers within
+            # of `training`, casts the inputs and adds the model's own regularizer of activities.
+            y_pred = model(x, **({"training": training} if model._call_has_training_arg else {}))
+            loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight, training=training)
+            # A loss is scaled down by the replicas so that gradients can be summed; what is reported is the whole.
+            whole = loss * tf.distribute.get_strategy().num_replicas_in_sync
+            model._loss_tracker.update_state(whole, sample_weight=tf.cast(examples, tf.float32))
+            model.compute_metrics(x, y, y_pred, weight)
+        scope.check(model)
+        state, counted = scope.current(self.state), scope.current(self.metrics)
+        return loss, StepResult(tf.cast(whole, tf.float32), [], state, counted, examples)
 
 
 def values(variables: Sequence[keras.Variable]) -> Tensors:
@@ -259,6 +244,49 @@ def _seeded_draws_only() -> Iterator[None]:
         yield
     finally:
         global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, before)
+
+
+class _Assignments(keras.StatelessScope):
+    """Keeps what a step assigns to variables, and knows which these are.
+
+    Args:
+        given: variables and the values that they have for the step.
+    """
+
+    def __init__(self, given: list[tuple[keras.Variable, tf.Tensor]]) -> None:
+        super().__init__(state_mapping=given, collect_losses=True)
+        self._assigned: dict[int, keras.Variable] = {}
+
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        """See `keras.StatelessScope`."""
+        super().add_update(update)
+        self._assigned[id(update[0])] = update[0]
+
+    def current(self, variables: list[keras.Variable]) -> Tensors:
+        """What the variables have come to."""
+        return [self.get_current_value(variable) for variable in variables]
+
+    def check(self, model: keras.Model) -> None:
+        """Refuses an assignment that would be lost.
+
+        Raises:
+            TrainingError: a variable was assigned that is not one of those that a step may change.
+        """
+        kept = [*model.non_trainable_variables, *model.metrics_variables]
+        # Where a model has a `metrics` of its own, Keras counts in these even so, and reports nothing of them.
+        for unreported in filter(None, (model._loss_tracker, model._compile_metrics)):
+            kept += unreported.variables
+        for unreported in model._compile_loss.metrics if model._compile_loss else ():
+            kept += unreported.variables
+        lost = self._assigned.keys() - {id(variable) for variable in kept}
+        for variable in (self._assigned[key] for key in lost):
+            learned = any(variable is other for other in model.trainable_variables)
+            raise TrainingError(
+                f"a step assigns {variable.path!r}, which "
+                + ("is learned" if learned else "is none of the model's variables and none of its metrics'"),
+                hint="assign what a layer or the model has made by add_weight(trainable=False), and keep seeds and "
+                "metrics as their attributes; SpectralNormalization and stateful RNNs cannot be trained",
+            )
 
 
 class _ProcessWideSeeds:
