@@ -16,9 +16,9 @@ metrics = keras.metrics
 class Peak(metrics.Metric):
     """The largest output seen, which no sum of what workers saw can tell."""
 
-    def __init__(self):
+    def __init__(self, **how):
         super().__init__(name="peak")
-        self.peak = self.add_variable((), "zeros", name="peak", aggregation="mean")
+        self.peak = self.add_variable((), "zeros", name="peak", **how)
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         self.peak.assign(keras.ops.maximum(self.peak, keras.ops.max(y_pred)))
@@ -65,6 +65,7 @@ def one_hot_classifier():
     return model
 
 
+@pytest.mark.slow
 def test_every_kind_of_metric():
     x, y = classes()
     weights = np.linspace(0.5, 1.5, len(x), dtype=np.float32)
@@ -77,7 +78,76 @@ def test_every_kind_of_metric():
 
 def test_a_metric_that_cannot_be_summed_is_refused():
     with pytest.raises(TrainingError, match="'peak/peak' has aggregation 'mean'"):
+        tfdist.fit(classifier(metrics=[Peak(aggregation="mean")]), batches())
+
+
+def test_a_metric_that_only_looks_like_a_sum_is_refused():
+    with pytest.raises(TrainingError, match="'peak/peak' is more than a sum over batches"):
         tfdist.fit(classifier(metrics=[Peak()]), batches())
+
+
+def test_a_metric_is_asked_as_often_as_a_step_is_traced():
+    asked = []
+
+    class Asked(FromOne):
+        def update_state(self, *given, **weights):
+            asked.append(self)
+            super().update_state(*given, **weights)
+
+    tfdist.fit(classifier(metrics=[Asked()]), batches(), steps_per_epoch=4, steps_per_execution=2)
+    assert len(asked) == 2 + 1  # two steps of one execution, and what Keras builds the metric with
+
+
+def own_results(results):
+    """A classifier that reports results of its own: by `get_metrics_result` or `compute_metrics`."""
+
+    class Own(keras.Sequential):
+        pass
+
+    def method(self, *given, **weights):
+        found = getattr(super(Own, self), results)(*given, **weights)
+        return {**found, "twice": 2 * found["accuracy"]}
+
+    setattr(Own, results, method)
+    model = Own(classifier().layers)
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.slow
+def test_results_that_follow_from_what_is_counted():
+    plain, ours = train_both(lambda: own_results("get_metrics_result"), validation=batches())
+    assert_same(plain, ours)
+    assert "val_twice" in ours.history.history
+
+
+def test_results_of_one_batch_are_refused():
+    with pytest.raises(TrainingError, match=r"Own\.compute_metrics\(\) and get_metrics_result\(\) differ in twice"):
+        tfdist.fit(own_results("compute_metrics"), batches())
+
+
+class Scored(keras.Sequential):
+    """Keras's own example of a `compute_metrics`."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.custom = metrics.MeanAbsoluteError(name="custom")
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        results = super().compute_metrics(x, y, y_pred, sample_weight)
+        self.custom.update_state(keras.ops.one_hot(y, CLASSES), y_pred)
+        results["custom"] = self.custom.result()
+        return results
+
+
+@pytest.mark.slow
+def test_metrics_that_a_model_computes():
+    def build():
+        model = Scored(classifier().layers)
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+        return model
+
+    assert_same(*train_both(build, validation=batches()))
 
 
 def test_counts_beyond_float32_are_exact():

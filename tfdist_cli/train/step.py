@@ -21,6 +21,7 @@ from keras.src.backend.common import global_state
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.blame import is_from_users_code
+from tfdist_cli.train.sums import adds_up
 from tfdist_cli.train.update import innermost
 
 Tensors = list[tf.Tensor]
@@ -172,6 +173,7 @@ class ModelStep:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         model = self.model
         examples = tf.shape(tf.nest.flatten(x)[0], out_type=tf.int64)[0]
+        metrics = [tf.identity(value) for value in metrics]  # each a tensor of its own, to be followed in the graph
         variables, given = [*self.parameters, *self.state, *self.metrics], [*parameters, *state, *metrics]
         with _Assignments(list(zip(variables, given, strict=True))) as scope, _seeded_draws_only():
             # Not `stateless_call`, which calls `call` itself, past all that `__call__` does: it tells the layers within
@@ -181,9 +183,12 @@ class ModelStep:
             # A loss is scaled down by the replicas so that gradients can be summed; what is reported is the whole.
             whole = loss * tf.distribute.get_strategy().num_replicas_in_sync
             model._loss_tracker.update_state(whole, sample_weight=tf.cast(examples, tf.float32))
-            model.compute_metrics(x, y, y_pred, weight)
+            logs = model.compute_metrics(x, y, y_pred, weight)
+            _check_logs(model, logs)
         scope.check(model)
         state, counted = scope.current(self.state), scope.current(self.metrics)
+        if not tf.executing_eagerly():
+            _check_sums(self.metrics, metrics, counted)
         return loss, StepResult(tf.cast(whole, tf.float32), [], state, counted, examples)
 
 
@@ -286,6 +291,33 @@ class _Assignments(keras.StatelessScope):
                 + ("is learned" if learned else "is none of the model's variables and none of its metrics'"),
                 hint="assign what a layer or the model has made by add_weight(trainable=False), and keep seeds and "
                 "metrics as their attributes; SpectralNormalization and stateful RNNs cannot be trained",
+            )
+
+
+def _check_logs(model: keras.Model, logs: dict[str, Any]) -> None:
+    """Refuses results that are one batch's, not the metrics'.
+
+    Raises:
+        TrainingError: `compute_metrics` was overridden, and returns more or less than the metrics' results.
+    """
+    if type(model).compute_metrics is keras.Model.compute_metrics:
+        return
+    differing = sorted(logs.keys() ^ model.get_metrics_result().keys())
+    if differing:
+        raise TrainingError(
+            f"{type(model).__name__}.compute_metrics() and get_metrics_result() differ in {', '.join(differing)}",
+            hint="override get_metrics_result(), which follows from what metrics have counted, and update the metrics "
+            "in compute_metrics()",
+        )
+
+
+def _check_sums(variables: list[keras.Variable], given: Tensors, counted: Tensors) -> None:
+    for variable, adds in zip(variables, adds_up(given, counted), strict=True):
+        if not adds:
+            raise TrainingError(
+                f"the metric variable {variable.path!r} is more than a sum over batches, so what several workers "
+                "count cannot be added up",
+                hint="only add to it, variable.assign_add(...), and do the rest in the metric's result()",
             )
 
 
