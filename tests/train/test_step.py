@@ -483,6 +483,8 @@ LOST = {
     "lstm.*, which is none of": stateful,
     "seed_generator_state', which is none of": unknown_seeds,
 }
+if keras.__version__.startswith("3.12."):
+    del LOST["lstm.*, which is none of"]  # that version's own fit cannot train it on TensorFlow either
 
 
 @pytest.mark.parametrize("message", LOST)
