@@ -56,6 +56,7 @@ def facts(module_cluster):
     """What 3 workers came to, by fact; the ps and the workers are ended by the chief's end."""
     tasks = module_cluster(chief=1, ps=1, worker=3)
     names = ["counts"] * RUNS + ["validation", "callbacks", "chiefs_callbacks", "resumed", "refused"]
+    names += ["datasets", "after_failure"]
     ended = tasks.start(program("facts.py", *names)).finish()
     assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
     assert tasks.left() == []
@@ -100,3 +101,18 @@ def test_what_cannot_be_done_is_said(facts):
     assert "gradient_accumulation_steps is 2" in accumulation
     assert re.search(r"the loss is (nan|inf) at step \d+ \(taken by worker:\d\)", not_a_number)
     assert re.search(r"its optimizer 'adam\w*' was not made for this cluster", outside)
+
+
+def test_a_dataset_is_sent_to_the_workers(facts):
+    ((examples, scored, generated, outside),) = facts["datasets"]
+    assert examples == [350, 350]
+    assert scored == [21, 21]
+    assert generated.startswith("the dataset calls Python code (py_function, numpy_function, from_generator)")
+    assert "lambda shard: make_dataset()" in generated
+    assert outside.startswith("the data function takes a dataset that was made outside of it")
+
+
+def test_a_failed_training_leaves_nothing_to_the_next_one(facts):
+    ((said, examples),) = facts["after_failure"]
+    assert re.match(r"worker:\d's data ended before the training did", said)
+    assert examples == [9 * 7]

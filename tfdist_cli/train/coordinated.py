@@ -57,6 +57,7 @@ class CoordinatedEngine:
         self._strategy = strategy
         self._element_spec = element_spec
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        _end_earlier(coordinator)
         # TensorFlow can create data on one worker alone only through its own list of workers.
         self._workers = coordinator._cluster.workers
         self.workers = self.sharers = len(self._workers)
@@ -211,6 +212,17 @@ class CoordinatedEngine:
             return wire.pull(lookup, held).values, tables.given(lookup.positions[0], training=False)
 
         return reading
+
+
+def _end_earlier(coordinator: Any) -> None:
+    """Waits until nothing of an earlier training of this process is under way, and lets go of what that failed of.
+
+    TensorFlow has one coordinator for a strategy, which would raise that training's failure in this one.
+    """
+    try:
+        coordinator.join()
+    except Exception as error:  # noqa: BLE001 whatever it is, it was raised where that training ran
+        log.debug("an earlier training failed: %s", error)
 
 
 def _dealt(data: DatasetFunction, batches: int) -> Any:

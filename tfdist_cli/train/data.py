@@ -8,8 +8,14 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.distribute.coordinator.values import (
+    deserialize_dataset_from_graph,
+    serialize_dataset_to_graph,
+)
+from tensorflow.python.eager import context
 
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.served import calls_python
 
 AUTO_SHUFFLE = 10_000
 """Examples in the shuffle buffer when none is named and the data is larger."""
@@ -69,8 +75,13 @@ class Pipeline:
         Every pass has its own order, drawn from (seed, worker, pass). Batches are full: one may hold the end of one
         pass and the beginning of the next. So that a resumed worker goes on where it was, whole passes are counted
         off, and only what was read of the last one is read again.
+
+        Raises:
+            TrainingError: the shard has no examples, which would have to start again for ever.
         """
         size = cardinality(examples)
+        if size == 0 and self.repeat:
+            raise _nothing_for(shard)
         buffer = self.buffer(examples)
         first_pass, skipped = divmod(shard.step * self.batch_size, size) if size else (0, shard.step * self.batch_size)
 
@@ -82,8 +93,17 @@ class Pipeline:
             return examples.shuffle(buffer, seed=1_000_003 * shard.worker + number)
 
         passes = tf.data.Dataset.range(first_pass, tf.int64.max if self.repeat else 1)
+        if size is None:  # passes that show nothing would follow each other for ever
+            passes = passes.take_while(
+                lambda number: tf.cond(number > first_pass, lambda: True, lambda: _has_any(examples))
+            )
         ordered = passes.flat_map(one_pass).skip(skipped)
         return ordered.batch(self.batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+
+
+def _has_any(dataset: tf.data.Dataset) -> tf.Tensor:
+    """Whether there is an element; shape ()."""
+    return dataset.take(1).reduce(False, lambda *_: True)
 
 
 def cardinality(dataset: tf.data.Dataset) -> int | None:
@@ -104,7 +124,7 @@ def as_dataset_function(data: Any, batch_size: int = 32) -> DatasetFunction:
         TrainingError: it is none of these.
     """
     if isinstance(data, tf.data.Dataset):
-        return lambda shard: data.shard(shard.count, shard.index).skip(shard.step)
+        return _parts_of(data)
     if callable(data):
         return data
     if isinstance(data, (tuple, list)) and 1 <= len(data) <= 3:
@@ -121,20 +141,88 @@ def as_dataset_function(data: Any, batch_size: int = 32) -> DatasetFunction:
     )
 
 
+def _parts_of(data: tf.data.Dataset) -> DatasetFunction:
+    """The parts of a dataset that is there already, on whichever task asks for one.
+
+    A dataset is a value of the process that made it. A worker of parameter servers is sent its graph, from the chief.
+    """
+
+    def part(shard: Shard) -> tf.data.Dataset:
+        here = _other_task_asks()
+        whole = data if here is None else _sent(data, here)
+        return whole.shard(shard.count, shard.index).skip(shard.step)
+
+    return part
+
+
+def _other_task_asks() -> str | None:
+    """This task's device, if what is made now is made on another task; None if it is made here."""
+    server, device = context.get_server_def(), context.context().device_name
+    job = tf.DeviceSpec.from_string(device).job if device else None
+    if server is None or job in (None, server.job_name):
+        return None
+    return f"/job:{server.job_name}/replica:0/task:{server.task_index}/device:CPU:0"
+
+
+def _sent(data: tf.data.Dataset, here: str) -> tf.data.Dataset:
+    """The same pipeline on the task that asks for it.
+
+    Args:
+        data: a dataset of this task.
+        here: this task's device.
+
+    Raises:
+        TrainingError: it calls Python code, which stays here.
+    """
+    if calls_python(data):
+        raise TrainingError(
+            "the dataset calls Python code (py_function, numpy_function, from_generator), which no worker can be sent",
+            hint="pass a function that makes the dataset: tfdist.fit(model, lambda shard: make_dataset())",
+        )
+    with tf.device(here):
+        graph, options = serialize_dataset_to_graph(data), data.options()
+    return deserialize_dataset_from_graph(graph, data.element_spec).with_options(options)
+
+
 def _as_structure(part: Any) -> Any:
     """A list of several inputs or outputs as a tuple: TensorFlow would make one array of a list."""
     return tuple(part) if isinstance(part, list) and part and np.ndim(part[0]) else part
 
 
 def repeated(function: DatasetFunction) -> DatasetFunction:
-    """The same data without an end, from the batch that follows `shard.step`; `function` need not heed that."""
+    """The same data without an end, from the batch that follows `shard.step`; `function` need not heed that.
+
+    The function that it returns raises a `TrainingError` for a shard that has no batches.
+    """
 
     def endless(shard: Shard) -> tf.data.Dataset:
         once = function(replace(shard, step=0))
         size = cardinality(once)
+        if size == 0:
+            raise _nothing_for(shard)
         return once.repeat().skip(shard.step % size if size else shard.step)
 
     return endless
+
+
+def _nothing_for(shard: Shard) -> TrainingError:
+    return TrainingError(
+        f"there is no data for worker:{shard.worker} (part {shard.index} of {shard.count})",
+        hint="use fewer workers, smaller batches or more data, or divide it by examples rather than by files",
+    )
+
+
+def ended_early(whose: str) -> TrainingError:
+    """What is raised when there is no next batch.
+
+    Args:
+        whose: data it is.
+    """
+    return TrainingError(
+        f"{whose} ended before the training did",
+        hint="let it start again (train.repeat: true in a recipe, .repeat() on a dataset), or train fewer steps; "
+        "if it does start again, there is nothing in it",
+    )
 
 
 def checked(function: DatasetFunction, shard: Shard) -> tf.data.Dataset:
@@ -166,6 +254,19 @@ def _without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
+
+
+def check_ends(function: DatasetFunction) -> None:
+    """Data without an end would be scored for ever.
+
+    Raises:
+        TrainingError: the data repeats.
+    """
+    if tf.get_static_value(checked(function, Shard()).cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise TrainingError(
+            "the validation data has no end",
+            hint="leave .repeat() out of it, or say how many batches to score: tfdist.Validation(data, steps=...)",
+        )
 
 
 def steps_in(function: DatasetFunction, shards: list[Shard], *, synchronous: bool) -> int | None:

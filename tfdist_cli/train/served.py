@@ -35,12 +35,12 @@ def check_served(dataset: tf.data.Dataset, workers: int) -> None:
     Raises:
         TrainingError: naming what they cannot do.
     """
+    if calls_python(dataset):
+        raise TrainingError(
+            "the data calls Python code (py_function, numpy_function, from_generator); data workers don't have it",
+            hint="write it in TensorFlow's operations, or take train.share: split",
+        )
     for part in _parts(dataset):
-        if _PYTHON & set(_operations(part)):
-            raise TrainingError(
-                "the data calls Python code (py_function, numpy_function, from_generator); data workers don't have it",
-                hint="write it in TensorFlow's operations, or take train.share: split",
-            )
         what = _counts(part)
         if what and workers > 1:
             raise TrainingError(
@@ -48,6 +48,11 @@ def check_served(dataset: tf.data.Dataset, workers: int) -> None:
                 hint="do it before the dataset is made, or inside of flat_map or interleave; or take one data worker, "
                 "or train.share: split",
             )
+
+
+def calls_python(dataset: tf.data.Dataset) -> bool:
+    """Whether the pipeline calls back into the process that made it."""
+    return any(_PYTHON & set(_operations(part)) for part in _parts(dataset))
 
 
 def batch_size(dataset: tf.data.Dataset) -> int | None:

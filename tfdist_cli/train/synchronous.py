@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.recipe import Share
-from tfdist_cli.train.data import DatasetFunction, Shard, checked
+from tfdist_cli.train.data import DatasetFunction, Shard, checked, ended_early
 from tfdist_cli.train.engine import DEFAULT_RULES, Execution, Pause, Rules
 from tfdist_cli.train.evaluation import evaluation_function
 from tfdist_cli.train.exchange import Exchange
@@ -115,7 +115,7 @@ class SynchronousEngine:
                 try:
                     summary = function(self._iterator, tf.constant(start, tf.int64), vote).numpy()
                 except tf.errors.OutOfRangeError as error:
-                    raise _ended_early(self._members) from error
+                    raise ended_early(f"{self._members.tasks[self._members.index]}'s data") from error
             yield self._execution(start, count, summary)
             left, start = left - count, start + count
 
@@ -306,10 +306,3 @@ class SynchronousEngine:
             return self._strategy.experimental_local_results(self._strategy.run(once, args=(value,)))[0]
 
         return total
-
-
-def _ended_early(membership: Membership) -> TrainingError:
-    return TrainingError(
-        f"{membership.tasks[membership.index]}'s data ended before the training did",
-        hint="let it start again (train.repeat: true in a recipe, .repeat() on a dataset), or train fewer steps",
-    )

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
 
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.data import ended_early
 from tfdist_cli.train.engine import Rules
 from tfdist_cli.train.metrics import MetricTotals
 from tfdist_cli.train.rate import Rate
@@ -24,6 +25,8 @@ from tfdist_cli.train.wire import Wire
 
 CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
 _LOOK_SECONDS = 0.1
+_NOT_SENT = "Unable to parse tensor proto"
+"""What a task says that is given a dataset of another one's, which is no tensor that could be sent."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +109,18 @@ def raise_cause(error: Exception) -> NoReturn:
     """Raises what a worker's execution failed of.
 
     Raises:
-        TrainingError: its data has ended.
+        TrainingError: its data has ended, or is the chief's own.
     """
     cause = getattr(error, "original_exception", None)
     if isinstance(error, tf.errors.OutOfRangeError):
         raise _ended_early(error) from error
     if isinstance(cause, tf.errors.OutOfRangeError):
         raise _ended_early(cause) from error
+    if _NOT_SENT in str(cause or error):
+        raise TrainingError(
+            "the data function takes a dataset that was made outside of it, which no worker can read",
+            hint="make the dataset within the function, or pass the dataset itself instead of a function",
+        ) from error
     if isinstance(cause, Exception):
         raise cause from None
     raise error
@@ -120,8 +128,4 @@ def raise_cause(error: Exception) -> NoReturn:
 
 def _ended_early(error: Exception) -> TrainingError:
     found = re.search(r"/job:worker/(?:replica:\d+/)?task:(\d+)", str(error))
-    where = f"worker:{found[1]}'s data" if found else "the data"
-    return TrainingError(
-        f"{where} ended before the training did",
-        hint="let it start again (train.repeat: true in a recipe, .repeat() on a dataset), or train fewer steps",
-    )
+    return ended_early(f"worker:{found[1]}'s data" if found else "the data")

@@ -116,6 +116,36 @@ def chiefs_callbacks():
     return [len(steps), same]
 
 
+EARLY = tf.data.Dataset.from_tensor_slices((X[:21], Y[:21])).batch(BATCH) if "datasets" in sys.argv else None
+"""Made before the cluster is joined, as a program may do that trains on parameter servers."""
+
+
+def datasets():
+    """Dataset objects, whose batches the workers divide, and what cannot be sent to them."""
+    model = build()
+    examples = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(350, seed=1).batch(BATCH).prefetch(1)
+    history = tfdist.fit(model, examples, epochs=2, validation_data=EARLY)
+    numbers = tf.data.Dataset.from_generator(lambda: iter(Y), output_signature=tf.TensorSpec([1], tf.float32))
+    generated = numbers.map(lambda y: (tf.tile(y, [4]), y)).batch(BATCH).repeat()
+    said = [error_of(data) for data in (generated, lambda shard: examples.shard(shard.count, shard.index).repeat())]
+    return [history.history["examples"], history.history["val_examples"], *said]
+
+
+def error_of(data):
+    """What a training with this data ends of."""
+    try:
+        tfdist.fit(build(), data, steps_per_epoch=30)
+    except TfdistError as error:
+        return f"{error}: {error.hint}"
+    return ""
+
+
+def after_failure():
+    """A training after one whose data ended on several workers."""
+    said = error_of(lambda shard: tf.data.Dataset.from_tensor_slices((X[:21], Y[:21])).batch(BATCH))
+    return [said, tfdist.fit(build(), data, steps_per_epoch=9).history["examples"]]
+
+
 def resumed():
     """Only the chief has a checkpoint folder; all go on from there."""
     folder = Path("checkpoints" if tfdist.is_chief() else "nowhere")
@@ -184,6 +214,6 @@ def overflow():
     return said
 
 
-FACTS = (counts, validation, callbacks, chiefs_callbacks, resumed, refused, wires, overflow)
+FACTS = (counts, validation, callbacks, chiefs_callbacks, datasets, after_failure, resumed, refused, wires, overflow)
 named = {fact.__name__: fact for fact in FACTS}
 print(json.dumps([[name, named[name]()] for name in sys.argv[1:]]))
