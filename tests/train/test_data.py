@@ -15,6 +15,7 @@ from tfdist_cli.train.data import (
     as_dataset_function,
     auto_steps_per_execution,
     cardinality,
+    check_ends,
     checked,
     repeated,
     steps_in,
@@ -66,6 +67,22 @@ def test_resuming_data_of_unknown_length():
     pipeline = Pipeline(4)
     whole = taken(pipeline, 0, count=12, examples=unknown())
     assert taken(pipeline, 0, Shard(step=9), count=3, examples=unknown()) == whole[9:]
+
+
+def test_a_shard_of_unknown_length_that_is_empty_ends():
+    empty = tf.data.Dataset.range(40).filter(lambda n: n < 0)
+    assert taken(Pipeline(4), 0, examples=empty) == []
+    assert taken(Pipeline(4), 0, Shard(step=9), examples=empty) == []
+
+
+def test_a_shard_without_examples_is_an_error():
+    part = tf.data.Dataset.range(1).shard(2, 1)
+    shard = Shard(1, 2, 1)
+    with pytest.raises(TrainingError, match=r"there is no data for worker:1 \(part 1 of 2\)"):
+        Pipeline(1).batches(part, shard)
+    assert taken(Pipeline(1, repeat=False), 0, shard, examples=part) == []
+    with pytest.raises(TrainingError, match=r"there is no data for worker:1 \(part 1 of 2\)"):
+        repeated(lambda shard: part)(shard)
 
 
 def test_workers_passes_and_seeds_have_their_own_orders():
@@ -152,6 +169,14 @@ def test_length_of_the_data():
     assert steps_in(function, shards, synchronous=False) == 10
     assert steps_in(function, shards, synchronous=True) == 3
     assert steps_in(lambda shard: function(shard).repeat(), shards, synchronous=True) is None
+
+
+def test_data_without_an_end_cannot_be_scored():
+    check_ends(lambda shard: tf.data.Dataset.range(2))
+    check_ends(lambda shard: tf.data.Dataset.range(2).filter(lambda _: True))
+    with pytest.raises(TrainingError, match="the validation data has no end") as raised:
+        check_ends(lambda shard: tf.data.Dataset.range(2).repeat())
+    assert "tfdist.Validation(data, steps=...)" in str(raised.value.hint)
 
 
 def test_cardinality():

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from tests.train.compare import batches, classes, classifier
+from tfdist_cli.errors import TrainingError
 from tfdist_cli.train import evaluator
 from tfdist_cli.train.assignment import Validation
 from tfdist_cli.train.checkpoint import CheckpointFolder, TrainingState
@@ -43,6 +44,12 @@ def kept(tmp_path):
     for number in (3, 6, 9):
         kept.save(step, TrainingState(number, 0))
     return Looked(kept.path, 7)
+
+
+def test_data_without_an_end_cannot_be_scored(tmp_path):
+    endless = Validation(lambda shard: batches().repeat())
+    with pytest.raises(TrainingError, match="the validation data has no end"):
+        run_evaluator(classifier(), endless, CheckpointFolder(tmp_path), None)
 
 
 def scored(kept, folder):

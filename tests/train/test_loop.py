@@ -286,6 +286,13 @@ def test_data_that_ends_early_is_an_error(steps_per_execution):
         tfdist.fit(classifier(), batches(), steps_per_epoch=10, steps_per_execution=steps_per_execution)
 
 
+def test_validation_data_without_an_end_is_an_error():
+    with pytest.raises(TrainingError, match="the validation data has no end"):
+        tfdist.fit(classifier(), batches(), validation_data=batches().repeat())
+    limited = tfdist.Validation(batches().repeat(), steps=2)
+    assert "val_loss" in tfdist.fit(classifier(), batches(), validation_data=limited).history
+
+
 def test_a_metric_with_a_vector_for_a_result():
     def build():
         one_hot = keras.losses.CategoricalCrossentropy(from_logits=True)

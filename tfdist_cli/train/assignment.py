@@ -52,7 +52,7 @@ class Validation:
     """What the model is scored on after epochs.
 
     Args:
-        data: a shard → its batches.
+        data: a shard → its batches; in a program, all that `tfdist.fit` takes for data.
         steps: batches to score; None for all of them.
         every_epochs: score after each of this many epochs, and at the end.
         name: the split's name in metrics.jsonl.

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist_cli.records import emit
 from tfdist_cli.train.assignment import Validation
 from tfdist_cli.train.checkpoint import CheckpointFolder, Damaged, Found
-from tfdist_cli.train.data import Shard, checked
+from tfdist_cli.train.data import Shard, check_ends, checked
 from tfdist_cli.train.progress import EVALUATION_FILE, append, log, now, shown
 from tfdist_cli.train.step import ModelStep
 from tfdist_cli.train.synchronous import Membership, SynchronousEngine
@@ -38,7 +38,12 @@ def run_evaluator(
 
     Returns:
         The last checkpoint's scores.
+
+    Raises:
+        TrainingError: the data has no end.
     """
+    if validation.steps is None:
+        check_ends(validation.data)
     step = ModelStep(model)
     spec = checked(validation.data, Shard()).element_spec
     step.build(spec)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tfdist_cli.train.data import (
     Shard,
     as_dataset_function,
     auto_steps_per_execution,
+    check_ends,
     checked,
     repeated,
     steps_in,
@@ -159,6 +160,8 @@ def train(joined: Joined, model: keras.Model, assignment: Assignment) -> keras.c
         Terminated: the process was told to end.
     """
     step = ModelStep(model)
+    if assignment.validation and assignment.validation.steps is None:
+        check_ends(assignment.validation.data)
     spec = checked(assignment.data, Shard()).element_spec
     with Termination() as termination:
         with joined.strategy.scope():
@@ -253,6 +256,7 @@ def _check_alike(assignment: Assignment, engine: Engine) -> None:
 
 
 def _validation(data: Any) -> Validation | None:
-    if data is None or isinstance(data, Validation):
-        return data
-    return Validation(as_dataset_function(data))
+    if data is None:
+        return None
+    wanted = data if isinstance(data, Validation) else Validation(data)
+    return replace(wanted, data=as_dataset_function(wanted.data))
