@@ -97,8 +97,9 @@ def test_callbacks_run_on_the_chief(facts):
 
 
 def test_callbacks_may_be_given_to_the_chief_alone(facts):
-    assert facts["chief:0"]["chiefs_callbacks"] == [12, True]
-    assert facts["worker:0"]["chiefs_callbacks"] == [0, None]
+    steps, same, weights = facts["chief:0"]["chiefs_callbacks"]
+    assert (steps, same) == (12, True)
+    assert facts["worker:0"]["chiefs_callbacks"] == [0, None, weights]  # with the rates that the chief has set
 
 
 def test_all_resume_at_the_exact_step_from_a_folder_of_the_chief_alone(facts):

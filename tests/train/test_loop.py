@@ -80,6 +80,34 @@ def test_with_several_steps_per_execution_a_batch_callback_is_called_after_each_
     ]
 
 
+class RateOfBatch(kc.Callback):
+    """Sets the learning rate before, or after, each batch."""
+
+    def __init__(self, hook):
+        super().__init__()
+        self.hook = hook
+
+    def set(self, batch):
+        self.model.optimizer.learning_rate = 0.2 / (batch + 1) ** 2
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.set(batch) if self.hook == "begin" else None
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.set(batch) if self.hook == "end" else None
+
+
+@pytest.mark.parametrize("hook", ["begin", "end"])
+def test_a_learning_rate_is_that_of_the_batch_before_which_it_is_set(hook):
+    keras.utils.set_random_seed(7)
+    plain = classifier(optimizer="sgd")
+    plain.fit(batches(), epochs=2, verbose=0, shuffle=False, callbacks=[RateOfBatch(hook)])
+    keras.utils.set_random_seed(7)
+    ours = classifier(optimizer="sgd")
+    tfdist.fit(ours, batches(), epochs=2, callbacks=[RateOfBatch(hook)])
+    assert_same(plain, ours)
+
+
 def test_lambda_callback_on_batches():
     seen = []
     callback = kc.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))

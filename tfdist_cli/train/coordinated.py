@@ -48,6 +48,7 @@ class CoordinatedEngine:
     """
 
     is_chief = True
+    one_by_one = False
     max_steps_per_execution = 20
 
     def __init__(

@@ -106,6 +106,7 @@ class Engine(Protocol):
     Attributes:
         is_chief: whether this process reports, saves and runs callbacks.
         synchronous: whether all workers take each step together.
+        one_by_one: whether no execution is begun before the one before it has been yielded and the next is asked for.
         workers: how many workers there are.
         sharers: how many of the data's batches are trained on side by side: one by each worker, or replica.
         max_steps_per_execution: what `auto` chooses at the most.
@@ -113,6 +114,7 @@ class Engine(Protocol):
 
     is_chief: bool
     synchronous: bool
+    one_by_one: bool
     workers: int
     sharers: int
     max_steps_per_execution: int

@@ -183,15 +183,22 @@ class TrainingLoop:
             adapts=self._schedule.adapts,
             pause=self._pause,
         )
-        for execution in executions:
+        while True:
+            one_by_one = self._each_batch and self._engine.one_by_one
+            if one_by_one and self._done < boundary and not self._pause.agreed():
+                self._callbacks.on_train_batch_begin(self._done - epoch_first)
+                self._share_rate()
+            execution = next(executions, None)
+            if execution is None:
+                break
             each_batch = self._each_batch and len(execution.losses)  # without losses it tells of dropped gradients
-            if each_batch:
+            if each_batch and not one_by_one:
                 self._callbacks.on_train_batch_begin(execution.first - epoch_first)
             self._take(execution, epoch)
             if each_batch:
                 last = execution.first + len(execution.losses) - 1
                 self._callbacks.on_train_batch_end(last - epoch_first, self._totals.logs())
-                self._agree_after_batch()
+                self._agree_to_stop()
         if self._pause.agreed() and not self._stopped():
             terminate, save = self._engine.total(self._pause.wishes())
             self._pause.reset()
@@ -244,11 +251,10 @@ class TrainingLoop:
         if self._stopped():
             self._pause.agree()
 
-    def _agree_after_batch(self) -> None:
-        """A callback may have stopped the training or set the learning rate, on the chief."""
-        self._agree_to_stop()
+    def _share_rate(self) -> None:
+        """Before a batch, a callback of the chief's may have set the learning rate, or have done so after the last."""
         rate = innermost(self._model.optimizer)._learning_rate
-        if self._engine.synchronous and self._engine.workers > 1 and isinstance(rate, keras.Variable):
+        if self._engine.workers > 1 and isinstance(rate, keras.Variable):
             own = float(values([rate])[0].numpy()) if self._engine.is_chief else 0.0
             agreed = self._engine.total(np.array([own]))[0]
             with self._engine.scope():

@@ -56,7 +56,7 @@ class SynchronousEngine:
         rules: how gradients become updates.
     """
 
-    synchronous = True
+    synchronous = one_by_one = True
     max_steps_per_execution = 10
 
     def __init__(
