@@ -155,6 +155,19 @@ def test_what_is_no_data_is_named(data):
         as_dataset_function(data)
 
 
+@pytest.mark.parametrize("function", [lambda: None, lambda part, whole: None])
+def test_a_function_that_takes_no_shard_is_named(function):
+    with pytest.raises(TrainingError, match=r"cannot be called with a tfdist\.Shard"):
+        as_dataset_function(function)
+
+
+def test_a_function_that_takes_more_than_a_shard_when_asked_to():
+    def function(shard, size=3):
+        return tf.data.Dataset.range(size)
+
+    assert as_dataset_function(function) is function
+
+
 def test_a_function_that_returns_no_dataset_is_named():
     with pytest.raises(TrainingError, match=r"returned list, not a tf\.data\.Dataset"):
         checked(lambda shard: [1, 2], Shard())

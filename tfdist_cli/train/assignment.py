@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import keras
 
 from tfdist_cli.spec.recipe import Share
+from tfdist_cli.train.arguments import check_counts
 from tfdist_cli.train.checkpoint import CheckpointFolder
 from tfdist_cli.train.data import DatasetFunction
 from tfdist_cli.train.engine import Rules
@@ -62,6 +63,9 @@ class Validation:
     steps: int | None = None
     every_epochs: int = 1
     name: str = "validation"
+
+    def __post_init__(self) -> None:
+        check_counts(1, steps=self.steps, every_epochs=self.every_epochs)
 
 
 @dataclass(frozen=True)

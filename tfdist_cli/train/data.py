@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -121,11 +122,12 @@ def as_dataset_function(data: Any, batch_size: int = 32) -> DatasetFunction:
         batch_size: examples in a batch made of arrays.
 
     Raises:
-        TrainingError: it is none of these.
+        TrainingError: it is none of these, or a function that does not take a shard.
     """
     if isinstance(data, tf.data.Dataset):
         return _parts_of(data)
     if callable(data):
+        _check_takes_shard(data)
         return data
     if isinstance(data, (tuple, list)) and 1 <= len(data) <= 3:
         arrays = tuple(_as_structure(part) for part in data)
@@ -139,6 +141,20 @@ def as_dataset_function(data: Any, batch_size: int = 32) -> DatasetFunction:
         f"{type(data).__name__} is no training data",
         hint="pass a function of a tfdist.Shard that returns a tf.data.Dataset of batches, a dataset, or (x, y) arrays",
     )
+
+
+def _check_takes_shard(function: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a built-in one does not say what it takes
+        return
+    try:
+        signature.bind(Shard())
+    except TypeError as error:
+        raise TrainingError(
+            f"the dataset function cannot be called with a tfdist.Shard: {error}",
+            hint="let it take one argument, the part of the data that it is to return: lambda shard: ...",
+        ) from error
 
 
 def _parts_of(data: tf.data.Dataset) -> DatasetFunction:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, get_args
 
 import keras
 import numpy as np
@@ -14,6 +14,13 @@ from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.records import emit
 from tfdist_cli.spec.recipe import Share
 from tfdist_cli.spec.updates import EmbeddingRule, Jit, LearningRate, Updates, WireType
+from tfdist_cli.train.arguments import (
+    as_callbacks,
+    check_choice,
+    check_counts,
+    check_kind,
+    refuse_unknown,
+)
 from tfdist_cli.train.assignment import Assignment, Saving, Schedule, Validation
 from tfdist_cli.train.checkpoint import CheckpointFolder
 from tfdist_cli.train.cluster import Joined, join, leave_together
@@ -62,6 +69,9 @@ class Checkpoints:
     keep: int = 3
     asynchronous: Asynchronous = "auto"
 
+    def __post_init__(self) -> None:
+        check_counts(1, every_steps=self.every_steps, keep=self.keep)
+
     def saving(self) -> Saving:
         """The same for the loop."""
         folder = CheckpointFolder(Path(self.dir), self.keep)
@@ -71,20 +81,21 @@ class Checkpoints:
 def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
     model: keras.Model,
     data: Any,
-    *,
+    *more: NoReturn,
     epochs: int | None = None,
     steps_per_epoch: int | None = None,
     max_steps: int | None = None,
     steps_per_execution: int | None = None,
     share: Share = "split",
     validation_data: Any = None,
-    callbacks: Sequence[keras.callbacks.Callback] = (),
+    callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
     checkpoints: Checkpoints | None = None,
     updates: Updates | None = None,
     learning_rate: LearningRate | None = None,
     wire: WireType = "float32",
     embeddings: EmbeddingRule | None = DEFAULT_EMBEDDINGS,
     jit: Jit = False,
+    **unknown: NoReturn,
 ) -> keras.callbacks.History:
     """Trains a compiled Keras 3 model on the cluster that this process is in, or in this process alone.
 
@@ -105,7 +116,7 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
         share: what each worker sees: its own part of the data (`split`), all of it (`copy`), or what the cluster's data
             workers have ready next (`service`), which then run the whole of the pipeline.
         validation_data: like `data`, or a `tfdist.Validation`; scored after each epoch, each example once.
-        callbacks: Keras callbacks, run on the chief.
+        callbacks: Keras callbacks, run on the chief: several, or one.
         checkpoints: where the training is saved, and goes on from.
         updates: when gradients are applied, on parameter servers; asynchronously by default.
         learning_rate: what becomes of the optimizer's learning rate; it stays as it is by default.
@@ -113,13 +124,27 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
         embeddings: which `Embedding` tables are moved row by row, on parameter servers; None for none.
         jit: whether XLA compiles the forward and backward pass; `"auto"` tries it before the training, and takes the
             quicker way.
+        more: refused; Keras's `fit` takes the targets here.
+        unknown: refused, with what to write instead of Keras's arguments that are not among these.
 
     Returns:
         Keras's `History`: `history.history["loss"]` has a value for each epoch.
 
     Raises:
+        UsageError: an argument cannot mean anything.
         TrainingError: the data, the model or a checkpoint is at fault.
     """
+    refuse_unknown(more, unknown)
+    callbacks = as_callbacks(callbacks)
+    check_counts(0, epochs=epochs, max_steps=max_steps)
+    check_counts(1, steps_per_epoch=steps_per_epoch, steps_per_execution=steps_per_execution)
+    check_choice(get_args(Share), share=share)
+    check_choice(get_args(WireType), wire=wire)
+    check_choice((True, False, "auto"), jit=jit)
+    check_kind(Updates, updates=updates)
+    check_kind(LearningRate, learning_rate=learning_rate)
+    check_kind(EmbeddingRule, embeddings=embeddings)
+    check_kind(Checkpoints, checkpoints=checkpoints)
     speak()
     joined = join()
     function = as_dataset_function(data)
