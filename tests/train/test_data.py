@@ -135,6 +135,55 @@ def test_arrays_are_divided_among_workers():
     assert sorted(pair for part in parts for pair in part) == [(n, 2 * n) for n in range(70)]
 
 
+def shown(dataset, count):
+    return [list(map(int, batch)) for (batch,) in dataset.take(count).as_numpy_iterator()]
+
+
+def joined(batches):
+    return [number for batch in batches for number in batch]
+
+
+def test_arrays_are_shuffled_anew_for_each_pass_and_worker():
+    function = repeated(as_dataset_function((np.arange(20),), batch_size=8, shuffle=True))
+    passes = shown(function(Shard()), 6)
+    assert [len(batch) for batch in passes] == [8, 8, 4] * 2  # the last one of a pass is as in Keras
+    first, second, other = map(joined, (passes[:3], passes[3:], shown(function(Shard(0, 1, 1)), 3)))
+    assert sorted(first) == sorted(second) == sorted(other) == list(range(20))
+    assert len({tuple(order) for order in (range(20), first, second, other)}) == 4
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("step", [1, 3, 4, 9])
+def test_shuffled_arrays_go_on_after_the_steps_done(shuffle, step):
+    function = repeated(as_dataset_function((np.arange(20),), batch_size=8, shuffle=shuffle))
+    assert shown(function(Shard(step=step)), 4) == shown(function(Shard()), 13)[step : step + 4]
+
+
+def test_arrays_say_how_many_batches_they_are():
+    function = as_dataset_function((np.arange(20),), batch_size=8, shuffle=True)
+    assert cardinality(function(Shard())) == 3
+    assert sorted(joined(shown(function(Shard()), 3))) == list(range(20))
+    assert len(shown(function(Shard(step=2)), 3)) == 1
+
+
+def test_no_arrays_for_a_worker():
+    with pytest.raises(TrainingError, match=r"there is no data for worker:1 \(part 1 of 2\)"):
+        repeated(as_dataset_function((np.arange(1),)))(Shard(1, 2, 1))
+
+
+@pytest.mark.parametrize(
+    "arrays", [(np.zeros(44), np.zeros(20)), ({"a": np.zeros(44), "b": [0] * 20},), (tf.zeros([44, 2]), [1] * 20)]
+)
+def test_arrays_of_several_lengths_are_named(arrays):
+    with pytest.raises(TrainingError, match="the arrays have 20 and 44 examples"):
+        as_dataset_function(arrays)
+
+
+def test_what_is_no_array_is_named():
+    with pytest.raises(TrainingError, match="int is no array of examples"):
+        as_dataset_function((np.zeros(3), 5))
+
+
 def test_arrays_in_dicts_and_lists():
     x = {"a": np.zeros((6, 2)), "b": np.zeros((6, 3))}
     assert set(as_dataset_function((x, np.zeros(6)))(Shard()).element_spec[0]) == {"a", "b"}

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import callbacks as kc
 
 import tfdist_cli as tfdist
-from tests.train.compare import BATCH, CLASSES, assert_same, batches, classes, classifier, train_both
+from tests.train.compare import BATCH, CLASSES, assert_same, batches, classes, classifier, difference, train_both
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.loop import acts_on_batches
 
@@ -312,6 +312,29 @@ def test_terminate_on_nan_ends_the_training_as_in_keras():
 def test_data_that_ends_early_is_an_error(steps_per_execution):
     with pytest.raises(TrainingError, match="chief:0's data ended before the training did"):
         tfdist.fit(classifier(), batches(), steps_per_epoch=10, steps_per_execution=steps_per_execution)
+
+
+def test_arrays_are_shuffled_as_in_keras_unless_they_are_not_to_be():
+    x, y = classes()
+    orders = {}
+    for shuffle in (True, False):
+        keras.utils.set_random_seed(7)
+        model = classifier(metrics=[Examples()])
+        history = tfdist.fit(model, (x, y), epochs=2, batch_size=BATCH, shuffle=shuffle)
+        assert history.history["examples"] == [len(x), len(x)]
+        assert int(model.optimizer.iterations) == 2 * 6
+        orders[shuffle] = model
+    keras.utils.set_random_seed(7)
+    plain = classifier(metrics=[Examples()])
+    plain.fit(x, y, epochs=2, batch_size=BATCH, shuffle=False, verbose=0)
+    assert_same(plain, orders[False])
+    assert difference(plain.variables, orders[True].variables) > 1e-4
+
+
+def test_data_without_targets_is_an_error():
+    x, _ = classes()
+    with pytest.raises(TrainingError, match="no targets, which the loss needs"):
+        tfdist.fit(classifier(), (x,))
 
 
 def test_validation_data_without_an_end_is_an_error():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,8 @@ from tfdist_cli.train.served import calls_python
 
 AUTO_SHUFFLE = 10_000
 """Examples in the shuffle buffer when none is named and the data is larger."""
+
+_KERAS_BATCH = 32
 
 _FEW_STEPS = 4
 """Executions of fewer steps than this cost more than compiling a second function for the remainder."""
@@ -87,11 +89,7 @@ class Pipeline:
         first_pass, skipped = divmod(shard.step * self.batch_size, size) if size else (0, shard.step * self.batch_size)
 
         def one_pass(number: tf.Tensor) -> tf.data.Dataset:
-            if not buffer:
-                return examples
-            # The order depends on nothing but these: not on a seed that the user's program has set for itself.
-            tf.random.set_seed(self.seed + 1)
-            return examples.shuffle(buffer, seed=1_000_003 * shard.worker + number)
+            return _in_order_of(number, examples, buffer, self.seed, shard.worker) if buffer else examples
 
         passes = tf.data.Dataset.range(first_pass, tf.int64.max if self.repeat else 1)
         if size is None:  # passes that show nothing would follow each other for ever
@@ -100,6 +98,68 @@ class Pipeline:
             )
         ordered = passes.flat_map(one_pass).skip(skipped)
         return ordered.batch(self.batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+
+
+def _in_order_of(number: tf.Tensor, examples: tf.data.Dataset, buffer: int, seed: int, worker: int) -> tf.data.Dataset:
+    """The examples in the order of one pass. It is called in a function of tf.data's, which has a seed of its own.
+
+    The order depends on nothing but these: not on a seed that the user's program has set for itself.
+    """
+    tf.random.set_seed(seed + 1)
+    return examples.shuffle(buffer, seed=_order(worker, number))
+
+
+def _order(worker: int, number: Any) -> Any:
+    """The seed of a worker's pass."""
+    return 1_000_003 * worker + number
+
+
+@dataclass(frozen=True)
+class ArrayBatches:
+    """A shard of arrays → its batches, the last one of a pass as large as what is left.
+
+    Args:
+        arrays: one or several, in tuples and dicts, with the same number of examples.
+        batch_size: examples in a batch.
+        shuffle: whether each worker and each pass over the data has its own order.
+    """
+
+    arrays: Any
+    batch_size: int
+    shuffle: bool
+
+    def __call__(self, shard: Shard) -> tf.data.Dataset:
+        """One pass, from the batch that follows `shard.step`."""
+        own = self._own(shard)
+        size = cardinality(own)
+        ordered = own.shuffle(size, seed=_order(shard.worker, 0)) if self.shuffle and size else own
+        return _from(shard.step, ordered.batch(self.batch_size))
+
+    def endless(self, shard: Shard) -> tf.data.Dataset:
+        """One pass after the other; what was read in an earlier launch is left out, whole passes without reading them.
+
+        Raises:
+            TrainingError: the shard has no examples.
+        """
+        own = self._own(shard)
+        size = cardinality(own)
+        if not size:
+            raise _nothing_for(shard)
+        first_pass, skipped = divmod(shard.step, -(-size // self.batch_size))
+
+        def one_pass(number: tf.Tensor) -> tf.data.Dataset:
+            ordered = _in_order_of(number, own, size, 0, shard.worker) if self.shuffle else own
+            return ordered.batch(self.batch_size)
+
+        return _from(skipped, tf.data.Dataset.range(first_pass, tf.int64.max).flat_map(one_pass))
+
+    def _own(self, shard: Shard) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(self.arrays).shard(shard.count, shard.index)
+
+
+def _from(step: int, batches: tf.data.Dataset) -> tf.data.Dataset:
+    """The batches that follow so many; `skip` counts, which data workers cannot, even where it leaves out nothing."""
+    return batches.skip(step) if step else batches
 
 
 def _has_any(dataset: tf.data.Dataset) -> tf.Tensor:
@@ -113,16 +173,17 @@ def cardinality(dataset: tf.data.Dataset) -> int | None:
     return None if static is None or static in _UNKNOWN else int(static)
 
 
-def as_dataset_function(data: Any, batch_size: int = 32) -> DatasetFunction:
+def as_dataset_function(data: Any, batch_size: int | None = None, *, shuffle: bool = False) -> DatasetFunction:
     """Reads what Keras users pass to `fit`.
 
     Args:
         data: a function of a `Shard` that returns a dataset of batches; a dataset of batches, whose every
             `shard.count`-th batch is a shard; or arrays `(x, y)` or `(x, y, sample_weight)`.
-        batch_size: examples in a batch made of arrays.
+        batch_size: examples in a batch made of arrays; None for 32, as in Keras.
+        shuffle: whether arrays are shuffled, anew for each pass.
 
     Raises:
-        TrainingError: it is none of these, or a function that does not take a shard.
+        TrainingError: it is none of these, a function that does not take a shard, or arrays of several lengths.
     """
     if isinstance(data, tf.data.Dataset):
         return _parts_of(data)
@@ -131,12 +192,8 @@ def as_dataset_function(data: Any, batch_size: int = 32) -> DatasetFunction:
         return data
     if isinstance(data, (tuple, list)) and 1 <= len(data) <= 3:
         arrays = tuple(_as_structure(part) for part in data)
-
-        def slices(shard: Shard) -> tf.data.Dataset:
-            own = tf.data.Dataset.from_tensor_slices(arrays).shard(shard.count, shard.index)
-            return own.batch(batch_size).skip(shard.step)
-
-        return slices
+        _check_lengths(arrays)
+        return ArrayBatches(arrays, batch_size or _KERAS_BATCH, shuffle)
     raise TrainingError(
         f"{type(data).__name__} is no training data",
         hint="pass a function of a tfdist.Shard that returns a tf.data.Dataset of batches, a dataset, or (x, y) arrays",
@@ -166,7 +223,7 @@ def _parts_of(data: tf.data.Dataset) -> DatasetFunction:
     def part(shard: Shard) -> tf.data.Dataset:
         here = _other_task_asks()
         whole = data if here is None else _sent(data, here)
-        return whole.shard(shard.count, shard.index).skip(shard.step)
+        return _from(shard.step, whole.shard(shard.count, shard.index))
 
     return part
 
@@ -205,11 +262,37 @@ def _as_structure(part: Any) -> Any:
     return tuple(part) if isinstance(part, list) and part and np.ndim(part[0]) else part
 
 
+def _check_lengths(arrays: tuple[Any, ...]) -> None:
+    lengths = sorted({_length(array) for array in _leaves(arrays)})
+    if len(lengths) > 1:
+        raise TrainingError(
+            f"the arrays have {' and '.join(map(str, lengths))} examples",
+            hint="pass arrays with one entry for each example, as many in each",
+        )
+
+
+def _leaves(part: Any) -> Iterator[Any]:
+    if isinstance(part, (tuple, Mapping)):
+        for each in part.values() if isinstance(part, Mapping) else part:
+            yield from _leaves(each)
+    else:
+        yield part
+
+
+def _length(array: Any) -> int:
+    try:
+        return int(array.shape[0] if hasattr(array, "shape") else len(array))
+    except (TypeError, IndexError) as error:
+        raise TrainingError(f"{type(array).__name__} is no array of examples", hint="pass (x, y) arrays") from error
+
+
 def repeated(function: DatasetFunction) -> DatasetFunction:
     """The same data without an end, from the batch that follows `shard.step`; `function` need not heed that.
 
     The function that it returns raises a `TrainingError` for a shard that has no batches.
     """
+    if isinstance(function, ArrayBatches):
+        return function.endless
 
     def endless(shard: Shard) -> tf.data.Dataset:
         once = function(replace(shard, step=0))

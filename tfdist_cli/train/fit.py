@@ -25,6 +25,7 @@ from tfdist_cli.train.assignment import Assignment, Saving, Schedule, Validation
 from tfdist_cli.train.checkpoint import CheckpointFolder
 from tfdist_cli.train.cluster import Joined, join, leave_together
 from tfdist_cli.train.data import (
+    ArrayBatches,
     DatasetFunction,
     Shard,
     as_dataset_function,
@@ -86,6 +87,8 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
     steps_per_epoch: int | None = None,
     max_steps: int | None = None,
     steps_per_execution: int | None = None,
+    batch_size: int | None = None,
+    shuffle: bool = True,
     share: Share = "split",
     validation_data: Any = None,
     callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
@@ -105,7 +108,7 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
     Args:
         model: a compiled `keras.Model`.
         data: a function of a `tfdist.Shard` that returns a `tf.data.Dataset` of the shard's batches; a dataset, whose
-            batches the workers divide; or arrays `(x, y)` or `(x, y, sample_weight)`, in batches of 32.
+            batches the workers divide; or arrays `(x, y)` or `(x, y, sample_weight)`.
         epochs: how many times `steps_per_epoch`; 1 when `max_steps` isn't given either.
         steps_per_epoch: steps in an epoch, of all workers together where they are asynchronous. By default as many as
             show the data once; the data then starts again with each epoch. When it is given, the data is taken as it
@@ -113,6 +116,10 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
         max_steps: the global step to end at exactly, earlier launches' steps included.
         steps_per_execution: steps a worker takes between two reports; by default up to 20 with parameter servers and
             10 otherwise, or 1 when a callback acts on batches.
+        batch_size: examples in a worker's batch where the data is arrays, and in one of validation arrays; by default
+            32.
+        shuffle: whether training data that is arrays is shuffled, for each worker and each pass in an order of its own,
+            which is the same in each run.
         share: what each worker sees: its own part of the data (`split`), all of it (`copy`), or what the cluster's data
             workers have ready next (`service`), which then run the whole of the pipeline.
         validation_data: like `data`, or a `tfdist.Validation`; scored after each epoch, each example once.
@@ -137,7 +144,8 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
     refuse_unknown(more, unknown)
     callbacks = as_callbacks(callbacks)
     check_counts(0, epochs=epochs, max_steps=max_steps)
-    check_counts(1, steps_per_epoch=steps_per_epoch, steps_per_execution=steps_per_execution)
+    check_counts(1, steps_per_epoch=steps_per_epoch, steps_per_execution=steps_per_execution, batch_size=batch_size)
+    check_choice((True, False), shuffle=shuffle)
     check_choice(get_args(Share), share=share)
     check_choice(get_args(WireType), wire=wire)
     check_choice((True, False, "auto"), jit=jit)
@@ -147,8 +155,13 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
     check_kind(Checkpoints, checkpoints=checkpoints)
     speak()
     joined = join()
-    function = as_dataset_function(data)
-    validation = _validation(validation_data)
+    function = as_dataset_function(data, batch_size, shuffle=shuffle)
+    if batch_size is not None and not isinstance(function, ArrayBatches):
+        raise UsageError(
+            "batch_size is for arrays, and this data comes in batches of its own",
+            hint=f"leave it out; dataset.batch({batch_size}) makes batches",
+        )
+    validation = _validation(validation_data, batch_size)
     if joined.environment.task.role == "evaluator":
         if validation is None or checkpoints is None:
             raise UsageError("an evaluator needs validation_data and checkpoints", hint="pass both to tfdist.fit")
@@ -188,6 +201,7 @@ def train(joined: Joined, model: keras.Model, assignment: Assignment) -> keras.c
     if assignment.validation and assignment.validation.steps is None:
         check_ends(assignment.validation.data)
     spec = checked(assignment.data, Shard()).element_spec
+    _check_targets(model, spec)
     with Termination() as termination:
         with joined.strategy.scope():
             step.build(spec)
@@ -280,8 +294,22 @@ def _check_alike(assignment: Assignment, engine: Engine) -> None:
             )
 
 
-def _validation(data: Any) -> Validation | None:
+def _check_targets(model: keras.Model, spec: Any) -> None:
+    """A loss of Keras's compares outputs with targets.
+
+    Raises:
+        TrainingError: there are none.
+    """
+    alone = not isinstance(spec, tuple) or len(spec) == 1
+    if alone and model._compile_loss is not None and type(model).compute_loss is keras.Model.compute_loss:
+        raise TrainingError(
+            "the data has inputs but no targets, which the loss needs",
+            hint="yield (x, y), or compile the model without a loss and add its own with add_loss or compute_loss",
+        )
+
+
+def _validation(data: Any, batch_size: int | None) -> Validation | None:
     if data is None:
         return None
     wanted = data if isinstance(data, Validation) else Validation(data)
-    return replace(wanted, data=as_dataset_function(wanted.data))
+    return replace(wanted, data=as_dataset_function(wanted.data, batch_size))
