@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tfdist_cli.train.assignment import Validation
     from tfdist_cli.train.cluster import is_chief, scope
     from tfdist_cli.train.data import Shard
+    from tfdist_cli.train.evaluate import evaluate
     from tfdist_cli.train.export import export
     from tfdist_cli.train.fit import Checkpoints, fit
 
@@ -33,6 +34,7 @@ _HOMES = {
     "ShardRule": "tfdist_cli.spec.updates",
     "Updates": "tfdist_cli.spec.updates",
     "Validation": "tfdist_cli.train.assignment",
+    "evaluate": "tfdist_cli.train.evaluate",
     "export": "tfdist_cli.train.export",
     "fit": "tfdist_cli.train.fit",
     "is_chief": "tfdist_cli.train.cluster",
@@ -47,6 +49,7 @@ __all__ = [
     "ShardRule",
     "Updates",
     "Validation",
+    "evaluate",
     "export",
     "fit",
     "is_chief",

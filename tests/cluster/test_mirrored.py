@@ -75,10 +75,12 @@ def test_steps_and_examples_are_counted_exactly(facts):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_validation_scores_each_example_once(task, facts):
-    examples, loss, own_loss, limited = facts[task]["validation"]
+    examples, loss, own_loss, limited, after, loss_after = facts[task]["validation"]
     assert examples == 61
     assert loss == pytest.approx(own_loss, rel=1e-5)
     assert limited == 5 * 7
+    assert after == 61
+    assert loss_after == pytest.approx(own_loss, rel=1e-5)
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -71,10 +71,12 @@ def test_steps_updates_and_examples_are_counted_exactly(facts):
 
 
 def test_validation_scores_each_example_once(facts):
-    ((examples, loss, own_loss, limited),) = facts["validation"]
+    ((examples, loss, own_loss, limited, after, loss_after),) = facts["validation"]
     assert examples == 61
     assert loss == pytest.approx(own_loss, rel=1e-5)
     assert limited == 5 * 7
+    assert after == 61
+    assert loss_after == pytest.approx(own_loss, rel=1e-5)
 
 
 def test_callbacks_act_on_the_training(facts):

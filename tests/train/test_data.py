@@ -236,7 +236,7 @@ def test_length_of_the_data():
 def test_data_without_an_end_cannot_be_scored():
     check_ends(lambda shard: tf.data.Dataset.range(2))
     check_ends(lambda shard: tf.data.Dataset.range(2).filter(lambda _: True))
-    with pytest.raises(TrainingError, match="the validation data has no end") as raised:
+    with pytest.raises(TrainingError, match="the data to score has no end") as raised:
         check_ends(lambda shard: tf.data.Dataset.range(2).repeat())
     assert "tfdist.Validation(data, steps=...)" in str(raised.value.hint)
 

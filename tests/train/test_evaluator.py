@@ -48,7 +48,7 @@ def kept(tmp_path):
 
 def test_data_without_an_end_cannot_be_scored(tmp_path):
     endless = Validation(lambda shard: batches().repeat())
-    with pytest.raises(TrainingError, match="the validation data has no end"):
+    with pytest.raises(TrainingError, match="the data to score has no end"):
         run_evaluator(classifier(), endless, CheckpointFolder(tmp_path), None)
 
 

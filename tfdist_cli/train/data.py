@@ -363,8 +363,9 @@ def check_ends(function: DatasetFunction) -> None:
     """
     if tf.get_static_value(checked(function, Shard()).cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise TrainingError(
-            "the validation data has no end",
-            hint="leave .repeat() out of it, or say how many batches to score: tfdist.Validation(data, steps=...)",
+            "the data to score has no end",
+            hint="leave .repeat() out of it, or say how many batches to score: tfdist.Validation(data, steps=...), "
+            "tfdist.evaluate(model, data, steps=...)",
         )
 
 

@@ -76,7 +76,11 @@ def validation():
     seen = float(np.mean((np.array(model(X[:61])) - Y[:61]) ** 2))
     some = tfdist.fit(build(), data, max_steps=4, steps_per_epoch=4,
                       validation_data=tfdist.Validation(data, steps=5))  # fmt: skip
-    return [scored.history["val_examples"][0], scored.history["val_loss"][0], seen, some.history["val_examples"][0]]
+    after = tfdist.evaluate(model, (X[:61], Y[:61]))
+    return [
+        scored.history["val_examples"][0], scored.history["val_loss"][0], seen, some.history["val_examples"][0],
+        after["examples"], after["loss"],
+    ]  # fmt: skip
 
 
 def callbacks():
