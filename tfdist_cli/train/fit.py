@@ -155,12 +155,7 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
     check_kind(Checkpoints, checkpoints=checkpoints)
     speak()
     joined = join()
-    function = as_dataset_function(data, batch_size, shuffle=shuffle)
-    if batch_size is not None and not isinstance(function, ArrayBatches):
-        raise UsageError(
-            "batch_size is for arrays, and this data comes in batches of its own",
-            hint=f"leave it out; dataset.batch({batch_size}) makes batches",
-        )
+    function = _training_data(data, batch_size, shuffle=shuffle)
     validation = _validation(validation_data, batch_size)
     if joined.environment.task.role == "evaluator":
         if validation is None or checkpoints is None:
@@ -306,6 +301,16 @@ def _check_targets(model: keras.Model, spec: Any) -> None:
             "the data has inputs but no targets, which the loss needs",
             hint="yield (x, y), or compile the model without a loss and add its own with add_loss or compute_loss",
         )
+
+
+def _training_data(data: Any, batch_size: int | None, *, shuffle: bool) -> DatasetFunction:
+    function = as_dataset_function(data, batch_size, shuffle=shuffle)
+    if batch_size is not None and not isinstance(function, ArrayBatches):
+        raise UsageError(
+            "batch_size is for arrays, and this data comes in batches of its own",
+            hint=f"leave it out; dataset.batch({batch_size}) makes batches",
+        )
+    return function
 
 
 def _validation(data: Any, batch_size: int | None) -> Validation | None:
