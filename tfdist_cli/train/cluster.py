@@ -216,6 +216,7 @@ def _meet(environment: Environment) -> Joined:
     if environment.strategy == "parameter_server":
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         strategy = tf.distribute.ParameterServerStrategy(resolver)
+        context.context().remove_function = _keep_function
         atexit.register(_leave_at_exit)
         return Joined(environment, strategy, lifelines, Placement(strategy))
     strategy = _mirrored_workers(environment)
@@ -240,6 +241,14 @@ def _come_together(environment: Environment) -> list[socket.socket]:
     chief = environment.chief, environment.addresses[environment.chief]
     await_names(_peers(environment), environment.start_timeout)
     return [report_in(environment.task, own, chief, environment.start_timeout)]
+
+
+def _keep_function(_name: str) -> None:
+    """Leaves a function that nobody needs any more with the workers, in place of TensorFlow's way.
+
+    That waits for every worker while it holds the interpreter. A worker that closes an iterator over a generator, whose
+    Python runs here, waits for the interpreter meanwhile; one that was stopped never answers.
+    """
 
 
 def _mirrored_workers(environment: Environment) -> tf.distribute.Strategy:

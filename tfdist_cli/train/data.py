@@ -92,9 +92,7 @@ class Pipeline:
             return _in_order_of(number, examples, buffer, self.seed, shard.worker) if buffer else examples
 
         passes = tf.data.Dataset.range(first_pass, tf.int64.max if self.repeat else 1)
-        if size is None and not calls_python(examples):
-            # Passes that show nothing would follow each other for ever. Not looked for where Python code is called:
-            # TensorFlow hangs when a worker of parameter servers lets go of a function that does so.
+        if size is None:  # passes that show nothing would follow each other for ever
             passes = passes.take_while(
                 lambda number: tf.cond(number > first_pass, lambda: True, lambda: _has_any(examples))
             )
