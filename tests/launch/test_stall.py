@@ -175,12 +175,13 @@ def test_a_task_that_outlives_sigkill_ends_the_job():
     history = training()
     beats(history, 19)
     history.at(20, Tick())
-    for now in (25, 29):
+    given_up = 20 + KILL_TIMEOUT
+    for now in (25, 30, 35, given_up - 1):
         beats(history, now, CHIEF)
-    assert history.at(20 + KILL_TIMEOUT, Tick()) == dict.fromkeys((W0, W1, PS), TERM)
-    history.at(31, *(Exited(task, -15) for task in (W0, W1, PS)))
-    history.at(60, Tick())
-    history.at(70, Tick())
+    assert history.at(given_up, Tick()) == dict.fromkeys((W0, W1, PS), TERM)
+    history.at(given_up + 1, *(Exited(task, -15) for task in (W0, W1, PS)))
+    history.at(given_up + 1 + TIMES.shutdown, Tick())
+    history.at(given_up + 1 + TIMES.shutdown + KILL_TIMEOUT, Tick())
     assert history.ended
     assert history.state.exit_code == 124
 
