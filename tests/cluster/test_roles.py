@@ -100,14 +100,12 @@ def test_a_task_that_is_told_to_end_saves_first(roles, updates, train, tmp_path)
     tasks.await_path(chief, tmp_path / "run" / "metrics.jsonl")
     tasks.processes[chief].send_signal(signal.SIGTERM)
     ended = tasks.finish()
-    assert ended[chief].code == 143, tasks.told()
     told = re.search(r"told to end after step (\d+)", ended[chief].err)
     assert told
     step = int(told[1])
     (saved,) = (tmp_path / "project" / "kept").glob("step-*")
     assert int(saved.name[5:]) == step
-    others = {code for task, code in codes(ended).items() if task != chief}
-    assert others == {0 if "ps" in roles else 143}
+    assert set(codes(ended).values()) == {143}
     again = train(roles, recipe_yaml=yaml, arguments=("--set", f"train.max_steps={step + 8}"))
     assert codes(again.finish()) == dict.fromkeys(again.tasks, 0), again.told()
     assert f"(step {step})" in again.ended(chief).err

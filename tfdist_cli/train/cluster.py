@@ -280,20 +280,24 @@ def _leave_at_exit() -> None:
         leave_together(_joined)
 
 
-def leave_together(joined: Joined) -> None:
+def leave_together(joined: Joined, *, done: bool = True) -> None:
     """Tells those that serve this task that it is done; waits until the others of its strategy can do without it.
 
     A task of a `MultiWorkerMirroredStrategy` that is gone while another still computes makes that one fail, and the
     last exchange, too, is over on one task before it is on another. So they meet in a sum; the chief then says that its
     part of it is over, which the others wait for; and it stays, with TensorFlow's coordination service, until they are
     gone.
+
+    Args:
+        joined: this task in its cluster.
+        done: whether its work is done; it may have been told to end before.
     """
     global _left  # noqa: PLW0603 a process leaves its cluster once
     environment = joined.environment
     if _left:
         return
     _left = True
-    if environment.is_chief:
+    if environment.is_chief and done:
         say_done(joined.lifelines)
     if environment.strategy != "multi_worker_mirrored" or environment.task not in environment.members:
         return

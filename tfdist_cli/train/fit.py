@@ -217,7 +217,9 @@ def train(joined: Joined, model: keras.Model, assignment: Assignment) -> keras.c
         try:
             history = loop.run(start)
         except Terminated:
-            leave_together(joined)  # all tasks have agreed to end; one that goes first would break the other's last sum
+            leave_together(
+                joined, done=False
+            )  # all have agreed to end; one that goes first would break the others' last sum
             raise
         progress.finish()
     return history
