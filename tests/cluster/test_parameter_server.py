@@ -56,7 +56,7 @@ def facts(module_cluster):
     """What 3 workers came to, by fact; the ps and the workers are ended by the chief's end."""
     tasks = module_cluster(chief=1, ps=1, worker=3)
     names = ["counts"] * RUNS + ["validation", "callbacks", "chiefs_callbacks", "resumed", "refused"]
-    names += ["datasets", "after_failure"]
+    names += ["datasets", "after_failure", "generators"]
     ended = tasks.start(program("facts.py", *names)).finish()
     assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
     assert tasks.left() == []
@@ -107,13 +107,17 @@ def test_what_cannot_be_done_is_said(facts):
 
 
 def test_a_dataset_is_sent_to_the_workers(facts):
-    ((examples, scored, by_function, generated, outside),) = facts["datasets"]
+    ((examples, scored, generated, outside),) = facts["datasets"]
     assert examples == [350, 350]
     assert scored == [21, 21]
-    assert by_function == [30 * 7]
     assert generated.startswith("the dataset calls Python code (py_function, numpy_function, from_generator)")
     assert "lambda shard: make_dataset()" in generated
     assert outside.startswith("the data function takes a dataset that was made outside of it")
+
+
+def test_a_generator_of_the_chiefs_feeds_the_workers_and_the_program_ends(facts):
+    (examples,) = facts["generators"]
+    assert examples == [30 * 7]
 
 
 def test_a_failed_training_leaves_nothing_to_the_next_one(facts):
