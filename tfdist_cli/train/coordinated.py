@@ -28,6 +28,7 @@ from tfdist_cli.train.metrics import MetricTotals
 from tfdist_cli.train.rate import Rate
 from tfdist_cli.train.room import make_room
 from tfdist_cli.train.seeds import Seeds
+from tfdist_cli.train.served import calls_python
 from tfdist_cli.train.step import Given, ModelStep, Tensors
 from tfdist_cli.train.tables import Tables
 from tfdist_cli.train.update import innermost, leave_sums_to_engine, updates_rows, why_by_keras
@@ -103,11 +104,8 @@ class CoordinatedEngine:
         count = self.workers if split else 1
         shards = [Shard(n if split else 0, count, n, done) for n in range(self.workers)]
 
-        def opened(shard: Shard) -> Any:
-            return iter(checked(data, shard))
-
         remotes = [
-            self._shop.on_worker(worker, partial(opened, shard))
+            self._shop.on_worker(worker, partial(_iterator, data, shard))
             for worker, shard in zip(self._workers, shards, strict=True)
         ]
         for remote in remotes:
@@ -129,7 +127,7 @@ class CoordinatedEngine:
 
         def score(shard: Shard) -> Any:
             limit = -1 if steps is None else steps // count + (shard.index < steps % count)
-            scored = function(iter(checked(data, shard)), tf.constant(limit, tf.int64))
+            scored = function(_iterator(data, shard), tf.constant(limit, tf.int64))
             with tf.device(CHIEF_DEVICE):  # a worker that has scored its shard may go
                 return tf.identity(scored)
 
@@ -224,6 +222,20 @@ def _end_earlier(coordinator: Any) -> None:
         coordinator.join()
     except Exception as error:  # noqa: BLE001 whatever it is, it was raised where that training ran
         log.debug("an earlier training failed: %s", error)
+
+
+# Iterators over data that calls Python code. A worker that closes one calls that code, which runs here, while
+# TensorFlow may hold the interpreter and wait for the worker: they stay open until the process ends.
+_kept: list[Any] = []
+
+
+def _iterator(data: DatasetFunction, shard: Shard) -> Any:
+    """A worker's iterator, made on its device."""
+    dataset = checked(data, shard)
+    iterator = iter(dataset)
+    if calls_python(dataset):
+        _kept.append(iterator)
+    return iterator
 
 
 def _dealt(data: DatasetFunction, batches: int) -> Any:

@@ -137,7 +137,7 @@ def datasets():
 
 
 def generators():
-    """Each worker's share of what a generator gives, which runs on the chief; to be the last training of a program."""
+    """Each worker's share of what a generator gives, which runs on the chief."""
     shares = tfdist.fit(build(), lambda shard: generated().shard(shard.count, shard.index), steps_per_epoch=30)
     return shares.history["examples"]
 
@@ -232,8 +232,19 @@ def overflow():
 
 
 FACTS = (
-    *(counts, validation, callbacks, chiefs_callbacks, datasets, after_failure, resumed, refused, wires, overflow),
-    generators,
+    *(
+        counts,
+        generators,
+        validation,
+        callbacks,
+        chiefs_callbacks,
+        datasets,
+        after_failure,
+        resumed,
+        refused,
+        wires,
+        overflow,
+    ),
 )
 named = {fact.__name__: fact for fact in FACTS}
 print(json.dumps([[name, named[name]()] for name in sys.argv[1:]]))
