@@ -99,7 +99,18 @@ class Training:
 
     def __init__(self, folder, cluster=SERVERS, *options):
         self.run = folder / "run"
-        self.process = start(project(folder, cluster, RECIPE, RECIPE_YAML), "--run-dir", "run", *options)
+        self._launch = project(folder, cluster, RECIPE, RECIPE_YAML), "--run-dir", "run", *options
+        self.process = start(*self._launch)
+
+    def again(self):
+        """Launches it once more after the launcher's end."""
+        before = self.launches
+        self.process = start(*self._launch)
+        self.until(lambda: self.launches > before)
+
+    @property
+    def launches(self):
+        return sum(line["event"] == "launch" for line in self.lines("events.jsonl"))
 
     def lines(self, name):
         """The whole lines of one of the run's files so far."""
@@ -108,7 +119,10 @@ class Training:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def events(self, kind, task=None):
-        return [line for line in self.lines("events.jsonl") if line["event"] == kind and line.get("task", task) == task]
+        """The events of a kind since the last launch began."""
+        lines = self.lines("events.jsonl")
+        begun = max((number for number, line in enumerate(lines) if line["event"] == "launch"), default=0)
+        return [line for line in lines[begun:] if line["event"] == kind and line.get("task", task) == task]
 
     @property
     def trained(self):

@@ -100,9 +100,16 @@ def test_no_task_survives_the_launcher_not_even_one_that_was_started_again(train
     training = train(SERVERS, "--max-restarts", 5)
     training.strike(Blow("worker:1", 50))
     training.until(lambda: len(training.events("started", "worker:1")) == 2)
-    training.strike(Blow("launcher", 60))
-    training.process.wait()
-    assert eventually(lambda: not left_of(training.process.pid), seconds=5)
+    lose_the_launcher(training, 60)
+
+
+def lose_the_launcher(training, step):
+    """Kills it, and sees all tasks end; returns whether the training was still under way."""
+    if training.strike(Blow("launcher", step)):
+        training.process.wait()
+        assert eventually(lambda: not left_of(training.process.pid), seconds=5)
+        return True
+    return False
 
 
 def eventually(condition, seconds):
@@ -117,9 +124,13 @@ def eventually(condition, seconds):
 
 @pytest.mark.parametrize("trial", range(TRIALS))
 def test_anything_may_be_lost_at_any_time(train, trial):
+    """The launcher too, in one of four trials; it is launched again, which goes on from the last checkpoint."""
     chance = random.Random(trial)
     cluster = chance.choice([SERVERS, SERVERS, MIRRORED])
     tasks = ["worker:0", "worker:1", *(["chief:0", "ps:0", "evaluator:0"] if cluster is SERVERS else [])]
     steps = sorted(chance.sample(range(1, 800), chance.randint(1, 3)))
     blows = [Blow(chance.choice(tasks), step, chance.choice([signal.SIGKILL] * 4 + [signal.SIGSTOP])) for step in steps]
-    survive(train(cluster, "--max-restarts", 20, "--stall-timeout", 20), *blows, timeout=300)
+    training = train(cluster, "--max-restarts", 20, "--stall-timeout", 20)
+    if chance.random() < 0.25 and lose_the_launcher(training, chance.randint(0, 800)):
+        training.again()
+    survive(training, *blows, timeout=300)
