@@ -49,12 +49,10 @@ def suggest(key: str, model: type[SpecModel], top: type[SpecModel]) -> str:
         model: the model of the map that it stands in.
         top: the model of the whole file.
     """
-    near = get_close_matches(key, model.model_fields, n=1)
-    if near:
-        return f"did you mean {near[0]!r}?"
-    elsewhere = [path for path in all_paths(top) if path.rpartition(".")[2] == key]
-    if elsewhere:
-        return f"did you mean {elsewhere[0]!r}?"
+    elsewhere = (path for path in all_paths(top) if path.rpartition(".")[2] == key)
+    meant = next(elsewhere, None) or next(iter(get_close_matches(key, model.model_fields, n=1)), None)
+    if meant:
+        return f"did you mean {meant!r}?"
     return f"expected {', '.join(model.model_fields)}"
 
 
