@@ -150,7 +150,8 @@ class Training:
         """
 
         def due():
-            if not self.trained or self.trained[-1]["step"] < blow.step:
+            trained = self.trained
+            if not trained or trained[-1]["step"] < blow.step:
                 return False
             if blow.doing and self.events("state", "chief:0")[-1]["state"] != blow.doing:
                 return False
