@@ -155,6 +155,8 @@ class Training:
                 return False
             if blow.doing and self.events("state", "chief:0")[-1]["state"] != blow.doing:
                 return False
+            if blow.signum == signal.SIGSTOP and not any(line["state"] == "training" for line in self.events("state")):
+                return False  # a task that is stopped before it has come up is not waited for but by the start timeout
             return blow.task == "launcher" or self._alive(blow.task)
 
         self.until(lambda: due() or self.process.poll() == 0)
