@@ -266,6 +266,7 @@ def test_every_operation_runs_where_the_variable_is(kind):
         for update in (
             lambda: trained.rule.dense(trained.optimizer, variable, slots, gradient, rate, number),
             lambda: trained.rule.sparse(trained.optimizer, variable, slots, gradient, rows, rate, number),
+            lambda: kernels.in_turn(device, [], []),
             lambda: kernels.decay(trained.optimizer, variable, rate),
             lambda: kernels.decay_rows(trained.optimizer, variable, rows, rate),
         ):
@@ -293,7 +294,8 @@ def constant_update(trained, rows=False):
 
     def sparse(places):
         gradient, decaying = tf.ones([tf.size(places), variable.shape[1]]), optimizer.weight_decay is not None
-        rule.sparse(optimizer, variable, slots, gradient, places, rate, number, decaying=decaying)
+        args = optimizer, variable, slots, gradient, places, rate, number
+        kernels.in_turn(variable.device, [gradient], [lambda: rule.sparse(*args, decaying=decaying)])
 
     return tf.function(sparse if rows else dense, autograph=False)
 

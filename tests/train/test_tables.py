@@ -429,6 +429,37 @@ def test_numbers_that_no_row_has_are_refused_by_the_tables_name(ids):
         tf.function(lambda *batch: tables.lookup([batch]).rows)(*tensors(ids, Y))
 
 
+def three_tables():
+    """Of 11, 5 and 7 rows."""
+    ids = [keras.Input((LENGTH,), dtype="int32", name=name) for name in "abc"]
+    tables = [layers.Embedding(ROWS, 2), layers.Embedding(5, 3, name="second"), layers.Embedding(7, 1)]
+    found = [layers.Flatten()(table(own)) for table, own in zip(tables, ids, strict=True)]
+    return compiled(keras.Model(ids, layers.Dense(1)(layers.Concatenate()(found))))
+
+
+@pytest.mark.parametrize("size", [0, 1, EXAMPLES])
+def test_each_of_several_tables_has_its_own_rows(size):
+    x = tuple(random.integers(-rows, rows, (size, LENGTH)).astype(np.int32) for rows in (ROWS, 5, 7))
+    y = np.zeros((size, 1), np.float32)
+    _, tables = found(three_tables(), (x, y))
+    numbers = {rows: own % rows for own, rows in zip(x, (ROWS, 5, 7), strict=True)}
+    lookup = tables.lookup([tensors(x, y), tensors(x, y)])
+    for table, rows in zip(tables.tables, lookup.rows, strict=True):
+        np.testing.assert_array_equal(np.sort(rows), np.unique(numbers[table.rows]))
+    for positions in lookup.positions:
+        for table, where in zip(tables._calls[True].tables, positions, strict=True):
+            expected = numbers[tables.tables[table].rows].ravel()
+            np.testing.assert_array_equal(tf.gather(lookup.rows[table], where), expected)
+
+
+def test_the_table_that_lacks_a_row_is_named_among_several():
+    x = [np.zeros((1, LENGTH), np.int32) for _ in range(3)]
+    x[1][0, 2:4] = [5, -6]
+    _, tables = found(three_tables(), (tuple(x), np.zeros((1, 1), np.float32)))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)rows that second/embeddings does not .* has 5\D+-1\D+5"):
+        tables.lookup([tensors(tuple(x), np.zeros((1, 1), np.float32))])
+
+
 @pytest.mark.parametrize("size", [1, EXAMPLES, 2 * EXAMPLES])
 def test_batches_of_any_size_are_scored(size):
     x, y = np.resize(IDS, (size, LENGTH)), np.resize(Y, (size, 1))

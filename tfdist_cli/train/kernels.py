@@ -12,8 +12,8 @@ others it is the lazy meaning, as in LazyAdam: a row's momentum moves the row, a
 only, and so does weight decay. Bias corrections count all updates.
 
 Several workers may update a variable at the same time. An update of the whole variable holds the variable's lock (and
-its slots'), so none is lost. Updates of a table's rows, decay included, take turns by a lock of their own, so none of
-these is either.
+its slots'), so none is lost. Updates of rows, decay included, take turns at a ps by a lock of their own (`in_turn`), so
+none of these is either.
 
 A table whose rows have been updated or gathered once is in TensorFlow's copy-on-read mode: rows are then changed where
 they are, whoever reads, but each *whole* read or update copies the table. So a table takes the one kind of update or
@@ -105,24 +105,29 @@ class Rule:
         Returns:
             The operation. It fails with `InvalidArgumentError` where a row is not in the piece.
         """
-
-        def update() -> Any:
-            before = [decay_rows(optimizer, variable, rows, rate)] if decaying else []
-            with tf.control_dependencies(before):
-                return _run(self.some, Update(optimizer, variable, slots, gradient, rate, number, rows))
-
-        return _in_turn(variable, [gradient, rows], update)
+        before = [decay_rows(optimizer, variable, rows, rate)] if decaying else []
+        with tf.control_dependencies(before):
+            return _run(self.some, Update(optimizer, variable, slots, gradient, rate, number, rows))
 
 
-def _in_turn(variable: tf.Variable, given: list[tf.Tensor], update: Callable[[], Any]) -> Any:
-    """Updates rows while no other update of the piece's rows does, once what it is given is there."""
-    with tf.device(variable.device):
-        with tf.control_dependencies(given):  # nobody waits for what is still on its way
-            mutex = tf.raw_ops.MutexV2(shared_name=f"tfdist-rows-{variable._unique_id}")
+def in_turn(device: str, given: Sequence[tf.Tensor], updates: Sequence[Callable[[], Any]]) -> Any:
+    """Updates rows of a ps's tables while no other update of its tables' rows does.
+
+    Args:
+        device: the ps.
+        given: what the updates take; nobody waits for it while it is still on its way.
+        updates: each makes its operations and returns the last one.
+
+    Returns:
+        The operation that is done last.
+    """
+    with tf.device(device):
+        with tf.control_dependencies(given):
+            mutex = tf.raw_ops.MutexV2(shared_name="tfdist-rows")
             lock = tf.raw_ops.MutexLock(mutex=mutex)
         with tf.control_dependencies([lock]):
-            done = update()
-        with tf.control_dependencies([done]):
+            done = [update() for update in updates]
+        with tf.control_dependencies(done):
             return tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
 

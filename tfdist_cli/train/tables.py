@@ -102,18 +102,17 @@ class Tables:
         if not self.tables:
             return Lookup([], [[] for _ in batches])
         calls = self._calls[training]
-        numbers = [calls.numbers(*tf.nest.flatten(batch, expand_composites=True)) for batch in batches]
+        found = [calls.numbers(*tf.nest.flatten(batch, expand_composites=True)) for batch in batches]
+        # Table by table; all of them in one go, since each operation costs more than what it does here.
+        parts = sorted((table, n, call) for n in range(len(batches)) for call, table in enumerate(calls.tables))
+        flat = [found[n][call] for _, n, call in parts]
+        sizes = [tf.size(part) for part in flat]
+        of = _repeated([table for table, _, _ in parts], sizes) if len(self.tables) > 1 else tf.constant(0)
+        rows, where = self._unique(self._checked(tf.concat(flat, axis=0) if len(flat) > 1 else flat[0], of), of)
         positions: list[list[Any]] = [[None] * len(calls.tables) for _ in batches]
-        rows = []
-        for index, table in enumerate(self.tables):
-            places = [call for call, of in enumerate(calls.tables) if of == index]
-            own = [(batch, call) for batch in range(len(batches)) for call in places]
-            flat = [_checked(numbers[batch][call], table) for batch, call in own]
-            unique, where = tf.unique(tf.concat(flat, axis=0) if len(flat) != 1 else flat[0])
-            parts = tf.split(where, [tf.size(part) for part in flat], num=len(flat)) if len(flat) > 1 else [where]
-            for (batch, call), part in zip(own, parts, strict=True):
-                positions[batch][call] = part
-            rows.append(unique)
+        own = tf.split(where, tf.stack(sizes), num=len(parts)) if len(parts) > 1 else [where]
+        for (_, n, call), part in zip(parts, own, strict=True):
+            positions[n][call] = part
         return Lookup(rows, positions)
 
     def nothing(self) -> Lookup:
@@ -144,6 +143,39 @@ class Tables:
                 yield whole
 
         return given
+
+    def _checked(self, numbers: tf.Tensor, of: tf.Tensor) -> tf.Tensor:
+        """Numbers from 0 on; Keras counts those below 0 from the end.
+
+        Args:
+            numbers: some tables' numbers.
+            of: which table each is of.
+        """
+        limits = tf.gather(tf.constant([table.rows for table in self.tables]), of)
+        numbers = tf.where(numbers < 0, numbers + limits, numbers)
+        wrong = tf.reduce_max(tf.where((numbers >= 0) & (numbers < limits), -1, of))  # a table's, if there is one
+        says = [
+            f"a batch looks up rows that {each.variable.path} does not have: it has {each.rows}" for each in self.tables
+        ]
+        said = tf.gather(says, tf.maximum(wrong, 0))
+        least = tf.reduce_min(tf.where(of == wrong, numbers, tf.int32.max))
+        most = tf.reduce_max(tf.where(of == wrong, numbers, tf.int32.min))
+        with tf.control_dependencies([tf.debugging.Assert(wrong < 0, [said, least, most])]):
+            return tf.identity(numbers)
+
+    def _unique(self, numbers: tf.Tensor, of: tf.Tensor) -> tuple[Tensors, tf.Tensor]:
+        """Each table's rows that are looked up, and where among its table's each number stands."""
+        if len(self.tables) == 1:
+            rows, where = tf.unique(numbers)
+            return [rows], where
+        begins = np.cumsum([0, *(table.rows for table in self.tables)])
+        dtype = tf.int32 if begins[-1] <= tf.int32.max else tf.int64
+        first = tf.constant(begins[:-1], dtype)  # if one stood behind the other
+        joined, where = tf.unique(tf.cast(numbers, dtype) + tf.gather(first, of))
+        owner = tf.searchsorted(first, joined, side="right") - 1
+        counts = tf.math.unsorted_segment_sum(tf.ones_like(owner), owner, len(self.tables))
+        rows = tf.split(tf.cast(joined - tf.gather(first, owner), tf.int32), counts, num=len(self.tables))
+        return rows, where - tf.gather(tf.cumsum(counts, exclusive=True), of)
 
     def _find(self, places: dict[int, int]) -> None:
         given = self._step, self._element_spec, self._layers
@@ -243,7 +275,9 @@ def _taking(layers: Sequence[Any], take: Callable[[Any, tf.Tensor], tf.Tensor]) 
                 return inputs.with_flat_values(tf.cast(flat, layer.compute_dtype))
             inputs = tf.convert_to_tensor(inputs)
             rows = take(layer, tf.reshape(_whole(inputs), [-1]))
-            shape = tf.concat([tf.shape(inputs), [layer.output_dim]], axis=0)
+            shape: Any = [-1, *inputs.shape[1:], layer.output_dim]
+            if not all(shape[1:]):
+                shape = tf.concat([tf.shape(inputs), [layer.output_dim]], axis=0)
             rows = tf.ensure_shape(tf.reshape(rows, shape), [*inputs.shape, layer.output_dim])
             return tf.cast(rows, layer.compute_dtype)
 
@@ -263,14 +297,10 @@ def _whole(numbers: tf.Tensor) -> tf.Tensor:
     return tf.saturate_cast(numbers, tf.int32) if numbers.dtype.is_integer else tf.cast(numbers, tf.int32)
 
 
-def _checked(numbers: tf.Tensor, table: Table) -> tf.Tensor:
-    """Numbers from 0 on; Keras counts those below 0 from the end."""
-    numbers = tf.where(numbers < 0, numbers + table.rows, numbers)
-    message = f"a batch looks up rows that {table.variable.path} does not have: it has {table.rows}"
-    right = tf.reduce_all((numbers >= 0) & (numbers < table.rows))
-    within = tf.debugging.Assert(right, [message, tf.reduce_min(numbers), tf.reduce_max(numbers)])
-    with tf.control_dependencies([within]):
-        return tf.identity(numbers)
+def _repeated(values: list[int], times: list[tf.Tensor]) -> tf.Tensor:
+    """Each of some numbers as many times as is said, int32, shape (sum of `times`,)."""
+    ends = tf.cumsum(tf.stack(times))
+    return tf.gather(tf.constant(values), tf.searchsorted(ends, tf.range(ends[-1]), side="right"))
 
 
 def _unknown(variable: keras.Variable) -> tf.Tensor:

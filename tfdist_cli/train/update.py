@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist_cli.train.kernels import Rule, decay, decays, fused, rule_of, why_not
+from tfdist_cli.train.kernels import Rule, decay, decays, fused, in_turn, rule_of, why_not
 from tfdist_cli.train.rate import Rate
 from tfdist_cli.train.shards import Gradient, parts
 
@@ -121,6 +121,7 @@ def _apply_by_rule(
     if optimizer.loss_scale_factor is not None:
         plain = partial(_divided, by=optimizer.loss_scale_factor)
         present = [(variable, _each(variable, gradient, plain)) for variable, gradient in present]
+    some: dict[str, list[tuple[tf.IndexedSlices, Callable[[], Any]]]] = {}
     for variable, gradient in _clipped(optimizer, present):
         slots = [parts(slot) for slot in rule.slots(optimizer, variable)]
         decaying = decays(optimizer, variable)
@@ -130,11 +131,15 @@ def _apply_by_rule(
                 speed = tf.cast(rate, shard.dtype)
                 values = tf.cast(_values(part), shard.dtype)
                 if isinstance(part, tf.IndexedSlices):
-                    rule.sparse(optimizer, shard, own, values, part.indices, speed, number, decaying=decaying)
+                    args = optimizer, shard, own, values, part.indices, speed, number
+                    some.setdefault(shard.device, []).append((part, partial(rule.sparse, *args, decaying=decaying)))
                 else:
                     before = [decay(optimizer, shard, speed)] if decaying else []
                     with tf.control_dependencies(before):
                         rule.dense(optimizer, shard, own, values, speed, number)
+    for device, updates in some.items():
+        given = [tensor for part, _ in updates for tensor in (part.values, part.indices)]
+        in_turn(device, given, [update for _, update in updates])
 
 
 def _clipped(optimizer: Any, present: list[tuple[keras.Variable, Gradient]]) -> list[tuple[keras.Variable, Gradient]]:

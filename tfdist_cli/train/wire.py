@@ -250,13 +250,14 @@ class Wire:
 
     def _parted(self, joined: tf.Tensor, counts: list[tf.Tensor], post: Post, whole: list[Shard]) -> Tensors:
         joined = tf.cast(joined, post.dtype)
-        shapes: list[Any] = [shard.shape for shard in whole]
-        shapes += [[count, *shard.shape[1:]] for shard, count in zip(post.tables, counts, strict=True)]
+        shapes = [shard.shape for shard in whole] + [(-1, *shard.shape[1:]) for shard in post.tables]
         if len(shapes) < 2:
             return [tf.reshape(joined, shape) for shape in shapes]
-        sizes = [shard.size for shard in whole]
-        sizes += [count * int(np.prod(shard.shape[1:])) for shard, count in zip(post.tables, counts, strict=True)]
-        parts = tf.split(joined, sizes, num=len(sizes))
+        sizes: Any = [shard.size for shard in whole]
+        if post.tables:
+            widths = [int(np.prod(shard.shape[1:])) for shard in post.tables]
+            sizes = tf.concat([tf.constant(sizes, tf.int32), tf.stack(counts) * widths], axis=0)
+        parts = tf.split(joined, sizes, num=len(shapes))
         return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def _width(self, dtype: tf.DType) -> int:
