@@ -67,7 +67,7 @@ def _facts(news: RunView) -> Iterator[tuple[str, str]]:
     for each in news.scaled:
         yield "scaled", f"{described(each['replicas'])} after {duration(each['seconds'])}{_since(each)}"
     if news.headline:
-        yield "error", news.headline
+        yield "stopped" if news.outcome is Outcome.STOPPED else "error", news.headline
     if news.outcome is Outcome.LOST:
         alive = len(left_behind(news))
         yield "launcher", "gone, without a word" + (f"; {alive} of its tasks are still there" if alive else "")

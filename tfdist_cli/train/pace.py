@@ -1,12 +1,14 @@
 """How much work is given out at once: much while steps are short, little when they take long.
 
 What is under way is finished before a training pauses, for a checkpoint or to end. Steps of a millisecond are given out
-by the dozen, or a worker would wait for the chief most of the time; of steps of a second that would be minutes.
+by the dozen, or a worker would wait for the chief most of the time; of steps of a second that would be minutes. The
+first ones are single: they tell how long a step takes, and come long before a function of a dozen would be compiled.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 LONG = 2.0
@@ -28,8 +30,8 @@ class Pace:
         self._workers = workers
         self._clock = clock
         self._step_seconds: float | None = None
-        self._unmeasured = workers
-        """Executions that come first and also compile, on the chief and on each worker."""
+        self._compiled: Counter[int] = Counter()
+        """By their steps, executions that came first and also compiled, on the chief and on each worker."""
         self.begin()
 
     def begin(self) -> None:
@@ -43,8 +45,8 @@ class Pace:
         The first measurement is complete when each worker has had its share. Later ones take a second at least: what
         was finished while the chief was busy comes back all at once.
         """
-        if self._unmeasured:
-            self._unmeasured -= 1
+        if self._compiled[steps] < self._workers:
+            self._compiled[steps] += 1
             self.begin()
             return
         self._steps += steps
@@ -55,8 +57,8 @@ class Pace:
             self.begin()
 
     def size(self, wanted: int) -> int:
-        """Steps in the next execution: as many as wanted, or 1 when these would take long."""
-        return 1 if self._step_seconds and self._step_seconds * wanted > LONG else wanted
+        """Steps in the next execution: as many as wanted, or 1 when these would take long, or nobody knows yet."""
+        return 1 if self._step_seconds is None or self._step_seconds * wanted > LONG else wanted
 
     @property
     def in_flight(self) -> int:
