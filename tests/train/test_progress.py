@@ -1,26 +1,42 @@
-"""Metrics of steps that were lost."""
+"""A training tells of its first steps at once, and of the others once a second."""
 
 import json
+from types import SimpleNamespace
 
-from tfdist_cli.train.progress import take_back
+import numpy as np
+import pytest
 
-
-def test_lines_of_steps_that_are_taken_again_move_to_another_file(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    lines = [json.dumps({"step": step}) + "\n" for step in (10, 20, 20, 30, 40)]
-    path.write_text("".join(lines) + '{"step": 5')
-    take_back(path, 20)
-    assert path.read_text() == "".join(lines[:3])
-    assert (tmp_path / "metrics_lost.jsonl").read_text() == "".join(lines[3:])
-    path.write_text(path.read_text() + lines[3])
-    take_back(path, 20)
-    assert (tmp_path / "metrics_lost.jsonl").read_text() == "".join([*lines[3:], lines[3]])
+from tfdist_cli.train import progress as module
+from tfdist_cli.train.engine import Execution
+from tfdist_cli.train.progress import Progress
 
 
-def test_a_file_that_ends_where_the_training_goes_on_is_left_alone(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    take_back(path, 20)
-    assert not path.exists()
-    path.write_text('{"step": 20}\n')
-    take_back(path, 20)
-    assert list(tmp_path.iterdir()) == [path]
+@pytest.fixture
+def clock(monkeypatch):
+    now = SimpleNamespace(seconds=100.0)
+    monkeypatch.setattr(module.time, "monotonic", lambda: now.seconds)
+    return now
+
+
+@pytest.mark.parametrize("first", [0, 40])
+def test_the_first_steps_are_told_at_once(tmp_path, clock, first):
+    progress = Progress(tmp_path, engine=SimpleNamespace(is_chief=True), first=first, total=first + 10, epochs=1)
+    progress.begin_epoch()
+    told = []
+    for done in range(1, 5):
+        clock.seconds += 0.4
+        steps, examples = {"worker:0": 1}, {"worker:0": 8}
+        progress.count(Execution(first + done - 1, np.zeros(1), np.zeros(1), steps, examples, 0, {}))
+        if progress.due():
+            progress.report("train", first + done, 1, {"loss": 0.5})
+            told.append(done)
+    assert told == [1, 4]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["steps_per_second"]) for line in lines] == [(first + 1, 2.5), (first + 4, 2.5)]
+
+
+def test_only_the_chief_tells(tmp_path):
+    progress = Progress(tmp_path, engine=SimpleNamespace(is_chief=False), first=0, total=10, epochs=1)
+    assert not progress.due()
+    progress.report("train", 1, 1, {"loss": 0.5})
+    assert not (tmp_path / "metrics.jsonl").exists()

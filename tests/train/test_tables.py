@@ -456,7 +456,9 @@ def test_the_table_that_lacks_a_row_is_named_among_several():
     x = [np.zeros((1, LENGTH), np.int32) for _ in range(3)]
     x[1][0, 2:4] = [5, -6]
     _, tables = found(three_tables(), (tuple(x), np.zeros((1, 1), np.float32)))
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)rows that second/embeddings does not .* has 5\D+-1\D+5"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"(?s)rows that second/embeddings does not .* has 5\D+-1\D+5"
+    ):
         tables.lookup([tensors(tuple(x), np.zeros((1, 1), np.float32))])
 
 

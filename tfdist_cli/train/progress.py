@@ -120,8 +120,9 @@ class Progress:
                 counts[worker] = counts.get(worker, 0) + number
 
     def due(self) -> bool:
-        """Whether a running epoch should be reported now."""
-        return self._active and time.monotonic() - self._last.time >= REPORT_SECONDS
+        """Whether a running epoch should be reported now: its first steps at once, which show that it trains."""
+        silent = self._step == self._first
+        return self._active and (silent or time.monotonic() - self._last.time >= REPORT_SECONDS)
 
     def report(self, split: str, step: int, epoch: int, values: dict[str, Any], *, done: bool = False) -> None:
         """Writes one line of metrics.jsonl, and tells the launcher.
