@@ -47,17 +47,19 @@ class AsynchronousUpdates:
     ) -> Iterator[Execution]:
         """See `Engine.run`; what is in flight when a pause is agreed is finished and yielded."""
         left, start = steps, first
-        pending: deque[tuple[int, Any]] = deque()
+        pending: deque[tuple[int, int, Any]] = deque()
         self._pace.begin()
         while True:
             while left and len(pending) < self._pace.in_flight and not pause.agreed():
                 count = self._count(self._pace.size(size) if adapts else size, left)
-                pending.append((start, self._schedule(iterators, count, start)))
+                pending.append((start, count, self._schedule(iterators, count, start)))
                 left, start = left - count, start + count
             if not pending:
                 return
-            begun, remote = pending.popleft()
-            execution = self._execution(begun, self._raising_cause(partial(_fetched, remote)), int(pause.wanted()))
+            begun, count, remote = pending.popleft()
+            execution = self._execution(
+                begun, count, self._raising_cause(partial(_fetched, remote)), int(pause.wanted())
+            )
             self._pace.done(len(execution.losses))
             yield execution
 
@@ -84,13 +86,16 @@ class AsynchronousUpdates:
         except Exception as error:  # noqa: BLE001 it is raised again, or its cause
             raise_cause(error)
 
-    def _execution(self, first: int, fetched: Any, votes: int) -> Execution:
-        losses, metrics, examples, staleness, worker, *phases = fetched
+    def _execution(self, first: int, count: int, counted: np.ndarray, votes: int) -> Execution:
+        updates = -(-count // self._rule.push_every)
+        parts = np.split(counted, np.cumsum([count, self._shop.totals.size, updates, 2]))
+        losses, metrics, staleness, (examples, worker), phases = parts
         name = f"worker:{int(worker)}"
-        report = WorkerReport(float(np.sum(losses)), len(losses), tuple(staleness.tolist()))
-        spent = {name: phases[0]} if phases else {}
-        steps, examples = {name: len(losses)}, {name: int(examples)}
-        return Execution(first, losses, metrics, steps, examples, votes, {name: report}, phases=spent)
+        report = WorkerReport(float(np.sum(losses)), count, tuple(staleness.astype(int).tolist()))
+        spent = {name: phases} if phases.size else {}
+        return Execution(
+            first, losses, metrics, {name: count}, {name: int(examples)}, votes, {name: report}, phases=spent
+        )
 
     def _execution_function(self, count: int) -> Any:
         """`count` steps of one worker as one function, unrolled: a loop over several tasks' devices costs more."""
@@ -98,7 +103,7 @@ class AsynchronousUpdates:
         sizes = [min(rule.push_every, count - begin) for begin in range(0, count, rule.push_every)]
 
         @tf.function(autograph=False)
-        def execute(iterator: Any, first: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        def execute(iterator: Any, first: tf.Tensor) -> tf.Tensor:
             work = _Work(shop, iterator, first)
             staleness: Tensors = []
             load = work.fetch(sizes[0])
@@ -117,14 +122,10 @@ class AsynchronousUpdates:
                     load = ahead or work.fetch(following)
             shop.assign_state(shop.own_state(work.state))
             worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-            return (
-                tf.stack(work.losses),
-                shop.totals.pack(work.metrics),
-                work.examples,
-                tf.stack(staleness),
-                tf.cast(worker, tf.int64),
-                *work.watch.totals(),
-            )
+            counted = [tf.stack(work.losses), shop.totals.pack(work.metrics), tf.stack(staleness)]
+            counted += [tf.stack([work.examples, tf.cast(worker, tf.int64)]), *work.watch.totals()]
+            # As one tensor: each is fetched in a round of its own.
+            return tf.concat([tf.cast(part, tf.float64) for part in counted], axis=0)
 
         return execute
 
