@@ -53,6 +53,7 @@ RECIPE_YAML = """
 module: slow_links
 params: {model: mlp}
 train: {epochs: 2, share: copy}
+evaluate: null
 """
 CLUSTER = """
 name: links
@@ -205,8 +206,7 @@ def _rate(lab: Lab, folder: Path, case: Case, steps: int) -> float:
     if done.returncode:
         raise RuntimeError(done.stderr)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    first, last = (line for line in lines if line["split"] == "train" and line["epoch_done"])
-    return float((last["step"] - first["step"]) / (last["seconds"] - first["seconds"]))
+    return float([line["steps_per_second"] for line in lines if line["split"] == "train" and line["epoch_done"]][-1])
 
 
 if __name__ == "__main__":
