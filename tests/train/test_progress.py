@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tfdist_cli.train import progress as module
 from tfdist_cli.train.engine import Execution
 from tfdist_cli.train.progress import Progress
 
@@ -14,7 +13,7 @@ from tfdist_cli.train.progress import Progress
 @pytest.fixture
 def clock(monkeypatch):
     now = SimpleNamespace(seconds=100.0)
-    monkeypatch.setattr(module.time, "monotonic", lambda: now.seconds)
+    monkeypatch.setattr("tfdist_cli.train.progress.time.monotonic", lambda: now.seconds)
     return now
 
 
