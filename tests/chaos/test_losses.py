@@ -8,15 +8,13 @@ import time
 
 import pytest
 
-from tests.chaos.driver import MIRRORED, SERVERS, Blow, accuracy, check_metrics, moment
+from tests.chaos.driver import MIRRORED, SERVERS, UNDISTURBED, Blow, accuracy, check_metrics, moment
 from tests.cluster.launching import left_of
 
 pytestmark = [pytest.mark.chaos, pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
 
 TRIALS = int(os.environ.get("TFDIST_TEST_TRIALS", "0"))
 """Trials at random beside those that are always made; trial N is the same each time."""
-UNDISTURBED = 0.9528
-"""What the training comes to when nothing is done to it: 343 of 360 digits, or one more or less, whatever its seed."""
 NOTICED = 2.0
 """Seconds in which the launcher hears that a process has died, on a machine that is busy; otherwise it is a fifth."""
 

@@ -5,14 +5,12 @@ import sys
 
 import pytest
 
-from tests.chaos.driver import Training, accuracy, check_metrics
+from tests.chaos.driver import UNDISTURBED, Training, accuracy, check_metrics
 from tests.cluster.launching import MIRRORED, launch, project
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 SMALL = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {}}\nrecipe: recipe.yaml\n"
-UNDISTURBED = 0.9639
-"""What the digits come to with whatever numbers of tasks; see tests/chaos."""
 
 
 @pytest.fixture
