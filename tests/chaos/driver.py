@@ -122,7 +122,7 @@ class Training:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def events(self, kind, task=None):
-        """The events of a kind since the last launch began."""
+        """The events of a kind, and of a task or of none, since the last launch began."""
         lines = self.lines("events.jsonl")
         begun = max((number for number, line in enumerate(lines) if line["event"] == "launch"), default=0)
         return [line for line in lines[begun:] if line["event"] == kind and line.get("task", task) == task]
@@ -158,7 +158,7 @@ class Training:
                 return False
             if blow.doing and self.events("state", "chief:0")[-1]["state"] != blow.doing:
                 return False
-            if blow.signum == signal.SIGSTOP and not any(line["state"] == "training" for line in self.events("state")):
+            if blow.signum == signal.SIGSTOP and not self.has_begun:
                 return False  # a task that is stopped before it has come up is not waited for but by the start timeout
             return blow.task == "launcher" or self._alive(blow.task)
 
@@ -168,6 +168,12 @@ class Training:
         launcher = blow.task == "launcher"
         os.kill(self.process.pid if launcher else self.events("started", blow.task)[-1]["pid"], blow.signum)
         return time.time()
+
+    @property
+    def has_begun(self):
+        """Whether the last launch has trained."""
+        told = [line for chief in ("chief:0", "worker:0") for line in self.events("state", chief)]
+        return any(line["state"] == "training" for line in told)
 
     def _alive(self, task):
         return len(self.events("started", task)) > len(self.events("exited", task))

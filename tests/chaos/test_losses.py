@@ -15,6 +15,8 @@ pytestmark = [pytest.mark.chaos, pytest.mark.cluster, pytest.mark.slow, pytest.m
 
 TRIALS = int(os.environ.get("TFDIST_TEST_TRIALS", "0"))
 """Trials at random beside those that are always made; trial N is the same each time."""
+SURE = 300
+"""A step at which every training is still under way, and can be struck."""
 NOTICED = 2.0
 """Seconds in which the launcher hears that a process has died, on a machine that is busy; otherwise it is a fifth."""
 
@@ -28,6 +30,7 @@ def survive(training, *blows, timeout=200):
     assert abs(accuracy(done) - UNDISTURBED) <= 0.01
     trained = check_metrics(done.run_dir)
     assert trained[-1]["step"] == done.report["step"]
+    assert all(struck for blow, struck in zip(blows, moments, strict=True) if blow.step <= SURE)
     hit = [(blow, struck) for blow, struck in zip(blows, moments, strict=True) if struck]
     for blow, struck in hit:
         ended = next(line for line in training.events("exited", blow.task) if moment(line) > struck)
@@ -129,6 +132,6 @@ def test_anything_may_be_lost_at_any_time(train, trial):
     steps = sorted(chance.sample(range(1, 800), chance.randint(1, 3)))
     blows = [Blow(chance.choice(tasks), step, chance.choice([signal.SIGKILL] * 4 + [signal.SIGSTOP])) for step in steps]
     training = train(cluster, "--max-restarts", 20, "--stall-timeout", 20)
-    if chance.random() < 0.25 and lose_the_launcher(training, chance.randint(0, 800)):
+    if chance.random() < 0.25 and lose_the_launcher(training, chance.randint(0, SURE)):
         training.again()
     survive(training, *blows, timeout=300)
