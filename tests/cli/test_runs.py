@@ -74,7 +74,7 @@ def test_a_run_that_is_looked_at_and_stopped(tfdist, launched, monkeypatch):
     until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
     news = told(tfdist)
     assert (news["state"], news["exit_code"], news["launcher"]) == ("stopped", 143, None)
-    assert " ".join(tfdist("status").out.split()).find("stopped ended by SIGTERM") > 0
+    assert "stopped ended by SIGTERM" in " ".join(tfdist("status").out.split())
     assert stopped().endswith("is stopped already")
 
 

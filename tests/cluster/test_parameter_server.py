@@ -55,9 +55,7 @@ def test_two_workers_that_take_turns_equal_one_process(cluster, tmp_path):
 def facts(module_cluster):
     """What 3 workers came to, by fact; the ps and the workers are ended by the chief's end."""
     tasks = module_cluster(chief=1, ps=1, worker=3)
-    names = (
-        ["counts"] * RUNS + ["generators"] * 2 + ["validation", "callbacks", "chiefs_callbacks", "resumed", "refused"]
-    )
+    names = ["counts"] * RUNS + ["generators", "validation", "callbacks", "chiefs_callbacks", "resumed", "refused"]
     names += ["datasets", "after_failure"]
     ended = tasks.start(program("facts.py", *names)).finish()
     assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
@@ -118,7 +116,10 @@ def test_a_dataset_is_sent_to_the_workers(facts):
 
 
 def test_a_generator_of_the_chiefs_feeds_the_workers_and_other_trainings_follow(facts):
-    assert facts["generators"] == [[30 * 7]] * 2
+    ((trained, limited, trained_again, whole),) = facts["generators"]
+    assert trained == trained_again == [15 * 7] * 2
+    assert limited == [9 * 7] * 2
+    assert whole == [350, 350]
 
 
 def test_a_failed_training_leaves_nothing_to_the_next_one(facts):

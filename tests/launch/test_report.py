@@ -198,6 +198,13 @@ def test_how_an_end_is_described(played, exits, words):
     assert describe_end(played(CHIEF, PS).at(1, *exits).state.tasks[PS]) == words
 
 
+def test_an_error_of_a_task_that_the_launcher_then_ended(played):
+    job = played(CHIEF, PS).at(1, record(PS, "error", type="LoginError", message="no")).at(2, Exited(CHIEF, 3))
+    report = job.at(3, Exited(PS, -15)).report
+    assert report.headline == "ps:0 failed after 1.0 s, ended by the launcher after its error: LoginError: no"
+    assert report.exit_code == 3
+
+
 @pytest.mark.parametrize(
     ("error", "lines", "starved"),
     [

@@ -119,12 +119,21 @@ def test_what_a_failed_program_leaves_behind_does_not_make_it_fail_later():
     assert job.state.failures == (PS, CHIEF)
 
 
-def test_a_first_failure_that_the_launcher_had_to_end_still_is_no_success():
+def test_a_first_failure_that_the_launcher_had_to_end_leaves_the_code_to_the_next():
     job = History(W0, W1, rules=rules("multi_worker_mirrored"))
     job.at(5, error(W1))
     job.at(6, error(W0), Exited(W0, 4))
     job.at(7, Exited(W1, -15))
     assert job.state.failures == (W1, W0)
+    assert job.state.exit_code == 4
+
+
+def test_failures_without_a_code_of_their_own_are_no_success():
+    job = History(*PS_TASKS)
+    job.at(5, error(CHIEF))
+    job.at(6, Exited(PS, 0))
+    job.at(7, Exited(CHIEF, -15))
+    assert job.state.failures == (CHIEF, PS)
     assert job.state.exit_code == 1
 
 

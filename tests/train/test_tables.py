@@ -1,5 +1,7 @@
 """Tables that are looked up give what whole tables give; a table that cannot be looked up is found, and said why."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -460,6 +462,15 @@ def test_the_table_that_lacks_a_row_is_named_among_several():
         tf.errors.InvalidArgumentError, match=r"(?s)rows that second/embeddings does not .* has 5\D+-1\D+5"
     ):
         tables.lookup([tensors(tuple(x), np.zeros((1, 1), np.float32))])
+
+
+def test_tables_may_have_more_rows_together_than_an_int32_counts():
+    _, tables = found(three_tables(), (tuple(IDS for _ in range(3)), Y))
+    many = 2**31 - 1
+    tables.tables = [SimpleNamespace(rows=many) for _ in range(3)]
+    rows, where = tables._unique(tf.constant([5, 0, many - 1, 5, many - 1, 1]), tf.constant([0, 0, 1, 1, 2, 2]))
+    assert [each.numpy().tolist() for each in rows] == [[5, 0], [many - 1, 5], [many - 1, 1]]
+    assert where.numpy().tolist() == [0, 1] * 3
 
 
 @pytest.mark.parametrize("size", [1, EXAMPLES, 2 * EXAMPLES])

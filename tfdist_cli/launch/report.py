@@ -218,12 +218,17 @@ def describe_end(task: TaskState) -> str:
     if task.cause:
         return task.cause
     if task.status is Status.STOPPED and task.told:
-        if task.obeyed:
-            told = "killed by the launcher: it did not end when told to"
-            return told if task.was_killed else "ended by the launcher"
-        return f"ended by the launcher, {_code(task)}"
+        return _as_told(task)
+    if task.code and task.obeyed:
+        return "ended by the launcher after its error"
     early = ", before the training was done" if task.code == 0 and task.status is Status.FAILED else ""
     return f"{_code(task)}{early}"
+
+
+def _as_told(task: TaskState) -> str:
+    if not task.obeyed:
+        return f"ended by the launcher, {_code(task)}"
+    return "killed by the launcher: it did not end when told to" if task.was_killed else "ended by the launcher"
 
 
 def cause_of(loss: Loss) -> str:

@@ -331,14 +331,16 @@ class JobState:
 
     @property
     def exit_code(self) -> int:
-        """What `tfdist launch` returns when it ends like this."""
+        """What `tfdist launch` returns when it ends like this: the code of the first failed task that has one."""
         if self.signum is not None:
             return 128 + self.signum
         if self.late or self.resizing:
             return 124
-        for task in self.failures:
-            return 124 if self.tasks[task].stalled else shell_code(self.tasks[task]) or 1
-        return 124 if self.failing and self.dying else 0
+        failed = [self.tasks[task] for task in self.failures]
+        if not failed:
+            return 124 if self.failing and self.dying else 0
+        own = (code for code in map(shell_code, failed) if code)
+        return 124 if failed[0].stalled else next(own, 1)
 
 
 def shell_code(task: TaskState) -> int:

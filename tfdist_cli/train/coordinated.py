@@ -127,7 +127,7 @@ class CoordinatedEngine:
 
         def score(shard: Shard) -> Any:
             limit = -1 if steps is None else steps // count + (shard.index < steps % count)
-            scored = function(_iterator(data, shard), tf.constant(limit, tf.int64))
+            scored = function(_iterator(data, shard, ends=steps is None), tf.constant(limit, tf.int64))
             with tf.device(CHIEF_DEVICE):  # a worker that has scored its shard may go
                 return tf.identity(scored)
 
@@ -224,16 +224,16 @@ def _end_earlier(coordinator: Any) -> None:
         log.debug("an earlier training failed: %s", error)
 
 
-# Iterators over data that calls Python code. A worker that closes one calls that code, which runs here, while
-# TensorFlow may hold the interpreter and wait for the worker: they stay open until the process ends.
+# Iterators over data that calls Python code. A worker that closes one before its end calls that code, which runs here,
+# while TensorFlow may hold the interpreter and wait for the worker: they stay open until the process ends.
 _kept: list[Any] = []
 
 
-def _iterator(data: DatasetFunction, shard: Shard) -> Any:
-    """A worker's iterator, made on its device."""
+def _iterator(data: DatasetFunction, shard: Shard, *, ends: bool = False) -> Any:
+    """A worker's iterator, made on its device; whether it is read to its end."""
     dataset = checked(data, shard)
     iterator = iter(dataset)
-    if calls_python(dataset):
+    if not ends and calls_python(dataset):
         _kept.append(iterator)
     return iterator
 

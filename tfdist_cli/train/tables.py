@@ -275,8 +275,9 @@ def _taking(layers: Sequence[Any], take: Callable[[Any, tf.Tensor], tf.Tensor]) 
                 return inputs.with_flat_values(tf.cast(flat, layer.compute_dtype))
             inputs = tf.convert_to_tensor(inputs)
             rows = take(layer, tf.reshape(_whole(inputs), [-1]))
+            known = inputs.shape.rank > 0 and all(inputs.shape[1:])
             shape: Any = [-1, *inputs.shape[1:], layer.output_dim]
-            if not all(shape[1:]):
+            if not known:
                 shape = tf.concat([tf.shape(inputs), [layer.output_dim]], axis=0)
             rows = tf.ensure_shape(tf.reshape(rows, shape), [*inputs.shape, layer.output_dim])
             return tf.cast(rows, layer.compute_dtype)
