@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.workload import Workload
-from tfdist_cli.plan import HUGE_PAGES
+from tfdist_cli.plan import MALLOC
 
 ROOT = Path(__file__).resolve().parent.parent
 LEAVING_SECONDS = 30.0
@@ -72,7 +72,7 @@ def run(
         for name, variables in _environments(roles).items():
             environ = base_environment() | variables | replace(workload, result=str(result)).as_environment()
             if roles and program == OURS:
-                environ["GLIBC_TUNABLES"] = HUGE_PAGES
+                environ["GLIBC_TUNABLES"] = MALLOC
             tasks.append(_start(name, [python, "-m", program], environ, Path(folder)))
             stack.callback(_end, tasks[-1].process)
         _wait(tasks, serving="ps" in roles, deadline=time.monotonic() + timeout)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.plan import fixed_addresses, make_plan
+from tfdist_cli.plan import MALLOC, fixed_addresses, make_plan
 from tfdist_cli.resources import Machine
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import Cluster
@@ -64,9 +64,9 @@ def test_environment():
 
 def test_malloc_asks_for_huge_pages_unless_the_user_says_otherwise(monkeypatch):
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    assert plan()[TaskId("ps")].env["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    assert plan()[TaskId("ps")].env["GLIBC_TUNABLES"] == MALLOC
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
-    assert plan()[TaskId("ps")].env["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1:glibc.malloc.hugetlb=0"
+    assert plan()[TaskId("ps")].env["GLIBC_TUNABLES"] == f"{MALLOC}:glibc.malloc.hugetlb=0"
 
 
 def test_no_proxy_stands_between_tasks(monkeypatch):

@@ -177,15 +177,15 @@ def task_environment(
         **resources.environment,
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3" if serves else "2"),
         "PYTHONUNBUFFERED": "1",
-        # Rows of a large table are looked up twice as fast in huge pages, which Linux gives to those that ask for them.
         # What the user has set comes last, and holds.
-        "GLIBC_TUNABLES": _joined(HUGE_PAGES, os.environ.get("GLIBC_TUNABLES"), ":"),
+        "GLIBC_TUNABLES": _joined(MALLOC, os.environ.get("GLIBC_TUNABLES"), ":"),
         **exempt,
     }
 
 
-HUGE_PAGES = "glibc.malloc.hugetlb=1"
-"""Has malloc ask for transparent huge pages (glibc from 2.35 on; others ignore it)."""
+MALLOC = f"glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold={32 * 2**20}:glibc.malloc.trim_threshold={256 * 2**20}"
+"""Has malloc ask for huge pages, in which rows of a large table are looked up twice as fast (glibc from 2.35 on; others
+ignore it), and keep what is free for the next step: the kernel would clear its pages anew."""
 
 
 def _joined(before: str | None, after: str | None, separator: str) -> str:

@@ -60,6 +60,7 @@ def facts(module_cluster):
     ended = tasks.start(program("facts.py", *names)).finish()
     assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
     assert tasks.left() == []
+    assert "retracing" not in ended["chief:0"].err
     found = {name: [] for name in names}
     for name, fact in ended["chief:0"].said:
         found[name].append(fact)

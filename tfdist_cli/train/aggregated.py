@@ -24,6 +24,7 @@ import tensorflow as tf
 from tfdist_cli.phases import COLUMNS
 from tfdist_cli.train.aggregation import Aggregation, Gradient
 from tfdist_cli.train.crew import Crew
+from tfdist_cli.train.data import next_batch
 from tfdist_cli.train.engine import Execution, Pause
 from tfdist_cli.train.phases import Turns, Watch
 from tfdist_cli.train.step import Tensors, values
@@ -258,7 +259,7 @@ class AggregatedUpdates:
         shop, step = self._shop, self._shop.step
         number, key = tf.unstack(answer)
         watch.after("wait", answer)
-        batch = next(iterator)
+        batch = next_batch(iterator)
         lookup = shop.tables.lookup([batch])
         pulled = shop.wire.pull(lookup)
         watch.after("data", batch)

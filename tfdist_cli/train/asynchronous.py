@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist_cli.train.data import next_batch
 from tfdist_cli.train.engine import Execution, Pause, WorkerReport
 from tfdist_cli.train.pace import Pace
 from tfdist_cli.train.phases import Watch
@@ -183,7 +184,7 @@ class _Work:
 
     def fetch(self, count: int) -> _Load:
         """The next batches, and the parameters as they are now."""
-        batches = [next(self._iterator) for _ in range(count)]
+        batches = [next_batch(self._iterator) for _ in range(count)]
         lookup = self._shop.tables.lookup(batches)
         return _Load(batches, lookup, self._shop.wire.pull(lookup), self.updates)
 

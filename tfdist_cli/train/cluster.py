@@ -27,9 +27,9 @@ from tfdist_cli.spec.updates import PlacementRule, ShardRule, Updates
 from tfdist_cli.train import data_service, links
 from tfdist_cli.train.coordinated import CoordinatedEngine
 from tfdist_cli.train.engine import Engine, Rules
-from tfdist_cli.train.gpu_memory import limit_gpu_memory
 from tfdist_cli.train.placement import DEFAULT_PLACEMENT, Placement, PlacementRules
 from tfdist_cli.train.presence import await_names, gather, outlast, port_taken, report_in, say_done, wait_until_gone
+from tfdist_cli.train.runtime import configure_runtime
 from tfdist_cli.train.step import ModelStep
 from tfdist_cli.train.synchronous import Membership, SynchronousEngine
 
@@ -113,7 +113,7 @@ def join(
                 log.error("%s: %s", error.message, error.hint)  # noqa: TRY400 where it came from is of no interest
                 _end_server(environment, error.exit_code)
             _end_server(environment)
-        limit_gpu_memory(environment.gpu_memory)
+        configure_runtime(environment.gpu_memory)
         links.watch(environment.addresses.values())
         _joined = _meet(environment)
         if environment.task.role != "evaluator":
@@ -198,7 +198,7 @@ def _tensorflow_server(environment: Environment) -> tf.distribute.Server:
         if task.role in SERVING_ROLES:
             cluster.setdefault(task.role, []).append(str(address))
     own, task = environment.addresses[environment.task], environment.task
-    config = limit_gpu_memory(environment.gpu_memory)
+    config = configure_runtime(environment.gpu_memory)
     try:
         return tf.distribute.Server(cluster, job_name=task.role, task_index=task.index, protocol="grpc", config=config)
     except tf.errors.OpError as error:

@@ -311,6 +311,15 @@ def _nothing_for(shard: Shard) -> TrainingError:
     )
 
 
+def next_batch(iterator: Any) -> Any:
+    """The next batch, within a function of TensorFlow's that takes any number of them.
+
+    TensorFlow takes more than 32 in one function for a loop that somebody forgot to compile, and refuses them.
+    """
+    iterator._get_next_call_count = 0
+    return next(iterator)
+
+
 def ended_early(whose: str) -> TrainingError:
     """What is raised when there is no next batch.
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.recipe import Share
-from tfdist_cli.train.data import DatasetFunction, Shard, checked, ended_early
+from tfdist_cli.train.data import DatasetFunction, Shard, checked, ended_early, next_batch
 from tfdist_cli.train.engine import DEFAULT_RULES, Execution, Pause, Rules
 from tfdist_cli.train.evaluation import evaluation_function
 from tfdist_cli.train.exchange import Exchange
@@ -237,7 +237,7 @@ class SynchronousEngine:
 
     def _batches(self, iterator: Any, count: int) -> Any:
         """`count` batches for each local replica."""
-        own = [tuple(next(iterator) for _ in range(count)) for _ in range(self._local)]
+        own = [tuple(next_batch(iterator) for _ in range(count)) for _ in range(self._local)]
         if self._local == 1:
             return own[0]
         first = self._members.index * self._local

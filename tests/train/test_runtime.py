@@ -1,4 +1,4 @@
-"""What TensorFlow would tell its runtime of GPUs; the devices are made up, the translation is TensorFlow's own."""
+"""What TensorFlow would tell its runtime; the GPUs are made up, the translation is TensorFlow's own."""
 
 import pytest
 import tensorflow as tf
@@ -6,7 +6,7 @@ from tensorflow.python.eager import context
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.resources import Size
-from tfdist_cli.train.gpu_memory import limit_gpu_memory
+from tfdist_cli.train.runtime import configure_runtime
 
 
 @pytest.fixture
@@ -24,14 +24,14 @@ def gpus(monkeypatch):
 
 
 def test_a_fraction(gpus):
-    config = limit_gpu_memory(0.25)
+    config = configure_runtime(0.25)
     assert config.gpu_options.per_process_gpu_memory_fraction == 0.25
     assert context.context().config.gpu_options.per_process_gpu_memory_fraction == 0.25
     assert context.context().config.device_count["GPU"] == 2
 
 
 def test_an_amount_of_each_gpu(gpus):
-    config = limit_gpu_memory(Size.parse("4GiB"))
+    config = configure_runtime(Size.parse("4GiB"))
     for options in (config.gpu_options, context.context().config.gpu_options):
         limits = [list(device.memory_limit_mb) for device in options.experimental.virtual_devices]
         assert limits == [[4096.0], [4096.0]]
@@ -40,7 +40,7 @@ def test_an_amount_of_each_gpu(gpus):
 
 
 def test_nothing_is_said_where_nothing_is_wanted(gpus):
-    assert limit_gpu_memory(None) is None
+    assert not configure_runtime(None).HasField("gpu_options")
     assert not context.context().config.gpu_options.per_process_gpu_memory_fraction
 
 
@@ -48,9 +48,26 @@ def test_nothing_is_said_where_nothing_is_wanted(gpus):
 def test_it_comes_before_anything_else(wanted):
     tf.constant(1)
     with pytest.raises(TrainingError, match="in use before the memory of its GPUs was limited"):
-        limit_gpu_memory(wanted)
+        configure_runtime(wanted)
 
 
 def test_without_a_gpu_it_does_nothing(monkeypatch):
     monkeypatch.setattr(context, "_context", context.Context())
-    assert not limit_gpu_memory(Size(2**30)).gpu_options.experimental.virtual_devices
+    assert not configure_runtime(Size(2**30)).gpu_options.experimental.virtual_devices
+
+
+@pytest.mark.parametrize(("threads", "sleep"), [("1", True), ("4", False), (None, False)])
+def test_idle_threads_sleep_where_tasks_share_the_cores(monkeypatch, threads, sleep):
+    monkeypatch.setattr(context, "_context", context.Context())
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
+    if threads:
+        monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", threads)
+    assert configure_runtime(None).experimental.disable_thread_spinning is sleep
+    assert context.context().config.experimental.disable_thread_spinning is sleep
+
+
+def test_a_runtime_that_is_in_use_stays_as_it_is(monkeypatch):
+    tf.constant(1)
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")
+    configure_runtime(None)
+    assert not context.context().config.experimental.disable_thread_spinning
