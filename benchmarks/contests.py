@@ -70,8 +70,8 @@ ALONE = replace(TFDIST, name="`tfdist.fit`, one process, both cores", roles={})
 
 _PS = "`ParameterServerStrategy`, 1 chief, 2 ps, 2 workers"
 _CLUSTER = {"chief": 1, "worker": 2, "ps": 2}
-_SETTING = "`wire: bfloat16`, `prefetch: true`, 20 steps an execution"
-_BEST = {"wire": "bfloat16", "updates": {"prefetch": True}, "steps_per_execution": 20}
+_SETTING = "`wire: bfloat16`, 20 steps an execution"
+_BEST = {"wire": "bfloat16", "steps_per_execution": 20}
 _SYNC = {"updates": {"mode": "sync"}, "steps": 150}
 _EMBEDDING = {"model": "embedding", "batch_size": 256}
 
