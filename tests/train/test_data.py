@@ -13,7 +13,6 @@ from tfdist_cli.train.data import (
     Pipeline,
     Shard,
     as_dataset_function,
-    auto_steps_per_execution,
     cardinality,
     check_ends,
     checked,
@@ -259,14 +258,6 @@ def test_repeated_data_goes_on_after_the_steps_done(step, unknown_length):
         return [list(map(int, batch)) for batch in repeated(function)(shard).take(12).as_numpy_iterator()]
 
     assert some(Shard(step=step))[: 12 - step] == some(Shard())[step:]
-
-
-@pytest.mark.parametrize(
-    ("steps", "workers", "size"),
-    [(1, 1, 1), (2, 1, 2), (100, 1, 10), (36, 1, 9), (7, 1, 7), (11, 1, 10), (97, 1, 10), (6, 4, 1), (40, 4, 10)],
-)
-def test_steps_per_execution_divide_the_epoch_unless_they_would_be_few(steps, workers, size):
-    assert auto_steps_per_execution(steps, workers, 10) == size
 
 
 @pytest.mark.parametrize(("asked", "tuned"), [(None, False), (True, True), (False, False)])

@@ -1,6 +1,8 @@
 """Much work at once while steps are short, little when they take long."""
 
-from tfdist_cli.train.pace import Pace
+import pytest
+
+from tfdist_cli.train.pace import Pace, auto_steps_per_execution
 
 
 class Clock:
@@ -86,3 +88,11 @@ def test_a_rest_is_not_counted():
     work(pace, clock, 1, 0.2, steps=20)
     work(pace, clock, 1, 0.2, steps=20)
     assert pace.size(20) == 20
+
+
+@pytest.mark.parametrize(
+    ("steps", "workers", "size"),
+    [(1, 1, 1), (2, 1, 2), (100, 1, 10), (36, 1, 9), (7, 1, 7), (11, 1, 10), (97, 1, 10), (6, 4, 1), (40, 4, 10)],
+)
+def test_steps_per_execution_divide_the_epoch_unless_they_would_be_few(steps, workers, size):
+    assert auto_steps_per_execution(steps, workers, 10) == size

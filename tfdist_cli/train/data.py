@@ -23,9 +23,6 @@ AUTO_SHUFFLE = 10_000
 
 _KERAS_BATCH = 32
 
-_FEW_STEPS = 4
-"""Executions of fewer steps than this cost more than compiling a second function for the remainder."""
-
 _UNKNOWN = (tf.data.UNKNOWN_CARDINALITY, tf.data.INFINITE_CARDINALITY)
 
 
@@ -391,14 +388,3 @@ def steps_in(function: DatasetFunction, shards: list[Shard], *, synchronous: boo
             return None
         lengths.append(length)
     return min(lengths) if synchronous else sum(lengths)
-
-
-def auto_steps_per_execution(steps_per_epoch: int, workers: int, most: int) -> int:
-    """Steps in an execution when none are named: the largest number up to `most` that divides an epoch, unless small.
-
-    Dividing evenly needs one compiled function; a remainder needs a second one, for single steps. Every worker should
-    have an execution in each epoch.
-    """
-    limit = min(most, max(1, steps_per_epoch // workers))
-    best = max(size for size in range(1, limit + 1) if steps_per_epoch % size == 0)
-    return best if best >= min(_FEW_STEPS, limit) else limit

@@ -29,7 +29,6 @@ from tfdist_cli.train.data import (
     DatasetFunction,
     Shard,
     as_dataset_function,
-    auto_steps_per_execution,
     check_ends,
     checked,
     repeated,
@@ -39,6 +38,7 @@ from tfdist_cli.train.data_service import DataService
 from tfdist_cli.train.engine import Engine, Rules
 from tfdist_cli.train.evaluator import run_evaluator
 from tfdist_cli.train.loop import TrainingLoop, acts_on_batches
+from tfdist_cli.train.pace import auto_steps_per_execution
 from tfdist_cli.train.progress import Progress, log, speak
 from tfdist_cli.train.resume import Start, resume
 from tfdist_cli.train.saver import Asynchronous

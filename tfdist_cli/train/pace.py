@@ -11,6 +11,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+_FEW_STEPS = 4
+"""Executions of fewer steps than this cost more than compiling a second function for the remainder."""
 LONG = 2.0
 """Seconds that an execution may take."""
 _MEASURED_SECONDS = 1.0
@@ -64,3 +66,14 @@ class Pace:
     def in_flight(self) -> int:
         """Executions of all workers together that may be under way: one each until it is known how long they take."""
         return self._workers * (_AHEAD if self._step_seconds is not None else 1)
+
+
+def auto_steps_per_execution(steps_per_epoch: int, workers: int, most: int) -> int:
+    """Steps in an execution when none are named: the largest number up to `most` that divides an epoch, unless small.
+
+    Dividing evenly needs one compiled function; a remainder needs a second one, for single steps. Every worker should
+    have an execution in each epoch.
+    """
+    limit = min(most, max(1, steps_per_epoch // workers))
+    best = max(size for size in range(1, limit + 1) if steps_per_epoch % size == 0)
+    return best if best >= min(_FEW_STEPS, limit) else limit
