@@ -174,7 +174,8 @@ def zero(path, numbers):
 
 
 def append(path, numbers):
-    path.write_bytes(path.read_bytes() + numbers.randbytes(1))
+    byte = numbers.randrange(ord(" ") + 1, 256)  # white space behind JSON changes nothing
+    path.write_bytes(path.read_bytes() + bytes([byte]))
 
 
 def remove(path, _):
