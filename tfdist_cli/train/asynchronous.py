@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -117,13 +118,16 @@ class AsynchronousUpdates:
                     arrival = shop.wire.compensated(arrival, load.pulled, rule.delay_compensation)
                 with work.watch.over("update"):
                     number = shop.apply(shop.wire.gradients([arrival]), [each is not None for each in gradients])
-                staleness.append(number - load.updates)
-                work.updates = number + 1
+                with work.beside_count():
+                    staleness.append(number - load.updates)
+                    work.updates = number + 1
                 if following:
                     load = ahead or work.fetch(following)
             shop.assign_state(shop.own_state(work.state))
             worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-            counted = [tf.stack(work.losses), shop.totals.pack(work.metrics), tf.stack(staleness)]
+            with work.beside_count():
+                behind = tf.stack(staleness)
+            counted = [tf.stack(work.losses), shop.totals.pack(work.metrics), behind]
             counted += [tf.stack([work.examples, tf.cast(worker, tf.int64)]), *work.watch.totals()]
             # As one tensor: each is fetched in a round of its own.
             return tf.concat([tf.cast(part, tf.float64) for part in counted], axis=0)
@@ -176,11 +180,16 @@ class _Work:
         self._first = first
         self._done = 0
         self.watch = Watch(shop.rules.phases)
-        self.updates = tf.convert_to_tensor(innermost(shop.step.model.optimizer)._iterations.value)
+        self._counter = innermost(shop.step.model.optimizer)._iterations.value
+        self.updates = tf.convert_to_tensor(self._counter)
         self.state = values(shop.step.state)
         self.metrics = shop.totals.start()
         self.losses: Tensors = []
         self.examples = tf.zeros([], tf.int64)
+
+    def beside_count(self) -> AbstractContextManager[Any]:
+        """Operations go where updates are counted: what follows from the count need not cross the network in each."""
+        return tf.device(self._counter.device)
 
     def fetch(self, count: int) -> _Load:
         """The next batches, and the parameters as they are now."""

@@ -33,6 +33,7 @@ import tensorflow as tf
 
 from tfdist_cli.train import formulas
 from tfdist_cli.train.formulas import Update
+from tfdist_cli.train.order import unordered
 
 
 @dataclass(frozen=True)
@@ -123,12 +124,12 @@ def in_turn(device: str, given: Sequence[tf.Tensor], updates: Sequence[Callable[
     """
     with tf.device(device):
         with tf.control_dependencies(given):
-            mutex = tf.raw_ops.MutexV2(shared_name="tfdist-rows")
+            mutex = unordered(tf.raw_ops.MutexV2(shared_name="tfdist-rows"))
             lock = tf.raw_ops.MutexLock(mutex=mutex)
         with tf.control_dependencies([lock]):
             done = [update() for update in updates]
         with tf.control_dependencies(done):
-            return tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+            return unordered(tf.raw_ops.ConsumeMutexLock(mutex_lock=lock))
 
 
 def _run(formula: Callable[[Update], Any], update: Update) -> Any:

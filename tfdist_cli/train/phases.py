@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.phases import COLUMNS
+from tfdist_cli.train.order import unordered
 
 
 class Watch:
@@ -127,9 +128,4 @@ def told(totals: Mapping[str, np.ndarray]) -> dict[str, dict[str, float]]:
 
 def _time(ends: list[Any]) -> tf.Tensor:
     with tf.control_dependencies(ends):
-        now = tf.timestamp()
-    # TensorFlow keeps the order of operations with side effects; this one must not make others wait.
-    dependencies = now.graph.experimental_acd_manager
-    if dependencies is not None:
-        dependencies.run_independently(now.op)
-    return now
+        return unordered(tf.timestamp())

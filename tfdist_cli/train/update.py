@@ -122,11 +122,13 @@ def _apply_by_rule(
         plain = partial(_divided, by=optimizer.loss_scale_factor)
         present = [(variable, _each(variable, gradient, plain)) for variable, gradient in present]
     some: dict[str, list[tuple[tf.IndexedSlices, Callable[[], Any]]]] = {}
+    known = _Sent(rate, number)
     for variable, gradient in _clipped(optimizer, present):
         slots = [parts(slot) for slot in rule.slots(optimizer, variable)]
         decaying = decays(optimizer, variable)
         for index, (shard, part) in enumerate(zip(parts(variable), gradient, strict=True)):
             own = [slot[index] for slot in slots]
+            rate, number = known.on(shard.device)
             with tf.device(shard.device):
                 speed = tf.cast(rate, shard.dtype)
                 values = tf.cast(_values(part), shard.dtype)
@@ -140,6 +142,30 @@ def _apply_by_rule(
     for device, updates in some.items():
         given = [tensor for part, _ in updates for tensor in (part.values, part.indices)]
         in_turn(device, given, [update for _, update in updates])
+
+
+class _Sent:
+    """An update's learning rate and number, which every other device is sent as one tensor.
+
+    Args:
+        rate: the learning rate, shape ().
+        number: how many updates came before, int64, shape ().
+    """
+
+    def __init__(self, rate: tf.Tensor, number: tf.Tensor) -> None:
+        self._rate = rate
+        with tf.device(number.device):
+            # float64 holds every float32 and every number of updates there will ever be (2**53).
+            self._both = tf.stack([tf.cast(rate, tf.float64), tf.cast(number, tf.float64)])
+        self._there = {number.device: (rate, number)}
+
+    def on(self, device: str) -> tuple[tf.Tensor, tf.Tensor]:
+        """Both, on a device: the rate in its own type, the number as int64."""
+        if device not in self._there:
+            with tf.device(device):
+                rate, number = tf.unstack(tf.identity(self._both))
+                self._there[device] = tf.cast(rate, self._rate.dtype), tf.cast(number, tf.int64)
+        return self._there[device]
 
 
 def _clipped(optimizer: Any, present: list[tuple[keras.Variable, Gradient]]) -> list[tuple[keras.Variable, Gradient]]:
