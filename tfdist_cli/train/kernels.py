@@ -33,7 +33,7 @@ import tensorflow as tf
 
 from tfdist_cli.train import formulas
 from tfdist_cli.train.formulas import Update
-from tfdist_cli.train.order import unordered
+from tfdist_cli.train.order import last_of, unordered
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,8 @@ class Rule:
 def in_turn(device: str, given: Sequence[tf.Tensor], updates: Sequence[Callable[[], Any]]) -> Any:
     """Updates rows of a ps's tables while no other update of its tables' rows does.
 
+    A function's own updates take the lock in their order: one that had it first would wait for the one before it.
+
     Args:
         device: the ps.
         given: what the updates take; nobody waits for it while it is still on its way.
@@ -123,13 +125,15 @@ def in_turn(device: str, given: Sequence[tf.Tensor], updates: Sequence[Callable[
         The operation that is done last.
     """
     with tf.device(device):
-        with tf.control_dependencies(given):
+        before = last_of(f"turn at {device}")
+        with tf.control_dependencies([*given, *before]):
             mutex = unordered(tf.raw_ops.MutexV2(shared_name="tfdist-rows"))
             lock = tf.raw_ops.MutexLock(mutex=mutex)
         with tf.control_dependencies([lock]):
             done = [update() for update in updates]
         with tf.control_dependencies(done):
-            return unordered(tf.raw_ops.ConsumeMutexLock(mutex_lock=lock))
+            before[:] = [unordered(tf.raw_ops.ConsumeMutexLock(mutex_lock=lock))]
+        return before[0]
 
 
 def _run(formula: Callable[[Update], Any], update: Update) -> Any:

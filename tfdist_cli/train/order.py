@@ -28,3 +28,17 @@ def unordered(result: Any) -> Any:
         if manager is not None:
             manager.run_independently(operation)
     return result
+
+
+def last_of(kind: str) -> list[Any]:
+    """What of a kind was the last so far in the function that is being traced, for the next one to wait for.
+
+    Returns:
+        A list to keep it in, which the next call gives again; outside of functions an empty one, each time.
+    """
+    if tf.executing_eagerly():
+        return []
+    graph = tf.compat.v1.get_default_graph()
+    found = graph.get_collection_ref(f"tfdist: {kind}")
+    found[:] = [operation for operation in found if operation.graph is graph]  # a function takes over its caller's
+    return found

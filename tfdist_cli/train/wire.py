@@ -7,7 +7,7 @@ one piece, a parcel.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,12 +116,15 @@ class Wire:
             (post.tables if shard.place in self._tables else post.dense).append(shard)
         self.posts = list(posts.values())
 
-    def pull(self, lookup: Lookup | None = None, held: Tensors | None = None) -> Pulled:
+    def pull(
+        self, lookup: Lookup | None = None, held: Tensors | None = None, after: Mapping[str, tf.Tensor] | None = None
+    ) -> Pulled:
         """Reads each parameter once, of tables the rows that are looked up.
 
         Args:
             lookup: which rows; only for parameters without tables it may be left out.
             held: values pulled before, which are kept: only rows are read.
+            after: for each ps what it waits for before it reads; by default nothing.
         """
         local, where = self._by_shard(lookup)
         arrived: dict[tuple[int, int], tf.Tensor] = {}
@@ -133,7 +136,8 @@ class Wire:
             sent = _joined([*sent, tf.stack(counts)]) if len(sent) > 1 else sent
             with tf.device(post.device):
                 numbers = self._numbers(sent, counts)
-                joined = _read(whole, post.tables, numbers)
+                with tf.control_dependencies([after[post.device]] if after else []):
+                    joined = _read(whole, post.tables, numbers)
                 crossing = self._rounded(joined)
             rows.append(numbers)
             read.append(joined)

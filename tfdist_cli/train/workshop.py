@@ -72,7 +72,8 @@ class Workshop:
     def assign_state(self, values: Tensors) -> None:
         """Writes what `own_state` gave into its variables."""
         for variable, value in zip(self.own_state(self.step.state), values, strict=True):
-            variable.value.assign(tf.cast(tf.reshape(value, variable.shape), variable.dtype))
+            with tf.device(variable.value.device):
+                variable.value.assign(tf.cast(tf.reshape(value, variable.shape), variable.dtype))
 
     def on_worker(self, worker: Any, function: Callable[..., Any], args: tuple[Any, ...] = ()) -> Any:
         """Runs a function on one worker, and again when the worker has been replaced while its result is kept."""
