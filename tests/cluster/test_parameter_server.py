@@ -56,7 +56,7 @@ def facts(module_cluster):
     """What 3 workers came to, by fact; the ps and the workers are ended by the chief's end."""
     tasks = module_cluster(chief=1, ps=1, worker=3)
     names = ["counts"] * RUNS + ["generators", "validation", "callbacks", "chiefs_callbacks", "resumed", "refused"]
-    names += ["datasets", "after_failure"]
+    names += ["datasets", "after_failure", "rare_pushes", "broken_off"]
     ended = tasks.start(program("facts.py", *names)).finish()
     assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
     assert tasks.left() == []
@@ -127,3 +127,11 @@ def test_a_failed_training_leaves_nothing_to_the_next_one(facts):
     ((said, examples),) = facts["after_failure"]
     assert re.match(r"worker:\d's data ended before the training did", said)
     assert examples == [9 * 7]
+
+
+def test_workers_may_push_rarely(facts):
+    assert facts["rare_pushes"] == [[2, [80 * 7]]]
+
+
+def test_a_synchronous_training_may_be_broken_off(facts):
+    assert facts["broken_off"] == [["enough", 50, [3 * 50 * 7]]]

@@ -173,6 +173,33 @@ def after_failure():
     return [said, tfdist.fit(build(), data, steps_per_epoch=9).history["examples"]]
 
 
+def rare_pushes():
+    """More steps to an update than TensorFlow likes to see batches taken in one function."""
+    model = build()
+    history = tfdist.fit(model, data, steps_per_epoch=80, updates=tfdist.Updates(push_every=40))
+    return [int(model.optimizer.iterations.numpy()), history.history["examples"]]
+
+
+def broken_off():
+    """A synchronous training that its own callback breaks off, and one after it."""
+    together = tfdist.Updates(mode="sync")
+
+    def stop(batch, logs):
+        if batch >= 40:
+            raise RuntimeError("enough")
+
+    try:
+        tfdist.fit(
+            build(), data, steps_per_epoch=100, steps_per_execution=4, updates=together,
+            callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=stop)],
+        )  # fmt: skip
+    except RuntimeError as error:
+        said = str(error)
+    model = build()
+    history = tfdist.fit(model, data, steps_per_epoch=50, steps_per_execution=4, updates=together)
+    return [said, int(model.optimizer.iterations.numpy()), history.history["examples"]]
+
+
 def resumed():
     """Only the chief has a checkpoint folder; all go on from there."""
     folder = Path("checkpoints" if tfdist.is_chief() else "nowhere")
@@ -249,6 +276,8 @@ FACTS = (
     chiefs_callbacks,
     datasets,
     after_failure,
+    rare_pushes,
+    broken_off,
     resumed,
     refused,
     wires,
