@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist_cli.phases import COLUMNS, PHASES
-from tfdist_cli.train.phases import Turns, Watch, told
+from tfdist_cli.train.phases import Turns, Watch, noted, told
 
 
 def moment():
@@ -39,6 +39,22 @@ def test_what_is_not_watched_is_the_same_function():
 
     watched = traced(lambda: step(Watch(False, *Watch(False).note)))
     assert [each.type for each in watched] == [each.type for each in traced(step)]
+
+
+def test_of_what_several_devices_did_at_once_the_longest_counts():
+    @tf.function(autograph=False)
+    def step():
+        watch = Watch(True)
+        begun = noted(tf.constant(1))
+        ended = noted(begun, None)
+        watch.longest("update", [ended - begun, tf.constant(3.0, tf.float64), tf.constant(2.0, tf.float64)])
+        Watch(False).longest("update", [])
+        return watch.totals(), ended - begun
+
+    (totals,), span = step()
+    assert span >= 0
+    assert totals[COLUMNS.index("update")] == 3
+    assert tf.reduce_sum(totals) == 3
 
 
 def test_a_phase_ends_when_what_it_is_about_is_there_and_all_of_them_add_up():

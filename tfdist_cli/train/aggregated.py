@@ -93,6 +93,7 @@ class AggregatedUpdates:
                     if pause.agreed():
                         aggregation.wind_up()
                     several = aggregation.updated()
+                    self._turns.order()
                     self._order(gradients, self._assigned(aggregation), tally, several=several)
                     if len(tally.losses) == size or pause.wanted():
                         done.append(tally.execution(int(pause.wanted()), aggregation.largest_gap))
@@ -210,7 +211,6 @@ class AggregatedUpdates:
         """Orders an update, and the answers that follow it."""
         messages = [self._accepted.pop(gradient.key) for gradient in gradients]
         state = np.mean([message.state for message in messages], axis=0)
-        self._turns.order()
         self._channels.order([message.key for message in messages], state, answers, several=several)
         self._pace.done(1)
         tally.update(messages, [gradient.staleness for gradient in gradients])

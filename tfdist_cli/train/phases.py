@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,11 @@ class Watch:
         made = graph.get_operations()[before:]
         self.after(phase, [each for each in made if any(part.dtype == tf.resource for part in each.inputs)])
 
+    def longest(self, phase: str, spans: Sequence[tf.Tensor]) -> None:
+        """Counts the longest of some spans of time, each taken by `noted` on one device, in seconds."""
+        if self._now is not None:
+            self._counted.append((COLUMNS.index(phase), tf.reduce_max(tf.stack(spans))))
+
     def crossed(self, sizes: Callable[[], Mapping[str, Any]]) -> None:
         """Counts bytes, by the names of `TRAFFIC`."""
         if self._now is not None:
@@ -72,10 +77,11 @@ class Watch:
 
 
 class Turns:
-    """How long of each worker's wait the ps were busy with updates that it waited for; by the chief's clock.
+    """How long of each worker's wait the ps were busy with updates that it waited for.
 
     A worker that has handed in a gradient waits for all updates that are ordered before it is given its next step. Its
-    wait begins before the chief hears of it and ends after they have been made, so that they lie within it.
+    wait begins before the chief hears of it and ends after they have been made, so that they lie within it: the time of
+    one is what the slowest ps needed for its part of it, from the order's arrival.
     """
 
     def __init__(self) -> None:
@@ -124,6 +130,11 @@ class Turns:
 def told(totals: Mapping[str, np.ndarray]) -> dict[str, dict[str, float]]:
     """What each task counted, by the names of the columns."""
     return {task: dict(zip(COLUMNS, map(float, counted), strict=True)) for task, counted in sorted(totals.items())}
+
+
+def noted(*what: Any) -> tf.Tensor:
+    """The time when all of `what`, tensors and operations, is there, by the clock of the device: seconds, float64."""
+    return _time([end for end in tf.nest.flatten(what) if end is not None])
 
 
 def _time(ends: list[Any]) -> tf.Tensor:

@@ -31,7 +31,7 @@ from tfdist_cli.train.channels import (
 )
 from tfdist_cli.train.data import next_batch
 from tfdist_cli.train.order import unordered
-from tfdist_cli.train.phases import Watch
+from tfdist_cli.train.phases import Watch, noted
 from tfdist_cli.train.step import Tensors, values
 from tfdist_cli.train.wire import Arrival
 from tfdist_cli.train.workshop import CHIEF_DEVICE, Workshop
@@ -232,6 +232,11 @@ class Rounds:
                 there[device] = tf.identity(order)
         return there
 
+    def _noted(self, device: str, what: Any) -> list[tf.Tensor]:
+        """The time when something is there on a ps, where time is taken."""
+        with tf.device(device):
+            return [noted(what)] if self._watched else []
+
     def _update(self, order: dict[str, tf.Tensor], state: tf.Tensor) -> list[tf.Operation]:
         """Applies the mean of the gradients that were left under an order's keys; returns what changes variables."""
         shop = self._shop
@@ -248,19 +253,22 @@ class Rounds:
 
         def follow(handles: Handles, order: tf.Tensor, state: tf.Tensor) -> list[tf.Tensor]:
             """Makes an update, gives the answers that follow it, and waits for the next order."""
-            watch = Watch(self._shop.rules.phases)
             there = self._there(order)
-            done = self._update(there, state)
-            watch.after("update", done)
+            watch = Watch(self._shop.rules.phases)
+            begun = {device: self._noted(device, own) for device, own in there.items()}
+            done, spans = self._update(there, state), []
             for place, device in enumerate(self.devices):
                 # What is nowhere in particular may be anywhere.
                 own = [each for each in done if each.device == device or each.device not in self.devices]
+                spans += [now - then for now, then in zip(self._noted(device, own), begun[device], strict=True)]
                 with tf.device(device), tf.control_dependencies(own):
                     count_update(handles["made"][place])
                     give(handles[f"answers{place}"], there[device][1 + aggregate :])
             if self._watched:
+                watch.longest("update", spans)
                 with tf.control_dependencies(done):
-                    _send(handles["inbox"][0], tf.constant([MADE, 0, 0, 0], tf.int64), self._nothing(*watch.totals()))
+                    said = tf.constant([MADE, 0, 0, 0], tf.int64)
+                    _send(handles["inbox"][0], said, self._nothing(*watch.totals()))
             return next_order(handles, aggregate)
 
         def row(count: int, handles: Handles, order: tf.Tensor, state: tf.Tensor) -> list[tf.Tensor]:
