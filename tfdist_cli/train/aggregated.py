@@ -5,7 +5,7 @@ step's number, which comes as soon as the rule lets the worker go on. It compute
 a key, and hands the key in with what it counted. When enough gradients for the next update are there, the chief orders
 it: another function, which is under way all the time, too, has the ps apply the mean of what was left under these keys.
 The order has the answers for the workers that wait for this update, and each ps gives them out when it has done its
-part (`answers.py`). What a worker leaves is applied whole or not at all, on all ps: of a worker that dies in between
+part (`channels.py`). What a worker leaves is applied whole or not at all, on all ps: of a worker that dies in between
 nothing is applied.
 """
 
@@ -63,7 +63,8 @@ class AggregatedUpdates:
         self._shop = workshop
         self._aggregate = workshop.rules.batches(len(workshop.workers))
         self._rounds = Rounds(workshop, self._aggregate)
-        self._channels = self._new_channels()
+        self._channels: Channels | None = None
+        """None before the first run, and after one that was broken off."""
         self._turns = Turns()
         self._pace = Pace(1)
         self._accepted: dict[int, Message] = {}
@@ -78,15 +79,16 @@ class AggregatedUpdates:
         aggregation = Aggregation(workers, self._aggregate, staleness, first, first + steps)
         tally = Tally(first)
         self._turns = Turns()
-        crew = Crew(workers, partial(self._begin, iterators, size))
+        channels = self._channels = self._channels or self._new_channels()
+        crew = Crew(workers, partial(self._begin, channels, iterators, size))
         self._accepted.clear()
         self._pace.begin()
-        with self._listening() as news, self._working(news, size):
+        with self._listening(channels) as news, self._working(channels, news, size):
             while aggregation.done < aggregation.end or crew.at_work:
                 message = _next(news, crew)
                 if message is None:
                     continue
-                self._take(message, aggregation, crew, tally)
+                self._take(message, channels, aggregation, crew, tally)
                 aggregation.several = self._pace.size(size)
                 done = []
                 while gradients := aggregation.complete():
@@ -94,12 +96,12 @@ class AggregatedUpdates:
                         aggregation.wind_up()
                     several = aggregation.updated()
                     self._turns.order()
-                    self._order(gradients, self._assigned(aggregation), tally, several=several)
+                    self._order(channels, gradients, self._assigned(aggregation), tally, several=several)
                     if len(tally.losses) == size or pause.wanted():
                         done.append(tally.execution(int(pause.wanted()), aggregation.largest_gap))
                         tally = Tally(aggregation.done)
                 if answers := self._assigned(aggregation):
-                    self._channels.answer(answers)
+                    channels.answer(answers)
                 yield from done
             if tally.losses or tally.dropped:
                 yield tally.execution(int(pause.wanted()), aggregation.largest_gap)
@@ -110,17 +112,17 @@ class AggregatedUpdates:
         rounds = self._rounds
         return Channels(rounds.devices, len(self._shop.workers), self._aggregate, rounds.state_size, sum(rounds.sizes))
 
-    def _begin(self, iterators: Any, size: int, worker: int, serial: int) -> Any:
+    def _begin(self, channels: Channels, iterators: Any, size: int, worker: int, serial: int) -> Any:
         """Begins a worker's function."""
         numbers = tf.constant([worker, serial], tf.int64)
-        args = iterators, numbers, self._channels.of(worker)
+        args = iterators, numbers, channels.of(worker)
         return self._shop.on_worker(self._shop.workers[worker], self._rounds.work(size), args)
 
     @contextlib.contextmanager
-    def _listening(self) -> Iterator[_News]:
+    def _listening(self, channels: Channels) -> Iterator[_News]:
         """Has a thread receive what is said: waiting in TensorFlow would keep signals from being heard."""
         news: _News = queue.SimpleQueue()
-        ends, inbox = np.cumsum(self._rounds.sizes)[:-1], self._channels.inbox
+        ends, inbox = np.cumsum(self._rounds.sizes)[:-1], channels.inbox
 
         def listen() -> None:
             while True:
@@ -140,12 +142,12 @@ class AggregatedUpdates:
             thread.join()  # else the next run's could hear this, and this one what is said in the next run
 
     @contextlib.contextmanager
-    def _working(self, news: _News, size: int) -> Iterator[None]:
+    def _working(self, channels: Channels, news: _News, size: int) -> Iterator[None]:
         """Has threads call the functions that make updates and give answers until these are ordered to end.
 
         A run that is broken off leaves its queues behind: workers may still ask, up to `size` times.
         """
-        channels, scope = self._channels, self._shop.coordinator.strategy.scope
+        scope = self._shop.coordinator.strategy.scope
 
         def make_updates() -> None:
             try:
@@ -153,7 +155,8 @@ class AggregatedUpdates:
                     self._rounds.updates(size)(channels.handles)
             except Exception as error:  # noqa: BLE001 it is raised where the training runs
                 news.put(error)
-                channels.end_waiting()
+                with contextlib.suppress(tf.errors.OpError):  # on a ps that is gone nobody waits
+                    channels.end_waiting()
 
         def give_answers() -> None:
             try:
@@ -170,7 +173,7 @@ class AggregatedUpdates:
             yield
         except BaseException:
             _abandoned.append((channels, updates))
-            self._channels = self._new_channels()
+            self._channels = None  # a ps may be gone: others are made when they are needed
             channels.break_off(size + 1)
             answers.join(_GRACE_SECONDS)  # with a ps that has failed it may hang
             raise
@@ -178,7 +181,7 @@ class AggregatedUpdates:
         answers.join()
         updates.join()
 
-    def _take(self, message: Message, aggregation: Aggregation, crew: Crew, tally: Tally) -> None:
+    def _take(self, message: Message, channels: Channels, aggregation: Aggregation, crew: Crew, tally: Tally) -> None:
         worker = message.worker
         if message.step == MADE:
             self._turns.made(message.phases)
@@ -187,7 +190,7 @@ class AggregatedUpdates:
             if crew.knows(message.key):
                 aggregation.greet(worker)
             else:  # of an earlier run, begun anew when its worker came back
-                self._channels.answer([(worker, NO_MORE, False)])
+                channels.answer([(worker, NO_MORE, False)])
             return
         if message.step == LEAVES:
             crew.left(message.key)
@@ -207,11 +210,13 @@ class AggregatedUpdates:
             self._turns.go(worker)
         return assigned
 
-    def _order(self, gradients: list[Gradient], answers: list[Answer], tally: Tally, *, several: bool) -> None:
+    def _order(
+        self, channels: Channels, gradients: list[Gradient], answers: list[Answer], tally: Tally, *, several: bool
+    ) -> None:
         """Orders an update, and the answers that follow it."""
         messages = [self._accepted.pop(gradient.key) for gradient in gradients]
         state = np.mean([message.state for message in messages], axis=0)
-        self._channels.order([message.key for message in messages], state, answers, several=several)
+        channels.order([message.key for message in messages], state, answers, several=several)
         self._pace.done(1)
         tally.update(messages, [gradient.staleness for gradient in gradients])
 

@@ -161,28 +161,23 @@ def next_answers(handles: Handles) -> list[tf.Tensor]:
         return [tf.ensure_shape(order, [1 + len(handles["answers0"]) * _SIZE])]
 
 
-def give(queues: Sequence[tf.Tensor], answers: tf.Tensor) -> list[tf.Operation]:
+def give(queues: Sequence[tf.Tensor], answers: tf.Tensor) -> None:
     """Puts answers into one ps's queues.
 
     Args:
         queues: one for each worker.
         answers: their answers, flat.
-
-    Returns:
-        The operations that do it.
     """
     rows = tf.reshape(answers, [len(queues), _SIZE])
-    given = []
     for worker, queue in enumerate(queues):
         some = tf.cast(rows[worker, STEP] != _NOT_NOW, tf.int32)
         answer = rows[worker : worker + some]  # one, or none, which puts nothing
-        given.append(unordered(tf.raw_ops.QueueEnqueueManyV2(handle=queue, components=[answer])))
-    return given
+        unordered(tf.raw_ops.QueueEnqueueManyV2(handle=queue, components=[answer]))
 
 
-def count_update(made: tf.Tensor) -> tf.Operation:
+def count_update(made: tf.Tensor) -> None:
     """Counts an update that one ps has made its part of."""
-    return unordered(tf.raw_ops.QueueEnqueueV2(handle=made, components=[tf.constant(True)]))
+    unordered(tf.raw_ops.QueueEnqueueV2(handle=made, components=[tf.constant(True)]))
 
 
 def updates_made(made: tf.Tensor, number: tf.Tensor) -> tf.Operation:

@@ -9,7 +9,7 @@ steps or updates follow each other, they stand in a row.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from itertools import count as counter
 from typing import Any
 
@@ -53,6 +53,9 @@ class Rounds:
         devices: the ps.
         state_size: how many numbers of state come with a gradient.
         sizes: the parts of what is counted: loss and examples, metrics, state, seconds and bytes.
+        work: for so many steps in a row a worker's function: its iterator; its number and the function's serial number;
+            what `Channels.of` gives.
+        updates: for so many updates in a row the function that makes them until it is told to end: `Channels.handles`.
         gives: gives answers that follow no update: `Channels.handles`.
         discard: forgets a gradient: its key, an int64 scalar.
     """
@@ -70,30 +73,10 @@ class Rounds:
         self.devices = list(dict.fromkeys(devices)) or [CHIEF_DEVICE]
         self._watched = len(COLUMNS) if workshop.rules.phases else 0
         self.sizes = [2, workshop.totals.size, self.state_size, self._watched]
-        self._work: dict[int, Any] = {}
-        self._updates: dict[int, Any] = {}
+        self.work = cache(self._worker_function)
+        self.updates = cache(self._update_function)
         self.gives = self._give_function()
         self.discard = self._discard_function()
-
-    def work(self, size: int) -> Any:
-        """A worker's function: its iterator, its number and the function's serial number, its queues.
-
-        Args:
-            size: how many steps are in a row.
-        """
-        if size not in self._work:
-            self._work[size] = self._worker_function(size)
-        return self._work[size]
-
-    def updates(self, size: int) -> Any:
-        """The function that makes updates until it is told to end: `Channels.handles`.
-
-        Args:
-            size: how many updates are in a row.
-        """
-        if size not in self._updates:
-            self._updates[size] = self._update_function(size)
-        return self._updates[size]
 
     def over(self) -> list[tf.Tensor]:
         """A message that nobody has to listen any more."""
