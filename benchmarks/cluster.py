@@ -1,4 +1,4 @@
-"""Starts a program as every task of a fresh cluster on this machine, and hands back what it measured."""
+"""A program as every task of a cluster on this machine, which can be stopped and let go on."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.workload import Workload
+
+from benchmarks.workload import Lap, Workload
 from tfdist_cli.plan import MALLOC
 
 ROOT = Path(__file__).resolve().parent.parent
-LEAVING_SECONDS = 30.0
-"""How long mirrored workers may take to end after the reporting one."""
 CLUSTER_THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "4", "OMP_NUM_THREADS": "1"}
 """What tfdist's own plan gives a task where as many tasks compute as there are cores."""
 
 
 class RunFailed(Exception):
-    """A task ended that should not have, or no result came in time."""
+    """A task has ended, or an epoch does not."""
 
 
 @dataclass(frozen=True)
@@ -38,45 +37,85 @@ class Task:
     log: Path
 
 
-@dataclass(frozen=True)
-class Timing:
-    """What a program measured.
-
-    Args:
-        steps_per_second: over the timed epochs.
-        logs: the last epoch's loss and metrics.
-    """
-
-    steps_per_second: float
-    logs: dict[str, float]
-
-
-def run(
-    program: str, roles: Mapping[str, int], workload: Workload, *, python: str = sys.executable, timeout: float = 300.0
-) -> Timing:
-    """Runs a program once in a cluster of its own.
+class Cluster:
+    """A program that trains in a cluster of its own.
 
     Args:
         program: the module that every task runs.
         roles: tasks of each role; none is one process with TensorFlow's own choice of threads.
         workload: what it trains.
         python: the interpreter that runs it.
-        timeout: seconds for all of it.
-
-    Raises:
-        RunFailed: with the end of the log of the task at fault.
+        checkout: whose `tfdist_cli` it trains with.
     """
-    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as folder, ExitStack() as stack:
-        result = Path(folder, "result.json")
-        tasks = []
-        for name, variables in _environments(roles).items():
-            environ = base_environment() | variables | replace(workload, result=str(result)).as_environment()
-            if roles and program == OURS:
-                environ["GLIBC_TUNABLES"] = MALLOC
-            tasks.append(_start(name, [python, "-m", program], environ, Path(folder)))
-            stack.callback(_end, tasks[-1].process)
-        _wait(tasks, serving="ps" in roles, deadline=time.monotonic() + timeout)
-        return Timing(**json.loads(result.read_text(encoding="utf-8")))
+
+    def __init__(
+        self,
+        program: str,
+        roles: Mapping[str, int],
+        workload: Workload,
+        *,
+        python: str = sys.executable,
+        checkout: Path = ROOT,
+    ) -> None:
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-benchmark-")))
+            (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
+            (folder / "tfdist_cli").symlink_to(checkout / "tfdist_cli")
+            self._record = folder / "record.jsonl"
+            own = replace(workload, record=str(self._record)).as_environment()
+            self._tasks = []
+            for name, variables in _environments(roles).items():
+                environ = base_environment() | variables | own
+                if roles and program == OURS:
+                    environ["GLIBC_TUNABLES"] = MALLOC
+                self._tasks.append(_start(name, [python, "-m", program], environ, folder))
+                stack.callback(_end, self._tasks[-1].process)
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def stop(self) -> None:
+        """Lets no task have the processor until `go`."""
+        self._signal(signal.SIGSTOP)
+
+    def go(self) -> None:
+        """Lets the tasks go on."""
+        self._signal(signal.SIGCONT)
+
+    def laps(self) -> list[Lap]:
+        """The epochs that have ended.
+
+        Raises:
+            RunFailed: a task has ended; with the end of its log.
+        """
+        for task in self._tasks:
+            if (code := task.process.poll()) is not None:
+                raise RunFailed(f"{task.name} ended with {code}:\n{_tail(task.log)}")
+        written = self._record.read_text(encoding="utf-8") if self._record.exists() else ""
+        return [Lap(**json.loads(line)) for line in written.splitlines(keepends=True) if line.endswith("\n")]
+
+    def await_laps(self, count: int, timeout: float = 300.0) -> None:
+        """Waits until so many epochs have ended.
+
+        Raises:
+            RunFailed: a task has ended, or this takes too long.
+        """
+        deadline = time.monotonic() + timeout
+        while len(self.laps()) < count:
+            if time.monotonic() > deadline:
+                first = self._tasks[0]
+                raise RunFailed(
+                    f"{count} epochs have not ended in {timeout:.0f} s; {first.name} said:\n{_tail(first.log)}"
+                )
+            time.sleep(0.05)
+
+    def _signal(self, which: signal.Signals) -> None:
+        for task in self._tasks:
+            os.killpg(task.process.pid, which)
 
 
 OURS = "benchmarks.programs.tfdist_fit"
@@ -118,7 +157,7 @@ def _start(name: str, argv: list[str], environ: dict[str, str], folder: Path) ->
     with log.open("wb") as output:
         process = subprocess.Popen(
             argv,
-            cwd=ROOT,
+            cwd=folder,
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -126,27 +165,6 @@ def _start(name: str, argv: list[str], environ: dict[str, str], folder: Path) ->
             start_new_session=True,
         )
     return Task(name, process, log)
-
-
-def _wait(tasks: list[Task], *, serving: bool, deadline: float) -> None:
-    """Until the first task has ended, and the others too where they don't just serve it."""
-    first, *others = tasks
-    while first.process.poll() is None:
-        _check(tasks, deadline)
-        time.sleep(0.05)
-    deadline = min(deadline, time.monotonic() + LEAVING_SECONDS)
-    while not serving and any(task.process.poll() is None for task in others):
-        _check(tasks, deadline)
-        time.sleep(0.05)
-    _check(tasks, deadline + 1)
-
-
-def _check(tasks: list[Task], deadline: float) -> None:
-    for task in tasks:
-        if task.process.poll():
-            raise RunFailed(f"{task.name} ended with {task.process.returncode}:\n{_tail(task.log)}")
-    if time.monotonic() > deadline:
-        raise RunFailed(f"no result in time; {tasks[0].name} said:\n{_tail(tasks[0].log)}")
 
 
 def _tail(log: Path, lines: int = 25) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from benchmarks.cluster import RunFailed, Timing, run
+from benchmarks.cluster import ROOT, Cluster, RunFailed
+from benchmarks.race import race
 from benchmarks.workload import Workload
 from tfdist_cli.bench.machine import Usage
 
@@ -29,6 +32,7 @@ class Contestant:
         changes: what of the workload is another for it alone.
         python: the environment variable that may name the interpreter which has its packages.
         batches: workers' batches in one of its steps, where its steps are not the other's: rates are of batches then.
+        checkout: whose `tfdist_cli` it trains with.
     """
 
     name: str
@@ -37,6 +41,7 @@ class Contestant:
     changes: Mapping[str, Any] = field(default_factory=dict)
     python: str | None = None
     batches: int = 1
+    checkout: Path = ROOT
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ _PS = "`ParameterServerStrategy`, 1 chief, 2 ps, 2 workers"
 _CLUSTER = {"chief": 1, "worker": 2, "ps": 2}
 _SETTING = "`wire: bfloat16`, 20 steps an execution"
 _BEST = {"wire": "bfloat16", "steps_per_execution": 20}
-_SYNC = {"updates": {"mode": "sync"}, "steps": 150}
+_SYNC = {"updates": {"mode": "sync"}}
 _EMBEDDING = {"model": "embedding", "batch_size": 256}
 
 CONTESTS = {
@@ -107,10 +112,9 @@ CONTESTS = {
     "sync": Contest(
         f"{_PS}, `updates: {{mode: sync}}` against `async`",
         _CLUSTER,
-        replace(
-            TFDIST, name="`tfdist.fit`, sync 2 of 2", changes={"updates": {"mode": "sync"}, "steps": 150}, batches=2
-        ),
+        replace(TFDIST, name="`tfdist.fit`, sync 2 of 2", changes=_SYNC, batches=2),
         replace(TFDIST, name="`tfdist.fit`, async"),
+        {"steps_per_execution": 20},
     ),
     "embedding": Contest(f"1M × 32 table, {_PS}", _CLUSTER, TFDIST, TF_KERAS, _EMBEDDING),
     "embedding_rows": Contest(
@@ -139,7 +143,7 @@ class Outcome:
         contest: who against whom.
         ours: steps per second of tfdist, a round each.
         peer: the same of its peer.
-        others: the largest share of the machine that other processes used during one of the runs.
+        others: the largest share of the machine that other processes used during one of the rounds.
     """
 
     contest: Contest
@@ -148,52 +152,78 @@ class Outcome:
     others: float
 
 
+def against(contest: Contest, checkout: Path) -> Contest:
+    """The same with another version of tfdist in the peer's place."""
+    peer = replace(contest.ours, name=f"the same, version in {checkout.name}", checkout=checkout.resolve())
+    return replace(contest, peer=peer)
+
+
 def hold(
     contests: Sequence[Contest], workload: Workload, *, rounds: int, patience: int, say: Callable[[str], None]
 ) -> list[Outcome]:
-    """Runs all contestants once in every round, in turns, each in a fresh cluster.
+    """Has both sides of all contests train by turns once in every round, in fresh clusters.
 
     Args:
         contests: who against whom.
         workload: what they train.
-        rounds: runs of each contestant.
-        patience: how often a run is made again because other processes were busy meanwhile.
-        say: told about each run.
+        rounds: how often each contest is held.
+        patience: how often one is held again because other processes were busy meanwhile.
+        say: told about each round.
 
     Raises:
         RunFailed: a program failed, or did not learn.
     """
-    entries = [(contest, who) for contest in contests for who in (contest.ours, contest.peer)]
-    rates: dict[tuple[str, str], list[float]] = {(contest.title, who.name): [] for contest, who in entries}
-    others = dict.fromkeys((contest.title for contest in contests), 0.0)
+    held: dict[str, list[tuple[list[float], float]]] = {contest.title: [] for contest in contests}
     for number in range(rounds):
-        # Every other round goes backwards, so that a load that grows or fades favours nobody.
-        for contest, who in entries if number % 2 == 0 else reversed(entries):
-            timing, busy = _quiet_run(contest, who, workload, patience)
-            rate = timing.steps_per_second * who.batches
-            rates[contest.title, who.name].append(rate)
-            others[contest.title] = max(others[contest.title], busy)
+        for contest in contests:
+            rates, busy = _quiet_race(contest, workload, patience)
+            held[contest.title].append((rates, busy))
+            ours, peer = rates
             say(
-                f"round {number + 1}/{rounds}  {contest.title}  {who.name}: {rate:.1f} steps/s"
-                f"  loss {timing.logs['loss']:.4f}  others {busy:.0%}"
+                f"round {number + 1}/{rounds}  {contest.title}  {contest.ours.name}: {ours:.1f} steps/s"
+                f"  {contest.peer.name}: {peer:.1f}  ratio {ours / peer:.2f}  others {busy:.0%}"
             )
     return [
-        Outcome(each, rates[each.title, each.ours.name], rates[each.title, each.peer.name], others[each.title])
-        for each in contests
+        Outcome(
+            contest,
+            ours=[ours for (ours, _), _ in held[contest.title]],
+            peer=[peer for (_, peer), _ in held[contest.title]],
+            others=max(busy for _, busy in held[contest.title]),
+        )
+        for contest in contests
     ]
 
 
-def _quiet_run(contest: Contest, who: Contestant, workload: Workload, patience: int) -> tuple[Timing, float]:
-    """A run, and the share of the machine that others used meanwhile; the quietest of those that patience allows."""
-    runs = []
+def _quiet_race(contest: Contest, workload: Workload, patience: int) -> tuple[list[float], float]:
+    """Both rates and what others used of the machine, of the quietest of the races that patience allows."""
+    races = []
     for _ in range(patience + 1):
         before = Usage.now()
-        roles = contest.roles if who.roles is None else who.roles
-        own = replace(workload, **{**contest.changes, **who.changes})
-        timing = run(who.program, roles, own, python=os.environ.get(who.python or "", sys.executable))
+        rates = _race(contest, workload)
+        races.append((rates, before.others()))
+        if races[-1][1] <= QUIET:
+            break
+    return min(races, key=lambda each: each[1])
+
+
+def _race(contest: Contest, workload: Workload) -> list[float]:
+    """Steps per second of both sides."""
+    sides = [contest.ours, contest.peer]
+    works = [replace(workload, **{**contest.changes, **who.changes}) for who in sides]
+    with ExitStack() as stack:
+        clusters = []
+        for who, work in zip(sides, works, strict=True):
+            roles = contest.roles if who.roles is None else who.roles
+            python = os.environ.get(who.python or "", sys.executable)
+            cluster = Cluster(who.program, roles, work, python=python, checkout=who.checkout)
+            clusters.append(stack.enter_context(cluster))
+            cluster.await_laps(1)
+            cluster.stop()
+        timings = race(clusters)
+    for who, timing in zip(sides, timings, strict=True):
         if timing.logs["accuracy"] < LEARNED:
             raise RunFailed(f"{who.name} has learned nothing in {contest.title}: {timing.logs}")
-        runs.append((timing, before.others()))
-        if runs[-1][1] <= QUIET:
-            break
-    return min(runs, key=lambda each: each[1])
+    return [
+        timing.epochs * work.steps * who.batches / timing.seconds
+        for who, work, timing in zip(sides, works, timings, strict=True)
+    ]

@@ -6,9 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from pathlib import Path
 
 from benchmarks.cluster import ROOT
-from benchmarks.contests import CONTESTS, hold
+from benchmarks.contests import CONTESTS, against, hold
 from benchmarks.plot import plot
 from benchmarks.startup import COMMANDS, command_seconds, first_step_seconds
 from benchmarks.table import PACKAGES, Circumstances, render, write
@@ -28,8 +29,10 @@ def main(argv: Sequence[str]) -> int:
     if arguments.write:
         require_matplotlib()
     chosen = arguments.only or [*CONTESTS, STARTUP]
-    workload = Workload("", steps=arguments.steps, epochs=arguments.epochs)
+    workload = Workload("", steps=arguments.steps)
     contests = [contest for key, contest in CONTESTS.items() if key in chosen]
+    if arguments.against:
+        contests = [against(contest, arguments.against) for contest in contests]
     outcomes = hold(contests, workload, rounds=arguments.rounds, patience=arguments.patience, say=_say)
     seconds = _startup(arguments.rounds) if STARTUP in chosen else {}
     today = datetime.now(timezone.utc).date()
@@ -60,17 +63,19 @@ def _say(text: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each contestant (default: 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each contest is held (default: 5)")
     parser.add_argument(
         "--only", action="append", choices=[*CONTESTS, STARTUP], help="measure only this; can be repeated"
     )
-    parser.add_argument("--steps", type=int, default=300, help="steps in an epoch (default: 300)")
-    parser.add_argument("--epochs", type=int, default=3, help="timed epochs, after one to warm up (default: 3)")
+    parser.add_argument("--steps", type=int, default=200, help="steps in an epoch (default: 200)")
+    parser.add_argument(
+        "--against", type=Path, metavar="CHECKOUT", help="instead of the peers, take tfdist from this other checkout"
+    )
     parser.add_argument(
         "--patience",
         type=int,
         default=0,
-        help="run again up to this often when other processes were busy (default: 0)",
+        help="hold one again up to this often when other processes were busy (default: 0)",
     )
     parser.add_argument(
         "--write", action="store_true", help=f"write the tables into {PAGE.relative_to(ROOT)}, and a plot"

@@ -18,6 +18,8 @@ IDS = 16
 """Numbers that an example of `embedding` looks up."""
 WIDTH = 32
 """Values in a row of its tables."""
+FOREVER = 1_000_000
+"""Epochs: a program trains until it is ended."""
 BATCHES = 100
 """Different batches, all of them in memory."""
 
@@ -27,9 +29,8 @@ class Workload:
     """How much is trained and how it is cut.
 
     Args:
-        result: the file that the reporting task writes its `Timing` to.
+        record: the file that the reporting task writes each epoch's end to.
         steps: steps in an epoch.
-        epochs: timed epochs; one more goes ahead of them to trace and warm up.
         batch_size: examples in a worker's step.
         steps_per_execution: steps between two reports of a worker.
         model: `mlp`, of which the network is the larger part of a step; `cnn`, of which computing is; or `embedding`,
@@ -40,9 +41,8 @@ class Workload:
         wire: the type in which tfdist's gradients cross the network.
     """
 
-    result: str
-    steps: int = 300
-    epochs: int = 3
+    record: str
+    steps: int = 200
     batch_size: int = 64
     steps_per_execution: int = 10
     model: Literal["mlp", "cnn", "embedding"] = "mlp"
@@ -61,25 +61,34 @@ class Workload:
         return {ENVIRONMENT: json.dumps(asdict(self))}
 
 
-class Stopwatch:
-    """The end of each epoch, by the clock of the task that runs the callbacks."""
+@dataclass(frozen=True)
+class Lap:
+    """The end of an epoch.
 
-    def __init__(self, workload: Workload) -> None:
-        self._workload = workload
-        self._ends: list[float] = []
-        self._logs: dict[str, float] = {}
+    Args:
+        moment: seconds of the machine's monotonic clock, which all processes share.
+        logs: the epoch's loss and metrics.
+    """
+
+    moment: float
+    logs: dict[str, float]
+
+
+class Stopwatch:
+    """Records the end of each epoch.
+
+    Args:
+        workload: what is trained.
+        reports: whether this task is the one that tells.
+    """
+
+    def __init__(self, workload: Workload, *, reports: bool) -> None:
+        self._record = Path(workload.record) if reports else None
 
     def epoch_ended(self, _epoch: int, logs: dict[str, Any] | None = None) -> None:
         """An `on_epoch_end` callback, for Keras 2 and 3 alike."""
-        self._ends.append(time.perf_counter())
-        self._logs = {name: float(value) for name, value in (logs or {}).items()}
-
-    def write(self) -> None:
-        """Writes what was timed where the driver finds it: steps per second of the timed epochs, and the last logs."""
-        if len(self._ends) != self._workload.epochs + 1:
-            raise RuntimeError(f"{len(self._ends)} epochs ended instead of {self._workload.epochs + 1}")
-        rate = self._workload.epochs * self._workload.steps / (self._ends[-1] - self._ends[0])
-        path = Path(self._workload.result)
-        beside = path.with_suffix(".writing")
-        beside.write_text(json.dumps({"steps_per_second": rate, "logs": self._logs}), encoding="utf-8")
-        beside.replace(path)
+        moment = time.monotonic()
+        if self._record:
+            lap = Lap(moment, {name: float(value) for name, value in (logs or {}).items()})
+            with self._record.open("a", encoding="utf-8") as record:
+                record.write(f"{json.dumps(asdict(lap))}\n")

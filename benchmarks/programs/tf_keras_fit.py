@@ -6,13 +6,13 @@ import tensorflow as tf
 import tf_keras as keras
 
 from benchmarks.programs.data import batches
-from benchmarks.workload import CLASSES, FEATURES, HIDDEN, IDS, WIDTH, Stopwatch, Workload
+from benchmarks.workload import CLASSES, FEATURES, FOREVER, HIDDEN, IDS, WIDTH, Stopwatch, Workload
 
 workload = Workload.read()
-stopwatch = Stopwatch(workload)
 resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
 cluster = resolver.cluster_spec()
 asynchronous = "ps" in cluster.jobs
+stopwatch = Stopwatch(workload, reports=asynchronous or resolver.task_id == 0)
 
 if asynchronous and resolver.task_type != "chief":
     server = tf.distribute.Server(cluster, job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc")
@@ -45,10 +45,8 @@ with strategy.scope():
 
 model.fit(
     data,
-    epochs=workload.epochs + 1,
+    epochs=FOREVER,
     steps_per_epoch=workload.steps,
     callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=stopwatch.epoch_ended)],
     verbose=0,
 )
-if asynchronous or resolver.task_id == 0:
-    stopwatch.write()

@@ -4,10 +4,10 @@ import keras
 
 import tfdist_cli as tfdist
 from benchmarks.programs.data import batches
-from benchmarks.workload import CLASSES, FEATURES, HIDDEN, IDS, WIDTH, Stopwatch, Workload
+from benchmarks.workload import CLASSES, FEATURES, FOREVER, HIDDEN, IDS, WIDTH, Stopwatch, Workload
 
 workload = Workload.read()
-stopwatch = Stopwatch(workload)
+stopwatch = Stopwatch(workload, reports=tfdist.is_chief())
 
 
 def mlp() -> list[keras.layers.Layer]:
@@ -50,12 +50,10 @@ with tfdist.scope():
 tfdist.fit(
     model,
     lambda _: batches(workload),
-    epochs=workload.epochs + 1,
+    epochs=FOREVER,
     steps_per_epoch=workload.steps,
     steps_per_execution=workload.steps_per_execution,
     callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=stopwatch.epoch_ended)],
     wire=workload.wire,
     updates=tfdist.Updates(**workload.updates),
 )
-if tfdist.is_chief():
-    stopwatch.write()

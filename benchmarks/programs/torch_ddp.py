@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.workload import BATCHES, CLASSES, FEATURES, HIDDEN, Stopwatch, Workload
+from benchmarks.workload import BATCHES, CLASSES, FEATURES, FOREVER, HIDDEN, Stopwatch, Workload
 
 
 def batches(workload: Workload) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -28,18 +28,18 @@ def mlp() -> nn.Module:
 
 
 workload = Workload.read()
-stopwatch = Stopwatch(workload)
 torch.set_num_threads(1)
 description = json.loads(os.environ["TF_CONFIG"])
 workers, rank = description["cluster"]["worker"], description["task"]["index"]
 dist.init_process_group("gloo", init_method=f"tcp://{workers[0]}", rank=rank, world_size=len(workers))
 
 data = batches(workload)
+stopwatch = Stopwatch(workload, reports=rank == 0)
 model = DistributedDataParallel(mlp(), gradient_as_bucket_view=True)
 optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
 criterion = nn.CrossEntropyLoss()
 step = 0
-for epoch in range(workload.epochs + 1):
+for epoch in range(FOREVER):
     # Sums on each worker, brought together at the end of the epoch: loss, hits and examples.
     total = torch.zeros(3)
     for _ in range(workload.steps):
@@ -57,7 +57,3 @@ for epoch in range(workload.epochs + 1):
     dist.all_reduce(total)
     loss_sum, hits, examples = total.tolist()
     stopwatch.epoch_ended(epoch, {"loss": loss_sum / examples, "accuracy": hits / examples})
-if rank == 0:
-    stopwatch.write()
-dist.destroy_process_group()
-os._exit(0)  # gloo's and TensorFlow's threads do not always let an interpreter end in peace
