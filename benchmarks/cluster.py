@@ -14,10 +14,13 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-
+from typing import TYPE_CHECKING
 
 from benchmarks.workload import Lap, Workload
 from tfdist_cli.plan import MALLOC
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 ROOT = Path(__file__).resolve().parent.parent
 CLUSTER_THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "4", "OMP_NUM_THREADS": "1"}

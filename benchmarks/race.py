@@ -1,7 +1,7 @@
 """Two clusters that train by turns on the same machine: while one does, the other is stopped.
 
-A shared machine's speed may change by a half from minute to minute, and much less within seconds. Turns of a few seconds
-have both sides meet the same minutes.
+A shared machine's speed may change by a half from minute to minute, and much less within seconds. Turns of a few
+seconds have both sides meet the same minutes.
 """
 
 from __future__ import annotations
