@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from tests.cluster import nursery
 from tfdist_cli.launch.ports import hold
 from tfdist_cli.spec.cluster import Cluster
 from tfdist_cli.spec.task_id import TaskId
@@ -61,18 +63,23 @@ class Tasks:
         self.tasks = [str(task) for task in self.addresses]
         self.processes = {}
 
-    def start(self, argv, *tasks, env=None):
-        """Starts the tasks named, all by default."""
+    def start(self, argv, *tasks, env=None, fresh=False):
+        """Starts the tasks named, all by default.
+
+        Args:
+            argv: a Python program.
+            tasks: their names.
+            env: what they have in their environment beside what a task has.
+            fresh: whether each is an interpreter of its own from the start, and no fork of one; it takes seconds.
+        """
         for task in tasks or self.tasks:
             own = {
                 "TF_CONFIG": tf_config_json(self.addresses, TaskId.parse(task)),
                 "TFDIST_START_TIMEOUT": str(TIMEOUT),
             }
             with self._log(task, "out").open("w") as out, self._log(task, "err").open("w") as err:
-                self.processes[task] = subprocess.Popen(
-                    argv, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
-                    env={**plain_environment(), **own, **(env or {})},
-                )  # fmt: skip
+                own = {**plain_environment(), **own, **(env or {})}
+                self.processes[task] = _begin(argv, self.folder, own, out, err, fresh)
         return self
 
     def finish(self, timeout=TIMEOUT):
@@ -140,13 +147,28 @@ class Tasks:
         return self.folder / f"{task.replace(':', '-')}.{end}"
 
 
-def alone(folder, argv, env=None, timeout=TIMEOUT):
-    """Runs a command in no cluster at all."""
-    done = subprocess.run(
-        argv, cwd=folder, env={**plain_environment(), **(env or {})}, capture_output=True, text=True, timeout=timeout,
-        check=False,
-    )  # fmt: skip
-    return Ended(done.returncode, done.stdout, done.stderr)
+def alone(folder, argv, env=None, timeout=TIMEOUT, fresh=False):
+    """Runs a Python program in no cluster at all; see `Tasks.start`."""
+    own = {**plain_environment(), **(env or {})}
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = _begin(argv, folder, own, out, err, fresh)
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+        out.seek(0)
+        err.seek(0)
+        return Ended(process.returncode, out.read(), err.read())
+
+
+def _begin(argv, folder, env, out, err, fresh):
+    if not fresh:
+        return nursery.fork(argv, folder, env, out, err)
+    return subprocess.Popen(
+        argv, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+    )
 
 
 def plain_environment():

@@ -23,14 +23,16 @@ KEPT = "checkpoint: {every_steps: 10, dir: kept}\n"
 def train(cluster, tmp_path):
     """Starts every task of a cluster on a recipe."""
 
-    def start(roles, module=RECIPE, recipe_yaml=RECIPE_YAML % "", tasks=(), env=None, arguments=(), taken=None):
+    def start(
+        roles, module=RECIPE, recipe_yaml=RECIPE_YAML % "", tasks=(), env=None, arguments=(), taken=None, *, fresh=False
+    ):
         folder = project(tmp_path / "project", recipe=module, recipe_yaml=recipe_yaml)
         made = cluster(**roles)
         made.addresses |= {TaskId.parse(task): Address("127.0.0.1", port) for task, port in (taken or {}).items()}
         for task in tasks or made.tasks:
             serves = "ps" in roles and task.startswith(("ps", "worker"))
             argv = ROLE if serves else (*ROLE, "--recipe", str(folder / "recipe.yaml"), *arguments)
-            made.start(argv, task, env={"TFDIST_RUN_DIR": str(tmp_path / "run")} | (env or {}))
+            made.start(argv, task, env={"TFDIST_RUN_DIR": str(tmp_path / "run")} | (env or {}), fresh=fresh)
         return made
 
     return start
@@ -48,7 +50,7 @@ PROXIES = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY",
 
 
 def test_an_evaluator_scores_each_checkpoint_and_all_end_by_themselves(train, tmp_path):
-    tasks = train(PS | {"evaluator": 1, "worker": 2}, recipe_yaml=RECIPE_YAML % KEPT, env=PROXIES)
+    tasks = train(PS | {"evaluator": 1, "worker": 2}, recipe_yaml=RECIPE_YAML % KEPT, env=PROXIES, fresh=True)
     ended = tasks.finish()
     assert codes(ended) == dict.fromkeys(tasks.tasks, 0), tasks.told()
     assert tasks.left() == []
@@ -73,7 +75,7 @@ def test_every_task_of_a_file_started_by_hand_is_a_launch(cluster, tmp_path):
     )
     for task in made.tasks:
         argv = (*ROLE, "--task", task, "--cluster", str(folder / "cluster.yaml"), "--run-dir", str(tmp_path / "run"))
-        made.start(argv, task, env={"TF_CONFIG": ""})
+        made.start(argv, task, env={"TF_CONFIG": ""}, fresh=True)
     ended = made.finish()
     assert codes(ended) == dict.fromkeys(made.tasks, 0), made.told()
     trained = [line for line in lines(tmp_path / "run" / "metrics.jsonl") if line["split"] == "train"]
@@ -206,6 +208,6 @@ def test_a_recipe_needs_no_cluster(train, tmp_path):
     folder = project(tmp_path / "project", recipe_yaml=RECIPE_YAML % KEPT)
     config = {"cluster": {"worker": ["127.0.0.1:2222"]}, "task": {"type": "worker", "index": 0}}
     argv = (*ROLE, "--recipe", str(folder / "recipe.yaml"), "--run-dir", str(tmp_path / "run"))
-    ended = alone(folder, argv, env={"TF_CONFIG": json.dumps(config)})
+    ended = alone(folder, argv, env={"TF_CONFIG": json.dumps(config)}, fresh=True)
     assert ended.code == 0, ended.err
     assert lines(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == 64
