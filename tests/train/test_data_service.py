@@ -31,7 +31,7 @@ def service():
         for _ in range(2)
     ]
     yield DataService(Address.parse(dispatcher._address), workers=2)
-    for server in (*workers, dispatcher):
+    for server in (dispatcher, *workers):  # in this order, none waits for another
         server._stop()
 
 
