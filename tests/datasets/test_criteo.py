@@ -10,6 +10,8 @@ import tensorflow as tf
 from tfdist_cli.datasets import criteo
 from tfdist_cli.errors import TrainingError, UsageError
 
+pytestmark = pytest.mark.slow
+
 ROWS = 1_000
 
 

@@ -12,6 +12,8 @@ from tfdist_cli.train.step import ModelStep, values
 from tfdist_cli.train.tables import Tables
 from tfdist_cli.train.wire import Wire, dense
 
+pytestmark = pytest.mark.slow
+
 ROWS, WIDTH, EXAMPLES, LENGTH = 11, 4, 6, 5
 random = np.random.default_rng(0)
 IDS = random.integers(0, ROWS, (EXAMPLES, LENGTH)).astype(np.int32)

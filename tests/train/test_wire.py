@@ -12,6 +12,8 @@ from tfdist_cli.train.shards import parts
 from tfdist_cli.train.tables import Lookup
 from tfdist_cli.train.wire import Wire
 
+pytestmark = pytest.mark.slow
+
 SHAPES = [(2, 3), (), (4,), (1, 0, 2), (3, 1)]
 DTYPES = ("float32", "float32", "bfloat16", "float32", "bfloat16")
 

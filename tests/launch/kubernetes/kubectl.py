@@ -11,6 +11,7 @@ from pathlib import Path
 
 import yaml
 
+LOADER, DUMPER = (getattr(yaml, f"C{name}", getattr(yaml, name)) for name in ("SafeLoader", "SafeDumper"))
 folder = Path(os.environ["KUBECTL_FOLDER"])
 script = json.loads(os.environ["KUBECTL_SCRIPT"])
 arguments = [word for word in sys.argv[1:] if word not in ("--namespace", "training")]
@@ -91,14 +92,14 @@ if arguments[0] == "version" and os.environ.get("KUBECTL_DOWN"):
     print("first", "The connection was refused", sep="\n", file=sys.stderr)
     sys.exit(1)
 elif arguments[0] == "create":
-    for document in yaml.safe_load_all(sys.stdin.read()):
+    for document in yaml.load_all(sys.stdin.read(), LOADER):
         path = folder / f"{document['kind']}.{document['metadata']['name']}.yaml"
         if path.exists():
             print(
                 f'Error from server (AlreadyExists): "{document["metadata"]["name"]}" already exists', file=sys.stderr
             )
             sys.exit(1)
-        path.write_text(yaml.safe_dump(document))
+        path.write_text(yaml.dump(document, Dumper=DUMPER))
 elif arguments[0] == "get":
     for step, value in steps(arguments[2]):
         if step in STEPS:

@@ -22,6 +22,7 @@ from tfdist_cli.spec.recipe import Recipe
 
 ROOT = Path(__file__).parents[3]
 CRDS = ROOT.parent / "shared" / "crd"
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 KINDS = ("jobset", "tfjob", "plain", "pods")
 ROLES: dict[str, dict[str, Any]] = {
     "chief": {"secrets": {"KEY": {"env": "FROM"}}},
@@ -68,7 +69,7 @@ def digits(**more):
 def objects(kind, **more):
     if "command" not in more:
         more.setdefault("recipe", digits())
-    return list(yaml.safe_load_all(to_yaml(manifests(planned(kind, **more)))))
+    return list(yaml.load_all(to_yaml(manifests(planned(kind, **more))), LOADER))
 
 
 def of_kind(found, kind):
@@ -97,7 +98,7 @@ def schema_of(kind):
     name = {"JobSet": "jobsets", "TFJob": "tfjobs"}[kind]
     if not CRDS.is_dir():
         pytest.skip(f"there are no custom resource definitions in {CRDS}")
-    crd = yaml.load((CRDS / f"{name}.yaml").read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    crd = yaml.load((CRDS / f"{name}.yaml").read_text(), LOADER)
     schema = copy.deepcopy(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
     close(schema)
     schema["properties"]["metadata"] = {"type": "object"}
