@@ -11,6 +11,7 @@ from tests.chaos.bare import peak_memory
 
 pytestmark = [
     pytest.mark.chaos,
+    pytest.mark.timed,
     pytest.mark.timeout(150),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc, and waits for readers there only"),
 ]

@@ -12,6 +12,7 @@ from tests.chaos.bare import peak_memory
 
 pytestmark = [
     pytest.mark.chaos,
+    pytest.mark.timed,
     pytest.mark.timeout(100),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc"),
 ]

@@ -188,6 +188,7 @@ SLOW = """class Slow(keras.layers.Layer):
 def model("""
 
 
+@pytest.mark.timed
 def test_a_training_of_slow_steps_saves_and_ends_soon_when_told_to(tmp_path):
     module = RECIPE.replace("def model(", SLOW).replace("keras.Input((8,)),", "keras.Input((8,)), Slow(),")
     folder = project(tmp_path, recipe=module)
