@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -26,6 +27,7 @@ FIRST_STEP = "`tfdist launch` (1 chief, 2 ps, 2 workers) up to the first step re
 def main(argv: Sequence[str]) -> int:
     """Runs the benchmarks; the exit code is 0."""
     arguments = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # its clusters end with it
     if arguments.write:
         require_matplotlib()
     chosen = arguments.only or [*CONTESTS, STARTUP]
