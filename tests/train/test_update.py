@@ -70,6 +70,43 @@ def assert_equal(ours, plain):
     assert difference(ours[1].variables, plain[1].variables) < 3e-6
 
 
+def writes(graph, found):
+    """The operations that change one of these variables."""
+    handles = {id(inner) for outer, inner in graph.captures if any(outer is each.handle for each in found)}
+    taking = [each for each in graph.get_operations() if any(id(given) in handles for given in each.inputs)]
+    return [each for each in taking if each.type != "ReadVariableOp"]
+
+
+def ancestors(operation):
+    seen, following = set(), [operation]
+    while following:
+        each = following.pop()
+        if each.name not in seen:
+            seen.add(each.name)
+            following += [*(given.op for given in each.inputs), *each.control_inputs]
+    return seen
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("decay", [None, 0.1])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_nothing_is_changed_before_the_gradient_is_there(name, decay):
+    """Another update of the same function may be waiting for a worker that has still to read the parameters."""
+    optimizer = OPTIMIZERS[name]()
+    optimizer.weight_decay = optimizer.weight_decay or decay
+    variables = parameters()[:2]
+    optimizer.build(variables)
+    specs = [tf.TensorSpec(value.shape, name=f"given{place}") for place, value in enumerate(VALUES)]
+    one = tf.function(lambda *given: applied(optimizer, given, variables), autograph=False).get_concrete_function(
+        *specs
+    )
+    for place, own in enumerate(variables):
+        found = writes(one.graph, [own.value])
+        assert found
+        assert all(f"given{place}" in ancestors(each) for each in found), [each.name for each in found]
+
+
 CONSTRAINED = {f"{name} with a constraint": name for name in ("sgd", "adamw", "nadam", "global clipnorm")}
 
 

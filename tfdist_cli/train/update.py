@@ -47,15 +47,17 @@ def apply(
             lambda: _lower_scale(optimizer),
         )
     counter = optimizer._iterations.value
+    rule = None if _needs_keras(optimizer, parameters) else rule_of(optimizer)
     # All of it where the counter is: from there every ps has it by one message, not by way of the worker.
     with tf.device(counter.device):
-        with tf.control_dependencies(_arrived(counter, gradients, parameters)):
+        with tf.control_dependencies(_arrived(counter, gradients, parameters)[: None if rule is None else 1]):
             number = counter.assign_add(1, read_value=True) - 1
         rate = _rate(optimizer, number)
         if learning_rate is not None:
             rate = learning_rate.at(rate, number)
-    rule = rule_of(optimizer)
-    if rule is None or _needs_keras(optimizer, parameters):
+        with tf.control_dependencies([number]):  # what Keras's code takes beside it may be there before
+            rate = tf.identity(rate)
+    if rule is None:
         _apply_by_keras(optimizer, gradients, parameters, number, rate)
     else:
         _apply_by_rule(rule, optimizer, gradients, parameters, number, rate)
@@ -65,14 +67,15 @@ def apply(
 def _arrived(counter: Any, gradients: Sequence[Gradient | None], parameters: Sequence[keras.Variable]) -> list[Any]:
     """What to wait for before an update is counted: else a function of several steps counts all of them as it begins.
 
-    One part of the gradients is enough, on the counter's own ps if there is one there.
+    One part of the gradients is enough for that: the first one, which is on the counter's own ps if any is. But Keras's
+    code may decay a parameter, given no more than the rate, while a worker has still to read it.
     """
     found = [
         (shard.device != counter.device, _values(part))
         for variable, gradient in zip(parameters, gradients, strict=True)
         for shard, part in zip(parts(variable), gradient or [], strict=bool(gradient))
     ]
-    return [values for _, values in sorted(found, key=lambda each: each[0])[:1]]
+    return [values for _, values in sorted(found, key=lambda each: each[0])]
 
 
 def updates_rows(optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable]) -> bool:
@@ -136,7 +139,8 @@ def _apply_by_rule(
                     args = optimizer, shard, own, values, part.indices, speed, number
                     some.setdefault(shard.device, []).append((part, partial(rule.sparse, *args, decaying=decaying)))
                 else:
-                    before = [decay(optimizer, shard, speed)] if decaying else []
+                    with tf.control_dependencies([values]):  # before it a worker may still have to read the piece
+                        before = [decay(optimizer, shard, speed)] if decaying else []
                     with tf.control_dependencies(before):
                         rule.dense(optimizer, shard, own, values, speed, number)
     for device, updates in some.items():
