@@ -24,6 +24,7 @@ from tfdist_cli.train.data import DatasetFunction, Shard, checked
 from tfdist_cli.train.engine import DEFAULT_RULES, Execution, Pause, Rules
 from tfdist_cli.train.evaluation import evaluation_function
 from tfdist_cli.train.jit import wants_xla
+from tfdist_cli.train.lockstep import LockstepUpdates
 from tfdist_cli.train.metrics import MetricTotals
 from tfdist_cli.train.rate import Rate
 from tfdist_cli.train.room import make_room
@@ -83,7 +84,7 @@ class CoordinatedEngine:
             MetricTotals(step),
             Rate(rules.learning_rate, rules.batches(self.workers)),
         )
-        self._updates = AggregatedUpdates(self._shop) if self.synchronous else AsynchronousUpdates(self._shop)
+        self._updates = self._rule(rules)(self._shop)
         self._choose_jit()
         reason = why_by_keras(optimizer, parameters)
         if reason:
@@ -154,6 +155,13 @@ class CoordinatedEngine:
         """See `Engine.settle`."""
         with self.scope():
             self._shop.seeds.settle(step)
+
+    def _rule(self, rules: Rules) -> type[AsynchronousUpdates | AggregatedUpdates | LockstepUpdates]:
+        """Who makes updates."""
+        if not self.synchronous:
+            return AsynchronousUpdates
+        all_take_part = rules.batches(self.workers) == self.workers
+        return LockstepUpdates if all_take_part and not rules.updates.staleness else AggregatedUpdates
 
     def _choose_jit(self) -> None:
         """Tries XLA on the first worker, if it may be used."""

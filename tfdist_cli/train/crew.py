@@ -11,6 +11,7 @@ from tensorflow.python.distribute.coordinator.remote_value import RemoteValueSta
 from tfdist_cli.train.workshop import raise_cause
 
 _serials = count()
+_LOOK_SECONDS = 0.5
 
 
 class Crew:
@@ -42,6 +43,13 @@ class Crew:
     def at_work(self) -> bool:
         """Whether any of them still runs, or will."""
         return any(remote._status is not RemoteValueStatus.ABORTED for remote in self._running.values())
+
+    def finish(self) -> None:
+        """Waits until all have ended but those whose workers are gone; raises what one has failed of."""
+        for remote in self._running.values():
+            while not remote._status_available_event.wait(_LOOK_SECONDS):
+                self.check()
+        self.check()
 
     def check(self) -> None:
         """Raises what one of them has failed of; that a worker is gone is no failure."""

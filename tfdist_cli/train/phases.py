@@ -121,10 +121,15 @@ class Turns:
         """
         if not counted.size:
             return
-        updates = np.zeros(len(COLUMNS))
-        updates[[COLUMNS.index("wait"), COLUMNS.index("update")]] = -1.0, 1.0
         task = f"worker:{worker}"
-        totals[task] = totals.get(task, 0.0) + counted + updates * self._seconds.pop(worker, 0.0)
+        totals[task] = totals.get(task, 0.0) + within_wait(counted, self._seconds.pop(worker, 0.0))
+
+
+def within_wait(counted: np.ndarray, seconds: float) -> np.ndarray:
+    """What a worker counted, with the seconds of updates that lie within its wait as such."""
+    updates = np.zeros(len(COLUMNS))
+    updates[[COLUMNS.index("wait"), COLUMNS.index("update")]] = -seconds, seconds
+    return counted + updates
 
 
 def told(totals: Mapping[str, np.ndarray]) -> dict[str, dict[str, float]]:
