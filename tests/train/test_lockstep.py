@@ -25,7 +25,7 @@ def two(monkeypatch):
 
 
 def given(two, place, what):
-    turnstile.give(two.handles["last"][0], two.handles["turns0"], tf.constant(place, tf.int64), what)
+    turnstile.give(two.handles["last"][0], two.handles["turns0"], tf.stack([tf.constant(place, tf.int64), what]))
 
 
 def test_a_turn_is_given_to_every_worker_and_kept(two):
@@ -49,7 +49,7 @@ def test_of_two_gradients_for_a_place_the_first_one_counts(two):
     queue = two.of(1)["commits"][0]
     for place, key in ((FIRST, 5), (FIRST, 6), (FIRST + 1, 7)):
         numbers = tf.constant([place, key], tf.int64)
-        turnstile.commit(queue, *tf.unstack(numbers), tf.constant([key / 2], tf.float64))
+        turnstile.commit(queue, numbers, tf.constant([key / 2], tf.float64))
     found = [turnstile.committed(queue, tf.constant(place, tf.int64), 1) for place in (FIRST, FIRST + 1)]
     assert [(int(key), float(counted[0])) for key, counted in found] == [(5, 2.5), (7, 3.5)]
 
@@ -147,7 +147,7 @@ def test_a_worker_that_is_lost_after_it_has_committed_is_not_waited_for_again(ma
     given(marching.turnstile, FIRST, tf.constant(ROW, tf.int64))
     for _ in range(turns):
         turnstile.next_turn(own["turns"][0])
-    turnstile.commit(own["commits"][0], place, tf.constant(0, tf.int64), tf.constant([-5.0], tf.float64))
+    turnstile.commit(own["commits"][0], tf.stack([place, 0]), tf.constant([-5.0], tf.float64))
     marching.turnstile.begin = lambda first: None
     told = marching.run([ROW, ROW, END], size=3)
     assert steps_of(told) == [[-5, 30], *[[step, step] for step in range(31, 36)]]

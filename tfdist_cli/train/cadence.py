@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist_cli.train import turnstile
 from tfdist_cli.train.flow import in_rows
+from tfdist_cli.train.order import after
 from tfdist_cli.train.phases import Watch
 from tfdist_cli.train.staged import Staged
 from tfdist_cli.train.step import Tensors
@@ -136,8 +137,10 @@ class Cadence:
         keys = staged.on_each(lambda carried: carried[_BASE] + carried[_OWN] % RUN * workers, there)
         left = staged.leave(iterator, worker, number, there, keys, before, watch)
         leader = self.devices[0]
-        with tf.device(leader), tf.control_dependencies([each for own in left.operations.values() for each in own]):
-            turnstile.commit(handles["commits"][0], tf.identity(own[0][_OWN]), keys[leader], left.counted)
+        with tf.device(leader):
+            head = tf.stack([own[0][_OWN], keys[leader]])
+            head = after(head, [each for own in left.operations.values() for each in own])
+            turnstile.commit(handles["commits"][0], head, left.counted)
         return [left.loss]
 
     def _update_function(self, size: int) -> Any:

@@ -7,6 +7,7 @@ each waits for a message of the task that had the one before.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -28,6 +29,21 @@ def unordered(result: Any) -> Any:
         if manager is not None:
             manager.run_independently(operation)
     return result
+
+
+def after(tensor: tf.Tensor, what: Iterable[Any]) -> tf.Tensor:
+    """A tensor as soon as other things are there, too.
+
+    To have an operation wait by `tf.control_dependencies` is not always enough: of one whose inputs are made within the
+    context, only these wait, down to a slice's constant numbers, and TensorFlow's optimizer, which takes an element of
+    a stack from where it came, forgets what those wait for.
+
+    Args:
+        tensor: made before.
+        what: operations and tensors.
+    """
+    with tf.control_dependencies(list(what)):
+        return tf.identity(tensor)
 
 
 def last_of(kind: str) -> list[Any]:

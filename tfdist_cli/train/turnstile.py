@@ -175,16 +175,15 @@ def begins_anew(begun: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
     return tf.equal(before, first)
 
 
-def commit(queue: tf.Tensor, place: tf.Tensor, key: tf.Tensor, counted: tf.Tensor) -> None:
+def commit(queue: tf.Tensor, head: tf.Tensor, counted: tf.Tensor) -> None:
     """Commits a gradient, on the leader.
 
     Args:
         queue: the worker's.
-        place: the step's.
-        key: what the gradient has been left under.
+        head: the step's place, and what the gradient has been left under: int64, shape (2,).
         counted: what comes with it.
     """
-    unordered(tf.raw_ops.QueueEnqueueV2(handle=queue, components=[tf.stack([place, key]), counted]))
+    unordered(tf.raw_ops.QueueEnqueueV2(handle=queue, components=[head, counted]))
 
 
 def committed(queue: tf.Tensor, place: tf.Tensor, counted: int) -> tuple[tf.Tensor, tf.Tensor]:
