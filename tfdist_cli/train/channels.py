@@ -175,9 +175,11 @@ def give(queues: Sequence[tf.Tensor], answers: tf.Tensor) -> None:
         unordered(tf.raw_ops.QueueEnqueueManyV2(handle=queue, components=[answer]))
 
 
-def count_update(made: tf.Tensor) -> None:
-    """Counts an update that one ps has made its part of."""
-    unordered(tf.raw_ops.QueueEnqueueV2(handle=made, components=[tf.constant(True)]))
+def count_update(made: tf.Tensor, after: Sequence[tf.Operation]) -> None:
+    """Counts an update that one ps has made its part of, when these operations are done."""
+    one = tf.constant(True)
+    with tf.control_dependencies(after):
+        unordered(tf.raw_ops.QueueEnqueueV2(handle=made, components=[one]))
 
 
 def updates_made(made: tf.Tensor, number: tf.Tensor) -> tf.Operation:

@@ -25,6 +25,7 @@ from tfdist_cli.train.channels import (
     updates_made,
 )
 from tfdist_cli.train.flow import in_rows
+from tfdist_cli.train.order import after
 from tfdist_cli.train.phases import Watch
 from tfdist_cli.train.staged import Staged
 from tfdist_cli.train.step import Tensors
@@ -152,9 +153,9 @@ class Rounds:
             for place, device in enumerate(self.devices):
                 part = staged.part(device, done)
                 spans += [now - then for now, then in zip(staged.noted(device, part), begun[device], strict=True)]
-                with tf.device(device), tf.control_dependencies(part):
-                    count_update(handles["made"][place])
-                    give(handles[f"answers{place}"], there[device][1 + aggregate :])
+                with tf.device(device):
+                    count_update(handles["made"][place], after=part)
+                    give(handles[f"answers{place}"], after(there[device][1 + aggregate :], part))
             if staged.watched:
                 watch.longest("update", spans)
                 with tf.control_dependencies(done):
@@ -189,8 +190,7 @@ class Rounds:
             for place, (device, own) in enumerate(self._staged.there(order).items()):
                 with tf.device(device):
                     before = updates_made(handles["made"][place], own[0] - 1)
-                    with tf.control_dependencies([before]):
-                        give(handles[f"answers{place}"], own[1:])
+                    give(handles[f"answers{place}"], after(own[1:], [before]))
             return next_answers(handles)
 
         @tf.function(autograph=False)
