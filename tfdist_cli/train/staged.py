@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -124,7 +125,8 @@ class Staged:
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
         number = next(iter(keys.values())).shape[0]
-        arrivals = [self.take({device: own[place] for device, own in keys.items()}) for place in range(number)]
+        each = [self.on_each(itemgetter(place), keys) for place in range(number)]
+        arrivals = [self.take(own) for own in each]
         shop.apply(shop.wire.gradients(arrivals), self._present)
         shop.assign_state(tf.split(state, self._state_sizes) if self._state_sizes else [])
         made = graph.get_operations()[before:]
