@@ -23,7 +23,7 @@ def two(monkeypatch):
 def update(handles):
     """Makes the update that is ordered next, and gives its answers; returns the order and the state."""
     order, state = channels.next_order(handles, 2)
-    channels.count_update(handles["made"][0])
+    channels.count_update(handles["made"][0], after=[])
     channels.give(handles["answers0"], order[3:])
     return order, state
 

@@ -1,6 +1,7 @@
 """Workers and ps keep step: every update is of one gradient of each worker, whoever is lost in between."""
 
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -50,8 +51,8 @@ def test_of_two_gradients_for_a_place_the_first_one_counts(two):
     for place, key in ((FIRST, 5), (FIRST, 6), (FIRST + 1, 7)):
         numbers = tf.constant([place, key], tf.int64)
         turnstile.commit(queue, numbers, tf.constant([key / 2], tf.float64))
-    found = [turnstile.committed(queue, tf.constant(place, tf.int64), 1) for place in (FIRST, FIRST + 1)]
-    assert [(int(key), float(counted[0])) for key, counted in found] == [(5, 2.5), (7, 3.5)]
+    found = [turnstile.committed([queue], tf.constant(place, tf.int64), 1) for place in (FIRST, FIRST + 1)]
+    assert [(int(key), float(counted[0])) for [key], [counted] in found] == [(5, 2.5), (7, 3.5)]
 
 
 def test_it_is_known_whether_a_worker_has_begun_a_run_before(two):
@@ -73,8 +74,9 @@ class Marching:
         self.fails = tf.Variable([-1, -1], dtype=tf.int64)
         self.turnstile = Turnstile([HERE], 2, counted)
         staged = Staged.__new__(Staged)
-        staged.devices, staged.sizes, staged.watched = [HERE], [counted, 0, 0, 0], False
-        staged.leave, staged.update = self._leave, lambda keys, state: []
+        staged.devices, staged.sizes, staged.state_size, staged.watched = [HERE], [counted, 0, 0, 0], 0, False
+        monkeypatch.setattr(staged, "leave", self._leave)
+        monkeypatch.setattr(staged, "update", lambda keys, state: [])
         monkeypatch.setattr(cadence, "Staged", lambda workshop: staged)
         self.cadence = Cadence(SimpleNamespace(workers=[None, None]))
 
@@ -96,8 +98,8 @@ class Marching:
     def run(self, orders, size, first=FIRST):
         """A run of some orders; what was told of each."""
         self.turnstile.begin(first)
-        functions = [lambda: self.cadence.updates(size)(self.turnstile.handles, tf.constant(first, tf.int64))]
-        functions += [lambda worker=worker: self.work(worker, size, first) for worker in range(2)]
+        functions = [partial(self.cadence.updates(size), self.turnstile.handles, tf.constant(first, tf.int64))]
+        functions += [partial(self.work, worker, size, first) for worker in range(2)]
         threads = [threading.Thread(target=function) for function in functions]
         for thread in threads:
             thread.start()
@@ -169,15 +171,15 @@ def test_workers_of_a_run_that_is_broken_off_are_told_to_leave(marching):
     given(marching.turnstile, FIRST, tf.constant(ROW, tf.int64))
     marching.turnstile.break_off(size + 1)
     worker.join()
-    key, counted = turnstile.committed(marching.turnstile.of(0)["commits"][0], tf.constant(FIRST, tf.int64), 1)
-    assert counted.numpy().tolist() == [30.0]
+    [key], counted = turnstile.committed(marching.turnstile.of(0)["commits"], tf.constant(FIRST, tf.int64), 1)
+    assert counted.numpy().tolist() == [[30.0]]
     assert int(key) > 0
 
 
 def test_who_waits_for_a_gradient_that_never_comes_fails(two):
     two.end_commits()
     with pytest.raises(tf.errors.OutOfRangeError):
-        turnstile.committed(two.handles["commits"][0], tf.constant(FIRST, tf.int64), 1)
+        turnstile.committed(two.handles["commits"], tf.constant(FIRST, tf.int64), 1)
 
 
 def test_keys_of_two_workers_and_of_two_functions_of_one_differ(marching):

@@ -7,6 +7,7 @@ Where rows of steps are ordered they stand in a row, in both.
 from __future__ import annotations
 
 from functools import cache, partial
+from operator import itemgetter
 from typing import Any
 
 import tensorflow as tf
@@ -17,12 +18,11 @@ from tfdist_cli.train.order import after
 from tfdist_cli.train.phases import Watch
 from tfdist_cli.train.staged import Staged
 from tfdist_cli.train.step import Tensors
-from tfdist_cli.train.turnstile import END, PLACE, ROW, RUN, WHAT, WITHIN, Handles
+from tfdist_cli.train.turnstile import END, KEY, PLACE, ROW, RUN, WHAT, WITHIN, Handles
 from tfdist_cli.train.workshop import Workshop
 
-_OWN, _BASE, _ALONE = range(2, 5)
-"""What a worker carries on each ps beside the last turn that it has seen there: the place of its own step, what it adds
-to it for a key, and how many steps it takes alone before it may take a row."""
+_Own = list[tf.Tensor]
+"""What a worker carries on one ps: the last turn that it has seen there, and the head of its step's commit."""
 _SURE = 2
 """A worker that begins anew takes so many steps alone: then it has received its last turn on each ps, and not looked it
 up, so that the next one in the queue is the next step's."""
@@ -60,23 +60,26 @@ class Cadence:
         def work(iterator: Any, numbers: tf.Tensor, handles: Handles) -> tf.Tensor:
             worker, first = tf.unstack(numbers)
 
-            def steps(count: int, own: list[tf.Tensor], number: tf.Tensor, *note: tf.Tensor) -> list[Any]:
+            def steps(count: int, own: list[_Own], alone: tf.Tensor, number: tf.Tensor, *note: tf.Tensor) -> list[Any]:
                 before: Tensors = []
                 for place in range(count):
                     watch = Watch(self._staged.watched, *note)
                     before = self._step(iterator, worker, number, own, handles, before, watch)
                     note, number = tuple(watch.note), number + 1
                     own = self._next(own, handles, within=place + 1 < count)
-                return [own, number, *note]
+                with tf.device(self.devices[0]):
+                    return [own, tf.maximum(alone - 1, 0), number, *note]
 
-            def goes_on(own: list[tf.Tensor], *_: tf.Tensor) -> tf.Tensor:
-                return own[0][WHAT] != END
+            def goes_on(own: list[_Own], *_: tf.Tensor) -> tf.Tensor:
+                turn, _ = own[0]
+                return turn[WHAT] != END
 
-            def several(own: list[tf.Tensor], *_: tf.Tensor) -> tf.Tensor:
-                return tf.logical_and(own[0][WHAT] == ROW, own[0][_ALONE] == 0)
+            def several(own: list[_Own], alone: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+                turn, _ = own[0]
+                return tf.logical_and(turn[WHAT] == ROW, alone == 0)
 
-            own = self._first(first, worker, handles)
-            start = [own, own[0][_OWN] % RUN, *Watch(self._staged.watched).note]
+            own, alone = self._first(first, worker, handles)
+            start = [own, alone, own[0][1][PLACE] % RUN, *Watch(self._staged.watched).note]
             if size > 1:
                 in_rows(goes_on, several, partial(steps, size), partial(steps, 1), start)
             else:
@@ -85,61 +88,61 @@ class Cadence:
 
         return work
 
-    def _first(self, first: tf.Tensor, worker: tf.Tensor, handles: Handles) -> list[tf.Tensor]:
-        """Waits until a worker's first step may begin on each ps; what it carries there.
+    def _first(self, first: tf.Tensor, worker: tf.Tensor, handles: Handles) -> tuple[list[_Own], tf.Tensor]:
+        """Waits until a worker's first step may begin on each ps.
 
         A worker that begins the run anew goes on where the leader is. Its turn there may have been received before,
         or not, so it is looked up. Another ps may be ahead by one: what is computed for a place whose update is being
         made counts for nothing. When the run is over, or there is another one by now, there is no step for it.
+
+        Returns:
+            What it carries on each ps, and how many steps it takes alone before it may take a row.
         """
         microseconds = tf.cast(tf.timestamp() * 1e6, tf.int64)  # another function of this worker began in others
-        base = microseconds * len(self._shop.workers) + worker
+        workers = len(self._shop.workers)
         with tf.device(self.devices[0]):
             anew = turnstile.begins_anew(handles["begun"][0], first)
             there = turnstile.last_turn(handles["last"][0])
             place = tf.where(anew, tf.maximum(there[PLACE], first), first)
             over = tf.logical_and(anew, place // RUN != first // RUN)
+            head = tf.stack([place, (microseconds + place % RUN) * workers + worker])
+            alone = tf.where(anew, tf.constant(_SURE, tf.int64), 0)
         carried = []
         for device, last, queue in zip(self.devices, handles["last"], handles["turns"], strict=True):
             with tf.device(device):
+                own = tf.identity(head)
                 known = tf.where(anew, turnstile.last_turn(last), [-1, END])
-                known = tf.where(over, tf.stack([place, END]), known)
-                turn = turnstile.turn_of(queue, known, place)
-                alone = tf.where(anew, tf.constant(_SURE, tf.int64), 0)
-                carried.append(tf.stack([turn[PLACE], turn[WHAT], place, base, alone]))
-        return carried
+                known = tf.where(over, tf.stack([own[PLACE], END]), known)
+                carried.append([turnstile.turn_of(queue, known, own[PLACE]), own])
+        return carried, alone
 
-    def _next(self, own: list[tf.Tensor], handles: Handles, *, within: bool) -> list[tf.Tensor]:
+    def _next(self, carried: list[_Own], handles: Handles, *, within: bool) -> list[_Own]:
         """Waits on each ps for the turn of the next step; within a row it is the next one in the queue."""
-        carried = []
-        for device, before, queue in zip(self.devices, own, handles["turns"], strict=True):
+        following = []
+        for device, (before, head), queue in zip(self.devices, carried, handles["turns"], strict=True):
             with tf.device(device):
-                place = before[_OWN] + 1
-                turn = turnstile.next_turn(queue) if within else turnstile.turn_of(queue, before[:2], place)
-                alone = tf.maximum(before[_ALONE] - 1, 0)
-                carried.append(tf.stack([turn[PLACE], turn[WHAT], place, before[_BASE], alone]))
-        return carried
+                own = head + tf.constant([1, len(self._shop.workers)], tf.int64)
+                turn = turnstile.next_turn(queue) if within else turnstile.turn_of(queue, before, own[PLACE])
+                following.append([turn, own])
+        return following
 
     def _step(
         self,
         iterator: Any,
         worker: tf.Tensor,
         number: tf.Tensor,
-        own: list[tf.Tensor],
+        carried: list[_Own],
         handles: Handles,
         before: Tensors,
         watch: Watch,
     ) -> Tensors:
         """A step. Its batch is read after `before`; returns what the next one's is."""
         staged = self._staged
-        there = dict(zip(self.devices, own, strict=True))
-        workers = len(self._shop.workers)
-        keys = staged.on_each(lambda carried: carried[_BASE] + carried[_OWN] % RUN * workers, there)
-        left = staged.leave(iterator, worker, number, there, keys, before, watch)
+        turns, heads = (dict(zip(self.devices, each, strict=True)) for each in zip(*carried, strict=True))
+        left = staged.leave(iterator, worker, number, turns, staged.on_each(itemgetter(KEY), heads), before, watch)
         leader = self.devices[0]
         with tf.device(leader):
-            head = tf.stack([own[0][_OWN], keys[leader]])
-            head = after(head, [each for own in left.operations.values() for each in own])
+            head = after(heads[leader], [each for own in left.operations.values() for each in own])
             turnstile.commit(handles["commits"][0], head, left.counted)
         return [left.loss]
 
@@ -150,15 +153,17 @@ class Cadence:
             what, told = turnstile.next_order(handles), []
             done: dict[str, list[Any]] = {}
             for number in range(count):
-                counted, done = self._update(handles, places[0])
+                with tf.device(leader):
+                    place = places[0] + number
+                counted, done = self._update(handles, place)
                 told.append(counted)
-                following = what if number + 1 == count else tf.constant(WITHIN, tf.int64)
-                places = self._give(handles, places, following, done)
+                last = number + 1 == count
+                given = self._give(handles, places, number + 1, what if last else WITHIN, done)
             with tf.device(leader):
                 all_told = tf.stack(told)
             with tf.control_dependencies([each for own in done.values() for each in own]):
                 turnstile.tell(handles, all_told)
-            return [what, places]
+            return [what, given]
 
         def goes_on(what: tf.Tensor, _: list[tf.Tensor]) -> tf.Tensor:
             return what != END
@@ -169,8 +174,7 @@ class Cadence:
         @tf.function(autograph=False)
         def updates(handles: Handles, first: tf.Tensor) -> None:
             what = turnstile.next_order(handles)
-            places = [there - 1 for there in self._staged.there(first).values()]
-            start = [what, self._give(handles, places, what, {})]
+            start = [what, self._give(handles, list(self._staged.there(first).values()), 0, what, {})]
             if size > 1:
                 in_rows(goes_on, several, partial(row, size, handles), partial(row, 1, handles), start)
             else:
@@ -186,13 +190,11 @@ class Cadence:
             part is done: the keys, too, as it may have none.
         """
         staged, leader = self._staged, self.devices[0]
-        size = sum(self.sizes)
         with tf.device(leader):
-            taken = [turnstile.committed(queue, place, size) for queue in handles["commits"]]
-            keys = tf.stack([key for key, _ in taken])
-            counted = tf.stack([numbers for _, numbers in taken])
-            _, _, states, _ = tf.split(counted, self.sizes, axis=1)
-            state = tf.reduce_mean(states, axis=0)
+            keys, counted = turnstile.committed(handles["commits"], place, sum(self.sizes))
+            begin = sum(self.sizes[:2])
+            states = counted[:, begin : begin + staged.state_size]
+            state = tf.reduce_mean(states, axis=0) if staged.state_size else tf.zeros([0], tf.float64)
         there = staged.there(keys)
         begun = {device: staged.noted(device, own) for device, own in there.items()}
         changed = staged.update(there, state)
@@ -203,19 +205,18 @@ class Cadence:
             spans += [now - then for now, then in zip(ended, begun[device], strict=True)]
         with tf.device(leader):
             for seconds in [tf.reduce_max(tf.stack(spans))] if spans else []:
-                counted = tf.concat([counted, tf.fill([len(taken), 1], seconds)], axis=1)
+                counted = tf.concat([counted, tf.fill([counted.shape[0], 1], seconds)], axis=1)
         return counted, done
 
     def _give(
-        self, handles: Handles, places: list[tf.Tensor], what: tf.Tensor, done: dict[str, list[Any]]
+        self, handles: Handles, places: list[tf.Tensor], further: int, what: tf.Tensor | int, done: dict[str, list[Any]]
     ) -> list[tf.Tensor]:
-        """Gives the turns that follow these places, on each ps when its part of an update is done; their places."""
-        following = []
+        """Gives the turns of the places so much further on, on each ps when its part of an update is done."""
+        given = []
         for number, device in enumerate(self.devices):
             with tf.device(device):
-                place = places[number] + 1
-                turn = tf.stack([place, tf.identity(what)])
+                given.append(places[number] + further)
+                turn = tf.stack([given[-1], tf.cast(what, tf.int64)])
                 with tf.control_dependencies(done.get(device, [])):
                     turnstile.give(handles["last"][number], handles[f"turns{number}"], turn)
-            following.append(place)
-        return following
+        return given

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -125,8 +124,8 @@ class Staged:
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
         number = next(iter(keys.values())).shape[0]
-        each = [self.on_each(itemgetter(place), keys) for place in range(number)]
-        arrivals = [self.take(own) for own in each]
+        each = self.on_each(tf.unstack, keys)
+        arrivals = [self.take({device: own[place] for device, own in each.items()}) for place in range(number)]
         shop.apply(shop.wire.gradients(arrivals), self._present)
         shop.assign_state(tf.split(state, self._state_sizes) if self._state_sizes else [])
         made = graph.get_operations()[before:]
@@ -160,7 +159,7 @@ class Staged:
         """Has a tensor on each ps."""
         return self.on_each(tf.identity, dict.fromkeys(self.devices, tensor))
 
-    def on_each(self, function: Callable[[tf.Tensor], tf.Tensor], there: There) -> There:
+    def on_each(self, function: Callable[[tf.Tensor], Any], there: There) -> dict[str, Any]:
         """Has each ps compute something of what it has."""
         computed = {}
         for device, own in there.items():

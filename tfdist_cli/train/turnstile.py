@@ -13,6 +13,7 @@ counts. So turns and commits of places that are past are passed over wherever on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import tensorflow as tf
 
@@ -21,8 +22,8 @@ from tfdist_cli.train.workshop import CHIEF_DEVICE
 
 RUN = 1 << 40
 """Places of a run: more than it has steps."""
-PLACE, WHAT = range(2)
-"""What stands where in a turn."""
+PLACE, WHAT, KEY = 0, 1, 1
+"""What stands where in a turn, its place and what it says, and at the head of a commit, its place and the key."""
 END, WITHIN, ONE, ROW = -1, 0, 1, 2
 """What a turn says of the step: there is none; it is within a row, stands alone, or is the first of a row."""
 _LAST = 1 << 62
@@ -186,21 +187,40 @@ def commit(queue: tf.Tensor, head: tf.Tensor, counted: tf.Tensor) -> None:
     unordered(tf.raw_ops.QueueEnqueueV2(handle=queue, components=[head, counted]))
 
 
-def committed(queue: tf.Tensor, place: tf.Tensor, counted: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """A worker's gradient for a place, on the leader: its key, and what comes with it.
+def committed(queues: Sequence[tf.Tensor], place: tf.Tensor, counted: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """What all workers have committed for a place, on the leader.
+
+    One condition for all of them: a loop for each would cost as much again as the update's other operations.
 
     Args:
-        queue: the worker's.
+        queues: one for each worker.
         place: the update's.
         counted: how many numbers come with a gradient.
+
+    Returns:
+        What their gradients have been left under, shape (workers,), and what comes with them, (workers, `counted`).
     """
 
-    def received(*_: tf.Tensor) -> list[tf.Tensor]:
+    def received(queue: tf.Tensor) -> list[tf.Tensor]:
         head, body = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.int64, tf.float64])
         return [tf.ensure_shape(head, [2]), tf.ensure_shape(body, [counted])]
 
-    def is_past(head: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
-        return head[0] < place
+    def stacked(each: Sequence[list[tf.Tensor]]) -> list[tf.Tensor]:
+        return [tf.stack(own) for own in zip(*each, strict=True)]
 
-    head, body = tf.while_loop(is_past, received, received(), parallel_iterations=1)
-    return head[1], body
+    def some_are_past(heads: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_any(heads[:, PLACE] < place)
+
+    def pass_over(heads: tf.Tensor, bodies: tf.Tensor) -> list[tf.Tensor]:
+        following = []
+        for queue, *own in zip(queues, tf.unstack(heads), tf.unstack(bodies), strict=True):
+            again = partial(received, queue)
+            following.append(tf.while_loop(is_past, lambda *_, again=again: again(), own, parallel_iterations=1))
+        return stacked(following)
+
+    def is_past(head: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+        return head[PLACE] < place
+
+    first = stacked([received(queue) for queue in queues])
+    heads, bodies = tf.while_loop(some_are_past, pass_over, first, parallel_iterations=1)
+    return heads[:, KEY], bodies
