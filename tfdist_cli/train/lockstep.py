@@ -85,7 +85,8 @@ class LockstepUpdates:
         seconds = 0.0
         self._pace.begin()
         with self._listening(turnstile) as news, self._updating(turnstile, news, size, place):
-            while first < end:
+            over = False
+            while True:
                 while under_way < _AHEAD and ordered < end:
                     if pause.agreed():
                         end = ordered
@@ -93,6 +94,9 @@ class LockstepUpdates:
                     several = 1 < size == self._pace.size(size) <= end - ordered
                     turnstile.order(ROW if several else ONE)
                     ordered, under_way = ordered + (size if several else 1), under_way + 1
+                if ordered == end and not over:  # at once: that all functions end takes as long as some updates
+                    turnstile.order(END)
+                    over = True
                 if not under_way:
                     break
                 told = _next(news, crew)
@@ -156,7 +160,7 @@ class LockstepUpdates:
 
     @contextlib.contextmanager
     def _updating(self, turnstile: Turnstile, news: _News, size: int, place: int) -> Iterator[None]:
-        """Has a thread call the function that makes updates until the end is ordered.
+        """Has a thread call the function that makes updates until the end is ordered, within the context.
 
         A run that is broken off ends with what was ordered, if that comes to pass; its turnstile is left behind.
         """
@@ -181,7 +185,6 @@ class LockstepUpdates:
             if updates.is_alive():
                 _abandoned.append((turnstile, updates))
             raise
-        turnstile.order(END)
         updates.join()
 
 

@@ -19,6 +19,7 @@ from tfdist_cli.train.data import next_batch
 from tfdist_cli.train.order import unordered
 from tfdist_cli.train.phases import Watch, noted
 from tfdist_cli.train.step import Tensors, values
+from tfdist_cli.train.update import innermost
 from tfdist_cli.train.wire import Arrival
 from tfdist_cli.train.workshop import CHIEF_DEVICE, Workshop
 
@@ -50,7 +51,7 @@ class Staged:
         workshop: the model on its cluster.
 
     Attributes:
-        devices: the ps.
+        devices: the ps; first the one that counts updates, from which the others hear of each.
         state_size: how many numbers of state come with a gradient.
         sizes: the parts of what is counted: loss and examples, metrics, state, seconds and bytes.
         watched: whether time is taken.
@@ -65,7 +66,8 @@ class Staged:
         self._state_sizes = [int(np.prod(variable.shape)) for variable in own]
         self.state_size = sum(self._state_sizes)
         devices = [post.device for post in workshop.wire.posts] + [variable.value.device for variable in own]
-        self.devices = list(dict.fromkeys(devices)) or [CHIEF_DEVICE]
+        counter = innermost(workshop.step.model.optimizer)._iterations.value.device
+        self.devices = sorted(dict.fromkeys(devices), key=lambda device: device != counter) or [CHIEF_DEVICE]
         self.watched = bool(workshop.rules.phases)
         self.sizes = [2, workshop.totals.size, self.state_size, len(COLUMNS) if self.watched else 0]
 
