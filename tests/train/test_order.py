@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdist_cli.train.order import last_of, unordered
+from tfdist_cli.train.order import after, last_of, unordered
 
 
 def waits_for(graph, kind):
@@ -62,3 +62,19 @@ def test_what_comes_next_finds_what_was_the_last_in_its_own_function():
     assert found == [0, 1, 0]
     last_of("this")[:] = [None]
     assert last_of("this") == []
+
+
+def test_a_tensor_waits_by_itself_for_what_it_is_to_come_after():
+    """Not by the constants that an operation on it is given, which TensorFlow's optimizer may take away."""
+
+    @tf.function(autograph=False)
+    def function(given):
+        first = tf.stack([given, given + 1])
+        time = unordered(tf.timestamp())
+        return after(first[0], [time])
+
+    graph = function.get_concrete_function(tf.TensorSpec([])).graph
+    (wanted,) = [operation for operation in graph.get_operations() if operation.type == "Timestamp"]
+    waiting = [each for each in graph.get_operations() if wanted in each.control_inputs and each.type == "Identity"]
+    assert len(waiting) == 1
+    assert waiting[0].inputs[0].op.type == "StridedSlice"
