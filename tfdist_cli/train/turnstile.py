@@ -17,7 +17,6 @@ from functools import partial
 
 import tensorflow as tf
 
-from tfdist_cli.train.order import unordered
 from tfdist_cli.train.workshop import CHIEF_DEVICE
 
 RUN = 1 << 40
@@ -125,21 +124,21 @@ def next_order(handles: Handles) -> tf.Tensor:
 def tell(handles: Handles, what: tf.Tensor) -> None:
     """Tells the chief what came of a row."""
     with tf.device(CHIEF_DEVICE):
-        unordered(tf.raw_ops.QueueEnqueueV2(handle=handles["results"][0], components=[what]))
+        tf.raw_ops.QueueEnqueueV2(handle=handles["results"][0], components=[what])
 
 
 def give(last: tf.Tensor, queues: Sequence[tf.Tensor], turn: tf.Tensor) -> None:
-    """Gives all workers a turn on one ps; called on it.
+    """Gives all workers a turn on one ps, after those before it; called on it.
 
     Args:
         last: the ps's last turn, a variable.
         queues: one for each worker.
         turn: its place, and what it says.
     """
-    kept = unordered(tf.raw_ops.AssignVariableOp(resource=last, value=turn))
+    kept = tf.raw_ops.AssignVariableOp(resource=last, value=turn)
     with tf.control_dependencies([kept]):
         for queue in queues:
-            unordered(tf.raw_ops.QueueEnqueueV2(handle=queue, components=[turn]))
+            tf.raw_ops.QueueEnqueueV2(handle=queue, components=[turn])
 
 
 def last_turn(last: tf.Tensor) -> tf.Tensor:
@@ -177,14 +176,14 @@ def begins_anew(begun: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
 
 
 def commit(queue: tf.Tensor, head: tf.Tensor, counted: tf.Tensor) -> None:
-    """Commits a gradient, on the leader.
+    """Commits a gradient, on the leader, after those of the steps before.
 
     Args:
         queue: the worker's.
         head: the step's place, and what the gradient has been left under: int64, shape (2,).
         counted: what comes with it.
     """
-    unordered(tf.raw_ops.QueueEnqueueV2(handle=queue, components=[head, counted]))
+    tf.raw_ops.QueueEnqueueV2(handle=queue, components=[head, counted])
 
 
 def committed(queues: Sequence[tf.Tensor], place: tf.Tensor, counted: int) -> tuple[tf.Tensor, tf.Tensor]:
