@@ -149,7 +149,7 @@ class Training:
         """Waits for its step, and strikes.
 
         Returns:
-            The moment, in seconds since 1970; None when the training was over before.
+            The last moment before it, in seconds since 1970; None when the training was over before.
         """
 
         def due():
@@ -165,9 +165,10 @@ class Training:
         self.until(lambda: due() or self.process.poll() == 0)
         if self.process.poll() is not None:
             return None
-        launcher = blow.task == "launcher"
-        os.kill(self.process.pid if launcher else self.events("started", blow.task)[-1]["pid"], blow.signum)
-        return time.time()
+        pid = self.process.pid if blow.task == "launcher" else self.events("started", blow.task)[-1]["pid"]
+        struck = time.time() - 0.001  # events tell whole milliseconds
+        os.kill(pid, blow.signum)
+        return struck
 
     @property
     def has_begun(self):

@@ -219,7 +219,7 @@ def test_a_worker_may_be_killed(rule, together, cluster):
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     if together == 2:
-        tasks.start(command, "worker:1", fresh=True)
+        tasks.start(command, "worker:1")
     ended = tasks.finish()
     codes = dict.fromkeys(tasks.tasks, 0) | ({"worker:1": -signal.SIGKILL} if together == 1 else {})
     assert {task: one.code for task, one in ended.items()} == codes, tasks.told()

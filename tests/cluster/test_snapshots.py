@@ -42,7 +42,7 @@ def test_a_worker_is_lost_and_comes_back_while_a_checkpoint_is_written(cluster):
     tasks.processes["worker:1"].kill()
     tasks.processes["worker:1"].wait()
     (tasks.folder / "killed").touch()
-    tasks.start(command, "worker:1", fresh=True).await_path("chief:0", tasks.folder / "back")
+    tasks.start(command, "worker:1").await_path("chief:0", tasks.folder / "back")
     (tasks.folder / "go").write_text("on")
     ended = tasks.finish()
     assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
