@@ -77,7 +77,7 @@ class Marching:
         staged.devices, staged.sizes, staged.state_size, staged.watched = [HERE], [counted, 0, 0, 0], 0, False
         monkeypatch.setattr(staged, "leave", self._leave)
         monkeypatch.setattr(staged, "update", lambda keys, state: [])
-        monkeypatch.setattr(cadence, "Staged", lambda workshop: staged)
+        monkeypatch.setattr(cadence, "Staged", lambda workshop, **_: staged)
         self.cadence = Cadence(SimpleNamespace(workers=[None, None]))
 
     def _leave(self, iterator, worker, number, after, keys, before, watch):

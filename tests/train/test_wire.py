@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist_cli.spec.updates import ShardRule
 from tfdist_cli.train.shards import parts
 from tfdist_cli.train.tables import Lookup
-from tfdist_cli.train.wire import Wire
+from tfdist_cli.train.wire import Beside, Wire
 
 pytestmark = pytest.mark.slow
 
@@ -253,6 +253,36 @@ def test_what_has_not_changed_needs_no_compensation_whatever_crosses(model):
     plain, changed = (wire.gradients([each]) for each in (arrival, wire.compensated(arrival, pulled, 0.5)))
     for place, each in enumerate(model):
         np.testing.assert_array_equal(whole(changed[place], each), whole(plain[place], each))
+
+
+@pytest.mark.parametrize("dtypes", [["float32"] * 5, ["bfloat16"] * 5, ["float64"] * 5])
+@pytest.mark.parametrize("tables", [(), (0,), (0, 4)])
+@pytest.mark.parametrize("crossing", ["float32", "float16"])
+def test_numbers_cross_beside_gradients_to_the_bit(dtypes, tables, crossing):
+    wire = Wire(parameters(dtypes), looked_up(*tables), crossing)
+    carrier = wire.carrier(wire.posts[0].device)
+    numbers = [[np.pi, np.nan, 1e-310, -0.0], [2.0**62, -np.inf, 3.0, 1 / 3]]
+    gradients = [tf.cast(tf.fill(shape, 1.5), dtype) for shape, dtype in zip(SHAPES, dtypes, strict=True)]
+    lookup = Lookup([tf.range(SHAPES[place][0]) for place in tables], [])
+
+    @tf.function(autograph=False)
+    def send():
+        pulled = wire.pull(lookup)
+        besides = [Beside(carrier, tf.constant(own, tf.float64)) for own in numbers]
+        arrivals = [wire.push(gradients, pulled, beside) for beside in besides]
+        found = [gradient for [gradient] in wire.gradients(arrivals, carrier)]
+        return [arrival.beside for arrival in arrivals], list(map(tf.convert_to_tensor, found))
+
+    arrived, found = send()
+    assert [own.numpy().tobytes() for own in arrived] == [np.array(own).tobytes() for own in numbers]
+    for gradient, there in zip(gradients, found, strict=True):
+        np.testing.assert_array_equal(there.numpy(), gradient.numpy())
+
+
+def test_numbers_cross_only_where_gradients_are_joined():
+    alone, joined = (Wire(parameters()[:count]) for count in (1, 2))
+    device = alone.posts[0].device
+    assert (alone.carrier(device), joined.carrier(device), joined.carrier("/job:ps/task:7")) == (None, 0, None)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

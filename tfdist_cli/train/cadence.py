@@ -45,7 +45,7 @@ class Cadence:
 
     def __init__(self, workshop: Workshop) -> None:
         self._shop = workshop
-        self._staged = Staged(workshop)
+        self._staged = Staged(workshop, counts_first=True)
         self.devices, self.sizes = self._staged.devices, self._staged.sizes
         self.work = cache(self._worker_function)
         self.updates = cache(self._update_function)

@@ -20,7 +20,7 @@ from tfdist_cli.train.order import unordered
 from tfdist_cli.train.phases import Watch, noted
 from tfdist_cli.train.step import Tensors, values
 from tfdist_cli.train.update import innermost
-from tfdist_cli.train.wire import Arrival
+from tfdist_cli.train.wire import Arrival, Beside
 from tfdist_cli.train.workshop import CHIEF_DEVICE, Workshop
 
 _names = count()
@@ -49,6 +49,7 @@ class Staged:
 
     Args:
         workshop: the model on its cluster.
+        counts_first: whether what comes with a gradient is wanted on the first ps: then it crosses with it.
 
     Attributes:
         devices: the ps; first the one that counts updates, from which the others hear of each.
@@ -57,7 +58,7 @@ class Staged:
         watched: whether time is taken.
     """
 
-    def __init__(self, workshop: Workshop) -> None:
+    def __init__(self, workshop: Workshop, *, counts_first: bool = False) -> None:
         self._shop = workshop
         self._name = f"tfdist-{next(_names)}"
         self._present: list[bool] = []
@@ -68,6 +69,7 @@ class Staged:
         devices = [post.device for post in workshop.wire.posts] + [variable.value.device for variable in own]
         counter = innermost(workshop.step.model.optimizer)._iterations.value.device
         self.devices = sorted(dict.fromkeys(devices), key=lambda device: device != counter) or [CHIEF_DEVICE]
+        self._carrier = workshop.wire.carrier(self.devices[0]) if counts_first else None
         self.watched = bool(workshop.rules.phases)
         self.sizes = [2, workshop.totals.size, self.state_size, len(COLUMNS) if self.watched else 0]
 
@@ -104,16 +106,20 @@ class Staged:
         result = step.train(pulled.values, state, shop.totals.start(), batch, shop.tables.given(lookup.positions[0]))
         self._present = [gradient is not None for gradient in result.gradients]
         watch.after("compute", result.gradients)
-        arrival = shop.wire.push(result.gradients, pulled)
+        own = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in shop.own_state(result.state)]
+        counted = tf.stack([tf.cast(result.loss, tf.float64), tf.cast(result.examples, tf.float64)])
+        counted = tf.concat([counted, shop.totals.pack(result.metrics), *own], axis=0)
+        beside = None if self._carrier is None else Beside(self._carrier, counted)
+        arrival = shop.wire.push(result.gradients, pulled, beside)
         left: dict[str, list[Any]] = {device: [] for device in self.devices}
         for place, (post, parcel, rows) in enumerate(zip(shop.wire.posts, arrival.parcels, arrival.rows, strict=True)):
             left[post.device].append(self._stage(place, keys[post.device], [parcel, *rows]))
         watch.after("push", left)
         watch.crossed(lambda: shop.wire.sizes(lookup))
-        own = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in shop.own_state(result.state)]
-        counted = tf.stack([tf.cast(result.loss, tf.float64), tf.cast(result.examples, tf.float64)])
-        told = tf.concat([counted, shop.totals.pack(result.metrics), *own, *watch.totals()], axis=0)
-        return Left(result.loss, left, told)
+        if arrival.beside is None:
+            return Left(result.loss, left, tf.concat([counted, *watch.totals()], axis=0))
+        with tf.device(self.devices[0]):
+            return Left(result.loss, left, tf.concat([arrival.beside, *watch.totals()], axis=0))
 
     def update(self, keys: There, state: tf.Tensor) -> list[tf.Operation]:
         """Applies the mean of the gradients that were left under some keys; returns what changes variables.
@@ -128,7 +134,7 @@ class Staged:
         number = next(iter(keys.values())).shape[0]
         each = self.on_each(tf.unstack, keys)
         arrivals = [self.take({device: own[place] for device, own in each.items()}) for place in range(number)]
-        shop.apply(shop.wire.gradients(arrivals), self._present)
+        shop.apply(shop.wire.gradients(arrivals, self._carrier), self._present)
         shop.assign_state(tf.split(state, self._state_sizes) if self._state_sizes else [])
         made = graph.get_operations()[before:]
         return [each for each in made if any(part.dtype == tf.resource for part in each.inputs)]

@@ -88,10 +88,25 @@ class Arrival:
     Args:
         parcels: for each post, its variables' gradients, joined.
         rows: for each post and table shard the numbers of the rows.
+        beside: numbers that have crossed with them, float64, on the post that was to take them.
     """
 
     parcels: Tensors
     rows: list[Tensors]
+    beside: tf.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Numbers that cross in a parcel, behind the gradients: no request is theirs alone.
+
+    Args:
+        post: whose parcel, by its number.
+        numbers: float64, shape (numbers,).
+    """
+
+    post: int
+    numbers: tf.Tensor
 
 
 class Wire:
@@ -151,12 +166,20 @@ class Wire:
                 values.append(_whole([arrived[place, shard.index] for shard in shards], where.get(place)))
         return Pulled(values, rows, where, read)
 
-    def push(self, gradients: Sequence[Any], pulled: Pulled) -> Arrival:
+    def carrier(self, device: str) -> int | None:
+        """The number of a post on a ps in whose parcel numbers can cross; None where none is joined of several."""
+        for number, post in enumerate(self.posts):
+            if post.device == device and len(post.dense) + len(post.tables) > 1:
+                return number
+        return None
+
+    def push(self, gradients: Sequence[Any], pulled: Pulled, beside: Beside | None = None) -> Arrival:
         """Sends a worker's gradients to the ps; what has none crosses as zeros.
 
         Args:
             gradients: one per parameter, of the shape of what was pulled, `tf.IndexedSlices`, or None.
             pulled: what they are gradients of.
+            beside: what crosses with them.
         """
         cut: dict[tuple[int, int], tf.Tensor] = {}
         for place, shards in enumerate(self.shards):
@@ -169,12 +192,19 @@ class Wire:
                     cut[place, shard.index] = tf.gather(gradient, which[shard.index])
                 else:
                     cut[place, shard.index] = gradient[shard.begin : shard.begin + shard.shape[0]]
-        parcels = []
-        for post in self.posts:
-            crossing = self._rounded(_joined([cut[shard.place, shard.index] for shard in post.dense + post.tables]))
+        parcels, arrived = [], None
+        for number, post in enumerate(self.posts):
+            pieces = [cut[shard.place, shard.index] for shard in post.dense + post.tables]
+            if beside is not None and beside.post == number:
+                pieces = [self._rounded(piece) for piece in pieces]
+                crossing = _joined([*pieces, tf.bitcast(beside.numbers, pieces[0].dtype)])
+                with tf.device(post.device):
+                    arrived = _last_numbers(crossing, int(beside.numbers.shape[0]))
+            else:
+                crossing = self._rounded(_joined(pieces))
             with tf.device(post.device):
                 parcels.append(tf.cast(crossing, post.dtype))
-        return Arrival(parcels, pulled.rows)
+        return Arrival(parcels, pulled.rows, arrived)
 
     def sizes(self, lookup: Lookup) -> dict[str, tf.Tensor]:
         """Bytes that a pull brings to a worker, `pulled`, and that it and the push of its gradients take, `pushed`.
@@ -212,8 +242,13 @@ class Wire:
                 parcels.append(parcel + tf.cast(factor, parcel.dtype) * parcel * parcel * moved)
         return Arrival(parcels, arrival.rows)
 
-    def gradients(self, arrivals: Sequence[Arrival]) -> list[Gradient]:
-        """The mean of some workers' gradients, for each shard where it is."""
+    def gradients(self, arrivals: Sequence[Arrival], carrier: int | None = None) -> list[Gradient]:
+        """The mean of some workers' gradients, for each shard where it is.
+
+        Args:
+            arrivals: theirs.
+            carrier: the number of the post in whose parcels something has crossed beside them.
+        """
         found: list[list[Any]] = [[None] * len(shards) for shards in self.shards]
         for number, post in enumerate(self.posts):
             with tf.device(post.device):
@@ -221,7 +256,8 @@ class Wire:
                 if not post.tables:
                     parcels = [_mean(parcels)]  # before it is parted: one pass over it, not one for each of the parts
                 counts = [[tf.size(own) for own in each.rows[number]] for each in arrivals]
-                parted = [self._parted(*each, post, post.dense) for each in zip(parcels, counts, strict=False)]
+                more = number == carrier
+                parted = [self._parted(*each, post, post.dense, more) for each in zip(parcels, counts, strict=False)]
                 for index, shard in enumerate(post.dense):
                     found[shard.place][shard.index] = _mean([parts[index] for parts in parted])
                 for index, shard in enumerate(post.tables):
@@ -252,7 +288,10 @@ class Wire:
             return [tf.identity(own) for own in sent]
         return tf.split(sent[: -len(counts)], sent[-len(counts) :], num=len(counts))
 
-    def _parted(self, joined: tf.Tensor, counts: list[tf.Tensor], post: Post, whole: list[Shard]) -> Tensors:
+    def _parted(
+        self, joined: tf.Tensor, counts: list[tf.Tensor], post: Post, whole: list[Shard], more: bool = False
+    ) -> Tensors:
+        """The values of a post's shards, from one tensor; there may be more behind them, which is left out."""
         joined = tf.cast(joined, post.dtype)
         shapes = [shard.shape for shard in whole] + [(-1, *shard.shape[1:]) for shard in post.tables]
         if len(shapes) < 2:
@@ -261,8 +300,10 @@ class Wire:
         if post.tables:
             widths = [int(np.prod(shard.shape[1:])) for shard in post.tables]
             sizes = tf.concat([tf.constant(sizes, tf.int32), tf.stack(counts) * widths], axis=0)
-        parts = tf.split(joined, sizes, num=len(shapes))
-        return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+        if more:
+            sizes = tf.concat([sizes, [-1]], axis=0) if post.tables else [*sizes, -1]
+        parts = tf.split(joined, sizes, num=len(shapes) + more)
+        return [tf.reshape(part, shape) for part, shape in zip(parts[: len(shapes)], shapes, strict=True)]
 
     def _width(self, dtype: tf.DType) -> int:
         return int((self._crossing or dtype).size)
@@ -282,6 +323,13 @@ def _read(dense: Sequence[Shard], tables: Sequence[Shard], numbers: Tensors) -> 
     """Variables, and the named rows of tables, as one tensor."""
     own = [tf.convert_to_tensor(shard.variable) for shard in dense]
     return _joined([*own, *(_gathered(shard.variable, each) for shard, each in zip(tables, numbers, strict=True))])
+
+
+def _last_numbers(values: tf.Tensor, count: int) -> tf.Tensor:
+    """So many float64 of which the bits stand at the end of values of another type."""
+    each = tf.float64.size // values.dtype.size
+    last = values[-count * each :]
+    return tf.bitcast(last if each == 1 else tf.reshape(last, [count, each]), tf.float64)
 
 
 def _joined(values: Tensors) -> tf.Tensor:
