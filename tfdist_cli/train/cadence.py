@@ -16,13 +16,16 @@ from tfdist_cli.train import turnstile
 from tfdist_cli.train.flow import in_rows
 from tfdist_cli.train.order import after
 from tfdist_cli.train.phases import Watch
-from tfdist_cli.train.staged import Staged
+from tfdist_cli.train.staged import Staged, There
 from tfdist_cli.train.step import Tensors
-from tfdist_cli.train.turnstile import END, KEY, PLACE, ROW, RUN, WHAT, WITHIN, Handles
+from tfdist_cli.train.turnstile import END, PLACE, ROW, RUN, WHAT, WITHIN, Handles
 from tfdist_cli.train.workshop import Workshop
 
-_Own = list[tf.Tensor]
-"""What a worker carries on one ps: the last turn that it has seen there, and the head of its step's commit."""
+_KEY, _ALONE = 2, 3
+"""What stands in a worker's state behind its place and what the leader's turn says: the key of its gradient, and how
+many steps it takes alone."""
+_Own = tuple[There, Tensors]
+"""What a worker carries: its state on each ps, and the last turn that it has seen on each but the leader."""
 _SURE = 2
 """A worker that begins anew takes so many steps alone: then it has received its last turn on each ps, and not looked it
 up, so that the next one in the queue is the next step's."""
@@ -59,27 +62,28 @@ class Cadence:
         @tf.function(autograph=False)
         def work(iterator: Any, numbers: tf.Tensor, handles: Handles) -> tf.Tensor:
             worker, first = tf.unstack(numbers)
+            leader = self.devices[0]
 
-            def steps(count: int, own: list[_Own], alone: tf.Tensor, number: tf.Tensor, *note: tf.Tensor) -> list[Any]:
+            def steps(count: int, state: tf.Tensor, others: Tensors, *note: tf.Tensor) -> list[Any]:
                 before: Tensors = []
+                number, own = state[PLACE] % RUN, (self._staged.there(state), others)
                 for place in range(count):
                     watch = Watch(self._staged.watched, *note)
-                    before = self._step(iterator, worker, number, own, handles, before, watch)
-                    note, number = tuple(watch.note), number + 1
+                    before = self._step(iterator, worker, number + place, own, handles, before, watch)
+                    note = tuple(watch.note)
                     own = self._next(own, handles, within=place + 1 < count)
-                with tf.device(self.devices[0]):
-                    return [own, tf.maximum(alone - 1, 0), number, *note]
+                there, others = own
+                with tf.device(leader):
+                    state = there[leader] - tf.stack([0, 0, 0, tf.minimum(there[leader][_ALONE], 1)])
+                return [tf.identity(state), others, *note]
 
-            def goes_on(own: list[_Own], *_: tf.Tensor) -> tf.Tensor:
-                turn, _ = own[0]
-                return turn[WHAT] != END
+            def goes_on(state: tf.Tensor, *_: Any) -> tf.Tensor:
+                return state[WHAT] != END
 
-            def several(own: list[_Own], alone: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
-                turn, _ = own[0]
-                return tf.logical_and(turn[WHAT] == ROW, alone == 0)
+            def several(state: tf.Tensor, *_: Any) -> tf.Tensor:
+                return tf.logical_and(state[WHAT] == ROW, state[_ALONE] == 0)
 
-            own, alone = self._first(first, worker, handles)
-            start = [own, alone, own[0][1][PLACE] % RUN, *Watch(self._staged.watched).note]
+            start = [*self._first(first, worker, handles), *Watch(self._staged.watched).note]
             if size > 1:
                 in_rows(goes_on, several, partial(steps, size), partial(steps, 1), start)
             else:
@@ -88,7 +92,7 @@ class Cadence:
 
         return work
 
-    def _first(self, first: tf.Tensor, worker: tf.Tensor, handles: Handles) -> tuple[list[_Own], tf.Tensor]:
+    def _first(self, first: tf.Tensor, worker: tf.Tensor, handles: Handles) -> tuple[tf.Tensor, Tensors]:
         """Waits until a worker's first step may begin on each ps.
 
         A worker that begins the run anew goes on where the leader is. Its turn there may have been received before,
@@ -96,85 +100,96 @@ class Cadence:
         made counts for nothing. When the run is over, or there is another one by now, there is no step for it.
 
         Returns:
-            What it carries on each ps, and how many steps it takes alone before it may take a row.
+            What it carries: its state, on itself, and the last turn that it has seen on each ps but the leader.
         """
         microseconds = tf.cast(tf.timestamp() * 1e6, tf.int64)  # another function of this worker began in others
-        workers = len(self._shop.workers)
-        with tf.device(self.devices[0]):
+        leader, workers = self.devices[0], len(self._shop.workers)
+        with tf.device(leader):
             anew = turnstile.begins_anew(handles["begun"][0], first)
-            there = turnstile.last_turn(handles["last"][0])
-            place = tf.where(anew, tf.maximum(there[PLACE], first), first)
-            over = tf.logical_and(anew, place // RUN != first // RUN)
-            head = tf.stack([place, (microseconds + place % RUN) * workers + worker])
-            alone = tf.where(anew, tf.constant(_SURE, tf.int64), 0)
-        carried = []
-        for device, last, queue in zip(self.devices, handles["last"], handles["turns"], strict=True):
+            seen = tf.where(anew, turnstile.last_turn(handles["last"][0]), [-1, WITHIN])
+            place = tf.maximum(seen[PLACE], first)
+            over = place // RUN != first // RUN
+            what = tf.where(over, tf.constant(END, tf.int64), seen[WHAT])
+            key = (microseconds + place % RUN) * workers + worker
+            state = tf.stack([place, what, key, tf.where(anew, tf.constant(_SURE, tf.int64), 0)])
+            turn = turnstile.turn_of(handles["turns"][0], tf.stack([tf.where(over, place, seen[PLACE]), what]), place)
+            begun = _with_turn(state, turn)
+        others = []
+        for device, last, queue in list(zip(self.devices, handles["last"], handles["turns"], strict=True))[1:]:
             with tf.device(device):
-                own = tf.identity(head)
-                known = tf.where(anew, turnstile.last_turn(last), [-1, END])
-                known = tf.where(over, tf.stack([own[PLACE], END]), known)
-                carried.append([turnstile.turn_of(queue, known, own[PLACE]), own])
-        return carried, alone
+                own = tf.identity(state)
+                seen = tf.where(own[_ALONE] > 0, turnstile.last_turn(last), [-1, WITHIN])
+                seen = tf.where(own[WHAT] == END, own[:2], seen)
+                others.append(turnstile.turn_of(queue, seen, own[PLACE]))
+        return tf.identity(begun), others
 
-    def _next(self, carried: list[_Own], handles: Handles, *, within: bool) -> list[_Own]:
+    def _next(self, own: _Own, handles: Handles, *, within: bool) -> _Own:
         """Waits on each ps for the turn of the next step; within a row it is the next one in the queue."""
-        following = []
-        for device, (before, head), queue in zip(self.devices, carried, handles["turns"], strict=True):
+        there, others = own
+        leader = self.devices[0]
+        further = self._staged.on_each(self._further, there)
+        turns = []
+        for number, (device, queue) in enumerate(zip(self.devices, handles["turns"], strict=True)):
             with tf.device(device):
-                own = head + tf.constant([1, len(self._shop.workers)], tf.int64)
-                turn = turnstile.next_turn(queue) if within else turnstile.turn_of(queue, before, own[PLACE])
-                following.append([turn, own])
-        return following
+                turn = turnstile.next_turn(queue) if within or device == leader else others[number - 1]
+                turns.append(turn if within else turnstile.turn_of(queue, turn, further[device][PLACE]))
+        with tf.device(leader):
+            further[leader] = _with_turn(further[leader], turns[0])
+        return further, turns[1:]
+
+    def _further(self, state: tf.Tensor) -> tf.Tensor:
+        """A worker's state at the next step, but for what its turn says."""
+        return state + tf.constant([1, 0, len(self._shop.workers), 0], tf.int64)
 
     def _step(
         self,
         iterator: Any,
         worker: tf.Tensor,
         number: tf.Tensor,
-        carried: list[_Own],
+        own: _Own,
         handles: Handles,
         before: Tensors,
         watch: Watch,
     ) -> Tensors:
         """A step. Its batch is read after `before`; returns what the next one's is."""
-        staged = self._staged
-        turns, heads = (dict(zip(self.devices, each, strict=True)) for each in zip(*carried, strict=True))
-        left = staged.leave(iterator, worker, number, turns, staged.on_each(itemgetter(KEY), heads), before, watch)
-        leader = self.devices[0]
+        staged, leader = self._staged, self.devices[0]
+        there, others = own
+        turns = dict(zip(self.devices, [there[leader], *others], strict=True))
+        left = staged.leave(iterator, worker, number, turns, staged.on_each(itemgetter(_KEY), there), before, watch)
         with tf.device(leader):
-            head = after(heads[leader], [each for own in left.operations.values() for each in own])
+            head = tf.stack([there[leader][PLACE], there[leader][_KEY]])
+            head = after(head, [each for part in left.operations.values() for each in part])
             turnstile.commit(handles["commits"][0], head, left.counted)
         return [left.loss]
 
     def _update_function(self, size: int) -> Any:
         leader = self.devices[0]
 
-        def row(count: int, handles: Handles, _: tf.Tensor, places: list[tf.Tensor]) -> list[Any]:
+        def row(count: int, handles: Handles, _: tf.Tensor, first: tf.Tensor) -> list[Any]:
             what, told = turnstile.next_order(handles), []
             done: dict[str, list[Any]] = {}
             for number in range(count):
                 with tf.device(leader):
-                    place = places[0] + number
-                counted, done = self._update(handles, place)
+                    place = first + number
+                counted, there, done = self._update(handles, place)
                 told.append(counted)
-                last = number + 1 == count
-                given = self._give(handles, places, number + 1, what if last else WITHIN, done)
+                self._give(handles, there, what if number + 1 == count else WITHIN, done)
             with tf.device(leader):
-                all_told = tf.stack(told)
-            with tf.control_dependencies([each for own in done.values() for each in own]):
-                turnstile.tell(handles, all_told)
-            return [what, given]
+                all_told = after(tf.stack(told), [each for own in done.values() for each in own])
+            turnstile.tell(handles, all_told)
+            return [what, first + count]
 
-        def goes_on(what: tf.Tensor, _: list[tf.Tensor]) -> tf.Tensor:
+        def goes_on(what: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
             return what != END
 
-        def several(what: tf.Tensor, _: list[tf.Tensor]) -> tf.Tensor:
+        def several(what: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
             return what == ROW
 
         @tf.function(autograph=False)
         def updates(handles: Handles, first: tf.Tensor) -> None:
             what = turnstile.next_order(handles)
-            start = [what, self._give(handles, list(self._staged.there(first).values()), 0, what, {})]
+            self._give(handles, self._staged.there(first[None] - 1), what, {})
+            start = [what, first]
             if size > 1:
                 in_rows(goes_on, several, partial(row, size, handles), partial(row, 1, handles), start)
             else:
@@ -182,12 +197,12 @@ class Cadence:
 
         return updates
 
-    def _update(self, handles: Handles, place: tf.Tensor) -> tuple[tf.Tensor, dict[str, list[Any]]]:
+    def _update(self, handles: Handles, place: tf.Tensor) -> tuple[tf.Tensor, There, dict[str, list[Any]]]:
         """Makes an update of what all workers commit for a place.
 
         Returns:
-            What was counted, on the leader, shape (workers, numbers), and what has to be there on each ps when its
-            part is done: the keys, too, as it may have none.
+            What was counted, on the leader, shape (workers, numbers); the place, and the keys behind it, on each ps;
+            and what has to be there on each when its part is done: this, too, as it may have none.
         """
         staged, leader = self._staged, self.devices[0]
         with tf.device(leader):
@@ -195,9 +210,10 @@ class Cadence:
             begin = sum(self.sizes[:2])
             states = counted[:, begin : begin + staged.state_size]
             state = tf.reduce_mean(states, axis=0) if staged.state_size else tf.zeros([0], tf.float64)
-        there = staged.there(keys)
+            known = tf.concat([place[None], keys], axis=0)
+        there = staged.there(known)
         begun = {device: staged.noted(device, own) for device, own in there.items()}
-        changed = staged.update(there, state)
+        changed = staged.update(staged.on_each(lambda own: own[1:], there), state)
         done = {device: [own, *staged.part(device, changed)] for device, own in there.items()}
         spans = []
         for device in self.devices:
@@ -206,17 +222,24 @@ class Cadence:
         with tf.device(leader):
             for seconds in [tf.reduce_max(tf.stack(spans))] if spans else []:
                 counted = tf.concat([counted, tf.fill([counted.shape[0], 1], seconds)], axis=1)
-        return counted, done
+        return counted, there, done
 
-    def _give(
-        self, handles: Handles, places: list[tf.Tensor], further: int, what: tf.Tensor | int, done: dict[str, list[Any]]
-    ) -> list[tf.Tensor]:
-        """Gives the turns of the places so much further on, on each ps when its part of an update is done."""
-        given = []
-        for number, device in enumerate(self.devices):
+    def _give(self, handles: Handles, there: There, what: tf.Tensor | int, done: dict[str, list[Any]]) -> None:
+        """Gives the turns of the next place on each ps, when its part of an update is done.
+
+        Args:
+            handles: see `Turnstile.handles`.
+            there: the place before, as the first number, on each ps.
+            what: what they say.
+            done: what is there on each ps when its part is done.
+        """
+        for number, (device, last) in enumerate(zip(self.devices, handles["last"], strict=True)):
             with tf.device(device):
-                given.append(places[number] + further)
-                turn = tf.stack([given[-1], tf.cast(what, tf.int64)])
+                turn = tf.stack([there[device][0] + 1, tf.cast(what, tf.int64)])
                 with tf.control_dependencies(done.get(device, [])):
-                    turnstile.give(handles["last"][number], handles[f"turns{number}"], turn)
-        return given
+                    turnstile.give(last, handles[f"turns{number}"], turn)
+
+
+def _with_turn(state: tf.Tensor, turn: tf.Tensor) -> tf.Tensor:
+    """A worker's state as soon as the leader has given it a turn."""
+    return tf.stack([state[PLACE], turn[WHAT], state[_KEY], state[_ALONE]])
