@@ -11,7 +11,6 @@ nothing is applied.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import queue
 import threading
@@ -22,9 +21,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist_cli.train.abandoned import GRACE_SECONDS, end_at_exit
 from tfdist_cli.train.aggregation import Aggregation, Gradient
 from tfdist_cli.train.channels import NO_MORE, Answer, Channels
-from tfdist_cli.train.crew import Crew
+from tfdist_cli.train.crew import Crew, News
 from tfdist_cli.train.engine import Execution, Pause
 from tfdist_cli.train.pace import Pace
 from tfdist_cli.train.phases import Turns
@@ -32,24 +32,7 @@ from tfdist_cli.train.rounds import GREETS, LEAVES, MADE, OVER, Rounds
 from tfdist_cli.train.tally import Message, Tally
 from tfdist_cli.train.workshop import Workshop
 
-_LOOK_SECONDS = 0.5
-"""How often workers are looked at that say nothing."""
-_GRACE_SECONDS = 2.0
-"""How long a run that is broken off waits for what is under way."""
-_News = queue.SimpleQueue[Message | Exception]
-_abandoned: list[tuple[Channels, threading.Thread]] = []
-"""Of runs that were broken off the channels, and who may wait for orders that were promised."""
-
-
-@atexit.register
-def _end_abandoned() -> None:
-    """Has those end who wait for orders: Python cannot end while TensorFlow is about to call it back.
-
-    It is not done before, as TensorFlow would take what fails then for a reason to cancel what the workers do.
-    """
-    for channels, updates in _abandoned:
-        channels.end_orders()
-        updates.join(_GRACE_SECONDS)
+_Told = News[Message]
 
 
 class AggregatedUpdates:
@@ -85,7 +68,7 @@ class AggregatedUpdates:
         self._pace.begin()
         with self._listening(channels) as news, self._working(channels, news, size):
             while aggregation.done < aggregation.end or crew.at_work:
-                message = _next(news, crew)
+                message = crew.next(news)
                 if message is None:
                     continue
                 self._take(message, channels, aggregation, crew, tally)
@@ -119,9 +102,9 @@ class AggregatedUpdates:
         return self._shop.on_worker(self._shop.workers[worker], self._rounds.work(size), args)
 
     @contextlib.contextmanager
-    def _listening(self, channels: Channels) -> Iterator[_News]:
+    def _listening(self, channels: Channels) -> Iterator[_Told]:
         """Has a thread receive what is said: waiting in TensorFlow would keep signals from being heard."""
-        news: _News = queue.SimpleQueue()
+        news: _Told = queue.SimpleQueue()
         ends, inbox = np.cumsum(self._rounds.sizes)[:-1], channels.inbox
 
         def listen() -> None:
@@ -142,7 +125,7 @@ class AggregatedUpdates:
             thread.join()  # else the next run's could hear this, and this one what is said in the next run
 
     @contextlib.contextmanager
-    def _working(self, channels: Channels, news: _News, size: int) -> Iterator[None]:
+    def _working(self, channels: Channels, news: _Told, size: int) -> Iterator[None]:
         """Has threads call the functions that make updates and give answers until these are ordered to end.
 
         A run that is broken off leaves its queues behind: workers may still ask, up to `size` times.
@@ -172,10 +155,10 @@ class AggregatedUpdates:
         try:
             yield
         except BaseException:
-            _abandoned.append((channels, updates))
+            end_at_exit(channels.end_orders, updates)
             self._channels = None  # a ps may be gone: others are made when they are needed
             channels.break_off(size + 1)
-            answers.join(_GRACE_SECONDS)  # with a ps that has failed it may hang
+            answers.join(GRACE_SECONDS)  # with a ps that has failed it may hang
             raise
         channels.close()
         answers.join()
@@ -224,15 +207,3 @@ class AggregatedUpdates:
         """Forgets a gradient that no update will take."""
         with self._shop.coordinator.strategy.scope():
             self._rounds.discard(tf.constant(key, tf.int64))
-
-
-def _next(news: _News, crew: Crew) -> Message | None:
-    """The next message; None after a while without one. Before it waits it looks at all workers."""
-    crew.check()
-    try:
-        message = news.get(timeout=_LOOK_SECONDS)
-    except queue.Empty:
-        return None
-    if isinstance(message, Exception):
-        raise message
-    return message

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Callable
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
 
@@ -12,6 +13,10 @@ from tfdist_cli.train.workshop import raise_cause
 
 _serials = count()
 _LOOK_SECONDS = 0.5
+"""How often the workers are looked at while nothing is heard of them."""
+_Message = TypeVar("_Message")
+News = queue.SimpleQueue[_Message | Exception]
+"""What threads have heard, or failed of."""
 
 
 class Crew:
@@ -56,3 +61,17 @@ class Crew:
         for remote in self._running.values():
             if remote._status is RemoteValueStatus.READY and remote._error is not None:
                 raise_cause(remote._error)
+
+    def next(self, news: News[_Message]) -> _Message | None:
+        """The next message; None after a while without one. Raises what the thread that listens has failed of.
+
+        Before it waits it looks at all workers.
+        """
+        self.check()
+        try:
+            message = news.get(timeout=_LOOK_SECONDS)
+        except queue.Empty:
+            return None
+        if isinstance(message, Exception):
+            raise message
+        return message

@@ -10,7 +10,6 @@ applied.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import queue
 import threading
@@ -22,8 +21,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist_cli.train.abandoned import GRACE_SECONDS, end_at_exit
 from tfdist_cli.train.cadence import Cadence
-from tfdist_cli.train.crew import Crew
+from tfdist_cli.train.crew import Crew, News
 from tfdist_cli.train.engine import Execution, Pause
 from tfdist_cli.train.pace import Pace
 from tfdist_cli.train.phases import within_wait
@@ -31,27 +31,10 @@ from tfdist_cli.train.tally import Message, Tally
 from tfdist_cli.train.turnstile import END, ONE, ROW, RUN, Turnstile
 from tfdist_cli.train.workshop import Workshop
 
-_LOOK_SECONDS = 0.5
-"""How often workers are looked at while nothing is told."""
-_GRACE_SECONDS = 2.0
-"""How long a run that is broken off waits for what is under way."""
 _AHEAD = 2
 """Rows that are ordered and not yet told of, so that the ps need not wait for the chief."""
-_News = queue.SimpleQueue[np.ndarray | Exception]
+_Told = News[np.ndarray]
 _runs = count(1)
-_abandoned: list[tuple[Turnstile, threading.Thread]] = []
-"""Of runs that were broken off the turnstile, and who may wait there for gradients that do not come."""
-
-
-@atexit.register
-def _end_abandoned() -> None:
-    """Has those end who wait for gradients: Python cannot end while TensorFlow is about to call it back.
-
-    It is not done before, as TensorFlow would take what fails then for a reason to cancel what the workers do.
-    """
-    for turnstile, updates in _abandoned:
-        _briefly(turnstile.end_commits)
-        updates.join(_GRACE_SECONDS)
 
 
 class LockstepUpdates:
@@ -99,7 +82,7 @@ class LockstepUpdates:
                     over = True
                 if not under_way:
                     break
-                told = _next(news, crew)
+                told = crew.next(news)
                 if told is None:
                     continue
                 tally = Tally(first)
@@ -142,9 +125,9 @@ class LockstepUpdates:
         return seconds
 
     @contextlib.contextmanager
-    def _listening(self, turnstile: Turnstile) -> Iterator[_News]:
+    def _listening(self, turnstile: Turnstile) -> Iterator[_Told]:
         """Has a thread receive what is told: waiting in TensorFlow would keep signals from being heard."""
-        news: _News = queue.SimpleQueue()
+        news: _Told = queue.SimpleQueue()
 
         def listen() -> None:
             while (told := turnstile.results.dequeue().numpy()).size:
@@ -159,7 +142,7 @@ class LockstepUpdates:
             thread.join()  # else the next run's could hear this, and this one what is told in the next run
 
     @contextlib.contextmanager
-    def _updating(self, turnstile: Turnstile, news: _News, size: int, place: int) -> Iterator[None]:
+    def _updating(self, turnstile: Turnstile, news: _Told, size: int, place: int) -> Iterator[None]:
         """Has a thread call the function that makes updates until the end is ordered, within the context.
 
         A run that is broken off ends with what was ordered, if that comes to pass; its turnstile is left behind.
@@ -179,25 +162,13 @@ class LockstepUpdates:
             yield
         except BaseException:
             turnstile.order(END)
-            updates.join(_GRACE_SECONDS)
+            updates.join(GRACE_SECONDS)
             self._turnstile = None
             _briefly(partial(turnstile.break_off, size + 1))
             if updates.is_alive():
-                _abandoned.append((turnstile, updates))
+                end_at_exit(partial(_briefly, turnstile.end_commits), updates)
             raise
         updates.join()
-
-
-def _next(news: _News, crew: Crew) -> np.ndarray | None:
-    """What is told next; None after a while without it. Before it waits it looks at all workers."""
-    crew.check()
-    try:
-        told = news.get(timeout=_LOOK_SECONDS)
-    except queue.Empty:
-        return None
-    if isinstance(told, Exception):
-        raise told
-    return told
 
 
 def _briefly(work: Any) -> None:
@@ -209,4 +180,4 @@ def _briefly(work: Any) -> None:
 
     thread = threading.Thread(target=attempt, daemon=True)
     thread.start()
-    thread.join(_GRACE_SECONDS)
+    thread.join(GRACE_SECONDS)
