@@ -217,7 +217,9 @@ def _race(contest: Contest, workload: Workload) -> list[float]:
             python = os.environ.get(who.python or "", sys.executable)
             cluster = Cluster(who.program, roles, work, python=python, checkout=who.checkout)
             clusters.append(stack.enter_context(cluster))
+        for cluster in clusters:
             cluster.await_laps(1)
+        for cluster in clusters:  # not before: mirrored workers give one up that is stopped while the other side starts
             cluster.stop()
         timings = race(clusters)
     for who, timing in zip(sides, timings, strict=True):
