@@ -1,5 +1,6 @@
 """Workers and ps keep step: every update is of one gradient of each worker, whoever is lost in between."""
 
+import itertools
 import threading
 from functools import partial
 from types import SimpleNamespace
@@ -53,6 +54,25 @@ def test_of_two_gradients_for_a_place_the_first_one_counts(two):
         turnstile.commit(queue, numbers, tf.constant([key / 2], tf.float64))
     found = [turnstile.committed([queue], tf.constant(place, tf.int64), 1) for place in (FIRST, FIRST + 1)]
     assert [(int(key), float(counted[0])) for [key], [counted] in found] == [(5, 2.5), (7, 3.5)]
+
+
+def test_what_is_put_into_a_queue_first_is_there_first(two):
+    """Commits of a row's steps, and turns on a ps: one that another overtook would be awaited for ever."""
+    own = two.of(0)
+
+    @tf.function(autograph=False)
+    def function(commits, last, turns):
+        for place in range(3):
+            numbers = tf.stack([tf.timestamp(), place])  # which is there at any time
+            turnstile.commit(commits, tf.cast(numbers, tf.int64), tf.constant([0.0], tf.float64))
+            turnstile.give(last, [turns], tf.cast(numbers, tf.int64))
+
+    graph = function.get_concrete_function(own["commits"][0], own["last"][0], own["turns"][0]).graph
+    puts = [each for each in graph.get_operations() if each.type in {"QueueEnqueueV2", "AssignVariableOp"}]
+    for resource in {put.inputs[0].ref() for put in puts}:
+        chain = [put for put in puts if put.inputs[0] is resource.deref()]
+        assert len(chain) == 3
+        assert all(before in after.control_inputs for before, after in itertools.pairwise(chain))
 
 
 def test_it_is_known_whether_a_worker_has_begun_a_run_before(two):
