@@ -75,8 +75,16 @@ ALONE = replace(TFDIST, name="`tfdist.fit`, one process, both cores", roles={})
 
 _PS = "`ParameterServerStrategy`, 1 chief, 2 ps, 2 workers"
 _CLUSTER = {"chief": 1, "worker": 2, "ps": 2}
-_SETTING = "`wire: bfloat16`, 20 steps an execution"
-_BEST = {"wire": "bfloat16", "steps_per_execution": 20}
+_BFLOAT16 = replace(
+    TFDIST,
+    name="`tfdist.fit`, `wire: bfloat16`, 20 steps an execution",
+    changes={"wire": "bfloat16", "steps_per_execution": 20},
+)
+_BEST = replace(
+    TFDIST,
+    name="`tfdist.fit`, `updates: {local_steps: 20}`, 20 steps an execution",
+    changes={"updates": {"local_steps": 20}, "steps_per_execution": 20},
+)
 _SYNC = {"updates": {"mode": "sync"}}
 _EMBEDDING = {"model": "embedding", "batch_size": 256}
 
@@ -100,15 +108,10 @@ CONTESTS = {
         ALONE,
         {"model": "cnn"},
     ),
-    "best": Contest(
-        f"{_PS}, best setting", _CLUSTER, replace(TFDIST, name=f"`tfdist.fit`, {_SETTING}", changes=_BEST), TF_KERAS
-    ),
-    "best_alone": Contest(
-        f"{_PS}, best setting, against one process",
-        _CLUSTER,
-        replace(TFDIST, name=f"`tfdist.fit`, {_SETTING}", changes=_BEST),
-        ALONE,
-    ),
+    "bfloat16": Contest(f"{_PS}, bfloat16", _CLUSTER, _BFLOAT16, TF_KERAS),
+    "bfloat16_alone": Contest(f"{_PS}, bfloat16, against one process", _CLUSTER, _BFLOAT16, ALONE),
+    "best": Contest(f"{_PS}, best setting", _CLUSTER, _BEST, TF_KERAS),
+    "best_alone": Contest(f"{_PS}, best setting, against one process", _CLUSTER, _BEST, ALONE),
     "sync": Contest(
         f"{_PS}, `updates: {{mode: sync}}` against `async`",
         _CLUSTER,

@@ -9,7 +9,8 @@ from tests.cluster.tasks import alone, program
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 
-RULES = ("async", "push 4", "compensated", "prefetch", "bfloat16", "float16", "sync 2 of 2", "sync 1 of 2", "bounded 2")
+RULES = ("async", "push 4", "local 20", "compensated", "prefetch", "bfloat16", "float16",
+         "sync 2 of 2", "sync 1 of 2", "bounded 2")  # fmt: skip
 NOISE = 0.02
 """Two rules may be apart by so much on 360 test digits: the standard error of either's accuracy is 0.007."""
 CLUSTER = "strategy: parameter_server\nroles: {chief: {}, ps: {replicas: 2}, worker: {replicas: 2}}\n"

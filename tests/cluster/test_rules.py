@@ -39,6 +39,9 @@ def trained(tasks, *cases):
 ONE_WORKER = {
     "compensated/dense/adam/1": "async/dense/adam/1",
     "push 4/dense/adam/4": "async/dense/adam/4",
+    "local 3/dropping/adam/1": "async/dropping/adam/1",
+    "local 3/dense/clipped/1/spread": "async/dense/clipped/1",
+    "local 3/tables/sgd/1/rows/spread": "async/tables/sgd/1",
     "sync/dropping/adam/1": "async/dropping/adam/1",
     "sync/dense/decaying/1": "async/dense/decaying/1",
     "async/dense/clipped/1/spread": "async/dense/clipped/1",
@@ -49,7 +52,7 @@ ONE_WORKER = {
 }
 """What one worker does, and what one process does with the fold of its batch that comes last: the same."""
 ONE_WORKERS_ROWS = ("async/tables/adagrad/1/rows", "async/tables/adagrad/1/rows/spread",
-                    "sync/tables/adagrad/1/rows/spread")  # fmt: skip
+                    "sync/tables/adagrad/1/rows/spread", "local 3/tables/adagrad/1/rows/spread")  # fmt: skip
 ONE_WORKERS_WHOLE = "async/tables/adagrad/1/whole"
 """Keras squares the gradients of a row that is looked up twice one by one; here their sum is squared, rows or whole."""
 TWO_WORKERS = {
@@ -67,6 +70,7 @@ TWO_WORKERS = {
 TWO_WORKERS_ROWS, TWO_WORKERS_WHOLE = "sync/tables/adagrad/2/rows/spread", "sync/tables/adagrad/2/whole"
 BACKUP, BEHIND = "sync 1/dense/adam/1/slow", "bounded 2/dense/sgd/1/slow"
 FAILS, ENDS = "sync/dense/sgd/1/fails", "sync/dense/sgd/1/ends"
+BY_KERAS = "local 3/dense/nadam/1"
 ROUNDED = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
@@ -81,7 +85,7 @@ def one_process(tmp_path_factory):
 @pytest.fixture(scope="module")
 def one_worker(module_cluster):
     """What 1 worker and 2 ps come to."""
-    others = [f"{wire}/dense/adam/1" for wire in ROUNDED] + ["prefetch/dense/adam/1"]
+    others = [f"{wire}/dense/adam/1" for wire in ROUNDED] + ["prefetch/dense/adam/1", BY_KERAS]
     return trained(module_cluster(chief=1, ps=2, worker=1), *ONE_WORKER, *ONE_WORKERS_ROWS, ONE_WORKERS_WHOLE, *others)
 
 
@@ -111,6 +115,11 @@ def test_prefetched_parameters_are_one_update_old(one_worker):
     facts = one_worker.facts["prefetch/dense/adam/1"]
     assert facts["iterations"] == STEPS
     assert facts["workers"]["worker:0"]["staleness"] == [0, 1, 1, 1, 1, 1] * (STEPS // 6)
+
+
+def test_local_steps_need_a_rule_and_say_so(one_worker):
+    told = one_worker.facts[BY_KERAS]["error"]
+    assert "local_steps needs updates that TensorFlow's kernels can make: TensorFlow has no kernels for Nadam" in told
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +175,7 @@ def test_data_that_ends_early_names_the_worker(two_workers):
     assert "worker:1's data ended before the training did" in two_workers.facts[ENDS]["error"]
 
 
-ASYNCHRONOUS = {"async": 37, "push 4": 10, "compensated": 37, "prefetch": 37, "float16": 37}
+ASYNCHRONOUS = {"async": 37, "push 4": 10, "local 3": 37, "compensated": 37, "prefetch": 37, "float16": 37}
 """Updates in 37 steps."""
 
 

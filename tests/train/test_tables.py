@@ -489,7 +489,7 @@ def test_no_operation_reads_a_table_whole():
     keras.utils.set_random_seed(4)
     model = sequential()
     step, tables = found(model, (IDS, Y))
-    wire = Wire(step.parameters, tables)
+    wire = Wire(step.parameters, tables.places)
 
     @tf.function(autograph=False)
     def one(*batch):

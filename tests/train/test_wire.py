@@ -1,7 +1,5 @@
 """What is pulled and pushed is what there was, whatever it was joined with on the way."""
 
-from types import SimpleNamespace
-
 import keras
 import numpy as np
 import pytest
@@ -30,11 +28,6 @@ def parameters(dtypes=DTYPES):
         variable(np.arange(int(np.prod(shape))).reshape(shape), dtype)
         for shape, dtype in zip(SHAPES, dtypes, strict=True)
     ]
-
-
-def looked_up(*places):
-    """Of `Tables` what a wire asks: which parameters are looked up."""
-    return SimpleNamespace(tables=[SimpleNamespace(place=place) for place in places])
 
 
 def same(given, variables):
@@ -151,7 +144,7 @@ def in_the_whole(worker, variables, gradients):
 
 
 def test_of_tables_the_rows_arrive_in_the_order_of_their_numbers(model):
-    wire = Wire(model, looked_up(*TABLES))
+    wire = Wire(model, TABLES)
     for worker in range(3):
         (values,), _ = sent(wire, [lookup(worker)], [gradients_of(worker, model)])
         same([values[0], values[2]], [model[0], model[2]])
@@ -162,7 +155,7 @@ def test_of_tables_the_rows_arrive_in_the_order_of_their_numbers(model):
 
 @pytest.mark.parametrize("workers", [(0,), (1,), (0, 1), (0, 1, 2)])
 def test_the_mean_of_gradients_arrives_where_each_row_is(model, workers):
-    wire = Wire(model, looked_up(*TABLES))
+    wire = Wire(model, TABLES)
     given = {worker: gradients_of(worker, model) for worker in workers}
     _, arrived = sent(wire, [lookup(worker) for worker in workers], list(given.values()))
     wanted = np.mean([np.array(in_the_whole(n, model, own), object) for n, own in given.items()], axis=0)
@@ -176,7 +169,7 @@ def test_the_mean_of_gradients_arrives_where_each_row_is(model, workers):
 
 
 def test_no_ps_sends_a_whole_table(model):
-    wire = Wire(model, looked_up(*TABLES))
+    wire = Wire(model, TABLES)
     pulled = tf.function(lambda: wire.pull(lookup(0)).values).get_concrete_function()
     read = {
         capture.name for op in pulled.graph.get_operations() if op.type == "ReadVariableOp" for capture in op.inputs
@@ -188,7 +181,7 @@ def test_no_ps_sends_a_whole_table(model):
 
 
 def test_held_values_are_not_read_again(model):
-    wire = Wire(model, looked_up(*TABLES))
+    wire = Wire(model, TABLES)
     held = wire.pull(Lookup([tf.zeros([0], tf.int32)] * 3, [])).values
     again = tf.function(lambda: wire.pull(lookup(1), held).values)
     assert "ReadVariableOp" not in {op.type for op in operations(again)}
@@ -199,7 +192,7 @@ def test_held_values_are_not_read_again(model):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_narrow_wire_rounds_once_each_way_and_keeps_types(model, dtype):
-    wire = Wire(model, looked_up(*TABLES), dtype)
+    wire = Wire(model, TABLES, dtype)
     given = gradients_of(0, model)
     (values,), arrived = sent(wire, [lookup(0)], [given])
     for place, (value, gradient) in enumerate(zip(values, arrived, strict=True)):
@@ -231,7 +224,7 @@ def test_a_narrow_wire_casts_once_for_each_ps_and_way():
 
 
 def test_compensation_is_the_papers_formula(model):
-    wire = Wire(model, looked_up(*TABLES))
+    wire = Wire(model, TABLES)
     given, factor = gradients_of(0, model), 0.3
     pulled = wire.pull(lookup(0))
     before = [np.float64(each.numpy()) for each in model]
@@ -246,7 +239,7 @@ def test_compensation_is_the_papers_formula(model):
 
 
 def test_what_has_not_changed_needs_no_compensation_whatever_crosses(model):
-    wire = Wire(model, looked_up(*TABLES), "bfloat16")
+    wire = Wire(model, TABLES, "bfloat16")
     given = gradients_of(0, model)
     pulled = wire.pull(lookup(0))
     arrival = wire.push(given, pulled)
@@ -259,7 +252,7 @@ def test_what_has_not_changed_needs_no_compensation_whatever_crosses(model):
 @pytest.mark.parametrize("tables", [(), (0,), (0, 4)])
 @pytest.mark.parametrize("crossing", ["float32", "float16"])
 def test_numbers_cross_beside_gradients_to_the_bit(dtypes, tables, crossing):
-    wire = Wire(parameters(dtypes), looked_up(*tables), crossing)
+    wire = Wire(parameters(dtypes), tables, crossing)
     carrier = wire.carrier(wire.posts[0].device)
     numbers = [[np.pi, np.nan, 1e-310, -0.0], [2.0**62, -np.inf, 3.0, 1 / 3]]
     gradients = [tf.cast(tf.fill(shape, 1.5), dtype) for shape, dtype in zip(SHAPES, dtypes, strict=True)]
@@ -288,7 +281,7 @@ def test_numbers_cross_only_where_gradients_are_joined():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tables", [(), (0,), (0, 4)])
 def test_the_bytes_told_are_those_of_what_crosses(monkeypatch, dtype, tables):
-    wire = Wire(parameters(["float32"] * len(SHAPES)), looked_up(*tables), dtype)
+    wire = Wire(parameters(["float32"] * len(SHAPES)), tables, dtype)
     lookup = Lookup([tf.constant([1, 0][: place // 4 + 1]) for place in tables], [])
     crossed, numbers = [], []
 

@@ -93,7 +93,7 @@ def whole(recipe: Recipe, steps: int) -> int:
     """So many steps or a few more: an execution that is cut short would be a function of its own, yet to be traced."""
     size = recipe.train.steps_per_execution
     size = _AUTO_EXECUTION if size == "auto" else size
-    unit = math.lcm(size, size + -size % recipe.updates.push_every)
+    unit = math.lcm(size, size + -size % recipe.updates.span)
     return steps + -steps % unit
 
 

@@ -14,10 +14,16 @@ PlacementRule = Literal["greedy", "round_robin"]
 _Count = Annotated[int, Field(ge=1)]
 
 _OF_MODE = {
-    "async": ("push_every", "delay_compensation", "prefetch"),
+    "async": ("local_steps", "push_every", "delay_compensation", "prefetch"),
     "sync": ("aggregate",),
     "bounded": ("staleness",),
 }
+_APART = (
+    ("prefetch", "push_every"),
+    ("push_every", "local_steps"),
+    ("delay_compensation", "local_steps"),
+    ("prefetch", "local_steps"),
+)
 
 
 class Updates(SpecModel):
@@ -26,6 +32,9 @@ class Updates(SpecModel):
     mode: Literal["async", "sync", "bounded"] = "async"
     """`async`: each worker updates when it is ready; `sync`: all workers' gradients make one update; `bounded`: the
     same, but a worker may run a few steps ahead."""
+    local_steps: _Count = 1
+    """async: steps that a worker takes on a copy of its own, each an update by the optimizer, before the ps have what
+    they changed."""
     push_every: _Count = 1
     """async: steps whose mean gradient makes one update, computed with the same parameters."""
     delay_compensation: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
@@ -45,15 +54,26 @@ class Updates(SpecModel):
             ((key,), f"{key} belongs to mode: {mode}, not {self.mode}")
             for mode, keys in _OF_MODE.items()
             for key in keys
-            if mode != self.mode and getattr(self, key) != type(self).model_fields[key].default
+            if mode != self.mode and self._chosen(key)
         ]
         if self.mode == "bounded" and self.staleness is None:
             problems.append((("staleness",), "bounded needs staleness: the steps a worker may be ahead, such as 3"))
-        if self.prefetch and self.push_every > 1:
-            problems.append((("prefetch",), "prefetch and push_every don't go together: choose one"))
+        problems += [
+            ((key,), f"{key} and {other} don't go together: choose one")
+            for key, other in _APART
+            if self._chosen(key) and self._chosen(other)
+        ]
         if problems:
             raise Inconsistent(problems)
         return self
+
+    @property
+    def span(self) -> int:
+        """async: steps that a worker takes between reading parameters and telling the ps what came of them."""
+        return max(self.push_every, self.local_steps)
+
+    def _chosen(self, key: str) -> bool:
+        return bool(getattr(self, key) != type(self).model_fields[key].default)
 
 
 class LearningRate(SpecModel):

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tfdist_cli.train.data import next_batch
 from tfdist_cli.train.engine import Execution, Pause, WorkerReport
+from tfdist_cli.train.local import Local
 from tfdist_cli.train.pace import Pace
 from tfdist_cli.train.phases import Watch
 from tfdist_cli.train.step import Tensors, values
@@ -43,6 +44,7 @@ class AsynchronousUpdates:
         self._rule = workshop.rules.updates
         self._pace = Pace(len(workshop.workers))
         self._functions: dict[int, Any] = {}
+        self._local = self._own() if self._rule.local_steps > 1 else None
 
     def run(
         self, iterators: Any, steps: int, *, first: int, size: int, adapts: bool, pause: Pause
@@ -65,9 +67,18 @@ class AsynchronousUpdates:
             self._pace.done(len(execution.losses))
             yield execution
 
+    def _own(self) -> Local:
+        shop = self._shop
+        return Local(shop.step.model.optimizer, shop.step.parameters, shop.tables.places, shop.wire, shop.rate)
+
+    def _rounds(self, count: int) -> list[int]:
+        """So many steps by how many a worker takes between reading parameters and telling what came of them."""
+        every = self._rule.span
+        return [min(every, count - begin) for begin in range(0, count, every)]
+
     def _count(self, wanted: int, left: int) -> int:
         """Steps in the next execution: whole updates as far as there are steps for them."""
-        every = self._rule.push_every
+        every = self._rule.span
         wanted += -wanted % every
         return wanted if left >= wanted else min(every, left)
 
@@ -89,10 +100,12 @@ class AsynchronousUpdates:
             raise_cause(error)
 
     def _execution(self, first: int, count: int, counted: np.ndarray, votes: int) -> Execution:
-        updates = -(-count // self._rule.push_every)
-        parts = np.split(counted, np.cumsum([count, self._shop.totals.size, updates, 2]))
+        rounds = self._rounds(count)
+        parts = np.split(counted, np.cumsum([count, self._shop.totals.size, len(rounds), 2]))
         losses, metrics, staleness, (examples, worker), phases = parts
         name = f"worker:{int(worker)}"
+        if self._local:  # each of the round's steps is an update
+            staleness = np.repeat(staleness, rounds)
         report = WorkerReport(float(np.sum(losses)), count, tuple(staleness.astype(int).tolist()))
         spent = {name: phases} if phases.size else {}
         return Execution(
@@ -101,8 +114,8 @@ class AsynchronousUpdates:
 
     def _execution_function(self, count: int) -> Any:
         """`count` steps of one worker as one function, unrolled: a loop over several tasks' devices costs more."""
-        shop, rule = self._shop, self._rule
-        sizes = [min(rule.push_every, count - begin) for begin in range(0, count, rule.push_every)]
+        shop, sizes = self._shop, self._rounds(count)
+        exchange = self._update if self._local is None else partial(self._own_steps, self._local)
 
         @tf.function(autograph=False)
         def execute(iterator: Any, first: tf.Tensor) -> tf.Tensor:
@@ -110,17 +123,10 @@ class AsynchronousUpdates:
             staleness: Tensors = []
             load = work.fetch(sizes[0])
             for following in [*sizes[1:], 0]:
-                gradients = work.compute(load)
-                ahead = work.fetch(following) if rule.prefetch and following else None
-                arrival = shop.wire.push(gradients, load.pulled)
-                work.watch.after("push", arrival.parcels)
-                if rule.delay_compensation:
-                    arrival = shop.wire.compensated(arrival, load.pulled, rule.delay_compensation)
-                with work.watch.over("update"):
-                    number = shop.apply(shop.wire.gradients([arrival]), [each is not None for each in gradients])
+                number, made, ahead = exchange(work, load, following)
                 with work.beside_count():
                     staleness.append(number - load.updates)
-                    work.updates = number + 1
+                    work.updates = number + made
                 if following:
                     load = ahead or work.fetch(following)
             shop.assign_state(shop.own_state(work.state))
@@ -133,6 +139,43 @@ class AsynchronousUpdates:
             return tf.concat([tf.cast(part, tf.float64) for part in counted], axis=0)
 
         return execute
+
+    def _update(self, work: _Work, load: _Load, following: int) -> tuple[tf.Tensor, int, _Load | None]:
+        """One update of the ps by a load's gradients.
+
+        Args:
+            work: the execution's.
+            load: batches and parameters.
+            following: batches of the next load; 0 where there is none.
+
+        Returns:
+            How many updates came before; how many have been made; and the next load, if it was to be fetched early.
+        """
+        shop, rule = self._shop, self._rule
+        gradients = work.compute(load)
+        ahead = work.fetch(following) if rule.prefetch and following else None
+        arrival = shop.wire.push(gradients, load.pulled)
+        work.watch.after("push", arrival.parcels)
+        if rule.delay_compensation:
+            arrival = shop.wire.compensated(arrival, load.pulled, rule.delay_compensation)
+        with work.watch.over("update"):
+            number = shop.apply(shop.wire.gradients([arrival]), [each is not None for each in gradients])
+        return number, 1, ahead
+
+    def _own_steps(self, local: Local, work: _Work, load: _Load, _following: int) -> tuple[tf.Tensor, int, None]:
+        """The same by steps of the worker's own, each an update."""
+        copy, made = local.copy(load.lookup, load.pulled), len(load.batches)
+        work.arrived(load, copy.slots.values)
+        local.steps(copy, work.gradients(load, copy.values), load.updates)
+        work.watch.after("compute", copy.values())
+        work.watch.crossed(lambda: local.sizes(load.lookup))
+        arrived, add = local.join(copy)
+        work.watch.after("push", arrived)
+        with work.watch.over("update"):
+            add()
+            with work.beside_count(), tf.control_dependencies(arrived[:1]):
+                number = work.counter.assign_add(made, read_value=True) - made
+        return number, made, None
 
 
 def _fetched(remote: Any) -> Any:
@@ -180,8 +223,8 @@ class _Work:
         self._first = first
         self._done = 0
         self.watch = Watch(shop.rules.phases)
-        self._counter = innermost(shop.step.model.optimizer)._iterations.value
-        self.updates = tf.convert_to_tensor(self._counter)
+        self.counter = innermost(shop.step.model.optimizer)._iterations.value
+        self.updates = tf.convert_to_tensor(self.counter)
         self.state = values(shop.step.state)
         self.metrics = shop.totals.start()
         self.losses: Tensors = []
@@ -189,7 +232,7 @@ class _Work:
 
     def beside_count(self) -> AbstractContextManager[Any]:
         """Operations go where updates are counted: what follows from the count need not cross the network in each."""
-        return tf.device(self._counter.device)
+        return tf.device(self.counter.device)
 
     def fetch(self, count: int) -> _Load:
         """The next batches, and the parameters as they are now."""
@@ -197,20 +240,32 @@ class _Work:
         lookup = self._shop.tables.lookup(batches)
         return _Load(batches, lookup, self._shop.wire.pull(lookup), self.updates)
 
-    def compute(self, load: _Load) -> list[Any]:
-        """The mean of the batches' gradients."""
+    def arrived(self, load: _Load, *more: Any) -> None:
+        """Notes that a load is there, and what has been fetched with it."""
         self.watch.after("data", load.batches)
-        self.watch.after("pull", load.pulled.values)
-        gradients: list[list[Any]] = []
+        self.watch.after("pull", load.pulled.values, *more)
+
+    def gradients(self, load: _Load, parameters: Callable[[], Tensors]) -> Iterator[list[Any]]:
+        """Each batch's gradients.
+
+        Args:
+            load: the batches, and what they look up.
+            parameters: tells the parameters that a batch's gradients are computed of.
+        """
         for batch, positions in zip(load.batches, load.lookup.positions, strict=True):
             given = self._shop.tables.given(positions)
             state = self._shop.seeds.put(self.state, self._first + self._done)
-            result = self._shop.step.train(load.pulled.values, state, self.metrics, batch, given)
+            result = self._shop.step.train(parameters(), state, self.metrics, batch, given)
             self.state, self.metrics = result.state, result.metrics
             self.losses.append(result.loss)
             self.examples += result.examples
             self._done += 1
-            gradients.append(result.gradients)
+            yield result.gradients
+
+    def compute(self, load: _Load) -> list[Any]:
+        """The mean of the batches' gradients."""
+        self.arrived(load)
+        gradients = list(self.gradients(load, lambda: load.pulled.values))
         mean = gradients[0] if len(gradients) == 1 else self._mean(gradients, load.pulled.values)
         self.watch.after("compute", mean)
         self.watch.crossed(lambda: self._shop.wire.sizes(load.lookup))

@@ -79,7 +79,7 @@ class CoordinatedEngine:
             self._workers,
             rules,
             tables,
-            Wire(parameters, tables, rules.wire),
+            Wire(parameters, tables.places, rules.wire),
             Seeds(step, element_spec, self.workers if self.synchronous else 1),
             MetricTotals(step),
             Rate(rules.learning_rate, rules.batches(self.workers)),
@@ -211,7 +211,8 @@ class CoordinatedEngine:
     def _reading(self) -> Callable[[Any], tuple[Tensors, Given]]:
         """For each batch the parameters, of which those that are no tables are read once."""
         tables = self._shop.tables
-        wire = Wire(self._step.parameters, tables)  # what is kept is scored, not what it is rounded to on its way
+        # What is kept is scored, not what it is rounded to on its way.
+        wire = Wire(self._step.parameters, tables.places)
         held = wire.pull(tables.nothing()).values
 
         def reading(batch: Any) -> tuple[Tensors, Given]:

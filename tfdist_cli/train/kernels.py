@@ -26,7 +26,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
@@ -37,23 +37,39 @@ from tfdist_cli.train.order import last_of, unordered
 
 
 @dataclass(frozen=True)
+class Slot:
+    """One of the values that an optimizer keeps beside each parameter.
+
+    Attributes:
+        name: the optimizer's list of them.
+        kept: how much of it is left after an update, which adds something to that.
+        kind: `sum`: of anything; `positive`: of squares, which rounding must not bring below 0; `largest`: an update
+            doesn't add, but takes the larger one of what is left and something.
+    """
+
+    name: str
+    kept: float = 1.0
+    kind: Literal["sum", "positive", "largest"] = "sum"
+
+
+@dataclass(frozen=True)
 class Rule:
     """How one kind of optimizer updates a variable.
 
     Attributes:
-        names: the optimizer's lists of slots, in the order of `slots`.
+        kinds: the optimizer's slots, in the order of `slots`.
         whole: updates a whole piece.
         some: updates some rows of a piece.
     """
 
-    names: tuple[str, ...]
+    kinds: tuple[Slot, ...]
     whole: Callable[[Update], Any]
     some: Callable[[Update], Any]
 
     def slots(self, optimizer: keras.optimizers.Optimizer, variable: Any) -> list[keras.Variable]:
         """The slots of a Keras variable, or of TensorFlow's below it, in the order in which the updates take them."""
         place = optimizer._get_variable_index(variable)
-        return [getattr(optimizer, name)[place] for name in self.names]
+        return [getattr(optimizer, kind.name)[place] for kind in self.kinds]
 
     def dense(
         self,
@@ -145,34 +161,57 @@ def _run(formula: Callable[[Update], Any], update: Update) -> Any:
 
 def _sgd(optimizer: Any) -> Rule:
     if optimizer.momentum:
-        return Rule(("momentums",), formulas.momentum, formulas.momentum)
+        return Rule((Slot("momentums", optimizer.momentum),), formulas.momentum, formulas.momentum)
     return Rule((), formulas.descent, formulas.descent)
 
 
 def _adam(optimizer: Any) -> Rule:
-    hats = ("_velocity_hats",) if optimizer.amsgrad else ()
-    return Rule(("_momentums", "_velocities", *hats), formulas.adam, formulas.adam_rows)
+    means = Slot("_momentums", optimizer.beta_1), Slot("_velocities", optimizer.beta_2, "positive")
+    hats = (Slot("_velocity_hats", kind="largest"),) if optimizer.amsgrad else ()
+    return Rule((*means, *hats), formulas.adam, formulas.adam_rows)
 
 
 def _rmsprop(optimizer: Any) -> Rule:
-    means = ("_average_gradients",) if optimizer.centered else ()
+    squares = Slot("_velocities", optimizer.rho, "positive")
+    means = (Slot("_average_gradients", optimizer.rho),) if optimizer.centered else ()
     if optimizer.momentum > 0:
-        return Rule(("_velocities", "_momentums", *means), formulas.rmsprop, formulas.rmsprop)
-    return Rule(("_velocities", *means), formulas.rmsprop_without_momentum, formulas.rmsprop_without_momentum)
+        slots = squares, Slot("_momentums", optimizer.momentum), *means
+        return Rule(slots, formulas.rmsprop, formulas.rmsprop)
+    return Rule((squares, *means), formulas.rmsprop_without_momentum, formulas.rmsprop_without_momentum)
 
 
-_ADADELTA = ("_accumulated_grads", "_accumulated_delta_vars")
+def _adagrad(_: Any) -> Rule:
+    return Rule((Slot("_accumulators", kind="positive"),), formulas.adagrad, formulas.adagrad_by_operations)
+
+
+def _adadelta(optimizer: Any) -> Rule:
+    names = "_accumulated_grads", "_accumulated_delta_vars"
+    return Rule(tuple(Slot(name, optimizer.rho, "positive") for name in names), formulas.adadelta, formulas.adadelta)
+
+
+def _adamax(optimizer: Any) -> Rule:
+    slots = Slot("_m", optimizer.beta_1), Slot("_u", optimizer.beta_2, "largest")
+    return Rule(slots, formulas.adamax, formulas.adamax_rows)
+
+
+def _ftrl(_: Any) -> Rule:
+    return Rule((Slot("_accumulators", kind="positive"), Slot("_linears")), formulas.ftrl, formulas.ftrl)
+
+
+def _lion(optimizer: Any) -> Rule:
+    return Rule((Slot("_momentums", optimizer.beta_2),), formulas.lion, formulas.lion)
+
 
 _RULES: dict[type, Callable[[Any], Rule]] = {
     keras.optimizers.SGD: _sgd,
     keras.optimizers.Adam: _adam,
     keras.optimizers.AdamW: _adam,
     keras.optimizers.RMSprop: _rmsprop,
-    keras.optimizers.Adagrad: lambda _: Rule(("_accumulators",), formulas.adagrad, formulas.adagrad_by_operations),
-    keras.optimizers.Adadelta: lambda _: Rule(_ADADELTA, formulas.adadelta, formulas.adadelta),
-    keras.optimizers.Adamax: lambda _: Rule(("_m", "_u"), formulas.adamax, formulas.adamax_rows),
-    keras.optimizers.Ftrl: lambda _: Rule(("_accumulators", "_linears"), formulas.ftrl, formulas.ftrl),
-    keras.optimizers.Lion: lambda _: Rule(("_momentums",), formulas.lion, formulas.lion),
+    keras.optimizers.Adagrad: _adagrad,
+    keras.optimizers.Adadelta: _adadelta,
+    keras.optimizers.Adamax: _adamax,
+    keras.optimizers.Ftrl: _ftrl,
+    keras.optimizers.Lion: _lion,
 }
 
 

@@ -97,6 +97,11 @@ class Tables:
         if self._layers:
             self._find(places)
 
+    @property
+    def places(self) -> list[int]:
+        """Their numbers among the model's parameters."""
+        return [table.place for table in self.tables]
+
     def lookup(self, batches: Sequence[Any], *, training: bool = True) -> Lookup:
         """What batches look up together, in a forward pass for each."""
         if not self.tables:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -52,15 +53,14 @@ def apply(
     with tf.device(counter.device):
         with tf.control_dependencies(_arrived(counter, gradients, parameters)[: None if rule is None else 1]):
             number = counter.assign_add(1, read_value=True) - 1
-        rate = _rate(optimizer, number)
-        if learning_rate is not None:
-            rate = learning_rate.at(rate, number)
+        rate = rate_of(optimizer, number, learning_rate)
         with tf.control_dependencies([number]):  # what Keras's code takes beside it may be there before
             rate = tf.identity(rate)
     if rule is None:
         _apply_by_keras(optimizer, gradients, parameters, number, rate)
     else:
-        _apply_by_rule(rule, optimizer, gradients, parameters, number, rate)
+        held = [Held.of(variable, rule.slots(optimizer, variable)) for variable in parameters]
+        apply_by_rule(rule, optimizer, gradients, held, number, rate)
     return number
 
 
@@ -104,33 +104,70 @@ def _needs_keras(optimizer: Any, parameters: Sequence[keras.Variable]) -> str | 
     return None
 
 
-def _rate(optimizer: Any, number: tf.Tensor) -> tf.Tensor:
-    """The optimizer's learning rate for an update, read once, not once for each parameter."""
-    rate = optimizer._learning_rate
-    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        return tf.convert_to_tensor(rate(number))
-    return tf.convert_to_tensor(rate.value if isinstance(rate, keras.Variable) else rate())
+def rate_of(optimizer: Any, number: tf.Tensor, learning_rate: Rate | None) -> tf.Tensor:
+    """The learning rate of an update, read once, not once for each parameter.
+
+    Args:
+        optimizer: the one that updates; built.
+        number: how many updates came before, int64, shape ().
+        learning_rate: what becomes of the optimizer's rate; None leaves it.
+    """
+    own = optimizer._learning_rate
+    if isinstance(own, keras.optimizers.schedules.LearningRateSchedule):
+        rate = tf.convert_to_tensor(own(number))
+    else:
+        rate = tf.convert_to_tensor(own.value if isinstance(own, keras.Variable) else own())
+    return rate if learning_rate is None else learning_rate.at(rate, number)
 
 
-def _apply_by_rule(
+@dataclass(frozen=True)
+class Held:
+    """A parameter, and where it is.
+
+    Args:
+        variable: Keras's; it says whether the parameter decays.
+        pieces: TensorFlow's variables that hold its parts.
+        slots: each slot's pieces, in the order of the optimizer's rule.
+    """
+
+    variable: keras.Variable
+    pieces: list[Any]
+    slots: list[list[Any]]
+
+    @classmethod
+    def of(cls, variable: keras.Variable, slots: Sequence[keras.Variable]) -> Held:
+        """One that is where its variable lives."""
+        return cls(variable, parts(variable), [parts(slot) for slot in slots])
+
+
+def apply_by_rule(
     rule: Rule,
     optimizer: Any,
     gradients: Sequence[Gradient | None],
-    parameters: Sequence[keras.Variable],
+    parameters: Sequence[Held],
     number: tf.Tensor,
     rate: tf.Tensor,
 ) -> None:
-    present = [(variable, gradient) for variable, gradient in zip(parameters, gradients, strict=True) if gradient]
+    """Updates parameters, each piece on its own device.
+
+    Args:
+        rule: the optimizer's.
+        optimizer: built.
+        gradients: one per parameter, by pieces; None where there is none.
+        parameters: what to update.
+        number: how many updates came before, int64, shape ().
+        rate: the learning rate, shape ().
+    """
+    present = [(held, gradient) for held, gradient in zip(parameters, gradients, strict=True) if gradient]
     if optimizer.loss_scale_factor is not None:
         plain = partial(_divided, by=optimizer.loss_scale_factor)
-        present = [(variable, _each(variable, gradient, plain)) for variable, gradient in present]
+        present = [(held, _each(held.pieces, gradient, plain)) for held, gradient in present]
     some: dict[str, list[tuple[tf.IndexedSlices, Callable[[], Any]]]] = {}
     known = _Sent(rate, number)
-    for variable, gradient in _clipped(optimizer, present):
-        slots = [parts(slot) for slot in rule.slots(optimizer, variable)]
-        decaying = decays(optimizer, variable)
-        for index, (shard, part) in enumerate(zip(parts(variable), gradient, strict=True)):
-            own = [slot[index] for slot in slots]
+    for held, gradient in _clipped(optimizer, present):
+        decaying = decays(optimizer, held.variable)
+        for index, (shard, part) in enumerate(zip(held.pieces, gradient, strict=True)):
+            own = [slot[index] for slot in held.slots]
             rate, number = known.on(shard.device)
             with tf.device(shard.device):
                 speed = tf.cast(rate, shard.dtype)
@@ -172,8 +209,8 @@ class _Sent:
         return self._there[device]
 
 
-def _clipped(optimizer: Any, present: list[tuple[keras.Variable, Gradient]]) -> list[tuple[keras.Variable, Gradient]]:
-    """Gradients as Keras clips them; a variable's norm is that of all its shards."""
+def _clipped(optimizer: Any, present: list[tuple[Held, Gradient]]) -> list[tuple[Held, Gradient]]:
+    """Gradients as Keras clips them; a parameter's norm is that of all its pieces."""
     if not (optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm):
         return present
     if optimizer.clipvalue and optimizer.clipvalue > 0:
@@ -182,10 +219,10 @@ def _clipped(optimizer: Any, present: list[tuple[keras.Variable, Gradient]]) -> 
         def clipped(values: tf.Tensor) -> tf.Tensor:
             return tf.clip_by_value(values, -limit, limit)
 
-        return [(variable, _each(variable, gradient, clipped)) for variable, gradient in present]
+        return [(held, _each(held.pieces, gradient, clipped)) for held, gradient in present]
     squares = [
-        [_on(shard, _square, part) for shard, part in zip(parts(variable), gradient, strict=True)]
-        for variable, gradient in present
+        [_on(shard, _square, part) for shard, part in zip(held.pieces, gradient, strict=True)]
+        for held, gradient in present
     ]
     if optimizer.clipnorm and optimizer.clipnorm > 0:
         limits = [tf.maximum(tf.sqrt(tf.add_n(own)), optimizer.clipnorm) / optimizer.clipnorm for own in squares]
@@ -193,15 +230,15 @@ def _clipped(optimizer: Any, present: list[tuple[keras.Variable, Gradient]]) -> 
         total = tf.sqrt(tf.add_n([square for own in squares for square in own]))
         limits = [tf.maximum(total, optimizer.global_clipnorm) / optimizer.global_clipnorm] * len(present)
     return [
-        (variable, _each(variable, gradient, partial(_divided, by=limit)))
-        for (variable, gradient), limit in zip(present, limits, strict=True)
+        (held, _each(held.pieces, gradient, partial(_divided, by=limit)))
+        for (held, gradient), limit in zip(present, limits, strict=True)
     ]
 
 
-def _each(variable: keras.Variable, gradient: Gradient, function: Callable[[tf.Tensor], tf.Tensor]) -> Gradient:
-    """A function of the values of each shard's gradient, where the shard is."""
+def _each(pieces: Sequence[Any], gradient: Gradient, function: Callable[[tf.Tensor], tf.Tensor]) -> Gradient:
+    """A function of the values of each piece's gradient, where the piece is."""
     changed = []
-    for shard, part in zip(parts(variable), gradient, strict=True):
+    for shard, part in zip(pieces, gradient, strict=True):
         values = _on(shard, function, part)
         sparse = isinstance(part, tf.IndexedSlices)
         changed.append(tf.IndexedSlices(values, part.indices, part.dense_shape) if sparse else values)
@@ -289,7 +326,7 @@ def _take_scaled(
 ) -> tf.Tensor:
     scale = tf.convert_to_tensor(optimizer.dynamic_scale.value)
     plain = [
-        None if gradient is None else _each(variable, gradient, partial(_divided, by=scale))
+        None if gradient is None else _each(parts(variable), gradient, partial(_divided, by=scale))
         for variable, gradient in zip(parameters, gradients, strict=True)
     ]
     number = apply(optimizer.inner_optimizer, plain, parameters, learning_rate)

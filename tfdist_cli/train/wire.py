@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist_cli.train.shards import Gradient, parts
 from tfdist_cli.train.step import Tensors
-from tfdist_cli.train.tables import Lookup, Tables
+from tfdist_cli.train.tables import Lookup
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,14 @@ class Wire:
 
     Args:
         parameters: variables, each on the device of its ps, or spread over several.
-        tables: those that are looked up.
+        tables: the numbers of those that are looked up.
         dtype: the type in which values cross; `float32` leaves them as they are.
     """
 
     def __init__(
-        self, parameters: Sequence[keras.Variable], tables: Tables | None = None, dtype: str = "float32"
+        self, parameters: Sequence[keras.Variable], tables: Sequence[int] = (), dtype: str = "float32"
     ) -> None:
-        self._tables = [table.place for table in tables.tables] if tables else []
+        self._tables = list(tables)
         self._crossing = None if dtype == "float32" else tf.as_dtype(dtype)
         self.shards = [list(_shards(place, variable)) for place, variable in enumerate(parameters)]
         posts: dict[tuple[str, tf.DType], Post] = {}

@@ -19,6 +19,7 @@ BATCH, BATCHES = 32, 44
 RULES = {
     "async": {},
     "push 4": {"updates": Updates(push_every=4), "learning_rate": LearningRate(scale="sqrt")},
+    "local 20": {"updates": Updates(local_steps=20)},
     "compensated": {"updates": Updates(delay_compensation=0.1)},
     "prefetch": {"updates": Updates(prefetch=True)},
     "bfloat16": {"wire": "bfloat16"},

@@ -81,6 +81,7 @@ RULES: dict[str, dict[str, Any]] = {
     "compensated": {"updates": Updates(delay_compensation=0.5)},
     "prefetch": {"updates": Updates(prefetch=True)},
     "push 4": {"updates": Updates(push_every=4)},
+    "local 3": {"updates": Updates(local_steps=3)},
     "sync": {"updates": Updates(mode="sync")},
     "scaled sync": {"updates": Updates(mode="sync"), "learning_rate": LearningRate(scale="linear")},
     "sync 1": {"updates": Updates(mode="sync", aggregate=1)},
