@@ -1,5 +1,6 @@
 """Steps on a worker's copy come to what the same steps come to where the parameters are."""
 
+import itertools
 from functools import partial
 
 import keras
@@ -67,6 +68,13 @@ def by_parts(gradient, of):
     return tf.split(gradient, [part.shape[0] for part in parts(of)])
 
 
+def by_shard(rows, table):
+    """The numbers of some rows in each shard, counted from its first."""
+    bounds = np.cumsum([0, *(part.shape[0] for part in parts(table))])
+    found = [[row - begin for row in rows if begin <= row < end] for begin, end in itertools.pairwise(bounds)]
+    return [tf.constant(own, tf.int32) for own in found]
+
+
 def where_they_are(make, rounds, rate=RATE):
     """Each step as an update of its own."""
     variables, optimizer = model(make)
@@ -93,8 +101,10 @@ def on_copies(make, *groups, wire="float32", rate=RATE):
     def several(rounds, updates):
         begun = []
         for steps in rounds:
-            rows, where = tf.unique(tf.constant([row for *_, own in steps for row in own]))
-            lookup = Lookup([rows], [])
+            named = [row for *_, own in steps for row in own]
+            rows = sorted(set(named))  # those of one shard stand behind those of the one before
+            where = tf.constant([rows.index(row) for row in named])
+            lookup = Lookup(by_shard(rows, variables[TABLE]), [])
             places = tf.split(where, [len(own) for *_, own in steps])
             begun.append((local.copy(lookup, crossing.pull(lookup)), steps, places))
         for copy, steps, places in begun:

@@ -8,6 +8,8 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
+from tfdist_cli.spec.updates import ShardRule
+from tfdist_cli.train.shards import parts
 from tfdist_cli.train.step import ModelStep, values
 from tfdist_cli.train.tables import Tables
 from tfdist_cli.train.wire import Wire, dense
@@ -456,6 +458,32 @@ def test_each_of_several_tables_has_its_own_rows(size):
             np.testing.assert_array_equal(tf.gather(lookup.rows[table], where), expected)
 
 
+@pytest.mark.parametrize("size", [0, 1, EXAMPLES])
+def test_rows_of_spread_tables_are_found_shard_by_shard(servers, size):
+    with servers(3, shard=ShardRule(min_bytes=60)).scope():
+        model = three_tables()
+    x = tuple(random.integers(-rows, rows, (size, LENGTH)).astype(np.int32) for rows in (ROWS, 5, 7))
+    y = np.zeros((size, 1), np.float32)
+    _, tables = found(model, (x, y))
+    lookup = tables.lookup([tensors(x, y)])
+    (positions,), rows = lookup.positions, iter(lookup.rows)
+    places = dict(zip(tables._calls[True].tables, positions, strict=True))
+    numbers = {rows: own % rows for own, rows in zip(x, (ROWS, 5, 7), strict=True)}
+    counts = {}
+    for place, table in enumerate(tables.tables):
+        looked_up, begin = [], 0
+        for part in parts(table.variable):
+            inside = next(rows).numpy()
+            assert len(set(inside)) == len(inside)
+            assert all((inside >= 0) & (inside < part.shape[0]))
+            looked_up.append(inside + begin)
+            begin += part.shape[0]
+        counts[table.rows] = len(looked_up)
+        np.testing.assert_array_equal(np.concatenate(looked_up)[places[place]], numbers[table.rows].ravel())
+    assert (counts, next(rows, None)) == ({ROWS: 3, 5: 3, 7: 1}, None)
+    assert [rows.shape for rows in tables.nothing().rows] == [(0,)] * 7
+
+
 def test_the_table_that_lacks_a_row_is_named_among_several():
     x = [np.zeros((1, LENGTH), np.int32) for _ in range(3)]
     x[1][0, 2:4] = [5, -6]
@@ -470,6 +498,7 @@ def test_tables_may_have_more_rows_together_than_an_int32_counts():
     _, tables = found(three_tables(), (tuple(IDS for _ in range(3)), Y))
     many = 2**31 - 1
     tables.tables = [SimpleNamespace(rows=many) for _ in range(3)]
+    tables._shards = [[many] for _ in range(3)]
     rows, where = tables._unique(tf.constant([5, 0, many - 1, 5, many - 1, 1]), tf.constant([0, 0, 1, 1, 2, 2]))
     assert [each.numpy().tolist() for each in rows] == [[5, 0], [many - 1, 5], [many - 1, 1]]
     assert where.numpy().tolist() == [0, 1] * 3

@@ -117,12 +117,20 @@ def model(request, servers):
 
 
 TABLES = (1, 3, 4)
-NUMBERS = [[[9, 0, 3, 4], [11], [2]], [[4, 5], [], [0, 9, 7]], [[], [1, 0], [2, 3]]]
-"""For each of three workers the rows of each table; with 3 shards, of 4, 3 and 3 rows, some are asked for none."""
+NUMBERS = [[[3, 0, 4, 9], [11], [2]], [[4, 5], [], [0, 9, 7]], [[], [1, 0], [2, 3]]]
+"""For each of three workers the rows of each table; with 3 shards, of 4, 3 and 3 rows, some are asked for none.
+Those of one shard stand behind those of the one before."""
 
 
-def lookup(worker):
-    return Lookup([tf.constant(rows, tf.int32) for rows in NUMBERS[worker]], [])
+def lookup(worker, variables):
+    rows = []
+    for place, numbers in zip(TABLES, NUMBERS[worker], strict=True):
+        begin = 0
+        for part in parts(variables[place]):
+            own = [number - begin for number in numbers if 0 <= number - begin < part.shape[0]]
+            rows.append(tf.constant(own, tf.int32))
+            begin += part.shape[0]
+    return Lookup(rows, [])
 
 
 def gradients_of(worker, variables, dtype=np.float32):
@@ -146,7 +154,7 @@ def in_the_whole(worker, variables, gradients):
 def test_of_tables_the_rows_arrive_in_the_order_of_their_numbers(model):
     wire = Wire(model, TABLES)
     for worker in range(3):
-        (values,), _ = sent(wire, [lookup(worker)], [gradients_of(worker, model)])
+        (values,), _ = sent(wire, [lookup(worker, model)], [gradients_of(worker, model)])
         same([values[0], values[2]], [model[0], model[2]])
         for place, rows in zip(TABLES, NUMBERS[worker], strict=True):
             assert values[place].dtype == model[place].dtype
@@ -157,7 +165,7 @@ def test_of_tables_the_rows_arrive_in_the_order_of_their_numbers(model):
 def test_the_mean_of_gradients_arrives_where_each_row_is(model, workers):
     wire = Wire(model, TABLES)
     given = {worker: gradients_of(worker, model) for worker in workers}
-    _, arrived = sent(wire, [lookup(worker) for worker in workers], list(given.values()))
+    _, arrived = sent(wire, [lookup(worker, model) for worker in workers], list(given.values()))
     wanted = np.mean([np.array(in_the_whole(n, model, own), object) for n, own in given.items()], axis=0)
     for place, (gradient, mean) in enumerate(zip(arrived, wanted, strict=True)):
         if place in TABLES:
@@ -170,7 +178,7 @@ def test_the_mean_of_gradients_arrives_where_each_row_is(model, workers):
 
 def test_no_ps_sends_a_whole_table(model):
     wire = Wire(model, TABLES)
-    pulled = tf.function(lambda: wire.pull(lookup(0)).values).get_concrete_function()
+    pulled = tf.function(lambda: wire.pull(lookup(0, model)).values).get_concrete_function()
     read = {
         capture.name for op in pulled.graph.get_operations() if op.type == "ReadVariableOp" for capture in op.inputs
     }
@@ -182,8 +190,8 @@ def test_no_ps_sends_a_whole_table(model):
 
 def test_held_values_are_not_read_again(model):
     wire = Wire(model, TABLES)
-    held = wire.pull(Lookup([tf.zeros([0], tf.int32)] * 3, [])).values
-    again = tf.function(lambda: wire.pull(lookup(1), held).values)
+    held = wire.pull(Lookup([tf.zeros([0], tf.int32) for place in TABLES for _ in parts(model[place])], [])).values
+    again = tf.function(lambda: wire.pull(lookup(1, model), held).values)
     assert "ReadVariableOp" not in {op.type for op in operations(again)}
     values = again()
     same([values[0], values[2]], [model[0], model[2]])
@@ -194,7 +202,7 @@ def test_held_values_are_not_read_again(model):
 def test_a_narrow_wire_rounds_once_each_way_and_keeps_types(model, dtype):
     wire = Wire(model, TABLES, dtype)
     given = gradients_of(0, model)
-    (values,), arrived = sent(wire, [lookup(0)], [given])
+    (values,), arrived = sent(wire, [lookup(0, model)], [given])
     for place, (value, gradient) in enumerate(zip(values, arrived, strict=True)):
         kept = model[place].dtype
         assert value.dtype == kept
@@ -226,7 +234,7 @@ def test_a_narrow_wire_casts_once_for_each_ps_and_way():
 def test_compensation_is_the_papers_formula(model):
     wire = Wire(model, TABLES)
     given, factor = gradients_of(0, model), 0.3
-    pulled = wire.pull(lookup(0))
+    pulled = wire.pull(lookup(0, model))
     before = [np.float64(each.numpy()) for each in model]
     for each in model:
         each.assign(tf.cast(each, "float32") * 1.5 - 0.25)
@@ -241,7 +249,7 @@ def test_compensation_is_the_papers_formula(model):
 def test_what_has_not_changed_needs_no_compensation_whatever_crosses(model):
     wire = Wire(model, TABLES, "bfloat16")
     given = gradients_of(0, model)
-    pulled = wire.pull(lookup(0))
+    pulled = wire.pull(lookup(0, model))
     arrival = wire.push(given, pulled)
     plain, changed = (wire.gradients([each]) for each in (arrival, wire.compensated(arrival, pulled, 0.5)))
     for place, each in enumerate(model):

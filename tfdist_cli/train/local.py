@@ -111,8 +111,10 @@ class Local:
             Held(variable, [_variable(value)], [[_variable(next(each))] for _ in self._rule.kinds])
             for variable, value in zip(self._parameters, pulled.values, strict=True)
         ]
-        rows = dict(zip(self._tables, lookup.rows, strict=True))
-        return Copy(held, pulled, slots, [tf.zeros_like(rows[n]) if n in rows else 0 for n in range(len(held))])
+        touched: list[Any] = [0] * len(held)
+        for place in self._tables:
+            touched[place] = tf.zeros(tf.shape(pulled.values[place])[:1], tf.int32)
+        return Copy(held, pulled, slots, touched)
 
     def steps(self, copy: Copy, gradients: Iterator[Sequence[Any]], updates: tf.Tensor) -> None:
         """Updates a copy.
@@ -167,17 +169,20 @@ class Local:
             if _is_never(copy.touched[place]):
                 continue
             kinds, shares = [_PARAMETER, *self._rule.kinds], [_PARAMETER.kept, *left[place]]
-            where = copy.pulled.where.get(place)
             for kept, kind, pieces, share in zip(stored, kinds, given, shares, strict=True):
-                for index, (shard, piece) in enumerate(zip(parts(kept), pieces, strict=True)):
-                    own = _at(shard, share, where and where[index])
-                    joins.setdefault(shard.device, []).append((piece, partial(_joined, kind, shard, piece, own)))
+                of_each = _by_shard(share, [copy.pulled.counts.get((place, index)) for index in range(len(pieces))])
+                for shard, piece, own in zip(parts(kept), pieces, of_each, strict=True):
+                    join = partial(_joined, kind, shard, piece, _at(shard, own))
+                    joins.setdefault(shard.device, []).append((piece, join))
         for device, some in joins.items():
             arrived = tf.nest.flatten([piece for piece, _ in some], expand_composites=True)
             in_turn(device, arrived, [join for _, join in some])
 
     def _of_slots(self, lookup: Lookup) -> Lookup:
-        return Lookup([rows for rows in lookup.rows for _ in self._rule.kinds], [])
+        """What of the slots goes with looked-up rows: the same rows of each."""
+        rows = iter(lookup.rows)
+        of_tables = [[next(rows) for _ in self._wire.shards[place]] for place in self._tables]
+        return Lookup([own for shards in of_tables for _ in self._rule.kinds for own in shards], [])
 
     def _gradient(self, copy: Copy, place: int, gradient: Any) -> Gradient | None:
         """A parameter's gradient, rows of a table each once; and counts what it touches."""
@@ -217,13 +222,19 @@ def _left(kind: Slot, touched: Any) -> Any:
     return tf.pow(tf.cast(kind.kept, tf.float64), tf.cast(touched, tf.float64))
 
 
-def _at(shard: Any, left: Any, rows: Any) -> Any:
-    """The part of `_left` that is a shard's, where the shard is."""
+def _by_shard(left: Any, counts: list[Any]) -> list[Any]:
+    """What of `_left` is each shard's; `counts` tells how many rows have been looked up in it."""
+    if isinstance(left, float) or len(counts) == 1:
+        return [left] * len(counts)
+    return tf.split(left, tf.stack(counts), num=len(counts))
+
+
+def _at(shard: Any, left: Any) -> Any:
+    """The same, where the shard is."""
     if isinstance(left, float):
         return left
-    own = left if rows is None else tf.gather(left, rows)
     with tf.device(shard.device):
-        return tf.identity(own)
+        return tf.identity(left)
 
 
 def _scaled(value: tf.Tensor, left: Any) -> tf.Tensor:

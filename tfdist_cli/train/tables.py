@@ -21,6 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist_cli.train.shards import parts
 from tfdist_cli.train.step import Given, ModelStep, Tensors
 
 log = logging.getLogger("tfdist")
@@ -49,9 +50,10 @@ class Lookup:
     """What some batches look up.
 
     Args:
-        rows: for each table the numbers of its rows, each once, int32, shape (n,).
-        positions: for each batch and call of an `Embedding` layer, where in its table's `rows` each number stands,
-            int32, shape (numbers,).
+        rows: for each shard of each table the numbers of its rows, counted from its first one, each once, int32,
+            shape (n,).
+        positions: for each batch and call of an `Embedding` layer, where each number stands among its table's `rows`,
+            those of one shard behind those of the one before, int32, shape (numbers,).
     """
 
     rows: list[tf.Tensor]
@@ -96,6 +98,7 @@ class Tables:
         ]
         if self._layers:
             self._find(places)
+        self._shards = [[int(part.shape[0]) for part in parts(table.variable)] for table in self.tables]
 
     @property
     def places(self) -> list[int]:
@@ -109,20 +112,20 @@ class Tables:
         calls = self._calls[training]
         found = [calls.numbers(*tf.nest.flatten(batch, expand_composites=True)) for batch in batches]
         # Table by table; all of them in one go, since each operation costs more than what it does here.
-        parts = sorted((table, n, call) for n in range(len(batches)) for call, table in enumerate(calls.tables))
-        flat = [found[n][call] for _, n, call in parts]
+        order = sorted((table, n, call) for n in range(len(batches)) for call, table in enumerate(calls.tables))
+        flat = [found[n][call] for _, n, call in order]
         sizes = [tf.size(part) for part in flat]
-        of = _repeated([table for table, _, _ in parts], sizes) if len(self.tables) > 1 else tf.constant(0)
+        of = _repeated([table for table, _, _ in order], sizes) if len(self.tables) > 1 else tf.constant(0)
         rows, where = self._unique(self._checked(tf.concat(flat, axis=0) if len(flat) > 1 else flat[0], of), of)
         positions: list[list[Any]] = [[None] * len(calls.tables) for _ in batches]
-        own = tf.split(where, tf.stack(sizes), num=len(parts)) if len(parts) > 1 else [where]
-        for (_, n, call), part in zip(parts, own, strict=True):
+        own = tf.split(where, tf.stack(sizes), num=len(order)) if len(order) > 1 else [where]
+        for (_, n, call), part in zip(order, own, strict=True):
             positions[n][call] = part
         return Lookup(rows, positions)
 
     def nothing(self) -> Lookup:
         """A lookup of no rows at all."""
-        return Lookup([tf.zeros([0], tf.int32) for _ in self.tables], [])
+        return Lookup([tf.zeros([0], tf.int32) for shards in self._shards for _ in shards], [])
 
     def given(self, positions: list[tf.Tensor], *, training: bool = True) -> Given:
         """How a forward pass gets what it looks up, for `ModelStep`.
@@ -169,18 +172,27 @@ class Tables:
             return tf.identity(numbers)
 
     def _unique(self, numbers: tf.Tensor, of: tf.Tensor) -> tuple[Tensors, tf.Tensor]:
-        """Each table's rows that are looked up, and where among its table's each number stands."""
-        if len(self.tables) == 1:
+        """Each shard's rows that are looked up, and where among its table's each number stands."""
+        sizes = [rows for own in self._shards for rows in own]
+        if len(sizes) == 1:
             rows, where = tf.unique(numbers)
             return [rows], where
-        begins = np.cumsum([0, *(table.rows for table in self.tables)])
-        dtype = tf.int32 if begins[-1] <= tf.int32.max else tf.int64
-        first = tf.constant(begins[:-1], dtype)  # if one stood behind the other
-        joined, where = tf.unique(tf.cast(numbers, dtype) + tf.gather(first, of))
-        owner = tf.searchsorted(first, joined, side="right") - 1
-        counts = tf.math.unsorted_segment_sum(tf.ones_like(owner), owner, len(self.tables))
-        rows = tf.split(tf.cast(joined - tf.gather(first, owner), tf.int32), counts, num=len(self.tables))
-        return rows, where - tf.gather(tf.cumsum(counts, exclusive=True), of)
+        begins = np.cumsum([0, *sizes[:-1]])  # if one stood behind the other
+        dtype = tf.int32 if sum(sizes) <= tf.int32.max else tf.int64
+        firsts = np.cumsum([0, *(len(own) for own in self._shards[:-1])])  # each table's first shard
+        if len(self.tables) > 1:
+            numbers = tf.cast(numbers, dtype) + tf.gather(tf.constant(begins[firsts], dtype), of)
+        joined, where = tf.unique(numbers)
+        owner = tf.raw_ops.UpperBound(sorted_inputs=tf.constant(begins[None, 1:], dtype), values=joined[None])[0]
+        inside = tf.cast(joined - tf.gather(tf.constant(begins, dtype), owner), tf.int32)
+        rows = tf.dynamic_partition(inside, owner, len(sizes))
+        if len(sizes) > len(self.tables):
+            order = tf.dynamic_partition(tf.range(tf.size(joined)), owner, len(sizes))
+            where = tf.gather(tf.math.invert_permutation(tf.concat(order, axis=0)), where)
+        if len(self.tables) > 1:
+            before = tf.cumsum(tf.stack([tf.size(own) for own in rows]), exclusive=True)
+            where -= tf.gather(tf.gather(before, firsts), of)
+        return rows, where
 
     def _find(self, places: dict[int, int]) -> None:
         given = self._step, self._element_spec, self._layers

@@ -7,7 +7,7 @@ one piece, a parcel.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,13 +28,11 @@ class Shard:
         place: the variable's number among the parameters.
         index: the shard's number among the variable's.
         variable: what holds its values.
-        begin: its first row in the whole.
     """
 
     place: int
     index: int
     variable: Any
-    begin: int
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,13 +69,13 @@ class Pulled:
     Args:
         values: each parameter's value, or its looked-up rows, on the worker.
         rows: for each post and table shard the numbers of its looked-up rows, on the ps.
-        where: for each table and shard, which of the table's looked-up rows are in it, on the worker; None: all.
+        counts: how many looked-up rows each shard of a table has, by the table's number and its own, on the worker.
         read: for each post what it sent, before it was rounded, on the ps.
     """
 
     values: Tensors
     rows: list[Tensors]
-    where: dict[int, list[Any]]
+    counts: dict[tuple[int, int], tf.Tensor]
     read: Tensors
 
 
@@ -86,7 +84,7 @@ class Arrival:
     """A worker's gradients at the ps.
 
     Args:
-        parcels: for each post, its variables' gradients, joined.
+        parcels: for each post, its variables' gradients, joined, those of tables first.
         rows: for each post and table shard the numbers of the rows.
         beside: numbers that have crossed with them, float64, on the post that was to take them.
     """
@@ -123,7 +121,7 @@ class Wire:
     ) -> None:
         self._tables = list(tables)
         self._crossing = None if dtype == "float32" else tf.as_dtype(dtype)
-        self.shards = [list(_shards(place, variable)) for place, variable in enumerate(parameters)]
+        self.shards = [_shards(place, variable) for place, variable in enumerate(parameters)]
         posts: dict[tuple[str, tf.DType], Post] = {}
         for shard in (each for own in self.shards for each in own):
             where = shard.variable.device, shard.variable.dtype
@@ -141,12 +139,13 @@ class Wire:
             held: values pulled before, which are kept: only rows are read.
             after: for each ps what it waits for before it reads; by default nothing.
         """
-        local, where = self._by_shard(lookup)
+        local = self._by_shard(lookup)
+        size = {key: tf.size(own) for key, own in local.items()}
         arrived: dict[tuple[int, int], tf.Tensor] = {}
         rows, read = [], []
         for post in self.posts:
             whole = [] if held is not None else post.dense
-            counts = [tf.size(local[shard.place, shard.index]) for shard in post.tables]
+            counts = [size[shard.place, shard.index] for shard in post.tables]
             sent: Any = [local[shard.place, shard.index] for shard in post.tables]
             sent = _joined([*sent, tf.stack(counts)]) if len(sent) > 1 else sent
             with tf.device(post.device):
@@ -156,15 +155,16 @@ class Wire:
                 crossing = self._rounded(joined)
             rows.append(numbers)
             read.append(joined)
-            for shard, part in zip(whole + post.tables, self._parted(crossing, counts, post, whole), strict=True):
+            for shard, part in zip(post.tables + whole, self._parted(crossing, counts, post, whole), strict=True):
                 arrived[shard.place, shard.index] = part
         values = []
         for place, shards in enumerate(self.shards):
             if held is not None and place not in self._tables:
                 values.append(held[place])
             else:
-                values.append(_whole([arrived[place, shard.index] for shard in shards], where.get(place)))
-        return Pulled(values, rows, where, read)
+                own = [arrived[place, shard.index] for shard in shards]
+                values.append(own[0] if len(own) == 1 else tf.concat(own, axis=0))
+        return Pulled(values, rows, size, read)
 
     def carrier(self, device: str) -> int | None:
         """The number of a post on a ps in whose parcel numbers can cross; None where none is joined of several."""
@@ -184,17 +184,13 @@ class Wire:
         cut: dict[tuple[int, int], tf.Tensor] = {}
         for place, shards in enumerate(self.shards):
             gradient = dense(gradients[place], pulled.values[place])
-            which = pulled.where.get(place)
-            for shard in shards:
-                if len(shards) == 1:
-                    cut[place, shard.index] = gradient
-                elif which is not None:
-                    cut[place, shard.index] = tf.gather(gradient, which[shard.index])
-                else:
-                    cut[place, shard.index] = gradient[shard.begin : shard.begin + shard.shape[0]]
+            own = [gradient]
+            if len(shards) > 1:
+                own = tf.split(gradient, [pulled.counts.get((place, each.index), each.shape[0]) for each in shards])
+            cut |= {(place, shard.index): part for shard, part in zip(shards, own, strict=True)}
         parcels, arrived = [], None
         for number, post in enumerate(self.posts):
-            pieces = [cut[shard.place, shard.index] for shard in post.dense + post.tables]
+            pieces = [cut[shard.place, shard.index] for shard in post.tables + post.dense]
             if beside is not None and beside.post == number:
                 pieces = [self._rounded(piece) for piece in pieces]
                 crossing = _joined([*pieces, tf.bitcast(beside.numbers, pieces[0].dtype)])
@@ -213,8 +209,8 @@ class Wire:
             lookup: which rows of tables.
         """
         values, numbers = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
-        for place, rows in zip(self._tables, lookup.rows, strict=True):
-            shard = self.shards[place][0]
+        for (place, index), rows in self._by_shard(lookup).items():
+            shard = self.shards[place][index]
             width = int(np.prod(shard.shape[1:])) * self._width(shard.variable.dtype)
             values += tf.size(rows, tf.int64) * width
             numbers += tf.size(rows, tf.int64) * rows.dtype.size
@@ -258,29 +254,18 @@ class Wire:
                 counts = [[tf.size(own) for own in each.rows[number]] for each in arrivals]
                 more = number == carrier
                 parted = [self._parted(*each, post, post.dense, more) for each in zip(parcels, counts, strict=False)]
-                for index, shard in enumerate(post.dense):
-                    found[shard.place][shard.index] = _mean([parts[index] for parts in parted])
                 for index, shard in enumerate(post.tables):
                     numbers = [each.rows[number][index] for each in arrivals]
-                    values = [parts[len(post.dense) + index] for parts in parted]
+                    values = [parts[index] for parts in parted]
                     found[shard.place][shard.index] = _mean_of_rows(values, numbers, shard.shape)
+                for index, shard in enumerate(post.dense, len(post.tables)):
+                    found[shard.place][shard.index] = _mean([parts[index] for parts in parted])
         return found
 
-    def _by_shard(self, lookup: Lookup | None) -> tuple[dict[tuple[int, int], tf.Tensor], dict[int, list[Any]]]:
-        """Looked-up rows by shard: their numbers in it, and where among the table's they stand."""
-        local: dict[tuple[int, int], tf.Tensor] = {}
-        where: dict[int, list[Any]] = {}
-        for place, rows in zip(self._tables, lookup.rows if lookup else [], strict=True):
-            shards = self.shards[place]
-            if len(shards) == 1:
-                local[place, 0], where[place] = rows, [None]
-                continue
-            begins = tf.constant([shard.begin for shard in shards], rows.dtype)
-            owner = tf.searchsorted(begins, rows, side="right") - 1
-            inside = tf.dynamic_partition(rows - tf.gather(begins, owner), owner, len(shards))
-            where[place] = tf.dynamic_partition(tf.range(tf.size(rows)), owner, len(shards))
-            local |= {(place, shard.index): part for shard, part in zip(shards, inside, strict=True)}
-        return local, where
+    def _by_shard(self, lookup: Lookup | None) -> dict[tuple[int, int], tf.Tensor]:
+        """The numbers of looked-up rows by table and shard."""
+        keys = [(place, shard.index) for place in self._tables for shard in self.shards[place]]
+        return dict(zip(keys, lookup.rows if lookup else [], strict=True))
 
     def _numbers(self, sent: Any, counts: list[tf.Tensor]) -> Tensors:
         """Row numbers as they reached a ps, by table shard; behind them stands how many are whose."""
@@ -293,16 +278,21 @@ class Wire:
     ) -> Tensors:
         """The values of a post's shards, from one tensor; there may be more behind them, which is left out."""
         joined = tf.cast(joined, post.dtype)
-        shapes = [shard.shape for shard in whole] + [(-1, *shard.shape[1:]) for shard in post.tables]
-        if len(shapes) < 2:
-            return [tf.reshape(joined, shape) for shape in shapes]
+        shapes = [(-1, *shard.shape[1:]) for shard in post.tables] + [shard.shape for shard in whole]
         sizes: Any = [shard.size for shard in whole]
-        if post.tables:
-            widths = [int(np.prod(shard.shape[1:])) for shard in post.tables]
-            sizes = tf.concat([tf.constant(sizes, tf.int32), tf.stack(counts) * widths], axis=0)
-        if more:
-            sizes = tf.concat([sizes, [-1]], axis=0) if post.tables else [*sizes, -1]
-        parts = tf.split(joined, sizes, num=len(shapes) + more)
+        behind = sum(sizes)
+        if len(shapes) < 2:
+            parts = [joined]
+        elif len(counts) == 1 and behind and not more:
+            # The rows of the one table stand before what has a size that is known: so they need not be copied.
+            parts = [joined[:-behind], *tf.split(joined[-behind:], sizes)]
+        else:
+            if counts:
+                widths = [int(np.prod(shard.shape[1:])) for shard in post.tables]
+                sizes = tf.concat([tf.stack(counts) * widths, tf.constant(sizes, tf.int32)], axis=0)
+            if more:
+                sizes = tf.concat([sizes, [-1]], axis=0) if counts else [*sizes, -1]
+            parts = tf.split(joined, sizes, num=len(shapes) + more)
         return [tf.reshape(part, shape) for part, shape in zip(parts[: len(shapes)], shapes, strict=True)]
 
     def _width(self, dtype: tf.DType) -> int:
@@ -312,17 +302,14 @@ class Wire:
         return joined if self._crossing is None else tf.cast(joined, self._crossing)
 
 
-def _shards(place: int, variable: keras.Variable) -> Iterator[Shard]:
-    begin = 0
-    for index, part in enumerate(parts(variable)):
-        yield Shard(place, index, part, begin)
-        begin += int(part.shape[0]) if part.shape.rank else 0
+def _shards(place: int, variable: keras.Variable) -> list[Shard]:
+    return [Shard(place, index, part) for index, part in enumerate(parts(variable))]
 
 
 def _read(dense: Sequence[Shard], tables: Sequence[Shard], numbers: Tensors) -> tf.Tensor:
-    """Variables, and the named rows of tables, as one tensor."""
-    own = [tf.convert_to_tensor(shard.variable) for shard in dense]
-    return _joined([*own, *(_gathered(shard.variable, each) for shard, each in zip(tables, numbers, strict=True))])
+    """The named rows of tables, and variables, as one tensor."""
+    rows = [_gathered(shard.variable, each) for shard, each in zip(tables, numbers, strict=True)]
+    return _joined([*rows, *(tf.convert_to_tensor(shard.variable) for shard in dense)])
 
 
 def _last_numbers(values: tf.Tensor, count: int) -> tf.Tensor:
@@ -338,12 +325,6 @@ def _joined(values: Tensors) -> tf.Tensor:
     if len(values) == 1:
         return tf.identity(values[0])
     return tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
-
-
-def _whole(parts: Tensors, where: list[Any] | None) -> tf.Tensor:
-    if len(parts) == 1:
-        return parts[0]
-    return tf.concat(parts, axis=0) if where is None else tf.dynamic_stitch(where, parts)
 
 
 def _gathered(variable: Any, rows: tf.Tensor) -> tf.Tensor:
