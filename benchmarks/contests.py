@@ -127,6 +127,13 @@ CONTESTS = {
         replace(TFDIST, name="100k rows", changes={"rows": 100_000}),
         _EMBEDDING,
     ),
+    "embedding_rows_spread": Contest(
+        f"10M rows against 100k rows, both spread over the ps, {_PS}",
+        _CLUSTER,
+        replace(TFDIST, name="10M rows", changes={"rows": 10_000_000}),
+        replace(TFDIST, name="100k rows", changes={"rows": 100_000}),
+        {**_EMBEDDING, "spread": 2**20},
+    ),
     "embedding_tables": Contest(
         f"8 tables against one, {_PS}",
         _CLUSTER,

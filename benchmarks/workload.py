@@ -37,6 +37,7 @@ class Workload:
             whose tables are much larger than what a step needs of them.
         rows: rows of all tables of `embedding` together.
         tables: how many these are.
+        spread: variables of at least so many bytes are spread over the ps of tfdist; None leaves that to it.
         updates: tfdist's rule of updates, as in a recipe.
         wire: the type in which tfdist's gradients cross the network.
     """
@@ -48,6 +49,7 @@ class Workload:
     model: Literal["mlp", "cnn", "embedding"] = "mlp"
     rows: int = 1_000_000
     tables: int = 1
+    spread: int | None = None
     updates: dict[str, Any] = field(default_factory=dict)
     wire: Literal["float32", "bfloat16", "float16"] = "float32"
 

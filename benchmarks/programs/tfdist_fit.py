@@ -37,7 +37,8 @@ def embedding() -> keras.Model:
     return keras.Model(numbers, keras.layers.Dense(CLASSES)(keras.layers.Flatten()(joined)))
 
 
-with tfdist.scope():
+shard = {} if workload.spread is None else {"shard": tfdist.ShardRule(min_bytes=workload.spread)}
+with tfdist.scope(**shard):
     if workload.model == "embedding":
         model, optimizer = embedding(), keras.optimizers.Adagrad(0.5)
     else:
