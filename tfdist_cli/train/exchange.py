@@ -49,13 +49,13 @@ class Exchange:
         overflow = tf.constant(False)
         for dtype in dict.fromkeys(gradient.dtype for gradient in dense if gradient is not None):
             places = [n for n, gradient in enumerate(dense) if gradient is not None and gradient.dtype == dtype]
-            flat = tf.concat([tf.reshape(dense[n], [-1]) for n in places], axis=0)
-            summed = sum_up(self._rounded(flat))
+            flat = tf.concat([tf.reshape(self._rounded(dense[n]), [-1]) for n in places], axis=0)
+            summed = sum_up(flat)
             if summed.dtype == tf.float16 != dtype:
                 overflow |= ~tf.reduce_all(tf.math.is_finite(summed))
-            parts = tf.split(tf.cast(summed, dtype), [int(np.prod(self._shapes[n])) for n in places])
+            parts = tf.split(summed, [int(np.prod(self._shapes[n])) for n in places])
             for n, part in zip(places, parts, strict=True):
-                dense[n] = tf.reshape(part, self._shapes[n])
+                dense[n] = tf.cast(tf.reshape(part, self._shapes[n]), dtype)
         return dense, overflow
 
     def size(self, gradients: Sequence[Any]) -> int:
