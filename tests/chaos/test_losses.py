@@ -61,6 +61,13 @@ def test_servers_lose_a_worker_the_evaluator_and_a_ps(train):
     assert "lost: ps:0 after" in done.stderr
 
 
+def test_workers_that_take_steps_of_their_own_may_be_lost(train):
+    """With what they have not handed in yet; others take these steps."""
+    training = train(SERVERS, "--max-restarts", 5, "--set", "updates.local_steps=10")
+    done = survive(training, Blow("worker:1", 100), Blow("ps:0", 300))
+    assert told(done) == [("worker:1", "task"), ("ps:0", "job")]
+
+
 def test_servers_lose_their_chief_and_a_worker_that_is_stopped(train):
     """The chief sends the worker a new function just then, and its interpreter waits with it."""
     training = train(SERVERS, "--max-restarts", 5, "--stall-timeout", 15)

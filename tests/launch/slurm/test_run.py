@@ -343,14 +343,17 @@ def test_the_tasks_are_told_to_end_once_however_many_there_are(followed, slurm, 
         while ("term", "12") not in slurm.calls:
             await asyncio.sleep(0.01)
         on.end(How.KILL)
-        while ("kill", "12") not in slurm.calls:
+        while slurm.calls.count(("kill", "12")) < 3:  # as often as it takes
             await asyncio.sleep(0.01)
         slurm.job = Job("FAILED")
         ends = [await on.next(Exited) for _ in on.tasks]
         assert {(end.code, end.cause) for end in ends} == {(-15, "")}
+        told = len(slurm.calls)
+        await asyncio.sleep(0.05)
+        assert len(slurm.calls) <= told + 1, "nobody is left to be killed"
 
     followed(scenario)
-    assert slurm.calls == [("submit", "1", ""), ("term", "12"), ("kill", "12")]
+    assert list(dict.fromkeys(slurm.calls)) == [("submit", "1", ""), ("term", "12"), ("kill", "12")]
 
 
 def test_a_job_that_waits_is_cancelled(followed, slurm):

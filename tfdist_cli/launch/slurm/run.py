@@ -245,9 +245,18 @@ class SlurmRun:
             await self._cancel()
         elif self._job.runs:
             if how is How.KILL:
-                await commands.kill_tasks(self._number)
+                await self._kill()
             else:
                 await commands.end_softly(self._number)
+
+    async def _kill(self) -> None:
+        """Kills the tasks, until all are gone: while Slurm tells parts of a job to end, it may miss that for one."""
+        killed = -_ASK
+        while self._job.runs and not (self._is_over() or self._all_told):
+            if time.monotonic() - killed >= _ASK:
+                killed = time.monotonic()
+                await commands.kill_tasks(self._number)
+            await asyncio.sleep(LOOK)
 
     async def _tell_of_waiting(self, job: Job) -> None:
         if job.waits and job.reason not in ("", "None"):
