@@ -130,8 +130,7 @@ def each_alone(rounds):
     return [[steps] for steps in rounds]
 
 
-@pytest.mark.parametrize("name", ["adam", "ftrl"])
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(("name", "count"), [("adam", 3), ("ftrl", 1)])
 def test_one_workers_rounds_equal_updates(name, count, servers):
     """Of all optimizers that have a rule in `test_every_rule`."""
     check(name, count, servers)
@@ -153,6 +152,7 @@ def check(name, count, servers):
     assert difference(found[1].variables[2:], wanted[1].variables[2:]) < 3e-6, "slots"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["momentum", "adam", "adagrad", "lion", "clipnorm"])
 def test_slots_join_as_if_all_gradients_had_come_one_after_the_other(name, servers):
     """Those that follow from the gradients alone, whatever the copies have in common."""
@@ -169,6 +169,7 @@ def test_sgds_copies_add_up(servers):
     assert difference(found[0], wanted[0]) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["amsgrad", "adamax"])
 def test_largest_values_join_as_the_larger_one(name, servers):
     with servers(1).scope():
@@ -182,6 +183,7 @@ def test_largest_values_join_as_the_larger_one(name, servers):
         np.testing.assert_allclose(found.numpy(), np.maximum(first * left, second), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_mean_of_squares_is_never_negative(servers):
     """What is left of it after many steps is less than what rounding adds and takes."""
     still = [[(tf.zeros([7, 3]), tf.zeros([1, 2]), tf.zeros([2]), [0])] * 20] * 4
@@ -191,6 +193,7 @@ def test_a_mean_of_squares_is_never_negative(servers):
     assert min(slot.numpy().min() for slot in optimizer._velocities) >= 0
 
 
+@pytest.mark.slow
 def test_a_narrow_wire_rounds_what_is_read_and_what_has_changed(servers):
     with servers(1).scope():
         exact = on_copies(OPTIMIZERS["adam"], *each_alone(gradients()))
