@@ -356,6 +356,37 @@ def test_the_tasks_are_told_to_end_once_however_many_there_are(followed, slurm, 
     assert list(dict.fromkeys(slurm.calls)) == [("submit", "1", ""), ("term", "12"), ("kill", "12")]
 
 
+def test_what_is_started_after_a_kill_is_not_killed(followed, slurm, tmp_path, monkeypatch):
+    """Not even where Slurm takes its time."""
+
+    async def scenario(on):
+        began, over = asyncio.Event(), asyncio.Event()
+
+        async def slow(job):
+            slurm.calls.append(("kill", job))
+            began.set()
+            await over.wait()
+
+        monkeypatch.setattr(commands, "kill_tasks", slow)
+        on.start()
+        await on.next(Output)
+        on.end(How.KILL)
+        await began.wait()
+        for task in on.tasks:
+            writes(tmp_path, 1, task, exited(-9))
+        for _ in on.tasks:
+            await on.next(Exited)
+        slurm.job = Job("FAILED")
+        on.start(2)
+        assert (await on.next(Output)).lines == ("slurm: submitted as job 13",)
+        over.set()
+        await slurm.looked_at(5)
+
+    followed(scenario)
+    assert ("submit", "2", "") in slurm.calls
+    assert ("kill", "13") not in slurm.calls
+
+
 def test_a_job_that_waits_is_cancelled(followed, slurm):
     async def scenario(on):
         on.start()

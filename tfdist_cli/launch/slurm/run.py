@@ -252,7 +252,7 @@ class SlurmRun:
     async def _kill(self) -> None:
         """Kills the tasks, until all are gone: while Slurm tells parts of a job to end, it may miss that for one."""
         killed = -_ASK
-        while self._job.runs and not (self._is_over() or self._all_told):
+        while self._ended is How.KILL and self._job.runs and not (self._is_over() or self._all_told):
             if time.monotonic() - killed >= _ASK:
                 killed = time.monotonic()
                 await commands.kill_tasks(self._number)
