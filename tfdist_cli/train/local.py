@@ -192,8 +192,6 @@ class Local:
             copy.touched[place] += 1
             return [tf.convert_to_tensor(gradient)]
         shape = tf.shape(copy.pulled.values[place])
-        if not isinstance(gradient, tf.IndexedSlices):
-            gradient = tf.IndexedSlices(gradient, tf.range(shape[0]))
         rows, where = tf.unique(gradient.indices)
         summed = tf.math.unsorted_segment_sum(gradient.values, where, tf.size(rows))
         copy.touched[place] += tf.math.unsorted_segment_sum(tf.ones_like(rows), rows, shape[0])
