@@ -52,3 +52,7 @@ class ChiefLost(TfdistError):
     """The chief has gone before its work was done; who served it can be started again with it."""
 
     exit_code = ExitCode.TERMINATED
+
+
+class TaskLost(TfdistError):
+    """Another task has ended, or does not answer, and the training cannot go on without it."""

@@ -1,6 +1,7 @@
 """Workers that step together equal one process with their batches together, and stay equal to each other."""
 
 import re
+import signal
 
 import numpy as np
 import pytest
@@ -15,21 +16,36 @@ ROUNDED = {"on bfloat16": 2.0**-8, "on float16": 2.0**-11}
 """The relative rounding of what these let cross the network."""
 
 
-@pytest.fixture(scope="module")
-def two_workers(module_cluster, tmp_path_factory):
-    """What each of 2 workers came to, and what one process with batches of twice the size came to."""
-    tasks = module_cluster(worker=2)
-    folder = tmp_path_factory.mktemp("alone")
-    names = [f"plain {recipe}" for recipe in (*RECIPES, *ROUNDED)]
+NAMES = [f"plain {recipe}" for recipe in (*RECIPES, *ROUNDED)]
+WAYS = {"mesh": {"TF_NUM_INTRAOP_THREADS": "1"}, "collectives": {"NO_CIRCLE": "yes"}}
+"""What worker 1 has in its environment: a single thread, as the launcher's plan has it here, or as it were a GPU."""
+
+
+def trained(tasks, *names, batch=8, env=None):
+    """What each worker came to."""
     for task in tasks.tasks:
-        tasks.start(program("equivalence.py", task.replace(":", "-"), 8, *names), task)
-    single = alone(folder, program("equivalence.py", "out", 16, *names))
-    assert single.code == 0, single.err
+        tasks.start(program("equivalence.py", task.replace(":", "-"), batch, *names), task, env=(env or {}).get(task))
     ended = tasks.finish()
     assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
     assert tasks.left() == []
-    first, second = (np.load(tasks.folder / f"worker-{index}.npz") for index in (0, 1))
-    return first, second, np.load(folder / "out.npz")
+    return [np.load(tasks.folder / f"{task.replace(':', '-')}.npz") for task in tasks.tasks]
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    """What one process with batches of twice the size came to."""
+    folder = tmp_path_factory.mktemp("alone")
+    ended = alone(folder, program("equivalence.py", "out", 16, *NAMES))
+    assert ended.code == 0, ended.err
+    return np.load(folder / "out.npz")
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def two_workers(request, module_cluster, single):
+    """What each of 2 workers came to, and the one process."""
+    first, second = trained(module_cluster(worker=2), *NAMES, env={"worker:1": WAYS[request.param]})
+    assert first["meshed"] == second["meshed"] == (request.param == "mesh")
+    return first, second, single
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -53,6 +69,32 @@ def test_a_narrow_wire_changes_no_more_than_its_rounding(recipe, rounding, two_w
 def test_both_workers_have_the_same_variables(recipe, two_workers):
     first, second, _ = two_workers
     assert differences(first, second, f"plain {recipe}")["variables"] == 0
+
+
+def test_three_workers_equal_one_process_with_thrice_the_batch(module_cluster, tmp_path):
+    names = ["plain adam", "plain on bfloat16"]
+    tasks = module_cluster(worker=3)
+    workers = trained(tasks, *names, batch=4, env=dict.fromkeys(tasks.tasks, WAYS["mesh"]))
+    one = alone(tmp_path, program("equivalence.py", "out", 12, *names))
+    assert one.code == 0, one.err
+    exact, rounded = (differences(workers[0], np.load(tmp_path / "out.npz"), name) for name in names)
+    assert max(exact.values()) < 1e-5
+    assert rounded["history"] < 4 * ROUNDED["on bfloat16"]
+    for name in names:
+        assert [differences(workers[0], other, name)["variables"] for other in workers[1:]] == [0, 0]
+
+
+@pytest.mark.parametrize(("blow", "reason"), [("SIGKILL", "connection"), ("SIGSTOP", "no answer for 1")])
+def test_without_a_launcher_nobody_waits_for_a_worker_that_is_lost(blow, reason, module_cluster):
+    tasks = module_cluster(worker=3)
+    tasks.start(program("endless.py"))
+    tasks.await_text("worker:0", "trains")
+    tasks.processes["worker:2"].send_signal(signal.Signals[blow])
+    for task in ("worker:0", "worker:1"):
+        assert tasks.processes[task].wait(60) == 1
+    told = tasks.ended("worker:0").err + tasks.ended("worker:1").err
+    assert re.search(rf"TaskLost: worker:2 has ended, or is out of reach: .*{reason}", told)
+    tasks.processes["worker:2"].kill()
 
 
 @pytest.fixture(scope="module")

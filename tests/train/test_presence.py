@@ -12,8 +12,9 @@ import pytest
 from tfdist_cli.errors import TimeoutExceeded, TrainingError
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
-from tfdist_cli.train import presence
-from tfdist_cli.train.presence import await_names, gather, outlast, report_in, say_done
+from tfdist_cli.train import presence, reach
+from tfdist_cli.train.presence import Met, gather, outlast, report_in, say_done
+from tfdist_cli.train.reach import await_names, unreachable
 
 CHIEF, PS, WORKER = TaskId("chief"), TaskId("ps", 0), TaskId("worker", 1)
 LONG = 20.0
@@ -30,11 +31,6 @@ def pool():
         yield made
 
 
-def end(connections):
-    for connection in connections:
-        connection.close()
-
-
 def serving():
     """A server as TensorFlow's: it takes connections, and speaks first."""
     return socket.create_server(("127.0.0.1", 0))
@@ -48,10 +44,10 @@ def test_servers_outlast_a_chief_that_gathers_them_however_soon_it_ends(pool):
     own = free()
     with serving() as ps, serving() as worker:
         waiting = [pool.submit(outlast, task, own, LONG) for task in (PS, WORKER)]
-        connections = gather(CHIEF, own, {PS: at(ps), WORKER: at(worker)}, LONG)
-        assert len(connections) == 2
+        met = gather(CHIEF, own, {PS: at(ps), WORKER: at(worker)}, LONG)
+        assert len(met.lifelines) == 2
         assert not any(one.done() for one in waiting)
-        end(connections)  # as the end of the process does
+        met.close()  # as the end of the process does
         assert [one.result(LONG) for one in waiting] == [False, False]
 
 
@@ -59,10 +55,10 @@ def test_a_chief_says_that_its_work_is_done(pool):
     own = free()
     with serving() as ps, serving() as worker:
         waiting = [pool.submit(outlast, task, own, LONG) for task in (PS, WORKER)]
-        connections = gather(CHIEF, own, {PS: at(ps), WORKER: at(worker)}, LONG)
-        connections[0].close()  # it has gone already, and is told nothing
-        say_done([connections[0].fileno(), connections[1].fileno()])
-        end(connections)
+        met = gather(CHIEF, own, {PS: at(ps), WORKER: at(worker)}, LONG)
+        met.lifelines[0].close()  # it has gone already, and is told nothing
+        say_done([lifeline.fileno() for lifeline in met.lifelines])
+        met.close()
         assert sorted(one.result(LONG) for one in waiting) == [False, True]
 
 
@@ -74,7 +70,7 @@ def test_a_chief_waits_for_the_last_task(pool):
         with pytest.raises(NotYet):  # Python's own only from 3.11 on
             gathering.result(0.3)
         last = pool.submit(outlast, WORKER, own, LONG)
-        end(gathering.result(LONG))
+        gathering.result(LONG).close()
         first.result(LONG)
         last.result(LONG)
 
@@ -87,10 +83,46 @@ def test_tasks_with_equal_rights_go_on_together(pool):
         for task, mine in zip(members[1:], own, strict=True)
     ]
     with ExitStack() as stack:
-        for connection in gather(members[0], chief, dict(zip(members[1:], own, strict=True)), LONG):
-            stack.enter_context(closing(connection))
-        for one in waiting:
-            stack.enter_context(closing(one.result(LONG)))
+        for met in (
+            gather(members[0], chief, dict(zip(members[1:], own, strict=True)), LONG),
+            *(one.result(LONG) for one in waiting),
+        ):
+            stack.enter_context(closing(met))
+            assert not met.links
+
+
+def circle_of(pool, count, *, without=()):
+    """What the tasks of a circle come to; some have none, as where there are GPUs."""
+    circle = {TaskId("worker", number): free() for number in range(count)}
+    (first, chief), *rest = circle.items()
+    own = {task: {} if task in without else circle for task in circle}
+    waiting = [pool.submit(report_in, task, mine, (first, chief), LONG, own[task]) for task, mine in rest]
+    gathered = gather(first, chief, dict(rest), LONG, own[first])
+    return list(circle), [gathered, *(one.result(LONG) for one in waiting)]
+
+
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_the_tasks_of_a_circle_are_connected_with_one_another(count, pool):
+    tasks, met = circle_of(pool, count)
+    with ExitStack() as stack:
+        for one in met:
+            stack.enter_context(closing(one))
+        for task, one in zip(tasks, met, strict=True):
+            assert set(one.links) == set(tasks) - {task}
+            for other, link in one.links.items():
+                link.sendall(f"{task} to {other}\n".encode())
+        for task, one in zip(tasks, met, strict=True):
+            for other, link in one.links.items():
+                link.settimeout(LONG)
+                assert presence._line(link) == f"{other} to {task}\n".encode()
+
+
+@pytest.mark.parametrize("without", [0, 1, 2])
+def test_where_one_has_no_circle_nobody_has(without, pool):
+    _, met = circle_of(pool, 3, without=[TaskId("worker", without)])
+    for one in met:
+        with closing(one):
+            assert not one.links
 
 
 def test_who_is_missing_is_named_with_the_reason():
@@ -114,7 +146,7 @@ def test_a_name_that_is_known_only_after_a_while_is_waited_for(monkeypatch):
         return []
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    monkeypatch.setattr(presence, "_RETRY", 0.01)
+    monkeypatch.setattr(reach, "RETRY", 0.01)
     await_names({PS: Address("ps-0.job", 2222)}, LONG)
     assert asked == ["ps-0.job"] * 3
 
@@ -192,7 +224,7 @@ def test_another_version_of_tensorflow_is_refused(pool, monkeypatch):
     theirs = json.loads(hello) | {"tensorflow": "1.15.0"}
     with serving() as worker:
         gathering = pool.submit(gather, CHIEF, own, {WORKER: at(worker)}, LONG)
-        monkeypatch.setattr(presence, "_hello", lambda task: json.dumps(theirs).encode() + b"\n")
+        monkeypatch.setattr(presence, "_hello", lambda task, **_: json.dumps(theirs).encode() + b"\n")
         waiting = pool.submit(outlast, WORKER, own, LONG)
         with pytest.raises(TrainingError, match=r"worker:1 has TensorFlow 1\.15\.0, and the chief has"):
             gathering.result(LONG)
@@ -214,7 +246,7 @@ def test_strangers_are_sent_away(said, pool):
     own = free()
     with serving() as ps:
         gathering = pool.submit(gather, CHIEF, own, {PS: at(ps)}, LONG)
-        while presence.unreachable(own):
+        while unreachable(own):
             assert not gathering.done()
         with socket.create_connection((own.host, own.port)) as stranger:
             assert stranger.recv(100) == b"tfdist\n"
@@ -222,14 +254,14 @@ def test_strangers_are_sent_away(said, pool):
                 stranger.sendall(said)
                 stranger.shutdown(socket.SHUT_WR)
         waiting = pool.submit(outlast, PS, own, LONG)
-        end(gathering.result(LONG))
+        gathering.result(LONG).close()
         waiting.result(LONG)
 
 
 def test_a_server_that_is_not_ours_is_taken_as_it_is(monkeypatch):
     monkeypatch.setattr(presence, "_SILENCE", 0.2)
     with serving() as ps:
-        assert gather(CHIEF, free(), {PS: at(ps)}, LONG) == []
+        assert gather(CHIEF, free(), {PS: at(ps)}, LONG) == Met([], {})
 
 
 def test_a_restarted_server_outlasts_a_chief_that_is_at_work(pool):

@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NoReturn, get_args
@@ -27,8 +27,10 @@ from tfdist_cli.spec.updates import PlacementRule, ShardRule, Updates
 from tfdist_cli.train import data_service, links
 from tfdist_cli.train.coordinated import CoordinatedEngine
 from tfdist_cli.train.engine import Engine, Rules
+from tfdist_cli.train.mesh import Mesh
 from tfdist_cli.train.placement import DEFAULT_PLACEMENT, Placement, PlacementRules
-from tfdist_cli.train.presence import await_names, gather, outlast, port_taken, report_in, say_done, wait_until_gone
+from tfdist_cli.train.presence import NOBODY, Met, gather, outlast, port_taken, report_in, say_done
+from tfdist_cli.train.reach import await_names, wait_until_gone
 from tfdist_cli.train.runtime import configure_runtime
 from tfdist_cli.train.step import ModelStep
 from tfdist_cli.train.synchronous import Membership, SynchronousEngine
@@ -46,12 +48,14 @@ class Joined:
         lifelines: the connections by which the other tasks see that this one lives: open files that nobody closes
             before the process is gone.
         placement: what deals variables out to ps, on their chief.
+        mesh: what sums up over the tasks that train with equal rights; None where TensorFlow's collectives do.
     """
 
     environment: Environment
     strategy: tf.distribute.Strategy
     lifelines: tuple[int, ...] = ()
     placement: Placement | None = None
+    mesh: Mesh | None = None
 
     def scope(self, rules: PlacementRules) -> AbstractContextManager[Any]:
         """The scope to build and compile a model in.
@@ -80,11 +84,12 @@ class Joined:
             log.info("updates: left out, since it is about parameter servers; this is %s", self.environment.strategy)
         names = tuple(str(task) for task in self.environment.members)
         index = self.environment.members.index(self.environment.task) if len(names) > 1 else 0
-        return SynchronousEngine(step, self.strategy, element_spec, Membership(names, index), rules)
+        return SynchronousEngine(step, self.strategy, element_spec, Membership(names, index, self.mesh), rules)
 
 
 _MET = "tfdist/met"
 _LEAVE_SECONDS = 10.0
+_ANSWER_MILLISECONDS = 500
 
 _joined: Joined | None = None
 _left = False
@@ -208,7 +213,8 @@ def _tensorflow_server(environment: Environment) -> tf.distribute.Server:
 def _meet(environment: Environment) -> Joined:
     if environment.task.role == "evaluator":
         return Joined(environment, tf.distribute.get_strategy())
-    lifelines = tuple(lifeline.detach() for lifeline in _come_together(environment))
+    met = _come_together(environment)
+    lifelines = tuple(lifeline.detach() for lifeline in met.lifelines)
     if environment.strategy == "single":
         return Joined(environment, tf.distribute.get_strategy(), lifelines)
     if environment.strategy == "mirrored":
@@ -221,10 +227,10 @@ def _meet(environment: Environment) -> Joined:
         return Joined(environment, strategy, lifelines, Placement(strategy))
     strategy = _mirrored_workers(environment)
     atexit.register(_leave_at_exit)
-    return Joined(environment, strategy, lifelines)
+    return Joined(environment, strategy, lifelines, mesh=_mesh(environment, met.links))
 
 
-def _come_together(environment: Environment) -> list[socket.socket]:
+def _come_together(environment: Environment) -> Met:
     """Waits until every other task that listens is there: in one process, those of tf.data's service alone."""
     alone = environment.strategy in ("single", "mirrored")
     others = {
@@ -233,14 +239,40 @@ def _come_together(environment: Environment) -> list[socket.socket]:
         if task != environment.task and task.role in (DATA_ROLES if alone else (*SERVING_ROLES, *DATA_ROLES))
     }
     if alone and not others:
-        return []
-    own = environment.addresses[environment.task]
+        return Met()
+    own, circle = environment.addresses[environment.task], _circle(environment)
     emit("state", state="waiting")
     if environment.is_chief:
-        return gather(environment.task, own, others, environment.start_timeout)
+        return gather(environment.task, own, others, environment.start_timeout, circle)
     chief = environment.chief, environment.addresses[environment.chief]
     await_names(_peers(environment), environment.start_timeout)
-    return [report_in(environment.task, own, chief, environment.start_timeout)]
+    return report_in(environment.task, own, chief, environment.start_timeout, circle)
+
+
+def _circle(environment: Environment) -> Mapping[TaskId, Address]:
+    """The tasks that sum up over connections of their own; none where there are GPUs, which have NCCL."""
+    several = environment.strategy == "multi_worker_mirrored" and len(environment.members) > 1
+    if not several or tf.config.list_physical_devices("GPU"):
+        return NOBODY
+    return {task: environment.addresses[task] for task in environment.members}
+
+
+def _mesh(environment: Environment, links: Mapping[TaskId, socket.socket]) -> Mesh | None:
+    members = environment.members
+    if not links:
+        return None
+
+    def answers(place: int) -> bool:
+        name = f"/job:{members[place].role}/replica:0/task:{members[place].index}"
+        try:
+            # TensorFlow holds the interpreter meanwhile.
+            context.context().check_collective_ops_peer_health(name, _ANSWER_MILLISECONDS)
+        except tf.errors.OpError:
+            return False
+        return True
+
+    places = {members.index(task): link for task, link in links.items()}
+    return Mesh(members.index(environment.task), [str(task) for task in members], places, answers)
 
 
 def _keep_function(_name: str) -> None:
@@ -283,10 +315,9 @@ def _leave_at_exit() -> None:
 def leave_together(joined: Joined, *, done: bool = True) -> None:
     """Tells those that serve this task that it is done; waits until the others of its strategy can do without it.
 
-    A task of a `MultiWorkerMirroredStrategy` that is gone while another still computes makes that one fail, and the
-    last exchange, too, is over on one task before it is on another. So they meet in a sum; the chief then says that its
-    part of it is over, which the others wait for; and it stays, with TensorFlow's coordination service, until they are
-    gone.
+    A task of a `MultiWorkerMirroredStrategy` that is gone while another still computes makes that one fail. So they
+    meet in a sum; with TensorFlow's collectives the chief then says that its part of it is over, which the others wait
+    for. The chief stays, with TensorFlow's coordination service, until they are gone.
 
     Args:
         joined: this task in its cluster.
@@ -302,6 +333,18 @@ def leave_together(joined: Joined, *, done: bool = True) -> None:
     if environment.strategy != "multi_worker_mirrored" or environment.task not in environment.members:
         return
 
+    if joined.mesh:
+        joined.mesh.sum(tf.ones([]))
+    else:
+        _meet_by_collectives(joined)
+    if environment.is_chief:
+        others = {task: environment.addresses[task] for task in environment.members if task != environment.task}
+        wait_until_gone(others, _LEAVE_SECONDS)
+
+
+def _meet_by_collectives(joined: Joined) -> None:
+    """Meets the others in a sum of TensorFlow's, which is over on one task before it is on another."""
+
     @tf.function(autograph=False)
     def meet() -> Any:
         def add() -> tf.Tensor:
@@ -311,9 +354,7 @@ def leave_together(joined: Joined, *, done: bool = True) -> None:
 
     meet()
     service = context.context()  # TensorFlow shows its coordination service nowhere else
-    if not environment.is_chief:
+    if joined.environment.is_chief:
+        service.set_config_key_value(_MET, "yes")
+    else:
         service.get_config_key_value(_MET, int(_LEAVE_SECONDS * 1000))
-        return
-    service.set_config_key_value(_MET, "yes")
-    others = {task: environment.addresses[task] for task in environment.members if task != environment.task}
-    wait_until_gone(others, _LEAVE_SECONDS)

@@ -28,7 +28,8 @@ from tfdist_cli.errors import TimeoutExceeded, TrainingError, UsageError
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.data import DatasetFunction, Pipeline, Shard, cardinality, checked
-from tfdist_cli.train.presence import await_up, outlast, port_taken
+from tfdist_cli.train.presence import outlast, port_taken
+from tfdist_cli.train.reach import await_up
 from tfdist_cli.train.served import batch_size, check_served
 
 _PROTOCOL = "grpc"

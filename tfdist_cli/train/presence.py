@@ -5,6 +5,8 @@ itself until every other task has connected and said its name and its version of
 to go on. These connections stay, idle, as long as the chief lives: a ps or a worker started by hand, or in a container,
 ends when its chief has ended, however early that was. Before it ends, a chief whose work is done says so. A task that
 is restarted later finds TensorFlow's server on the chief's port, and an idle connection to that lives as long.
+
+Tasks that sum up with one another (`train.mesh`) are connected for that in the same moment, at the same ports.
 """
 
 from __future__ import annotations
@@ -14,115 +16,194 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from importlib import metadata
+from types import MappingProxyType
 
 from tfdist_cli.errors import TimeoutExceeded, TrainingError
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
+from tfdist_cli.train.reach import CONNECT, RETRY, START_HINT, Absence, absence_of, await_up, unreachable
 
-_RETRY = 0.1
-_CONNECT = 5.0
+NOBODY: Mapping[TaskId, Address] = MappingProxyType({})
 _SILENCE = 10.0
 _GREETING = b"tfdist\n"
 _GO = b"go\n"
+_GO_TOGETHER = b"go together\n"
 _DONE = b"done\n"
 _VERSIONED = ("tensorflow", "tensorflow-cpu")
 _CHIEF = TaskId("chief")
-_NAMELESS = "its name is not resolved"
 
 
-def gather(task: TaskId, own: Address, others: Mapping[TaskId, Address], timeout: float) -> list[socket.socket]:
+@dataclass(frozen=True)
+class Met:
+    """Whom a task has come together with.
+
+    Args:
+        lifelines: the connections by which the others see that this process lives, or by which this one sees that the
+            chief does; to be kept.
+        links: a connection to each of the tasks that this one sums up with; empty where TensorFlow does that.
+    """
+
+    lifelines: Sequence[socket.socket] = ()
+    links: Mapping[TaskId, socket.socket] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Ends all connections."""
+        for connection in (*self.lifelines, *self.links.values()):
+            connection.close()
+
+
+def gather(
+    task: TaskId,
+    own: Address,
+    others: Mapping[TaskId, Address],
+    timeout: float,
+    circle: Mapping[TaskId, Address] = NOBODY,
+) -> Met:
     """Waits on the chief until every other task is up and has said hello.
 
     A server that is up but says nothing for ten seconds is not one of tfdist's, and is taken as it is.
 
-    Returns:
-        The connections by which the others see that this process lives; to be kept.
+    Args:
+        task: this one.
+        own: its address.
+        others: whom it waits for.
+        timeout: seconds for all this.
+        circle: the tasks that are to sum up with one another, this one among them, each with the same order. Where one
+            has no circle, nobody has.
 
     Raises:
         TimeoutExceeded: names the tasks that did not come up within `timeout` seconds, and why.
         TrainingError: this task's port is taken, or another task has another version of TensorFlow.
     """
-    absence = _Absence(others, timeout)
-    silent = set(others)
+    deadline = time.monotonic() + timeout
+    absence = Absence(others, timeout)
+    silent, summing = set(others), {task}
     heard = time.monotonic()
-    with ExitStack() as connections:
+    with ExitStack() as connections, _listening(task, own) as listener:
         met: list[socket.socket] = []
-        with _listening(task, own) as listener:
-            listener.settimeout(_RETRY)
-            while absence.look() or (silent and time.monotonic() - heard < _SILENCE):
-                if absence.missing:
-                    heard = time.monotonic()
-                with suppress(TimeoutError), ExitStack() as stranger:
-                    connection = stranger.enter_context(listener.accept()[0])
-                    greeted = _greet(connection)
-                    if greeted:
-                        silent.discard(greeted)
-                        met.append(connection)
-                        connections.push(stranger.pop_all())
+        listener.settimeout(RETRY)
+        while absence.look() or (silent and time.monotonic() - heard < _SILENCE):
+            if absence.missing:
+                heard = time.monotonic()
+            with suppress(TimeoutError), ExitStack() as stranger:
+                connection = stranger.enter_context(listener.accept()[0])
+                hello = _greet(connection)
+                if hello:
+                    silent.discard(hello.task)
+                    if hello.sums:
+                        summing.add(hello.task)
+                    met.append(connection)
+                    connections.push(stranger.pop_all())
+        together = bool(circle) and summing >= circle.keys()
         for connection in met:
             with suppress(OSError):  # one that has gone again is missed by TensorFlow
-                connection.sendall(_GO)
+                connection.sendall(_GO_TOGETHER if together else _GO)
+        links = _linked(task, circle, listener, deadline) if together else {}
         connections.pop_all()
-    return met
+    return Met(met, links)
 
 
-def report_in(task: TaskId, own: Address, chief: tuple[TaskId, Address], timeout: float) -> socket.socket:
+def report_in(
+    task: TaskId,
+    own: Address,
+    chief: tuple[TaskId, Address],
+    timeout: float,
+    circle: Mapping[TaskId, Address] = NOBODY,
+) -> Met:
     """Waits, on a task that trains with the chief, until the chief has gathered all.
 
-    Returns:
-        The connection to the chief; to be kept.
+    Args:
+        task: this one.
+        own: its address.
+        chief: whom it reports to.
+        timeout: seconds for all this.
+        circle: as in `gather`.
 
     Raises:
         TimeoutExceeded: the chief did not come up, or not all of the others, within `timeout` seconds.
         TrainingError: this task's port is taken, or the chief has ended.
     """
     deadline = time.monotonic() + timeout
-    with _listening(task, own):
+    with ExitStack() as connections, _listening(task, own) as listener:
         await_up(dict([chief]), timeout)
         told = b""
         try:
-            connection = socket.create_connection((chief[1].host, chief[1].port), timeout=_CONNECT)
-            connection.settimeout(max(_RETRY, deadline - time.monotonic()) + _CONNECT)
+            connection = connections.enter_context(
+                socket.create_connection((chief[1].host, chief[1].port), timeout=CONNECT)
+            )
+            connection.settimeout(max(RETRY, deadline - time.monotonic()) + CONNECT)
             if _line(connection) == _GREETING:
-                connection.sendall(_hello(task))
+                connection.sendall(_hello(task, sums=bool(circle)))
                 told = _line(connection)
         except TimeoutError:
-            raise TimeoutExceeded(_absence({}, {}, timeout), hint=_START_HINT) from None
+            raise TimeoutExceeded(absence_of({}, {}, timeout), hint=START_HINT) from None
         except OSError as error:
-            raise _chief_ended(chief) from error
-    if told != _GO:
-        connection.close()
-        raise _chief_ended(chief)
+            raise _ended(*chief) from error
+        if told not in (_GO, _GO_TOGETHER):
+            raise _ended(*chief)
+        links = _linked(task, circle, listener, deadline) if told == _GO_TOGETHER else {}
+        connections.pop_all()
+    return Met([connection], links)
+
+
+def _linked(
+    task: TaskId, circle: Mapping[TaskId, Address], listener: socket.socket, deadline: float
+) -> dict[TaskId, socket.socket]:
+    """Connects a task with all others of its circle, each of which listens: it calls those before it.
+
+    Raises:
+        TimeoutExceeded: names who does not call, or does not answer, in time.
+        TrainingError: one of them has ended.
+    """
+    order = list(circle)
+    place = order.index(task)
+    links: dict[TaskId, socket.socket] = {}
+    with ExitStack() as made:
+        for other in order[:place]:
+            links[other] = made.enter_context(_called(task, other, circle[other], deadline))
+        listener.settimeout(RETRY)
+        while missing := [other for other in order[place + 1 :] if other not in links]:
+            if time.monotonic() > deadline:
+                raise TimeoutExceeded(f"{task} hears nothing of {', '.join(map(str, missing))}", hint=START_HINT)
+            with suppress(TimeoutError), ExitStack() as stranger:
+                connection = stranger.enter_context(listener.accept()[0])
+                hello = _greet(connection)
+                if hello and hello.task in missing:
+                    links[hello.task] = connection
+                    made.push(stranger.pop_all())
+        for link in links.values():
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        made.pop_all()
+    return links
+
+
+def _called(task: TaskId, other: TaskId, address: Address, deadline: float) -> socket.socket:
+    """A connection to a task that listens, by which it knows this one."""
+    with ExitStack() as made:
+        try:
+            connection = made.enter_context(socket.create_connection((address.host, address.port), timeout=CONNECT))
+            connection.settimeout(max(RETRY, deadline - time.monotonic()))
+            greeted = _line(connection)
+            connection.sendall(_hello(task, sums=True))
+        except TimeoutError:
+            raise TimeoutExceeded(f"{task} gets no answer from {other} at {address}", hint=START_HINT) from None
+        except OSError as error:
+            raise _ended(other, address) from error
+        if greeted != _GREETING:
+            raise _ended(other, address)
+        _keep_alive(connection)
+        made.pop_all()
     return connection
 
 
-def await_up(addresses: Mapping[TaskId, Address], timeout: float) -> None:
-    """Returns when every address takes a connection.
-
-    Raises:
-        TimeoutExceeded: names the tasks that did not come up within `timeout` seconds, and why.
-    """
-    _Absence(addresses, timeout).wait()
-
-
-def await_names(addresses: Mapping[TaskId, Address], timeout: float) -> None:
-    """Returns when every address's host has been found by its name.
-
-    Names of pods are known a while after their pods run, and what TensorFlow does not find at once it gives up.
-
-    Raises:
-        TimeoutExceeded: names the tasks whose hosts were not found within `timeout` seconds.
-    """
-    _Absence(addresses, timeout, unresolved).wait()
-
-
-def _chief_ended(chief: tuple[TaskId, Address]) -> TrainingError:
+def _ended(task: TaskId, address: Address) -> TrainingError:
     return TrainingError(
-        f"{chief[0]} at {chief[1]} has ended before the cluster had come together",
-        hint=f"{chief[0]}'s own output says why; then start all tasks again",
+        f"{task} at {address} has ended before the cluster had come together",
+        hint=f"{task}'s own output says why; then start all tasks again",
     )
 
 
@@ -143,17 +224,30 @@ def port_taken(task: TaskId, own: Address, reason: str) -> TrainingError:
     )
 
 
-def _greet(connection: socket.socket) -> TaskId | None:
+@dataclass(frozen=True)
+class _Hello:
+    """What a task says of itself.
+
+    Args:
+        task: its name.
+        sums: whether it has a circle to sum up with.
+    """
+
+    task: TaskId
+    sums: bool
+
+
+def _greet(connection: socket.socket) -> _Hello | None:
     """Asks a new connection who it is; None when it is nobody of ours.
 
     Raises:
         TrainingError: it has another version of TensorFlow.
     """
-    connection.settimeout(_CONNECT)
+    connection.settimeout(CONNECT)
     try:
         connection.sendall(_GREETING)
-        hello = json.loads(_line(connection))
-        task, theirs = TaskId.parse(hello["task"]), hello["tensorflow"]
+        said = json.loads(_line(connection))
+        hello, theirs = _Hello(TaskId.parse(said["task"]), bool(said.get("sums"))), said["tensorflow"]
     except (OSError, ValueError, KeyError, TypeError):
         return None  # a port scanner, perhaps, or somebody who has gone again
     connection.settimeout(None)
@@ -161,10 +255,10 @@ def _greet(connection: socket.socket) -> TaskId | None:
     ours = _tensorflow()
     if theirs != ours:
         raise TrainingError(
-            f"{task} has TensorFlow {theirs}, and the chief has {ours}",
+            f"{hello.task} has TensorFlow {theirs}, and the chief has {ours}",
             hint="install the same version of TensorFlow on every host",
         )
-    return task
+    return hello
 
 
 def _line(connection: socket.socket) -> bytes:
@@ -177,8 +271,8 @@ def _line(connection: socket.socket) -> bytes:
     return received
 
 
-def _hello(task: TaskId) -> bytes:
-    return json.dumps({"task": str(task), "tensorflow": _tensorflow()}).encode() + b"\n"
+def _hello(task: TaskId, *, sums: bool = False) -> bytes:
+    return json.dumps({"task": str(task), "tensorflow": _tensorflow(), "sums": sums}).encode() + b"\n"
 
 
 def _tensorflow() -> str:
@@ -186,75 +280,6 @@ def _tensorflow() -> str:
         with suppress(metadata.PackageNotFoundError):
             return metadata.version(name)
     return "of an unknown version"
-
-
-class _Absence:
-    """Which tasks are not there yet, and why."""
-
-    def __init__(
-        self, addresses: Mapping[TaskId, Address], timeout: float, probe: Callable[[Address], str | None] | None = None
-    ) -> None:
-        self.missing = dict(addresses)
-        self._timeout = timeout
-        self._probe = probe or unreachable
-        self._deadline = time.monotonic() + timeout
-        self._reasons: dict[TaskId, str] = {}
-
-    def wait(self) -> None:
-        """Returns when none is missing.
-
-        Raises:
-            TimeoutExceeded: as `look` does.
-        """
-        pause = threading.Event()
-        while self.look():
-            pause.wait(_RETRY)  # nothing tells when another host's port opens
-
-    def look(self) -> bool:
-        """Tries those that are missing once more, and says whether any still is.
-
-        Raises:
-            TimeoutExceeded: some are, and the time is over.
-        """
-        for task, address in list(self.missing.items()):
-            reason = self._probe(address)
-            if reason is None:
-                del self.missing[task]
-            else:
-                self._reasons[task] = reason
-        if self.missing and time.monotonic() > self._deadline:
-            raise TimeoutExceeded(_absence(self.missing, self._reasons, self._timeout), hint=_START_HINT)
-        return bool(self.missing)
-
-
-def unreachable(address: Address) -> str | None:
-    """Why an address takes no connection; None when it does."""
-    try:
-        socket.create_connection((address.host, address.port), timeout=_CONNECT).close()
-    except socket.gaierror:
-        return _NAMELESS
-    except TimeoutError:
-        return "no answer"
-    except OSError as error:
-        return (error.strerror or str(error)).lower()
-    return None
-
-
-def unresolved(address: Address) -> str | None:
-    """Why the name of an address's host says nothing; None when it leads to an IP address."""
-    try:
-        socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    except socket.gaierror:
-        return _NAMELESS
-    return None
-
-
-def wait_until_gone(addresses: Mapping[TaskId, Address], timeout: float) -> None:
-    """Returns when no address takes a connection any more, or after `timeout` seconds."""
-    deadline = time.monotonic() + timeout
-    pause = threading.Event()
-    while any(unreachable(address) is None for address in addresses.values()) and time.monotonic() < deadline:
-        pause.wait(_RETRY / 4)
 
 
 def say_done(connections: Iterable[int]) -> None:
@@ -296,9 +321,9 @@ def outlast(task: TaskId, chief: Address, timeout: float) -> bool:
                 return lifeline.done
             if time.monotonic() > deadline:
                 absent = {_CHIEF: chief}
-                text = _absence(absent, {_CHIEF: unreachable(chief) or "no answer"}, timeout)
-                raise TimeoutExceeded(text, hint=_START_HINT) from error
-            pause.wait(_RETRY)  # nothing tells when another host's port opens
+                text = absence_of(absent, {_CHIEF: unreachable(chief) or "no answer"}, timeout)
+                raise TimeoutExceeded(text, hint=START_HINT) from error
+            pause.wait(RETRY)  # nothing tells when another host's port opens
 
 
 class _Lifeline:
@@ -328,7 +353,7 @@ class _Lifeline:
             OSError: nobody is there, or the connection broke. A tunnel's end takes connections whether anybody is
                 behind it or not; one that ends without a word had nobody, since chiefs speak first.
         """
-        with socket.create_connection((self._chief.host, self._chief.port), timeout=_CONNECT) as connection:
+        with socket.create_connection((self._chief.host, self._chief.port), timeout=CONNECT) as connection:
             connection.settimeout(None)
             _keep_alive(connection)
             received = connection.recv(4096)
@@ -342,16 +367,6 @@ class _Lifeline:
             while received := connection.recv(4096):
                 said = (said + received)[-len(_DONE) :]
                 self.done = self.done or said == _DONE
-
-
-_START_HINT = "start every task of the cluster, and let the hosts reach each other's ports"
-
-
-def _absence(missing: Mapping[TaskId, Address], reasons: Mapping[TaskId, str], timeout: float) -> str:
-    if not missing:
-        return f"the cluster has not started within {timeout:.0f} s, though every task's port answers"
-    names = "; ".join(f"{task} at {address} ({reasons[task]})" for task, address in missing.items())
-    return f"not up after {timeout:.0f} s: {names}"
 
 
 def _keep_alive(connection: socket.socket) -> None:

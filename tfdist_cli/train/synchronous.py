@@ -8,7 +8,7 @@ metrics, examples, moving statistics, wishes to pause) crosses once at its end, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,10 @@ from tfdist_cli.train.data import DatasetFunction, Shard, checked, ended_early, 
 from tfdist_cli.train.engine import DEFAULT_RULES, Execution, Pause, Rules
 from tfdist_cli.train.evaluation import evaluation_function
 from tfdist_cli.train.exchange import Exchange
+from tfdist_cli.train.executor import executor_of
 from tfdist_cli.train.jit import runs_here, wants_xla
 from tfdist_cli.train.kernels import fused
+from tfdist_cli.train.mesh import Mesh
 from tfdist_cli.train.metrics import MetricTotals
 from tfdist_cli.train.phases import Watch
 from tfdist_cli.train.rate import Rate
@@ -39,10 +41,12 @@ class Membership:
     Args:
         tasks: their names in the order of their replicas, `("chief:0", "worker:0")`.
         index: this process's place among them; 0 is the chief.
+        mesh: what sums up over them; None where TensorFlow's collectives do.
     """
 
     tasks: tuple[str, ...] = ("chief:0",)
     index: int = 0
+    mesh: Mesh | None = None
 
 
 class SynchronousEngine:
@@ -81,10 +85,10 @@ class SynchronousEngine:
         self.is_chief = membership.index == 0
         self._totals = MetricTotals(step)
         self._seeds = Seeds(step, element_spec, self._replicas)
-        self._functions: dict[int, Any] = {}
+        self._functions: dict[int, tuple[Any, str]] = {}
         self._evaluation: Any = None
         self._iterator: Any = None
-        self._sum = self._summing_function()
+        self._sum = membership.mesh.sum if membership.mesh else self._summing_function()
         leave_sums_to_engine(step.model.optimizer)
         self._check_accumulation()
         faster = wants_xla(step, element_spec, rules.jit, runs_here)
@@ -107,13 +111,10 @@ class SynchronousEngine:
         left, start = steps, first
         while left and not pause.agreed():
             count = size if left >= size else 1
-            function = self._functions.get(count)
-            if function is None:
-                function = self._functions[count] = self._execution_function(count)
             vote = tf.constant(float(pause.wanted()), tf.float64)
-            with self.scope():
+            with self.scope(), self._told():
                 try:
-                    summary = function(self._iterator, tf.constant(start, tf.int64), vote).numpy()
+                    summary = self._executed(count, self._iterator, tf.constant(start, tf.int64), vote).numpy()
                 except tf.errors.OutOfRangeError as error:
                     raise ended_early(f"{self._members.tasks[self._members.index]}'s data") from error
             yield self._execution(start, count, summary)
@@ -165,6 +166,18 @@ class SynchronousEngine:
     def leave(self) -> None:
         """Waits until every task is here: one that left earlier would make the others fail."""
         self.total(np.zeros(1))
+
+    def _executed(self, count: int, *args: Any) -> tf.Tensor:
+        if count not in self._functions:
+            function = self._execution_function(count)
+            # Several replicas have to run at the same time.
+            self._functions[count] = function, executor_of(function, *args) if self._local == 1 else ""
+        function, executor = self._functions[count]
+        with tf.experimental.function_executor_type(executor):
+            return function(*args)
+
+    def _told(self) -> AbstractContextManager[None]:
+        return self._members.mesh.told() if self._members.mesh else nullcontext()
 
     def _execution(self, first: int, count: int, summary: np.ndarray) -> Execution:
         metrics, replicas = self._totals.size, self._replicas
@@ -293,7 +306,10 @@ class SynchronousEngine:
         return summed, overflow
 
     def _all_reduce(self, value: tf.Tensor, context: Any) -> tf.Tensor:
-        return value if self._replicas == 1 else context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+        if self._replicas == 1:
+            return value
+        mesh = self._members.mesh
+        return mesh.sum(value) if mesh else context.all_reduce(tf.distribute.ReduceOp.SUM, value)
 
     def _summing_function(self) -> Callable[[tf.Tensor], tf.Tensor]:
         def once(value: tf.Tensor) -> tf.Tensor:

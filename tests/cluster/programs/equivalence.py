@@ -3,7 +3,8 @@
 equivalence.py OUT BATCH RECIPE...
 
 A batch of all the data, 480, is the same for every worker: steps that are taken one after another then give the same
-whoever takes them, and asynchronous workers are made to take them so.
+whoever takes them, and asynchronous workers are made to take them so. With NO_CIRCLE in its environment a task is one
+that has a GPU, as far as the others can tell.
 """
 
 import os
@@ -14,7 +15,12 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist_cli as tfdist
+from tfdist_cli.train import cluster
 from tfdist_cli.train.pace import Pace
+from tfdist_cli.train.presence import NOBODY
+
+if "NO_CIRCLE" in os.environ:
+    cluster._circle = lambda environment: NOBODY
 
 out, batch, names = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 STEPS = 50
@@ -95,5 +101,6 @@ for name in names:
         written[f"{name}/{number:02}/{variable.path}"] = variable.numpy()
     for metric, values in history.history.items():
         written[f"{name}/history/{metric}"] = np.array(values)
+written["meshed"] = np.array(cluster.join().mesh is not None)
 np.savez(f"{out}.npz", **written)
 print("done")

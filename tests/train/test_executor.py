@@ -1,0 +1,54 @@
+"""One thread for an operation has operations carried out one by one, where TensorFlow can do that."""
+
+import pytest
+import tensorflow as tf
+
+from tfdist_cli.train.executor import executor_of
+
+ONE_BY_ONE = "SINGLE_THREADED_EXECUTOR"
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")
+
+
+def loop(value):
+    return tf.while_loop(lambda number, _: number < 3, lambda number, value: (number + 1, value * 2), (0, value))[1]
+
+
+def condition(value):
+    return tf.cond(value > 1, lambda: value * 4, lambda: value)
+
+
+def within(function, **options):
+    return tf.function(lambda value: tf.function(function, **options)(value) + 1)
+
+
+FUNCTIONS = {
+    "plain": (lambda value: value * 8, ONE_BY_ONE),
+    "a function in it": (within(lambda value: value * 7), ONE_BY_ONE),
+    "python in it": (lambda value: tf.numpy_function(lambda value: value * 8, [value], tf.float32), ONE_BY_ONE),
+    "a loop": (loop, ""),
+    "a loop in a function in it": (within(lambda value: loop(value) - 1), ""),
+    "a loop by XLA": (within(lambda value: loop(value) - 1, jit_compile=True), ONE_BY_ONE),
+    "a condition": (lambda value: condition(value) * 2, ""),
+}
+
+
+@pytest.mark.parametrize(("written", "expected"), FUNCTIONS.values(), ids=FUNCTIONS)
+def test_the_function_runs_with_its_executor(written, expected):
+    function = tf.function(written, autograph=False)
+    given = tf.constant(2.0)
+    executor = executor_of(function, given)
+    assert executor == expected
+    with tf.experimental.function_executor_type(executor):
+        assert function(given).numpy() == pytest.approx(16, abs=1)
+
+
+def test_with_more_threads_it_is_the_usual_one(monkeypatch):
+    function = tf.function(FUNCTIONS["plain"][0], autograph=False)
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "2")
+    assert not executor_of(function, tf.constant(2.0))
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS")
+    assert not executor_of(function, tf.constant(2.0))
