@@ -71,6 +71,23 @@ def test_sparse_gradients_are_summed_densely():
     np.testing.assert_array_equal(mine[0][0], [[0, 0, 0], [4, 4, 4]])
 
 
+def test_the_size_of_what_is_summed_is_known_though_that_of_a_gradient_is_not():
+    """Who sums up cuts it into parts."""
+    summed = []
+
+    def sum_up(value):
+        summed.append(value.shape.as_list())
+        return value
+
+    @tf.function(autograph=False)
+    def sums(rows):
+        sparse = tf.IndexedSlices(tf.ones([2, 3]), tf.constant([1, 1]), tf.stack([rows, 3]))
+        return Exchange(SHAPES[:2], "float32").sums([sparse, tf.ones([4])], sum_up)[0]
+
+    np.testing.assert_array_equal(sums(tf.constant(2))[0], [[0, 0, 0], [2, 2, 2]])
+    assert summed == [[10]]
+
+
 @pytest.mark.parametrize(
     ("wire", "value", "overflows"),
     [

@@ -49,11 +49,14 @@ class Exchange:
         overflow = tf.constant(False)
         for dtype in dict.fromkeys(gradient.dtype for gradient in dense if gradient is not None):
             places = [n for n, gradient in enumerate(dense) if gradient is not None and gradient.dtype == dtype]
-            flat = tf.concat([tf.reshape(self._rounded(dense[n]), [-1]) for n in places], axis=0)
-            summed = sum_up(flat)
+            sizes = [int(np.prod(self._shapes[n])) for n in places]
+            rounded = [self._rounded(dense[n]) for n in places]
+            # Sizes stay known, also where rows that were looked up have become a whole table.
+            flat = [tf.reshape(each, [size]) for each, size in zip(rounded, sizes, strict=True)]
+            summed = sum_up(tf.concat(flat, axis=0))
             if summed.dtype == tf.float16 != dtype:
                 overflow |= ~tf.reduce_all(tf.math.is_finite(summed))
-            parts = tf.split(summed, [int(np.prod(self._shapes[n])) for n in places])
+            parts = tf.split(summed, sizes)
             for n, part in zip(places, parts, strict=True):
                 dense[n] = tf.cast(tf.reshape(part, self._shapes[n]), dtype)
         return dense, overflow

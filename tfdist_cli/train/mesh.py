@@ -52,6 +52,7 @@ class Mesh:
         self._index = index
         self._names = tuple(names)
         self._links = dict(links)
+        self._places = {link.fileno(): place for place, link in links.items()}
         self._exchanges = 0
         self._answers = answers
         self._unanswered: dict[int, float] = {}
@@ -146,12 +147,12 @@ class Mesh:
             raise
 
     def _pass(self, sending: dict[int, list[memoryview]], receiving: dict[int, _Incoming]) -> None:
+        ready = list(self._links)
         while True:
-            for place in list(sending):
-                if self._send(place, sending[place]):
+            for place in ready:
+                if place in sending and self._send(place, sending[place]):
                     del sending[place]
-            for place in list(receiving):
-                if self._receive(place, receiving[place]):
+                if place in receiving and self._receive(place, receiving[place]):
                     del receiving[place]
             if not sending and not receiving:
                 return
@@ -159,7 +160,8 @@ class Mesh:
             for place in sending.keys() | receiving.keys():
                 events = (select.POLLOUT if place in sending else 0) | (select.POLLIN if place in receiving else 0)
                 waiting.register(self._links[place], events)
-            if not waiting.poll(_MOMENT * 1000):
+            ready = [self._places[number] for number, _ in waiting.poll(_MOMENT * 1000)]
+            if not ready:
                 self._ask(sending.keys() | receiving.keys())
 
     def _ask(self, places: Iterable[int]) -> None:
