@@ -106,7 +106,7 @@ CONTESTS = {
         {"chief": 1, "worker": 2, "ps": 1},
         TFDIST,
         ALONE,
-        {"model": "cnn"},
+        {"model": "cnn", "steps_per_execution": 20},
     ),
     "bfloat16": Contest(f"{_PS}, bfloat16", _CLUSTER, _BFLOAT16, TF_KERAS),
     "bfloat16_alone": Contest(f"{_PS}, bfloat16, against one process", _CLUSTER, _BFLOAT16, ALONE),

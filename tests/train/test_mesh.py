@@ -2,7 +2,9 @@
 
 import socket
 import struct
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -151,26 +153,33 @@ def test_tasks_that_sum_up_different_things_are_told_so(meshes):
 
 
 @pytest.fixture
-def impatient(monkeypatch):
+def clock(monkeypatch):
+    """The seconds that have passed, which nothing but the test lets pass: `clock.now`."""
+    passing = SimpleNamespace(now=0.0)
     monkeypatch.setattr(meshing, "_MOMENT", 0.01)
-    monkeypatch.setattr(meshing, "PATIENCE", 0.1)
+    monkeypatch.setattr(meshing, "time", SimpleNamespace(monotonic=lambda: passing.now))
+    return passing
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_task_that_does_not_answer_is_given_up(meshes):
+def test_a_task_that_does_not_answer_is_given_up(meshes, clock):
     """Its connection stays, as that of a process that is stopped."""
-    first, _, _ = meshes(3, lambda place: place != 2)
-    with pytest.raises(TaskLost, match=r"^worker:2 has ended, or is out of reach: no answer for \d+ s"):
+
+    def answers(place):
+        clock.now += 1
+        return place != 2
+
+    first, _, _ = meshes(3, answers)
+    with pytest.raises(TaskLost, match=r"^worker:2 has ended, or is out of reach: no answer for 10 s$"):
         first.sum(tf.ones([4]))
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_task_that_answers_may_take_its_time(meshes):
+def test_a_task_that_answers_may_take_its_time(meshes, clock):
     """One that compiles, or saves; and one that had not answered for a while."""
     asked = []
 
     def answers(place):
         asked.append(place)
+        clock.now += 2
         return len(asked) % 5 == 0
 
     first, second = meshes(2, answers)
@@ -180,6 +189,25 @@ def test_a_task_that_answers_may_take_its_time(meshes):
             assert not waiting.done()
         second.sum(tf.ones([4]))
         assert waiting.result(LONG)[0] == 2
+
+
+def test_a_silence_that_is_over_does_not_count(meshes, clock):
+    """A task was stopped for a moment, and much later once more."""
+    heard = threading.Event()
+
+    def answers(_):
+        heard.set()
+        return False
+
+    first, second = meshes(2, answers)
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(2):
+            heard.clear()
+            waiting = pool.submit(first.sum, tf.ones([4]))
+            assert heard.wait(LONG)
+            second.sum(tf.ones([4]))
+            waiting.result(LONG)
+            clock.now += 1000
 
 
 def test_bytes_come_in_pieces_of_any_size(meshes):

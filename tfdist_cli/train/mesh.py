@@ -55,7 +55,6 @@ class Mesh:
         self._places = {link.fileno(): place for place, link in links.items()}
         self._exchanges = 0
         self._answers = answers
-        self._unanswered: dict[int, float] = {}
         for link in links.values():
             link.setblocking(False)
 
@@ -147,7 +146,7 @@ class Mesh:
             raise
 
     def _pass(self, sending: dict[int, list[memoryview]], receiving: dict[int, _Incoming]) -> None:
-        ready = list(self._links)
+        ready, unanswered = list(self._links), dict[int, float]()
         while True:
             for place in ready:
                 if place in sending and self._send(place, sending[place]):
@@ -161,21 +160,27 @@ class Mesh:
                 events = (select.POLLOUT if place in sending else 0) | (select.POLLIN if place in receiving else 0)
                 waiting.register(self._links[place], events)
             ready = [self._places[number] for number, _ in waiting.poll(_MOMENT * 1000)]
-            if not ready:
-                self._ask(sending.keys() | receiving.keys())
+            if ready:
+                unanswered.clear()
+            else:
+                self._ask(sending.keys() | receiving.keys(), unanswered)
 
-    def _ask(self, places: Iterable[int]) -> None:
+    def _ask(self, places: Iterable[int], unanswered: dict[int, float]) -> None:
         """Asks those that are waited for whether they are there, up to the first that does not answer.
+
+        Args:
+            places: theirs.
+            unanswered: since when each has not answered, by the machine's monotonic clock.
 
         Raises:
             TaskLost: one has not answered for too long.
         """
         now = time.monotonic()
-        for place in sorted(places, key=lambda place: (self._unanswered.get(place, now), place)):
+        for place in sorted(places, key=lambda place: (unanswered.get(place, now), place)):
             if self._answers(place):
-                self._unanswered.pop(place, None)
+                unanswered.pop(place, None)
                 continue
-            since = self._unanswered.setdefault(place, now)
+            since = unanswered.setdefault(place, now)
             if now - since >= PATIENCE:
                 raise self._lost(place, f"no answer for {now - since:.0f} s")
             return
