@@ -116,8 +116,11 @@ def test_a_job_is_ended(fake):
         ["scancel", "--signal=TERM", "12"],
     ]
     for parts, steps in {"12\n": ["12.0"], "12\n13\n": ["12.0", "13.0"], "": ["12.0"]}.items():
-        _, (_, killed) = fake(commands.kill_tasks("12"), squeue=[0, parts, ""])
-        assert killed == ["scancel", "--signal=KILL", *steps]
+        assert fake(commands.kill_tasks("12"), squeue=[0, parts, ""])[1][1:] == [
+            ["scancel", "--full", "--signal=STOP", "12"],
+            ["scancel", "--signal=KILL", *steps],
+            ["scancel", "--full", "--signal=CONT", "12"],
+        ]
     over, calls = fake(commands.cancel_and_wait("12", 5), squeue=[0, "0 CANCELLED None\n", ""])
     assert over
     assert [call[0] for call in calls] == ["scancel", "squeue"]

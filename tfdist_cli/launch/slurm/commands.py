@@ -107,10 +107,18 @@ async def end_softly(job: str) -> None:
 
 
 async def kill_tasks(job: str) -> None:
-    """Kills the tasks; the script sees that, and ends by itself."""
+    """Kills the tasks; the script sees that, and ends by itself.
+
+    srun stands still meanwhile: where it sees one task killed before the others are, it has Slurm end these, which
+    tells them to end, and hears of nothing else until `KillWait` is over, by default 30 s.
+    """
     # Each part of a heterogeneous job has a number of its own, by which alone its part of the step can be named.
     _, parts, _ = await _run("squeue", "--noheader", f"--jobs={job}", "--format=%A")
-    await _run("scancel", "--signal=KILL", *(f"{part}.0" for part in parts.split() or [job]))
+    await _run("scancel", "--full", "--signal=STOP", job)
+    try:
+        await _run("scancel", "--signal=KILL", *(f"{part}.0" for part in parts.split() or [job]))
+    finally:
+        await _run("scancel", "--full", "--signal=CONT", job)
 
 
 async def cancel(job: str) -> None:
