@@ -114,6 +114,25 @@ def test_overrides_go_where_their_key_is(folder):
     assert recipe.params["hidden"] == [500, 3]
 
 
+@pytest.mark.parametrize(
+    ("override", "value"), [("2", 2.0), ("-0", 0.0), ("true", True), ("0.5", 0.5), ("1e3", 1000.0), ("null", None)]
+)
+def test_a_whole_number_for_a_decimal_one_is_taken_for_such(override, value, folder):
+    _, recipe = load_run("cluster.yaml", "recipes/recipe.yaml", [f"params.learning_rate={override}"])
+    found = recipe.params["learning_rate"]
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_parameters_may_be_set_as_a_whole_and_below_what_the_recipe_has(folder):
+    (folder / "r.yaml").write_text("module: r\nparams: {files: null, sizes: {train: 3}}\n")
+    recipe = load_recipe("r.yaml", ["params.files.train=a", "params.files.test=b", "params.sizes.test=2"])
+    assert recipe.params == {"files": {"train": "a", "test": "b"}, "sizes": {"train": 3, "test": 2}}
+    assert load_recipe("r.yaml", ["params={x: 1}", "train.epochs=2"]).params == {"x": 1}
+    assert load_recipe("r.yaml", ["params={x: 1}", "params.x=2"]).params == {"x": 2}
+    (folder / "none.yaml").write_text("module: r\n")
+    assert told(load_recipe, "none.yaml", ["params.x=1"]) == ["--set params.x=1: the recipe has no parameters"]
+
+
 def test_the_last_override_wins_and_null_takes_a_key_away(folder):
     cluster = load_cluster(
         "cluster.yaml", ["name=a", "name=b", "roles.evaluator={}", "roles.evaluator=null", "run_dir="]
@@ -210,12 +229,14 @@ OVERRIDES = {
     "trian.epochs=3": "there is no key 'trian.epochs', did you mean 'train.epochs'?",
     "xyz=3": "there is no key 'xyz', expected one that starts with name, strategy, launcher, ",
     "strategy.a=3": "strategy is no map or list, so it has no 'a'; it is set at cluster.yaml:1:11",
+    "params.learnin_rate=0.1": "the recipe has no parameter 'learnin_rate', did you mean 'learning_rate'?",
+    "params.xyz=1": "the recipe has no parameter 'xyz', expected one of hidden, learning_rate",
     "params.hidden.2=3": "params.hidden is a list with items 0 to 1, so it has no '2'",
     "params.hidden.x=3": "params.hidden is a list with items 0 to 1, so it has no 'x'",
     "params.hidden.-1=3": "params.hidden is a list with items 0 to 1, so it has no '-1'",
     "name=[": "not YAML: ",
     f"params{'.a' * 50}=1": "the path is more than 50 deep",
-    f"params.a={'[' * 50}": "nested more than 50 deep",
+    f"params.hidden={'[' * 50}": "nested more than 50 deep",
     "name=!!python/name:os.system": "tags such as ",
     "name=${NO}": "the environment variable NO is not set: set it, or write ${NO:-default}",
     "name=\udcff": "the character '\\udcff' cannot stand in YAML",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
@@ -164,12 +164,29 @@ def _parse(overrides: Sequence[str], environ: Mapping[str, str], models: Sequenc
     return parsed
 
 
-def _apply(override: Override, tree: Node) -> tuple[Problem, ...]:
+def _apply(override: Override, tree: Node) -> Iterable[Problem]:
+    if problem := _unknown_parameter(override, tree):
+        return [problem]
     try:
         override.apply(tree)
     except SpecError as error:
         return error.problems
     return ()
+
+
+def _unknown_parameter(override: Override, tree: Node) -> Problem | None:
+    """What is wrong with a parameter that the recipe does not have: nothing else would tell of a slip in its name."""
+    top, *below = override.path
+    if top != "params" or not below:
+        return None
+    params = tree.child(top)
+    names = list(params.content) if params and isinstance(params.content, dict) else []
+    if below[0] in names:
+        return None
+    near = get_close_matches(below[0], names, n=1, cutoff=0.5)
+    meant = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(names)}"
+    message = f"the recipe has no parameter {below[0]!r}, {meant}" if names else "the recipe has no parameters"
+    return Problem(override.place, "", message)
 
 
 def _nearest(path: tuple[str, ...], models: Sequence[type[SpecModel]]) -> str:

@@ -49,6 +49,8 @@ class Override:
     def apply(self, root: Node) -> None:
         """Puts the value into the tree, with the maps on the way that are not there.
 
+        A whole number in the place of a decimal one is taken for such: Keras wants a learning rate of `1.0`.
+
         Raises:
             SpecError: the path leads into something that is neither a map nor a list, or past a list's end.
         """
@@ -63,7 +65,11 @@ class Override:
 
     def _put(self, node: Node, part: str, depth: int, value: Node) -> None:
         content: Any = node.content
-        content[_index(node, part, self, depth)] = value
+        index = _index(node, part, self, depth)
+        before = node.child(index)
+        if before and type(before.content) is float and type(value.content) is int:
+            value.content = float(value.content)
+        content[index] = value
 
 
 def _index(node: Node, part: str, override: Override, depth: int) -> str | int:
