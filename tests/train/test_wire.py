@@ -100,19 +100,20 @@ def test_no_parameters():
 ROWS = 10
 
 
-@pytest.fixture(params=[1, 3], ids=["whole", "spread"])
+@pytest.fixture(params=[(1, 3), (1, 4), (3, 3), (3, 4)], ids=["whole", "whole-alike", "spread", "spread-alike"])
 def model(request, servers):
-    """A table among dense parameters, another one, and one of the type bfloat16, on so many ps."""
+    """A table among dense parameters, another one as wide or not, and one of the type bfloat16, on so many ps."""
     random = np.random.default_rng(1)
-    with servers(request.param, shard=ShardRule(min_bytes=100)).scope():
+    count, width = request.param
+    with servers(count, shard=ShardRule(min_bytes=100)).scope():
         variables = [
             variable(random.normal(size=(7, 5))),
             variable(random.normal(size=(ROWS, 4))),
             variable(random.normal(size=3)),
-            variable(random.normal(size=(ROWS + 2, 3))),
+            variable(random.normal(size=(ROWS + 2, width))),
             variable(random.normal(size=(ROWS, 8)), "bfloat16"),
         ]
-    assert [len(parts(each)) for each in variables] == [request.param, request.param, 1, *[request.param] * 2]
+    assert [len(parts(each)) for each in variables] == [count, count, 1, count, count]
     return variables
 
 

@@ -312,7 +312,8 @@ def _taking(layers: Sequence[Any], take: Callable[[Any, tf.Tensor], tf.Tensor]) 
 
 def _whole(numbers: tf.Tensor) -> tf.Tensor:
     """As int32; what is too large for it becomes a number that no table has."""
-    return tf.saturate_cast(numbers, tf.int32) if numbers.dtype.is_integer else tf.cast(numbers, tf.int32)
+    wider = numbers.dtype.is_integer and numbers.dtype.max > tf.int32.max
+    return tf.saturate_cast(numbers, tf.int32) if wider else tf.cast(numbers, tf.int32)
 
 
 def _repeated(values: list[int], times: list[tf.Tensor]) -> tf.Tensor:

@@ -183,10 +183,12 @@ class Wire:
         """
         cut: dict[tuple[int, int], tf.Tensor] = {}
         for place, shards in enumerate(self.shards):
-            gradient = dense(gradients[place], pulled.values[place])
+            counts = [pulled.counts.get((place, each.index)) for each in shards]
+            gradient = dense(gradients[place], pulled.values[place], counts if place in self._tables else None)
             own = [gradient]
             if len(shards) > 1:
-                own = tf.split(gradient, [pulled.counts.get((place, each.index), each.shape[0]) for each in shards])
+                sizes = counts if place in self._tables else [each.shape[0] for each in shards]
+                own = tf.split(gradient, sizes)
             cut |= {(place, shard.index): part for shard, part in zip(shards, own, strict=True)}
         parcels, arrived = [], None
         for number, post in enumerate(self.posts):
@@ -280,15 +282,17 @@ class Wire:
         joined = tf.cast(joined, post.dtype)
         shapes = [(-1, *shard.shape[1:]) for shard in post.tables] + [shard.shape for shard in whole]
         sizes: Any = [shard.size for shard in whole]
-        behind = sum(sizes)
+        widths = [int(np.prod(shard.shape[1:])) for shard in post.tables]
         if len(shapes) < 2:
             parts = [joined]
-        elif len(counts) == 1 and behind and not more:
-            # The rows of the one table stand before what has a size that is known: so they need not be copied.
-            parts = [joined[:-behind], *tf.split(joined[-behind:], sizes)]
+        elif len(set(widths)) == 1:
+            # Rows of one width are parted as rows, and those of one table not at all: so they need not be copied.
+            total = tf.add_n(counts) * widths[0]
+            rows, rest = tf.reshape(joined[:total], [-1, widths[0]]), joined[total:]
+            parts = tf.split(rows, tf.stack(counts), num=len(counts)) if len(counts) > 1 else [rows]
+            parts += tf.split(rest, [*sizes, -1] if more else sizes) if sizes or more else []
         else:
             if counts:
-                widths = [int(np.prod(shard.shape[1:])) for shard in post.tables]
                 sizes = tf.concat([tf.stack(counts) * widths, tf.constant(sizes, tf.int32)], axis=0)
             if more:
                 sizes = tf.concat([sizes, [-1]], axis=0) if counts else [*sizes, -1]
@@ -331,12 +335,19 @@ def _gathered(variable: Any, rows: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.ResourceGather(resource=variable.handle, indices=rows, dtype=variable.dtype)
 
 
-def dense(gradient: Any, value: tf.Tensor) -> tf.Tensor:
-    """A gradient with respect to `value` as a tensor of its shape; zeros for None."""
+def dense(gradient: Any, value: tf.Tensor, counts: Sequence[tf.Tensor] | None = None) -> tf.Tensor:
+    """A gradient with respect to `value` as a tensor of its shape; zeros for None.
+
+    Args:
+        gradient: it, or `tf.IndexedSlices`, or None.
+        value: what it is a gradient of.
+        counts: numbers of rows that are those of `value` together, where they are at hand.
+    """
     if gradient is None:
         return tf.zeros_like(value)
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, tf.shape(value)[0])
+        rows = tf.add_n(counts) if counts else tf.shape(value)[0]
+        return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
     return gradient
 
 
