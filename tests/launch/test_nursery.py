@@ -240,6 +240,37 @@ def test_a_nursery_that_has_died_is_replaced(forked, make_cluster, tmp_path, gua
     assert {event.code for event in outcome.of(Exited)} == {9, -signal.SIGTERM}
 
 
+def test_a_nursery_of_whose_death_nobody_has_heard_yet_is_replaced(forked, make_cluster, tmp_path, guarded):
+    code = f"""
+        import imported_before, os, pathlib, signal
+        if os.environ["OWN"].startswith("worker"):
+            print(os.getppid() == imported_before.pid, flush=True)
+            mark = pathlib.Path({str(tmp_path)!r}, "mark")
+            if not mark.exists():
+                mark.touch()
+                os._exit(9)
+        signal.pause()
+    """
+
+    def react(event, state):
+        if isinstance(event, Exited) and event.code == 9:
+            os.kill(guarded["+"][0], signal.SIGKILL)
+            os.waitid(os.P_PID, guarded["+"][0], os.WEXITED | os.WNOWAIT)
+        if isinstance(event, Output) and event.lines:
+            said.extend(event.lines)
+            return [Signalled(signal.SIGTERM)] if len(said) == 2 else ()
+        return ()
+
+    said = []
+    cluster = make_cluster("parameter_server", chief=1, ps=1, worker=1)
+    before = psutil.Process().num_fds()
+    forked(code, cluster=cluster, react=react, max_restarts=1)
+    assert psutil.Process().num_fds() == before
+    assert said == ["True", "True"]
+    assert len(guarded["+"]) == 6
+    assert sorted(guarded["+"]) == sorted(guarded["-"])
+
+
 def test_what_must_stand_before_the_import():
     env = {"TF_ENABLE_ONEDNN_OPTS": "0", "PYTHONHASHSEED": "1", "LD_PRELOAD": "x.so", "KERAS_BACKEND": "tensorflow"}
     late = {"TF_CONFIG": "{}", "TF_NUM_INTRAOP_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0", "LOG_LEVEL": "debug"}

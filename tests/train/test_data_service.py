@@ -20,6 +20,8 @@ from tfdist_cli.train import data_service
 from tfdist_cli.train.data import Pipeline, Shard
 from tfdist_cli.train.data_service import DataService, start_server, watch
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def service():

@@ -90,7 +90,14 @@ def _version(stat):
 
 
 journals = []
-sys.addaudithook(lambda event, given: [journal.heard(event, given) for journal in journals])
+
+
+def _heard(event, given, journals=journals):  # of its own, since a hook outlives its module
+    for journal in journals:
+        journal.heard(event, given)
+
+
+sys.addaudithook(_heard)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ from tfdist_cli.train.cadence import Cadence
 from tfdist_cli.train.staged import Left, Staged
 from tfdist_cli.train.turnstile import END, ONE, PLACE, ROW, RUN, WHAT, WITHIN, Turnstile
 
+pytestmark = pytest.mark.slow
+
 HERE = "/job:localhost/replica:0/task:0/device:CPU:0"
 FIRST = 7 * RUN + 30
 """A run's first place."""

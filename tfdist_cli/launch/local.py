@@ -14,7 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -196,17 +196,18 @@ class LocalRun:
         Raises:
             OSError: it cannot be started.
         """
-        nursery = self._nursery(planned, env)
-        if nursery is None:
-            return self._spawn(planned, env)
         told = self._awaited[planned.task]
-        await asyncio.wait((nursery.ready, told), return_when=asyncio.FIRST_COMPLETED)
-        if told.done():
-            return None
-        try:
-            return await nursery.fork(planned.argv, env)
-        except Gone:  # an interpreter of its own goes wrong of the same, and says so in the task's log
-            return self._spawn(planned, env)
+        for _ in range(2):  # a nursery may turn out to have died, and is replaced then
+            nursery = self._nursery(planned, env)
+            if nursery is None:
+                break
+            await asyncio.wait((nursery.ready, told), return_when=asyncio.FIRST_COMPLETED)
+            if told.done():
+                return None
+            with suppress(Gone):
+                return await nursery.fork(planned.argv, env)
+        # Where no nursery can import, an interpreter goes wrong of the same, and says so in the task's log.
+        return self._spawn(planned, env)
 
     def _spawn(self, planned: PlannedTask, env: Mapping[str, str]) -> Spawned:
         return Spawned((*self._network.enter, *planned.argv), env, self._network.files)

@@ -121,6 +121,8 @@ class Nursery:
         self._at_import = b""
         """What the imports have written, which each task's own would have."""
         self._numbers = count()
+        self._room = asyncio.Event()
+        """Set when the channel takes another order, or is closed."""
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._orders: dict[int, _Order] = {}
@@ -177,9 +179,9 @@ class Nursery:
             os.write(files[-1], self._at_import[:_PIPE_ROOM])
             order = _Order((outputs[0], outputs[1]), self._loop.create_future())
             number = next(self._numbers)
-            self._orders[number] = order
             try:
                 await self._send(json.dumps({"fork": number}).encode(), files)
+                self._orders[number] = order
                 return await order.forked
             except BaseException:
                 self._orders.pop(number, None)
@@ -203,6 +205,7 @@ class Nursery:
             self._loop.remove_reader(file)
         self._loop.remove_writer(self._channel)
         self._channel.close()
+        self._room.set()
         os.close(self._said)
         self._popen.kill()
         self._popen.wait()  # only then are its tasks this process's own
@@ -226,11 +229,13 @@ class Nursery:
             try:
                 socket.send_fds(self._channel, [packet], files)
             except BlockingIOError:
-                room = asyncio.Event()
-                self._loop.add_writer(self._channel, room.set)
-                await room.wait()
-                self._loop.remove_writer(self._channel)
+                self._room.clear()
+                self._loop.add_writer(self._channel, self._room.set)
+                await self._room.wait()
+                if not self.is_gone:
+                    self._loop.remove_writer(self._channel)
             except OSError:
+                self.close()
                 raise Gone from None
             else:
                 return
