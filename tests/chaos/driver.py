@@ -61,7 +61,7 @@ UNDISTURBED = 0.9528
 however many tasks it has."""
 RECIPE_YAML = """
 module: four_classes
-params: {microseconds: 1000}
+params: {microseconds: 600}
 train: {epochs: 20, batch_size: 32}
 checkpoint: {every_steps: 100}
 evaluate: {split: test, every_epochs: 5}
