@@ -1,7 +1,9 @@
 """Tasks that are forked from a process that has imported for all, and are as if each had its own interpreter."""
 
+import asyncio
 import gc
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import pytest
 from tests.launch.test_local import is_alive, python
 from tfdist_cli.launch import local, nursery
 from tfdist_cli.launch.events import Exited, Output, Signalled, Started
-from tfdist_cli.launch.nursery import import_environment, nursery_environment
+from tfdist_cli.launch.nursery import Gone, Nursery, import_environment, nursery_environment
 from tfdist_cli.spec.task_id import TaskId
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
@@ -269,6 +271,39 @@ def test_a_nursery_of_whose_death_nobody_has_heard_yet_is_replaced(forked, make_
     assert said == ["True", "True"]
     assert len(guarded["+"]) == 6
     assert sorted(guarded["+"]) == sorted(guarded["-"])
+
+
+async def _death_with_an_order_unread(program, tmp_path):
+    """Two orders; the nursery dies when the launcher has heard of neither, and it has seen the first one alone."""
+    argv = program(f"open({str(tmp_path / 'begun')!r}, 'a').write('x')")
+    server = Nursery(nursery_environment(os.environ, tmp_path))
+    try:
+        await server.ready
+        first = asyncio.ensure_future(server.fork(argv, os.environ))
+        await asyncio.sleep(0)  # from here on nothing is heard but what this function looks for
+        select.select([server._channel], [], [])
+        os.kill(server.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, server.pid, os.WSTOPPED)
+        second = asyncio.ensure_future(server.fork(argv, os.environ))
+        asyncio.get_running_loop().call_soon(os.kill, server.pid, signal.SIGKILL)
+        with pytest.raises(Gone):
+            await second
+        task = await first
+        ended = asyncio.Event()
+        task.on_exit(ended.set)
+        await ended.wait()
+        for output in task.outputs:
+            output.close()
+        return task.reap()
+    finally:
+        server.close()
+        server.let_tasks_go()
+
+
+def test_what_a_nursery_has_said_before_its_death_is_heard(program, tmp_path):
+    with nursery.adopting():
+        assert asyncio.run(_death_with_an_order_unread(program, tmp_path)) == 0
+    assert (tmp_path / "begun").read_text() == "x"
 
 
 def test_what_must_stand_before_the_import():

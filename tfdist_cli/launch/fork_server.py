@@ -5,7 +5,8 @@ numbers are open files: a Unix socket of packets, and a pipe that nobody writes 
 
 To it, each packet is JSON:
 
-* `{"fork": n}` with three files: JSON `{"command": ["python", "-m", …], "env": {…}}`, standard output, standard error.
+* `{"fork": n}` with four files: JSON `{"command": ["python", "-m", …], "env": {…}}`, standard output, standard error,
+  and a pipe into which the launcher writes a byte once it knows of the task, which begins then; without it, it ends.
 * `{"reap": pid}`: the launcher knows how this task has ended.
 
 From it:
@@ -104,7 +105,7 @@ class _Server:
                     return task
 
     def _obey(self) -> _Task | None:
-        data, files, _, _ = socket.recv_fds(self._channel, 4096, 3)
+        data, files, _, _ = socket.recv_fds(self._channel, 4096, 4)
         if not data:
             os._exit(0)  # the launcher has closed its end
         packet = json.loads(data)
@@ -114,26 +115,24 @@ class _Server:
         return self._fork(packet["fork"], files)
 
     def _fork(self, number: int, files: list[int]) -> _Task | None:
-        # A task begins once the launcher has been told of it: one that nobody knows of must not run.
-        begun, begin = os.pipe()
         try:
             pid = os.fork()
         except OSError as error:
             self._tell(forked=number, error=error.errno or 0)
             pid = -1
         if pid == 0:
-            os.close(begin)
-            if not os.read(begun, 1):
+            self._channel.close()  # the launcher learns of the server's death by its end
+            *files, begin = files
+            if not os.read(begin, 1):
                 os._exit(128 + signal.SIGKILL)
-            os.close(begun)
+            os.close(begin)
             return self._become_task(files)
         if pid > 0:
             handle = os.pidfd_open(pid)
             self._watched[handle] = pid
             self._selector.register(handle, selectors.EVENT_READ)
             self._tell(forked=number, pid=pid)
-            os.write(begin, b"1")
-        for file in (begun, begin, *files):
+        for file in files:
             os.close(file)
         return None
 
@@ -155,7 +154,6 @@ class _Server:
         """Makes this fork what a fresh process would be."""
         os.setsid()
         self._selector.close()
-        self._channel.close()
         for handle in self._watched:
             os.close(handle)
         order, *outputs = files

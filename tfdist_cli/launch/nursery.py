@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import psutil
 
@@ -117,6 +117,7 @@ class Nursery:
         fcntl.fcntl(said, fcntl.F_SETFL, os.O_NONBLOCK)
         self._ended = ended
         self._channel = ours
+        self._gone = False
         self._said = said
         self._at_import = b""
         """What the imports have written, which each task's own would have."""
@@ -138,7 +139,7 @@ class Nursery:
     @property
     def is_gone(self) -> bool:
         """Whether it has ended."""
-        return self._channel.fileno() < 0
+        return self._gone
 
     @property
     def has_failed(self) -> bool:
@@ -161,7 +162,7 @@ class Nursery:
             Gone: the nursery has ended.
             OSError: there can be no more processes.
         """
-        if self.is_gone:
+        if self._gone:
             raise Gone
         with ExitStack() as given:
             content = os.memfd_create("order")
@@ -177,7 +178,11 @@ class Nursery:
                 files.append(write)
                 outputs.append(os.fdopen(read, "rb", buffering=0))
             os.write(files[-1], self._at_import[:_PIPE_ROOM])
-            order = _Order((outputs[0], outputs[1]), self._loop.create_future())
+            read, write = os.pipe()
+            given.callback(os.close, read)
+            files.append(read)
+            begin = given.enter_context(os.fdopen(write, "wb", buffering=0))
+            order = _Order((outputs[0], outputs[1]), begin, self._loop.create_future())
             number = next(self._numbers)
             try:
                 await self._send(json.dumps({"fork": number}).encode(), files)
@@ -191,24 +196,32 @@ class Nursery:
 
     def reap(self, pid: int) -> None:
         """Lets a task's number go, once it is known how the task has ended."""
-        if self.is_gone:
-            return
-        with suppress(BrokenPipeError, ConnectionResetError, BlockingIOError):
-            # Should the nursery be stopped and the channel full, a zombie stays until the end of the run.
-            self._channel.send(json.dumps({"reap": pid}).encode())
+        if not self._gone:
+            try:
+                # Should the nursery be stopped and the channel full, a zombie stays until the end of the run.
+                with suppress(BlockingIOError):
+                    self._channel.send(json.dumps({"reap": pid}).encode())
+            except OSError:
+                self.close()
+        if self._gone:  # and has left it to this process
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
 
     def close(self) -> None:
         """Ends the nursery; its tasks, if any are left, become the launcher's own children."""
-        if self.is_gone:
+        if self._gone:
             return
+        self._gone = True
         for file in (self._channel, self._said):
             self._loop.remove_reader(file)
         self._loop.remove_writer(self._channel)
+        self._popen.kill()
+        self._popen.wait()  # only then are its tasks this process's own
+        while data := self._received():
+            self._take(json.loads(data))
         self._channel.close()
         self._room.set()
         os.close(self._said)
-        self._popen.kill()
-        self._popen.wait()  # only then are its tasks this process's own
         self._ended(self.pid)
         if not self._ready.done():
             self._ready.set_exception(Gone())
@@ -232,7 +245,7 @@ class Nursery:
                 self._room.clear()
                 self._loop.add_writer(self._channel, self._room.set)
                 await self._room.wait()
-                if not self.is_gone:
+                if not self._gone:
                     self._loop.remove_writer(self._channel)
             except OSError:
                 self.close()
@@ -241,21 +254,31 @@ class Nursery:
                 return
 
     def _hear(self) -> None:
-        try:
-            data = self._channel.recv(4096)
-        except BlockingIOError:
-            return
-        except ConnectionResetError:
-            data = b""
-        if not data:
+        data = self._received()
+        if data:
+            self._take(json.loads(data))
+        elif data is not None:
             self.close()
-            return
-        packet: dict[str, Any] = json.loads(data)
+
+    def _received(self) -> bytes | None:
+        """The next packet: nothing at the end, None where there may be more."""
+        while True:
+            try:
+                return self._channel.recv(4096)
+            except BlockingIOError:
+                return None
+            except ConnectionResetError:
+                continue  # it has died and left an order unread: told once, before what it has said
+
+    def _take(self, packet: Mapping[str, int]) -> None:
         if "ready" in packet:
             self._overhear()
             self._ready.set_result(None)
         elif "exited" in packet:
-            self._tasks.pop(packet["exited"]).ended(packet["code"])
+            if task := self._tasks.pop(packet["exited"], None):
+                task.ended(packet["code"])
+            else:
+                self.reap(packet["exited"])  # it never began: whoever wanted it does not any more
         elif order := self._orders.pop(packet["forked"], None):
             self._answer(order, packet)
 
@@ -265,6 +288,8 @@ class Nursery:
             return
         task = Forked(self, packet["pid"], order.outputs)
         self._tasks[task.pid] = task
+        with suppress(BrokenPipeError):  # something has killed it already
+            order.begin.write(b"1")
         order.forked.set_result(task)
 
     def _overhear(self) -> None:
@@ -282,10 +307,12 @@ class _Order:
 
     Args:
         outputs: the ends to read its stdout and stderr from.
+        begin: a pipe; it begins with a byte.
         forked: the task to be.
     """
 
     outputs: tuple[IO[bytes], IO[bytes]]
+    begin: IO[bytes]
     forked: asyncio.Future[Forked]
 
 
@@ -303,6 +330,7 @@ class Forked:
         self.outputs = outputs
         self._nursery = nursery
         self._code: int | None = None
+        self._adopted = False
         self._heard: list[Callable[[], None]] = []
 
     def on_exit(self, callback: Callable[[], None]) -> None:
@@ -316,7 +344,8 @@ class Forked:
         """How the task has ended; its number is free then."""
         if self._code is None:
             raise RuntimeError("it has not ended")
-        self._nursery.reap(self.pid)
+        if not self._adopted:
+            self._nursery.reap(self.pid)
         return self._code
 
     def ended(self, code: int) -> None:
@@ -327,6 +356,7 @@ class Forked:
 
     def adopt(self) -> None:
         """The nursery is gone, and the kernel has given the task to this process."""
+        self._adopted = True
 
         def over() -> None:
             self.ended(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
