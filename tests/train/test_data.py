@@ -68,6 +68,22 @@ def test_resuming_data_of_unknown_length():
     assert taken(pipeline, 0, Shard(step=9), count=3, examples=unknown()) == whole[9:]
 
 
+@pytest.mark.parametrize("shuffle", [0, 12])
+@pytest.mark.parametrize("repeat", [False, True])
+def test_a_generator_that_can_be_read_once_is_read_once_and_ends(shuffle, repeat):
+    once = iter(range(12))
+    examples = tf.data.Dataset.from_generator(lambda: once, output_signature=tf.TensorSpec([], tf.int64))
+    batches = Pipeline(4, shuffle, repeat=repeat).batches(examples, Shard())
+    assert sorted(np.ravel(list(batches.as_numpy_iterator()))) == list(range(12))
+
+
+def test_passes_of_unknown_length_have_orders_of_their_own():
+    unknown = tf.data.Dataset.range(12).filter(lambda _: True)
+    shown = np.reshape(list(Pipeline(4).batches(unknown, Shard()).take(9).as_numpy_iterator()), (3, 12))
+    assert [sorted(one_pass) for one_pass in shown] == [list(range(12))] * 3
+    assert len({tuple(one_pass) for one_pass in shown}) == 3
+
+
 def test_a_shard_of_unknown_length_that_is_empty_ends():
     empty = tf.data.Dataset.range(40).filter(lambda n: n < 0)
     assert taken(Pipeline(4), 0, examples=empty) == []

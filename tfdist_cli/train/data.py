@@ -74,7 +74,7 @@ class Pipeline:
 
         Every pass has its own order, drawn from (seed, worker, pass). Batches are full: one may hold the end of one
         pass and the beginning of the next. So that a resumed worker goes on where it was, whole passes are counted
-        off, and only what was read of the last one is read again.
+        off, and only what was read of the last one is read again; where nobody knows how long a pass is, all of it.
 
         Raises:
             TrainingError: the shard has no examples, which would have to start again for ever.
@@ -86,15 +86,22 @@ class Pipeline:
         first_pass, skipped = divmod(shard.step * self.batch_size, size) if size else (0, shard.step * self.batch_size)
 
         def one_pass(number: tf.Tensor) -> tf.data.Dataset:
-            return _in_order_of(number, examples, buffer, self.seed, shard.worker) if buffer else examples
+            ordered = _in_order_of(number, examples, buffer, self.seed, shard.worker) if buffer else examples
+            return _until_empty(ordered) if self.repeat and size is None else ordered
 
-        passes = tf.data.Dataset.range(first_pass, tf.int64.max if self.repeat else 1)
-        if size is None:  # passes that show nothing would follow each other for ever
-            passes = passes.take_while(
-                lambda number: tf.cond(number > first_pass, lambda: True, lambda: _has_any(examples))
-            )
+        passes = tf.data.Dataset.range(first_pass, tf.int64.max if self.repeat and size else 1)
         ordered = passes.flat_map(one_pass).skip(skipped)
         return ordered.batch(self.batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+
+
+def _until_empty(examples: tf.data.Dataset) -> tf.data.Dataset:
+    """Pass after pass, each in an order of its own, up to the first that shows nothing.
+
+    Joined with a shuffle, as TensorFlow would have it, a repetition never ends.
+    """
+    options = tf.data.Options()
+    options.experimental_optimization.shuffle_and_repeat_fusion = False
+    return examples.with_options(options).repeat()
 
 
 def _in_order_of(number: tf.Tensor, examples: tf.data.Dataset, buffer: int, seed: int, worker: int) -> tf.data.Dataset:
@@ -157,11 +164,6 @@ class ArrayBatches:
 def _from(step: int, batches: tf.data.Dataset) -> tf.data.Dataset:
     """The batches that follow so many; `skip` counts, which data workers cannot, even where it leaves out nothing."""
     return batches.skip(step) if step else batches
-
-
-def _has_any(dataset: tf.data.Dataset) -> tf.Tensor:
-    """Whether there is an element; shape ()."""
-    return dataset.take(1).reduce(False, lambda *_: True)
 
 
 def cardinality(dataset: tf.data.Dataset) -> int | None:
@@ -370,8 +372,8 @@ def check_ends(function: DatasetFunction) -> None:
     if tf.get_static_value(checked(function, Shard()).cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise TrainingError(
             "the data to score has no end",
-            hint="leave .repeat() out of it, or say how many batches to score: tfdist.Validation(data, steps=...), "
-            "tfdist.evaluate(model, data, steps=...)",
+            hint="leave .repeat() out of it, or say how many batches to score: evaluate: {steps: ...} in a recipe, "
+            "tfdist.Validation(data, steps=...), tfdist.evaluate(model, data, steps=...)",
         )
 
 
