@@ -82,6 +82,22 @@ def test_what_prepares_data_stays():
     assert alone.cluster.roles.chief.env == {"A": "b"}
 
 
+def test_one_process_has_what_chief_and_workers_are_given():
+    secret = {"file": "token"}
+    chief = {"env": {"A": "chief", "B": "c"}, "secrets": {"TOKEN": secret}}
+    _, alone = variants_of(cluster(chief=chief, ps={}, worker={"env": {"A": "worker", "C": "d"}}), recipe())
+    given = alone.cluster.roles.chief
+    assert given.env == {"A": "chief", "B": "c", "C": "d"}
+    assert {name: spec.model_dump(exclude_none=True) for name, spec in given.secrets.items()} == {"TOKEN": secret}
+
+
+def test_one_mirrored_worker_is_the_chief_where_there_is_one():
+    mirrored = cluster("multi_worker_mirrored", chief={"env": {"A": "b"}}, worker={"env": {"A": "c"}})
+    one, two, _ = variants_of(mirrored, recipe())
+    assert (tasks(one), one.cluster.roles.worker.env) == (["worker:0"], {"A": "b"})
+    assert tasks(two) == ["chief:0", "worker:0"]
+
+
 @pytest.mark.parametrize(
     ("spec", "updates", "wanted", "message"),
     [

@@ -151,13 +151,16 @@ def _resized(cluster: Cluster, count: int) -> Cluster:
     roles = cluster.roles
     chiefs = roles.count("chief") if cluster.strategy == "multi_worker_mirrored" else 0
     if count == chiefs:
-        return _with(cluster, chief=None, worker=_sized(roles.worker, 1))
+        return _with(cluster, chief=None, worker=_sized(roles.chief, 1))
     return _with(cluster, worker=_sized(roles.worker, count - chiefs))
 
 
 def _alone(cluster: Cluster) -> Cluster:
-    first = cluster.roles.worker or cluster.roles.chief or RoleSpec()
-    chief = RoleSpec(env=first.env)
+    """One process with what chief and workers are given, who share the recipe's code on parameter servers."""
+    given = [spec for spec in (cluster.roles.worker, cluster.roles.chief) if spec]
+    env = {name: value for spec in given for name, value in spec.env.items()}
+    secrets = {name: source for spec in given for name, source in spec.secrets.items()}
+    chief = RoleSpec(env=env, secrets=secrets)
     return _with(cluster, chief=chief, worker=None, ps=None).model_copy(update={"strategy": "single"})
 
 
