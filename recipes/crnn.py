@@ -40,6 +40,11 @@ def model(params):
 
 
 def dataset(params, split, shard):
+    if split not in params["lines"]:
+        raise UsageError(
+            f"params.lines has no split {split!r}",
+            hint=f"take {' or '.join(params['lines'])} (evaluate.split), or say how many lines it has: params.lines",
+        )
     written = lines.load(
         split, count=params["lines"][split], length=params["length"], height=params["height"], width=params["width"]
     )

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tests.recipes.reading import BLANK, distance, greedy
 from tfdist_cli.errors import UsageError
+from tfdist_cli.train.data import Shard
 
 STEPS, CLASSES = 8, 11
 
@@ -104,6 +105,12 @@ def test_an_image_too_narrow_for_its_digits_is_refused(crnn):
     assert crnn.model(params).output_shape == (None, 12, CLASSES)
     with pytest.raises(UsageError, match="6 steps are too few to read 6 digits"):
         crnn.model(params | {"filters": [4, 4, 4]})
+
+
+def test_a_split_that_has_no_lines(crnn):
+    with pytest.raises(UsageError, match=r"params.lines has no split 'validation'") as error:
+        crnn.dataset({"lines": {"train": 8, "test": 4}}, "validation", Shard())
+    assert error.value.hint.startswith("take train or test (evaluate.split)")
 
 
 def test_a_line_without_a_mistake_costs_next_to_nothing_and_a_wrong_one_much(crnn):

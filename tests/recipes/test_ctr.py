@@ -65,3 +65,9 @@ def test_the_best_auc_is_said_beside_the_models(load, caplog):
 
 def test_nobody_knows_the_best_auc_of_a_users_files(load):
     assert load("params.files={train: a, test: b}").callbacks() == []
+
+
+def test_without_a_test_there_is_no_best_auc_of_it(load):
+    recipe = load()
+    del recipe.params["examples"]["test"]
+    assert recipe.callbacks() == []

@@ -105,7 +105,7 @@ def test_a_step_trains(module):
 
 
 def test_callbacks_are_keras_callbacks(module):
-    assert all(isinstance(callback, keras.callbacks.Callback) for callback in module.callbacks())
+    assert all(isinstance(callback, keras.callbacks.Callback) for callback in module.callbacks() or ())
 
 
 def test_a_recipe_for_mnist_says_where_mnist_is_looked_for(recipe, module, tmp_path):

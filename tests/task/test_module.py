@@ -37,11 +37,11 @@ def test_what_a_module_defines(load):
     assert module.model() == 3
     assert module.model() == 3  # what the last call did with its params is its own affair
     assert module.dataset("test", 7) == ("test", 7)
-    assert module.callbacks() == [3]
+    assert module.callbacks() == (3,)
 
 
 def test_callbacks_are_optional(load):
-    assert load(WHOLE).callbacks() == []
+    assert load(WHOLE).callbacks() is None
 
 
 def test_a_module_that_is_not_there(load, tmp_path):

@@ -29,6 +29,7 @@ from tfdist_cli.train.arguments import as_callbacks
         ({"embeddings": True}, "embeddings is True"),
         ({"checkpoints": "dir"}, "checkpoints is 'dir'"),
         ({"callbacks": [print]}, "<built-in function print> is no callback"),
+        ({"callbacks": "TerminateOnNaN"}, "'TerminateOnNaN' is no callback"),
     ],
 )
 def test_a_value_that_means_nothing_is_named(given, said):

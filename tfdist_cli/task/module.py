@@ -60,7 +60,7 @@ class RecipeModule:
         """A shard's examples, one by one, as a `tf.data.Dataset`."""
         return self.module.dataset(deepcopy(self.params), split, shard)
 
-    def callbacks(self) -> list[Any]:
-        """The Keras callbacks of the recipe; none when the module doesn't define any."""
+    def callbacks(self) -> Any:
+        """The Keras callbacks of the recipe, as its module returns them; None when it doesn't define any."""
         define = getattr(self.module, "callbacks", None)
-        return list(define(deepcopy(self.params))) if define else []
+        return define(deepcopy(self.params)) if define else None

@@ -10,10 +10,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist_cli.errors import TfdistError, UsageError
+from tfdist_cli.errors import TfdistError, TrainingError, UsageError
 from tfdist_cli.records import emit
 from tfdist_cli.spec.recipe import Recipe, Share
 from tfdist_cli.task.module import RecipeModule
+from tfdist_cli.train.arguments import as_callbacks
 from tfdist_cli.train.assignment import Assignment, Saving, Validation
 from tfdist_cli.train.checkpoint import CheckpointFolder
 from tfdist_cli.train.cluster import Joined
@@ -80,7 +81,7 @@ def _assignment(
         max_steps=wanted.max_steps,
         steps_per_execution=None if wanted.steps_per_execution == "auto" else wanted.steps_per_execution,
         validation=validation if recipe.evaluate and recipe.evaluate.every_epochs else None,
-        callbacks=module.callbacks(),
+        callbacks=as_callbacks(module.callbacks()),
         saving=Saving(folder, kept.every_steps, kept.every_seconds, kept.asynchronous) if folder and kept else None,
         rules=rules,
     )
@@ -89,13 +90,27 @@ def _assignment(
 def _batches(joined: Joined, module: RecipeModule, pipeline: Pipeline, share: Share) -> DatasetFunction:
     if share == "service":
         service = DataService.of(joined.environment)
-        return service.batches(lambda shard: module.dataset("train", shard), pipeline)
-    return lambda shard: pipeline.batches(module.dataset("train", shard), shard)
+        return service.batches(partial(_examples, module, "train"), pipeline)
+    return lambda shard: pipeline.batches(_examples(module, "train", shard), shard)
 
 
-def _one_pass(module: RecipeModule, batch_size: int, shard: Shard) -> Any:
-    examples = module.dataset("train", shard)
-    return examples.batch(batch_size, drop_remainder=True) if isinstance(examples, tf.data.Dataset) else examples
+def _one_pass(module: RecipeModule, batch_size: int, shard: Shard) -> tf.data.Dataset:
+    return _examples(module, "train", shard).batch(batch_size, drop_remainder=True)
+
+
+def _examples(module: RecipeModule, split: str, shard: Shard) -> tf.data.Dataset:
+    """A shard's examples.
+
+    Raises:
+        TrainingError: the recipe's module returns something else.
+    """
+    examples = module.dataset(split, shard)
+    if isinstance(examples, tf.data.Dataset):
+        return examples
+    raise TrainingError(
+        f"dataset(params, {split!r}, shard) in {module.module.__file__} returned {type(examples).__name__}",
+        hint="return a tf.data.Dataset of examples (x, y) or (x, y, sample_weight), for each split that is asked for",
+    )
 
 
 def _validation(recipe: Recipe, module: RecipeModule) -> Validation | None:
@@ -103,8 +118,9 @@ def _validation(recipe: Recipe, module: RecipeModule) -> Validation | None:
     if wanted is None:
         return None
 
-    def batches(shard: Shard) -> Any:
-        return module.dataset(wanted.split, shard).batch(recipe.train.batch_size).prefetch(tf.data.AUTOTUNE)
+    def batches(shard: Shard) -> tf.data.Dataset:
+        examples = _examples(module, wanted.split, shard)
+        return examples.batch(recipe.train.batch_size).prefetch(tf.data.AUTOTUNE)
 
     steps = None if wanted.steps == "auto" else wanted.steps
     return Validation(batches, steps, wanted.every_epochs or 1, wanted.split)
