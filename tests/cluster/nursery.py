@@ -75,10 +75,14 @@ class Nursery:
             json.dump({"command": command, "env": {name: str(value) for name, value in env.items()}}, order)
             order.flush()
             order.seek(0)
-            files = [order.fileno(), out.fileno(), err.fileno()]
+            begin, write = os.pipe()
+            files = [order.fileno(), out.fileno(), err.fileno(), begin]
             socket.send_fds(self._channel, [json.dumps({"fork": 0}).encode()], files)
+            os.close(begin)
         while "exited" in (packet := self._receive()):
             self._ended(packet)
+        os.write(write, b"1")
+        os.close(write)
         if "error" in packet:
             raise OSError(packet["error"], os.strerror(packet["error"]))
         self._tasks[packet["pid"]] = task = Forked(self, packet["pid"])

@@ -101,7 +101,17 @@ def test_without_a_launcher_nobody_waits_for_a_worker_that_is_lost(blow, reason,
 def facts(module_cluster):
     """What a chief and a worker came to, by fact."""
     tasks = module_cluster(chief=1, worker=1)
-    names = ["counts", "validation", "callbacks", "chiefs_callbacks", "resumed", "refused", "wires", "overflow"]
+    names = [
+        "counts",
+        "validation",
+        "callbacks",
+        "chiefs_callbacks",
+        "untrained",
+        "resumed",
+        "refused",
+        "wires",
+        "overflow",
+    ]
     ended = tasks.start(program("facts.py", *names)).finish()
     assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
     assert tasks.left() == []
@@ -144,6 +154,13 @@ def test_callbacks_may_be_given_to_the_chief_alone(facts):
     steps, same, weights = facts["chief:0"]["chiefs_callbacks"]
     assert (steps, same) == (12, True)
     assert facts["worker:0"]["chiefs_callbacks"] == [0, None, weights]  # with the rates that the chief has set
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_a_callback_of_the_chief_assigns_at_a_batch_reaches_all_workers(task, facts):
+    found = facts[task]["untrained"]
+    assert [[share, stayed] for share, stayed, _ in found] == [[7.0, True]] * 2
+    assert found == facts["chief:0"]["untrained"]
 
 
 def test_all_resume_at_the_exact_step_from_a_folder_of_the_chief_alone(facts):

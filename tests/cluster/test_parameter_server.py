@@ -56,7 +56,7 @@ def facts(module_cluster):
     """What 3 workers came to, by fact; the ps and the workers are ended by the chief's end."""
     tasks = module_cluster(chief=1, ps=1, worker=3)
     names = ["counts"] * RUNS + ["generators", "validation", "callbacks", "chiefs_callbacks", "resumed", "refused"]
-    names += ["datasets", "after_failure", "rare_pushes", "broken_off"]
+    names += ["untrained", "datasets", "after_failure", "rare_pushes", "broken_off"]
     ended = tasks.start(program("facts.py", *names)).finish()
     assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
     assert tasks.left() == []
@@ -85,6 +85,11 @@ def test_callbacks_act_on_the_training(facts):
     assert found["epochs"] == 2
     assert found["rates"] == [0.02, 0.01]
     assert found["reduced"] == [0.02, 0.01, 0.005]
+
+
+def test_what_no_step_assigns_is_what_a_callback_makes_it(facts):
+    ((asynchronous, synchronous),) = facts["untrained"]
+    assert asynchronous[:2] == synchronous[:2] == [7.0, True]
 
 
 def test_callbacks_on_batches_are_called_for_every_step(facts):

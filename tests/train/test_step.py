@@ -20,6 +20,7 @@ from tests.train.compare import (
     train_both,
 )
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.step import ModelStep
 
 pytestmark = pytest.mark.slow
 
@@ -152,6 +153,21 @@ def test_a_model_without_y():
 
 @pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_what_a_step_assigns():
+    x = keras.Input((3,))
+    frozen, moving = layers.BatchNormalization(trainable=False), layers.BatchNormalization()
+    model = compiled(keras.Model(x, layers.Dense(CLASSES)(layers.Dropout(0.5)(moving(frozen(x))))))
+    step = ModelStep(model)
+    spec = (tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int64))
+    step.build(spec)
+    assigned = {step.state[place].path.rpartition("/")[2] for place in step.assigned(spec)}
+    assert len(step.assigned(spec)) == len(assigned) == 3
+    assert assigned == {"seed_generator_state", "moving_mean", "moving_variance"}
+    assert {id(variable) for variable in frozen.variables}.isdisjoint(
+        id(step.state[place]) for place in step.assigned(spec)
+    )
+
+
 @pytest.mark.parametrize("build", [unused_part, lambda: classifier(layers.Lambda(lambda x: x))])
 def test_weights_without_a_gradient_stay(build):
     def whole():

@@ -72,6 +72,7 @@ class CoordinatedEngine:
         leave_sums_to_engine(optimizer)
         self._check(rules)
         rows = updates_rows(optimizer, parameters) and rules.embeddings is not None
+        seeds = Seeds(step, element_spec, self.workers if self.synchronous else 1)
         tables = Tables(step, element_spec, rules.embeddings.min_bytes if rows and rules.embeddings else None)
         self._shop = Workshop(
             step,
@@ -80,7 +81,8 @@ class CoordinatedEngine:
             rules,
             tables,
             Wire(parameters, tables.places, rules.wire),
-            Seeds(step, element_spec, self.workers if self.synchronous else 1),
+            seeds,
+            seeds.without(step.assigned(element_spec)),
             MetricTotals(step),
             Rate(rules.learning_rate, rules.batches(self.workers)),
         )
@@ -150,6 +152,9 @@ class CoordinatedEngine:
 
     def share_variables(self) -> None:
         """The variables are on the ps, where every task finds them."""
+
+    def share_settings(self) -> None:
+        """The same."""
 
     def settle(self, step: int) -> None:
         """See `Engine.settle`."""

@@ -163,5 +163,8 @@ class Engine(Protocol):
     def share_variables(self) -> None:
         """Gives every task that runs the loop the chief's variables. All of them have to call it."""
 
+    def share_settings(self) -> None:
+        """The same of the numbers that no step changes but a callback may: the learning rate, weights of losses."""
+
     def settle(self, step: int) -> None:
         """Brings what is counted outside of variables into them, as of global step `step`."""

@@ -25,7 +25,7 @@ from tfdist_cli.train.metrics import MetricTotals
 from tfdist_cli.train.progress import Progress
 from tfdist_cli.train.resume import Position, Start, learning_rate, position, take_back
 from tfdist_cli.train.saver import Content, Saver
-from tfdist_cli.train.step import ModelStep, values
+from tfdist_cli.train.step import ModelStep
 from tfdist_cli.train.termination import Termination
 from tfdist_cli.train.update import innermost
 
@@ -187,7 +187,7 @@ class TrainingLoop:
             one_by_one = self._each_batch and self._engine.one_by_one
             if one_by_one and self._done < boundary and not self._pause.agreed():
                 self._callbacks.on_train_batch_begin(self._done - epoch_first)
-                self._share_rate()
+                self._engine.share_settings()  # a callback of the chief's may have set them, or after the last batch
             execution = next(executions, None)
             if execution is None:
                 break
@@ -250,15 +250,6 @@ class TrainingLoop:
         self._model.stop_training = bool(self._engine.total(np.array([wish]))[0])
         if self._stopped():
             self._pause.agree()
-
-    def _share_rate(self) -> None:
-        """Before a batch, a callback of the chief's may have set the learning rate, or have done so after the last."""
-        rate = innermost(self._model.optimizer)._learning_rate
-        if self._engine.workers > 1 and isinstance(rate, keras.Variable):
-            own = float(values([rate])[0].numpy()) if self._engine.is_chief else 0.0
-            agreed = self._engine.total(np.array([own]))[0]
-            with self._engine.scope():
-                rate.assign(agreed)
 
     def _save(self, *, last: bool = False, final: bool = False, stopped: bool = False) -> None:
         """Saves a checkpoint.

@@ -7,6 +7,7 @@ would stand after `s * n + r` steps. With one replica these are the very numbers
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -53,9 +54,9 @@ class Seeds:
         for variable, start, draws in zip(self._variables, self._starts, self._draws, strict=True):
             variable.value.assign(start + (position * draws).astype(start.dtype))
 
-    def __contains__(self, place: int) -> bool:
-        """Whether the state variable with this number is a counter."""
-        return place in self._positions
+    def without(self, places: Sequence[int]) -> tuple[int, ...]:
+        """Of some places in the state those that are no counter's."""
+        return tuple(place for place in places if place not in self._positions)
 
 
 def _states(model: keras.Model) -> list[keras.Variable]:

@@ -18,6 +18,7 @@ from tfdist_cli.phases import COLUMNS
 from tfdist_cli.train.data import next_batch
 from tfdist_cli.train.order import unordered
 from tfdist_cli.train.phases import Watch, noted
+from tfdist_cli.train.shards import parts
 from tfdist_cli.train.step import Tensors, values
 from tfdist_cli.train.update import innermost
 from tfdist_cli.train.wire import Arrival, Beside
@@ -66,7 +67,8 @@ class Staged:
         own = workshop.own_state(workshop.step.state)
         self._state_sizes = [int(np.prod(variable.shape)) for variable in own]
         self.state_size = sum(self._state_sizes)
-        devices = [post.device for post in workshop.wire.posts] + [variable.value.device for variable in own]
+        devices = [post.device for post in workshop.wire.posts]
+        devices += [part.device for variable in own for part in parts(variable)]
         counter = innermost(workshop.step.model.optimizer)._iterations.value.device
         self.devices = sorted(dict.fromkeys(devices), key=lambda device: device != counter) or [CHIEF_DEVICE]
         self._carrier = workshop.wire.carrier(self.devices[0]) if counts_first else None
@@ -184,8 +186,8 @@ class Staged:
         """The model's state, read where it is."""
         state = []
         for variable in self._shop.step.state:
-            there = after.get(variable.value.device)
-            with tf.control_dependencies([] if there is None else [there]):
+            devices = {part.device for part in parts(variable)}
+            with tf.control_dependencies([there for device, there in after.items() if device in devices]):
                 state += values([variable])
         return state
 

@@ -51,6 +51,19 @@ class StepResult:
     examples: tf.Tensor
 
 
+@dataclass(frozen=True)
+class _Look:
+    """What a training step's graph shows.
+
+    Args:
+        operations: how many a forward pass has.
+        assigned: the places in the state of the variables that it assigns.
+    """
+
+    operations: int
+    assigned: tuple[int, ...]
+
+
 class ModelStep:
     """The pure functions of one compiled model.
 
@@ -66,6 +79,7 @@ class ModelStep:
         self.model = model
         self.jit = False
         """Whether XLA compiles training steps; only steps that are `given` nothing."""
+        self._looks: dict[str, _Look] = {}
         self._compiled = tf.function(
             partial(self._train, given=contextlib.nullcontext), jit_compile=True, autograph=False
         )
@@ -98,7 +112,7 @@ class ModelStep:
 
     @property
     def state(self) -> list[keras.Variable]:
-        """The variables that a step changes without a gradient: moving statistics, random seeds."""
+        """The variables that have no gradient: moving statistics, random seeds, and what is not trained."""
         return list(self.model.non_trainable_variables)
 
     @property
@@ -155,16 +169,34 @@ class ModelStep:
 
     def operations(self, element_spec: Any) -> int:
         """How many operations a training step's forward pass is, for batches of this `tf.TypeSpec`."""
+        return self._look(element_spec).operations
+
+    def assigned(self, element_spec: Any) -> tuple[int, ...]:
+        """The places in `state` of the variables that a training step assigns: the others are the user's alone."""
+        return self._look(element_spec).assigned if self.state else ()
+
+    def _look(self, element_spec: Any) -> _Look:
+        found = self._looks.get(repr(element_spec))
+        if found is None:
+            found = self._looks[repr(element_spec)] = self._traced(element_spec)
+        return found
+
+    def _traced(self, element_spec: Any) -> _Look:
+        assigned: list[int] = []
 
         @tf.function(autograph=False)
         def forward(batch: Any, parameters: Tensors, state: Tensors, metrics: Tensors) -> list[tf.Tensor]:
-            return self.forward(parameters, state, metrics, batch, training=True)
+            _, result = self._forward(parameters, state, metrics, batch, training=True)
+            pairs = zip(state, result.state, strict=True)
+            assigned[:] = [place for place, (given, current) in enumerate(pairs) if current is not given]
+            return [result.loss, *result.state, *result.metrics]
 
         groups = (self.parameters, self.state, self.metrics)
         given = [[tf.TensorSpec(variable.shape, variable.dtype) for variable in group] for group in groups]
         graph = forward.get_concrete_function(element_spec, *given).graph
         functions = graph.as_graph_def().library.function
-        return len(graph.get_operations()) + sum(len(function.node_def) for function in functions)
+        operations = len(graph.get_operations()) + sum(len(function.node_def) for function in functions)
+        return _Look(operations, tuple(assigned))
 
     def _forward(
         self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any, *, training: bool

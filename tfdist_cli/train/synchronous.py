@@ -85,6 +85,17 @@ class SynchronousEngine:
         self.is_chief = membership.index == 0
         self._totals = MetricTotals(step)
         self._seeds = Seeds(step, element_spec, self._replicas)
+        assigned = step.assigned(element_spec)
+        self._shared = self._seeds.without(assigned)
+        """The places of state variables that become the mean over the replicas; seeds are computed.
+
+        Integer state is the same on all replicas, so that its mean is what it was.
+        """
+        others = [variable for place, variable in enumerate(step.state) if place not in assigned]
+        rate = innermost(step.model.optimizer)._learning_rate
+        self._settings = [rate] if isinstance(rate, keras.Variable) else []
+        self._settings += [variable for variable in others if not variable.shape]
+        """Numbers that no step changes."""
         self._functions: dict[int, tuple[Any, str]] = {}
         self._evaluation: Any = None
         self._iterator: Any = None
@@ -158,6 +169,16 @@ class SynchronousEngine:
                 for variable, part in zip(group, parts, strict=True):
                     variable.value.assign(tf.cast(tf.reshape(part, variable.shape), dtype))
 
+    def share_settings(self) -> None:
+        """See `Engine.share_settings`."""
+        if self.workers == 1 or not self._settings:
+            return
+        own = np.array([float(value.numpy()) for value in values(self._settings)])
+        agreed = self.total(own if self.is_chief else np.zeros_like(own))
+        with self.scope():
+            for variable, value in zip(self._settings, agreed, strict=True):
+                variable.assign(tf.cast(value, variable.dtype))
+
     def settle(self, step: int) -> None:
         """See `Engine.settle`."""
         with self.scope():
@@ -197,7 +218,7 @@ class SynchronousEngine:
     def _execution_function(self, count: int) -> Any:
         """`count` steps of all replicas as one function."""
         step, seeds, totals, replicas = self._step, self._seeds, self._totals, self._replicas
-        places = self._shared_places()
+        places = self._shared
 
         def replica_steps(batches: Any, first: tf.Tensor, vote: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()
@@ -240,13 +261,6 @@ class SynchronousEngine:
             return parts[0]
 
         return execute
-
-    def _shared_places(self) -> list[int]:
-        """The state variables that become the mean over the replicas: all but the seeds, which are computed.
-
-        Integer state is the same on all replicas, so that its mean is what it was.
-        """
-        return [place for place in range(len(self._step.state)) if place not in self._seeds]
 
     def _batches(self, iterator: Any, count: int) -> Any:
         """`count` batches for each local replica."""

@@ -17,7 +17,7 @@ from tfdist_cli.train.engine import Rules
 from tfdist_cli.train.metrics import MetricTotals
 from tfdist_cli.train.rate import Rate
 from tfdist_cli.train.seeds import Seeds
-from tfdist_cli.train.shards import Gradient
+from tfdist_cli.train.shards import Gradient, parts
 from tfdist_cli.train.step import ModelStep, Tensors
 from tfdist_cli.train.tables import Tables
 from tfdist_cli.train.update import apply
@@ -41,6 +41,7 @@ class Workshop:
         tables: the model's tables that are looked up.
         wire: the way between workers and ps.
         seeds: the model's seed counters.
+        own: the places in the model's state of what a step makes itself: what it assigns, but for the seeds.
         totals: packs metrics.
         rate: what becomes of the learning rate.
     """
@@ -52,6 +53,7 @@ class Workshop:
     tables: Tables
     wire: Wire
     seeds: Seeds
+    own: tuple[int, ...]
     totals: MetricTotals
     rate: Rate | None
 
@@ -66,14 +68,17 @@ class Workshop:
         return apply(self.step.model.optimizer, given, self.step.parameters, self.rate)
 
     def own_state(self, state: Sequence[Any]) -> list[Any]:
-        """Of one thing for each state variable those of what a step makes itself: all but the seeds."""
-        return [value for place, value in enumerate(state) if place not in self.seeds]
+        """Of one thing for each state variable those of what a step makes itself."""
+        return [state[place] for place in self.own]
 
     def assign_state(self, values: Tensors) -> None:
         """Writes what `own_state` gave into its variables."""
         for variable, value in zip(self.own_state(self.step.state), values, strict=True):
-            with tf.device(variable.value.device):
-                variable.value.assign(tf.cast(tf.reshape(value, variable.shape), variable.dtype))
+            held, whole = parts(variable), tf.cast(tf.reshape(value, variable.shape), variable.dtype)
+            each = tf.split(whole, [int(part.shape[0]) for part in held]) if len(held) > 1 else [whole]
+            for part, own in zip(held, each, strict=True):
+                with tf.device(part.device):
+                    part.assign(own)
 
     def on_worker(self, worker: Any, function: Callable[..., Any], args: tuple[Any, ...] = ()) -> Any:
         """Runs a function on one worker, and again when the worker has been replaced while its result is kept."""

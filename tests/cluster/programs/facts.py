@@ -123,6 +123,40 @@ def chiefs_callbacks():
     return [len(steps), same, [np.float64(weight).sum() for weight in model.get_weights()]]
 
 
+class Weighed(keras.Model):
+    """Has a weight of its loss, which callbacks assign and no step, beside a table that is not trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = keras.layers.Embedding(350, 4, trainable=False)
+        self.normal, self.head = keras.layers.BatchNormalization(), keras.layers.Dense(1)
+        self.share = self.add_weight(shape=(), initializer="zeros", trainable=False, name="share")
+
+    def call(self, x, training=False):
+        found = self.table(keras.ops.cast(keras.ops.abs(x), "int32"))
+        return self.head(self.normal(x + self.share * keras.ops.mean(found, axis=1), training=training))
+
+
+def untrained():
+    """What a callback has assigned at a batch, whether a table stayed as it was, and the weights."""
+    found = []
+    for updates in (None, tfdist.Updates(mode="sync")):
+        with tfdist.scope():
+            model = Weighed()
+            model.compile(keras.optimizers.SGD(0.001), "mse")
+            model.table.build()
+        before = np.array(model.table.embeddings)
+        assign = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs, model=model: model.share.assign(7.0) if batch == 3 else None
+        )
+        given = {} if updates is None else {"updates": updates}
+        tfdist.fit(model, data, steps_per_epoch=12, callbacks=[assign] if tfdist.is_chief() else [], **given)
+        stayed = bool(np.array_equal(before, model.table.embeddings))
+        weights = [np.float64(weight).sum() for weight in model.get_weights()]
+        found.append([float(model.share.numpy()), stayed, weights])
+    return found
+
+
 EARLY = tf.data.Dataset.from_tensor_slices((X[:21], Y[:21])).batch(BATCH) if "datasets" in sys.argv else None
 """Made before the cluster is joined, as a program may do that trains on parameter servers."""
 
@@ -274,6 +308,7 @@ FACTS = (
     validation,
     callbacks,
     chiefs_callbacks,
+    untrained,
     datasets,
     after_failure,
     rare_pushes,

@@ -64,6 +64,12 @@ def tables():
     return keras.Model(ids, layers.Dense(3)(features))
 
 
+def frozen():
+    ids = keras.Input((4,), dtype="int32")
+    vectors = layers.Flatten()(layers.Embedding(ROWS, 8, trainable=False)(ids))
+    return keras.Model(ids, layers.Dense(3)(layers.BatchNormalization()(vectors)))
+
+
 OPTIMIZERS = {
     "sgd": lambda: optimizers.SGD(0.1),
     "steady": lambda: optimizers.SGD(optimizers.schedules.PolynomialDecay(0.1, 1, 0.1)),
@@ -91,12 +97,16 @@ RULES: dict[str, dict[str, Any]] = {
     "bfloat16": {"wire": "bfloat16"},
     "float16": {"wire": "float16"},
 }
-NETWORKS = {"dense": dense, "dropping": dropping, "tables": tables}
+NETWORKS = {"dense": dense, "dropping": dropping, "tables": tables, "frozen": frozen}
+
+
+def inputs(network):
+    return IDS if network in ("tables", "frozen") else X
 
 
 def batches(shard, network, fold, *options):
     """Batches of which `fold`, one after the other or one of each worker, make the one of a process alone."""
-    x = IDS if network == "tables" else X
+    x = inputs(network)
     data = tf.data.Dataset.from_tensor_slices((x, Y)).batch(BATCH if IN_CLUSTER else BATCH * fold)
     data = data.shard(shard.count, shard.index).repeat()
     if "slow" in options and shard.index == 1:
@@ -134,7 +144,7 @@ def train(case):
         epochs=epochs,
         steps_per_epoch=steps // epochs,
         steps_per_execution=6,
-        validation_data=None if "long" in options else ((IDS if network == "tables" else X)[:61], Y[:61]),
+        validation_data=None if "long" in options else (inputs(network)[:61], Y[:61]),
         **given,
     )
     for number, variable in enumerate([*model.variables, *model.optimizer.variables]):
