@@ -30,7 +30,10 @@ class Format(str, Enum):
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's directory.", show_default=False)],
     format: Annotated[Format, typer.Option(help="A folder for TensorFlow, or a file for Keras.")] = Format.saved_model,  # noqa: A002 the option's name
-    out: Annotated[Path | None, typer.Option(help="Where to write; RUN/export/FORMAT by default.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where to write, also in the place of an earlier export; RUN/export/FORMAT by default."),
+    ] = None,
     step: Annotated[int | None, typer.Option(help="The checkpoint's step; the newest whole one by default.")] = None,
 ) -> None:
     """Write the model of a checkpoint for programs that have no tfdist."""

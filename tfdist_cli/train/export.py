@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
+from keras.src.models.functional import Functional
 
 from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.train.shards import Block, pieces
+from tfdist_cli.train.step import built_for
 
 FORMATS = ("saved_model", "keras")
+_SAVED_MODEL = {"saved_model.pb", "fingerprint.pb", "variables", "assets", "assets.extra"}
+"""What an export for TensorFlow consists of."""
+
+log = logging.getLogger("tfdist")
 
 
 def export(
@@ -25,46 +34,87 @@ def export(
 ) -> Path:
     """Writes a model with the weights it has now, wherever they live.
 
-    The weights are first copied into a model of this process alone, so that nothing of the cluster is written with it.
+    What it has learned is first copied into a model of this process alone, so that nothing of the cluster is written
+    with it.
 
     Args:
         model: the trained model, built.
-        path: where it is written; replaced when it exists. A `.keras` file gets that ending.
+        path: where it is written, in the place of an earlier export. A `.keras` file gets that ending.
         format: `saved_model`, a folder for `tf.saved_model.load` and TensorFlow Serving, or `keras`, a file for
-            `keras.saving.load_model`.
+            `keras.saving.load_model`: with what the model was compiled with, unless some of that is the user's own.
         rebuild: makes a model of the same structure; by default the model's own configuration does.
 
     Returns:
         The path written.
 
     Raises:
-        UsageError: the format is unknown.
-        TrainingError: the model cannot be made again from its configuration.
+        UsageError: the format is unknown, or something else than an export is at `path`.
+        TrainingError: the model cannot be made again from its configuration, or `rebuild` makes another one.
     """
     if format not in FORMATS:
         raise UsageError(f"{format!r} is no export format", hint=f"use {' or '.join(FORMATS)}")
-    plain = rebuild() if rebuild else _again(model)
-    if not plain.built:
-        plain.build(_input_shape(model))
-    _copy(model, plain)
     path = Path(path)
     if format == "keras":
         path = path.with_name(path.name if path.suffix == ".keras" else f"{path.name}.keras")
+    _check_free(path, format)
+    plain = rebuild() if rebuild else _again(model)
+    _build_like(model, plain)
+    _check_same(model, plain)
+    _copy(model, plain)
     beside = path.with_name(f".{path.stem}.writing{path.suffix}")
     _remove(beside)
     path.parent.mkdir(parents=True, exist_ok=True)
     if format == "keras":
+        _let_go_of_own(model, plain)
         plain.save(beside)
     else:
-        plain.export(str(beside), verbose=False)
+        plain.export(str(beside), verbose=False, input_signature=_signature(model))
     _remove(path)
     beside.rename(path)
     return path
 
 
+def _check_free(path: Path, form: str) -> None:
+    """Only an earlier export is replaced: what else is there may be somebody's work.
+
+    Raises:
+        UsageError: something else is there.
+    """
+    if form == "saved_model":
+        free = not path.exists() or (path.is_dir() and {entry.name for entry in path.iterdir()} <= _SAVED_MODEL)
+    else:
+        free = not path.is_dir()
+    if not free:
+        raise UsageError(
+            f"{path} exists, and is no earlier export",
+            hint="name another place, or remove what is there",
+        )
+
+
+def _let_go_of_own(model: keras.Model, plain: keras.Model) -> None:
+    """Leaves out what the model was compiled with where only the user's own code could make it again."""
+    own = sorted(set(_own_names(model.get_compile_config())))
+    if own:
+        plain.compiled = False
+        log.info("the .keras file has no loss, metrics and optimizer, since others don't have %s", ", ".join(own))
+
+
+def _own_names(config: Any) -> Iterator[str]:
+    """The classes and functions in a configuration that are not Keras's."""
+    if isinstance(config, dict):
+        name = config.get("registered_name")
+        if name or config.get("class_name") == "__lambda__":
+            yield str(name or "a lambda")
+    for part in config.values() if isinstance(config, dict) else config if isinstance(config, (list, tuple)) else ():
+        yield from _own_names(part)
+
+
 def _again(model: keras.Model) -> keras.Model:
     try:
-        return keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(model))
+        config = keras.saving.serialize_keras_object(model)
+        if any(_own_names(config.get("compile_config"))):
+            del config["compile_config"]  # it need not be made again
+        return keras.saving.deserialize_keras_object(config)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise TrainingError(
             f"{type(model).__name__} cannot be made again from its configuration: {error}",
@@ -72,14 +122,70 @@ def _again(model: keras.Model) -> keras.Model:
         ) from error
 
 
+def _build_like(model: keras.Model, plain: keras.Model) -> None:
+    """Makes the variables of a model that has not been called yet."""
+    inputs = _inputs(model)
+    if all(layer.built for layer in plain._flatten_layers()):
+        return
+    if inputs is None:
+        plain.build(_input_shape(model))
+    else:  # Keras's `build` makes no variables of a model that is a class of its own, a call does
+        plain(tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), inputs))
+
+
+def _inputs(model: keras.Model) -> Any:
+    """The `tf.TypeSpec`s of what the model takes, in batches of any size; None if it was not trained here."""
+    batches = built_for(model)
+    if batches is None:
+        return None
+
+    def of_any_size(spec: Any) -> Any:
+        return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if isinstance(spec, tf.TensorSpec) else spec
+
+    return tf.nest.map_structure(of_any_size, keras.utils.unpack_x_y_sample_weight(batches)[0])
+
+
+def _signature(model: keras.Model) -> list[Any] | None:
+    """What an exported model is to take; None where Keras knows it by the model's own inputs."""
+    inputs = None if isinstance(model, (keras.Sequential, Functional)) else _inputs(model)
+    return None if inputs is None else [inputs]
+
+
+def _check_same(model: keras.Model, plain: keras.Model) -> None:
+    """Raises a `TrainingError` where one model cannot be given what the other has learned."""
+    some, others = ([(weight.path, tuple(weight.shape)) for weight in each.weights] for each in (model, plain))
+    found = next((pair for pair in zip(some, others, strict=False) if pair[0][1] != pair[1][1]), None)
+    counts = [(len(each.weights), len(each._flatten_layers())) for each in (model, plain)]
+    if found:
+        (path, shape), (_, other) = found
+        difference = f"{path} has the shape {shape}, and that of the model made again is {other}"
+    elif counts[0] != counts[1]:
+        own, again = (f"{variables} variables in {layers} layers" for variables, layers in counts)
+        difference = f"it has {own}, and the model made again {again}"
+    else:
+        return
+    raise TrainingError(
+        f"the model {model.name!r} cannot be exported: {difference}",
+        hint="a recipe's model(), or `rebuild`, has to make the same layers each time; and get_config() of a class of "
+        "your own has to hold what its __init__ takes",
+    )
+
+
 def _copy(model: keras.Model, plain: keras.Model) -> None:
-    """Gives the weights of one model to another; of those that are spread, a few rows at a time."""
+    """Gives what one model has learned to another; of variables that are spread, a few rows at a time."""
     for weight, own in zip(model.weights, plain.weights, strict=True):
         for piece in pieces(weight):
             if isinstance(piece, Block):
                 replace(piece, shard=own.value, start=piece.first).write(piece.read())
             else:
                 own.assign(piece.read())
+    for layer, same in zip(model._flatten_layers(), plain._flatten_layers(), strict=True):
+        if isinstance(same, keras.layers.Normalization):
+            same.finalize_state()  # what it computes with follows from its variables
+        if hasattr(layer, "save_assets"):  # what has been learned without variables: vocabularies
+            with tempfile.TemporaryDirectory() as folder:
+                layer.save_assets(folder)
+                same.load_assets(folder)
 
 
 def _input_shape(model: keras.Model) -> Any:

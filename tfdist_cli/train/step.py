@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import keras
 import tensorflow as tf
@@ -94,6 +95,7 @@ class ModelStep:
             TrainingError: the model cannot take such a batch, or was not made under the strategy's scope.
         """
         _check_scope(self.model)
+        _built_for[self.model] = element_spec
         # Keras has no public call that builds model, metrics and optimizer from shapes alone.
         try:
             self.model._symbolic_build(data_batch=element_spec)
@@ -222,6 +224,14 @@ class ModelStep:
         if not tf.executing_eagerly():
             _check_sums(self.metrics, metrics, counted)
         return loss, StepResult(tf.cast(whole, tf.float32), [], state, counted, examples)
+
+
+_built_for: WeakKeyDictionary[keras.Model, Any] = WeakKeyDictionary()
+
+
+def built_for(model: keras.Model) -> Any:
+    """The `tf.TypeSpec`s of the batches that a model was last built for here; None if it was not."""
+    return _built_for.get(model)
 
 
 def values(variables: Sequence[keras.Variable]) -> Tensors:

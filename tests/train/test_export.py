@@ -1,0 +1,190 @@
+"""What is exported predicts as the trained model does, and replaces nothing but an earlier export."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfdist_cli as tfdist
+from tfdist_cli.errors import TrainingError, UsageError
+
+X = np.random.default_rng(0).normal(50, 10, (24, 3)).astype(np.float32)
+Y = np.ones((24, 1), np.float32)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Subclassed(keras.Model):
+    """Makes its variables when it is called."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.hidden, self.out = layers.Dense(4, "tanh"), layers.Dense(1)
+
+    def call(self, x):
+        return self.out(self.hidden(x))
+
+
+@keras.saving.register_keras_serializable("tests")
+class OfWords(keras.Model):
+    """Takes two inputs of other types than float32."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.words, self.user, self.out = layers.Embedding(9, 4), layers.Embedding(5, 4), layers.Dense(1)
+
+    def call(self, x):
+        return self.out(keras.ops.mean(self.words(x["words"]), axis=1) + self.user(x["user"]))
+
+
+def sequential():
+    return keras.Sequential([keras.Input((3,)), layers.Dense(4, "relu"), layers.BatchNormalization(), layers.Dense(1)])
+
+
+def normalized():
+    normal = layers.Normalization()
+    normal.adapt(X)
+    return keras.Sequential([keras.Input((3,)), keras.Sequential([normal, layers.Dense(2)]), layers.Dense(1)])
+
+
+def looked_up(lookup):
+    x = keras.Input((3,), dtype=lookup.dtype if isinstance(lookup, layers.IntegerLookup) else "string")
+    return keras.Model(x, layers.Dense(1)(layers.Flatten()(layers.Embedding(40, 2)(lookup(x)))))
+
+
+def numbers():
+    lookup = layers.IntegerLookup()
+    lookup.adapt(NUMBERS)
+    return looked_up(lookup)
+
+
+def strings():
+    lookup = layers.StringLookup()
+    lookup.adapt(STRINGS)
+    return looked_up(lookup)
+
+
+def texts():
+    vectors = layers.TextVectorization(output_sequence_length=3)
+    vectors.adapt(TEXTS)
+    x = keras.Input((1,), dtype="string")
+    return keras.Model(x, layers.Dense(1)(layers.Flatten()(layers.Embedding(40, 2)(vectors(x)))))
+
+
+NUMBERS = np.arange(5, 77).reshape(24, 3) % 30
+STRINGS = np.array([[f"word {number}" for number in row] for row in NUMBERS])
+TEXTS = np.array([["a b c"], ["d e a"], ["c c f g"]] * 8)
+WORDS = {"words": NUMBERS % 9, "user": np.arange(24) % 5}
+KINDS = {
+    "sequential": (sequential, X),
+    "subclassed": (Subclassed, X),
+    "subclassed with several inputs": (OfWords, WORDS),
+    "adapted normalization": (normalized, X),
+    "adapted numbers": (numbers, NUMBERS),
+    "adapted strings": (strings, STRINGS),
+    "adapted texts": (texts, TEXTS),
+}
+
+
+def trained(build, x):
+    with tfdist.scope():
+        model = build()
+        model.compile(keras.optimizers.SGD(1e-4), "mse")
+    examples = tf.data.Dataset.from_tensor_slices((x, Y)).batch(8, drop_remainder=True)
+    tfdist.fit(model, examples, epochs=1)
+    return model
+
+
+def some(x, count=3):
+    return tf.nest.map_structure(lambda each: tf.constant(each[:count]), x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rebuilt", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_export_predicts_as_the_model_does(kind, rebuilt, tmp_path):
+    build, x = KINDS[kind]
+    model = trained(build, x)
+
+    def again():
+        made = build()
+        made.compile("sgd", "mse")
+        return made
+
+    rebuild = again if rebuilt else None
+    served = tf.saved_model.load(tfdist.export(model, tmp_path / "served", rebuild=rebuild))
+    loaded = keras.saving.load_model(tfdist.export(model, tmp_path / "kept", format="keras", rebuild=rebuild))
+    expected = np.array(model(some(x)))
+    np.testing.assert_allclose(served.serve(some(x)), expected, rtol=1e-6)
+    np.testing.assert_allclose(loaded(some(x)), expected, rtol=1e-6)
+
+
+def compiled(*made, **given):
+    model = keras.Sequential([keras.Input((3,)), *made, layers.Dense(1)])
+    model.compile(**({"optimizer": "sgd", "loss": "mse"} | given))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("rebuild", "message"),
+    [
+        (lambda: compiled(layers.Dense(5)), r"dense_?\w*/kernel has the shape \(3, 1\).* is \(3, 5\)"),
+        (
+            lambda: compiled(layers.Dropout(0.5)),
+            "2 variables in 3 layers, and the model made again 2 variables in 4",
+        ),
+    ],
+)
+def test_a_model_that_is_made_again_otherwise_is_named(rebuild, message, tmp_path):
+    with pytest.raises(TrainingError, match=message) as error:
+        tfdist.export(compiled(), tmp_path / "out", rebuild=rebuild)
+    assert "the same layers each time" in str(error.value.hint)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("form", ["saved_model", "keras"])
+def test_an_earlier_export_is_replaced(form, tmp_path):
+    first = tfdist.export(compiled(layers.Dense(2)), tmp_path / "out", format=form)
+    assert tfdist.export(compiled(), tmp_path / "out", format=form) == first
+    assert [each.name for each in tmp_path.iterdir()] == [first.name]
+
+
+@pytest.mark.parametrize("beside", [(), ("saved_model.pb", "variables")])
+def test_a_folder_with_anything_else_in_it_is_left_alone(beside, tmp_path):
+    for name in ("thesis.txt", *beside):
+        (tmp_path / "out" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "out" / name).touch()
+    with pytest.raises(UsageError, match="out exists, and is no earlier export"):
+        tfdist.export(compiled(), tmp_path / "out")
+    assert (tmp_path / "out" / "thesis.txt").exists()
+
+
+def test_what_is_no_place_for_an_export(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.keras").mkdir()
+    with pytest.raises(UsageError, match="file exists"):
+        tfdist.export(compiled(), tmp_path / "file")
+    with pytest.raises(UsageError, match=r"folder.keras exists"):
+        tfdist.export(compiled(), tmp_path / "folder", format="keras")
+    (tmp_path / "empty").mkdir()
+    assert (tfdist.export(compiled(), tmp_path / "empty") / "saved_model.pb").exists()
+
+
+class Own(keras.metrics.Mean):
+    """A metric that nobody else has."""
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"metrics": [Own()]}, "Own"),
+        ({"loss": lambda y_true, y_pred: keras.ops.mean(y_pred)}, "lambda"),
+        ({"metrics": ["mae", keras.metrics.AUC()], "optimizer": keras.optimizers.Adam(0.1)}, None),
+    ],
+)
+def test_a_keras_file_is_compiled_with_keras_own_alone(given, named, tmp_path, log):
+    path = tfdist.export(compiled(**given), tmp_path / "out", format="keras")
+    loaded = keras.saving.load_model(path)
+    assert loaded.compiled == (named is None)
+    assert len(log) == bool(named)
+    assert all(str(named) in line for line in log)
