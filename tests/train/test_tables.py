@@ -363,17 +363,18 @@ WHOLE = {
     ),
     "in a cell": (in_a_cell, BATCH_ALONE),
 }
+ANOTHER_LAYER = "its layer is not Keras's own Embedding"
 NOT_LOOKED_UP = {
-    "constraint": lambda: sequential(embeddings_constraint="unit_norm"),
-    "call of its class": lambda: functional(Doubled(ROWS, WIDTH)),
-    "call of its own": with_call_of_its_own,
-    "other rows": lambda: functional(OtherRows(ROWS, WIDTH)),
-    "lora": lora,
-    "frozen": frozen,
-    "quantized": quantized,
+    "constraint": (lambda: sequential(embeddings_constraint="unit_norm"), "it has a constraint"),
+    "call of its class": (lambda: functional(Doubled(ROWS, WIDTH)), ANOTHER_LAYER),
+    "call of its own": (with_call_of_its_own, ANOTHER_LAYER),
+    "other rows": (lambda: functional(OtherRows(ROWS, WIDTH)), ANOTHER_LAYER),
+    "lora": (lora, "LoRA adds to it"),
+    "frozen": (frozen, "it is not trained"),
+    "quantized": (quantized, "it is not trained"),
 }
 if hasattr(layers, "ReversibleEmbedding"):
-    NOT_LOOKED_UP["reversible"] = lambda: functional(layers.ReversibleEmbedding(ROWS, WIDTH))
+    NOT_LOOKED_UP["reversible"] = lambda: functional(layers.ReversibleEmbedding(ROWS, WIDTH)), ANOTHER_LAYER
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -390,10 +391,12 @@ def test_what_has_to_be_read_whole_is_and_says_why(name, log):
 
 
 @pytest.mark.parametrize("name", NOT_LOOKED_UP)
-def test_what_is_no_plain_embedding_is_read_whole(name):
+def test_what_is_no_plain_embedding_is_read_whole(name, log):
+    build, reason = NOT_LOOKED_UP[name]
     keras.utils.set_random_seed(4)
-    step, tables = found(NOT_LOOKED_UP[name](), (IDS, Y))
+    step, tables = found(build(), (IDS, Y))
     assert tables.tables == []
+    assert [line.partition(" is fetched whole in every step: ")[2] for line in log] == [reason]
     assert_same_as_whole(step, tables, (IDS, Y))
 
 

@@ -90,11 +90,8 @@ class Tables:
         places = {id(variable): place for place, variable in enumerate(step.parameters)}
         self._layers = [
             layer
-            for layer in step.model._flatten_layers()
-            if min_bytes is not None
-            and _looks_up(layer)
-            and id(layer._embeddings) in places
-            and _bytes(layer._embeddings) >= min_bytes
+            for layer in ([] if min_bytes is None else _large(step.model, min_bytes))
+            if _looks_up(layer, learned=id(layer._embeddings) in places)
         ]
         if self._layers:
             self._find(places)
@@ -201,7 +198,7 @@ class Tables:
             table = layer._embeddings
             reason = next(filter(None, (trace.why_whole(table, places) for trace in traces.values())), None)
             if reason:
-                log.info("%s is fetched whole in every step: %s", table.path, reason)
+                _say_whole(table, reason)
                 self._layers = [other for other in self._layers if other._embeddings is not table]
         kept = {id(layer._embeddings): layer._embeddings for layer in self._layers}
         self.tables = [Table(places[key], variable) for key, variable in kept.items()]
@@ -267,18 +264,32 @@ class _Trace:
         return None
 
 
-def _looks_up(layer: Any) -> bool:
-    """Whether a layer is Keras's `Embedding`, doing what Keras's does."""
-    return (
-        isinstance(layer, keras.layers.Embedding)
-        and type(layer).call is keras.layers.Embedding.call
-        and type(layer).embeddings is keras.layers.Embedding.embeddings
-        and "call" not in vars(layer)
-        and layer.built
-        and not layer.lora_enabled
-        and getattr(layer, "_embeddings", None) is not None
-        and layer._embeddings.constraint is None
-    )
+def _large(model: keras.Model, min_bytes: int) -> Iterator[Any]:
+    """The `Embedding` layers whose tables have so many bytes."""
+    for layer in model._flatten_layers():
+        table = getattr(layer, "_embeddings", None) if isinstance(layer, keras.layers.Embedding) else None
+        if table is not None and layer.built and _bytes(table) >= min_bytes:
+            yield layer
+
+
+def _looks_up(layer: Any, *, learned: bool) -> bool:
+    """Whether an `Embedding` does what Keras's does, with a table that is learned; says it where it does not."""
+    reasons = {
+        "its layer is not Keras's own Embedding": type(layer).call is not keras.layers.Embedding.call
+        or type(layer).embeddings is not keras.layers.Embedding.embeddings
+        or "call" in vars(layer),
+        "LoRA adds to it": layer.lora_enabled,
+        "it is not trained": not learned,
+        "it has a constraint": layer._embeddings.constraint is not None,
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    if reason:
+        _say_whole(layer._embeddings, reason)
+    return reason is None
+
+
+def _say_whole(table: keras.Variable, reason: str) -> None:
+    log.info("%s is fetched whole in every step: %s", table.path, reason)
 
 
 @contextlib.contextmanager
