@@ -37,6 +37,33 @@ class OfWords(keras.Model):
         return self.out(keras.ops.mean(self.words(x["words"]), axis=1) + self.user(x["user"]))
 
 
+@keras.saving.register_keras_serializable("tests")
+class Building(Subclassed):
+    """Makes its variables when it is built."""
+
+    def build(self, shape):
+        self.hidden.build(shape)
+        self.out.build((None, 4))
+        self.built = True
+
+
+@keras.saving.register_keras_serializable("tests")
+class OfTwo(keras.Model):
+    """Takes a pair."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.left, self.right = layers.Dense(1), layers.Dense(1)
+
+    def call(self, x):
+        return self.left(x[0]) + self.right(x[1])
+
+
+def functional():
+    x = keras.Input((3,))
+    return keras.Model(x, layers.Dense(1)(layers.Concatenate()([x, layers.Dense(2, "tanh")(x)])))
+
+
 def sequential():
     return keras.Sequential([keras.Input((3,)), layers.Dense(4, "relu"), layers.BatchNormalization(), layers.Dense(1)])
 
@@ -71,18 +98,37 @@ def texts():
     return keras.Model(x, layers.Dense(1)(layers.Flatten()(layers.Embedding(40, 2)(vectors(x)))))
 
 
+def weighed():
+    lookup = layers.StringLookup(output_mode="tf_idf")
+    lookup.adapt(STRINGS)
+    x = keras.Input((3,), dtype="string")
+    return keras.Model(x, layers.Dense(1)(lookup(x)))
+
+
+def weighed_texts():
+    vectors = layers.TextVectorization(output_mode="tf_idf")
+    vectors.adapt(TEXTS)
+    x = keras.Input((1,), dtype="string")
+    return keras.Model(x, layers.Dense(1)(vectors(x)))
+
+
 NUMBERS = np.arange(5, 77).reshape(24, 3) % 30
 STRINGS = np.array([[f"word {number}" for number in row] for row in NUMBERS])
 TEXTS = np.array([["a b c"], ["d e a"], ["c c f g"]] * 8)
 WORDS = {"words": NUMBERS % 9, "user": np.arange(24) % 5}
 KINDS = {
+    "functional": (functional, X),
     "sequential": (sequential, X),
     "subclassed": (Subclassed, X),
     "subclassed with several inputs": (OfWords, WORDS),
+    "subclassed with build": (Building, X),
+    "subclassed with a pair": (OfTwo, (X, X[:, :2])),
     "adapted normalization": (normalized, X),
     "adapted numbers": (numbers, NUMBERS),
     "adapted strings": (strings, STRINGS),
     "adapted texts": (texts, TEXTS),
+    "adapted weights of words": (weighed, STRINGS),
+    "adapted weights of texts": (weighed_texts, TEXTS),
 }
 
 
@@ -97,6 +143,11 @@ def trained(build, x):
 
 def some(x, count=3):
     return tf.nest.map_structure(lambda each: tf.constant(each[:count]), x)
+
+
+def assert_close(actual, expected):
+    """The same but for rounding, which a graph does otherwise than single operations."""
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -115,8 +166,30 @@ def test_an_export_predicts_as_the_model_does(kind, rebuilt, tmp_path):
     served = tf.saved_model.load(tfdist.export(model, tmp_path / "served", rebuild=rebuild))
     loaded = keras.saving.load_model(tfdist.export(model, tmp_path / "kept", format="keras", rebuild=rebuild))
     expected = np.array(model(some(x)))
-    np.testing.assert_allclose(served.serve(some(x)), expected, rtol=1e-6)
-    np.testing.assert_allclose(loaded(some(x)), expected, rtol=1e-6)
+    assert_close(served.serve(some(x)), expected)
+    assert_close(loaded(some(x)), expected)
+
+
+@pytest.mark.parametrize("rebuild", [None, Subclassed])
+def test_a_class_that_was_only_called_is_a_keras_file_but_no_saved_model(rebuild, tmp_path):
+    model = Subclassed()
+    expected = np.array(model(some(X)))
+    loaded = keras.saving.load_model(tfdist.export(model, tmp_path / "kept", format="keras", rebuild=rebuild))
+    assert_close(loaded(some(X)), expected)
+    with pytest.raises(TrainingError, match="the types of its inputs are not known"):
+        tfdist.export(model, tmp_path / "served", rebuild=rebuild)
+
+
+def test_a_class_that_was_never_called_is_named(tmp_path):
+    with pytest.raises(TrainingError, match="what it takes is not known"):
+        tfdist.export(Subclassed(), tmp_path / "kept", format="keras")
+
+
+@pytest.mark.parametrize("build", [texts, weighed_texts])
+def test_adapted_texts_need_no_training(build, tmp_path):
+    model = build()
+    loaded = keras.saving.load_model(tfdist.export(model, tmp_path / "kept", format="keras"))
+    assert_close(loaded(some(TEXTS)), np.array(model(some(TEXTS))))
 
 
 def compiled(*made, **given):

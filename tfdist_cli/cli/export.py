@@ -32,7 +32,9 @@ def export(
     format: Annotated[Format, typer.Option(help="A folder for TensorFlow, or a file for Keras.")] = Format.saved_model,  # noqa: A002 the option's name
     out: Annotated[
         Path | None,
-        typer.Option(help="Where to write, also in the place of an earlier export; RUN/export/FORMAT by default."),
+        typer.Option(
+            help="Where to write; replaces an earlier export, and nothing else. RUN/export/FORMAT by default."
+        ),
     ] = None,
     step: Annotated[int | None, typer.Option(help="The checkpoint's step; the newest whole one by default.")] = None,
 ) -> None:

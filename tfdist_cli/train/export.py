@@ -49,7 +49,8 @@ def export(
 
     Raises:
         UsageError: the format is unknown, or something else than an export is at `path`.
-        TrainingError: the model cannot be made again from its configuration, or `rebuild` makes another one.
+        TrainingError: the model cannot be made again from its configuration, `rebuild` makes another one, or what the
+            model takes is not known, since it is a class of its own that was not trained by tfdist.
     """
     if format not in FORMATS:
         raise UsageError(f"{format!r} is no export format", hint=f"use {' or '.join(FORMATS)}")
@@ -124,13 +125,13 @@ def _again(model: keras.Model) -> keras.Model:
 
 def _build_like(model: keras.Model, plain: keras.Model) -> None:
     """Makes the variables of a model that has not been called yet."""
-    inputs = _inputs(model)
-    if all(layer.built for layer in plain._flatten_layers()):
+    if isinstance(plain, Functional) or all(layer.built for layer in plain._flatten_layers()):
         return
+    inputs = _inputs(model)
     if inputs is None:
-        plain.build(_input_shape(model))
-    else:  # Keras's `build` makes no variables of a model that is a class of its own, a call does
-        plain(tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), inputs))
+        inputs = _called_with(model)
+    # Keras's `build` makes no variables of a model that is a class of its own, a call does.
+    plain(tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), inputs))
 
 
 def _inputs(model: keras.Model) -> Any:
@@ -145,10 +146,38 @@ def _inputs(model: keras.Model) -> Any:
     return tf.nest.map_structure(of_any_size, keras.utils.unpack_x_y_sample_weight(batches)[0])
 
 
+def _called_with(model: keras.Model) -> Any:
+    """What stands in for the inputs of a model that was not trained here: Keras keeps their shapes, not their types.
+
+    Raises:
+        TrainingError: the shapes of one input, or one structure of them, are not known.
+    """
+    shapes = model._build_shapes_dict
+    if not shapes or len(shapes) > 1:
+        raise TrainingError(
+            f"the model {model.name!r} cannot be exported: what it takes is not known",
+            hint="train or evaluate it before, with tfdist",
+        )
+    return keras.tree.map_shape_structure(
+        lambda shape: tf.TensorSpec([None, *shape[1:]], model.input_dtype), next(iter(shapes.values()))
+    )
+
+
 def _signature(model: keras.Model) -> list[Any] | None:
-    """What an exported model is to take; None where Keras knows it by the model's own inputs."""
-    inputs = None if isinstance(model, (keras.Sequential, Functional)) else _inputs(model)
-    return None if inputs is None else [inputs]
+    """What an exported model is to take; None where Keras knows it by the model's own inputs.
+
+    Raises:
+        TrainingError: nobody knows.
+    """
+    if isinstance(model, (keras.Sequential, Functional)):
+        return None
+    inputs = _inputs(model)
+    if inputs is None:
+        raise TrainingError(
+            f"the model {model.name!r} cannot be exported as a SavedModel: the types of its inputs are not known",
+            hint="train or evaluate it before, with tfdist, or export it with format='keras'",
+        )
+    return [inputs]
 
 
 def _check_same(model: keras.Model, plain: keras.Model) -> None:
@@ -182,15 +211,13 @@ def _copy(model: keras.Model, plain: keras.Model) -> None:
     for layer, same in zip(model._flatten_layers(), plain._flatten_layers(), strict=True):
         if isinstance(same, keras.layers.Normalization):
             same.finalize_state()  # what it computes with follows from its variables
-        if hasattr(layer, "save_assets"):  # what has been learned without variables: vocabularies
+        if hasattr(layer, "save_assets"):  # what has been learned without variables: vocabularies, weights of words
+            store: dict[str, Any] = {}
+            layer.save_own_variables(store)
+            same.load_own_variables(store)
             with tempfile.TemporaryDirectory() as folder:
                 layer.save_assets(folder)
                 same.load_assets(folder)
-
-
-def _input_shape(model: keras.Model) -> Any:
-    shapes = model._build_shapes_dict
-    return next(iter(shapes.values())) if shapes and len(shapes) == 1 else shapes
 
 
 def _remove(path: Path) -> None:
