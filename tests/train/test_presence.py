@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import ExitStack, closing, suppress
@@ -12,7 +13,7 @@ import pytest
 from tfdist_cli.errors import TimeoutExceeded, TrainingError
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
-from tfdist_cli.train import presence, reach
+from tfdist_cli.train import presence, reach, reception
 from tfdist_cli.train.presence import Met, gather, outlast, report_in, say_done
 from tfdist_cli.train.reach import await_names, unreachable
 
@@ -114,7 +115,7 @@ def test_the_tasks_of_a_circle_are_connected_with_one_another(count, pool):
         for task, one in zip(tasks, met, strict=True):
             for other, link in one.links.items():
                 link.settimeout(LONG)
-                assert presence._line(link) == f"{other} to {task}\n".encode()
+                assert reception.line_of(link) == f"{other} to {task}\n".encode()
 
 
 @pytest.mark.parametrize("without", [0, 1, 2])
@@ -220,11 +221,11 @@ def test_a_taken_port_is_named():
 
 
 def test_another_version_of_tensorflow_is_refused(pool, monkeypatch):
-    own, hello = free(), presence._hello(WORKER)
+    own, hello = free(), reception.hello_of(WORKER)
     theirs = json.loads(hello) | {"tensorflow": "1.15.0"}
     with serving() as worker:
         gathering = pool.submit(gather, CHIEF, own, {WORKER: at(worker)}, LONG)
-        monkeypatch.setattr(presence, "_hello", lambda task, **_: json.dumps(theirs).encode() + b"\n")
+        monkeypatch.setattr(presence, "hello_of", lambda task, **_: json.dumps(theirs).encode() + b"\n")
         waiting = pool.submit(outlast, WORKER, own, LONG)
         with pytest.raises(TrainingError, match=r"worker:1 has TensorFlow 1\.15\.0, and the chief has"):
             gathering.result(LONG)
@@ -256,6 +257,23 @@ def test_strangers_are_sent_away(said, pool):
         waiting = pool.submit(outlast, PS, own, LONG)
         gathering.result(LONG).close()
         waiting.result(LONG)
+
+
+def test_strangers_that_say_nothing_keep_nobody_waiting(pool, monkeypatch):
+    monkeypatch.setattr(presence, "_SILENCE", 2 * reach.CONNECT)
+    addresses = {CHIEF: free(), WORKER: free()}
+    with ExitStack() as strangers:
+        gathering = pool.submit(gather, CHIEF, addresses[CHIEF], {WORKER: addresses[WORKER]}, LONG, addresses)
+        while unreachable(addresses[CHIEF]):
+            assert not gathering.done()
+        for _ in range(30):
+            strangers.enter_context(socket.create_connection((addresses[CHIEF].host, addresses[CHIEF].port)))
+        begun = time.monotonic()
+        chief = CHIEF, addresses[CHIEF]
+        reporting = pool.submit(report_in, WORKER, addresses[WORKER], chief, LONG, addresses)
+        with closing(gathering.result(LONG)) as own, closing(reporting.result(LONG)) as other:
+            assert (list(own.links), list(other.links)) == ([WORKER], [CHIEF])
+        assert time.monotonic() - begun < reach.CONNECT  # what one of them might take
 
 
 def test_a_server_that_is_not_ours_is_taken_as_it_is(monkeypatch):

@@ -11,29 +11,26 @@ Tasks that sum up with one another (`train.mesh`) are connected for that in the 
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
-from importlib import metadata
 from types import MappingProxyType
 
 from tfdist_cli.errors import TimeoutExceeded, TrainingError
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.reach import CONNECT, RETRY, START_HINT, Absence, absence_of, await_up, unreachable
+from tfdist_cli.train.reception import GREETING, Reception, hello_of, keep_alive, line_of
 
 NOBODY: Mapping[TaskId, Address] = MappingProxyType({})
 _SILENCE = 10.0
-_GREETING = b"tfdist\n"
 _GO = b"go\n"
 _GO_TOGETHER = b"go together\n"
 _DONE = b"done\n"
-_VERSIONED = ("tensorflow", "tensorflow-cpu")
 _CHIEF = TaskId("chief")
 
 
@@ -85,19 +82,15 @@ def gather(
     heard = time.monotonic()
     with ExitStack() as connections, _listening(task, own) as listener:
         met: list[socket.socket] = []
-        listener.settimeout(RETRY)
-        while absence.look() or (silent and time.monotonic() - heard < _SILENCE):
-            if absence.missing:
-                heard = time.monotonic()
-            with suppress(TimeoutError), ExitStack() as stranger:
-                connection = stranger.enter_context(listener.accept()[0])
-                hello = _greet(connection)
-                if hello:
+        with closing(Reception(listener)) as reception:
+            while absence.look() or (silent and time.monotonic() - heard < _SILENCE):
+                if absence.missing:
+                    heard = time.monotonic()
+                for connection, hello in reception.arrived(RETRY):
                     silent.discard(hello.task)
                     if hello.sums:
                         summing.add(hello.task)
-                    met.append(connection)
-                    connections.push(stranger.pop_all())
+                    met.append(connections.enter_context(connection))
         together = bool(circle) and summing >= circle.keys()
         for connection in met:
             with suppress(OSError):  # one that has gone again is missed by TensorFlow
@@ -136,9 +129,9 @@ def report_in(
                 socket.create_connection((chief[1].host, chief[1].port), timeout=CONNECT)
             )
             connection.settimeout(max(RETRY, deadline - time.monotonic()) + CONNECT)
-            if _line(connection) == _GREETING:
-                connection.sendall(_hello(task, sums=bool(circle)))
-                told = _line(connection)
+            if line_of(connection) == GREETING:
+                connection.sendall(hello_of(task, sums=bool(circle)))
+                told = line_of(connection)
         except TimeoutError:
             raise TimeoutExceeded(absence_of({}, {}, timeout), hint=START_HINT) from None
         except OSError as error:
@@ -163,18 +156,17 @@ def _linked(
     place = order.index(task)
     links: dict[TaskId, socket.socket] = {}
     with ExitStack() as made:
+        reception = made.enter_context(closing(Reception(listener)))
         for other in order[:place]:
             links[other] = made.enter_context(_called(task, other, circle[other], deadline))
-        listener.settimeout(RETRY)
         while missing := [other for other in order[place + 1 :] if other not in links]:
             if time.monotonic() > deadline:
                 raise TimeoutExceeded(f"{task} hears nothing of {', '.join(map(str, missing))}", hint=START_HINT)
-            with suppress(TimeoutError), ExitStack() as stranger:
-                connection = stranger.enter_context(listener.accept()[0])
-                hello = _greet(connection)
-                if hello and hello.task in missing:
-                    links[hello.task] = connection
-                    made.push(stranger.pop_all())
+            for connection, hello in reception.arrived(RETRY):
+                if hello.task in missing:
+                    links[hello.task] = made.enter_context(connection)
+                else:
+                    connection.close()
         for link in links.values():
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         made.pop_all()
@@ -187,15 +179,15 @@ def _called(task: TaskId, other: TaskId, address: Address, deadline: float) -> s
         try:
             connection = made.enter_context(socket.create_connection((address.host, address.port), timeout=CONNECT))
             connection.settimeout(max(RETRY, deadline - time.monotonic()))
-            greeted = _line(connection)
-            connection.sendall(_hello(task, sums=True))
+            greeted = line_of(connection)
+            connection.sendall(hello_of(task, sums=True))
         except TimeoutError:
             raise TimeoutExceeded(f"{task} gets no answer from {other} at {address}", hint=START_HINT) from None
         except OSError as error:
             raise _ended(other, address) from error
-        if greeted != _GREETING:
+        if greeted != GREETING:
             raise _ended(other, address)
-        _keep_alive(connection)
+        keep_alive(connection)
         made.pop_all()
     return connection
 
@@ -222,64 +214,6 @@ def port_taken(task: TaskId, own: Address, reason: str) -> TrainingError:
         f"{task} cannot serve at {own}: {reason}",
         hint=f"another program may have port {own.port}: end it, or give {task} another address",
     )
-
-
-@dataclass(frozen=True)
-class _Hello:
-    """What a task says of itself.
-
-    Args:
-        task: its name.
-        sums: whether it has a circle to sum up with.
-    """
-
-    task: TaskId
-    sums: bool
-
-
-def _greet(connection: socket.socket) -> _Hello | None:
-    """Asks a new connection who it is; None when it is nobody of ours.
-
-    Raises:
-        TrainingError: it has another version of TensorFlow.
-    """
-    connection.settimeout(CONNECT)
-    try:
-        connection.sendall(_GREETING)
-        said = json.loads(_line(connection))
-        hello, theirs = _Hello(TaskId.parse(said["task"]), bool(said.get("sums"))), said["tensorflow"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # a port scanner, perhaps, or somebody who has gone again
-    connection.settimeout(None)
-    _keep_alive(connection)
-    ours = _tensorflow()
-    if theirs != ours:
-        raise TrainingError(
-            f"{hello.task} has TensorFlow {theirs}, and the chief has {ours}",
-            hint="install the same version of TensorFlow on every host",
-        )
-    return hello
-
-
-def _line(connection: socket.socket) -> bytes:
-    received = b""
-    while not received.endswith(b"\n") and len(received) < 4096:
-        more = connection.recv(4096)
-        if not more:
-            break
-        received += more
-    return received
-
-
-def _hello(task: TaskId, *, sums: bool = False) -> bytes:
-    return json.dumps({"task": str(task), "tensorflow": _tensorflow(), "sums": sums}).encode() + b"\n"
-
-
-def _tensorflow() -> str:
-    for name in _VERSIONED:
-        with suppress(metadata.PackageNotFoundError):
-            return metadata.version(name)
-    return "of an unknown version"
 
 
 def say_done(connections: Iterable[int]) -> None:
@@ -355,22 +289,15 @@ class _Lifeline:
         """
         with socket.create_connection((self._chief.host, self._chief.port), timeout=CONNECT) as connection:
             connection.settimeout(None)
-            _keep_alive(connection)
+            keep_alive(connection)
             received = connection.recv(4096)
             if not received:
                 raise ConnectionAbortedError("the connection ended without a word")
             self.met = True
-            if received.startswith(_GREETING):
+            if received.startswith(GREETING):
                 self.done = False
-                connection.sendall(_hello(self._task))
+                connection.sendall(hello_of(self._task))
             said = b""
             while received := connection.recv(4096):
                 said = (said + received)[-len(_DONE) :]
                 self.done = self.done or said == _DONE
-
-
-def _keep_alive(connection: socket.socket) -> None:
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, name):  # macOS has only some of them
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
