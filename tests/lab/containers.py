@@ -16,14 +16,22 @@ _LINKS = ("bin", "lib", "lib32", "lib64", "sbin")
 
 
 def engine():
-    """The container engine; None where there is none."""
-    return next(filter(None, map(shutil.which, ("podman", "docker"))), None)
+    """The first container engine that answers; None where none does. A docker client answers only with its daemon."""
+    return next(filter(_answers, filter(None, map(shutil.which, ("podman", "docker")))), None)
+
+
+def _answers(program):
+    return subprocess.run([program, "info"], capture_output=True, timeout=60, check=False).returncode == 0
 
 
 def volumes():
     """What a container needs of this machine to run this very interpreter and this very tfdist."""
-    needed = ["/usr", sys.prefix, sys.base_prefix, str(ROOT)]
-    return [f"{path}:{path}:ro" for path in dict.fromkeys(needed) if path == "/usr" or not path.startswith("/usr/")]
+    # A virtual environment may name folders outside itself.
+    needed = [
+        Path(path) for path in ("/usr", sys.prefix, sys.base_prefix, ROOT, *sys.path) if path and Path(path).is_dir()
+    ]
+    outermost = [path for path in dict.fromkeys(needed) if not set(path.parents) & set(needed)]
+    return [f"{path}:{path}:ro" for path in outermost]
 
 
 def settings(program, folder):
