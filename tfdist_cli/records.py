@@ -5,8 +5,8 @@ threads cannot cut it in two, and it crosses whatever carries the task's output:
 
 The kinds, with their keys beside `kind`:
 
-* `beat`: `computed`: a sign of life, and the seconds of processor time that the process has used. `held`: it was no
-  record, but what the interpreter's watchdog writes while a call keeps the interpreter from every thread of Python.
+* `beat`: `computed`: a sign of life, and the seconds of processor time that the process has used. `held`: true when the
+  process beside the task gives it, while a call keeps the interpreter from every thread of Python.
 * `started`: `pid`, `host`: of a task that a scheduler has started; `exited`: `code`, by the process that waits for it.
 * `state`: `state`, one of `STATES`.
 * `placement`: `bytes` {"ps:0": n} of all that is kept there, `variables` {"ps:0": n}: how many of the model's.
@@ -40,11 +40,6 @@ LAUNCHER_PID = "TFDIST_LAUNCHER_PID"
 """The launcher that a task ends with."""
 OUTLASTS = "TFDIST_OUTLASTS"
 """Set where SIGTERM reaches all tasks of a job at once: those that only serve others end when their chief has."""
-HELD_SECONDS = 5
-"""Seconds without the interpreter after which its watchdog writes where each thread stands, and again after as many."""
-HELD = f"Timeout (0:00:{HELD_SECONDS:02})!"
-"""The line that it begins with, as `faulthandler` words it; the threads follow, each line of them like `HELD_LINES`."""
-HELD_LINES = ("Thread 0x", "Current thread 0x", '  File "', "  <", "  ...", "Extension modules: ")
 STATES = ("starting", "waiting", "serving", "training", "evaluating", "saving", "done")
 _DEEPEST = 16
 """Levels of maps and lists in a record; what takes it apart need not be ready for thousands."""

@@ -33,20 +33,6 @@ def test_a_record_behind_text_without_a_line_feed():
     assert parse(b"50%\r" + record(kind="x") + b"rest\n") == (b"50%\rrest\n", ["50%", "rest"], [{"kind": "x"}])
 
 
-def test_where_a_held_interpreter_stands_is_logged_and_is_a_sign_of_life():
-    dump = b"""Timeout (0:00:05)!
-Thread 0x00007f74e328ab80 (most recent call first):
-  File "/x.py", line 3 in wait
-
-Thread 0x00007f74e328ab99 (most recent call first):
-  <no Python frame>
-"""
-    log, lines, records = parse(b"before\n" + dump + dump + b"after\n  File is read\n")
-    assert log == b"before\n" + dump + dump + b"after\n  File is read\n"
-    assert lines == ["before", "after", "  File is read"]
-    assert records == [{"kind": "beat", "held": True}] * 2
-
-
 def test_two_records_in_one_line():
     assert parse(record(kind="a")[:-1] + record(kind="b")) == (b"", [], [{"kind": "a"}, {"kind": "b"}])
 

@@ -135,7 +135,7 @@ def test_a_task_whose_interpreter_is_held_is_named_when_all_others_answer():
     history.at(19, Recorded(CHIEF, {"kind": "beat", "held": True}))
     assert history.state.tasks[CHIEF].computed == 1.0
     assert history.at(20, Tick()) == {CHIEF: KILL}
-    assert "a call in it does not return: its stderr.log says where" in history.state.tasks[CHIEF].stalled
+    assert "a call in it does not return and keeps the interpreter" in history.state.tasks[CHIEF].stalled
 
 
 def test_what_the_training_says_moves_its_time_on():

@@ -44,8 +44,6 @@ class OutputParser:
         """The line that goes on, so far."""
         self._logged = 0
         """How many of its bytes have been given out to be logged."""
-        self._held = False
-        """Whether the lines that come are the watchdog's, on where each thread stands."""
 
     @property
     def unfinished(self) -> str:
@@ -105,19 +103,10 @@ class OutputParser:
         parsed.log += logged[self._logged :]
         self._logged = 0
 
-    def _show(self, lines: list[str], parsed: Parsed) -> None:
-        """Adds the lines that are to be seen; those of the watchdog are for the log, and a sign of life."""
-        if self._held or records.HELD in lines:
-            lines = [line for line in lines if not self._is_held(line, parsed)]
+    @staticmethod
+    def _show(lines: list[str], parsed: Parsed) -> None:
+        """Adds the lines that are to be seen."""
         parsed.lines += [shown(line) for line in lines if not _greets(line)]
-
-    def _is_held(self, line: str, parsed: Parsed) -> bool:
-        if line == records.HELD:
-            parsed.records.append({"kind": "beat", "held": True})
-            self._held = True
-        else:
-            self._held = self._held and (not line or line.startswith(records.HELD_LINES))
-        return self._held
 
 
 def shown(line: str) -> str:

@@ -68,7 +68,7 @@ def _waited_for(state: JobState, what: str, now: float) -> dict[TaskId, str]:
         return dict.fromkeys(lagging, f"{what}, and it was the one that had taken none before that")
     held = [name for name in state.alive if state.tasks[name].held]
     if held:
-        return dict.fromkeys(held, f"{what}, and a call in it does not return: its stderr.log says where")
+        return dict.fromkeys(held, f"{what}, and a call in it does not return and keeps the interpreter")
     doing = ", ".join(f"{name} says {state.tasks[name].doing or 'nothing'!r}" for name in state.alive[:10])
     first = next((name for name in state.alive if state.rules.decides(name)), state.alive[0])
     return {first: f"{what}, though every task gives signs of life: they wait for one another ({doing})"}
