@@ -101,7 +101,7 @@ def test_the_process_beside_a_task_ends_with_it_though_a_child_holds_the_pipe():
         beats(process, 1)
         task = psutil.Process(process.pid)
         assert ended(lambda: len(task.children()) == 2)
-        probe, other = sorted(task.children(), key=lambda child: child.pid)
+        other, probe = sorted(task.children(), key=lambda child: "-S" in child.cmdline())
         process.kill()
         assert ended(lambda: not probe.is_running())
         other.kill()
