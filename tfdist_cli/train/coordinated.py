@@ -66,6 +66,7 @@ class CoordinatedEngine:
         self.workers = self.sharers = len(self._workers)
         make_room([worker.device_name for worker in self._workers])
         self.synchronous = rules.updates.mode != "async"
+        step.batches = rules.batches(self.workers)
         self._evaluation: Any = None
         self._iterators: Any = None
         optimizer, parameters = step.model.optimizer, step.parameters

@@ -21,6 +21,7 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.train import losses
 from tfdist_cli.train.blame import is_from_users_code
 from tfdist_cli.train.sums import adds_up
 from tfdist_cli.train.update import innermost
@@ -38,7 +39,7 @@ class StepResult:
     """What one batch gives.
 
     Args:
-        loss: the mean loss of the batch, without loss scaling, shape ().
+        loss: the batch's, without loss scaling, shape (); the mean over an update's batches is that of them all.
         gradients: one per trainable variable: a tensor, `tf.IndexedSlices`, or None where it has no part in the loss.
         state: the new value of each non-trainable variable.
         metrics: the new value of each metric variable.
@@ -80,6 +81,10 @@ class ModelStep:
         self.model = model
         self.jit = False
         """Whether XLA compiles training steps; only steps that are `given` nothing."""
+        self.batches = 1
+        """How many batches, of which a training step sees one, make an update together."""
+        self.summed = False
+        """Whether their gradients are summed up, so that each is to be a part of the mean, or averaged."""
         self._looks: dict[str, _Look] = {}
         self._compiled = tf.function(
             partial(self._train, given=contextlib.nullcontext), jit_compile=True, autograph=False
@@ -106,6 +111,7 @@ class ModelStep:
                 f"the model cannot be built for batches of {describe(element_spec)}: {error}",
                 hint="the shapes that dataset() yields have to fit the model's inputs and its loss",
             ) from error
+        losses.combine_by_reduction(self.model)
 
     @property
     def parameters(self) -> list[keras.Variable]:
@@ -146,7 +152,8 @@ class ModelStep:
             tape.watch(parameters)
             with given(parameters) as whole:
                 loss, result = self._forward(whole, state, metrics, batch, training=True)
-            scaled = self.model.optimizer.scale_loss(loss)
+            part = loss / self.batches if self.summed and self.batches > 1 else loss
+            scaled = self.model.optimizer.scale_loss(part)
         result = dataclasses.replace(result, gradients=tape.gradient(scaled, parameters))
         return tuple(getattr(result, field.name) for field in dataclasses.fields(result))
 
@@ -209,21 +216,22 @@ class ModelStep:
         examples = tf.shape(tf.nest.flatten(x)[0], out_type=tf.int64)[0]
         metrics = [tf.identity(value) for value in metrics]  # each a tensor of its own, to be followed in the graph
         variables, given = [*self.parameters, *self.state, *self.metrics], [*parameters, *state, *metrics]
-        with _Assignments(list(zip(variables, given, strict=True))) as scope, _seeded_draws_only():
+        batches = losses.one_of(self.batches if training else 1)
+        with _Assignments(list(zip(variables, given, strict=True))) as scope, _seeded_draws_only(), batches:
             # Not `stateless_call`, which calls `call` itself, past all that `__call__` does: it tells the layers within
             # of `training`, casts the inputs and adds the model's own regularizer of activities.
             y_pred = model(x, **({"training": training} if model._call_has_training_arg else {}))
             loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight, training=training)
-            # A loss is scaled down by the replicas so that gradients can be summed; what is reported is the whole.
-            whole = loss * tf.distribute.get_strategy().num_replicas_in_sync
-            model._loss_tracker.update_state(whole, sample_weight=tf.cast(examples, tf.float32))
+            model._loss_tracker.update_state(loss, sample_weight=tf.cast(examples, tf.float32))
             logs = model.compute_metrics(x, y, y_pred, weight)
             _check_logs(model, logs)
+            minimized = losses.minimized(loss)
         scope.check(model)
         state, counted = scope.current(self.state), scope.current(self.metrics)
         if not tf.executing_eagerly():
             _check_sums(self.metrics, metrics, counted)
-        return loss, StepResult(tf.cast(whole, tf.float32), [], state, counted, examples)
+        reported = tf.cast(tf.reduce_mean(loss) if loss.shape.rank else loss, tf.float32)
+        return minimized, StepResult(reported, [], state, counted, examples)
 
 
 _built_for: WeakKeyDictionary[keras.Model, Any] = WeakKeyDictionary()

@@ -78,6 +78,7 @@ class SynchronousEngine:
         self._members = membership
         self._replicas: int = strategy.num_replicas_in_sync
         self._local = self._replicas // len(membership.tasks)
+        step.batches, step.summed = self._replicas, True
         self._rate = Rate(rules.learning_rate, self._replicas)
         self._watched = rules.phases
         self.workers = len(membership.tasks)

@@ -1,0 +1,55 @@
+"""Two workers train as Keras's own `fit` does in one process with their batches together, whatever the model."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.cluster.tasks import alone, program
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
+
+ENGINES = {"mirrored": {"worker": 2}, "sync": {"chief": 1, "ps": 1, "worker": 2}}
+LOSSES = (
+    "a mean",
+    "a mean with weights",
+    "a weighted sum",
+    "a sum",
+    "no reduction",
+    "a compute_loss of its own",
+    "losses of layers",
+    "several outputs",
+    "distillation",
+    "float16",
+)
+
+
+@pytest.fixture(scope="module")
+def keras_own(tmp_path_factory):
+    """What Keras's own `fit` came to, by case."""
+    ended = alone(tmp_path_factory.mktemp("alone"), program("as_keras.py", "sync"))
+    assert ended.code == 0, ended.err
+    return ended.said
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def chief(request, module_cluster):
+    """What the chief of a cluster came to, by case."""
+    tasks = module_cluster(**ENGINES[request.param])
+    ended = tasks.start(program("as_keras.py", "sync")).finish()
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
+    return ended[tasks.tasks[0]].said
+
+
+@pytest.mark.parametrize("case", LOSSES)
+def test_the_loss_of_two_workers_is_that_of_their_batches_together(case, chief, keras_own):
+    assert_equal(chief[case], keras_own[case], 1e-3 if case == "float16" else 1e-5)
+
+
+def assert_equal(ours, kerass, tolerance):
+    """The same numbers under the same names."""
+    assert ours.keys() == kerass.keys()
+    for name, values in kerass.items():
+        pairs = zip(ours[name], values, strict=True)
+        worst = max(float(np.max(np.abs(np.subtract(one, other)) / (1 + np.abs(other)))) for one, other in pairs)
+        assert worst < tolerance, f"{name}: {json.dumps(ours[name])} for {json.dumps(values)}"
