@@ -25,6 +25,8 @@ class TfdistError(Exception):
     """
 
     exit_code: int = ExitCode.FAILED
+    retry: bool = True
+    """Whether a task that ends with it may do better when it is started again."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -46,6 +48,12 @@ class TimeoutExceeded(TfdistError):
 
 class TrainingError(TfdistError):
     """Training cannot go on: the data, the model or a checkpoint is at fault."""
+
+
+class ResultNotSaved(TrainingError):
+    """The training is done, and what it came to could not be written."""
+
+    retry = False
 
 
 class ChiefLost(TfdistError):

@@ -14,12 +14,14 @@ The kinds, with their keys beside `kind`:
   `workers` {"worker:0": steps per second}.
 * `checkpoint`: `step`, `path`, `took`: seconds until it was on the disk, `paused`: those of them without training.
 * `checkpoint_failed`: `step`, `reason`: training goes on without it.
+* `metrics_failed`: `reason`: metrics could not be written; training goes on.
 * `checkpoint_damaged`: `step`, `reason`: it is left out.
 * `resumed`: `step`, `path`: the checkpoint that training goes on from.
 * `evaluation`: `step`, `final`, `metrics`: an evaluator's score of a checkpoint.
 * `result`: `step`, `metrics`, `seconds`, `examples`, `worker_steps` {"worker:0": n}.
 * `exported`: `paths`.
-* `error`: `type`, `message`, `hint`, `traceback` (a string; empty for a user's mistake).
+* `error`: `type`, `message`, `hint`, `traceback` (a string; empty for a user's mistake), and `retry`: false
+  where starting the task again cannot help.
 """
 
 from __future__ import annotations

@@ -174,6 +174,16 @@ def test_checkpoints_that_could_not_be_written_or_were_damaged(played):
     assert job.report.warnings[1] == "2 checkpoints could not be written, at last that of step 60: Input/output error"
 
 
+def test_metrics_that_could_not_be_written(played):
+    job = played(CHIEF, EVALUATOR)
+    for _ in range(2):
+        job.at(
+            1, record(CHIEF, "metrics_failed", reason="/runs/metrics.jsonl is not complete: No space left on device")
+        )
+    assert job.report.warnings[0] == "/runs/metrics.jsonl is not complete: No space left on device"
+    assert "metrics" not in job.report.warnings[1]
+
+
 @pytest.mark.parametrize(
     ("exits", "words"),
     [

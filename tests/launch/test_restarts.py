@@ -209,6 +209,15 @@ def test_what_cannot_be_done_is_not_tried_again():
     assert "cannot be done" in history.state.tasks[CHIEF].spent
 
 
+def test_a_task_that_says_that_it_would_be_in_vain_is_not_started_again():
+    history = job(reports=True)
+    said = {"kind": "error", "type": "ResultNotSaved", "message": "no room", "retry": False}
+    history.at(5, *up(*PS_TASKS), progress(40), Recorded(CHIEF, said))
+    assert history.at(6, Exited(CHIEF, 1)) == dict.fromkeys((W0, W1, PS), TERM)
+    assert history.state.losses == ()
+    assert history.state.tasks[CHIEF].spent.startswith("not started again")
+
+
 @pytest.mark.parametrize("policy", [RestartSpec(policy="never"), RestartSpec(policy="replace", max=0)])
 def test_a_role_may_say_that_it_is_not_started_again(policy):
     history = job(restarts={"worker": policy})

@@ -1,6 +1,7 @@
 """Each test trains in a process that is in no cluster, whatever the one that runs the tests is in."""
 
 import logging
+import subprocess
 
 import keras
 import pytest
@@ -57,3 +58,17 @@ def servers():
         return strategy
 
     return make
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 256 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)

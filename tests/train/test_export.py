@@ -7,7 +7,8 @@ import tensorflow as tf
 from keras import layers
 
 import tfdist_cli as tfdist
-from tfdist_cli.errors import TrainingError, UsageError
+from tests.train.compare import classifier
+from tfdist_cli.errors import ResultNotSaved, TrainingError, UsageError
 
 X = np.random.default_rng(0).normal(50, 10, (24, 3)).astype(np.float32)
 Y = np.ones((24, 1), np.float32)
@@ -261,3 +262,14 @@ def test_a_keras_file_is_compiled_with_keras_own_alone(given, named, tmp_path, l
     assert loaded.compiled == (named is None)
     assert len(log) == bool(named)
     assert all(str(named) in line for line in log)
+
+
+@pytest.mark.parametrize("form", ["saved_model", "keras"])
+def test_a_disk_without_room_is_told_in_a_sentence(form, small_disk):
+    model = classifier(keras.layers.Dense(200))
+    path = small_disk / "export" / "model"
+    with pytest.raises(OSError, match="No space left"):
+        (small_disk / "ballast").write_bytes(bytes(2**20))
+    with pytest.raises(ResultNotSaved, match=r"^the export could not be written to .*/export/model.*No space left"):
+        tfdist.export(model, path, format=form)
+    assert list(path.parent.iterdir()) == []

@@ -1,7 +1,10 @@
 """A training that goes on from a checkpoint acts as one that was never stopped: callbacks, metrics and history too."""
 
+import json
+import os
 import random
 import shutil
+import signal
 from types import SimpleNamespace
 
 import keras
@@ -12,6 +15,7 @@ from keras import callbacks as kc
 import tfdist_cli as tfdist
 from tests.train.compare import CLASSES, batches, classes, classifier, difference
 from tfdist_cli import Checkpoints
+from tfdist_cli.errors import TfdistError
 from tfdist_cli.train.assignment import Assignment, Saving, Schedule
 from tfdist_cli.train.checkpoint import CheckpointFolder, TrainingState
 from tfdist_cli.train.resume import position, resume
@@ -106,6 +110,68 @@ def test_epochs_of_another_length_begin_anew(undisturbed, tmp_path):
     given = {"data": HARMFUL.repeat(), "epochs": None, "steps_per_epoch": 6, "max_steps": 21}
     model, _ = train(tmp_path, callbacks=[kc.History()], **given)
     assert model.history.epoch == [0, 1, 3]  # two epochs of 8 steps; the fourth one of 6
+
+
+class Noted(kc.Callback):
+    """Notes in a file of its own which epochs have ended; puts a copy of the run aside as the next one begins."""
+
+    def __init__(self, run, aside):
+        super().__init__()
+        self.run, self.aside = run, aside
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1 and not self.aside.exists():
+            shutil.copytree(self.run, self.aside)
+
+    def on_epoch_end(self, epoch, logs=None):
+        with (self.run / "ended").open("a") as file:
+            file.write(f"{epoch}\n")
+
+
+@pytest.mark.parametrize("every", [{"every_steps": 8}, {"every_seconds": 1e-6}], ids=str)
+def test_the_end_of_an_epoch_is_recorded_once_when_a_checkpoint_falls_on_its_last_step(every, tmp_path, monkeypatch):
+    run, aside = tmp_path / "run", tmp_path / "aside"
+    run.mkdir()
+    monkeypatch.setenv("TFDIST_RUN_DIR", str(run))
+
+    def launched(folder):
+        monkeypatch.setattr("tfdist_cli.train.cluster._joined", None)
+        monkeypatch.setenv("TFDIST_RUN_DIR", str(folder))
+        kept = Checkpoints(folder / "kept", asynchronous=False, keep=99, **every)
+        tfdist.fit(
+            classifier(), HARMFUL, epochs=3, validation_data=VALIDATION, callbacks=[Noted(folder, aside)],
+            checkpoints=kept, steps_per_execution=8,
+        )  # fmt: skip
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        ends = [(line["split"], line["step"]) for line in lines if line["epoch_done"] or line["split"] != "train"]
+        assert ends == [(split, step) for step in (8, 16, 24) for split in ("train", "validation")]
+        assert (folder / "ended").read_text() == "0\n1\n2\n"
+
+    launched(run)
+    assert CheckpointFolder(aside / "kept").steps() == [8], "it is saved when its end has been dealt with"
+    launched(aside)
+
+
+class Told(kc.Callback):
+    """Is told to end at the last step of the first epoch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 6:  # it is noted with the next one
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_the_end_of_an_epoch_that_sigterm_has_cut_off_is_recorded_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDIST_RUN_DIR", str(tmp_path))
+    kept = Checkpoints(tmp_path / "kept")
+    with pytest.raises(TfdistError, match="told to end after step 8"):
+        tfdist.fit(classifier(), HARMFUL, epochs=2, callbacks=[Told()], checkpoints=kept)
+    for _ in range(2):
+        monkeypatch.setattr("tfdist_cli.train.cluster._joined", None)
+        model = classifier()
+        tfdist.fit(model, HARMFUL, epochs=2, checkpoints=kept)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["epoch_done"]] == [8, 16]
+    assert model.history.epoch == [0, 1]
 
 
 def test_metrics_that_count_something_else_are_not_taken_over(tmp_path):

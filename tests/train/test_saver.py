@@ -206,18 +206,6 @@ def test_a_snapshot_of_spread_variables(servers, tmp_path):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 256 KiB."""
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", tmp_path], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"a file system cannot be mounted here: {mounted.stderr.strip()}")
-    yield tmp_path
-    subprocess.run(["umount", tmp_path], check=True)
-
-
-@pytest.fixture
 def told(monkeypatch):
     """What is told of checkpoints: `("checkpoint", 4)`."""
     records = queue.Queue()

@@ -91,15 +91,12 @@ class Chronicle:
         self.private = False
         """Whether the tasks' network is the run's own."""
         self._unsaved: list[Mapping[str, Any]] = []
-        self._damaged: dict[str, Mapping[str, Any]] = {}
+        self._damaged: dict[str, str] = {}
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What its tasks said of checkpoints that could not be written, or that were damaged."""
-        warnings = [
-            f"the checkpoint of step {record.get('step')} is damaged, and was left out: {record.get('reason')}"
-            for record in self._damaged.values()
-        ]
+        """What its tasks said of checkpoints and metrics that could not be written, or that were damaged."""
+        warnings = [*self._damaged.values()]
         if self._unsaved:
             last, count = self._unsaved[-1], len(self._unsaved)
             which = "a checkpoint" if count == 1 else f"{count} checkpoints"
@@ -137,12 +134,21 @@ class Chronicle:
                 self.result = record
             case "evaluation":
                 self.evaluation = record
+            case _:
+                self._read_of_files(record)
+
+    def _read_of_files(self, record: Mapping[str, Any]) -> None:
+        """What was written, and what could not be written or read."""
+        match record["kind"]:
             case "checkpoint":
                 self.checkpoints[str(record.get("path", ""))] = int(number(record.get("step")) or 0)
             case "checkpoint_failed":
                 self._unsaved.append(record)
             case "checkpoint_damaged":
-                self._damaged[str(record.get("step"))] = record
+                text = f"the checkpoint of step {record.get('step')} is damaged, and was left out"
+                self._damaged[text] = f"{text}: {record.get('reason')}"
+            case "metrics_failed":
+                self._damaged[str(record.get("reason"))] = str(record.get("reason"))
             case "exported":
                 paths = record.get("paths")
                 self.exports += [str(path) for path in paths] if isinstance(paths, list) else []

@@ -40,8 +40,8 @@ def judge(state: JobState, name: TaskId) -> Verdict:
     task, alone = state.tasks[name], rule.policy == "replace"
     before = [loss for loss in state.losses if loss.alone == alone and (not alone or loss.task == name)]
     fruitful = not before or _has_worked(state, name, before[-1])
-    if state.rules.reports and task.code == ExitCode.USAGE:
-        return Verdict(spent="not started again: what it was asked to do cannot be done, now or later")
+    if spent := _in_vain(state, task):
+        return Verdict(spent=spent)
     if not fruitful and _same(name, task, before[-1]):
         return Verdict(spent="not started again: it failed as it did before its restart, without a step in between")
     if len(state.losses) >= most:
@@ -51,6 +51,15 @@ def judge(state: JobState, name: TaskId) -> Verdict:
         return Verdict(spent=f"not started again: roles.{name.role}.restart.max is {rule.max}")
     loss = Loss(name, task, state.attempt, alone, state.step, fruitful, 0.0)
     return Verdict(Loss(name, task, state.attempt, alone, state.step, fruitful, _delay([*before, loss])))
+
+
+def _in_vain(state: JobState, task: TaskState) -> str:
+    """Why the task's own error rules another start out; empty when it does not."""
+    if task.in_vain:
+        return "not started again: its error says that this could not help"
+    if state.rules.reports and task.code == ExitCode.USAGE:
+        return "not started again: what it was asked to do cannot be done, now or later"
+    return ""
 
 
 def _has_worked(state: JobState, name: TaskId, before: Loss) -> bool:

@@ -106,6 +106,7 @@ class TaskState:
         told: how the launcher has last told it to end.
         told_at: when the launcher first told it to end.
         error: the error that it reported, in a line.
+        in_vain: whether it has said that starting it again cannot help.
         error_at: when it first reported one.
         ended_at: when its process was gone.
         code: its exit code, or -n for signal n.
@@ -131,6 +132,7 @@ class TaskState:
     told: How | None = None
     told_at: float | None = None
     error: str = ""
+    in_vain: bool = False
     error_at: float | None = None
     ended_at: float | None = None
     code: int | None = None

@@ -193,7 +193,8 @@ def _recorded(state: JobState, name: TaskId, record: Mapping[str, Any], now: flo
         return beat(state, name, number(record.get("computed")), now, held=bool(record.get("held")))
     if kind == "error":
         error = f"{record.get('type', '')}: {record.get('message', '')}"
-        return state if task.error_at is not None else _with(state, name, replace(task, error_at=now, error=error))
+        told = replace(task, error_at=now, error=error, in_vain=record.get("retry") is False)
+        return state if task.error_at is not None else _with(state, name, told)
     if kind == "state":
         task = replace(task, doing=str(record.get("state", "")))
     if task.status is Status.STARTING and record.get("state") != "starting":

@@ -36,7 +36,8 @@ def report(error: BaseException) -> int:
         )
         with contextlib.suppress(OSError):  # a full disk, perhaps: what was written to standard error says it too
             Path(folder, "error.json").write_text(text, encoding="utf-8")
-    emit("error", **told.fields, traceback=told.traceback[-1500:])
+    again = {} if getattr(error, "retry", True) else {"retry": False}
+    emit("error", **told.fields, traceback=told.traceback[-1500:], **again)
     return int(code)
 
 

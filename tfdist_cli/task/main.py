@@ -9,7 +9,7 @@ import sys
 from types import FrameType
 
 from tfdist_cli.environment import Environment
-from tfdist_cli.errors import ExitCode, TfdistError, UsageError
+from tfdist_cli.errors import ExitCode, ResultNotSaved, TfdistError, UsageError
 from tfdist_cli.records import OUTLASTS, emit
 from tfdist_cli.spec.recipe import Recipe
 from tfdist_cli.task.failure import report
@@ -62,7 +62,11 @@ def _run(recipe: Recipe | None) -> None:
     noise.setLevel(logging.ERROR)
     noise.addFilter(_told_by_us)
     joined = join(environment, lost=lambda error: leave(report(error)))
-    run_recipe(joined, recipe)
+    try:
+        run_recipe(joined, recipe)
+    except ResultNotSaved:
+        leave_together(joined)  # the training is done, for all of them
+        raise
     leave_together(joined)
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist_cli.errors import TfdistError, TrainingError, UsageError
+from tfdist_cli.errors import ResultNotSaved, TfdistError, TrainingError, UsageError
 from tfdist_cli.records import emit
-from tfdist_cli.spec.recipe import Recipe, Share
+from tfdist_cli.spec.recipe import Export, Recipe, Share
 from tfdist_cli.task.module import RecipeModule
 from tfdist_cli.train.arguments import as_callbacks
 from tfdist_cli.train.assignment import Assignment, Saving, Validation
@@ -39,6 +39,7 @@ def run_recipe(joined: Joined, recipe: Recipe) -> None:
     Raises:
         UsageError: the recipe doesn't fit the task.
         TrainingError: the data, the model or a checkpoint is at fault.
+        ResultNotSaved: the model is trained, but its last checkpoint, or its export, could not be written.
     """
     module = RecipeModule.load(recipe)
     keras.utils.set_random_seed(recipe.train.seed)
@@ -50,15 +51,25 @@ def run_recipe(joined: Joined, recipe: Recipe) -> None:
     if joined.environment.task.role == "evaluator":
         _evaluate(joined, model, validation, folder)
         return
-    train(joined, model, _assignment(joined, recipe, module, validation, folder))
+    unsaved: list[ResultNotSaved] = []
+    try:
+        train(joined, model, _assignment(joined, recipe, module, validation, folder))
+    except ResultNotSaved as error:
+        unsaved.append(error)  # the model is there all the same, and the export's disk may be another one
     if recipe.export and joined.environment.is_chief:
-        emit("state", state="saving")
-        paths = [
-            export(model, run_dir / EXPORT / EXPORT_NAMES[name], format=name, rebuild=module.model)
-            for name in recipe.export.formats
-        ]
-        log.info("exported to %s", ", ".join(str(path) for path in paths))
-        emit("exported", paths=[str(path) for path in paths])
+        try:
+            _export(recipe.export, module, model, run_dir / EXPORT)
+        except ResultNotSaved as error:
+            unsaved.append(error)
+    if unsaved:
+        raise ResultNotSaved("; ".join(error.message for error in unsaved), hint=unsaved[0].hint) from unsaved[0]
+
+
+def _export(wanted: Export, module: RecipeModule, model: Any, folder: Path) -> None:
+    emit("state", state="saving")
+    paths = [export(model, folder / EXPORT_NAMES[name], format=name, rebuild=module.model) for name in wanted.formats]
+    log.info("exported to %s", ", ".join(str(path) for path in paths))
+    emit("exported", paths=[str(path) for path in paths])
 
 
 def _assignment(

@@ -12,7 +12,8 @@ from tfdist_cli.records import emit
 from tfdist_cli.train.assignment import Validation
 from tfdist_cli.train.checkpoint import CheckpointFolder, Damaged, Found
 from tfdist_cli.train.data import Shard, check_ends, checked
-from tfdist_cli.train.progress import EVALUATION_FILE, append, log, now, shown
+from tfdist_cli.train.metrics_file import MetricsFile
+from tfdist_cli.train.progress import EVALUATION_FILE, log, now, shown
 from tfdist_cli.train.step import ModelStep
 from tfdist_cli.train.synchronous import Membership, SynchronousEngine
 
@@ -49,7 +50,8 @@ def run_evaluator(
     step.build(spec)
     engine = SynchronousEngine(step, tf.distribute.get_strategy(), spec, Membership(("evaluator:0",)))
     scored: list[int] = []
-    folder.mark_scored(scored)
+    _mark(folder, scored)
+    file = MetricsFile(run_dir / EVALUATION_FILE) if run_dir else None
     watch = _Watch(folder)
     gone = ended or threading.Event()
     scores: dict[str, float] = {}
@@ -72,8 +74,8 @@ def run_evaluator(
                 continue  # the training has removed it just now
             scores = engine.evaluate(validation.data, steps=validation.steps).logs()
             scored.append(found.state.step)
-            folder.mark_scored(scored)
-            _report(found, validation.name, scores, run_dir)
+            _mark(folder, scored)
+            _report(found, validation.name, scores, file)
             emit("state", state="waiting")
         if found.state.final:
             return scores
@@ -111,7 +113,14 @@ class _Watch:
         self._damaged[number] = reason
 
 
-def _report(found: Found, split: str, scores: dict[str, float], run_dir: Path | None) -> None:
+def _mark(folder: CheckpointFolder, scored: list[int]) -> None:
+    try:
+        folder.mark_scored(scored)
+    except OSError as error:  # the scores count more than which checkpoints may go
+        log.warning("which checkpoints have a score cannot be noted in %s: %s", folder.path, error.strerror)
+
+
+def _report(found: Found, split: str, scores: dict[str, float], file: MetricsFile | None) -> None:
     line = {
         "time": now(),
         "split": split,
@@ -120,7 +129,7 @@ def _report(found: Found, split: str, scores: dict[str, float], run_dir: Path | 
         "final": found.state.final,
         "values": scores,
     }
-    if run_dir:
-        append(run_dir / EVALUATION_FILE, line)
+    if file:
+        file.append(line)
     emit("evaluation", step=found.state.step, final=found.state.final, metrics=scores)
     log.info("checkpoint of step %d  %s", found.state.step, shown(scores))

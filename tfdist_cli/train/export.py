@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +17,15 @@ import keras
 import tensorflow as tf
 from keras.src.models.functional import Functional
 
-from tfdist_cli.errors import TrainingError, UsageError
+from tfdist_cli.errors import ResultNotSaved, TrainingError, UsageError
 from tfdist_cli.train.shards import Block, pieces
 from tfdist_cli.train.step import built_for
 
 FORMATS = ("saved_model", "keras")
 _SAVED_MODEL = {"saved_model.pb", "fingerprint.pb", "variables", "assets", "assets.extra"}
 """What an export for TensorFlow consists of."""
+
+_OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOENT)
 
 log = logging.getLogger("tfdist")
 
@@ -51,6 +56,7 @@ def export(
         UsageError: the format is unknown, or something else than an export is at `path`.
         TrainingError: the model cannot be made again from its configuration, `rebuild` makes another one, or what the
             model takes is not known, since it is a class of its own that was not trained by tfdist.
+        ResultNotSaved: it cannot be written there.
     """
     if format not in FORMATS:
         raise UsageError(f"{format!r} is no export format", hint=f"use {' or '.join(FORMATS)}")
@@ -62,17 +68,39 @@ def export(
     _build_like(model, plain)
     _check_same(model, plain)
     _copy(model, plain)
-    beside = path.with_name(f".{path.stem}.writing{path.suffix}")
-    _remove(beside)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if format == "keras":
-        _let_go_of_own(model, plain)
-        plain.save(beside)
-    else:
-        plain.export(str(beside), verbose=False, input_signature=_signature(model))
-    _remove(path)
-    beside.rename(path)
+    with _written(path) as beside:
+        if format == "keras":
+            _let_go_of_own(model, plain)
+            plain.save(beside)
+        else:
+            plain.export(str(beside), verbose=False, input_signature=_signature(model))
     return path
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[Path]:
+    """Where an export is written before it is whole, and takes the place of an earlier one.
+
+    Raises:
+        ResultNotSaved: it cannot be written.
+    """
+    beside = path.with_name(f".{path.stem}.writing{path.suffix}")
+    try:
+        _remove(beside)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield beside
+        _remove(path)
+        beside.rename(path)
+    except (OSError, tf.errors.OpError) as error:
+        reason = error.message if isinstance(error, tf.errors.OpError) else str(error)
+        if isinstance(error, tf.errors.OpError) and not any(os.strerror(number) in reason for number in _OF_A_DISK):
+            raise  # it is the model's
+        with suppress(OSError):
+            _remove(beside)
+        raise ResultNotSaved(
+            f"the export could not be written to {path}: {reason}",
+            hint="make room there, or name another place: `tfdist export RUN --out PATH` writes it from a checkpoint",
+        ) from error
 
 
 def _check_free(path: Path, form: str) -> None:

@@ -190,6 +190,7 @@ def train(joined: Joined, model: keras.Model, assignment: Assignment) -> keras.c
 
     Raises:
         TrainingError: the data, the model or a checkpoint is at fault.
+        ResultNotSaved: the model is trained, and its last checkpoint could not be written.
         Terminated: the process was told to end.
     """
     step = ModelStep(model)
@@ -222,6 +223,7 @@ def train(joined: Joined, model: keras.Model, assignment: Assignment) -> keras.c
             )  # all have agreed to end; one that goes first would break the others' last sum
             raise
         progress.finish()
+        loop.check_saved()
     return history
 
 

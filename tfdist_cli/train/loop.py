@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdist_cli.errors import TrainingError
+from tfdist_cli.errors import ResultNotSaved, TrainingError
 from tfdist_cli.records import emit
 from tfdist_cli.train.assignment import Assignment, Saving, Schedule
 from tfdist_cli.train.checkpoint import TrainingState
@@ -69,6 +69,8 @@ class TrainingLoop:
         # What is done at the end of a training may change the variables after the last step.
         self._ends_changed = self._has_callbacks or innermost(self._model.optimizer).use_ema
         self._done = self._ended = 0
+        self._owes_save = False
+        """Whether a checkpoint is due that waits for the end of an epoch: at its last step, all else comes first."""
         self._start = Start()
         self._take_back: Callable[[], None] | None = None
         self._callbacks = keras.callbacks.CallbackList(
@@ -84,7 +86,7 @@ class TrainingLoop:
         """Trains from where it starts to the end of the schedule.
 
         Raises:
-            TrainingError: a loss that is not a number, data that ends, a last checkpoint that could not be written.
+            TrainingError: a loss that is not a number, data that ends.
             Terminated: the process was told to end; a checkpoint holds what was done.
         """
         try:
@@ -105,6 +107,8 @@ class TrainingLoop:
             logs = self._epoch(epoch, at)
             if self._stopped():
                 break
+            if self._owes_save and self._done < self._schedule.total:
+                self._save()
         self._engine.settle(self._done)
         with self._engine.scope():
             self._model.optimizer.finalize_variable_values(self._model.trainable_weights)
@@ -112,12 +116,6 @@ class TrainingLoop:
         if self._has_callbacks:
             self._engine.share_variables()
         self._save(final=True, stopped=at.stopped or self._stopped())
-        if self._saver and self._saver.unsaved:
-            raise TrainingError(
-                f"the last checkpoint could not be written: {self._saver.unsaved}",
-                hint=f"make room for {self._saving.folder.path if self._saving else ''} and launch again: "
-                "training goes on from the last good checkpoint",
-            ) from self._saver.unsaved
         return self._model.history
 
     def _begin(self, start: Start) -> Position:
@@ -129,15 +127,34 @@ class TrainingLoop:
         if at.stopped:
             log.info("a callback has ended the training at step %d; more epochs, or other callbacks, go on", self._done)
         self._ended = at.ended
+        self._progress.begin(at.ended)
         if found := start.found:
             self._take_back = partial(take_back, self._engine, found, self._model, self._states, rate)
             if not self._within_epoch():
                 self._take_back()
+        self._owes_save = self._at_epochs_end()  # it was saved before that end, which must not come a third time
         return at
 
     def _within_epoch(self) -> bool:
         """Whether steps have been done of an epoch whose end has not been dealt with."""
         return self._schedule.first(self._ended) < self._done
+
+    def _at_epochs_end(self) -> bool:
+        """Whether all steps have been done of an epoch whose end has not been dealt with."""
+        return self._done >= min(self._schedule.first(self._ended + 1), self._schedule.total) and self._within_epoch()
+
+    def check_saved(self) -> None:
+        """Says so when the training is done and what it came to is not on the disk.
+
+        Raises:
+            ResultNotSaved: the last checkpoint could not be written.
+        """
+        if self._saver and self._saving and self._saver.unsaved:
+            raise ResultNotSaved(
+                f"the last checkpoint could not be written: {self._saver.unsaved}",
+                hint=f"make room in {self._saving.folder.path}, or have it writable, and launch again: "
+                "training goes on from the last good checkpoint",
+            ) from self._saver.unsaved
 
     @property
     def done(self) -> int:
@@ -207,9 +224,9 @@ class TrainingLoop:
                 self._engine.total(np.zeros(1))  # nobody leaves while the chief is saving
                 self._pause.termination.carry_out(self._done)
             if save:
-                self._save()
+                self._save_unless_epoch_ends()
         elif self._saving and self._saving.every_steps and self._done % self._saving.every_steps == 0:
-            self._save()
+            self._save_unless_epoch_ends()
 
     def _take(self, execution: Execution, epoch: int) -> None:
         bad = np.flatnonzero(~np.isfinite(execution.losses))
@@ -251,6 +268,12 @@ class TrainingLoop:
         if self._stopped():
             self._pause.agree()
 
+    def _save_unless_epoch_ends(self) -> None:
+        """Saves a checkpoint; at the last step of an epoch, when its end has been dealt with and recorded."""
+        self._owes_save = self._at_epochs_end()
+        if not self._owes_save:
+            self._save()
+
     def _save(self, *, last: bool = False, final: bool = False, stopped: bool = False) -> None:
         """Saves a checkpoint.
 
@@ -261,6 +284,7 @@ class TrainingLoop:
         """
         if self._saving is None:
             return
+        self._owes_save = False
         self._engine.settle(self._done)
         self._pause.saved()
         if self._saver is None:

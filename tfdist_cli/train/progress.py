@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -17,6 +15,7 @@ import numpy as np
 
 from tfdist_cli.records import emit
 from tfdist_cli.train.engine import Engine, Execution, WorkerReport
+from tfdist_cli.train.metrics_file import MetricsFile
 from tfdist_cli.train.phases import told
 
 METRICS_FILE = "metrics.jsonl"
@@ -87,10 +86,8 @@ class Progress:
     """
 
     def __init__(self, run_dir: Path | None, *, engine: Engine, first: int, total: int, epochs: int) -> None:
-        self._path = run_dir / METRICS_FILE if run_dir else None
         self._active = engine.is_chief
-        if self._active and self._path:
-            take_back(self._path, first)
+        self._file = MetricsFile(run_dir / METRICS_FILE) if run_dir and self._active else None
         self._first = first
         self._total = total
         self._epochs = epochs
@@ -105,6 +102,15 @@ class Progress:
         self._scores: dict[str, tuple[int, dict[str, float]]] = {}
         self._begun = time.monotonic()
         self._last = self._epoch = self._mark()
+
+    def begin(self, ended: int) -> None:
+        """Makes room in the file for what is done once more.
+
+        Args:
+            ended: epochs whose end has been dealt with, and recorded.
+        """
+        if self._file:
+            self._file.take_back(self._first, ended)
 
     def count(self, execution: Execution) -> None:
         """Adds an execution."""
@@ -148,8 +154,8 @@ class Progress:
         self._step = step
         self._scores[split] = (step, values)
         line = {"time": now(), "split": split, "step": step, "epoch": epoch, "epoch_done": done, "values": values}
-        if self._path:
-            append(self._path, line | rates)
+        if self._file:
+            self._file.append(line | rates)
         if split == "train":
             emit(
                 "progress",
@@ -256,38 +262,6 @@ def numbers(values: dict[str, Any]) -> dict[str, float]:
 def shown(values: dict[str, float]) -> str:
     """`loss 0.123  accuracy 0.97`."""
     return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-
-
-def take_back(path: Path, step: int) -> None:
-    """Takes the lines of steps after `step` out of a file of metrics: these steps were lost, and are taken once more.
-
-    They are kept in a file beside it, `metrics_lost.jsonl`. A line that was cut off when its writer died goes too.
-    """
-    if not path.exists():
-        return
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if _step_of(line) <= step]
-    if len(kept) == len(lines):
-        return
-    with path.with_name(f"{path.stem}_lost{path.suffix}").open("a", encoding="utf-8") as file:
-        file.writelines(line for line in lines if step < _step_of(line) < math.inf)
-    new = path.with_name(f".{path.name}.new")
-    new.write_text("".join(kept), encoding="utf-8")
-    new.replace(path)
-
-
-def _step_of(line: str) -> float:
-    """The step that a line tells of; infinite when it tells of none."""
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf
-
-
-def append(path: Path, line: dict[str, Any]) -> None:
-    """Adds one JSON line to a file, in one write."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
 def now() -> str:

@@ -312,7 +312,7 @@ class _Tasks:
 
 
 class _Tail:
-    """A file as it grows; a training that goes back to a checkpoint puts another in its place, with fewer lines."""
+    """A file as it grows; a training that goes back to a checkpoint puts another in its place, or shortens it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -326,6 +326,9 @@ class _Tail:
                 former, self._file, anew = self._file, self._path.open("rb"), True
                 if former:
                     former.close()
+            elif self._path.stat().st_size < self._file.tell():
+                self._file.seek(0)
+                anew = True
         except OSError:  # there is none yet
             return False, b""
         place = self._file.tell()

@@ -168,7 +168,7 @@ class _Host:
         if frame.kind == "error":
             raise TfdistError(f"{self._site.name}: {frame['message']}", hint=frame["hint"])
         if frame.kind == "metrics":
-            keep_metrics(self._plan.run_dir / METRICS_FILE, frame.payload, anew=frame["anew"])
+            await self._keep_metrics(frame)
             return
         task = TaskId.parse(frame["task"])
         match frame.kind:
@@ -180,6 +180,14 @@ class _Host:
                 await self._pass_on(task, stream, parser.feed(frame.payload), parser.unfinished)
             case "exited":
                 await self._exited(task, frame)
+
+    async def _keep_metrics(self, frame: Frame) -> None:
+        path = self._plan.run_dir / METRICS_FILE
+        try:
+            keep_metrics(path, frame.payload, anew=frame["anew"])
+        except OSError as error:  # a full disk here is no reason to end a training there
+            record = {"kind": "metrics_failed", "reason": f"{path} is not complete: {error.strerror}"}
+            await self._outlets.events.put_output(Recorded(self._plan.tasks[0].task, record))
 
     async def _pass_on(self, task: TaskId, stream: Stream, parsed: Parsed, unfinished: str) -> None:
         """Passes on what was written: what is for the log, lines to show, and records."""
