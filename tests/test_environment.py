@@ -127,6 +127,11 @@ def test_other_keys_are_left_alone():
         ('{"cluster": {"worker": [2222]}, "task": {"type": "worker", "index": 0}}', "TF_CONFIG cannot be read"),
         ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}', "worker:1, which its cluster"),
         ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": -1}}', "TF_CONFIG cannot be read"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0.5}}', "'worker:0.5' names no task"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1e999}}', "'worker:inf' names no task"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": true}}', "TF_CONFIG cannot be read"),
+        ('{"cluster": ' + "[" * 100_000, "TF_CONFIG cannot be read: it is nested too deep"),
+        ("[" * 100_000, "TF_CONFIG cannot be read: it is nested too deep"),
         ('{"cluster": {"worker": ["a:1", "a:1"]}, "task": {"type": "worker", "index": 1}}', "a:1 is the address of"),
     ],
 )

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdist_cli import records
-from tfdist_cli.records import RECORD_SEPARATOR, emit, number, split
+from tfdist_cli.records import RECORD_SEPARATOR, emit, split
+from tfdist_cli.run_files import number
 
 JSON = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text()),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any, get_args
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.phases import WATCH
+from tfdist_cli.run_files import parse_object
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import DATA_KEY, Strategy
 from tfdist_cli.spec.resources import GPU_MEMORY, Size
@@ -97,12 +97,12 @@ def _tf_config(text: str) -> tuple[dict[TaskId, Address], TaskId]:
     if not text.strip():
         return {}, THE_ONE
     try:
-        config = json.loads(text)
+        config = parse_object(text)
         cluster, place = config["cluster"], config["task"]
         served = config.get(DATA_KEY, {})
         _check_places(cluster, served)
         addresses = _addresses({**cluster, **served})
-        task = TaskId.parse(f"{place['type']}:{int(place['index'])}")
+        task = TaskId.parse(f"{place['type']}:{place['index']}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise UsageError(

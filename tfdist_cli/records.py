@@ -30,8 +30,10 @@ import json
 import os
 import select
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
+
+from tfdist_cli.run_files import parse_object
 
 RECORD_SEPARATOR = "\x1e"
 ENABLED = "TFDIST_RECORDS"
@@ -43,9 +45,6 @@ LAUNCHER_PID = "TFDIST_LAUNCHER_PID"
 OUTLASTS = "TFDIST_OUTLASTS"
 """Set where SIGTERM reaches all tasks of a job at once: those that only serve others end when their chief has."""
 STATES = ("starting", "waiting", "serving", "training", "evaluating", "saving", "done")
-_DEEPEST = 16
-"""Levels of maps and lists in a record; what takes it apart need not be ready for thousands."""
-_COUNTABLE = 2**63
 _LIMIT = select.PIPE_BUF if hasattr(select, "PIPE_BUF") else 512
 
 
@@ -95,31 +94,7 @@ def split(line: str) -> Iterator[str | dict[str, Any]]:
         yield text
     for candidate in candidates:
         try:
-            record = json.loads(candidate)
-        except (ValueError, RecursionError):
-            record = None
-        if isinstance(record, dict) and isinstance(record.get("kind"), str) and not _is_nested(record):
-            yield record
-        else:
-            yield candidate
-
-
-def number(value: object) -> float | None:
-    """A number of a record, to count with; None for what is none, not finite, or beyond 64 bits."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return value if abs(value) < _COUNTABLE else None
-
-
-def _is_nested(value: object) -> bool:
-    """Whether there are more levels than `_DEEPEST`."""
-    level = [value]
-    for _ in range(_DEEPEST):
-        level = [item for each in level for item in _items(each)]
-    return bool(level)
-
-
-def _items(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+            record = parse_object(candidate)
+        except ValueError:
+            record = {}
+        yield record if isinstance(record.get("kind"), str) else candidate

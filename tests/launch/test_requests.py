@@ -20,7 +20,9 @@ def test_one_that_nobody_has_taken_is_taken_back(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", json.dumps({"replicas": {"boss": 3}})])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", json.dumps({"replicas": {"boss": 3}}), "[" * 9999, '{"replicas": {"ps": "2"}}']
+)
 def test_what_is_no_request_is_thrown_away(text, tmp_path):
     (tmp_path / "request-x.json").write_text(text)
     with left(tmp_path, {"ps": 1}, dry_run=False) as request:

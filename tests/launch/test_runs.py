@@ -154,30 +154,30 @@ def test_a_run_without_its_lock_is_listed_by_its_plan(tmp_path):
     assert [path.name for path in runs_in(tmp_path)] == ["a", "copied", "b"]
 
 
-def test_a_folder_that_cannot_be_looked_into_hides_no_run(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_looked_into_hides_no_run_and_may_be_one(tmp_path, monkeypatch):
     for name in ("mine", "theirs"):
         Folder(tmp_path / name)
-    is_file = Path.is_file
+    exists = Path.exists
 
     def refused(path):
         if path.parent.name == "theirs":
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return is_file(path)
+        return exists(path)
 
-    monkeypatch.setattr(Path, "is_file", refused)
-    assert [path.name for path in runs_in(tmp_path)] == ["mine"]
+    monkeypatch.setattr(Path, "exists", refused)
+    assert [path.name for path in runs_in(tmp_path)] == ["theirs", "mine"]
 
 
 def test_what_may_not_be_read_is_told(folder, monkeypatch):
     started(folder)
-    read = Path.open
+    opened = os.open
 
     def refused(path, *args, **options):
-        if path.name == "events.jsonl":
+        if Path(path).name == "events.jsonl":
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return read(path, *args, **options)
+        return opened(path, *args, **options)
 
-    monkeypatch.setattr(Path, "open", refused)
+    monkeypatch.setattr(os, "open", refused)
     with pytest.raises(UsageError, match=r"digits-1/events\.jsonl cannot be read: Permission denied"):
         read_run(folder.path)
     monkeypatch.setattr(Path, "iterdir", lambda path: refused(path / "events.jsonl"))

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import resource
 import shutil
 
@@ -235,6 +236,27 @@ def test_when_no_checkpoint_is_whole_nothing_is_trained_anew(trained, tmp_path):
         (path / "state.json").unlink()
     with pytest.raises(TrainingError, match=f"no checkpoint in {tmp_path} is whole: .*step-00000010"):
         train(tmp_path, 17)
+
+
+def test_a_folder_of_another_name_or_a_named_pipe_is_no_hindrance(step, tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    folder.save(step, TrainingState(7, 0))
+    for name in ("step-²", "step-00000008x", "step-00000009"):
+        (tmp_path / name).mkdir()
+    os.mkfifo(tmp_path / "step-00000009" / "state.json")
+    found, damaged = folder.newest()
+    assert found.state.step == 7
+    assert list(damaged) == [9]
+    assert "not a regular file" in damaged[9]
+
+
+def test_a_folder_that_somebody_has_removed_is_not_made_again(step, tmp_path):
+    folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
+    folder.begin()
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(FileNotFoundError):
+        folder.save(step, TrainingState(1, 0))
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_is_no_checkpoint_is_not_looked_at(trained, tmp_path):

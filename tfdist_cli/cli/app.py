@@ -6,6 +6,7 @@ import inspect
 import signal
 import sys
 from importlib import import_module
+from io import TextIOWrapper
 from types import FrameType
 from typing import Annotated, Any
 
@@ -90,6 +91,9 @@ def _interrupted(_number: int, _frame: FrameType | None) -> None:
 def main() -> None:
     """Runs `tfdist`; an error that a user can act on is told in a line, any other is a bug and keeps its traceback."""
     signal.signal(signal.SIGINT, _interrupted)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a folder's name need not be text, nor a terminal take all of Unicode
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="tfdist")
     except TfdistError as error:

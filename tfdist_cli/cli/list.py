@@ -33,14 +33,15 @@ def list(  # noqa: A001 the command's name
     as_json: Annotated[bool, typer.Option("--json", help="Print all that is known, as JSON.")] = False,
 ) -> None:
     """List the runs in a folder, the newest last: runs/ of the current folder by default."""
-    if not parent.is_dir():
-        raise UsageError(f"there is no folder {parent}", hint="name the folder of runs, or launch one first")
-    found = [*_read(runs_in(parent))]
+    paths = [*runs_in(parent)]
+    found = [*_read(paths)]
     if as_json:
         console.write(to_json([news.as_json() for news in found], indent=2))
         return
-    if not found:
+    if not paths:
         console.err.print(f"there are no runs in {parent}", markup=False)
+        return
+    if not found:
         return
     rows = [_row(news) for news in found]
     widths = [max(cell.cell_len for cell in cells) for cells in zip(*rows, strict=True)]

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from tfdist_cli.cli import console
-from tfdist_cli.cli.lines import TaskLines
+from tfdist_cli.cli.lines import TaskLines, neutral
 from tfdist_cli.cli.options import RunArgument
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.output import GREETINGS, shown
 from tfdist_cli.launch.runs import launcher_of, log_files, read_run
+from tfdist_cli.run_files import open_file
 from tfdist_cli.spec.task_id import TaskId
 
 EXAMPLES = (
@@ -79,7 +81,7 @@ class _Logs:
         self._lines = lines
         self._first: int | None = None
         """The attempt that was the last one at first."""
-        self._readers: dict[tuple[int, TaskId, str], _Reader] = {}
+        self._readers: dict[tuple[int, TaskId, str], _Reader | None] = {}
 
     @property
     def found(self) -> bool:
@@ -99,9 +101,20 @@ class _Logs:
             number, task, _ = key
             if number == self._attempt or (self._attempt is None and number >= (self._first or 0)):
                 if key not in self._readers:
-                    self._readers[key] = _Reader(path, self._lines)
-                yield task, self._readers[key].read(last=last or number != newest)
+                    self._readers[key] = _opened(path, self._lines)
+                reader = self._readers[key]
+                if reader:
+                    yield task, reader.read(last=last or number != newest)
         self._lines = 0  # all of a log that is begun while one looks
+
+
+def _opened(path: Path, lines: int) -> _Reader | None:
+    """A reader; None for what cannot be read, which is named."""
+    try:
+        return _Reader(path, lines)
+    except OSError as error:
+        console.err.print(Text(f"left out: {neutral(str(path))}: {error.strerror}"), soft_wrap=True)
+        return None
 
 
 class _Reader:
@@ -113,7 +126,7 @@ class _Reader:
     """
 
     def __init__(self, path: Path, lines: int) -> None:
-        self._file = path.open("rb")
+        self._file = open_file(path)
         self._first: int | None = lines or None
         self._begun = b""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -22,6 +21,7 @@ from tfdist_cli.launch.report import described
 from tfdist_cli.launch.requests import SIGNAL, Request, left
 from tfdist_cli.launch.run_dir import EVENTS_FILE
 from tfdist_cli.launch.runs import RunView, launcher_of, read_run
+from tfdist_cli.run_files import open_file, parse_lines
 from tfdist_cli.spec.task_id import ROLES, Role
 
 EXAMPLES = (
@@ -178,14 +178,12 @@ class _Asked:
 
     def _new(self) -> Iterator[dict[str, Any]]:
         """The events that have been written since, whole lines of them."""
-        if not self._path.exists():
+        try:
+            file = open_file(self._path)
+        except FileNotFoundError:
             return  # nothing has happened yet
-        with self._path.open("rb") as file:
+        with file:
             file.seek(self._read)
             text, line_feed, _ = file.read().rpartition(b"\n")
         self._read += len(text + line_feed)
-        for line in text.splitlines():
-            with suppress(ValueError):
-                event = json.loads(line)
-                if isinstance(event, dict):
-                    yield event
+        yield from parse_lines(text.split(b"\n"))

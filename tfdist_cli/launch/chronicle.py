@@ -9,7 +9,7 @@ from typing import Any
 
 from tfdist_cli.launch.events import Event, Networked, Output, Recorded, Started
 from tfdist_cli.launch.state import JobState
-from tfdist_cli.records import number
+from tfdist_cli.run_files import number
 from tfdist_cli.spec.task_id import TaskId
 
 KEPT_LINES = 10

@@ -45,13 +45,20 @@ class TaskLogs:
     def begin(self, task: TaskId, attempt: int) -> Path:
         """Makes the task's folder before the task starts; one that is started again alone goes on in its logs."""
         folder = self._folder_of(attempt) / task.slug
-        if folder == self._folders.get(task):
+        again = folder == self._folders.get(task)
+        if again:
             self.write(task, "stderr", b"tfdist: started again\n")
-            _put_aside(folder / ERROR_FILE)
         else:
             self._close(task)
             self._folders[task] = folder
-            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            if again:
+                _put_aside(folder / ERROR_FILE)
+            else:
+                folder.parent.mkdir(exist_ok=True)  # the run's directory is there, or somebody has removed it
+                folder.mkdir(exist_ok=True)
+        except OSError as error:
+            self.problem = self.problem or f"{folder} cannot be made ready: {error.strerror}"
         return folder
 
     def write(self, task: TaskId, stream: Stream, data: bytes) -> None:

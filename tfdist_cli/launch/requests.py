@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tfdist_cli.run_files import read_object, whole
 from tfdist_cli.spec.task_id import ROLES, Role
 
 SIGNAL = signal.SIGURG
@@ -42,6 +43,8 @@ class Request:
         replicas = value.get("replicas") if isinstance(value, dict) else None
         if not isinstance(replicas, dict) or not all(role in ROLES for role in replicas):
             return None
+        if not all((whole(count) or 0) >= 0 and whole(count) is not None for count in replicas.values()):
+            return None
         return cls(str(value.get("request")), replicas, bool(value.get("dry_run")))
 
 
@@ -65,7 +68,7 @@ def taken(run: Path) -> Iterator[Request]:
     """Takes the requests out of a run's directory."""
     for path in sorted(run.glob(_FILES)):
         with suppress(OSError, ValueError):  # whoever made it has taken it back
-            request = Request.read(json.loads(path.read_text(encoding="utf-8")))
+            request = Request.read(read_object(path))
             path.unlink()
             if request:
                 yield request

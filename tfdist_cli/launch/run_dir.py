@@ -165,7 +165,13 @@ def _followed(path: Path) -> Path:
 
 
 def _check_ours(path: Path) -> None:
-    """Refuses a directory with other things in it: logs and checkpoints of a run don't belong between them."""
+    """Refuses a directory with other things in it: logs and checkpoints of a run don't belong between them.
+
+    A named pipe in the place of one of its files would be waited for.
+    """
+    for each in path.iterdir():
+        if each.exists() and not (each.is_file() or each.is_dir()):
+            raise UsageError(f"{each} is neither a file nor a folder", hint="remove it, or name another --run-dir")
     found = sorted(each.name for each in path.iterdir() if each.name != LOCK_FILE and not _ATTEMPT.fullmatch(each.name))
     if found and PLAN_FILE not in found:
         raise UsageError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -20,11 +19,12 @@ from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.chronicle import numbers
 from tfdist_cli.launch.run_dir import CHECKPOINTS, EVENTS_FILE, LOCK_FILE, PLAN_FILE, RESULT_FILE
 from tfdist_cli.records import TASK_DIR
+from tfdist_cli.run_files import moment, number, read_bytes, read_lines, read_object, whole
 from tfdist_cli.spec.task_id import TaskId
 
 METRICS_FILE = "metrics.jsonl"
-_TAIL = 256 * 1024
-"""Bytes at the end of a file in which its last lines are looked for."""
+_PIDS = 2**31
+"""Beyond all numbers of processes."""
 
 
 class Outcome(Enum):
@@ -133,24 +133,32 @@ class RunView:
 def runs_in(parent: Path) -> Iterator[Path]:
     """The directories of runs in a folder, the one that was launched last at the end.
 
+    Those that this user may not look into are among them, since they may be runs, and come first.
+
     Raises:
         UsageError: the folder cannot be read.
     """
     try:
         folders = list(parent.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"there is no folder {parent}", hint="name the folder of runs, or launch one first") from None
     except OSError as error:
         raise UsageError(f"the folder {parent} cannot be read: {error.strerror}") from error
     found: dict[Path, float] = {}
     for each in folders:
-        with suppress(OSError):  # not for this user to look into
-            if not each.is_symlink() and (each / PLAN_FILE).is_file():
+        try:
+            if not each.is_symlink() and (each / PLAN_FILE).exists():
                 dated = next(file for file in (each / LOCK_FILE, each / PLAN_FILE) if file.exists())
                 found[each] = dated.stat().st_mtime
+        except PermissionError:
+            found[each] = 0.0
+        except OSError:  # it is gone, or its name is longer than names may be
+            continue
     yield from sorted(found, key=lambda each: found[each])
 
 
 def read_run(path: Path) -> RunView:
-    """Reads a run's directory.
+    """Reads a run's directory; of files that are damaged, what can be understood.
 
     Raises:
         UsageError: it is none, or cannot be read.
@@ -162,44 +170,58 @@ def read_run(path: Path) -> RunView:
 
 
 def _read_run(path: Path) -> RunView:
-    try:
-        plan = json.loads((path / PLAN_FILE).read_text(encoding="utf-8"))
-        tasks = {name: TaskView(TaskId.parse(name)) for name in (each["task"] for each in plan["tasks"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{path} is not the directory of a run: its {PLAN_FILE} cannot be read",
-            hint="name a directory that `tfdist list` shows",
-        ) from error
+    plan, names = _read_plan(path)
+    tasks = {str(name): TaskView(name) for name in names}
     path, launcher = path.resolve(), launcher_of(path)
     events = list(_of_last_launch(path / EVENTS_FILE))
     for event in events:
         _follow(event, tasks)
-    phase = next((str(event["phase"]) for event in reversed(events) if event.get("event") == "phase"), "running")
+    phase = next((str(event.get("phase")) for event in reversed(events) if event.get("event") == "phase"), "running")
     ended = phase == "ended"
-    result = _read_json(path / RESULT_FILE) if ended and launcher is None else {}
     last = _last_of_training(path / METRICS_FILE)
+    result = _result(path / RESULT_FILE) if ended and launcher is None else {}
     return RunView(
         path,
         str(plan.get("name", path.name)),
         str(plan.get("strategy", "")),
         _outcome(launcher, ended, result),
         launcher,
-        datetime.fromisoformat(events[0]["time"]) if events else None,
+        moment(events[0]["time"]) if events else None,
         _seconds(events, launcher),
         phase,
         list(tasks.values()),
-        last.get("step"),
+        whole(last.get("step")),
         numbers(last.get("values")),
         result,
         _scaled(events),
     )
 
 
+def _read_plan(path: Path) -> tuple[dict[str, Any], list[TaskId]]:
+    """The plan of a run, and its tasks.
+
+    Raises:
+        UsageError: it cannot be read, so that the directory is no run's.
+    """
+    try:
+        plan = read_object(path / PLAN_FILE)
+        tasks = [TaskId.parse(each["task"]) for each in plan["tasks"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        refused = isinstance(error, PermissionError)
+        message = "cannot be looked into" if refused else "is not the directory of a run"
+        reason = f": {error.strerror}" if isinstance(error, OSError) else ""
+        raise UsageError(
+            f"{path} {message}: its {PLAN_FILE} cannot be read{reason}",
+            hint="see to it that this user may read it" if refused else "name a directory that `tfdist list` shows",
+        ) from error
+    return plan, tasks
+
+
 def launcher_of(run: Path) -> int | None:
     """The process that launches in a run's directory now; None when there is none on this machine."""
     lock = run.absolute() / LOCK_FILE
-    with suppress(OSError, ValueError, psutil.Error):
-        process = psutil.Process(int(lock.read_text(encoding="ascii")))
+    with suppress(OSError, ValueError, OverflowError, RuntimeError, psutil.Error):  # RuntimeError: links in a circle
+        process = psutil.Process(int(read_bytes(lock)))
         if any(Path(each.path) == lock.resolve() for each in process.open_files()):
             return process.pid
     return None
@@ -241,10 +263,10 @@ def _seconds(events: list[dict[str, Any]], launcher: int | None) -> float:
     if not events:
         return 0.0
     last = float(events[-1]["seconds"])
-    if launcher is None:
+    since = moment(events[-1]["time"])
+    if launcher is None or since is None:
         return last
-    since = datetime.now(timezone.utc) - datetime.fromisoformat(events[-1]["time"])
-    return round(last + max(0.0, since.total_seconds()), 3)
+    return round(last + max(0.0, (datetime.now(timezone.utc) - since).total_seconds()), 3)
 
 
 def _outcome(launcher: int | None, ended: bool, result: Mapping[str, Any]) -> Outcome:
@@ -256,15 +278,15 @@ def _outcome(launcher: int | None, ended: bool, result: Mapping[str, Any]) -> Ou
     return Outcome.DONE if code == 0 else Outcome.STOPPED if result.get("signal") else Outcome.FAILED
 
 
-def _of_last_launch(path: Path) -> Iterator[dict[str, Any]]:
+def _of_last_launch(path: Path) -> list[dict[str, Any]]:
     """The events since the launcher last began, whose seconds count from then."""
     events: list[dict[str, Any]] = []
-    for event in _lines(path):
+    for event in read_lines(path):
         if event.get("event") == "launch":
             events.clear()
-        if isinstance(event.get("seconds"), int | float) and isinstance(event.get("time"), str):  # a launcher wrote it
+        if number(event.get("seconds")) is not None and moment(event.get("time")):  # a launcher wrote it
             events.append(event)
-    yield from events
+    return events
 
 
 def _follow(event: Mapping[str, Any], tasks: Mapping[str, TaskView]) -> None:
@@ -273,8 +295,9 @@ def _follow(event: Mapping[str, Any], tasks: Mapping[str, TaskView]) -> None:
         return
     match event.get("event"):
         case "started":
-            task.state, task.pid, task.cause = "starting", int(event["pid"]), ""
-            task.starts += 1
+            pid = whole(event.get("pid"))
+            task.state, task.cause, task.starts = "starting", "", task.starts + 1
+            task.pid = pid if pid and 0 < pid < _PIDS else None
         case "state":
             task.state = str(event.get("state"))
         case "exited":
@@ -285,34 +308,33 @@ def _scaled(events: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...
     """What came of the requests for other numbers of tasks that were heeded."""
     found: dict[str, dict[str, Any]] = {}
     for event in events:
-        number = str(event.get("request"))
-        if event.get("event") == "scale" and event.get("answer") == "accepted":
-            found[number] = {key: event.get(key) for key in ("replicas", "seconds", "resumed", "took")}
-        elif event.get("event") == "scaled" and number in found:
-            found[number] |= {key: event.get(key) for key in ("resumed", "took")}
+        request = str(event.get("request"))
+        after = {key: number(event.get(key)) for key in ("resumed", "took")}
+        if event.get("event") == "scale" and event.get("answer") == "accepted" and (changes := _changes(event)):
+            found[request] = {"replicas": changes, "seconds": event["seconds"], **after}
+        elif event.get("event") == "scaled" and request in found:
+            found[request] |= after
     return tuple(found.values())
+
+
+def _changes(event: Mapping[str, Any]) -> dict[str, list[int]]:
+    """The numbers of tasks before and after; none where the event is damaged."""
+    replicas = event.get("replicas")
+    changes = replicas.items() if isinstance(replicas, dict) else ()
+    return {
+        role: counts
+        for role, counts in changes
+        if isinstance(counts, list) and len(counts) == 2 and all(whole(each) is not None for each in counts)
+    }
 
 
 def _last_of_training(path: Path) -> Mapping[str, Any]:
     """The last line of metrics of the training."""
-    lines = [line for line in _lines(path, tail=True) if line.get("split") == "train"]
+    lines = [line for line in read_lines(path, tail=True) if line.get("split") == "train"]
     return lines[-1] if lines else {}
 
 
-def _lines(path: Path, *, tail: bool = False) -> Iterator[dict[str, Any]]:
-    """The lines of a JSON Lines file that are whole: the last one may be being written."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        if tail:
-            file.seek(max(0, path.stat().st_size - _TAIL))
-        for line in file:
-            with suppress(ValueError):
-                value = json.loads(line)
-                if isinstance(value, dict):
-                    yield value
-
-
-def _read_json(path: Path) -> dict[str, Any]:
+def _result(path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError):
-        value = json.loads(path.read_text(encoding="utf-8"))
-        return value if isinstance(value, dict) else {}
+        return read_object(path)
     return {}

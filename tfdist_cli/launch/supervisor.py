@@ -41,7 +41,7 @@ from tfdist_cli.launch.events import (
 from tfdist_cli.launch.restarts import judge
 from tfdist_cli.launch.stall import beat, look, moved, silent_when_it_failed
 from tfdist_cli.launch.state import KILL_TIMEOUT, JobState, Phase, Resize, Rules, Status, TaskState
-from tfdist_cli.records import number
+from tfdist_cli.run_files import number
 from tfdist_cli.spec.task_id import TaskId
 
 RESTART_GRACE = 1.0

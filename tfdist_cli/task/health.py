@@ -6,7 +6,6 @@ process lives, and a container ends with its process.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
@@ -15,6 +14,8 @@ from itertools import pairwise
 from pathlib import PurePath
 
 import psutil
+
+from tfdist_cli.run_files import parse_object
 
 SERVING = ("ps", "worker", "data_dispatcher", "data_worker")
 _TIMEOUT = 5.0
@@ -52,7 +53,7 @@ def serves(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
 
 def _task_of(environ: Mapping[str, str]) -> str:
     try:
-        return str(json.loads(environ.get("TF_CONFIG", ""))["task"]["type"])
+        return str(parse_object(environ.get("TF_CONFIG", ""))["task"]["type"])
     except (ValueError, KeyError, TypeError):
         return ""
 

@@ -17,6 +17,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.run_files import read_bytes, read_object, whole
 from tfdist_cli.train.bundle import Read, live, read_variables, saved_variables, write_variables
 from tfdist_cli.train.disk import digest_of, remove, sync, write_synced
 from tfdist_cli.train.step import ModelStep
@@ -41,6 +43,7 @@ _REPLACED = ".replaced-"
 _REMOVING = ".removing-"
 _DAMAGED = "damaged-"
 _FORMAT = 1
+_STEP = re.compile(r"[0-9]{8,18}")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -113,6 +116,7 @@ class CheckpointFolder:
         self.path = path
         self._keep = keep
         self._latest: TrainingState | None = None
+        self._made = False
 
     def begin(self) -> None:
         """Gets the folder ready for a training: finishes or clears away what one that was killed had begun.
@@ -122,6 +126,7 @@ class CheckpointFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            self._made = True
             self._put_back()
             for pattern in (f"{_WRITING}*", f"{_REMOVING}*", f"{_PREFIX}*/.{STATE_FILE}.*"):
                 for rest in self.path.glob(pattern):
@@ -146,7 +151,7 @@ class CheckpointFolder:
             return []
         names = [entry.name.removeprefix(_REPLACED) for entry in self.path.iterdir()]
         numbers = [name[len(_PREFIX) :] for name in names if name.startswith(_PREFIX)]
-        return sorted({int(number) for number in numbers if number.isdigit()})
+        return sorted({int(number) for number in numbers if _STEP.fullmatch(number)})
 
     def look(self, step: int) -> Found:
         """The checkpoint of a step, as far as can be told without reading all of it: that no file has lost its end.
@@ -223,12 +228,14 @@ class CheckpointFolder:
             OSError: the disk is full, or the folder cannot be written; earlier checkpoints are untouched.
         """
         folder = self._folder(state.step)
+        if not self._made:  # there was no room for it at the beginning
+            self.path.mkdir(parents=True, exist_ok=True)
         if not (changed or arrays) and self._latest and self._latest.step == state.step:
             return self._restate(folder, state)
         writing = self.path / f"{_WRITING}{state.step:08d}-{os.getpid()}"
         remove(writing)
         try:
-            writing.mkdir(parents=True)
+            writing.mkdir()  # its folder is there, or somebody has removed it
             write_variables(step, writing / "variables", read)
             if arrays:
                 np.savez(writing / ARRAYS_FILE, *arrays)
@@ -319,9 +326,10 @@ class CheckpointFolder:
         """Removes what is no longer kept, now that a newer one is whole; what is damaged neither counts nor goes."""
         steps = [step for step in self.steps() if step <= newest and self._looks_whole(step)]
         waiting: set[int] = set()
-        with contextlib.suppress(FileNotFoundError, ValueError):  # no evaluator, or one that is writing just now
-            scored = json.loads((self.path / SCORED_FILE).read_text(encoding="utf-8"))["scored"]
-            waiting = set(steps[-(self._keep + UNSCORED_KEPT) :]) - set(scored)
+        with contextlib.suppress(OSError, ValueError):  # no evaluator, or what it writes is damaged
+            scored = read_object(self.path / SCORED_FILE).get("scored")
+            if isinstance(scored, list):
+                waiting = set(steps[-(self._keep + UNSCORED_KEPT) :]) - {whole(step) for step in scored}
         for old in steps[: -self._keep]:
             if old not in waiting:
                 self._discard(self._folder(old))
@@ -356,13 +364,13 @@ def _reading(path: Path) -> Iterator[None]:
 
 def _read_state(path: Path) -> TrainingState:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        seal, form = values.pop("seal", None), values.get("format")
+        values = json.loads(read_bytes(path))
+        seal, form, own = values.pop("seal", None), values.get("format"), _seal(values)
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(f"{path} cannot be read: {error}") from error
     if form != _FORMAT:
         raise Damaged(f"{path} has format {form}, which this version of tfdist cannot read")
-    if seal != _seal(values):
+    if seal != own:
         raise Damaged(f"{path} has been changed since it was written")
     return TrainingState(**values)
 

@@ -10,6 +10,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from tfdist_cli.run_files import open_file
+
 
 def write_synced(path: Path, value: dict[str, Any]) -> None:
     """Writes a JSON file in the place of another, whole or not at all."""
@@ -42,7 +44,7 @@ def sync(path: Path) -> None:
 def digest_of(path: Path) -> str:
     """A file's SHA-256."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

@@ -18,6 +18,7 @@ import tensorflow as tf
 from keras.src.models.functional import Functional
 
 from tfdist_cli.errors import ResultNotSaved, TrainingError, UsageError
+from tfdist_cli.train.op_error import shortened
 from tfdist_cli.train.shards import Block, pieces
 from tfdist_cli.train.step import built_for
 
@@ -92,8 +93,9 @@ def _written(path: Path) -> Iterator[Path]:
         _remove(path)
         beside.rename(path)
     except (OSError, tf.errors.OpError) as error:
-        reason = error.message if isinstance(error, tf.errors.OpError) else str(error)
-        if isinstance(error, tf.errors.OpError) and not any(os.strerror(number) in reason for number in _OF_A_DISK):
+        of_tensorflow = isinstance(error, tf.errors.OpError)
+        reason = shortened(error).message if of_tensorflow else str(error)
+        if of_tensorflow and not any(os.strerror(number) in reason for number in _OF_A_DISK):
             raise  # it is the model's
         with suppress(OSError):
             _remove(beside)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tfdist_cli.records import emit
+from tfdist_cli.run_files import number, parse_object
 
 log = logging.getLogger("tfdist")
 
@@ -95,19 +95,14 @@ class MetricsFile:
 def _said(line: bytes) -> dict[str, Any]:
     """What a line says; nothing for one that is damaged."""
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
+        return parse_object(line)
+    except ValueError:
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _comes_again(line: bytes, step: int, ended: int) -> bool:
     """Whether what a line tells of is done once more by a training that goes on from a step."""
     said = _said(line)
-    own, epoch = _number(said.get("step")), _number(said.get("epoch"))
+    own, epoch = number(said.get("step")), number(said.get("epoch"))
     at_the_end = said.get("epoch_done") is True or said.get("split") != "train"
-    return own > step or (own == step and at_the_end and epoch > ended)
-
-
-def _number(value: object) -> float:
-    return -math.inf if isinstance(value, bool) or not isinstance(value, int | float) else value
+    return own is not None and (own > step or (own == step and at_the_end and (epoch or 0) > ended))

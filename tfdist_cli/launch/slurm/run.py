@@ -9,8 +9,10 @@ script is submitted anew.
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from tfdist_cli.launch.base import Outlets
@@ -23,10 +25,12 @@ from tfdist_cli.launch.slurm.script import SCRIPT_FILE
 from tfdist_cli.launch.works import Works
 from tfdist_cli.plan import Plan
 from tfdist_cli.records import TASK_DIR
+from tfdist_cli.run_files import read_bytes
 from tfdist_cli.spec.task_id import TaskId
 
 JOB_FILE = "slurm_job"
 """Holds the number of the run's job."""
+_JOB = re.compile(r"[0-9][\w;.+-]*", re.ASCII)
 LOG_FILE = "slurm.log"
 """What the script and Slurm itself write."""
 _ASK = 2.0
@@ -44,8 +48,10 @@ _LAST_LINES = 10
 
 def job_of(run: Path) -> str:
     """The number of a run's last job; empty for one that had none."""
-    path = run / JOB_FILE
-    return path.read_text(encoding="ascii").strip() if path.exists() else ""
+    with suppress(OSError, ValueError):
+        job = read_bytes(run / JOB_FILE).decode("ascii").strip()
+        return job if _JOB.fullmatch(job) else ""
+    return ""
 
 
 class SlurmRun:
