@@ -74,8 +74,8 @@ def whole_run(path):
 
 def tfdist(*arguments):
     """Runs a command as its own process would: its exit code, and what it prints, which has to be UTF-8."""
-    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
-    err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    written = [io.BytesIO(), io.BytesIO()]
+    out, err = (io.TextIOWrapper(each, encoding="utf-8", write_through=True) for each in written)
     console._console.cache_clear()
     before, argv = signal.getsignal(signal.SIGINT), sys.argv
     sys.argv = ["tfdist", *map(str, arguments)]
@@ -86,7 +86,7 @@ def tfdist(*arguments):
         sys.argv = argv
         signal.signal(signal.SIGINT, before)
         console._console.cache_clear()
-    return int(end.value.code or 0), *(stream.buffer.getvalue().decode() for stream in (out, err))
+    return int(end.value.code or 0), written[0].getvalue().decode(), written[1].getvalue().decode()
 
 
 @contextmanager
