@@ -9,6 +9,7 @@ import sys
 import tempfile
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -41,7 +42,7 @@ FILES = (
     "attempt_1/chief-0/stderr.log",
 )
 PLAIN_FILES = tuple(name for name in FILES if name != "checkpoints")
-LINES = {
+LINES: dict[str, list[dict[str, Any]]] = {
     "events.jsonl": [
         {"event": "launch"},
         {"event": "started", "task": "chief:0", "pid": 2**22 + 1},
