@@ -36,6 +36,12 @@ OPTIMIZERS = {
     "cosine with warm-up": lambda: optimizers.SGD(schedules.CosineDecay(0.0, 10, warmup_target=0.2, warmup_steps=3)),
     "rate by a function": lambda: optimizers.SGD(lambda: 0.05),
 }
+if hasattr(optimizers, "MultiOptimizer"):  # newer than Keras 3.12
+    OPTIMIZERS["several"] = lambda: optimizers.MultiOptimizer(
+        optimizers.OptimizerMap(
+            optimizers.Adam(0.01, clipnorm=0.1), {".*kernel": optimizers.SGD(0.1, momentum=0.9, use_ema=True)}
+        )
+    )
 if keras.__version__.startswith("3.12."):
     del OPTIMIZERS[
         "muon"

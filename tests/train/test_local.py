@@ -40,7 +40,7 @@ def with_rules():
     for name, make in OPTIMIZERS.items():
         variables, optimizer = [variable(value, "any") for value in VALUES], make()
         optimizer.build(variables)
-        if why_by_keras(optimizer, variables) is None and "dynamic" not in name:
+        if rule_of(optimizer) is not None and why_by_keras(optimizer, variables) is None:
             yield name
 
 

@@ -32,7 +32,7 @@ from tfdist_cli.train.seeds import Seeds
 from tfdist_cli.train.served import calls_python
 from tfdist_cli.train.step import Given, ModelStep, Tensors
 from tfdist_cli.train.tables import Tables
-from tfdist_cli.train.update import innermost, leave_sums_to_engine, updates_rows, why_by_keras
+from tfdist_cli.train.update import innermost, leave_sums_to_engine, updates_rows, updating, why_by_keras
 from tfdist_cli.train.wire import Wire
 from tfdist_cli.train.workshop import CHIEF_DEVICE, Workshop, raise_cause
 
@@ -187,7 +187,7 @@ class CoordinatedEngine:
     def _check(self, rules: Rules) -> None:
         """Refuses what would go wrong without a word."""
         optimizer, updates = self._step.model.optimizer, rules.updates
-        steps = innermost(optimizer).gradient_accumulation_steps
+        steps = max(inner.gradient_accumulation_steps or 0 for inner in updating(optimizer))
         if steps and self.workers > 1 and not self.synchronous:
             raise TrainingError(
                 f"gradient_accumulation_steps is {steps}, which asynchronous workers cannot share",

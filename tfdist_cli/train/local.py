@@ -23,7 +23,7 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.kernels import Slot, in_turn, rule_of
+from tfdist_cli.train.kernels import Slot, in_turn, rule_of, why_not
 from tfdist_cli.train.rate import Rate
 from tfdist_cli.train.shards import Gradient, parts
 from tfdist_cli.train.step import Tensors
@@ -86,7 +86,7 @@ class Local:
         rule, why = rule_of(optimizer), why_by_keras(optimizer, parameters)
         if rule is None or why:
             raise TrainingError(
-                f"local_steps needs updates that TensorFlow's kernels can make: {why}",
+                f"local_steps needs updates that TensorFlow's kernels can make: {why or why_not(optimizer)}",
                 hint="take another optimizer, or updates: {push_every: N}, which exchanges as seldom",
             )
         self._optimizer, self._parameters, self._tables = optimizer, parameters, tables

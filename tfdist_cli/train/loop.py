@@ -23,11 +23,11 @@ from tfdist_cli.train.engine import Engine, Execution
 from tfdist_cli.train.memory import CallbackStates, random_states
 from tfdist_cli.train.metrics import MetricTotals
 from tfdist_cli.train.progress import Progress
-from tfdist_cli.train.resume import Position, Start, learning_rate, position, take_back
+from tfdist_cli.train.resume import Position, Start, position, rates_of, take_back
 from tfdist_cli.train.saver import Content, Saver
 from tfdist_cli.train.step import ModelStep
 from tfdist_cli.train.termination import Termination
-from tfdist_cli.train.update import innermost
+from tfdist_cli.train.update import updating
 
 log = logging.getLogger("tfdist")
 
@@ -67,7 +67,7 @@ class TrainingLoop:
         self._totals = MetricTotals(step)
         self._has_callbacks, self._each_batch, self._ends_on_nan = _chiefs_flags(engine, callbacks)
         # What is done at the end of a training may change the variables after the last step.
-        self._ends_changed = self._has_callbacks or innermost(self._model.optimizer).use_ema
+        self._ends_changed = self._has_callbacks or any(inner.use_ema for inner in updating(self._model.optimizer))
         self._done = self._ended = 0
         self._owes_save = False
         """Whether a checkpoint is due that waits for the end of an epoch: at its last step, all else comes first."""
@@ -120,7 +120,7 @@ class TrainingLoop:
 
     def _begin(self, start: Start) -> Position:
         """Tells callbacks of the beginning; those of a training that goes on get back what they knew."""
-        rate = learning_rate(self._engine, self._model)
+        rates = rates_of(self._engine, self._model)
         self._callbacks.on_train_begin()
         self._states = CallbackStates(self._callbacks.callbacks)
         at = position(self._engine, start, self._schedule, self._states.names, self._totals.size)
@@ -129,7 +129,7 @@ class TrainingLoop:
         self._ended = at.ended
         self._progress.begin(at.ended)
         if found := start.found:
-            self._take_back = partial(take_back, self._engine, found, self._model, self._states, rate)
+            self._take_back = partial(take_back, self._engine, found, self._model, self._states, rates)
             if not self._within_epoch():
                 self._take_back()
         self._owes_save = self._at_epochs_end()  # it was saved before that end, which must not come a third time

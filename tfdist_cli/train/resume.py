@@ -15,7 +15,7 @@ from tfdist_cli.train.checkpoint import CheckpointFolder, Found, TrainingState
 from tfdist_cli.train.engine import Engine
 from tfdist_cli.train.memory import CallbackStates, restore_random_states
 from tfdist_cli.train.step import ModelStep, values
-from tfdist_cli.train.update import innermost
+from tfdist_cli.train.update import learning_rates
 
 log = logging.getLogger("tfdist")
 
@@ -123,13 +123,12 @@ def _reached(state: TrainingState, schedule: Schedule) -> bool:
     return state.stopped > 0 and epochs >= (schedule.total - schedule.origin) / schedule.steps_per_epoch
 
 
-def learning_rate(engine: Engine, model: keras.Model) -> float | None:
-    """The optimizer's learning rate on the chief, where it is a variable."""
-    rate = innermost(model.optimizer)._learning_rate
-    return float(values([rate])[0].numpy()) if engine.is_chief and isinstance(rate, keras.Variable) else None
+def rates_of(engine: Engine, model: keras.Model) -> list[float]:
+    """The optimizer's learning rates on the chief that are variables."""
+    return [float(value.numpy()) for value in values(learning_rates(model.optimizer))] if engine.is_chief else []
 
 
-def take_back(engine: Engine, found: Found, model: keras.Model, states: CallbackStates, rate: float | None) -> None:
+def take_back(engine: Engine, found: Found, model: keras.Model, states: CallbackStates, rates: list[float]) -> None:
     """Gives callbacks, random number generators and the learning rate back what they had when all was saved.
 
     Args:
@@ -137,13 +136,13 @@ def take_back(engine: Engine, found: Found, model: keras.Model, states: Callback
         found: the checkpoint.
         model: the model, restored.
         states: the callbacks, which have heard what begins.
-        rate: the learning rate as it was restored: hearing of it, callbacks may have changed it once more.
+        rates: the learning rates as they were restored: hearing of it, callbacks may have changed it once more.
     """
     states.restore(found.state.callbacks, found.arrays())
     restore_random_states(found.state.random)
-    if rate is not None:
-        with engine.scope():
-            innermost(model.optimizer)._learning_rate.assign(rate)
+    with engine.scope():
+        for variable, rate in zip(learning_rates(model.optimizer), rates, strict=False):  # none but on the chief
+            variable.assign(rate)
 
 
 def _restored(folder: CheckpointFolder, step: ModelStep) -> Found | None:

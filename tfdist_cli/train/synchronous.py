@@ -8,7 +8,7 @@ metrics, examples, moving statistics, wishes to pause) crosses once at its end, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ from tfdist_cli.train.phases import Watch
 from tfdist_cli.train.rate import Rate
 from tfdist_cli.train.seeds import Seeds
 from tfdist_cli.train.step import ModelStep, values
-from tfdist_cli.train.update import Read, in_place_of, innermost, leave_sums_to_engine
+from tfdist_cli.train.update import Read, in_place_of, innermost, learning_rates, leave_sums_to_engine, updating
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,7 @@ class SynchronousEngine:
         Integer state is the same on all replicas, so that its mean is what it was.
         """
         others = [variable for place, variable in enumerate(step.state) if place not in assigned]
-        rate = innermost(step.model.optimizer)._learning_rate
-        self._settings = [rate] if isinstance(rate, keras.Variable) else []
+        self._settings = learning_rates(step.model.optimizer)
         self._settings += [variable for variable in others if not variable.shape]
         """Numbers that no step changes."""
         self._functions: dict[int, tuple[Any, str]] = {}
@@ -276,13 +275,17 @@ class SynchronousEngine:
     def _apply(self, gradients: list[Any]) -> None:
         """Updates the replica's own copies, with gradients that are the same on all replicas."""
         optimizer, extended = self._step.model.optimizer, self._strategy.extended
-        inner = innermost(optimizer)
-        own = tf.convert_to_tensor(inner.learning_rate)
-        rate = self._rate.at(own, tf.convert_to_tensor(inner.iterations))
-        with in_place_of(inner, {"_learning_rate": Read(rate)}):
-            if not (tf.distribute.has_strategy() and inner.gradient_accumulation_steps):
-                with fused(inner):
-                    optimizer.apply(gradients, self._step.parameters)
+        with ExitStack() as within:
+            accumulates = False
+            for inner in updating(optimizer):
+                own = tf.convert_to_tensor(inner.learning_rate)
+                rate = self._rate.at(own, tf.convert_to_tensor(inner.iterations))
+                within.enter_context(in_place_of(inner, {"_learning_rate": Read(rate)}))
+                accumulates = accumulates or bool(inner.gradient_accumulation_steps)
+                if not accumulates:
+                    within.enter_context(fused(inner))
+            if not (tf.distribute.has_strategy() and accumulates):
+                optimizer.apply(gradients, self._step.parameters)
                 return
             # Keras updates within a condition, where TensorFlow cannot bring replicas together. It need not.
             extended._use_merge_call = lambda: False

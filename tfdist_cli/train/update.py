@@ -20,6 +20,9 @@ from tfdist_cli.train.kernels import Rule, decay, decays, fused, in_turn, rule_o
 from tfdist_cli.train.rate import Rate
 from tfdist_cli.train.shards import Gradient, parts
 
+_SEVERAL: Any = getattr(keras.optimizers, "MultiOptimizer", ())
+"""Keras's optimizer that has several ones update some of the parameters each; older versions have none."""
+
 
 def apply(
     optimizer: keras.optimizers.Optimizer,
@@ -47,6 +50,8 @@ def apply(
             lambda: _take_scaled(optimizer, gradients, parameters, learning_rate),
             lambda: _lower_scale(optimizer),
         )
+    if isinstance(optimizer, _SEVERAL):
+        return _apply_each(optimizer, gradients, parameters, learning_rate)
     counter = optimizer._iterations.value
     rule = None if _needs_keras(optimizer, parameters) else rule_of(optimizer)
     # All of it where the counter is: from there every ps has it by one message, not by way of the worker.
@@ -62,6 +67,31 @@ def apply(
         held = [Held.of(variable, rule.slots(optimizer, variable)) for variable in parameters]
         apply_by_rule(rule, optimizer, gradients, held, number, rate)
     return number
+
+
+def _apply_each(
+    optimizer: Any,
+    gradients: Sequence[Gradient | None],
+    parameters: Sequence[keras.Variable],
+    learning_rate: Rate | None,
+) -> tf.Tensor:
+    """The same for each optimizer of a `MultiOptimizer`, which counts its own updates beside."""
+    for inner, places in _divided_among(optimizer, parameters):
+        own = [gradients[place] for place in places], [parameters[place] for place in places]
+        apply(inner, *own, learning_rate)
+    counter = optimizer._iterations.value
+    with tf.device(counter.device), tf.control_dependencies(_arrived(counter, gradients, parameters)[:1]):
+        return counter.assign_add(1, read_value=True) - 1
+
+
+def _divided_among(optimizer: Any, parameters: Sequence[keras.Variable]) -> list[tuple[Any, list[int]]]:
+    """The optimizers that update some parameters, each with the places of those that it updates."""
+    optimizer = innermost(optimizer)
+    if not isinstance(optimizer, _SEVERAL):
+        return [(optimizer, list(range(len(parameters))))]
+    numbers = [optimizer._var_to_optimizer_idx[optimizer._var_key(variable)] for variable in parameters]
+    each = [[place for place, own in enumerate(numbers) if own == n] for n in range(len(optimizer.optimizers))]
+    return [(inner, places) for inner, places in zip(optimizer.optimizers, each, strict=True) if places]
 
 
 def _arrived(counter: Any, gradients: Sequence[Gradient | None], parameters: Sequence[keras.Variable]) -> list[Any]:
@@ -80,14 +110,20 @@ def _arrived(counter: Any, gradients: Sequence[Gradient | None], parameters: Seq
 
 def updates_rows(optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable]) -> bool:
     """Whether rows of a table can be updated without touching the others."""
-    optimizer = innermost(optimizer)
-    return rule_of(optimizer) is not None and not _needs_keras(optimizer, parameters)
+    return all(
+        rule_of(inner) is not None and not _needs_keras(inner, [parameters[place] for place in places])
+        for inner, places in _divided_among(optimizer, parameters)
+    )
 
 
 def why_by_keras(optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable]) -> str | None:
     """Why updates are computed by Keras's own operations, not by fused kernels; None if they are not."""
-    optimizer = innermost(optimizer)
-    return why_not(optimizer) if rule_of(optimizer) is None else _needs_keras(optimizer, parameters)
+    for inner, places in _divided_among(optimizer, parameters):
+        own = [parameters[place] for place in places]
+        why = why_not(inner) if rule_of(inner) is None else _needs_keras(inner, own)
+        if why:
+            return why
+    return None
 
 
 def _needs_keras(optimizer: Any, parameters: Sequence[keras.Variable]) -> str | None:
@@ -310,7 +346,20 @@ def in_place_of(optimizer: keras.optimizers.Optimizer, read: dict[str, Read]) ->
 
 def leave_sums_to_engine(optimizer: keras.optimizers.Optimizer) -> None:
     """Keeps Keras from summing gradients over replicas: engines hand it gradients that are summed already."""
-    innermost(optimizer)._all_reduce_sum_gradients = lambda pairs: pairs
+    for inner in updating(optimizer):
+        inner._all_reduce_sum_gradients = lambda pairs: pairs
+
+
+def learning_rates(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """The learning rates that are variables: callbacks set them."""
+    rates = [inner._learning_rate for inner in updating(optimizer)]
+    return [rate for rate in rates if isinstance(rate, keras.Variable)]
+
+
+def updating(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """The optimizers that update: several where a `MultiOptimizer` divides the parameters among them."""
+    optimizer = innermost(optimizer)
+    return list(optimizer.optimizers) if isinstance(optimizer, _SEVERAL) else [optimizer]
 
 
 def innermost(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
