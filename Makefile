@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python -m
 INSTALLED := $(VENV)/.installed
-SLOW := tests/chaos tests/cluster
+SLOW := tests/chaos tests/cluster tests/zoo
 JOBS ?= auto
 # Tests start hundreds of Pythons: what the first has compiled, the others need not.
 export PYTHONDONTWRITEBYTECODE :=

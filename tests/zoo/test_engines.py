@@ -1,0 +1,116 @@
+"""What the zoo says of a training follows from what the training has written."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.zoo import engines
+from tests.zoo.case import Case
+from tests.zoo.engines import ENGINES, Result, judge, results, train
+
+RIGHT = {
+    "variable/000/kernel": np.array([1.0, 2000.0]),
+    "history/loss": np.array([0.5]),
+    "history/val_loss": np.ones(1),
+}
+CASE = Case(lambda: None, lambda: None)
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """Judges a model by what each trainer has written: arrays, or an error."""
+
+    def of(key, *written, right=RIGHT, case=CASE, problem=None):
+        folders = {name: tmp_path / name for name in ("keras1", "keras2", key)}
+        for name in ("keras1", "keras2"):
+            put(results(folders[name], ""), right)
+        for task, content in zip(ENGINES[key].trainers, written, strict=False):
+            put(results(folders[key], task), content)
+        return judge(case, "model", key, folders, problem)
+
+    def put(folder, content):
+        folder.mkdir(parents=True, exist_ok=True)
+        if "said" in content:
+            (folder / "model.json").write_text(json.dumps(content))
+        else:
+            np.savez(folder / "model.npz", **content)
+
+    return of
+
+
+def changed(name, value):
+    return RIGHT | {name: np.array(value)}
+
+
+def test_equal_numbers_are_right(judged):
+    assert judged("single", RIGHT) == Result("ok")
+
+
+def test_numbers_above_one_may_differ_in_proportion(judged):
+    assert judged("single", changed("variable/000/kernel", [1.0, 2000.01])).state == "ok"
+    assert judged("single", changed("variable/000/kernel", [1.01, 2000.0])).state == "wrong"
+
+
+@pytest.mark.parametrize("value", [[0.6], [np.nan], [0.5, 0.5]])
+def test_other_numbers_are_wrong(judged, value):
+    assert judged("single", changed("history/loss", value)).state == "wrong"
+
+
+def test_a_number_that_only_one_training_has_is_wrong(judged):
+    assert judged("single", RIGHT | {"history/more": np.ones(1)}).state == "wrong"
+
+
+def test_workers_that_differ_from_each_other_are_wrong(judged):
+    assert judged("mirrored1", RIGHT, changed("variable/000/kernel", [1.0, 2000.0001])).state == "wrong"
+
+
+def test_draws_of_several_workers_have_to_agree_with_each_other_only(judged):
+    right = RIGHT | {"seed/001/state": np.ones(2)}
+    own = right | {"history/loss": np.array([0.9])}
+    assert judged("mirrored1", own, own, right=right).state == "random"
+    assert judged("single", own, right=right).state == "wrong"
+
+
+def test_scores_of_copied_batches_are_not_compared(judged):
+    case = Case(lambda: None, lambda: None, copies=True)
+    other = changed("history/val_loss", [2.0])
+    assert judged("mirrored1", other, other, case=case).state == "ok"
+    assert judged("single", other, case=case).state == "wrong"
+
+
+def test_errors(judged):
+    refused = {"type": "TrainingError", "message": "cannot", "said": "cannot: do this"}
+    raw = {"type": "KeyError", "message": "'x'", "said": None}
+    assert judged("single", refused) == Result("refused", said="cannot: do this")
+    assert judged("mirrored2", refused, RIGHT).state == "failed"
+    assert judged("async", raw) == Result("failed", said="KeyError: 'x'")
+
+
+def test_no_result(judged):
+    assert judged("sync", problem="hung: no result in 5 s").state == "hung"
+    assert judged("sync", problem="exit codes {'chief:0': 1}").state == "failed"
+
+
+PROGRAM = """
+import os, sys, threading
+from pathlib import Path
+_, engine, folder, *names = sys.argv
+for name in names:
+    if name == "hangs":
+        threading.Event().wait()
+    if name == "ends":
+        os._exit(3)
+    Path(folder, name + ".json").write_text("{}")
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_model_that_hangs_or_ends_the_process_does_not_stop_the_others(tmp_path, monkeypatch):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    monkeypatch.setattr(engines, "PROGRAM", program)
+    problems = train(ENGINES["single"], "single", ["one", "ends", "two", "hangs", "three"], tmp_path / "out", limit=5)
+    assert problems == {"ends": "exit codes {'the process': 3}", "hangs": "hung: no result in 5 s"}
+    assert all((results(tmp_path / "out", "") / f"{name}.json").exists() for name in ("one", "two", "three"))

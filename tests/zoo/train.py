@@ -1,0 +1,139 @@
+"""Trains models of the zoo one after another, by one engine, and writes what came of each.
+
+train.py ENGINE FOLDER CASE...
+
+It writes `CASE.npz` into the folder, or `CASE.json` with the error; before that an empty file `CASE`, so that it is
+known which model is being trained.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist_cli as tfdist
+from tests.zoo.case import BATCH, EXAMPLES, VALIDATED, Case
+from tests.zoo.models import CASES
+from tfdist_cli.errors import TfdistError
+
+EPOCHS = 2
+SEED = 11
+STEPS_PER_EXECUTION = {"async": 2, "mirrored2": 3}
+"""1 with the other engines. They divide an epoch: a function of several steps is compiled, and no other."""
+
+
+def main() -> None:
+    engine, folder, *names = sys.argv[1:]
+    for name in names:
+        path = Path(folder, name)
+        path.touch()
+        try:
+            written = trained(engine, CASES[name])
+        except TfdistError as error:
+            note(path, error, said=f"{error.message}: {error.hint}")
+        except Exception as error:  # noqa: BLE001 all of it is reported, and the cluster is started anew
+            traceback.print_exception(error)
+            note(path, error)
+            end(1)
+        else:
+            temporary = path.with_suffix(".tmp.npz")
+            np.savez(temporary, **written)
+            temporary.replace(path.with_suffix(".npz"))
+
+
+def end(code: int) -> None:
+    """Leaves at once: nothing orderly can be expected after an unknown error."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def note(path: Path, error: Exception, said: str | None = None) -> None:
+    """Writes down an error.
+
+    Args:
+        path: the model's, without a suffix.
+        error: what was raised.
+        said: the sentence with which the model was refused, if it was.
+    """
+    found = {"type": type(error).__name__, "message": str(error), "said": said}
+    temporary = path.with_suffix(".tmp.json")
+    temporary.write_text(json.dumps(found))
+    temporary.replace(path.with_suffix(".json"))
+
+
+def trained(engine: str, wanted: Case) -> dict[str, np.ndarray]:
+    """What a training has come to: the variables of the model and of its optimizer, and the history."""
+    keras.backend.clear_session()
+    keras.config.set_dtype_policy(wanted.policy)
+    arrays = wanted.data()
+    keras.utils.set_random_seed(SEED)
+    pipeline = wanted.pipeline() if wanted.pipeline else None
+    if engine.startswith("keras"):
+        model = wanted.build()
+        size = BATCH * int(engine.removeprefix("keras"))
+        history = model.fit(batches(arrays, pipeline, size), epochs=EPOCHS, shuffle=False, verbose=0,
+                            validation_data=batches(scored(arrays), pipeline, BATCH))  # fmt: skip
+    else:
+        with tfdist.scope():
+            model = wanted.build()
+        share = "copy" if wanted.copies else "split"
+        updates = {"updates": tfdist.Updates(mode="sync")} if engine == "sync" else {}
+        history = tfdist.fit(
+            model,
+            lambda shard: batches(arrays, pipeline, BATCH, shard),
+            epochs=EPOCHS,
+            steps_per_execution=STEPS_PER_EXECUTION.get(engine, 1),
+            share=share,
+            validation_data=lambda shard: batches(scored(arrays), pipeline, BATCH, shard),
+            **updates,
+            **wanted.fit,
+        )
+    return outcome(model, history)
+
+
+def scored(arrays: Any) -> Any:
+    """The examples of validation."""
+    return tf.nest.map_structure(lambda array: array[:VALIDATED], arrays)
+
+
+def batches(arrays: Any, pipeline: Any, size: int, shard: tfdist.Shard | None = None) -> tf.data.Dataset:
+    """The arrays in their order; a shard's part of them."""
+    data = tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(as_tensor, arrays))
+    if shard:
+        data = data.shard(shard.count, shard.index)
+    data = data.batch(size)
+    return data.map(pipeline) if pipeline else data
+
+
+def as_tensor(array: np.ndarray) -> Any:
+    """Texts become strings."""
+    return array.astype(str) if array.dtype == object else array
+
+
+def outcome(model: keras.Model, history: Any) -> dict[str, np.ndarray]:
+    """All that is compared, by name."""
+    generators = {id(generator.state) for layer in model._flatten_layers() for generator in layer._seed_generators}
+    found = {}
+    for number, variable in enumerate([*model.variables, *model.optimizer.variables]):
+        kind = "seed" if id(variable) in generators else "variable"
+        value = variable.numpy()
+        found[f"{kind}/{number:03}/{variable.path}"] = value if value.dtype.kind in "biuf" else np.float64(value)
+    for name, values in history.history.items():
+        found[f"history/{name}"] = np.array(values, np.float64)
+    return found
+
+
+assert EXAMPLES % (2 * BATCH) == 0
+if __name__ == "__main__":
+    main()
