@@ -41,7 +41,7 @@ BELOW = {
     },
     "datasets": {"errors"},
     "bench": {"errors", "spec", "resources", "phases"},
-    "train": {"errors", "run_files", "records", "heartbeat", "spec", "environment", "phases"},
+    "train": {"errors", "run_files", "records", "masking", "heartbeat", "spec", "environment", "phases"},
     "task": {"errors", "run_files", "records", "masking", "spec", "environment", "train"},
     "cli": {
         "errors",

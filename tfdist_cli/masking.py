@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 
 SECRETS = "TFDIST_SECRETS"
 """Set for a task by what starts it: the names of the variables that hold secrets, with commas between them."""
+RUN_SECRET = "TFDIST_RUN_SECRET"  # noqa: S105 a name
+"""Set for a task by what starts it: what the tasks of one run prove to each other that they belong to it with."""
 SHORTEST = 8
 """Characters that a value has to have to be looked for: a shorter one stands in ordinary text too."""
 MASK = "***"
@@ -28,7 +30,7 @@ class Mask:
     @classmethod
     def here(cls, environ: Mapping[str, str] = os.environ) -> Mask:
         """The mask of a task's own secrets."""
-        return cls(environ.get(name, "") for name in environ.get(SECRETS, "").split(","))
+        return cls(environ.get(name, "") for name in (RUN_SECRET, *environ.get(SECRETS, "").split(",")))
 
     def text(self, text: str) -> str:
         """The text without the values."""

@@ -394,6 +394,26 @@ def test_secrets_reach_tasks_that_are_started_again_and_are_seen_nowhere(tfdist,
         assert not [value for value in ("key-key-key-1", 'pass"word', 'pass\\"word') if value in text]
 
 
+def test_the_tasks_of_a_run_share_a_secret_that_is_seen_nowhere_else(tfdist, mirrored, tmp_path):
+    """By it they know each other from strangers when they come together."""
+    program = tmp_path / "tell.sh"
+    program.write_text('printf %s "$TFDIST_RUN_SECRET" >"$TFDIST_TASK_DIR/given"; env; ps -o args -p $$ >&2\n')
+    given = set()
+    for launch in (1, 2):
+        done = tfdist("launch", mirrored, "--run-dir", f"run{launch}", "--", "sh", program)
+        assert done.code == 0, done.err
+        assert "TFDIST_RUN_SECRET=***" in done.err
+        files = [path for path in (tmp_path / f"run{launch}").rglob("*") if path.is_file()]
+        told = {path.read_text() for path in files if path.name == "given"}
+        assert len(told) == 1, "every task has the same one"
+        (secret,) = told
+        assert len(secret) > 32
+        assert not [path for path in files if path.name != "given" and secret in path.read_text()]
+        assert secret not in done.out + done.err
+        given |= told
+    assert len(given) == 2, "each launch makes its own"
+
+
 def test_a_secret_that_is_not_there_is_told_before_anything_is_made(tfdist, mirrored, tmp_path, monkeypatch):
     mirrored.write_text(SECRETS)
     monkeypatch.delenv("SOURCE", raising=False)

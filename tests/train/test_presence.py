@@ -1,5 +1,7 @@
 """Coming together, and noticing that the chief has gone: sockets and threads alone."""
 
+import hashlib
+import hmac
 import json
 import socket
 import threading
@@ -9,16 +11,21 @@ from concurrent.futures import TimeoutError as NotYet
 from contextlib import ExitStack, closing, suppress
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tfdist_cli.errors import TimeoutExceeded, TrainingError
+from tfdist_cli.masking import RUN_SECRET
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train import presence, reach, reception
 from tfdist_cli.train.presence import Met, gather, outlast, report_in, say_done
 from tfdist_cli.train.reach import await_names, unreachable
+from tfdist_cli.train.reception import Reception
 
 CHIEF, PS, WORKER = TaskId("chief"), TaskId("ps", 0), TaskId("worker", 1)
 LONG = 20.0
+JSON = st.none() | st.integers() | st.text() | st.sampled_from(["ps:0", "worker:1", "1.15.0", True])
 
 
 def free():
@@ -202,10 +209,10 @@ def test_a_server_ends_with_its_chief_though_the_tunnel_stays(tunnel):
 
 
 def test_a_chief_that_ends_before_all_are_there_is_named(pool):
-    chief, absent = free(), free()
-    waiting = pool.submit(report_in, WORKER, free(), (CHIEF, chief), LONG)
+    chief, own = free(), free()
+    waiting = pool.submit(report_in, WORKER, own, (CHIEF, chief), LONG)
     with pytest.raises(TimeoutExceeded):
-        gather(CHIEF, chief, {PS: absent}, 0.5)
+        gather(CHIEF, chief, {PS: free(), WORKER: own}, 0.5)
     with pytest.raises((TrainingError, TimeoutExceeded), match="chief:0"):
         waiting.result(LONG + 10)
 
@@ -221,42 +228,151 @@ def test_a_taken_port_is_named():
 
 
 def test_another_version_of_tensorflow_is_refused(pool, monkeypatch):
-    own, hello = free(), reception.hello_of(WORKER)
-    theirs = json.loads(hello) | {"tensorflow": "1.15.0"}
+    own, said = free(), reception.hello_of(WORKER, b"").partition(b" ")[2]
+    theirs = json.dumps(json.loads(said) | {"tensorflow": "1.15.0"}).encode()
     with serving() as worker:
-        gathering = pool.submit(gather, CHIEF, own, {WORKER: at(worker)}, LONG)
-        monkeypatch.setattr(presence, "hello_of", lambda task, **_: json.dumps(theirs).encode() + b"\n")
+        gathering = pool.submit(gather, CHIEF, own, {WORKER: at(worker)}, 2.0)
+        monkeypatch.setattr(presence, "hello_of", lambda _, greeting, **__: line(greeting, theirs))
         waiting = pool.submit(outlast, WORKER, own, LONG)
-        with pytest.raises(TrainingError, match=r"worker:1 has TensorFlow 1\.15\.0, and the chief has"):
+        with pytest.raises(
+            TrainingError, match=r"the chief refuses worker:1: it has TensorFlow '1\.15\.0', and the chief"
+        ):
+            waiting.result(LONG)
+        with pytest.raises(TimeoutExceeded, match=r"not up after 2 s: worker:1 at \S+ \(it has TensorFlow '1\.15\.0'"):
             gathering.result(LONG)
-        waiting.result(LONG)
+
+
+def line(greeting, text):
+    """What one says that speaks the protocol, with the secret that this process has."""
+    nonce = greeting.removeprefix(b"tfdist ").removesuffix(b"\n")
+    return reception._proof(nonce, text) + b" " + text + b"\n"
+
+
+def hello(**fields):
+    return json.dumps({"task": "ps:0", "tensorflow": reception._tensorflow(), "sums": False} | fields).encode()
 
 
 STRANGERS = [
     b"",
     b"GET / HTTP/1.1\r\n\r\n",
-    b"[]\n",
-    b'{"task": "pilot:1", "tensorflow": ""}\n',
-    b"{}\n",
+    b"[]",
+    b"{}",
+    b"null",
+    b"[" * 4000,
+    b'{"task": 5}',
     b"\xff" * 5000,
+    hello(task=5),
+    hello(task="pilot:1"),
+    hello(task="worker:7"),
+    hello(tensorflow=2.21),
+    hello(tensorflow="1.15.0"),
+    hello(sums="yes"),
 ]
 
 
+@pytest.mark.parametrize("proves", [False, True])
 @pytest.mark.parametrize("said", STRANGERS)
-def test_strangers_are_sent_away(said, pool):
+def test_strangers_are_sent_away(said, proves, pool):
     own = free()
     with serving() as ps:
         gathering = pool.submit(gather, CHIEF, own, {PS: at(ps)}, LONG)
-        while unreachable(own):
-            assert not gathering.done()
-        with socket.create_connection((own.host, own.port)) as stranger:
-            assert stranger.recv(100) == b"tfdist\n"
-            with suppress(OSError):  # sent away already
-                stranger.sendall(said)
-                stranger.shutdown(socket.SHUT_WR)
+        greeting = visit(own, lambda greeting: line(greeting, said) if proves else said + b"\n")
+        assert reception.is_ours(greeting)
         waiting = pool.submit(outlast, PS, own, LONG)
         gathering.result(LONG).close()
         waiting.result(LONG)
+
+
+def visit(address, answer):
+    """A stranger's call at one that listens soon: says `answer` to its greeting, which it returns."""
+    give_up = time.monotonic() + LONG
+    while unreachable(address):
+        assert time.monotonic() < give_up
+    with socket.create_connection((address.host, address.port)) as stranger:
+        stranger.settimeout(LONG)
+        greeting = stranger.recv(100)
+        with suppress(OSError):  # sent away already
+            stranger.sendall(answer(greeting))
+            stranger.shutdown(socket.SHUT_WR)
+            while stranger.recv(100):
+                pass
+    return greeting
+
+
+def test_a_stranger_without_the_secret_does_not_pass_for_a_task(pool, monkeypatch, caplog):
+    """Else the task whose name it takes would be the one that is refused."""
+    monkeypatch.setenv(RUN_SECRET, "the run's")
+    addresses = {CHIEF: free(), WORKER: free()}
+    own, stolen = addresses[CHIEF], hello(task="worker:1", sums=True)
+    gathering = pool.submit(gather, CHIEF, own, {WORKER: addresses[WORKER]}, LONG, addresses)
+    heard = []
+
+    def forged(greeting):
+        nonce = greeting.removeprefix(b"tfdist ").strip()
+        heard.append(line(greeting, stolen))  # what the real one would say to this greeting
+        return hmac.new(b"another", nonce + b" " + stolen, hashlib.sha256).hexdigest().encode() + b" " + stolen + b"\n"
+
+    for answer in (forged, forged, lambda _: stolen + b"\n", lambda _: heard[0]):  # the last one repeats what it heard
+        visit(own, answer)
+    reporting = pool.submit(report_in, WORKER, addresses[WORKER], (CHIEF, own), LONG, addresses)
+    with closing(gathering.result(LONG)) as met, closing(reporting.result(LONG)) as other:
+        assert (list(met.links), list(other.links)) == ([WORKER], [CHIEF])
+        assert len(met.lifelines) == 1
+    told = [record.getMessage() for record in caplog.records if "was refused" in record.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith("a connection from 127.0.0.1 was refused: it did not prove that it has the run's secret")
+
+
+def test_a_task_without_the_secret_is_told_so(pool, monkeypatch):
+    own = free()
+    with serving() as ps:
+        monkeypatch.setenv(RUN_SECRET, "the run's")
+        gathering = pool.submit(gather, CHIEF, own, {PS: at(ps)}, 1.0)
+        monkeypatch.setattr(presence, "hello_of", lambda *_, **__: b"0" * 64 + b" " + hello() + b"\n")
+        with pytest.raises(
+            TrainingError, match=r"refuses ps:0: it did not prove that it has the run's secret \(TFDIST_RUN"
+        ):
+            outlast(PS, own, LONG)
+        monkeypatch.setattr(presence, "_SILENCE", 0.0)
+        gathering.result(LONG).close()
+
+
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    said=st.one_of(
+        st.binary(max_size=5000),
+        st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists).map(
+            lambda value: json.dumps(value).encode()
+        ),
+        st.fixed_dictionaries({}, optional={"task": JSON, "tensorflow": JSON, "sums": JSON}).map(
+            lambda value: json.dumps(value).encode()
+        ),
+    ),
+    proves=st.booleans(),
+    cut=st.integers(0, 200),
+)
+def test_no_bytes_end_who_listens_or_are_taken_for_a_task(said, proves, cut):
+    with (
+        serving() as listener,
+        closing(Reception(listener, [PS, WORKER])) as asking,
+        socket.create_connection(listener.getsockname()) as stranger,
+    ):
+        assert asking.arrived(LONG) == []
+        words = line(stranger.recv(100), said) if proves else said + b"\n"
+        for part in (words[:cut], words[cut:]):
+            stranger.sendall(part)
+        stranger.shutdown(socket.SHUT_WR)
+        while asking._asked:
+            assert asking.arrived(LONG) == []
+
+
+def test_a_crowd_that_says_nothing_takes_no_more_than_its_share_of_files(monkeypatch):
+    monkeypatch.setattr(reception, "_MOST_ASKED", 5)
+    with serving() as listener, closing(Reception(listener, [PS])) as asking, ExitStack() as crowd:
+        for _ in range(20):
+            crowd.enter_context(socket.create_connection(listener.getsockname()))
+            asking.arrived(LONG)
+        assert len(asking._asked) == 5
 
 
 def test_strangers_that_say_nothing_keep_nobody_waiting(pool, monkeypatch):

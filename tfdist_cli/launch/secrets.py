@@ -1,12 +1,13 @@
-"""The secrets of a run: read when it is launched, kept in memory alone, and given to each task that starts."""
+"""The secrets of a run: read or made when it is launched, kept in memory alone, and given to each task that starts."""
 
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tfdist_cli.masking import SECRETS, Mask
+from tfdist_cli.masking import RUN_SECRET, SECRETS, Mask
 from tfdist_cli.spec.cluster import Cluster
 from tfdist_cli.spec.secret import read_secrets
 from tfdist_cli.spec.task_id import ROLES, Role
@@ -14,13 +15,16 @@ from tfdist_cli.spec.task_id import ROLES, Role
 
 @dataclass(frozen=True)
 class Secrets:
-    """The values of a cluster's secrets.
+    """The values of a cluster's secrets, and the run's own.
 
     Args:
         values: role → variable → value.
+        run: what tasks prove to each other with that they are of this run. Text seldom ends like its beginning, so that
+            masking it keeps no output back.
     """
 
     values: Mapping[Role, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    run: str = field(default_factory=lambda: f"~{secrets.token_hex(32)}", repr=False)
 
     @classmethod
     def read(cls, cluster: Cluster, environ: Mapping[str, str] = os.environ) -> Secrets:
@@ -35,9 +39,9 @@ class Secrets:
     @property
     def mask(self) -> Mask:
         """Takes all of them out of text: a task may also print what another one was given."""
-        return Mask(value for values in self.values.values() for value in values.values())
+        return Mask((self.run, *(value for values in self.values.values() for value in values.values())))
 
     def environment(self, role: Role) -> Mapping[str, str]:
-        """The variables of a role's tasks, and their names for the task to mask."""
+        """The variables of a role's tasks, and the names of the cluster's for the task to mask."""
         values = self.values.get(role, {})
-        return {**values, SECRETS: ",".join(values)} if values else {}
+        return {RUN_SECRET: self.run, **values, **({SECRETS: ",".join(values)} if values else {})}

@@ -2,9 +2,10 @@
 
 A task is up when its port takes a TCP connection. Before a TensorFlow server has it, the chief listens on its port
 itself until every other task has connected and said its name and its version of TensorFlow, and then tells all of them
-to go on. These connections stay, idle, as long as the chief lives: a ps or a worker started by hand, or in a container,
-ends when its chief has ended, however early that was. Before it ends, a chief whose work is done says so. A task that
-is restarted later finds TensorFlow's server on the chief's port, and an idle connection to that lives as long.
+to go on. See `reception` for how they prove that they are of this run. These connections stay, idle, as long as the
+chief lives: a ps or a worker started by hand, or in a container, ends when its chief has ended, however early that was.
+Before it ends, a chief whose work is done says so. A task that is restarted later finds TensorFlow's server on the
+chief's port, and an idle connection to that lives as long.
 
 Tasks that sum up with one another (`train.mesh`) are connected for that in the same moment, at the same ports.
 """
@@ -24,7 +25,15 @@ from tfdist_cli.errors import TimeoutExceeded, TrainingError
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.reach import CONNECT, RETRY, START_HINT, Absence, absence_of, await_up, unreachable
-from tfdist_cli.train.reception import GREETING, Reception, hello_of, keep_alive, line_of
+from tfdist_cli.train.reception import (
+    Reception,
+    check_taken,
+    greeting_of,
+    hello_of,
+    is_ours,
+    keep_alive,
+    line_of,
+)
 
 NOBODY: Mapping[TaskId, Address] = MappingProxyType({})
 _SILENCE = 10.0
@@ -73,8 +82,9 @@ def gather(
             has no circle, nobody has.
 
     Raises:
-        TimeoutExceeded: names the tasks that did not come up within `timeout` seconds, and why.
-        TrainingError: this task's port is taken, or another task has another version of TensorFlow.
+        TimeoutExceeded: names the tasks that did not come up within `timeout` seconds, and why; one that was refused,
+            as for its version of TensorFlow, is not up.
+        TrainingError: this task's port is taken.
     """
     deadline = time.monotonic() + timeout
     absence = Absence(others, timeout)
@@ -82,20 +92,24 @@ def gather(
     heard = time.monotonic()
     with ExitStack() as connections, _listening(task, own) as listener:
         met: list[socket.socket] = []
-        with closing(Reception(listener)) as reception:
-            while absence.look() or (silent and time.monotonic() - heard < _SILENCE):
-                if absence.missing:
-                    heard = time.monotonic()
-                for connection, hello in reception.arrived(RETRY):
-                    silent.discard(hello.task)
-                    if hello.sums:
-                        summing.add(hello.task)
-                    met.append(connections.enter_context(connection))
+        reception = connections.enter_context(closing(Reception(listener, others.keys())))
+        while absence.look() or (silent and time.monotonic() - heard < _SILENCE):
+            refused = {other: others[other] for other in reception.refused if other in silent}
+            if absence.missing or refused:
+                heard = time.monotonic()
+            if refused and heard > deadline:
+                raise TimeoutExceeded(absence_of(refused, reception.refused, timeout), hint=START_HINT)
+            for connection, hello in reception.arrived(RETRY):
+                silent.discard(hello.task)
+                if hello.sums:
+                    summing.add(hello.task)
+                met.append(connections.enter_context(connection))
         together = bool(circle) and summing >= circle.keys()
         for connection in met:
             with suppress(OSError):  # one that has gone again is missed by TensorFlow
                 connection.sendall(_GO_TOGETHER if together else _GO)
-        links = _linked(task, circle, listener, deadline) if together else {}
+        links = _linked(task, circle, reception, deadline) if together else {}
+        reception.close()
         connections.pop_all()
     return Met(met, links)
 
@@ -118,7 +132,7 @@ def report_in(
 
     Raises:
         TimeoutExceeded: the chief did not come up, or not all of the others, within `timeout` seconds.
-        TrainingError: this task's port is taken, or the chief has ended.
+        TrainingError: this task's port is taken, the chief has ended, or it refuses this task.
     """
     deadline = time.monotonic() + timeout
     with ExitStack() as connections, _listening(task, own) as listener:
@@ -129,24 +143,34 @@ def report_in(
                 socket.create_connection((chief[1].host, chief[1].port), timeout=CONNECT)
             )
             connection.settimeout(max(RETRY, deadline - time.monotonic()) + CONNECT)
-            if line_of(connection) == GREETING:
-                connection.sendall(hello_of(task, sums=bool(circle)))
+            if is_ours(greeting := greeting_of(connection)):
+                connection.sendall(hello_of(task, greeting, sums=bool(circle)))
                 told = line_of(connection)
+                check_taken(task, told)
         except TimeoutError:
             raise TimeoutExceeded(absence_of({}, {}, timeout), hint=START_HINT) from None
         except OSError as error:
             raise _ended(*chief) from error
         if told not in (_GO, _GO_TOGETHER):
             raise _ended(*chief)
-        links = _linked(task, circle, listener, deadline) if told == _GO_TOGETHER else {}
+        links = {}
+        if told == _GO_TOGETHER:
+            with closing(Reception(listener, circle.keys())) as reception:
+                links = _linked(task, circle, reception, deadline)
         connections.pop_all()
     return Met([connection], links)
 
 
 def _linked(
-    task: TaskId, circle: Mapping[TaskId, Address], listener: socket.socket, deadline: float
+    task: TaskId, circle: Mapping[TaskId, Address], reception: Reception, deadline: float
 ) -> dict[TaskId, socket.socket]:
     """Connects a task with all others of its circle, each of which listens: it calls those before it.
+
+    Args:
+        task: this one.
+        circle: all of them, and their addresses.
+        reception: hears those that call.
+        deadline: when all this must be done.
 
     Raises:
         TimeoutExceeded: names who does not call, or does not answer, in time.
@@ -156,7 +180,6 @@ def _linked(
     place = order.index(task)
     links: dict[TaskId, socket.socket] = {}
     with ExitStack() as made:
-        reception = made.enter_context(closing(Reception(listener)))
         for other in order[:place]:
             links[other] = made.enter_context(_called(task, other, circle[other], deadline))
         while missing := [other for other in order[place + 1 :] if other not in links]:
@@ -179,13 +202,13 @@ def _called(task: TaskId, other: TaskId, address: Address, deadline: float) -> s
         try:
             connection = made.enter_context(socket.create_connection((address.host, address.port), timeout=CONNECT))
             connection.settimeout(max(RETRY, deadline - time.monotonic()))
-            greeted = line_of(connection)
-            connection.sendall(hello_of(task, sums=True))
+            greeting = greeting_of(connection)
+            connection.sendall(hello_of(task, greeting, sums=True))
         except TimeoutError:
             raise TimeoutExceeded(f"{task} gets no answer from {other} at {address}", hint=START_HINT) from None
         except OSError as error:
             raise _ended(other, address) from error
-        if greeted != GREETING:
+        if not is_ours(greeting):
             raise _ended(other, address)
         keep_alive(connection)
         made.pop_all()
@@ -241,6 +264,7 @@ def outlast(task: TaskId, chief: Address, timeout: float) -> bool:
 
     Raises:
         TimeoutExceeded: it did not come up within `timeout` seconds.
+        TrainingError: it refuses this task.
     """
     lifeline = _Lifeline(task, chief)
     deadline = time.monotonic() + timeout
@@ -286,18 +310,21 @@ class _Lifeline:
         Raises:
             OSError: nobody is there, or the connection broke. A tunnel's end takes connections whether anybody is
                 behind it or not; one that ends without a word had nobody, since chiefs speak first.
+            TrainingError: the chief refuses this task.
         """
         with socket.create_connection((self._chief.host, self._chief.port), timeout=CONNECT) as connection:
             connection.settimeout(None)
             keep_alive(connection)
-            received = connection.recv(4096)
-            if not received:
+            greeting = greeting_of(connection)
+            if not greeting:
                 raise ConnectionAbortedError("the connection ended without a word")
             self.met = True
-            if received.startswith(GREETING):
+            if gathers := is_ours(greeting):
                 self.done = False
-                connection.sendall(hello_of(self._task))
+                connection.sendall(hello_of(self._task, greeting))
             said = b""
             while received := connection.recv(4096):
-                said = (said + received)[-len(_DONE) :]
-                self.done = self.done or said == _DONE
+                said = (said + received)[-4096:]
+                if gathers:
+                    check_taken(self._task, said)
+                self.done = self.done or said.endswith(_DONE)

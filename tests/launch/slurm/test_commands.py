@@ -16,6 +16,7 @@ import json, os, sys
 name = os.path.basename(sys.argv[0])
 folder = os.path.dirname(os.path.abspath(sys.argv[0]))
 open(folder + "/calls", "a").write(json.dumps([name, *sys.argv[1:]]) + "\\n")
+open(folder + "/environment", "w").write(json.dumps(dict(os.environ)))
 code, out, err = json.load(open(folder + "/answers")).get(name, [0, "", ""])
 sys.stdout.write(out)
 sys.stderr.write(err)
@@ -48,8 +49,11 @@ def fake(tmp_path, monkeypatch):
 )
 def test_a_job_is_submitted(answer, name, output, fake, tmp_path):
     log = tmp_path / name / "slurm.log"
-    number, calls = fake(commands.submit(tmp_path / "s.sh", log, ["3", "60"]), sbatch=[0, answer, ""])
+    submitting = commands.submit(tmp_path / "s.sh", log, ["3", "60"], {"TFDIST_RUN_SECRET": "x1"})
+    number, calls = fake(submitting, sbatch=[0, answer, ""])
     assert number == "12"
+    environment = json.loads((tmp_path / "bin" / "environment").read_text())
+    assert (environment["TFDIST_RUN_SECRET"], environment["PATH"]) == ("x1", os.environ["PATH"])
     assert calls == [["sbatch", "--parsable", f"--output={tmp_path}/{output}/slurm.log", f"{tmp_path}/s.sh", "3", "60"]]
 
 
@@ -70,7 +74,7 @@ def test_a_job_is_submitted(answer, name, output, fake, tmp_path):
 )
 def test_what_slurm_does_not_take_is_told_in_its_words(errors, reason, fake, tmp_path):
     with pytest.raises(UsageError) as caught:
-        fake(commands.submit(tmp_path / "s.sh", tmp_path / "log", []), sbatch=[255, "", errors])
+        fake(commands.submit(tmp_path / "s.sh", tmp_path / "log", [], {}), sbatch=[255, "", errors])
     assert str(caught.value) == f"sbatch does not take the job: {reason}"
 
 

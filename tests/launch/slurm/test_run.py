@@ -26,7 +26,7 @@ class Slurm:
     def __init__(self):
         self.job, self.calls, self.looks = RUNNING, [], 0
 
-    async def submit(self, script, log, arguments):
+    async def submit(self, script, log, arguments, env):
         self.calls.append(("submit", *arguments))
         self.job = RUNNING
         return str(11 + len([call for call in self.calls if call[0] == "submit"]))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,13 +65,14 @@ def check_programs() -> None:
             )
 
 
-async def submit(script: Path, log: Path, arguments: Sequence[str]) -> str:
+async def submit(script: Path, log: Path, arguments: Sequence[str], env: Mapping[str, str]) -> str:
     """Submits a script.
 
     Args:
         script: the file.
         log: where what the script itself writes goes; a log that is there is gone on with.
         arguments: what the script is given.
+        env: variables that the job has, unless `SBATCH_EXPORT` keeps it from the environment here.
 
     Returns:
         The job's number.
@@ -78,7 +80,7 @@ async def submit(script: Path, log: Path, arguments: Sequence[str]) -> str:
     Raises:
         UsageError: Slurm does not take it.
     """
-    code, out, err = await _run("sbatch", "--parsable", f"--output={_literal(log)}", str(script), *arguments)
+    code, out, err = await _run("sbatch", "--parsable", f"--output={_literal(log)}", str(script), *arguments, env=env)
     if code:
         raise UsageError(
             f"sbatch does not take the job: {_reason(err) or f'exit code {code}'}",
@@ -137,14 +139,20 @@ async def cancel_and_wait(job: str, timeout: float) -> bool:
     return True
 
 
-async def _run(*argv: str) -> tuple[int, str, str]:
-    """Runs a program out of reach of a Ctrl-C in the terminal: its exit code, what it printed, and its errors."""
+async def _run(*argv: str, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+    """Runs a program out of reach of a Ctrl-C in the terminal: its exit code, what it printed, and its errors.
+
+    Args:
+        argv: the program and its arguments.
+        env: variables on top of those of this process.
+    """
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, **(env or {})},
             start_new_session=True,
         )
     except OSError as error:

@@ -23,6 +23,7 @@ from tfdist_cli.launch.slurm.commands import LOOK, Job
 from tfdist_cli.launch.slurm.files import TaskFiles
 from tfdist_cli.launch.slurm.script import SCRIPT_FILE
 from tfdist_cli.launch.works import Works
+from tfdist_cli.masking import RUN_SECRET
 from tfdist_cli.plan import Plan
 from tfdist_cli.records import TASK_DIR
 from tfdist_cli.run_files import read_bytes
@@ -76,6 +77,8 @@ class SlurmRun:
         self._files: dict[TaskId, TaskFiles] = {}
         self._folders: dict[TaskId, Path] = {}
         self._timeout = ""
+        self._shared: dict[str, str] = {}
+        """What all tasks are given through the job's environment."""
         self._wanted: How | None = None
         """How the tasks are to be ended, once all that are to be told have been named."""
         self._told = False
@@ -93,6 +96,7 @@ class SlurmRun:
             prepared = self._outlets.prepare(action)
             self._folders[action.task] = Path(prepared[TASK_DIR])
             self._timeout = prepared.get("TFDIST_START_TIMEOUT", "")
+            self._shared = {name: prepared[name] for name in (RUN_SECRET,) if name in prepared}
             self._told = False
             if len(self._folders) == len(self._plan.tasks):
                 folders, self._folders = self._folders, {}
@@ -160,7 +164,7 @@ class SlurmRun:
         self._submitted_as, self._restarts = int(attempt.name.rpartition("_")[2]), 0
         arguments = [str(self._submitted_as), self._timeout]
         run = self._plan.run_dir
-        self._number = await commands.submit(run / SCRIPT_FILE, run / LOG_FILE, arguments)
+        self._number = await commands.submit(run / SCRIPT_FILE, run / LOG_FILE, arguments, self._shared)
         (run / JOB_FILE).write_text(f"{self._number}\n", encoding="ascii")
         self._job, self._cancelled = Job("PENDING"), False
         await self._say(f"submitted as job {self._number}")
