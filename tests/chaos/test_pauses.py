@@ -59,8 +59,7 @@ def test_a_pause_of_all_tasks_costs_none(train, trial):
         training.until(lambda: any(line["event"] == "started" for line in training.lines("events.jsonl")))
         for number in range(A_LAUNCH):
             time.sleep(chance.uniform(0, 3))  # wherever it is then
-            if training.process.poll() is not None:
-                break
+            assert training.process.poll() is None, "it was over before the last pause"
             assert pause(training, launcher=bool(number % 2)) > 2
         done = training.finish(200)
     assert done.code == 0, done.stderr[-5000:]

@@ -158,6 +158,72 @@ def test_tasks_outlive_their_nursery_and_their_ends_are_noticed(forked, make_clu
     assert outcome.of(Exited) == [Exited(W1, 5), Exited(W0, -signal.SIGTERM)]
 
 
+@pytest.fixture
+def impatient(monkeypatch):
+    """A nursery has a moment to say what it owes."""
+    monkeypatch.setattr(nursery, "_PERIOD", 0.05)
+
+
+@pytest.mark.timeout(60)
+def test_the_ends_of_tasks_are_noticed_though_their_nursery_is_stopped(forked, make_cluster, impatient):
+    code = """
+        import os, signal, sys
+        signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))
+        print(os.getppid(), flush=True)
+        while True:
+            signal.pause()
+    """
+    tasks, parents = {}, []
+
+    def react(event, state):
+        if isinstance(event, Started):
+            tasks[event.task] = event.pid
+        if isinstance(event, Output) and event.lines:
+            parents.append(int(event.lines[0]))
+            if len(parents) == 2:
+                os.kill(parents[0], signal.SIGSTOP)
+                os.kill(tasks[W1], signal.SIGUSR1)
+
+    before = psutil.Process().num_fds()
+    outcome = forked(code, cluster=make_cluster(worker=2), react=react)
+    assert outcome.of(Exited) == [Exited(W1, 5), Exited(W0, -signal.SIGTERM)]
+    assert psutil.Process().num_fds() == before
+
+
+@pytest.mark.timeout(60)
+def test_a_nursery_that_is_stopped_when_a_task_is_wanted_is_given_up(program, impatient, tmp_path):
+    argv = program("")
+
+    async def want():
+        server = Nursery(nursery_environment(os.environ, tmp_path))
+        try:
+            await server.ready
+            os.kill(server.pid, signal.SIGSTOP)
+            with pytest.raises(Gone):
+                await server.fork(argv, os.environ)
+        finally:
+            server.close()
+            server.let_tasks_go()
+
+    asyncio.run(want())
+
+
+@pytest.mark.timeout(60)
+def test_a_run_ends_though_its_guard_is_stopped(run, monkeypatch):
+    monkeypatch.setattr(local, "_CLEANUP_SECONDS", 0.2)
+    guards = []
+    start = local._start_guard
+
+    def stopped():
+        guards.append(start())
+        os.kill(guards[0].pid, signal.SIGSTOP)
+        return guards[0]
+
+    monkeypatch.setattr(local, "_start_guard", stopped)
+    assert run(*python("")).state.exit_code == 0
+    assert guards[0].returncode == -signal.SIGKILL
+
+
 DIES = """
 import asyncio, os, sys
 sys.path.insert(0, {root!r})

@@ -162,7 +162,11 @@ class LocalRun:
         reap_orphans(self._ours)
         if self._watchman.stdin is not None:
             self._watchman.stdin.close()
-        await asyncio.to_thread(self._watchman.wait)
+        try:
+            await asyncio.to_thread(self._watchman.wait, _CLEANUP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._watchman.kill()  # somebody has stopped it, and it has nothing to do any more
+            self._watchman.wait()
 
     @property
     def _ours(self) -> set[int]:

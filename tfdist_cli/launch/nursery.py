@@ -29,6 +29,11 @@ IMPORTS = ("tfdist_cli.cli.app", "tfdist_cli.cli.role", "tfdist_cli.task.recipe"
 SERVER = "tfdist_cli.launch.fork_server"
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
+_PERIOD = 1.0
+"""Seconds between two looks at whether a fork server has said what it owes."""
+_SILENT_PERIODS = 10
+"""Looks in a row without a word after which it is taken to be stopped, or stuck, and killed; after a pause of the whole
+machine only one of them is over."""
 _PIPE_ROOM = 32 * 1024
 """Bytes that a pipe takes at once, whether somebody reads or not."""
 _READ_LATE = {
@@ -118,6 +123,8 @@ class Nursery:
         self._ended = ended
         self._channel = ours
         self._gone = False
+        self._packets = 0
+        """How many it has sent."""
         self._said = said
         self._at_import = b""
         """What the imports have written, which each task's own would have."""
@@ -187,6 +194,7 @@ class Nursery:
             try:
                 await self._send(json.dumps({"fork": number}).encode(), files)
                 self._orders[number] = order
+                self._expect_word(lambda: number in self._orders)
                 return await order.forked
             except BaseException:
                 self._orders.pop(number, None)
@@ -237,6 +245,27 @@ class Nursery:
         """Closes what its tasks live by, also when it has ended itself: the kernel kills those that are still there."""
         os.close(self._lifeline)
 
+    def _expect_word(self, owes: Callable[[], bool]) -> None:
+        """Ends the nursery if it is silent for long while it owes a word: its tasks are then this process's own.
+
+        Args:
+            owes: whether it still does.
+        """
+        packets, silent = self._packets, 0
+
+        def look() -> None:
+            nonlocal packets, silent
+            if self._gone or not owes():
+                return
+            silent = silent + 1 if packets == self._packets else 0
+            packets = self._packets
+            if silent >= _SILENT_PERIODS:
+                self.close()
+            else:
+                self._loop.call_later(_PERIOD, look)
+
+        self._loop.call_later(_PERIOD, look)
+
     async def _send(self, packet: bytes, files: list[int]) -> None:
         while True:
             try:
@@ -271,6 +300,7 @@ class Nursery:
                 continue  # it has died and left an order unread: told once, before what it has said
 
     def _take(self, packet: Mapping[str, int]) -> None:
+        self._packets += 1
         if "ready" in packet:
             self._overhear()
             self._ready.set_result(None)
@@ -288,6 +318,8 @@ class Nursery:
             return
         task = Forked(self, packet["pid"], order.outputs)
         self._tasks[task.pid] = task
+        # Its end is seen here as well: a nursery that is stopped cannot tell of it, and nobody else can be asked how.
+        task.watch(lambda: self._expect_word(lambda: task.pid in self._tasks))
         with suppress(BrokenPipeError):  # something has killed it already
             order.begin.write(b"1")
         order.forked.set_result(task)
@@ -332,6 +364,11 @@ class Forked:
         self._code: int | None = None
         self._adopted = False
         self._heard: list[Callable[[], None]] = []
+        self._leave_watch: Callable[[], None] = lambda: None
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Has the running loop call `callback` when the process is seen to have ended, however that was."""
+        self._leave_watch = watch_exit(self.pid, callback)
 
     def on_exit(self, callback: Callable[[], None]) -> None:
         """Has the running loop call `callback` once the task has ended."""
@@ -350,6 +387,7 @@ class Forked:
 
     def ended(self, code: int) -> None:
         """The task has ended: takes its exit code, or -n for signal n."""
+        self._leave_watch()
         self._code = code
         for callback in self._heard:
             callback()

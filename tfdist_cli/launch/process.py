@@ -126,8 +126,11 @@ class Spawned:
         threading.Thread(target=wait, daemon=True).start()
 
 
-def watch_exit(pid: int, callback: Callable[[], None]) -> None:
+def watch_exit(pid: int, callback: Callable[[], None]) -> Callable[[], None]:
     """Has the running loop call `callback` once a process has ended.
+
+    Returns:
+        Ends the watch, if it is not over.
 
     Raises:
         AttributeError: this system has no handles on processes.
@@ -136,12 +139,16 @@ def watch_exit(pid: int, callback: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     handle = os.pidfd_open(pid)
 
+    def leave() -> None:
+        if loop.remove_reader(handle):
+            os.close(handle)
+
     def ended() -> None:
-        loop.remove_reader(handle)
-        os.close(handle)
+        leave()
         callback()
 
     loop.add_reader(handle, ended)
+    return leave
 
 
 class Process:
