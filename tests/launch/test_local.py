@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 from contextlib import suppress
@@ -154,13 +155,42 @@ def test_a_daemon_that_has_left_the_group_is_not_waited_for(run, monkeypatch):
             os.execvp("sleep", ["sleep", "1000"])
         os.read(reading, 4)
     """
-    outcome = run(*python(code))
-    pid = int(outcome.lines()[0])
+    alive = []
+
+    def react(event, state):
+        if isinstance(event, Exited):
+            alive.append(is_alive(int(outcome_lines[0])))
+        if isinstance(event, Output):
+            outcome_lines.extend(event.lines)
+        return ()
+
+    outcome_lines = []
+    outcome = run(*python(code), react=react)
+    assert outcome.state.exit_code == 0
+    assert alive == [True]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere the system adopts orphans")
+def test_what_a_task_leaves_behind_in_sessions_of_its_own_ends_with_the_run(run):
+    """Also what ignores SIGTERM, and the children of what is left; what was there before stays."""
+    code = """
+        import subprocess
+        tame, stubborn = "echo $$; exec sleep 1000", "trap '' TERM; echo $$; while :; do sleep 0.1; done"
+        for script in (tame, stubborn, f"setsid sh -c '{tame}' & wait"):
+            left = subprocess.Popen(["sh", "-c", script], start_new_session=True, stdout=subprocess.PIPE)
+            print(left.pid, int(left.stdout.readline()), flush=True)
+    """
+    other = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     try:
+        outcome = run(*python(code))
         assert outcome.state.exit_code == 0
-        assert is_alive(pid)
+        left = [int(pid) for line in outcome.lines() for pid in line.split()]
+        assert len(set(left)) == 4
+        assert not any(map(is_alive, left))
+        assert is_alive(other.pid)
     finally:
-        os.kill(pid, signal.SIGKILL)
+        other.kill()
+        other.wait()
 
 
 def test_a_task_that_ignores_sigterm_is_killed_with_its_children(run):

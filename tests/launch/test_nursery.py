@@ -17,6 +17,7 @@ from tests.launch.test_local import is_alive, python
 from tfdist_cli.launch import local, nursery
 from tfdist_cli.launch.events import Exited, Output, Signalled, Started
 from tfdist_cli.launch.nursery import Gone, Nursery, import_environment, nursery_environment
+from tfdist_cli.launch.orphans import adopting
 from tfdist_cli.spec.task_id import TaskId
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
@@ -367,7 +368,7 @@ async def _death_with_an_order_unread(program, tmp_path):
 
 
 def test_what_a_nursery_has_said_before_its_death_is_heard(program, tmp_path):
-    with nursery.adopting():
+    with adopting():
         assert asyncio.run(_death_with_an_order_unread(program, tmp_path)) == 0
     assert (tmp_path / "begun").read_text() == "x"
 

@@ -18,21 +18,16 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+import psutil
+
 from tfdist_cli.errors import TfdistError, UsageError
 from tfdist_cli.launch import guard
 from tfdist_cli.launch.base import Outlets
 from tfdist_cli.launch.events import Action, End, Exited, How, Output, Start, Started
 from tfdist_cli.launch.memory import KernelKills
 from tfdist_cli.launch.network import Network, network_of
-from tfdist_cli.launch.nursery import (
-    Gone,
-    Nursery,
-    adopting,
-    can_fork,
-    import_environment,
-    nursery_environment,
-    reap_orphans,
-)
+from tfdist_cli.launch.nursery import Gone, Nursery, can_fork, import_environment, nursery_environment
+from tfdist_cli.launch.orphans import adopting, end_orphans, reap_orphans
 from tfdist_cli.launch.pipes import Pipe
 from tfdist_cli.launch.ports import hold
 from tfdist_cli.launch.process import SIGNALS, Process, Program, Spawned
@@ -130,6 +125,8 @@ class LocalRun:
         """By what must stand in the environment when they import."""
         self._replaced: list[Nursery] = []
         """Those that have died, whose tasks may live."""
+        self._before = {child.pid for child in psutil.Process().children()}
+        """The processes that this one has had before: none of them is a task's."""
         self._works = Works(outlets.events)
         self._leaving: deque[TaskId] = deque()
         """Tasks whose program has ended, in this order, which the order of their `Exited` follows."""
@@ -151,7 +148,7 @@ class LocalRun:
             self._processes[action.task].end(action.how)
 
     async def close(self) -> None:
-        """Kills what is left, and lets the guard go."""
+        """Kills what is left of the tasks, ends what they have left behind, and lets the guard go."""
         for task in (*self._awaited, *self._processes):
             self.act(End(task, How.KILL))
         await self._works.finish(_CLEANUP_SECONDS)
@@ -159,7 +156,7 @@ class LocalRun:
             nursery.close()
         for nursery in (*self._nurseries.values(), *self._replaced):
             nursery.let_tasks_go()
-        reap_orphans(self._ours)
+        await asyncio.to_thread(end_orphans, self._before)
         if self._watchman.stdin is not None:
             self._watchman.stdin.close()
         try:
@@ -172,7 +169,7 @@ class LocalRun:
     def _ours(self) -> set[int]:
         """The processes that are reaped where they are awaited."""
         tasks = {process.pid for process in self._processes.values()}
-        return {self._watchman.pid, *tasks, *(nursery.pid for nursery in self._nurseries.values())}
+        return {*self._before, *tasks, *(nursery.pid for nursery in self._nurseries.values())}
 
     async def _start(self, planned: PlannedTask, env: Mapping[str, str]) -> None:
         task = planned.task

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import fcntl
 import json
 import os
@@ -11,14 +10,12 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import IO
-
-import psutil
 
 from tfdist_cli.launch.network import HOST, Network
 from tfdist_cli.launch.process import watch_exit
@@ -27,8 +24,6 @@ from tfdist_cli.records import LAUNCHER_PID, TASK_DIR
 IMPORTS = ("tfdist_cli.cli.app", "tfdist_cli.cli.role", "tfdist_cli.task.recipe", "tfdist_cli.train.cluster")
 """What a task imports before it knows what it is to do; TensorFlow and Keras come with it."""
 SERVER = "tfdist_cli.launch.fork_server"
-_PR_SET_CHILD_SUBREAPER = 36
-_PR_GET_CHILD_SUBREAPER = 37
 _PERIOD = 1.0
 """Seconds between two looks at whether a fork server has said what it owes."""
 _SILENT_PERIODS = 10
@@ -400,38 +395,3 @@ class Forked:
             self.ended(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
 
         watch_exit(self.pid, over)
-
-
-@contextmanager
-def adopting() -> Iterator[None]:
-    """Has the kernel give this process the processes below it whose parents end."""
-    if not sys.platform.startswith("linux"):
-        yield
-        return
-    prctl = ctypes.CDLL(None).prctl
-    before = ctypes.c_int()
-    prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
-    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    try:
-        yield
-    finally:
-        prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
-
-
-def reap_orphans(ours: Collection[int]) -> None:
-    """Reaps the processes that tasks have left behind, and that have ended since.
-
-    Args:
-        ours: processes of this one that somebody else here reaps.
-    """
-    if not sys.platform.startswith("linux"):
-        return  # they are the system's
-    with suppress(ChildProcessError):
-        if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            return  # nobody waits to be reaped: no need to look at every process
-    session = os.getsid(0)
-    for child in psutil.Process().children():
-        with suppress(psutil.Error, ChildProcessError, ProcessLookupError):
-            stray = child.pid not in ours and os.getsid(child.pid) != session
-            if stray and child.status() == psutil.STATUS_ZOMBIE:
-                os.waitpid(child.pid, os.WNOHANG)

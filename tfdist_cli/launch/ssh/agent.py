@@ -19,8 +19,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
-
 from tfdist_cli.errors import TfdistError, UsageError
 from tfdist_cli.launch.base import Outlets, Run
 from tfdist_cli.launch.events import End, Event, EventQueue, Exited, How, Output, Recorded, Start, Started, Stream
@@ -43,8 +41,6 @@ PING_PERIOD = 3.0
 SILENCE = 15.0
 """Seconds without one after which the connection is taken to be cut."""
 _PERIOD = 0.5
-_LEFTOVER_SECONDS = 1.0
-"""What tasks have left behind has so long after SIGTERM."""
 
 
 def main() -> None:
@@ -76,22 +72,8 @@ def _serve(channel: Channel) -> None:
                 case "copy" | "piece" | "copied":
                     copying.take(frame)
                 case "plan":
-                    try:
-                        asyncio.run(_Tasks(channel, frame).run())
-                    finally:
-                        _end_leftovers()
+                    asyncio.run(_Tasks(channel, frame).run())
                     return
-
-
-def _end_leftovers() -> None:
-    """Ends what tasks have started in sessions of their own: the kernel has made these processes this one's."""
-    left = psutil.Process().children(recursive=True)
-    for process in left:
-        with suppress(psutil.Error):
-            process.terminate()
-    for process in psutil.wait_procs(left, _LEFTOVER_SECONDS)[1]:
-        with suppress(psutil.Error):
-            process.kill()
 
 
 def _hello() -> Frame:
@@ -294,7 +276,7 @@ class _Tasks:
                 return [Frame("started", {"task": str(task), "pid": pid})]
             case Output(task, stream):
                 return self._output(task, stream)
-            case Recorded(task, record) if not record.get("held"):  # the launcher sees those itself
+            case Recorded(task, record):
                 self._unsent.write(task, "stderr", f"{RECORD_SEPARATOR}{json.dumps(record)}\n".encode())
                 return self._output(task, "stderr")
             case Exited(task):
