@@ -10,12 +10,13 @@ from tfdist_cli.spec.cluster import Cluster
 
 @pytest.fixture
 def make_cluster():
-    """A cluster by its strategy and the number of tasks, or the addresses, of its roles."""
+    """A cluster by its strategy and the number of tasks, the addresses, or the sections of its roles."""
+
+    def section(tasks):
+        return tasks if isinstance(tasks, dict) else {"replicas" if isinstance(tasks, int) else "hosts": tasks}
 
     def make(strategy="multi_worker_mirrored", **roles):
-        given = {
-            role: {"replicas": tasks} if isinstance(tasks, int) else {"hosts": tasks} for role, tasks in roles.items()
-        }
+        given = {role: section(tasks) for role, tasks in roles.items()}
         return Cluster.model_validate({"strategy": strategy, "roles": given})
 
     return make

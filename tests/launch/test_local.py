@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -191,6 +193,31 @@ def test_what_a_task_leaves_behind_in_sessions_of_its_own_ends_with_the_run(run)
     finally:
         other.kill()
         other.wait()
+
+
+def test_temporary_files_of_tasks_are_gone_after_the_run(run, make_cluster, tmp_path, monkeypatch):
+    """TensorFlow's AutoGraph leaves a file for each function that it converts."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    code = """
+        import os, tempfile
+        os.mkdir(os.path.join(tempfile.mkdtemp(), "below"))
+        file = tempfile.NamedTemporaryFile(delete=False)
+        print(os.path.dirname(file.name))
+    """
+    outcome = run(*python(code), cluster=make_cluster(worker=2))
+    assert outcome.state.exit_code == 0
+    assert outcome.lines(W0) == outcome.lines(W1)
+    assert Path(outcome.lines(W0)[0]).parent == tmp_path
+    assert not list(tmp_path.glob("tfdist-*"))
+
+
+def test_a_role_may_name_its_own_temporary_folder(run, make_cluster, tmp_path):
+    own = tmp_path / "own"
+    own.mkdir()
+    code = "import tempfile; print(tempfile.NamedTemporaryFile(delete=False).name)"
+    outcome = run(*python(code), cluster=make_cluster(worker={"env": {"TMPDIR": str(own)}}))
+    assert [Path(line) for line in outcome.lines()] == list(own.iterdir())
 
 
 def test_a_task_that_ignores_sigterm_is_killed_with_its_children(run):

@@ -215,8 +215,8 @@ def test_a_run_ends_though_its_guard_is_stopped(run, monkeypatch):
     guards = []
     start = local._start_guard
 
-    def stopped():
-        guards.append(start())
+    def stopped(scratch):
+        guards.append(start(scratch))
         os.kill(guards[0].pid, signal.SIGSTOP)
         return guards[0]
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +44,15 @@ def test_the_scheduler_hears_the_code_of_a_task_that_decides(code, ends, decides
     assert out == "here\n"
     assert process.returncode == (ends if decides == "decides" else 0), err
     assert ("tfdist: worker:1 has ended with" in err) == (decides == "serves" and ends != 0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_task_has_a_temporary_folder_that_is_removed(tmp_path):
+    code = "import tempfile; print(tempfile.NamedTemporaryFile(delete=False).name); os._exit(0)"
+    process = start(tmp_path / "run", "decides", code, {"TMPDIR": str(tmp_path)})
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert Path(out.split()[-1]).parent.parent == tmp_path
     assert not list(tmp_path.iterdir())
 
 

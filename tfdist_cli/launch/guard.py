@@ -1,8 +1,9 @@
-"""Ends a launcher's tasks when the launcher itself is gone, however it went.
+"""Ends a launcher's tasks when the launcher itself is gone, however it went, and removes their temporary folder.
 
-Run as a script, by an isolated interpreter that starts in milliseconds. Standard input is a pipe from the launcher:
-`+n` is a process group that was started, `-n` one that is gone. The kernel closes the pipe when the launcher dies,
-SIGKILL included; the groups that are left then get SIGTERM, and after `GRACE` seconds SIGKILL.
+Run as a script, `guard.py [FOLDER]`, by an isolated interpreter that starts in milliseconds. Standard input is a pipe
+from the launcher: `+n` is a process group that was started, `-n` one that is gone. The launcher closes the pipe at the
+end of the run, and the kernel when the launcher dies, SIGKILL included; the groups that are left then get SIGTERM, and
+after `GRACE` seconds SIGKILL.
 """
 
 import os
@@ -25,6 +26,10 @@ def main() -> None:
         else:
             groups.discard(group)
     end(groups)
+    for folder in sys.argv[1:]:
+        import shutil  # noqa: PLC0415 it takes as long to import as all the rest, while tasks are starting
+
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def end(groups: set[int]) -> None:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -96,7 +97,8 @@ class LocalLauncher:
         with network_of(plan) as (network, told), adopting():
             if told:
                 outlets.events.put(told)
-            run = LocalRun(plan, outlets, network, _start_guard())
+            scratch = _make_scratch()
+            run = LocalRun(plan, outlets, network, _start_guard(scratch), scratch)
             try:
                 yield run
             finally:
@@ -111,13 +113,17 @@ class LocalRun:
         outlets: where their news goes.
         network: the tasks' network.
         watchman: the guard, which is told of each process group.
+        scratch: the tasks' temporary folder, which the guard removes; None where there can be none.
     """
 
-    def __init__(self, plan: Plan, outlets: Outlets, network: Network, watchman: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self, plan: Plan, outlets: Outlets, network: Network, watchman: subprocess.Popen[bytes], scratch: str | None
+    ) -> None:
         self._plan = plan
         self._network = network
         self._outlets = outlets
         self._watchman = watchman
+        self._scratch = {} if scratch is None else {"TMPDIR": scratch}
         self._processes: dict[TaskId, Process] = {}
         self._awaited: dict[TaskId, asyncio.Future[How]] = {}
         """The tasks that are about to start, and how they are told to end before they have."""
@@ -140,7 +146,7 @@ class LocalRun:
             planned, own = self._plan[action.task], self._outlets.prepare(action)
             self._processes.pop(action.task, None)
             self._awaited[action.task] = asyncio.get_running_loop().create_future()
-            self._works.keep(self._start(planned, {**os.environ, **planned.env, **own}))
+            self._works.keep(self._start(planned, {**os.environ, **self._scratch, **planned.env, **own}))
         elif action.task in self._awaited:
             if not self._awaited[action.task].done():
                 self._awaited[action.task].set_result(action.how)
@@ -297,10 +303,18 @@ def _reason(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def _start_guard() -> subprocess.Popen[bytes]:
+def _make_scratch() -> str | None:
+    """A folder for the tasks' temporary files, such as those of TensorFlow's AutoGraph, which nobody else removes."""
+    try:
+        return tempfile.mkdtemp(prefix="tfdist-")
+    except OSError:  # a full disk, perhaps: a task that needs a temporary file says so itself
+        return None
+
+
+def _start_guard(scratch: str | None) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(guard.__file__))],
+            [sys.executable, "-I", "-S", str(Path(guard.__file__)), *([] if scratch is None else [scratch])],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

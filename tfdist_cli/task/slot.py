@@ -8,9 +8,12 @@ it ended, and answers to the scheduler with the task's code where that decides w
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from tfdist_cli.errors import UsageError
@@ -26,7 +29,8 @@ RAW = {"stdout": 1, "stderr": 2}
 def occupy(task: TaskId, run_dir: Path, *, decides: bool) -> None:
     """Goes on in a new process, which is the task; the process that was there waits for it, and ends as it does.
 
-    A signal from the scheduler reaches both: the one that waits leaves it to the task.
+    A signal from the scheduler reaches both: the one that waits leaves it to the task. It also removes the temporary
+    folder that it gives to the task.
 
     Args:
         task: which task it is.
@@ -41,6 +45,8 @@ def occupy(task: TaskId, run_dir: Path, *, decides: bool) -> None:
     if attempt:
         _write_to(run_dir / f"attempt_{attempt}" / task.slug)
     os.environ |= {LAUNCHER_PID: str(os.getpid()), OUTLASTS: "1"}
+    with suppress(OSError):  # a full disk, perhaps: a task that needs a temporary file says so itself
+        os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tfdist-")
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     pid = os.fork()
     if not pid:
@@ -48,6 +54,8 @@ def occupy(task: TaskId, run_dir: Path, *, decides: bool) -> None:
         emit("started", pid=os.getpid(), host=socket.gethostname())
         return
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if tempfile.tempdir:
+        shutil.rmtree(tempfile.tempdir, ignore_errors=True)
     emit("exited", code=code)
     if code and not decides:
         sys.stderr.write(f"tfdist: {task} has ended with {code}; the training's end is for others to decide\n")
