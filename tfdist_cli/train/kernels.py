@@ -22,9 +22,9 @@ the other, not both in turn.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -34,6 +34,7 @@ import tensorflow as tf
 from tfdist_cli.train import formulas
 from tfdist_cli.train.formulas import Update
 from tfdist_cli.train.order import last_of, unordered
+from tfdist_cli.train.replaced import replaced
 
 
 @dataclass(frozen=True)
@@ -282,41 +283,26 @@ def _share(optimizer: Any, variable: tf.Variable, rate: Any) -> tf.Tensor:
     return tf.cast(optimizer.weight_decay, variable.dtype) * tf.cast(rate, variable.dtype)
 
 
-@contextlib.contextmanager
-def fused(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+def fused(optimizer: keras.optimizers.Optimizer) -> AbstractContextManager[None]:
     """Within it, Keras's `apply` updates by the optimizer's rule, if it has one.
 
     Only `update_step` is replaced: clipping, weight decay, averages, constraints and everything else around it stays
     Keras's. So do sparse gradients, which Keras takes for dense ones.
     """
     rule = rule_of(optimizer)
-    if rule is None:
-        yield
-        return
-    step = vars(optimizer).get("update_step") or _FusedStep(optimizer, rule)
-    vars(optimizer)["update_step"] = step  # setattr would have Keras track it
-    step.users += 1
-    try:
-        yield
-    finally:
-        step.users -= 1
-        if not step.users:
-            del vars(optimizer)["update_step"]
+    step = {} if rule is None else {"update_step": _FusedStep(optimizer, rule)}
+    return replaced(optimizer, step)
 
 
 class _FusedStep:
-    """An optimizer's `update_step` by its rule.
-
-    The local replicas of a mirrored strategy take turns within `fused`: the first to leave it isn't the last.
-    """
+    """An optimizer's `update_step` by its rule."""
 
     def __init__(self, optimizer: Any, rule: Rule) -> None:
-        self._optimizer, self._rule, self._by_keras = optimizer, rule, optimizer.update_step
-        self.users = 0
+        self._optimizer, self._rule = optimizer, rule
 
     def __call__(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         if isinstance(gradient, tf.IndexedSlices):
-            self._by_keras(gradient, variable, learning_rate)
+            type(self._optimizer).update_step(self._optimizer, gradient, variable, learning_rate)
             return
         optimizer, rule, pieces = self._optimizer, self._rule, _pieces(variable)
         slots = [_pieces(slot) for slot in rule.slots(optimizer, variable)]

@@ -130,7 +130,7 @@ class Local:
         for number, given in enumerate(gradients):
             pieces = [self._gradient(copy, place, gradient) for place, gradient in enumerate(given)]
             with in_place_of(self._optimizer, read):
-                rate = rate_of(self._optimizer, updates + number, self._rate)
+                rate = rate_of(self._optimizer._learning_rate, updates + number, self._rate)
             apply_by_rule(self._rule, self._optimizer, pieces, copy.held, updates + number, rate)
 
     def join(self, copy: Copy) -> tuple[Tensors, Callable[[], None]]:

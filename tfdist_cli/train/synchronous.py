@@ -29,9 +29,18 @@ from tfdist_cli.train.mesh import Mesh
 from tfdist_cli.train.metrics import MetricTotals
 from tfdist_cli.train.phases import Watch
 from tfdist_cli.train.rate import Rate
+from tfdist_cli.train.replaced import original, replaced
 from tfdist_cli.train.seeds import Seeds
 from tfdist_cli.train.step import ModelStep, values
-from tfdist_cli.train.update import Read, in_place_of, innermost, learning_rates, leave_sums_to_engine, updating
+from tfdist_cli.train.update import (
+    Read,
+    in_place_of,
+    innermost,
+    learning_rates,
+    leave_sums_to_engine,
+    rate_of,
+    updating,
+)
 
 
 @dataclass(frozen=True)
@@ -251,7 +260,7 @@ class SynchronousEngine:
         @tf.function(autograph=False)
         def execute(iterator: Any, first: tf.Tensor, vote: tf.Tensor) -> tf.Tensor:
             batches = self._batches(iterator, count)
-            summed = self._strategy.run(replica_steps, args=(batches, first, vote))
+            summed = self._run(replica_steps, (batches, first, vote))
             summary = self._strategy.experimental_local_results(summed)[0]
             sizes = [int(np.prod(step.state[place].shape)) for place in places]
             parts = tf.split(summary, [-1, *sizes])
@@ -263,8 +272,9 @@ class SynchronousEngine:
         return execute
 
     def _batches(self, iterator: Any, count: int) -> Any:
-        """`count` batches for each local replica."""
-        own = [tuple(next_batch(iterator) for _ in range(count)) for _ in range(self._local)]
+        """`count` batches for each local replica: those of a step follow each other in the data."""
+        steps = [[next_batch(iterator) for _ in range(self._local)] for _ in range(count)]
+        own = list(zip(*steps, strict=True))
         if self._local == 1:
             return own[0]
         first = self._members.index * self._local
@@ -274,25 +284,32 @@ class SynchronousEngine:
 
     def _apply(self, gradients: list[Any]) -> None:
         """Updates the replica's own copies, with gradients that are the same on all replicas."""
-        optimizer, extended = self._step.model.optimizer, self._strategy.extended
+        optimizer = self._step.model.optimizer
         with ExitStack() as within:
             accumulates = False
             for inner in updating(optimizer):
-                own = tf.convert_to_tensor(inner.learning_rate)
-                rate = self._rate.at(own, tf.convert_to_tensor(inner.iterations))
+                # Another local replica may have replaced the rate by what it has read.
+                own = original(inner, "_learning_rate")
+                rate = rate_of(own, tf.convert_to_tensor(inner.iterations), self._rate)
                 within.enter_context(in_place_of(inner, {"_learning_rate": Read(rate)}))
                 accumulates = accumulates or bool(inner.gradient_accumulation_steps)
                 if not accumulates:
                     within.enter_context(fused(inner))
-            if not (tf.distribute.has_strategy() and accumulates):
-                optimizer.apply(gradients, self._step.parameters)
-                return
-            # Keras updates within a condition, where TensorFlow cannot bring replicas together. It need not.
-            extended._use_merge_call = lambda: False
-            try:
-                optimizer.apply(gradients, self._step.parameters)
-            finally:
-                del extended._use_merge_call
+            optimizer.apply(gradients, self._step.parameters)
+
+    def _run(self, steps: Callable[..., tf.Tensor], args: tuple[Any, ...]) -> Any:
+        """Runs a function on each local replica.
+
+        Keras accumulates gradients, and overwrites parameters with their averages, within a condition, where TensorFlow
+        cannot bring replicas together. It need not: each updates its own copies.
+        """
+        conditional = any(
+            inner.gradient_accumulation_steps or (inner.use_ema and inner.ema_overwrite_frequency)
+            for inner in updating(self._step.model.optimizer)
+        )
+        apart = {"_use_merge_call": lambda: False} if conditional and tf.distribute.has_strategy() else {}
+        with replaced(self._strategy.extended, apart):
+            return self._strategy.run(steps, args=args)
 
     def _check_accumulation(self) -> None:
         optimizer = self._step.model.optimizer

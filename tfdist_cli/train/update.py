@@ -7,8 +7,8 @@ learning-rate schedule then see.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfdist_cli.train.kernels import Rule, decay, decays, fused, in_turn, rule_of, why_not
 from tfdist_cli.train.rate import Rate
+from tfdist_cli.train.replaced import replaced
 from tfdist_cli.train.shards import Gradient, parts
 
 _SEVERAL: Any = getattr(keras.optimizers, "MultiOptimizer", ())
@@ -58,7 +59,7 @@ def apply(
     with tf.device(counter.device):
         with tf.control_dependencies(_arrived(counter, gradients, parameters)[: None if rule is None else 1]):
             number = counter.assign_add(1, read_value=True) - 1
-        rate = rate_of(optimizer, number, learning_rate)
+        rate = rate_of(optimizer._learning_rate, number, learning_rate)
         with tf.control_dependencies([number]):  # what Keras's code takes beside it may be there before
             rate = tf.identity(rate)
     if rule is None:
@@ -140,15 +141,14 @@ def _needs_keras(optimizer: Any, parameters: Sequence[keras.Variable]) -> str | 
     return None
 
 
-def rate_of(optimizer: Any, number: tf.Tensor, learning_rate: Rate | None) -> tf.Tensor:
+def rate_of(own: Any, number: tf.Tensor, learning_rate: Rate | None) -> tf.Tensor:
     """The learning rate of an update, read once, not once for each parameter.
 
     Args:
-        optimizer: the one that updates; built.
+        own: the optimizer's: a variable, a schedule or a function.
         number: how many updates came before, int64, shape ().
         learning_rate: what becomes of the optimizer's rate; None leaves it.
     """
-    own = optimizer._learning_rate
     if isinstance(own, keras.optimizers.schedules.LearningRateSchedule):
         rate = tf.convert_to_tensor(own(number))
     else:
@@ -333,15 +333,9 @@ class Read(keras.Variable):
     assign_add = assign_sub = assign
 
 
-@contextlib.contextmanager
-def in_place_of(optimizer: keras.optimizers.Optimizer, read: dict[str, Read]) -> Iterator[None]:
+def in_place_of(optimizer: keras.optimizers.Optimizer, read: dict[str, Read]) -> AbstractContextManager[None]:
     """Within it, an optimizer has values that have been read in the place of variables."""
-    kept = {name: vars(optimizer)[name] for name in read}
-    vars(optimizer).update(read)  # setattr would make them the optimizer's own variables
-    try:
-        yield
-    finally:
-        vars(optimizer).update(kept)
+    return replaced(optimizer, read)
 
 
 def leave_sums_to_engine(optimizer: keras.optimizers.Optimizer) -> None:
