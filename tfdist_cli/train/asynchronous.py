@@ -277,6 +277,7 @@ class _Work:
             if parts[0] is None:
                 mean.append(None)
             else:
-                whole = [dense(part, parameter) for part in parts]
-                mean.append(tf.add_n(whole) / tf.cast(len(whole), whole[0].dtype))
+                with self._shop.step.device_scope():
+                    whole = [dense(part, parameter) for part in parts]
+                    mean.append(tf.add_n(whole) / tf.cast(len(whole), whole[0].dtype))
         return mean

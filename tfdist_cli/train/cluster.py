@@ -88,6 +88,7 @@ class Joined:
 
 
 _MET = "tfdist/met"
+_GPUS = "tfdist/gpus"
 _LEAVE_SECONDS = 10.0
 _ANSWER_MILLISECONDS = 500
 
@@ -226,8 +227,11 @@ def _meet(environment: Environment) -> Joined:
         atexit.register(_leave_at_exit)
         return Joined(environment, strategy, lifelines, Placement(strategy))
     strategy = _mirrored_workers(environment)
+    mesh = _mesh(environment, met.links)
+    if mesh is None and len(environment.members) > 1:
+        _check_gpus(environment)
     atexit.register(_leave_at_exit)
-    return Joined(environment, strategy, lifelines, mesh=_mesh(environment, met.links))
+    return Joined(environment, strategy, lifelines, mesh=mesh)
 
 
 def _come_together(environment: Environment) -> Met:
@@ -304,6 +308,24 @@ def _mirrored_workers(environment: Environment) -> tf.distribute.Strategy:
             "TensorFlow was in use before the cluster was joined",
             hint="enter tfdist.scope(), or call tfdist.is_chief(), before anything makes a tensor, dataset or variable",
         ) from error
+
+
+def _check_gpus(environment: Environment) -> None:
+    """Compares the numbers of GPUs: TensorFlow takes all tasks to have as many replicas as this one.
+
+    Raises:
+        TrainingError: another task sees more GPUs, or fewer, than this one.
+    """
+    service = context.context()  # TensorFlow shows its coordination service nowhere else
+    own = len(tf.config.list_physical_devices("GPU"))
+    service.set_config_key_value(f"{_GPUS}/{environment.task}", str(own))
+    for task in environment.members:
+        theirs = int(service.get_config_key_value(f"{_GPUS}/{task}", int(environment.start_timeout * 1000)))
+        if theirs != own:
+            raise TrainingError(
+                f"{environment.task} sees {own} GPU{'s' * (own != 1)}, and {task} sees {theirs}",
+                hint="give each task that trains the same number of GPUs: roles.worker.gpus, and roles.chief.gpus",
+            )
 
 
 def _leave_at_exit() -> None:

@@ -18,6 +18,7 @@ from tensorflow.python.distribute.coordinator import values as coordinator_value
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.recipe import Share
+from tfdist_cli.train.accelerator import device_scope_of_workers
 from tfdist_cli.train.aggregated import AggregatedUpdates
 from tfdist_cli.train.asynchronous import AsynchronousUpdates
 from tfdist_cli.train.data import DatasetFunction, Shard, checked
@@ -75,18 +76,20 @@ class CoordinatedEngine:
         rows = updates_rows(optimizer, parameters) and rules.embeddings is not None
         seeds = Seeds(step, element_spec, self.workers if self.synchronous else 1)
         tables = Tables(step, element_spec, rules.embeddings.min_bytes if rows and rules.embeddings else None)
+        scope = device_scope_of_workers()
         self._shop = Workshop(
             step,
             coordinator,
             self._workers,
             rules,
             tables,
-            Wire(parameters, tables.places, rules.wire),
+            Wire(parameters, tables.places, rules.wire, scope),
             seeds,
             seeds.without(step.assigned(element_spec)),
             MetricTotals(step),
             Rate(rules.learning_rate, rules.batches(self.workers)),
         )
+        step.device_scope = scope
         self._updates = self._rule(rules)(self._shop)
         self._choose_jit()
         reason = why_by_keras(optimizer, parameters)
@@ -218,7 +221,7 @@ class CoordinatedEngine:
         """For each batch the parameters, of which those that are no tables are read once."""
         tables = self._shop.tables
         # What is kept is scored, not what it is rounded to on its way.
-        wire = Wire(self._step.parameters, tables.places)
+        wire = Wire(self._step.parameters, tables.places, device_scope=self._step.device_scope)
         held = wire.pull(tables.nothing()).values
 
         def reading(batch: Any) -> tuple[Tensors, Given]:

@@ -22,6 +22,7 @@ from keras.src.backend.common import global_state
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train import losses
+from tfdist_cli.train.accelerator import DeviceScope
 from tfdist_cli.train.blame import is_from_users_code
 from tfdist_cli.train.sums import adds_up
 from tfdist_cli.train.update import innermost
@@ -81,6 +82,8 @@ class ModelStep:
         self.model = model
         self.jit = False
         """Whether XLA compiles training steps; only steps that are `given` nothing."""
+        self.device_scope: DeviceScope = contextlib.nullcontext
+        """Where an engine has the model computed."""
         self.batches = 1
         """How many batches, of which a training step sees one, make an update together."""
         self.summed = False
@@ -139,11 +142,13 @@ class ModelStep:
         """Loss, gradients with respect to `parameters`, and new values for one batch."""
         if self.jit:
             return self.by_xla(parameters, state, metrics, batch)
-        return StepResult(*self._train(parameters, state, metrics, batch, given))
+        with self.device_scope():
+            return StepResult(*self._train(parameters, state, metrics, batch, given))
 
     def by_xla(self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any) -> StepResult:
         """The same, compiled by XLA."""
-        return StepResult(*self._compiled(parameters, state, metrics, batch))
+        with self.device_scope():
+            return StepResult(*self._compiled(parameters, state, metrics, batch))
 
     def _train(
         self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any, given: Given
@@ -166,7 +171,7 @@ class ModelStep:
         given: Given = contextlib.nullcontext,
     ) -> StepResult:
         """Loss and metrics of one batch, with nothing learned; `gradients` is empty."""
-        with given(parameters) as whole:
+        with self.device_scope(), given(parameters) as whole:
             return self._forward(whole, state, metrics, batch, training=False)[1]
 
     def forward(

@@ -7,6 +7,7 @@ metrics, examples, moving statistics, wishes to pause) crosses once at its end, 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ from tfdist_cli.train.update import (
     rate_of,
     updating,
 )
+
+log = logging.getLogger("tfdist")
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,9 @@ class SynchronousEngine:
         self._members = membership
         self._replicas: int = strategy.num_replicas_in_sync
         self._local = self._replicas // len(membership.tasks)
+        self._sums_on_gpus = self._replicas > 1 and "GPU" in strategy.extended.worker_devices[0]
+        if self._sums_on_gpus and rules.wire == "bfloat16":
+            log.info("wire: bfloat16 is rounded to, but crosses as float32 between GPUs; float16 crosses as such")
         step.batches, step.summed = self._replicas, True
         self._rate = Rate(rules.learning_rate, self._replicas)
         self._watched = rules.phases
@@ -343,8 +349,14 @@ class SynchronousEngine:
     def _all_reduce(self, value: tf.Tensor, context: Any) -> tf.Tensor:
         if self._replicas == 1:
             return value
-        mesh = self._members.mesh
-        return mesh.sum(value) if mesh else context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+        if mesh := self._members.mesh:
+            return mesh.sum(value)
+        dtype = value.dtype
+        if (
+            self._sums_on_gpus and dtype == tf.bfloat16
+        ):  # which NCCL sums, but not by way of TensorFlow (nccl_manager.cc)
+            value = tf.cast(value, tf.float32)
+        return tf.cast(context.all_reduce(tf.distribute.ReduceOp.SUM, value), dtype)
 
     def _summing_function(self) -> Callable[[tf.Tensor], tf.Tensor]:
         def once(value: tf.Tensor) -> tf.Tensor:

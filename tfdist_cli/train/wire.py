@@ -8,6 +8,7 @@ one piece, a parcel.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist_cli.train.accelerator import DeviceScope
 from tfdist_cli.train.shards import Gradient, parts
 from tfdist_cli.train.step import Tensors
 from tfdist_cli.train.tables import Lookup
@@ -114,12 +116,18 @@ class Wire:
         parameters: variables, each on the device of its ps, or spread over several.
         tables: the numbers of those that are looked up.
         dtype: the type in which values cross; `float32` leaves them as they are.
+        device_scope: where workers compute; values are joined and parted there, and cross to it in one piece.
     """
 
     def __init__(
-        self, parameters: Sequence[keras.Variable], tables: Sequence[int] = (), dtype: str = "float32"
+        self,
+        parameters: Sequence[keras.Variable],
+        tables: Sequence[int] = (),
+        dtype: str = "float32",
+        device_scope: DeviceScope = nullcontext,
     ) -> None:
         self._tables = list(tables)
+        self._device_scope = device_scope
         self._crossing = None if dtype == "float32" else tf.as_dtype(dtype)
         self.shards = [_shards(place, variable) for place, variable in enumerate(parameters)]
         posts: dict[tuple[str, tf.DType], Post] = {}
@@ -155,14 +163,17 @@ class Wire:
                 crossing = self._rounded(joined)
             rows.append(numbers)
             read.append(joined)
-            for shard, part in zip(post.tables + whole, self._parted(crossing, counts, post, whole), strict=True):
+            with self._device_scope():
+                parted = self._parted(crossing, counts, post, whole)
+            for shard, part in zip(post.tables + whole, parted, strict=True):
                 arrived[shard.place, shard.index] = part
         values = []
         for place, shards in enumerate(self.shards):
             if held is not None and place not in self._tables:
                 values.append(held[place])
-            else:
-                own = [arrived[place, shard.index] for shard in shards]
+                continue
+            own = [arrived[place, shard.index] for shard in shards]
+            with self._device_scope():
                 values.append(own[0] if len(own) == 1 else tf.concat(own, axis=0))
         return Pulled(values, rows, size, read)
 
@@ -181,6 +192,10 @@ class Wire:
             pulled: what they are gradients of.
             beside: what crosses with them.
         """
+        with self._device_scope():
+            return self._pushed(gradients, pulled, beside)
+
+    def _pushed(self, gradients: Sequence[Any], pulled: Pulled, beside: Beside | None) -> Arrival:
         cut: dict[tuple[int, int], tf.Tensor] = {}
         for place, shards in enumerate(self.shards):
             counts = [pulled.counts.get((place, each.index)) for each in shards]

@@ -1,0 +1,94 @@
+"""Clusters whose tasks see GPUs (simulated ones) compute on them, and train as one process on the CPU does."""
+
+import numpy as np
+import pytest
+
+from tests.cluster.comparing import differences
+from tests.cluster.tasks import alone, program
+from tests.lab import gpus
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(700),
+    pytest.mark.skipif(gpus.missing() is not None, reason=str(gpus.missing())),
+]
+
+EXACT, ROUNDED = ("plain adam", "plain clipped"), "plain on bfloat16"
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    return gpus.environment(tmp_path_factory.mktemp("gpus"))
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    """What one process came to: with the batches of a cluster's step, and with those of one worker."""
+    found = {}
+    for batch in (16, 8):
+        folder = tmp_path_factory.mktemp("alone")
+        ended = alone(folder, program("equivalence.py", "out", batch, *EXACT))
+        assert ended.code == 0, ended.err
+        found[batch] = np.load(folder / "out.npz")
+    return found
+
+
+def trained(tasks, simulated, visible, batch, *names):
+    """What each task that runs the program to its end came to; and what ran on GPUs."""
+    for task in tasks.tasks:
+        env = simulated | {"CUDA_VISIBLE_DEVICES": visible.get(task, "-1")}
+        tasks.start(program("equivalence.py", task.replace(":", "-"), batch, *names), task, env=env, fresh=True)
+    ended = tasks.finish()
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
+    return [np.load(file) for file in sorted(tasks.folder.glob("*.npz"))], gpus.placed(simulated)
+
+
+def devices_of(placed, operation):
+    return {device for device, kind, _ in placed if kind == operation}
+
+
+def test_workers_of_parameter_servers_compute_on_their_gpus(module_cluster, simulated, single):
+    tasks = module_cluster(chief=1, ps=1, worker=1)
+    (chief,), placed = trained(tasks, simulated, {"worker:0": "2"}, 8, *EXACT)
+    for name in EXACT:
+        worst = differences(chief, single[8], name)
+        assert max(worst.values()) < 1e-5, name
+    own = "/job:worker/replica:0/task:0/device:GPU:0"
+    assert devices_of(placed, "MatMul") == {own}  # forward and backward
+    assert {device for device, *_ in placed} == {own}  # neither chief nor ps
+    assert not devices_of(placed, "ResourceApplyAdam")
+
+
+@pytest.fixture(scope="module")
+def two_by_two(module_cluster, simulated):
+    """Two workers with two GPUs each."""
+    visible = {"worker:0": "0,1", "worker:1": "2,3"}
+    return trained(module_cluster(worker=2), simulated, visible, 4, *EXACT, ROUNDED)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_two_workers_with_two_gpus_each_train_as_one_process(name, two_by_two, single):
+    (first, second), _ = two_by_two
+    assert max(differences(first, single[16], name).values()) < 1e-5
+    assert differences(first, second, name)["variables"] == 0
+
+
+def test_a_narrow_wire_keeps_the_copies_on_all_gpus_alike(two_by_two):
+    (first, second), _ = two_by_two
+    assert differences(first, second, ROUNDED)["variables"] == 0
+
+
+def test_gradients_and_updates_of_mirrored_workers_stay_on_the_gpus(two_by_two):
+    _, placed = two_by_two
+    all_four = {f"/job:worker/replica:0/task:{task}/device:GPU:{gpu}" for task in (0, 1) for gpu in (0, 1)}
+    assert devices_of(placed, "MatMul") == all_four
+    assert devices_of(placed, "ResourceApplyAdam") == all_four
+
+
+def test_mirrored_workers_with_unequal_gpus_are_refused(module_cluster, simulated):
+    tasks = module_cluster(worker=2)
+    for task, visible in (("worker:0", "0"), ("worker:1", "-1")):
+        tasks.start(program("endless.py"), task, env=simulated | {"CUDA_VISIBLE_DEVICES": visible}, fresh=True)
+    ended = tasks.finish()
+    assert "TrainingError: worker:1 sees 0 GPUs, and worker:0 sees 1" in ended["worker:1"].err, tasks.told()
+    assert {one.code for one in ended.values()} == {1}
