@@ -107,6 +107,8 @@ def facts(module_cluster):
         "callbacks",
         "chiefs_callbacks",
         "untrained",
+        "scored_batches",
+        "backup",
         "resumed",
         "refused",
         "wires",
@@ -161,6 +163,18 @@ def test_what_a_callback_of_the_chief_assigns_at_a_batch_reaches_all_workers(tas
     found = facts[task]["untrained"]
     assert [[share, stayed] for share, stayed, _ in found] == [[7.0, True]] * 2
     assert found == facts["chief:0"]["untrained"]
+
+
+def test_a_callback_of_the_chief_is_told_of_each_batch_of_the_validation(facts):
+    begun, ended, examples = facts["chief:0"]["scored_batches"]
+    assert begun == [0, 1, 2, 3, 4]  # the chief has 5 of 9 batches, the worker 4
+    assert ended == [[0, 14], [1, 28], [2, 42], [3, 56], [4, 61]]
+    assert examples == facts["worker:0"]["scored_batches"][2] == [61]
+
+
+def test_all_go_on_from_what_a_callback_of_the_chief_has_restored(facts):
+    assert facts["chief:0"]["backup"] == facts["worker:0"]["backup"]
+    assert facts["chief:0"]["backup"][:2] == [[2], 18]
 
 
 def test_all_resume_at_the_exact_step_from_a_folder_of_the_chief_alone(facts):

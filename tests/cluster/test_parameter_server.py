@@ -56,7 +56,7 @@ def facts(module_cluster):
     """What 3 workers came to, by fact; the ps and the workers are ended by the chief's end."""
     tasks = module_cluster(chief=1, ps=1, worker=3)
     names = ["counts"] * RUNS + ["generators", "validation", "callbacks", "chiefs_callbacks", "resumed", "refused"]
-    names += ["untrained", "datasets", "after_failure", "rare_pushes", "broken_off"]
+    names += ["untrained", "scored_batches", "backup", "datasets", "after_failure", "rare_pushes", "broken_off"]
     ended = tasks.start(program("facts.py", *names)).finish()
     assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
     assert tasks.left() == []
@@ -95,6 +95,18 @@ def test_what_no_step_assigns_is_what_a_callback_makes_it(facts):
 def test_callbacks_on_batches_are_called_for_every_step(facts):
     ((steps, same, _),) = facts["chiefs_callbacks"]
     assert (steps, same) == (12, True)
+
+
+def test_callbacks_are_told_of_each_batch_of_the_validation(facts):
+    ((begun, ended, examples),) = facts["scored_batches"]
+    assert begun == list(range(9))
+    assert ended == [[batch, min(61, 7 * (batch + 1))] for batch in range(9)]
+    assert examples == [61]
+
+
+def test_training_goes_on_from_what_a_callback_has_restored(facts):
+    ((epochs, iterations, _),) = facts["backup"]
+    assert (epochs, iterations) == ([2], 18)
 
 
 def test_training_resumes_at_the_exact_step(facts):

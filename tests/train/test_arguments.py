@@ -83,4 +83,5 @@ def test_validation_that_would_never_be(given):
 def test_callbacks_are_several_one_or_none():
     one = keras.callbacks.EarlyStopping()
     assert as_callbacks(one) == as_callbacks([one]) == as_callbacks((one,)) == [one]
+    assert as_callbacks([[one], one]) == [one, one]
     assert as_callbacks(None) == as_callbacks(()) == []

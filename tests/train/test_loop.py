@@ -1,5 +1,6 @@
 """Keras callbacks mean what they mean in Keras; steps and examples are counted exactly."""
 
+import contextlib
 import json
 
 import keras
@@ -10,8 +11,8 @@ from keras import callbacks as kc
 
 import tfdist_cli as tfdist
 from tests.train.compare import BATCH, CLASSES, assert_same, batches, classes, classifier, difference, train_both
-from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.loop import acts_on_batches
+from tfdist_cli.errors import TrainingError, UsageError
+from tfdist_cli.train.batch_hooks import acts_on_batches
 
 pytestmark = pytest.mark.slow
 
@@ -66,18 +67,46 @@ def test_callbacks_are_called_as_keras_calls_them(kind):
     assert ours.params == theirs.params | {"verbose": 0}
 
 
-def test_with_several_steps_per_execution_a_batch_callback_is_called_after_each_execution():
-    recorder = BatchRecorder()
-    tfdist.fit(classifier(), batches(), epochs=1, steps_per_execution=4, callbacks=[recorder])
-    seen = [(call[0], call[1]) for call in recorder.calls if call[0].startswith("batch")]
-    assert seen == [
-        ("batch begin", 0),
-        ("batch end", 3),
-        ("batch begin", 4),
-        ("batch end", 4),
-        ("batch begin", 5),
-        ("batch end", 5),
+class EveryRecorder(BatchRecorder):
+    """Those of the validation too."""
+
+    def on_test_batch_begin(self, batch, logs=None):
+        self.calls.append(("test batch begin", batch))
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.calls.append(("test batch end", batch, {name: round(value, 5) for name, value in logs.items()}))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 101])  # of 6 batches to train on, and 3 to score
+def test_batches_are_numbered_as_keras_numbers_them(size):
+    def train(fit):
+        keras.utils.set_random_seed(7)
+        recorder, model = EveryRecorder(), classifier(steps_per_execution=size)
+        fit(model, batches(), epochs=2, callbacks=[recorder], validation_data=VALIDATION)
+        return recorder.calls
+
+    theirs = train(lambda model, data, **given: model.fit(data, verbose=0, shuffle=False, **given))
+    assert train(tfdist.fit) == theirs
+
+
+def test_validation_data_of_unknown_length_is_told_of_batch_by_batch():
+    recorder = EveryRecorder()
+    unknown = VALIDATION.filter(lambda *_: True)
+    tfdist.fit(classifier(), batches(), callbacks=[recorder], validation_data=unknown)
+    assert [call[:2] for call in recorder.calls if call[0].startswith("test batch")] == [
+        (f"test batch {what}", number) for number in range(3) for what in ("begin", "end")
     ]
+
+
+def test_a_callback_ends_a_validation():
+    def ends(batch, logs):
+        model.stop_evaluating = batch == 1
+
+    model = classifier(metrics=[Examples()])
+    callback = kc.Callback()
+    callback.on_test_batch_end = ends
+    history = tfdist.fit(model, batches(), epochs=2, callbacks=[callback], validation_data=VALIDATION)
+    assert history.history["val_examples"] == [2 * BATCH] * 2
 
 
 class RateOfBatch(kc.Callback):
@@ -124,6 +153,7 @@ def test_lambda_callback_on_batches():
         (kc.BackupAndRestore("backup"), False),
         (kc.BackupAndRestore("backup", save_freq=3), True),
         (kc.TensorBoard("logs"), False),
+        (kc.TensorBoard("logs", profile_batch=2), True),
         (kc.TensorBoard("logs", update_freq="batch"), True),
         (kc.TensorBoard("logs", update_freq=5), True),
         (kc.TerminateOnNaN(), True),
@@ -193,6 +223,83 @@ def test_csv_logger(tmp_path):
     lines = (tmp_path / "log.csv").read_text().split()
     assert lines[0] == "epoch,accuracy,loss,val_accuracy,val_loss"
     assert len(lines) == 4
+
+
+class BreaksOff(kc.Callback):
+    """Fails at a batch, counted over all epochs."""
+
+    def __init__(self, at=None):
+        super().__init__()
+        self.left, self.batches = at, 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+        if self.batches == self.left:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("save_freq", "whole"), [("epoch", 2), (4, 1)])  # Keras counts an epoch when it has ended
+def test_backup_and_restore_goes_on_after_the_last_whole_epoch(tmp_path, save_freq, whole):
+    def train(fit, folder):
+        """Breaks off in the third of four epochs, and begins again, as another process would."""
+        keras.utils.set_random_seed(7)
+        taken = []
+        for breaks_at in (15, None):
+            model, counter = classifier(keras.layers.Dense(4), keras.layers.Dropout(0.4)), BreaksOff(breaks_at)
+            with contextlib.suppress(KeyboardInterrupt):
+                fit(model, batches(), epochs=4, callbacks=[kc.BackupAndRestore(folder, save_freq), counter])
+            taken.append(counter.batches)
+        return model, taken
+
+    plain, theirs = train(
+        lambda model, data, **given: model.fit(data, verbose=0, shuffle=False, **given), tmp_path / "a"
+    )
+    ours, own = train(tfdist.fit, tmp_path / "b")
+    assert own == theirs == [15, 6 * (4 - whole)]
+    assert_same(plain, ours)
+
+
+def test_backups_and_checkpoints_are_not_both_restored(tmp_path):
+    backup, checkpoints = kc.BackupAndRestore(tmp_path / "a"), tfdist.Checkpoints(tmp_path / "b")
+    with pytest.raises(UsageError, match="would both restore the training"):
+        tfdist.fit(classifier(), batches(), callbacks=[backup], checkpoints=checkpoints)
+
+
+@pytest.fixture
+def limits():
+    yield keras.config
+    keras.config.set_max_epochs(None)
+    keras.config.set_max_steps_per_epoch(None)
+
+
+def test_keras_own_limits_shorten_a_training(limits):
+    limits.set_max_epochs(2)
+    limits.set_max_steps_per_epoch(2)
+    model = classifier(metrics=[Examples()])
+    history = tfdist.fit(model, batches(), epochs=5, validation_data=VALIDATION)
+    assert history.history["examples"] == history.history["val_examples"] == [2 * BATCH] * 2
+    assert len(tfdist.fit(model, batches(), max_steps=100).epoch) == 2
+    assert len(tfdist.fit(model, batches()).epoch) == 1
+
+
+def test_another_strategys_scope_is_named():
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        model = classifier()
+        with pytest.raises(UsageError, match="this is the scope of a MirroredStrategy"):
+            tfdist.fit(model, batches())
+
+
+def test_a_profile_of_a_batch_is_written(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    tfdist.fit(classifier(), batches(), callbacks=[kc.TensorBoard(tmp_path, profile_batch=2)])
+    records = [
+        value
+        for path in tmp_path.glob("train/events*")
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+    ]
+    assert "batch_2" in [record.tag for record in records]
+    assert list(tmp_path.rglob("*.xplane.pb"))
 
 
 def test_tensorboard(tmp_path):

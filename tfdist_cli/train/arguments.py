@@ -86,7 +86,7 @@ def as_callbacks(given: Any) -> list[keras.callbacks.Callback]:
     """
     if given is None:
         return []
-    callbacks = list(given) if isinstance(given, (list, tuple)) else [given]
+    callbacks = keras.tree.flatten(given)
     for callback in callbacks:
         if not isinstance(callback, keras.callbacks.Callback):
             raise UsageError(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import keras
 
@@ -14,6 +15,8 @@ from tfdist_cli.train.checkpoint import CheckpointFolder
 from tfdist_cli.train.data import DatasetFunction
 from tfdist_cli.train.engine import Rules
 from tfdist_cli.train.saver import Asynchronous
+
+log = logging.getLogger("tfdist")
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,22 @@ class Assignment:
     callbacks: Sequence[keras.callbacks.Callback] = ()
     saving: Saving | None = None
     rules: Rules = field(default_factory=Rules)
+
+    def within_limits(self) -> Assignment:
+        """The same, no longer than Keras's own limits for trials (`keras.config.set_max_epochs`) allow."""
+        epochs, steps = keras.config.max_epochs(), keras.config.max_steps_per_epoch()
+        limited = self
+        if epochs:
+            own = self.epochs if self.epochs is not None or self.max_steps else 1
+            limited = replace(limited, epochs=epochs if own is None else min(own, epochs))
+        if steps:
+            limited = replace(limited, steps_per_epoch=min(self.steps_per_epoch, steps))
+            if self.validation:
+                most = min(self.validation.steps or steps, steps)
+                limited = replace(limited, validation=replace(self.validation, steps=most))
+        if limited != self:
+            log.warning("Keras's own limits shorten the training: max_epochs %s, max_steps_per_epoch %s", epochs, steps)
+        return limited
 
     def total(self, origin: int = 0) -> int:
         """The global step the training ends at; `origin` is that of its `Schedule`."""

@@ -12,6 +12,9 @@ _INSTALLED = tuple(
     f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
 )  # not all of sys.prefix: below /usr there may be a user's own program
 
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
+"""Folders of packages, which may also be another Python's (`--system-site-packages`) or the user's (`--user`)."""
+
 
 def is_ours(filename: str) -> bool:
     """Whether a file is part of tfdist."""
@@ -20,7 +23,9 @@ def is_ours(filename: str) -> bool:
 
 def is_users(filename: str) -> bool:
     """Whether a file is neither tfdist's nor a library's."""
-    return not filename.startswith(("<", _OURS, *_INSTALLED))
+    if filename.startswith(("<", _OURS, *_INSTALLED)):
+        return False
+    return _PACKAGES.isdisjoint(Path(filename).parts)
 
 
 def is_from_users_code(error: BaseException) -> bool:

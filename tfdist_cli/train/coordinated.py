@@ -68,7 +68,7 @@ class CoordinatedEngine:
         make_room([worker.device_name for worker in self._workers])
         self.synchronous = rules.updates.mode != "async"
         step.batches = rules.batches(self.workers)
-        self._evaluation: Any = None
+        self._evaluations: dict[bool, Any] = {}
         self._iterators: Any = None
         optimizer, parameters = step.model.optimizer, step.parameters
         leave_sums_to_engine(optimizer)
@@ -129,7 +129,20 @@ class CoordinatedEngine:
 
     def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
         """Every worker scores its own shard of the data; when it is lost meanwhile, another one scores it."""
-        function = self._evaluation_function(data)
+        totals = MetricTotals(self._step)
+        for counted in self._scored(data, steps, each_batch=False):
+            totals.add(counted)
+        return totals
+
+    def test_steps(self, data: DatasetFunction, *, steps: int | None) -> Iterator[Callable[[], np.ndarray]]:
+        """See `Engine.test_steps`; one shard's batches follow another's when a worker has scored it."""
+        for counted in self._scored(data, steps, each_batch=True):
+            for own in np.diff(counted, axis=0, prepend=0.0):
+                yield partial(np.copy, own)
+
+    def _scored(self, data: DatasetFunction, steps: int | None, *, each_batch: bool) -> Iterator[np.ndarray]:
+        """What each shard's evaluation has counted, as `evaluation_function` returns it."""
+        function = self._evaluation_function(data, each_batch=each_batch)
         count = self.workers
 
         def score(shard: Shard) -> Any:
@@ -139,16 +152,14 @@ class CoordinatedEngine:
                 return tf.identity(scored)
 
         begun = [(worker, partial(score, Shard(n, count, n))) for n, worker in enumerate(self._workers)]
-        totals = MetricTotals(self._step)
         try:
             with self.scope():
                 remotes = [self._shop.on_worker(worker, work) for worker, work in begun]
                 remotes.reverse()
-                for _, work in begun:
-                    totals.add(self._shop.outcome(remotes.pop(), work))
+                outcomes = [self._shop.outcome(remotes.pop(), work) for _, work in begun]
         except Exception as error:  # noqa: BLE001 it is raised again, or its cause
             raise_cause(error)
-        return totals
+        yield from outcomes
 
     def total(self, values: np.ndarray) -> np.ndarray:
         """Only the chief runs the loop."""
@@ -208,14 +219,14 @@ class CoordinatedEngine:
                 hint="aggregate at most as many gradients as there are workers",
             )
 
-    def _evaluation_function(self, data: DatasetFunction) -> Any:
-        if self._evaluation is None:
+    def _evaluation_function(self, data: DatasetFunction, *, each_batch: bool) -> Any:
+        if each_batch not in self._evaluations:
             spec = checked(data, Shard()).element_spec
             with self.scope():
-                function = evaluation_function(self._step, self._shop.totals, self._reading)
+                function = evaluation_function(self._step, self._shop.totals, self._reading, each_batch=each_batch)
                 limit = tf.TensorSpec([], tf.int64)
-                self._evaluation = function.get_concrete_function(iterator_ops.IteratorSpec(spec), limit)
-        return self._evaluation
+                self._evaluations[each_batch] = function.get_concrete_function(iterator_ops.IteratorSpec(spec), limit)
+        return self._evaluations[each_batch]
 
     def _reading(self) -> Callable[[Any], tuple[Tensors, Given]]:
         """For each batch the parameters, of which those that are no tables are read once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -155,6 +155,14 @@ class Engine(Protocol):
         Args:
             data: a shard → its batches.
             steps: batches of all shards together; None for all there are.
+        """
+
+    def test_steps(self, data: DatasetFunction, *, steps: int | None) -> Iterator[Callable[[], np.ndarray]]:
+        """The same, batch by batch, for callbacks that act on validation batches.
+
+        Yields a function for each batch, or for one batch of each task where they step together. It scores the batch
+        unless that has been done, and returns what was counted, as `MetricTotals.pack` packs it. All tasks that run the
+        loop have to call it before they ask for the next one.
         """
 
     def total(self, values: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, get_args
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.records import emit
@@ -22,6 +23,7 @@ from tfdist_cli.train.arguments import (
     refuse_unknown,
 )
 from tfdist_cli.train.assignment import Assignment, Saving, Schedule, Validation
+from tfdist_cli.train.batch_hooks import acts_on_batches
 from tfdist_cli.train.checkpoint import CheckpointFolder
 from tfdist_cli.train.cluster import Joined, join, leave_together
 from tfdist_cli.train.data import (
@@ -37,7 +39,7 @@ from tfdist_cli.train.data import (
 from tfdist_cli.train.data_service import DataService
 from tfdist_cli.train.engine import Engine, Rules
 from tfdist_cli.train.evaluator import run_evaluator
-from tfdist_cli.train.loop import TrainingLoop, acts_on_batches
+from tfdist_cli.train.loop import TrainingLoop
 from tfdist_cli.train.pace import auto_steps_per_execution
 from tfdist_cli.train.progress import Progress, log, speak
 from tfdist_cli.train.resume import Start, resume
@@ -193,6 +195,9 @@ def train(joined: Joined, model: keras.Model, assignment: Assignment) -> keras.c
         ResultNotSaved: the model is trained, and its last checkpoint could not be written.
         Terminated: the process was told to end.
     """
+    assignment = assignment.within_limits()
+    _check_scope(joined)
+    _check_callbacks(assignment)
     step = ModelStep(model)
     if assignment.validation and assignment.validation.steps is None:
         check_ends(assignment.validation.data)
@@ -206,7 +211,6 @@ def train(joined: Joined, model: keras.Model, assignment: Assignment) -> keras.c
             engine = joined.engine(step, spec, assignment.rules)
             start = resume(engine, step, assignment)
             first = start.step
-            engine.open(assignment.data, share=assignment.share, step=first, batches=start.batches)
         schedule = _schedule(assignment, engine, model, start)
         progress = Progress(
             joined.environment.run_dir, engine=engine, first=first, total=schedule.total, epochs=schedule.epochs
@@ -291,6 +295,38 @@ def _check_alike(assignment: Assignment, engine: Engine) -> None:
                 f"{name}: {value} here, {chiefs:.0f} on the chief",
                 hint="give tfdist.fit the same data and arguments on every task",
             )
+
+
+def _check_scope(joined: Joined) -> None:
+    """TensorFlow does not allow one strategy within another.
+
+    Raises:
+        UsageError: this is called under the scope of a strategy that is not tfdist's.
+    """
+    alone = joined.environment.strategy == "single"  # its strategy is whatever it was found in
+    if tf.distribute.has_strategy() and (alone or tf.distribute.get_strategy() is not joined.strategy):
+        raise UsageError(
+            f"tfdist trains under a strategy of its own, and this is the scope of a {_current_strategy()}",
+            hint="make and compile the model under `with tfdist.scope():`, and leave the other strategy out",
+        )
+
+
+def _current_strategy() -> str:
+    return type(tf.distribute.get_strategy()).__name__
+
+
+def _check_callbacks(assignment: Assignment) -> None:
+    """Two that restore a training would each undo what the other has restored.
+
+    Raises:
+        UsageError: there are checkpoints, and Keras's `BackupAndRestore`.
+    """
+    backups = [each for each in assignment.callbacks if isinstance(each, keras.callbacks.BackupAndRestore)]
+    if assignment.saving and backups:
+        raise UsageError(
+            "the BackupAndRestore callback and tfdist's checkpoints would both restore the training",
+            hint="leave BackupAndRestore out: a training with checkpoints goes on where it was",
+        )
 
 
 def _check_targets(model: keras.Model, spec: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,8 @@ import numpy as np
 
 from tfdist_cli.errors import ResultNotSaved, TrainingError
 from tfdist_cli.records import emit
-from tfdist_cli.train.assignment import Assignment, Saving, Schedule
+from tfdist_cli.train.assignment import Assignment, Saving, Schedule, Validation
+from tfdist_cli.train.batch_hooks import BatchGroup, acts_on_batches, acts_on_test_batches
 from tfdist_cli.train.checkpoint import TrainingState
 from tfdist_cli.train.engine import Engine, Execution
 from tfdist_cli.train.memory import CallbackStates, random_states
@@ -58,6 +60,7 @@ class TrainingLoop:
         self._model = step.model
         self._step = step
         self._schedule = schedule
+        self._assignment = assignment
         self._validation = assignment.validation
         self._saving = saving = assignment.saving
         callbacks = assignment.callbacks
@@ -65,7 +68,8 @@ class TrainingLoop:
         self._progress = progress
         self._pause = _LoopPause(termination, saving if engine.is_chief else None)
         self._totals = MetricTotals(step)
-        self._has_callbacks, self._each_batch, self._ends_on_nan = _chiefs_flags(engine, callbacks)
+        flags = _chiefs_flags(engine, callbacks)
+        self._has_callbacks, self._each_batch, self._each_test_batch, self._ends_on_nan = flags
         # What is done at the end of a training may change the variables after the last step.
         self._ends_changed = self._has_callbacks or any(inner.use_ema for inner in updating(self._model.optimizer))
         self._done = self._ended = 0
@@ -81,6 +85,10 @@ class TrainingLoop:
             epochs=schedule.epochs,
             steps=schedule.steps_per_epoch,
         )
+        call = self._callbacks
+        self._group = BatchGroup(call.on_train_batch_begin, call.on_train_batch_end, schedule.steps_per_execution)
+        size = 1 if schedule.adapts else schedule.steps_per_execution
+        self._test_group = BatchGroup(call.on_test_batch_begin, call.on_test_batch_end, size)
 
     def run(self, start: Start) -> keras.callbacks.History:
         """Trains from where it starts to the end of the schedule.
@@ -124,6 +132,10 @@ class TrainingLoop:
         self._callbacks.on_train_begin()
         self._states = CallbackStates(self._callbacks.callbacks)
         at = position(self._engine, start, self._schedule, self._states.names, self._totals.size)
+        at = self._after_epochs_of_callbacks(at)
+        data, share = self._assignment.data, self._assignment.share
+        with self._engine.scope():
+            self._engine.open(data, share=share, step=self._done, batches=start.batches)
         if at.stopped:
             log.info("a callback has ended the training at step %d; more epochs, or other callbacks, go on", self._done)
         self._ended = at.ended
@@ -134,6 +146,20 @@ class TrainingLoop:
                 self._take_back()
         self._owes_save = self._at_epochs_end()  # it was saved before that end, which must not come a third time
         return at
+
+    def _after_epochs_of_callbacks(self, at: Position) -> Position:
+        """Leaves out the epochs that Keras's `BackupAndRestore` has found done, and restored the variables after.
+
+        The data begins anew then, as in Keras.
+        """
+        own = (self._model._initial_epoch or 0) if self._engine.is_chief and not self._start.step else 0
+        epochs = int(self._engine.total(np.array([float(own)]))[0])
+        if not epochs:
+            return at
+        self._engine.share_variables()
+        self._done = min(self._schedule.first(epochs), self._schedule.total)
+        log.info("a callback has restored what was trained: going on after epoch %d", epochs)
+        return replace(at, ended=epochs)
 
     def _within_epoch(self) -> bool:
         """Whether steps have been done of an epoch whose end has not been dealt with."""
@@ -202,20 +228,18 @@ class TrainingLoop:
         )
         while True:
             one_by_one = self._each_batch and self._engine.one_by_one
-            if one_by_one and self._done < boundary and not self._pause.agreed():
-                self._callbacks.on_train_batch_begin(self._done - epoch_first)
+            goes_on = self._done < boundary and not self._pause.agreed()
+            if one_by_one and goes_on and self._group.begin(self._done - epoch_first):
                 self._engine.share_settings()  # a callback of the chief's may have set them, or after the last batch
             execution = next(executions, None)
             if execution is None:
                 break
             each_batch = self._each_batch and len(execution.losses)  # without losses it tells of dropped gradients
             if each_batch and not one_by_one:
-                self._callbacks.on_train_batch_begin(execution.first - epoch_first)
+                self._group.begin(execution.first - epoch_first)
             self._take(execution, epoch)
             if each_batch:
-                last = execution.first + len(execution.losses) - 1
-                self._callbacks.on_train_batch_end(last - epoch_first, self._totals.logs())
-                self._agree_to_stop()
+                self._end_group(epoch, boundary)
         if self._pause.agreed() and not self._stopped():
             terminate, save = self._engine.total(self._pause.wishes())
             self._pause.reset()
@@ -227,6 +251,18 @@ class TrainingLoop:
                 self._save_unless_epoch_ends()
         elif self._saving and self._saving.every_steps and self._done % self._saving.every_steps == 0:
             self._save_unless_epoch_ends()
+
+    def _end_group(self, epoch: int, boundary: int) -> None:
+        """Tells callbacks of the batches that are done, if as many are done as they are told of at once.
+
+        Before a pause, in which a checkpoint may be saved, they are told of all.
+        """
+        last = self._done - 1 - self._schedule.first(epoch)
+        if not (self._group.is_full(last) or self._done == boundary or self._pause.agreed()):
+            return
+        data_ended = self._done == self._schedule.first(epoch + 1)
+        self._group.end(last, self._totals.logs(), data_ended=data_ended)
+        self._agree_to_stop()
 
     def _take(self, execution: Execution, epoch: int) -> None:
         bad = np.flatnonzero(~np.isfinite(execution.losses))
@@ -253,18 +289,40 @@ class TrainingLoop:
             return {}
         emit("state", state="evaluating")
         self._callbacks.on_test_begin()
-        scores = self._engine.evaluate(validation.data, steps=validation.steps).logs()
+        score = self._score_batches if self._each_test_batch else self._score
+        scores = score(validation).logs()
         self._callbacks.on_test_end(scores)
         self._progress.report(validation.name, self._done, epoch + 1, scores)
         emit("state", state="training")
         return {f"val_{name}": value for name, value in scores.items()}
 
+    def _score(self, validation: Validation) -> MetricTotals:
+        return self._engine.evaluate(validation.data, steps=validation.steps)
+
+    def _score_batches(self, validation: Validation) -> MetricTotals:
+        """The same, batch by batch, so that callbacks are told of each; one of them may end it."""
+        totals, group, done = MetricTotals(self._step), self._test_group, 0
+        self._model.stop_evaluating = False
+        for score in self._engine.test_steps(validation.data, steps=validation.steps):
+            group.begin(done)
+            totals.add(score())
+            done += 1
+            if group.is_full(done - 1):
+                group.end(done - 1, totals.logs())
+                if self._agreed(self._model.stop_evaluating):
+                    break
+        group.end(done - 1, totals.logs(), data_ended=True)
+        return totals
+
     def _stopped(self) -> bool:
         return bool(self._model.stop_training)
 
+    def _agreed(self, wish: bool) -> bool:
+        """What the chief wishes. All tasks have to call it."""
+        return bool(self._engine.total(np.array([float(wish and self._engine.is_chief)]))[0])
+
     def _agree_to_stop(self) -> None:
-        wish = float(self._stopped()) if self._engine.is_chief else 0.0
-        self._model.stop_training = bool(self._engine.total(np.array([wish]))[0])
+        self._model.stop_training = self._agreed(self._stopped())
         if self._stopped():
             self._pause.agree()
 
@@ -341,34 +399,13 @@ class _LoopPause:
         return self._every is not None and time.monotonic() - self._last_save >= self._every
 
 
-def _chiefs_flags(engine: Engine, callbacks: Sequence[Any]) -> tuple[bool, bool, bool]:
-    """Whether the chief has callbacks, ones that act on batches, and one that ends the training at a loss of NaN.
+def _chiefs_flags(engine: Engine, callbacks: Sequence[Any]) -> tuple[bool, bool, bool, bool]:
+    """Whether the chief has callbacks; some for training batches; some for validation batches; one that ends at NaN.
 
     A program may have given callbacks to its chief alone, and yet all tasks have to take part in what they need.
     """
     stops = any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in callbacks)
-    own = [bool(callbacks), any(acts_on_batches(callback) for callback in callbacks), stops]
-    has, each_batch, ends_on_nan = engine.total(np.array(own, np.float64) * engine.is_chief) > 0
-    return bool(has), bool(each_batch), bool(ends_on_nan)
-
-
-def acts_on_batches(callback: Any) -> bool:
-    """Whether a Keras callback has something to do at each batch."""
-    hooks = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-    return any(_acts(callback, getattr(callback, hook)) for hook in hooks)
-
-
-def _acts(callback: Any, method: Any) -> bool:
-    """Whether one hook does something; Keras's own savers have hooks that leave at once when they act on epochs."""
-    if getattr(method, "_is_default", False):
-        return False
-    kind = next((kind for kind in _FREQUENCIES if isinstance(callback, kind)), None)
-    inherited = kind and getattr(kind, method.__name__, None) is getattr(method, "__func__", None)
-    return not (inherited and getattr(callback, _FREQUENCIES[kind]) == "epoch")
-
-
-_FREQUENCIES: dict[Any, str] = {
-    keras.callbacks.ModelCheckpoint: "save_freq",
-    keras.callbacks.BackupAndRestore: "save_freq",
-    keras.callbacks.TensorBoard: "update_freq",
-}
+    each_batch, each_test_batch = (any(map(acts, callbacks)) for acts in (acts_on_batches, acts_on_test_batches))
+    own = [bool(callbacks), each_batch, each_test_batch, stops]
+    agreed = engine.total(np.array(own, np.float64) * engine.is_chief) > 0
+    return bool(agreed[0]), bool(agreed[1]), bool(agreed[2]), bool(agreed[3])

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
@@ -21,7 +22,7 @@ from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.recipe import Share
 from tfdist_cli.train.data import DatasetFunction, Shard, checked, ended_early, next_batch
 from tfdist_cli.train.engine import DEFAULT_RULES, Execution, Pause, Rules
-from tfdist_cli.train.evaluation import evaluation_function
+from tfdist_cli.train.evaluation import batch_evaluation_function, evaluation_function
 from tfdist_cli.train.exchange import Exchange
 from tfdist_cli.train.executor import executor_of
 from tfdist_cli.train.jit import runs_here, wants_xla
@@ -113,6 +114,7 @@ class SynchronousEngine:
         """Numbers that no step changes."""
         self._functions: dict[int, tuple[Any, str]] = {}
         self._evaluation: Any = None
+        self._batch_evaluation: Any = None
         self._iterator: Any = None
         self._sum = membership.mesh.sum if membership.mesh else self._summing_function()
         leave_sums_to_engine(step.model.optimizer)
@@ -152,16 +154,28 @@ class SynchronousEngine:
 
     def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
         """Each task scores its own shard of the data, once."""
-        index, count = self._members.index, self.workers
-        limit = -1 if steps is None else steps // count + (index < steps % count)
+        dataset, limit = self._to_score(data, steps)
         with self.scope():
             if self._evaluation is None:
                 self._evaluation = evaluation_function(self._step, self._totals)
-            iterator = iter(checked(data, Shard(index, count, index)))
-            counted = self._evaluation(iterator, tf.constant(limit, tf.int64)).numpy()
+            counted = self._evaluation(iter(dataset), tf.constant(limit, tf.int64)).numpy()
         totals = MetricTotals(self._step)
         totals.add(self.total(counted))
         return totals
+
+    def test_steps(self, data: DatasetFunction, *, steps: int | None) -> Iterator[Callable[[], np.ndarray]]:
+        """See `Engine.test_steps`; a task that has no batch left takes part in the others' with nothing."""
+        dataset, left = self._to_score(data, steps)
+        iterator = iter(dataset)
+        if self._batch_evaluation is None:
+            self._batch_evaluation = batch_evaluation_function(self._step, self._totals, dataset.element_spec)
+        while True:
+            batch = iterator.get_next_as_optional() if left else None
+            own = batch.get_value() if batch is not None and batch.has_value() else None
+            if not self.total(np.array([float(own is not None)]))[0]:
+                return
+            yield partial(self._scored, own)
+            left -= 1
 
     def total(self, values: np.ndarray) -> np.ndarray:
         """See `Engine.total`."""
@@ -202,6 +216,20 @@ class SynchronousEngine:
     def leave(self) -> None:
         """Waits until every task is here: one that left earlier would make the others fail."""
         self.total(np.zeros(1))
+
+    def _to_score(self, data: DatasetFunction, steps: int | None) -> tuple[tf.data.Dataset, int]:
+        """This task's shard of the data to score, and how many batches of it; -1 for all."""
+        index, count = self._members.index, self.workers
+        limit = -1 if steps is None else steps // count + (index < steps % count)
+        return checked(data, Shard(index, count, index)), limit
+
+    def _scored(self, batch: Any) -> np.ndarray:
+        """What all tasks have counted in one batch of each; this one's may be None."""
+        counted = np.zeros(self._totals.size)
+        if batch is not None:
+            with self.scope():
+                counted = self._batch_evaluation(batch).numpy()
+        return self.total(counted)
 
     def _executed(self, count: int, *args: Any) -> tf.Tensor:
         if count not in self._functions:

@@ -123,6 +123,40 @@ def chiefs_callbacks():
     return [len(steps), same, [np.float64(weight).sum() for weight in model.get_weights()]]
 
 
+class TestBatches(keras.callbacks.Callback):
+    """Takes note of the validation's batches, and of the examples that had been scored after each."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun, self.ended = [], []
+
+    def on_test_batch_begin(self, batch, logs=None):
+        self.begun.append(batch)
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.ended.append([batch, logs["examples"]])
+
+
+def scored_batches():
+    """What a callback is told of the 9 batches of a validation."""
+    note = TestBatches()
+    scored = tf.data.Dataset.from_tensor_slices((X[:61], Y[:61])).batch(BATCH)
+    given = {"steps_per_epoch": 4, "validation_data": scored, "callbacks": [note] if tfdist.is_chief() else []}
+    history = tfdist.fit(build(), data, **given).history
+    return [note.begun, note.ended, history["val_examples"]]
+
+
+def backup():
+    """Where a training with Keras's own backups goes on, and with which weights."""
+    for epochs in (2, 3):
+        model = build(lambda: keras.optimizers.Adam(0.01))
+        saver = keras.callbacks.BackupAndRestore("backup", delete_checkpoint=False)
+        callbacks = [saver] if tfdist.is_chief() else []
+        history = tfdist.fit(model, data, steps_per_epoch=6, epochs=epochs, callbacks=callbacks)
+    weights = [np.float64(weight).sum() for weight in model.get_weights()]
+    return [history.epoch, int(model.optimizer.iterations.numpy()), weights]
+
+
 class Weighed(keras.Model):
     """Has a weight of its loss, which callbacks assign and no step, beside a table that is not trained."""
 
@@ -309,6 +343,8 @@ FACTS = (
     callbacks,
     chiefs_callbacks,
     untrained,
+    scored_batches,
+    backup,
     datasets,
     after_failure,
     rare_pushes,

@@ -1,0 +1,90 @@
+"""The hooks of Keras's callbacks that are called for batches: which callbacks need them, and when they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+_TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+_TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
+
+
+def acts_on_batches(callback: Any) -> bool:
+    """Whether a Keras callback has something to do at each training batch."""
+    return any(_acts(callback, hook) for hook in _TRAIN_HOOKS)
+
+
+def acts_on_test_batches(callback: Any) -> bool:
+    """Whether a Keras callback has something to do at each validation batch."""
+    return any(_acts(callback, hook) for hook in _TEST_HOOKS)
+
+
+def _acts(callback: Any, hook: str) -> bool:
+    """Whether one hook does something: Keras's own savers have hooks that return at once when they act on epochs."""
+    method = getattr(callback, hook)
+    if getattr(method, "_is_default", False):
+        return False
+    kind = next((kind for kind in _WAITS_FOR_EPOCHS if isinstance(callback, kind)), None)
+    inherited = kind and getattr(kind, hook, None) is getattr(method, "__func__", None)
+    return not (inherited and _WAITS_FOR_EPOCHS[kind](callback))
+
+
+def _profiles(callback: Any) -> bool:
+    """Whether a `TensorBoard` callback has been given a `profile_batch`, which it waits for batch by batch."""
+    return bool(callback._should_trace)
+
+
+_WAITS_FOR_EPOCHS: dict[Any, Callable[[Any], bool]] = {
+    keras.callbacks.ModelCheckpoint: lambda callback: callback.save_freq == "epoch",
+    keras.callbacks.BackupAndRestore: lambda callback: callback.save_freq == "epoch",
+    keras.callbacks.TensorBoard: lambda callback: callback.update_freq == "epoch" and not _profiles(callback),
+}
+"""Keras's callbacks that do nothing at batches unless they are told to."""
+
+
+@dataclass
+class BatchGroup:
+    """Calls a pair of hooks as Keras does: once for each `steps_per_execution` batches.
+
+    Keras gives `begin` the number of the group's first batch. It gives `end` the number of the last one that the group
+    has room for, also where the data ends before that.
+
+    Args:
+        on_begin: called with the number of the first batch.
+        on_end: called with the number of the last batch, and the logs.
+        size: batches in a group.
+    """
+
+    on_begin: Callable[[int], None]
+    on_end: Callable[[int, Any], None]
+    size: int
+    _first: int | None = None
+
+    def begin(self, batch: int) -> bool:
+        """Begins a group with a batch, unless one has begun; returns whether it did."""
+        if self._first is not None:
+            return False
+        self._first = batch
+        self.on_begin(batch)
+        return True
+
+    def is_full(self, batch: int) -> bool:
+        """Whether the group that has begun ends with this batch."""
+        return self._first is not None and batch - self._first + 1 >= self.size
+
+    def end(self, batch: int, logs: Any, *, data_ended: bool = False) -> None:
+        """Ends the group, if one has begun.
+
+        Args:
+            batch: the last batch that is done.
+            logs: what the metrics have come to.
+            data_ended: whether there are no more batches in this pass.
+        """
+        if self._first is None:
+            return
+        last = max(batch, self._first + self.size - 1) if data_ended else batch
+        self._first = None
+        self.on_end(last, logs)
