@@ -26,7 +26,8 @@ BELOW = {
     "requirements": {"errors"},
     "slurm": {"errors", "spec"},
     "environment": {"errors", "run_files", "spec", "phases"},
-    "plan": {"errors", "spec", "resources", "tf_config"},
+    "task_environment": {"records", "masking", "spec", "resources", "tf_config", "environment"},
+    "plan": {"errors", "spec", "resources", "task_environment"},
     "launch": {
         "errors",
         "run_files",
@@ -36,6 +37,7 @@ BELOW = {
         "resources",
         "tf_config",
         "environment",
+        "task_environment",
         "plan",
         "requirements",
     },

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.plan import MALLOC, fixed_addresses, make_plan
+from tfdist_cli.plan import fixed_addresses, make_plan
 from tfdist_cli.resources import Machine
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import Cluster
 from tfdist_cli.spec.recipe import Recipe
 from tfdist_cli.spec.task_id import TaskId
+from tfdist_cli.task_environment import MALLOC
 
 ROLES = {"chief": {}, "worker": {"replicas": 2, "env": {"A": "b", "OMP_NUM_THREADS": "9"}}, "ps": {}, "evaluator": {}}
 
@@ -42,8 +43,8 @@ def test_every_task_in_order():
 
 
 def test_a_task_runs_its_role():
-    command = (sys.executable, "-m", "tfdist_cli", "role", "--task", "worker:1", "--cluster", "/run/cluster.yaml")
-    assert plan()[TaskId("worker", 1)].argv == command
+    options = ("--task", "worker:1", "--cluster", "/run/cluster.yaml", "--planned")
+    assert plan()[TaskId("worker", 1)].argv == (sys.executable, "-m", "tfdist_cli", "role", *options)
 
 
 def test_or_a_users_program():
@@ -69,11 +70,9 @@ def test_malloc_asks_for_huge_pages_unless_the_user_says_otherwise(monkeypatch):
     assert plan()[TaskId("ps")].env["GLIBC_TUNABLES"] == f"{MALLOC}:glibc.malloc.hugetlb=0"
 
 
-def test_no_proxy_stands_between_tasks(monkeypatch):
-    monkeypatch.setenv("no_proxy", "internal")
-    monkeypatch.delenv("NO_PROXY", raising=False)
+def test_no_proxy_stands_between_tasks():
     spec = cluster(chief={"hosts": ["a"]}, worker={"hosts": ["b", "c"]}, ps={"hosts": ["d"]})
-    env = plan(spec)[TaskId("chief")].env
+    env = plan(spec, machine=Machine(4, no_proxy={"no_proxy": "internal"}))[TaskId("chief")].env
     assert env["no_proxy"] == "internal,127.0.0.1,::1,a,b,c,d,localhost"
     assert env["NO_PROXY"] == env["no_grpc_proxy"] == "127.0.0.1,::1,a,b,c,d,localhost"
 

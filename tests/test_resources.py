@@ -3,8 +3,9 @@
 import pytest
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.resources import ALL_GPUS, MIN_INTER_OP_THREADS, Machine, _memory, share_out
+from tfdist_cli.resources import ALL_GPUS, Machine, _memory, share_out
 from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.resources import MIN_INTER_OP_THREADS
 
 
 def shares(machine, strategy="parameter_server", **roles):
@@ -118,16 +119,9 @@ def test_what_another_host_has_counts_where_it_is_known():
         share_out(spec, addresses, Machine(2), {"b": Machine(16, ("0",)), "c": Machine(8)})
 
 
-def test_what_a_task_learns_of_its_share():
+def test_a_share_in_plain_types():
     asked = {"gpus": [0], "gpu_memory": "4096MiB", "memory": "2GiB", "cpus": 3, "threads": {"inter": 2}}
     [share] = shares(Machine(8, ("0",)), "single", chief=asked).values()
-    assert share.environment == {
-        "TF_NUM_INTRAOP_THREADS": "3",
-        "TF_NUM_INTEROP_THREADS": "2",
-        "OMP_NUM_THREADS": "3",
-        "CUDA_VISIBLE_DEVICES": "0",
-        "TFDIST_GPU_MEMORY": "4 GiB",
-    }
     assert share.as_json() == {
         "intra_op_threads": 3,
         "inter_op_threads": 2,
@@ -138,13 +132,22 @@ def test_what_a_task_learns_of_its_share():
     }
 
 
-def test_growth_is_tensorflows_own_variable_and_all_gpus_need_none():
-    [share] = shares(Machine(8), "single", chief={"gpus": "all", "gpu_memory": "grow"}).values()
-    assert share.environment["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
-    assert not {"CUDA_VISIBLE_DEVICES", "TFDIST_GPU_MEMORY"} & set(share.environment)
-    [share] = shares(Machine(8), "single", chief={"gpu_memory": 0.5}).values()
-    assert share.environment["TFDIST_GPU_MEMORY"] == "0.5"
-    assert "TF_FORCE_GPU_ALLOW_GROWTH" not in share.environment
+@pytest.mark.parametrize(("launcher", "threads"), [("slurm", (1, 4)), ("kubernetes", (None, None))])
+def test_a_scheduler_gives_what_is_asked_for(launcher, threads):
+    def given(gpus):
+        roles = {"worker": {"replicas": 2, "gpus": gpus}, "chief": {"cpus": 6}}
+        spec = {"strategy": "multi_worker_mirrored", "launcher": launcher, "roles": roles}
+        cluster = Cluster.model_validate(spec)
+        return share_out(cluster, _addresses(cluster), Machine(8, ("4", "5"))).values()
+
+    chief, *workers = given(2)
+    assert {(share.intra_op_threads, share.inter_op_threads) for share in workers} == {threads}
+    assert (chief.intra_op_threads, chief.gpus) == (6, ())
+    assert {share.gpus for share in workers} == {("0", "1")}
+    assert not any(share.gpus for gpus in (None, 0) for share in given(gpus))
+    for gpus in ("all", [4], ["GPU-abc"]):
+        with pytest.raises(UsageError, match=r"roles\.worker\.gpus is .*, but (Slurm|Kubernetes) chooses the GPUs"):
+            given(gpus)
 
 
 def test_threads_by_hand():

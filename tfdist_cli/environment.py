@@ -14,9 +14,12 @@ from tfdist_cli.phases import WATCH
 from tfdist_cli.run_files import parse_object
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import DATA_KEY, Strategy
-from tfdist_cli.spec.resources import GPU_MEMORY, Size
+from tfdist_cli.spec.resources import GPU_MEMORY, GPUS, Size
 from tfdist_cli.spec.task_id import DATA_ROLES, ROLES, TaskId
 
+STRATEGY = "TFDIST_STRATEGY"
+RUN_DIR = "TFDIST_RUN_DIR"
+START_TIMEOUT = "TFDIST_START_TIMEOUT"
 DEFAULT_START_TIMEOUT = 120.0
 
 
@@ -34,6 +37,7 @@ class Environment:
         addresses: every task's address; empty when there is no cluster.
         run_dir: the run's directory, if there is one.
         start_timeout: seconds to wait for the other tasks to come up.
+        gpus: how many GPUs this process is to have at least; 0 where nobody says so.
         gpu_memory: what this process takes of each GPU's memory; None leaves that to TensorFlow.
         phases: whether the time of each phase of a step is taken, which `tfdist bench` asks for.
     """
@@ -44,6 +48,7 @@ class Environment:
     run_dir: Path | None = None
     start_timeout: float = DEFAULT_START_TIMEOUT
     phases: bool = False
+    gpus: int = 0
     gpu_memory: float | Size | None = None
 
     @classmethod
@@ -54,14 +59,15 @@ class Environment:
             UsageError: a variable is not what it should be.
         """
         addresses, task = _tf_config(environ.get("TF_CONFIG", ""))
-        run_dir = environ.get("TFDIST_RUN_DIR")
+        run_dir = environ.get(RUN_DIR)
         return cls(
-            strategy=_strategy(environ.get("TFDIST_STRATEGY"), addresses),
+            strategy=_strategy(environ.get(STRATEGY), addresses),
             task=task,
             addresses=addresses,
             run_dir=Path(run_dir) if run_dir else None,
-            start_timeout=_seconds(environ.get("TFDIST_START_TIMEOUT")),
+            start_timeout=_seconds(environ.get(START_TIMEOUT)),
             phases=environ.get(WATCH) == "1",
+            gpus=_gpus(environ.get(GPUS)),
             gpu_memory=_gpu_memory(environ.get(GPU_MEMORY)),
         )
 
@@ -145,12 +151,25 @@ def _strategy(named: str | None, addresses: Mapping[TaskId, Address]) -> Strateg
             return strategy
     if named:
         raise UsageError(
-            f"TFDIST_STRATEGY is {named!r}", hint=f"set it to one of {', '.join(get_args(Strategy))}, or leave it out"
+            f"{STRATEGY} is {named!r}", hint=f"set it to one of {', '.join(get_args(Strategy))}, or leave it out"
         )
     if any(other.role == "ps" for other in addresses):
         return "parameter_server"
     learners = [other for other in addresses if other.role in ("chief", "worker")]
     return "multi_worker_mirrored" if len(learners) > 1 else "single"
+
+
+def _gpus(text: str | None) -> int:
+    """`all` is at least one."""
+    if text == "all":
+        return 1
+    try:
+        number = int(text or 0)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise UsageError(f"{GPUS} is {text!r}", hint="set it to a number of GPUs, or to 'all'")
+    return number
 
 
 def _gpu_memory(text: str | None) -> float | Size | None:
@@ -176,5 +195,5 @@ def _seconds(text: str | None) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise UsageError(f"TFDIST_START_TIMEOUT is {text!r}", hint="set it to a number of seconds above 0")
+        raise UsageError(f"{START_TIMEOUT} is {text!r}", hint="set it to a number of seconds above 0")
     return seconds

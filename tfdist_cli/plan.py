@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,13 +10,13 @@ from types import MappingProxyType
 from typing import Any
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.resources import Machine, Resources, share_out
+from tfdist_cli.resources import Machine, Resources, machine_of, share_out
 from tfdist_cli.spec.address import DEFAULT_PORT, Address
 from tfdist_cli.spec.cluster import Cluster, Strategy
 from tfdist_cli.spec.recipe import Recipe
 from tfdist_cli.spec.secret import SecretSpec
-from tfdist_cli.spec.task_id import DATA_ROLES, TaskId
-from tfdist_cli.tf_config import tf_config_json
+from tfdist_cli.spec.task_id import TaskId
+from tfdist_cli.task_environment import planned_environment
 
 CLUSTER_FILE = "cluster.yaml"
 RECIPE_FILE = "recipe.yaml"
@@ -139,8 +138,9 @@ def make_plan(
     shares = share_out(cluster, addresses, machine, machines)
     tasks = []
     for task in cluster.tasks:
+        there = machine_of(cluster, addresses[task], machine, machines)
         argv = command or _role_argv(task, run_dir)
-        tasks.append(plan_task(cluster, task, addresses, shares[task], run_dir, argv))
+        tasks.append(plan_task(cluster, task, addresses, shares[task], run_dir, there, argv))
     return Plan(cluster, recipe, run_dir, tuple(tasks))
 
 
@@ -150,47 +150,14 @@ def plan_task(
     addresses: Mapping[TaskId, Address],
     resources: Resources,
     run_dir: Path,
+    machine: Machine,
     argv: tuple[str, ...] = (),
 ) -> PlannedTask:
     """One task, with all of its environment."""
-    spec = cluster.role(task)
-    env = task_environment(cluster.strategy, task, addresses, resources)
-    env |= {"TFDIST_RUN_DIR": str(run_dir)} | spec.env
-    return PlannedTask(task, addresses[task], argv, env, resources, spec.secrets)
-
-
-def task_environment(
-    strategy: Strategy, task: TaskId, addresses: Mapping[TaskId, Address], resources: Resources
-) -> dict[str, str]:
-    """The variables that TensorFlow and tfdist read in a task.
-
-    Proxies stay for the user's own downloads, but never stand between two tasks: gRPC would send even loopback
-    connections through them.
-    """
-    # What fails on a task that serves reaches the chief as an error; its own log would say it a second time.
-    serves = task.role in DATA_ROLES or (strategy == "parameter_server" and task.role in ("ps", "worker"))
-    hosts = ",".join(sorted({address.host for address in addresses.values()} | {"localhost", "127.0.0.1", "::1"}))
-    exempt = {name: _joined(os.environ.get(name), hosts, ",") for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy")}
-    return {
-        "TF_CONFIG": tf_config_json(addresses, task),
-        "TFDIST_STRATEGY": strategy,
-        **resources.environment,
-        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3" if serves else "2"),
-        "PYTHONUNBUFFERED": "1",
-        # What the user has set comes last, and holds.
-        "GLIBC_TUNABLES": _joined(MALLOC, os.environ.get("GLIBC_TUNABLES"), ":"),
-        **exempt,
-    }
-
-
-MALLOC = f"glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold={32 * 2**20}:glibc.malloc.trim_threshold={256 * 2**20}"
-"""Has malloc ask for huge pages, in which rows of a large table are looked up twice as fast (glibc from 2.35 on; others
-ignore it), and keep what is free for the next step: the kernel would clear its pages anew."""
-
-
-def _joined(before: str | None, after: str | None, separator: str) -> str:
-    return separator.join(part for part in (before, after) if part)
+    env = planned_environment(cluster, task, addresses, resources, run_dir, machine)
+    return PlannedTask(task, addresses[task], argv, env, resources, cluster.role(task).secrets)
 
 
 def _role_argv(task: TaskId, run_dir: Path) -> tuple[str, ...]:
-    return (sys.executable, "-m", "tfdist_cli", "role", "--task", str(task), "--cluster", str(run_dir / CLUSTER_FILE))
+    role = (sys.executable, "-m", "tfdist_cli", "role", "--task", str(task))
+    return (*role, "--cluster", str(run_dir / CLUSTER_FILE), "--planned")

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count, islice, takewhile
 from pathlib import Path
 from types import MappingProxyType
@@ -15,17 +15,20 @@ from typing import Any
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import Cluster, RoleSpec
-from tfdist_cli.spec.resources import GPU_MEMORY, GpuMemory, Size
+from tfdist_cli.spec.resources import MIN_INTER_OP_THREADS, GpuMemory, Size
 from tfdist_cli.spec.task_id import TaskId
-
-MIN_INTER_OP_THREADS = 4
-"""A ps or worker with one inter-op thread deadlocks: a blocked receive keeps the only thread that could send."""
 
 ALL_GPUS = ("all",)
 """Stands for every GPU that a task's process would see by itself, however many those are."""
 
 HERE = ""
 """Stands for this machine among the hosts, under whichever name it goes."""
+
+NO_PROXY = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
+"""Variables with the hosts that no proxy is asked for."""
+
+_CHOOSERS = {"slurm": "Slurm", "kubernetes": "Kubernetes"}
+"""Launchers whose scheduler chooses a task's machine, and its GPUs there, after the plan is made."""
 
 
 @dataclass(frozen=True)
@@ -36,24 +39,30 @@ class Machine:
         cores: logical processors that this process may use.
         gpus: ids as CUDA_VISIBLE_DEVICES takes them.
         memory: bytes that its processes may have all together; None when that is not known.
+        no_proxy: those of `NO_PROXY` that are set there.
     """
 
     cores: int
     gpus: tuple[str, ...] = ()
     memory: int | None = None
+    no_proxy: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def here(cls, environ: Mapping[str, str] = os.environ) -> Machine:
         """This machine, as this process may use it."""
         affinity = getattr(os, "sched_getaffinity", None)
         cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-        visible = environ.get("CUDA_VISIBLE_DEVICES")
-        if visible is None:
-            found = sorted(int(path.name[6:]) for path in Path("/dev").glob("nvidia[0-9]*"))
-            return cls(cores, tuple(str(number) for number in found), _memory())
-        ids = (part.strip() for part in visible.split(","))
-        # CUDA, too, stops at the first bad one.
-        return cls(cores, tuple(takewhile(lambda gpu: gpu not in ("", "-1"), ids)), _memory())
+        no_proxy = {name: environ[name] for name in NO_PROXY if name in environ}
+        return cls(cores, _visible_gpus(environ), _memory(), no_proxy)
+
+
+def _visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        found = sorted(int(path.name[6:]) for path in Path("/dev").glob("nvidia[0-9]*"))
+        return tuple(str(number) for number in found)
+    ids = (part.strip() for part in visible.split(","))
+    return tuple(takewhile(lambda gpu: gpu not in ("", "-1"), ids))  # CUDA, too, stops at the first bad one
 
 
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -77,16 +86,17 @@ class Resources:
     """What one task may use.
 
     Args:
-        intra_op_threads: threads that one operation is split over.
-        inter_op_threads: operations that run at once.
+        intra_op_threads: threads that one operation is split over; None for one for each core of a machine that is not
+            known yet.
+        inter_op_threads: operations that run at once; None where that follows from the same machine.
         gpus: ids of the GPUs it sees, or `ALL_GPUS`.
         gpu_memory: what it takes of each GPU's memory; None for TensorFlow's own way, nearly all of it at once.
         cpus: cores that it was promised; None when it shares them.
         memory: memory that it was promised.
     """
 
-    intra_op_threads: int
-    inter_op_threads: int
+    intra_op_threads: int | None
+    inter_op_threads: int | None
     gpus: tuple[str, ...] = ()
     gpu_memory: GpuMemory | None = None
     cpus: int | None = None
@@ -102,22 +112,6 @@ class Resources:
             "gpus": list(self.gpus),
             "gpu_memory": str(self.gpu_memory) if isinstance(self.gpu_memory, Size) else self.gpu_memory,
         }
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variables by which TensorFlow, CUDA and tfdist learn of it."""
-        env = {
-            "TF_NUM_INTRAOP_THREADS": str(self.intra_op_threads),
-            "TF_NUM_INTEROP_THREADS": str(self.inter_op_threads),
-            "OMP_NUM_THREADS": str(self.intra_op_threads),
-        }
-        if self.gpus != ALL_GPUS:
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus) or "-1"
-        if self.gpu_memory == "grow":
-            env["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
-        elif self.gpu_memory is not None:
-            env[GPU_MEMORY] = str(self.gpu_memory)
-        return env
 
 
 def share_out(
@@ -139,20 +133,20 @@ def share_out(
         machine: this machine; one that is not among `others` is taken to be like it.
         others: what is known of other machines, by the hosts of the addresses.
 
-    Slurm gives each task what its role asks for, a core where it asks for nothing, wherever it runs.
+    Slurm and Kubernetes give each task what its role asks for, wherever it runs.
 
     Raises:
         UsageError: the tasks of this machine are to have more GPUs than it has, or others.
     """
-    if cluster.launcher == "slurm":
-        return {task: _as_asked_for(cluster.role(task)) for task in addresses}
+    if cluster.launcher in _CHOOSERS:
+        return {task: _as_asked_for(cluster, task) for task in addresses}
     hosts: dict[str, list[TaskId]] = {}
     for task, address in addresses.items():
         here = address.is_loopback or cluster.launcher == "compose"  # whose containers have names, but one machine
         hosts.setdefault(HERE if here else address.host, []).append(task)
     shares: dict[TaskId, Resources] = {}
     for host, tasks in hosts.items():
-        there = others.get(addresses[tasks[0]].host, machine)
+        there = machine_of(cluster, addresses[tasks[0]], machine, others)
         gpus = _share_gpus(cluster, _name(host, others), tasks, there)
         kinds = Counter(_kind(cluster, task) for task in tasks)
         for task in tasks:
@@ -162,21 +156,33 @@ def share_out(
     return {task: shares[task] for task in addresses}
 
 
-def _as_asked_for(spec: RoleSpec) -> Resources:
-    return make_resources(spec, 1, tuple(map(str, range(spec.gpus))) if isinstance(spec.gpus, int) else ())
+def machine_of(cluster: Cluster, address: Address, machine: Machine, others: Mapping[str, Machine]) -> Machine:
+    """The machine of a task's address, as far as it is known; the arguments are those of `share_out`."""
+    return Machine(1) if cluster.launcher in _CHOOSERS else others.get(address.host, machine)
 
 
-def make_resources(spec: RoleSpec, fair: int, gpus: tuple[str, ...]) -> Resources:
+def _as_asked_for(cluster: Cluster, task: TaskId) -> Resources:
+    """What a scheduler gives to a task: of its GPUs the number is known. In Slurm a task has one core by default."""
+    spec, gpus = cluster.role(task), cluster.role(task).gpus
+    if isinstance(gpus, list) or gpus == "all":
+        raise UsageError(
+            f"roles.{task.role}.gpus is {gpus!r}, but {_CHOOSERS[cluster.launcher]} chooses the GPUs",
+            hint="give it a number of GPUs",
+        )
+    return make_resources(spec, 1 if cluster.launcher == "slurm" else None, tuple(map(str, range(gpus or 0))))
+
+
+def make_resources(spec: RoleSpec, fair: int | None, gpus: tuple[str, ...]) -> Resources:
     """What a task of a role may use.
 
     Args:
         spec: the role's own wishes.
-        fair: the cores of a task that has none of its own.
+        fair: the cores of a task that has none of its own; None when they are not known.
         gpus: the GPUs that it sees.
     """
     threads = spec.threads
     intra = (threads and threads.intra) or spec.cpus or fair
-    inter = (threads and threads.inter) or max(MIN_INTER_OP_THREADS, intra)
+    inter = (threads and threads.inter) or (intra and max(MIN_INTER_OP_THREADS, intra))
     return Resources(intra, inter, gpus, spec.gpu_memory, spec.cpus, spec.memory)
 
 

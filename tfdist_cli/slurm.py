@@ -34,12 +34,14 @@ class Place:
         addresses: every task's address.
         cpus: the cores that Slurm has given to it; None when it does not say.
         gpus: ids of the GPUs that Slurm lets it see.
+        sharers: the tasks that Slurm lets see the same GPUs, this one among them.
     """
 
     task: TaskId
     addresses: Mapping[TaskId, Address]
     cpus: int | None
     gpus: tuple[str, ...]
+    sharers: tuple[TaskId, ...]
 
 
 def in_step(environ: Mapping[str, str] = os.environ) -> bool:
@@ -72,7 +74,10 @@ def find_place(cluster: Cluster, environ: Mapping[str, str] = os.environ) -> Pla
     addresses = {task: Address(nodes[index], first + index) for index, task in enumerate(cluster.tasks)}
     visible = environ.get("CUDA_VISIBLE_DEVICES", "")
     gpus = tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles"))
-    return Place(cluster.tasks[number], addresses, _cpus(environ, number), gpus)
+    part = _part(environ, number, len(nodes))
+    sharers = [number] if _has_own_gpus(environ) else [other for other in part if nodes[other] == nodes[number]]
+    cpus = _cpus(environ, number)
+    return Place(cluster.tasks[number], addresses, cpus, gpus, tuple(cluster.tasks[other] for other in sharers))
 
 
 def expand_nodes(text: str) -> tuple[str, ...]:
@@ -139,12 +144,28 @@ def _cpus(environ: Mapping[str, str], number: int) -> int | None:
     """The cores of one task."""
     if "SLURM_HET_SIZE" not in environ:
         return int(environ["SLURM_CPUS_PER_TASK"]) if "SLURM_CPUS_PER_TASK" in environ else None
-    parts = range(int(environ["SLURM_HET_SIZE"]))
-    counts = [sum(expand_counts(environ[f"SLURM_TASKS_PER_NODE_HET_GROUP_{part}"])) for part in parts]
-    edges = pairwise(accumulate(counts, initial=0))
-    part = next(part for part, (begin, end) in enumerate(edges) if begin <= number < end)
-    cpus = environ.get(f"SLURM_CPUS_PER_TASK_HET_GROUP_{part}")
+    group = next(group for group, tasks in enumerate(_parts(environ)) if number in tasks)
+    cpus = environ.get(f"SLURM_CPUS_PER_TASK_HET_GROUP_{group}")
     return int(cpus) if cpus else None
+
+
+def _part(environ: Mapping[str, str], number: int, tasks: int) -> range:
+    """The numbers of the tasks in one task's part of the job; each part has GPUs of its own, on a shared node, too."""
+    parts = _parts(environ) if "SLURM_HET_SIZE" in environ else [range(tasks)]
+    return next(part for part in parts if number in part)
+
+
+def _parts(environ: Mapping[str, str]) -> list[range]:
+    """The numbers of the tasks in each part of a heterogeneous job."""
+    groups = range(int(environ["SLURM_HET_SIZE"]))
+    counts = [sum(expand_counts(environ[f"SLURM_TASKS_PER_NODE_HET_GROUP_{group}"])) for group in groups]
+    return [range(begin, end) for begin, end in pairwise(accumulate(counts, initial=0))]
+
+
+def _has_own_gpus(environ: Mapping[str, str]) -> bool:
+    """Whether Slurm gives each task GPUs of its own; otherwise all tasks of a step on a node see the same ones."""
+    by_task = "gpu" in environ.get("SLURM_TRES_PER_TASK", "") or "SLURM_GPUS_PER_TASK" in environ
+    return by_task or environ.get("SLURM_GPU_BIND", "none").removeprefix("verbose,") not in ("none", "closest")
 
 
 def _first_port(job: int, tasks: int) -> int:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -26,21 +28,50 @@ def _own_environment(tmp_path, monkeypatch):
     os.environ.update(before)
 
 
+@dataclass
+class Began:
+    """What a call of `tfdist role` has began.
+
+    Args:
+        recipe: what the task trains, where it is this process.
+        argv: the program that took its place.
+        env: that program's environment, or this process's own.
+    """
+
+    recipe: object = None
+    argv: list | None = None
+    env: dict | None = None
+
+    @property
+    def environment(self):
+        return Environment.read(self.env)
+
+
 @pytest.fixture
-def started(monkeypatch):
-    """The recipe of the task that was started, with nothing run."""
-    seen = []
+def began(monkeypatch):
+    """Takes note of what is began, and starts nothing."""
+    seen = Began()
 
     def run_task(recipe):
-        seen.append(recipe)
+        seen.recipe, seen.env = recipe, dict(os.environ)
         return 0
 
     def leave(code):
         raise SystemExit(code)
 
+    def execvpe(file, argv, env):
+        if "/" not in file and file != "python":
+            raise FileNotFoundError(2, "No such file or directory")
+        seen.argv, seen.env = argv, dict(env)
+        raise SystemExit(0)
+
     monkeypatch.setattr(module, "run_task", run_task)
     monkeypatch.setattr(module, "leave", leave)
+    monkeypatch.setattr(os, "execvpe", execvpe)
     return seen
+
+
+AGAIN = [sys.executable, "-m", "tfdist_cli", "role", "--task"]
 
 
 def tf_config(role, index=0, **cluster):
@@ -50,10 +81,11 @@ def tf_config(role, index=0, **cluster):
 PS = {"chief": ["127.0.0.1:3001"], "worker": ["127.0.0.1:3002"], "ps": ["127.0.0.1:3003"]}
 
 
-def test_a_task_of_a_file(tfdist, cluster_file, started, tmp_path):
-    assert tfdist("role", "--task", "worker:1", "-c", cluster_file, "-r", "digits.yaml").code == 0
-    assert [recipe.module for recipe in started] == ["digits"]
-    environment = Environment.read()
+def test_a_task_of_a_file(tfdist, cluster_file, began, tmp_path):
+    assert tfdist("role", "--task", "worker:1", "-c", cluster_file, "-r", "digits.yaml", "-s", "name=x").code == 0
+    files = ["--cluster", str(cluster_file), "--recipe", "digits.yaml"]
+    assert began.argv == [*AGAIN, "worker:1", *files, "--planned", "--set=name=x"]
+    environment = began.environment
     assert (environment.task, environment.strategy) == (TaskId("worker", 1), "parameter_server")
     assert {str(task): str(address) for task, address in environment.addresses.items()} == {
         "chief:0": "127.0.0.1:2222",
@@ -61,18 +93,31 @@ def test_a_task_of_a_file(tfdist, cluster_file, started, tmp_path):
         "worker:1": "127.0.0.1:2224",
         "ps:0": "127.0.0.1:2300",
     }
-    assert environment.run_dir == tmp_path / "runs" / "cluster"
+    assert environment.run_dir == tmp_path / "runs" / "x"
     assert environment.run_dir.is_dir()
     assert environment.run_dir.stat().st_mode & 0o077 == 0
 
 
+def test_a_planned_task_trusts_its_environment(tfdist, cluster_file, began, tmp_path):
+    """The launcher has narrowed what the task sees: to plan again would share that out once more."""
+    tf_config("worker", **PS)
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "5", "TFDIST_RUN_DIR": str(tmp_path / "run"), "no_proxy": "x"}
+    before = dict(os.environ)
+    result = tfdist("role", "--task", "worker:0", "-c", cluster_file, "-r", "digits.yaml", "--planned")
+    assert (result.code, result.err) == (0, "")
+    assert began.recipe.module == "digits"
+    assert began.env == before
+    assert tfdist("role", "--planned", "--", "python", "train.py").code == 0
+    assert (began.argv, began.env) == (["python", "train.py"], before)
+
+
 @pytest.mark.parametrize("role", ["ps", "worker", "chief", "evaluator"])
-def test_a_task_of_tf_config_needs_no_option(role, tfdist, started):
+def test_a_task_of_tf_config_needs_no_option(role, tfdist, began):
     tf_config(role, **PS)
     assert tfdist("role").code == 0
-    assert started == [None]
-    assert Environment.read().task == TaskId(role)
-    assert json.loads(os.environ["TF_CONFIG"])["cluster"] == PS
+    assert began.argv == [*AGAIN, f"{role}:0", "--planned"]
+    assert began.environment.task == TaskId(role)
+    assert json.loads(began.env["TF_CONFIG"])["cluster"] == PS
 
 
 @pytest.mark.parametrize(
@@ -85,43 +130,108 @@ def test_a_task_of_tf_config_needs_no_option(role, tfdist, started):
         ({"chief": ["a:1"]}, "chief"),
     ],
 )
-def test_every_cluster_that_trains_is_one(cluster, role, tfdist, started, cluster_file):
+def test_every_cluster_that_trains_is_one(cluster, role, tfdist, began, cluster_file):
     tf_config(role, **cluster)
     result = tfdist("role", "-r", "digits.yaml", "--set", "train.epochs=3")
     assert (result.code, result.err) == (0, "")
-    assert started[0].train.epochs == 3
+    assert began.argv == [*AGAIN, f"{role}:0", "--recipe", "digits.yaml", "--planned", "--set=train.epochs=3"]
 
 
-def test_what_a_scheduler_has_set_stays(tfdist, started, tmp_path):
+def test_what_a_scheduler_has_set_stays(tfdist, began, tmp_path):
     tf_config("worker", **PS)
     os.environ |= {"TF_NUM_INTRAOP_THREADS": "7", "TFDIST_RUN_DIR": str(tmp_path / "given"), "no_proxy": "else.where"}
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "3,5", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
     assert tfdist("role").code == 0
-    assert os.environ["TF_NUM_INTRAOP_THREADS"] == "7"
-    assert Environment.read().run_dir == tmp_path / "given"
-    assert os.environ["no_proxy"].startswith("else.where,127.0.0.1")
+    assert began.env["TF_NUM_INTRAOP_THREADS"] == "7"
+    assert (began.env["CUDA_VISIBLE_DEVICES"], began.env["TFDIST_GPUS"]) == ("3,5", "2")
+    assert began.env["GLIBC_TUNABLES"].endswith(":glibc.malloc.hugetlb=0")
+    assert began.environment.run_dir == tmp_path / "given"
+    assert began.env["no_proxy"].startswith("else.where,127.0.0.1")
+    tf_config("ps", **PS)
+    assert tfdist("role").code == 0
+    assert began.env["CUDA_VISIBLE_DEVICES"] == "-1"
+    assert "TFDIST_GPUS" not in began.env
 
 
-def test_an_option_counts_more_than_the_environment(tfdist, started, tmp_path):
+@pytest.mark.parametrize(
+    ("launcher", "asked", "gpus"),
+    [
+        ("local", {}, ("3", "GPU-5")),
+        ("local", {"gpus": 1}, ("3", "GPU-5")),
+        ("slurm", {}, ("3", "GPU-5")),
+        ("kubernetes", {"gpus": ["GPU-5"]}, ("GPU-5", "GPU-5")),
+    ],
+)
+def test_by_hand_a_task_is_planned_for_its_own_machine(launcher, asked, gpus, tfdist, began, tmp_path):
+    os.environ["CUDA_VISIBLE_DEVICES"] = "3,GPU-5"
+    roles = {"worker": {"replicas": 2, **asked}}
+    text = {"strategy": "multi_worker_mirrored", "launcher": launcher, "roles": roles}
+    (tmp_path / "two.yaml").write_text(json.dumps(text))
+    for index, gpu in enumerate(gpus):
+        assert tfdist("role", "-c", "two.yaml", "--task", f"worker:{index}", "--", "python").code == 0
+        assert began.env["CUDA_VISIBLE_DEVICES"] == gpu
+        assert "HOME" not in began.env or began.env["HOME"] == os.environ["HOME"]
+
+
+def test_an_option_counts_more_than_the_environment(tfdist, began, tmp_path):
     tf_config("worker", **PS)
     os.environ |= {"TFDIST_RUN_DIR": str(tmp_path / "given"), "TFDIST_START_TIMEOUT": "9"}
     assert tfdist("role", "--run-dir", tmp_path / "option", "--start-timeout", "4").code == 0
-    assert Environment.read().run_dir == tmp_path / "option"
-    assert Environment.read().start_timeout == 4
+    assert began.environment.run_dir == tmp_path / "option"
+    assert began.environment.start_timeout == 4
     assert not (tmp_path / "given").exists()
 
 
-def test_a_command_takes_the_tasks_place(tfdist, started, monkeypatch):
-    run = []
-
-    def execvp(file, argv):
-        run.append((file, argv, os.environ["TFDIST_STRATEGY"]))
-        raise SystemExit(0)
-
-    monkeypatch.setattr(os, "execvp", execvp)
+def test_a_command_takes_the_tasks_place(tfdist, began):
     tf_config("chief", **PS)
     assert tfdist("role", "--", "python", "train.py", "--lr", "0.1").code == 0
-    assert run == [("python", ["python", "train.py", "--lr", "0.1"], "parameter_server")]
-    assert started == []
+    assert began.argv == ["python", "train.py", "--lr", "0.1"]
+    assert began.env["TFDIST_STRATEGY"] == "parameter_server"
+
+
+STEP = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_STEP_NODELIST": "n1",
+    "SLURM_STEP_TASKS_PER_NODE": "4",
+    "SLURMD_NODENAME": "n1",
+    "SLURM_CPUS_PER_TASK": "2",
+}
+
+
+@pytest.mark.parametrize(
+    ("roles", "slurm", "gpus"),
+    [
+        ({}, {"CUDA_VISIBLE_DEVICES": "2,3"}, ("-1", "2", "3", "-1")),  # a node's GPUs, shared
+        ({}, {}, ("-1", "-1", "-1", "-1")),
+        ({}, {"CUDA_VISIBLE_DEVICES": "3", "SLURM_GPUS_PER_TASK": "1"}, ("-1", "3", "3", "-1")),  # each has its own
+        ({}, {"CUDA_VISIBLE_DEVICES": "GPU-3", "SLURM_GPU_BIND": "per_task:1"}, ("-1", "GPU-3", "GPU-3", "-1")),
+        ({"worker": 1}, {"CUDA_VISIBLE_DEVICES": "0"}, ("-1", "0", "0", "-1")),
+        ({"worker": 0}, {"CUDA_VISIBLE_DEVICES": "0,1"}, ("-1", "-1", "-1", "-1")),
+    ],
+)
+def test_in_a_step_a_task_has_what_slurm_gives(roles, slurm, gpus, tfdist, began, cluster_file, monkeypatch):
+    occupied = []
+    monkeypatch.setattr(module, "occupy", lambda *arguments, decides: occupied.append((*arguments, decides)))
+    asked = {"chief": {}, "worker": {"replicas": 2}, "ps": {}}
+    for role, number in roles.items():
+        asked[role] |= {"gpus": number}
+    Path("step.yaml").write_text(json.dumps({"strategy": "parameter_server", "roles": asked}))
+    os.environ |= STEP | slurm
+    for number, gpu in enumerate(gpus):
+        os.environ["SLURM_PROCID"] = str(number)
+        assert tfdist("role", "-c", "step.yaml", "-r", "digits.yaml").code == 0
+        assert (began.env["CUDA_VISIBLE_DEVICES"], began.env["TF_NUM_INTRAOP_THREADS"]) == (gpu, "2")
+        assert began.argv[3:6] == ["role", "--task", str(occupied[-1][0])]
+        assert occupied[-1][2]["env"].items() <= began.env.items()
+    assert [decides for *_, decides in occupied] == [True, False, False, False]
+
+
+def test_a_step_without_the_gpus_that_were_asked_for(tfdist, began, tmp_path, cluster_file):
+    roles = {"worker": {"replicas": 4, "gpus": 2}}
+    (tmp_path / "step.yaml").write_text(json.dumps({"strategy": "multi_worker_mirrored", "roles": roles}))
+    os.environ |= STEP | {"SLURM_PROCID": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    result = tfdist("role", "-c", "step.yaml", "-r", "digits.yaml")
+    expect(result, 2, "worker:1 is to have 2 GPUs, but Slurm lets it see 1", "srun --gpus-per-task=2")
 
 
 def expect(result, code, *texts):
@@ -133,20 +243,20 @@ def expect(result, code, *texts):
         assert text in " ".join(result.err.split())
 
 
-def test_nothing_says_which_cluster(tfdist, started):
+def test_nothing_says_which_cluster(tfdist, began):
     expect(tfdist("role"), 2, "nothing says which cluster this task belongs to")
 
 
-def test_nothing_says_which_task(tfdist, started, cluster_file):
+def test_nothing_says_which_task(tfdist, began, cluster_file):
     expect(tfdist("role", "-c", cluster_file), 2, "which task is this?")
 
 
 @pytest.mark.parametrize("task", ["worker:7", "evaluator", "boss", "worker:x"])
-def test_a_task_that_the_cluster_does_not_have(task, tfdist, started, cluster_file):
+def test_a_task_that_the_cluster_does_not_have(task, tfdist, began, cluster_file):
     expect(tfdist("role", "-c", cluster_file, "--task", task), 2, task, "chief:0, worker:0, worker:1, ps:0")
 
 
-def test_a_task_that_is_not_tf_configs(tfdist, started):
+def test_a_task_that_is_not_tf_configs(tfdist, began):
     tf_config("ps", **PS)
     expect(tfdist("role", "--task", "worker"), 2, "TF_CONFIG says that this is ps:0, not worker")
 
@@ -154,28 +264,28 @@ def test_a_task_that_is_not_tf_configs(tfdist, started):
 @pytest.mark.parametrize(
     "text", ["{", "{}", '{"cluster": {"master": ["a:1"]}, "task": {"type": "master", "index": 0}}']
 )
-def test_a_tf_config_that_cannot_be_read(text, tfdist, started):
+def test_a_tf_config_that_cannot_be_read(text, tfdist, began):
     os.environ["TF_CONFIG"] = text
     expect(tfdist("role"), 2, "TF_CONFIG cannot be read")
 
 
-def test_a_tf_config_of_no_cluster_that_trains(tfdist, started):
+def test_a_tf_config_of_no_cluster_that_trains(tfdist, began):
     tf_config("ps", ps=["a:1"])
     expect(tfdist("role"), 2, "TF_CONFIG describes no cluster that can train", "parameter_server needs a chief")
 
 
-def test_a_run_directory_that_cannot_be_made(tfdist, started, tmp_path):
+def test_a_run_directory_that_cannot_be_made(tfdist, began, tmp_path):
     tf_config("ps", **PS)
     (tmp_path / "file").write_text("")
     expect(tfdist("role", "--run-dir", tmp_path / "file" / "run"), 2, "cannot be made: Not a directory")
 
 
-def test_a_command_that_is_not_there(tfdist, started):
+def test_a_command_that_is_not_there(tfdist, began):
     tf_config("ps", **PS)
     expect(tfdist("role", "--", "no-such-program-here"), 2, "'no-such-program-here' cannot be run: No such file")
 
 
-def test_a_recipe_that_is_not_there(tfdist, started, tmp_path):
+def test_a_recipe_that_is_not_there(tfdist, began, tmp_path):
     tf_config("chief", **PS)
     result = tfdist("role", "-r", tmp_path / "none.yaml")
     assert result.code == 2
@@ -183,13 +293,24 @@ def test_a_recipe_that_is_not_there(tfdist, started, tmp_path):
     assert not Path("runs").exists()
 
 
+def test_planned_without_a_plan(tfdist, began, tmp_path):
+    expect(tfdist("role", "--planned"), 2, "TF_CONFIG is not set", "leave out --planned")
+    tf_config("ps", **PS)
+    expect(tfdist("role", "--planned"), 2, "TFDIST_RUN_DIR is not set")
+    os.environ["TFDIST_RUN_DIR"] = str(tmp_path)
+    expect(tfdist("role", "--planned", "--run-dir", "x"), 2, "leave out --run-dir")
+    expect(tfdist("role", "--planned", "--task", "worker:0"), 2, "TF_CONFIG says that this is ps:0, not worker:0")
+    expect(tfdist("role", "--planned", "--task", "boss"), 2, "boss")
+    assert began == Began()
+
+
 @pytest.mark.parametrize("seconds", ["0", "-3", "nan"])
-def test_a_timeout_that_is_none(seconds, tfdist, started):
+def test_a_timeout_that_is_none(seconds, tfdist, began):
     tf_config("ps", **PS)
     expect(tfdist("role", "--start-timeout", seconds), 2, "a number of seconds above 0")
 
 
-def test_a_task_reads_its_secrets_unless_it_has_been_given_them(tfdist, tmp_path, started):
+def test_a_task_reads_its_secrets_unless_it_has_been_given_them(tfdist, tmp_path, began):
     (tmp_path / "key").write_text("from the file\n")
     (tmp_path / "secret.yaml").write_text(
         "strategy: single\nroles: {chief: {secrets: {KEY: {file: key}, TOKEN: {file: nowhere}}}}\n"
@@ -197,5 +318,5 @@ def test_a_task_reads_its_secrets_unless_it_has_been_given_them(tfdist, tmp_path
     assert "roles.chief.secrets.TOKEN: " in tfdist("role", "--task", "chief", "-c", "secret.yaml").err
     os.environ["TOKEN"] = "from a scheduler"
     assert tfdist("role", "--task", "chief", "-c", "secret.yaml").code == 0
-    assert (os.environ["KEY"], os.environ["TOKEN"]) == ("from the file", "from a scheduler")
-    assert os.environ["TFDIST_SECRETS"] == "KEY,TOKEN"
+    assert (began.env["KEY"], began.env["TOKEN"]) == ("from the file", "from a scheduler")
+    assert began.env["TFDIST_SECRETS"] == "KEY,TOKEN"

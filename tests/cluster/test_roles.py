@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
 
 PS = {"chief": 1, "ps": 1, "worker": 1}
 RECIPE_YAML = "module: four_classes\ntrain: {epochs: 2, batch_size: 16, steps_per_execution: 4}\n%s"
+THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "4"}
 KEPT = "checkpoint: {every_steps: 10, dir: kept}\n"
 
 
@@ -29,10 +30,13 @@ def train(cluster, tmp_path):
         folder = project(tmp_path / "project", recipe=module, recipe_yaml=recipe_yaml)
         made = cluster(**roles)
         made.addresses |= {TaskId.parse(task): Address("127.0.0.1", port) for task, port in (taken or {}).items()}
+        # A task that plans for itself goes on as a new program; a fork of one that has imported all cannot stay one.
+        planned = () if fresh else ("--planned",)
         for task in tasks or made.tasks:
             serves = "ps" in roles and task.startswith(("ps", "worker"))
-            argv = ROLE if serves else (*ROLE, "--recipe", str(folder / "recipe.yaml"), *arguments)
-            made.start(argv, task, env={"TFDIST_RUN_DIR": str(tmp_path / "run")} | (env or {}), fresh=fresh)
+            argv = (*ROLE, *planned, *(() if serves else ("--recipe", str(folder / "recipe.yaml"), *arguments)))
+            own = {"TFDIST_RUN_DIR": str(tmp_path / "run")} | ({} if fresh else THREADS) | (env or {})
+            made.start(argv, task, env=own, fresh=fresh)
         return made
 
     return start

@@ -72,6 +72,24 @@ def test_how_it_ended(folder, code, signum, outcome):
     assert (worker.state, worker.pid) == ("starting", 2**22 + 2)
 
 
+def test_what_each_task_was_given(folder):
+    """As the plan has it, or as the task's own machine has told."""
+    started(folder)
+    plan = json.loads((folder.path / "plan.json").read_text())
+    plan["tasks"][1] |= {"gpus": ["0"], "memory": "2 GiB", "intra_op_threads": 4, "env": {"A": "b"}}
+    (folder.path / "plan.json").write_text(json.dumps(plan))
+    chief, worker = read_run(folder.path).tasks
+    assert not any(chief.resources.values())
+    assert {name: value for name, value in worker.resources.items() if value} == {
+        "gpus": ["0"], "memory": "2 GiB", "intra_op_threads": 4
+    }  # fmt: skip
+    (folder.path / "attempt_1" / "worker-0").mkdir(parents=True)
+    (folder.path / "attempt_1" / "worker-0" / "task.json").write_text(json.dumps({"gpus": ["3"]}))
+    news = read_run(folder.path)
+    assert (news.tasks[1].resources["gpus"], news.tasks[1].resources["memory"]) == (["3"], None)
+    assert news.as_json()["tasks"][1]["gpus"] == ["3"]
+
+
 def test_a_run_whose_launcher_was_killed(folder):
     started(folder)
     folder.happened(3, event="state", task="chief:0", state="training")

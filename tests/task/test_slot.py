@@ -18,7 +18,7 @@ from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.task.lifeline import tie_to_launcher
 from tfdist_cli.task.slot import occupy
 waits = os.getpid()
-occupy(TaskId("worker", 1), Path(sys.argv[1]), decides=sys.argv[2] == "decides")
+occupy(TaskId("worker", 1), Path(sys.argv[1]), {"task": "worker:1"}, decides=sys.argv[2] == "decides")
 tie_to_launcher()
 assert os.getppid() == waits and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 print("here", flush=True)
@@ -63,6 +63,7 @@ def test_a_launcher_that_follows_hears_of_its_beginning_and_its_end(code, ends, 
     assert process.returncode == 0
     folder = tmp_path / "attempt_2" / "worker-1"
     assert (folder / "stdout.raw").read_text() == "here\n"
+    assert json.loads((folder / "task.json").read_text()) == {"task": "worker:1"}
     lines = (folder / "stderr.raw").read_text().removesuffix("\n").split("\n")
     records = [json.loads(line[1:]) for line in lines if line.startswith(RECORD_SEPARATOR)]
     assert [record["kind"] for record in records] == ["started", "exited"]

@@ -66,6 +66,18 @@ def test_idle_threads_sleep_where_tasks_share_the_cores(monkeypatch, threads, sl
     assert context.context().config.experimental.disable_thread_spinning is sleep
 
 
+@pytest.mark.parametrize(("exchanges", "planned", "least"), [(True, None, 4), (True, "2", 0), (False, None, 0)])
+def test_a_task_of_parameter_servers_never_has_one_inter_op_thread(monkeypatch, exchanges, planned, least):
+    """TensorFlow takes a thread for each core, and with one such a task waits for itself for ever."""
+    monkeypatch.setattr(context, "_context", context.Context())
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.delenv("TF_NUM_INTEROP_THREADS", raising=False)
+    if planned:
+        monkeypatch.setenv("TF_NUM_INTEROP_THREADS", planned)
+    assert configure_runtime(None, exchanges=exchanges).inter_op_parallelism_threads == least
+    assert context.context().config.inter_op_parallelism_threads == least
+
+
 def test_a_runtime_that_is_in_use_stays_as_it_is(monkeypatch):
     tf.constant(1)
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")

@@ -69,7 +69,7 @@ def _row(planned: PlannedTask) -> dict[str, str]:
     return {
         "task": str(planned.task),
         "address": str(address) if address.port else f"{address.host} (free port)",
-        "threads": str(resources.intra_op_threads),
+        "threads": str(resources.intra_op_threads or "its cores"),
         "memory": str(resources.memory or ""),
         "GPUs": _gpus(resources),
         "command": shlex.join(planned.argv),

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from pydantic import ValidationError
 
 from tfdist_cli.cli.options import CommandArgument, RecipeOption, SetOption
-from tfdist_cli.environment import Environment
+from tfdist_cli.environment import RUN_DIR, START_TIMEOUT, Environment
 from tfdist_cli.errors import UsageError
-from tfdist_cli.masking import SECRETS
 from tfdist_cli.plan import PlannedTask, fixed_addresses, make_plan, plan_task
 from tfdist_cli.requirements import require_tensorflow
-from tfdist_cli.resources import Machine, make_resources, share_out
-from tfdist_cli.slurm import find_place, in_step
-from tfdist_cli.spec.cluster import Cluster, decides
+from tfdist_cli.resources import NO_PROXY, Machine, make_resources, share_out
+from tfdist_cli.slurm import Place, find_place, in_step
+from tfdist_cli.spec.cluster import Cluster, RoleSpec, decides
 from tfdist_cli.spec.load import load_recipe, load_run
-from tfdist_cli.spec.recipe import Recipe
 from tfdist_cli.spec.secret import read_secrets
-from tfdist_cli.spec.task_id import TaskId
+from tfdist_cli.spec.task_id import DATA_ROLES, TaskId
 from tfdist_cli.task.lifeline import tie_to_launcher
 from tfdist_cli.task.main import leave, run_task
 from tfdist_cli.task.slot import occupy
@@ -33,9 +34,11 @@ EXAMPLES = (
     "srun --ntasks=5 tfdist role --cluster cluster.yaml",
 )
 DEFAULT_RUNS = Path("runs")
+_DECIDED_HERE = (RUN_DIR, "GLIBC_TUNABLES", *NO_PROXY)
+"""Variables that are made of what a scheduler has set, and take its place."""
 
 
-def role(
+def role(  # noqa: PLR0913 a parameter is an option
     task: Annotated[
         str | None,
         typer.Option(help="Which task this is, such as worker:1; by default TF_CONFIG says.", show_default=False),
@@ -46,11 +49,16 @@ def role(
     ] = None,
     recipe: RecipeOption = None,
     settings: SetOption = None,
+    *,
     run_dir: Annotated[
         Path | None,
         typer.Option(help="Where the chief writes metrics, checkpoints and exports; runs/NAME by default."),
     ] = None,
     start_timeout: Annotated[float | None, typer.Option(help="Seconds to wait for the other tasks; 120.")] = None,
+    planned: Annotated[
+        bool,
+        typer.Option("--planned", help="Trust the environment as it is: a launcher's plan has decided all of it."),
+    ] = False,
     command: CommandArgument = None,
 ) -> None:
     """Run one task of a cluster in the foreground.
@@ -59,70 +67,127 @@ def role(
     does. Tasks without an address take this machine's ports from 2222 on. With TF_CONFIG set, as schedulers do, a ps
     or a worker of parameter servers needs no option, and the others need a --recipe. Started by Slurm's srun, a task
     needs the --cluster alone: Slurm's variables say which task it is, and where the others are.
+
+    It plans the task's environment (GPUs, threads, proxies) for the machine that it runs on, and then becomes the task.
     """
     tie_to_launcher()
     if start_timeout is not None:
-        os.environ["TFDIST_START_TIMEOUT"] = str(start_timeout)
-    if cluster is not None:
-        spec, trained = load_run(cluster, recipe, settings or ())
-        if task is None and in_step():
-            _enter_step(spec, run_dir)
-        elif task is None:
-            raise UsageError("which task is this?", hint="name it with --task, such as --task worker:1")
-        else:
-            _enter(_planned(spec, trained, spec.task(task), run_dir))
-    else:
-        spec, own = _cluster_of_tf_config()
-        if task is not None and spec.task(task) != own:
-            raise UsageError(f"TF_CONFIG says that this is {own}, not {task}", hint="leave out --task")
-        trained = load_recipe(recipe, settings or ()) if recipe else None
-        _enter(_planned(spec, trained, own, run_dir), keep=True)
-    if command:
-        _execute(command)
-    require_tensorflow()
-    leave(run_task(trained))
+        os.environ[START_TIMEOUT] = str(start_timeout)
+    spec, trained = load_run(cluster, recipe, settings or ()) if cluster else (None, None)
+    if recipe and not cluster:
+        trained = load_recipe(recipe, settings or ())
+    if planned:
+        _check_environment(task, run_dir)
+        _make(Path(os.environ[RUN_DIR]))
+        if command:
+            _become(command, os.environ)
+        require_tensorflow()
+        leave(run_task(trained))
+    own = _plan(spec, task, run_dir)
+    files = [*_option("--cluster", cluster), *_option("--recipe", recipe)]
+    again = [sys.executable, "-m", "tfdist_cli", "role", "--task", str(own.task), *files, "--planned"]
+    again += (f"--set={each}" for each in settings or ())
+    _become(command or again, _enter(own, decides(spec.strategy, own.task) if spec and not task else None))
 
 
-def _planned(cluster: Cluster, recipe: Recipe | None, task: TaskId, run_dir: Path | None) -> PlannedTask:
-    path = _run_dir(cluster, run_dir)
-    plan = make_plan(cluster, recipe, addresses=fixed_addresses(cluster), run_dir=path, machine=Machine.here())
-    return plan[task]
+def _option(name: str, path: Path | None) -> list[str]:
+    return [] if path is None else [name, str(path)]
+
+
+def _check_environment(task: str | None, run_dir: Path | None) -> None:
+    """Refuses an environment that no launcher has set for this task."""
+    missing = next((name for name in ("TF_CONFIG", RUN_DIR) if not os.environ.get(name)), None)
+    if missing:
+        raise UsageError(
+            f"with --planned a launcher has set the environment, but {missing} is not set", hint="leave out --planned"
+        )
+    if run_dir is not None:
+        raise UsageError(f"with --planned {RUN_DIR} says where the run is kept", hint="leave out --run-dir")
+    _check_task(task, Environment.read().task)
+
+
+def _check_task(named: str | None, own: TaskId) -> None:
+    try:
+        task = own if named is None else TaskId.parse(named)
+    except ValueError as error:
+        raise UsageError(str(error), hint="leave out --task") from None
+    if task != own:
+        raise UsageError(f"TF_CONFIG says that this is {own}, not {task}", hint="leave out --task")
+
+
+def _plan(cluster: Cluster | None, task: str | None, run_dir: Path | None) -> PlannedTask:
+    """Plans this task for the machine that it runs on."""
+    if cluster is None:
+        return _plan_as_scheduled(task, run_dir)
+    if task is not None:
+        return _plan_by_hand(cluster, cluster.task(task), run_dir)
+    if in_step():
+        return _plan_in_step(cluster, find_place(cluster), run_dir)
+    raise UsageError("which task is this?", hint="name it with --task, such as --task worker:1")
+
+
+def _plan_by_hand(cluster: Cluster, task: TaskId, run_dir: Path | None) -> PlannedTask:
+    addresses, path = fixed_addresses(cluster), _run_dir(cluster, run_dir)
+    here = cluster.model_copy(update={"launcher": "local"})
+    return make_plan(here, None, addresses=addresses, run_dir=path, machine=Machine.here())[task]
+
+
+def _plan_as_scheduled(named: str | None, run_dir: Path | None) -> PlannedTask:
+    """Plans what a scheduler that has set `TF_CONFIG` has left open; all else that it has set stays."""
+    cluster, task = _cluster_of_tf_config()
+    _check_task(named, task)
+    own, machine = _plan_by_hand(cluster, task, run_dir), Machine.here()
+    if "CUDA_VISIBLE_DEVICES" in os.environ and task.role not in ("ps", *DATA_ROLES):
+        resources = replace(own.resources, gpus=machine.gpus)
+        own = plan_task(cluster, task, fixed_addresses(cluster), resources, Path(own.env[RUN_DIR]), machine)
+    kept = {name: os.environ[name] for name in own.env if name in os.environ and name not in _DECIDED_HERE}
+    sees = {"CUDA_VISIBLE_DEVICES": own.env["CUDA_VISIBLE_DEVICES"]}
+    return replace(own, env={**own.env, **kept, **sees})
+
+
+def _plan_in_step(cluster: Cluster, place: Place, run_dir: Path | None) -> PlannedTask:
+    """Plans the task that this process is in a step of Slurm's, of what Slurm has given to it."""
+    spec = cluster.role(place.task)
+    resources = make_resources(spec, place.cpus or 1, _gpus_in_step(cluster, spec, place))
+    in_slurm = cluster.model_copy(update={"launcher": "slurm"})
+    return plan_task(in_slurm, place.task, place.addresses, resources, _run_dir(cluster, run_dir), Machine.here())
+
+
+def _gpus_in_step(cluster: Cluster, spec: RoleSpec, place: Place) -> tuple[str, ...]:
+    """The task's own GPUs; those that Slurm gives to several tasks of a node together, these tasks share."""
+    if isinstance(spec.gpus, int) and spec.gpus not in (0, len(place.gpus)):
+        raise UsageError(
+            f"{place.task} is to have {spec.gpus} GPUs, but Slurm lets it see {len(place.gpus)}",
+            hint=f"srun --gpus-per-task={spec.gpus}; Slurm's gres.conf has to name the devices' files",
+        )
+    if spec.gpus:
+        return place.gpus
+    here = dict.fromkeys(place.sharers, place.addresses[place.task])
+    on_node = cluster.model_copy(update={"launcher": "local"})
+    return share_out(on_node, here, Machine(1, place.gpus))[place.task].gpus
 
 
 def _run_dir(cluster: Cluster, chosen: Path | None) -> Path:
-    given = os.environ.get("TFDIST_RUN_DIR")
+    given = os.environ.get(RUN_DIR)
     return (chosen or (Path(given) if given else (cluster.run_dir or DEFAULT_RUNS) / cluster.name)).absolute()
 
 
-def _enter_step(cluster: Cluster, run_dir: Path | None) -> None:
-    """Takes the task's place in a step of Slurm's: from here on this is a process of its own, which is watched."""
-    place = find_place(cluster)
-    role, path = cluster.role(place.task), _run_dir(cluster, run_dir)
-    gpus = place.gpus
-    if not role.gpus:  # what Slurm has given to the node, the tasks there share
-        here = {task: at for task, at in place.addresses.items() if at.host == place.addresses[place.task].host}
-        on_node = cluster.model_copy(update={"launcher": "local"})
-        gpus = share_out(on_node, here, Machine(1, place.gpus))[place.task].gpus
-    resources = make_resources(role, place.cpus or 1, gpus)
-    _enter(plan_task(cluster, place.task, place.addresses, resources, path))
-    occupy(place.task, path, decides=decides(cluster.strategy, place.task))
-    tie_to_launcher()
+def _enter(own: PlannedTask, slot: bool | None) -> Mapping[str, str]:
+    """The whole environment of the task; in a step of Slurm's this is a process of its own from here on.
 
-
-def _enter(planned: PlannedTask, *, keep: bool = False) -> None:
-    """Sets the task's environment; when `keep` says so, what a scheduler has set already stays.
-
-    The run directory and the hosts that no proxy is asked for are made of what was set.
+    Args:
+        own: the task.
+        slot: in a step, whether the task's exit code is to be Slurm's as well; None outside of one.
     """
-    for name, value in planned.env.items():
-        if not keep or name not in os.environ or name == "TFDIST_RUN_DIR" or "proxy" in name.lower():
-            os.environ[name] = value
     # What started this task may have given it its secrets, and be the only one that can.
-    missing = {name: spec for name, spec in planned.secrets.items() if name not in os.environ}
-    os.environ.update(read_secrets(missing, planned.task.role))
-    if planned.secrets:
-        os.environ[SECRETS] = ",".join(planned.secrets)
-    _make(Path(os.environ["TFDIST_RUN_DIR"]))
+    missing = {name: spec for name, spec in own.secrets.items() if name not in os.environ}
+    secrets = read_secrets(missing, own.task.role)
+    path = Path(own.env[RUN_DIR])
+    _make(path)
+    if slot is not None:
+        occupy(own.task, path, own.as_json(), decides=slot)
+        tie_to_launcher()
+    return {**os.environ, **own.env, **secrets}
 
 
 def _cluster_of_tf_config() -> tuple[Cluster, TaskId]:
@@ -156,9 +221,12 @@ def _make(run_dir: Path) -> None:
         ) from error
 
 
-def _execute(command: list[str]) -> None:
+def _become(command: list[str], env: Mapping[str, str]) -> NoReturn:
+    """Goes on as another program: much of an environment counts only where a process has it from its start."""
+    sys.stdout.flush()
+    sys.stderr.flush()
     try:
-        os.execvp(command[0], command)  # noqa: S606 the user's own program, as an argv
+        os.execvpe(command[0], command, env)  # noqa: S606 the user's own program, as an argv
     except OSError as error:
         raise UsageError(
             f"{command[0]!r} cannot be run: {error.strerror}", hint="name a program after '--' that is on PATH"

@@ -56,9 +56,21 @@ def _row(task: TaskView) -> tuple[Text, ...]:
     return (
         Text(str(task.task), style=ROLE_COLOURS[task.task.role]),
         Text(neutral(task.state)),
+        Text(neutral(", ".join(_share(task.resources)))),
         Text(f"pid {task.pid}" if task.pid else neutral(task.cause)),
         Text(f"started {task.starts} times" if task.starts > 1 else ""),
     )
+
+
+def _share(resources: Mapping[str, Any]) -> Iterator[str]:
+    """What a task was given of its machine."""
+    gpus, threads, memory = (resources.get(key) for key in ("gpus", "intra_op_threads", "memory"))
+    if isinstance(gpus, list) and gpus:
+        yield f"GPU {' '.join(map(str, gpus))}"
+    if threads is not None:
+        yield "1 thread" if threads == 1 else f"{threads} threads"
+    if memory is not None:
+        yield str(memory)
 
 
 def _facts(news: RunView) -> Iterator[tuple[str, str]]:

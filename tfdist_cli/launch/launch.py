@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from tfdist_cli.launch.secrets import Secrets
 from tfdist_cli.launch.state import JobState, Rules, Status, shell_code
 from tfdist_cli.launch.supervisor import begin
 from tfdist_cli.plan import Plan
-from tfdist_cli.records import ENABLED, LAUNCHER_PID, TASK_DIR
+from tfdist_cli.task_environment import start_environment
 
 
 @dataclass(frozen=True)
@@ -86,15 +85,9 @@ class Launch:
         return report
 
     async def _run(self, logs: TaskLogs, watchers: Sequence[Watcher]) -> JobState:
-        common = {
-            ENABLED: "1",
-            LAUNCHER_PID: str(os.getpid()),
-            "TFDIST_START_TIMEOUT": str(self.rules.timeouts.start),
-        }
-
         def prepare(start: Start) -> Mapping[str, str]:
-            own = self.secrets.environment(start.task.role)
-            return {**common, **own, TASK_DIR: str(logs.begin(start.task, start.attempt))}
+            secrets = self.secrets.environment(start.task.role)
+            return start_environment(logs.begin(start.task, start.attempt), self.rules.timeouts.start, secrets)
 
         outlets = Outlets(EventQueue(), logs, prepare, self.secrets.mask)
         return await run_job(self.launcher, self.plan, self.rules, outlets, watchers, self.desk)

@@ -18,11 +18,13 @@ import psutil
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.chronicle import numbers
 from tfdist_cli.launch.run_dir import CHECKPOINTS, EVENTS_FILE, LOCK_FILE, PLAN_FILE, RESULT_FILE
-from tfdist_cli.records import TASK_DIR
+from tfdist_cli.records import TASK_DIR, TASK_FILE
 from tfdist_cli.run_files import moment, number, read_bytes, read_lines, read_object, whole
 from tfdist_cli.spec.task_id import TaskId
 
 METRICS_FILE = "metrics.jsonl"
+RESOURCES = ("gpus", "gpu_memory", "intra_op_threads", "inter_op_threads", "cpus", "memory")
+"""The keys of a task's share in the plan."""
 _PIDS = 2**31
 """Beyond all numbers of processes."""
 
@@ -49,6 +51,7 @@ class TaskView:
         pid: its process; None when it has ended.
         cause: how it ended, in words.
         starts: how often it was started since the run's last launch.
+        resources: what it was given: `gpus`, `gpu_memory`, `intra_op_threads`, `memory`, … as the plan has them.
     """
 
     task: TaskId
@@ -56,6 +59,7 @@ class TaskView:
     pid: int | None = None
     cause: str = ""
     starts: int = 0
+    resources: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ class RunView:
             "headline": self.headline or None,
             "tasks": [
                 {"task": str(each.task), "state": each.state, "pid": each.pid, "cause": each.cause or None}
-                | {"starts": each.starts}
+                | {"starts": each.starts, **each.resources}
                 for each in self.tasks
             ],
         }
@@ -171,11 +175,17 @@ def read_run(path: Path) -> RunView:
 
 def _read_run(path: Path) -> RunView:
     plan, names = _read_plan(path)
-    tasks = {str(name): TaskView(name) for name in names}
+    tasks = {
+        str(name): TaskView(name, resources=_resources(each)) for name, each in zip(names, plan["tasks"], strict=True)
+    }
     path, launcher = path.resolve(), launcher_of(path)
     events = list(_of_last_launch(path / EVENTS_FILE))
     for event in events:
         _follow(event, tasks)
+    for task in tasks.values():
+        with suppress(OSError, ValueError):  # there is none where the plan knows all
+            attempt = whole(events[-1].get("attempt")) if events else None
+            task.resources = _resources(read_object(path / f"attempt_{attempt}" / task.task.slug / TASK_FILE))
     phase = next((str(event.get("phase")) for event in reversed(events) if event.get("event") == "phase"), "running")
     ended = phase == "ended"
     last = _last_of_training(path / METRICS_FILE)
@@ -195,6 +205,10 @@ def _read_run(path: Path) -> RunView:
         result,
         _scaled(events),
     )
+
+
+def _resources(task: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: task.get(key) for key in RESOURCES}
 
 
 def _read_plan(path: Path) -> tuple[dict[str, Any], list[TaskId]]:

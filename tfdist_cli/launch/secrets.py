@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tfdist_cli.masking import RUN_SECRET, SECRETS, Mask
+from tfdist_cli.masking import RUN_SECRET, Mask
 from tfdist_cli.spec.cluster import Cluster
 from tfdist_cli.spec.secret import read_secrets
 from tfdist_cli.spec.task_id import ROLES, Role
@@ -42,6 +42,5 @@ class Secrets:
         return Mask((self.run, *(value for values in self.values.values() for value in values.values())))
 
     def environment(self, role: Role) -> Mapping[str, str]:
-        """The variables of a role's tasks, and the names of the cluster's for the task to mask."""
-        values = self.values.get(role, {})
-        return {RUN_SECRET: self.run, **values, **({SECRETS: ",".join(values)} if values else {})}
+        """The variables of a role's tasks."""
+        return {RUN_SECRET: self.run, **self.values.get(role, {})}

@@ -53,10 +53,23 @@ def _check_variable(name: str, value: str = "") -> None:
     if not name or "=" in name or "\0" in name + value:
         raise ValueError(f"{name!r} cannot be an environment variable: no '=' in its name, no NUL in its value")
     if name in _OURS:
-        raise ValueError(f"{name} is set for each task by tfdist: remove it")
+        key = _OURS[name]
+        raise ValueError(f"{name} is set for each task by tfdist: {f'use {key!r} instead' if key else 'remove it'}")
 
 
-_OURS = ("TF_CONFIG", "TFDIST_STRATEGY", "TFDIST_RUN_DIR", "TFDIST_SECRETS")
+_OURS = {
+    "TF_CONFIG": "",
+    "TFDIST_STRATEGY": "",
+    "TFDIST_RUN_DIR": "run_dir",
+    "TFDIST_SECRETS": "secrets",
+    "TFDIST_GPUS": "gpus",
+    "CUDA_VISIBLE_DEVICES": "gpus",
+    "TFDIST_GPU_MEMORY": "gpu_memory",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "gpu_memory",
+    "TF_NUM_INTRAOP_THREADS": "threads",
+    "TF_NUM_INTEROP_THREADS": "threads",
+}
+"""Variables that the plan decides, each with the key that it follows from: what tasks get and what is shown is one."""
 
 
 RestartPolicy = Literal["replace", "job", "never"]

@@ -11,8 +11,12 @@ from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema
 from tfdist_cli.spec.model import VARIABLE_SCHEMA, SpecModel
 
 MIB = 2**20
+MIN_INTER_OP_THREADS = 4
+"""A ps or worker with one inter-op thread deadlocks: a blocked receive keeps the only thread that could send."""
 GPU_MEMORY = "TFDIST_GPU_MEMORY"
 """The variable that tells a task which fraction, or how much, of each GPU's memory it may take."""
+GPUS = "TFDIST_GPUS"
+"""The variable that tells a task how many GPUs it is to have: a number from 1 on, or `all`."""
 _UNITS = {"B": 1}
 _UNITS |= {f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)}
 _UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("kMGT", 1)}

@@ -7,17 +7,20 @@ it ended, and answers to the scheduler with the task's code where that decides w
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.records import ENABLED, LAUNCHER_PID, OUTLASTS, TASK_DIR, emit
+from tfdist_cli.records import ENABLED, LAUNCHER_PID, OUTLASTS, TASK_DIR, TASK_FILE, emit
 from tfdist_cli.spec.task_id import TaskId
 
 ATTEMPT = "TFDIST_ATTEMPT"
@@ -26,7 +29,7 @@ RAW = {"stdout": 1, "stderr": 2}
 """The streams that are then written to files, `stdout.raw` and `stderr.raw`, by their file descriptors."""
 
 
-def occupy(task: TaskId, run_dir: Path, *, decides: bool) -> None:
+def occupy(task: TaskId, run_dir: Path, planned: Mapping[str, Any], *, decides: bool) -> None:
     """Goes on in a new process, which is the task; the process that was there waits for it, and ends as it does.
 
     A signal from the scheduler reaches both: the one that waits leaves it to the task. It also removes the temporary
@@ -35,6 +38,8 @@ def occupy(task: TaskId, run_dir: Path, *, decides: bool) -> None:
     Args:
         task: which task it is.
         run_dir: the run's directory.
+        planned: what the task is given, in plain JSON types; a launcher that follows finds it in `TASK_FILE`, since
+            much of it is known only here.
         decides: whether the task's exit code is to be the scheduler's as well. That of another task is none of its
             business: a worker may be lost while the training goes on to its end.
 
@@ -43,7 +48,7 @@ def occupy(task: TaskId, run_dir: Path, *, decides: bool) -> None:
     """
     attempt = os.environ.get(ATTEMPT)
     if attempt:
-        _write_to(run_dir / f"attempt_{attempt}" / task.slug)
+        _write_to(run_dir / f"attempt_{attempt}" / task.slug, planned)
     os.environ |= {LAUNCHER_PID: str(os.getpid()), OUTLASTS: "1"}
     with suppress(OSError):  # a full disk, perhaps: a task that needs a temporary file says so itself
         os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tfdist-")
@@ -63,14 +68,17 @@ def occupy(task: TaskId, run_dir: Path, *, decides: bool) -> None:
     os._exit(0 if not decides else 128 - code if code < 0 else code)
 
 
-def _write_to(folder: Path) -> None:
-    """Turns standard output and error into files that a launcher follows."""
+def _write_to(folder: Path, planned: Mapping[str, Any]) -> None:
+    """Turns standard output and error into files that a launcher follows, and writes what the task is given."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for stream, number in RAW.items():
             file = os.open(folder / f"{stream}.raw", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(file, number)
             os.close(file)
+        new = folder / f".{TASK_FILE}.new"
+        new.write_text(json.dumps(planned, indent=2) + "\n", encoding="utf-8")
+        new.replace(folder / TASK_FILE)
     except OSError as error:
         raise UsageError(
             f"{error.filename or folder} cannot be written on {socket.gethostname()}: {error.strerror}",

@@ -27,6 +27,7 @@ from tfdist_cli.spec.updates import PlacementRule, ShardRule, Updates
 from tfdist_cli.train import data_service, links
 from tfdist_cli.train.coordinated import CoordinatedEngine
 from tfdist_cli.train.engine import Engine, Rules
+from tfdist_cli.train.gpus import tell_missing_gpus
 from tfdist_cli.train.mesh import Mesh
 from tfdist_cli.train.placement import DEFAULT_PLACEMENT, Placement, PlacementRules
 from tfdist_cli.train.presence import NOBODY, Met, gather, outlast, port_taken, report_in, say_done
@@ -119,7 +120,7 @@ def join(
                 log.error("%s: %s", error.message, error.hint)  # noqa: TRY400 where it came from is of no interest
                 _end_server(environment, error.exit_code)
             _end_server(environment)
-        configure_runtime(environment.gpu_memory)
+        _configure(environment)
         links.watch(environment.addresses.values())
         _joined = _meet(environment)
         if environment.task.role != "evaluator":
@@ -198,13 +199,20 @@ def _end_server(environment: Environment, code: int = 0) -> NoReturn:
     sys.exit(code)
 
 
+def _configure(environment: Environment) -> tf.compat.v1.ConfigProto:
+    """Prepares TensorFlow for this task, before it is used."""
+    config = configure_runtime(environment.gpu_memory, exchanges=environment.strategy == "parameter_server")
+    tell_missing_gpus(environment.task, environment.gpus)
+    return config
+
+
 def _tensorflow_server(environment: Environment) -> tf.distribute.Server:
     cluster: dict[str, list[str]] = {}
     for task, address in environment.addresses.items():
         if task.role in SERVING_ROLES:
             cluster.setdefault(task.role, []).append(str(address))
     own, task = environment.addresses[environment.task], environment.task
-    config = configure_runtime(environment.gpu_memory)
+    config = _configure(environment)
     try:
         return tf.distribute.Server(cluster, job_name=task.role, task_index=task.index, protocol="grpc", config=config)
     except tf.errors.OpError as error:

@@ -8,10 +8,10 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.spec.resources import Size
+from tfdist_cli.spec.resources import MIN_INTER_OP_THREADS, Size
 
 
-def configure_runtime(gpu_memory: float | Size | None) -> tf.compat.v1.ConfigProto:
+def configure_runtime(gpu_memory: float | Size | None, *, exchanges: bool = False) -> tf.compat.v1.ConfigProto:
     """Holds this process to its part of each GPU that it sees, and of the processor.
 
     TensorFlow's threads look for work for a while before they sleep. Where several tasks share the cores, so that
@@ -20,6 +20,8 @@ def configure_runtime(gpu_memory: float | Size | None) -> tf.compat.v1.ConfigPro
 
     Args:
         gpu_memory: a fraction of a GPU's memory, or an amount; None leaves TensorFlow its own way.
+        exchanges: whether this is a task of parameter servers: with one inter-op thread it would wait for itself, and
+            where nobody has planned the threads TensorFlow takes one on a machine with one core.
 
     Returns:
         The same for a `tf.distribute.Server`, which has devices of its own and doesn't ask the context.
@@ -29,6 +31,8 @@ def configure_runtime(gpu_memory: float | Size | None) -> tf.compat.v1.ConfigPro
     """
     config = tf.compat.v1.ConfigProto()
     config.experimental.disable_thread_spinning = os.environ.get("TF_NUM_INTRAOP_THREADS") == "1"
+    if exchanges and "TF_NUM_INTEROP_THREADS" not in os.environ:
+        config.inter_op_parallelism_threads = max(MIN_INTER_OP_THREADS, os.cpu_count() or 1)
     in_use = context.context()._context_handle is not None
     if gpu_memory is not None and in_use:
         raise TrainingError(

@@ -60,7 +60,8 @@ def test_a_recipes_compose_file():
     assert yaml.safe_load(made["configs"]["recipe"]["content"])["params"] == {"text": "costs $$$$5"}
     ps = made["services"]["ps-0"]
     assert "ports" not in ps
-    assert ps["entrypoint"] + ps["command"] == ["tfdist", "role", "--recipe", "/run/tfdist/recipe.yaml"]
+    role = ["tfdist", "role", "--task", "ps:0", "--recipe", "/run/tfdist/recipe.yaml", "--planned"]
+    assert ps["entrypoint"] + ps["command"] == role
     assert (ps["cpus"], ps["mem_limit"], ps["init"], ps["restart"]) == (1, "2147483648b", True, "no")
     assert (ps["user"], ps["cap_drop"]) == ("1234:99", ["ALL"])
     assert [(each["source"], each["target"], each["read_only"]) for each in ps["volumes"]] == [
@@ -143,7 +144,7 @@ def test_the_engines_words_are_those_of_the_file():
             ("--entrypoint", "tfdist"),
         ]
         assert not [option for option in expected if option not in options]
-        assert argv[-4:] == ["tfdist", "role", "--recipe", "/run/tfdist/recipe.yaml"]
+        assert argv[-3:] == ["--recipe", "/run/tfdist/recipe.yaml", "--planned"]
         assert (("--userns", "keep-id") in options) == (engine == "podman")
         assert not {"--publish", "-p", "--privileged"} & set(argv)
 

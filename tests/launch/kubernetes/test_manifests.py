@@ -187,13 +187,11 @@ def test_hostile_names_do_not_collide():
     [("jobset", "digits-worker-0-1.digits:2222"), ("plain", "worker-1.digits:2222"), ("pods", "worker-1.digits:2222")],
 )
 def test_the_tasks_know_each_other_by_their_pods_names(kind, host):
-    [config] = of_kind(objects(kind), "ConfigMap")
-    cluster = yaml.safe_load(config["data"]["cluster.yaml"])
-    assert cluster["roles"]["worker"]["hosts"][1] == host
-    assert "kubernetes" not in cluster
-    path = next(iter(pods(objects(kind)).values()))["spec"]["containers"][0]["command"]
-    assert path[:2] == ["tfdist", "role"]
-    assert path[-1] == "/tfdist/job/cluster.yaml"
+    container = next(iter(pods(objects(kind)).values()))["spec"]["containers"][0]
+    [config] = [each["value"] for each in container["env"] if each["name"] == "TF_CONFIG"]
+    assert host in config
+    assert container["command"][:2] == ["tfdist", "role"]
+    assert container["command"][-2:] == ["/tfdist/job/recipe.yaml", "--planned"]
 
 
 def test_the_pods_have_the_recipe_and_its_module(tmp_path):
@@ -223,7 +221,7 @@ def test_a_package_and_a_module_that_is_too_large_are_refused(tmp_path):
 
 def test_an_installed_module_is_not_sent(tmp_path):
     [config] = of_kind(objects("jobset", recipe=digits(module="os.path", module_dir=tmp_path)), "ConfigMap")
-    assert set(config["data"]) == {"cluster.yaml", "recipe.yaml"}
+    assert set(config["data"]) == {"recipe.yaml"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -266,7 +264,7 @@ def test_resources_and_gpus():
 
 
 def test_gpus_are_counted_and_not_named():
-    with pytest.raises(UsageError, match="pods get any"):
+    with pytest.raises(UsageError, match="but Kubernetes chooses the GPUs"):
         objects("plain", roles={**ROLES, "worker": {"gpus": [0]}})
 
 
@@ -275,7 +273,7 @@ def test_no_variable_is_filled_in_by_kubernetes():
     assert found["ps"]["spec"]["containers"][0]["command"][-3:] == ["--", "echo", "$$(HOME)"]
     values = {each["name"]: each.get("value") for each in found["ps"]["spec"]["containers"][0]["env"]}
     assert values["A"] == ROLES["ps"]["env"]["A"].replace("$", "$$")
-    assert found["ps"]["spec"]["containers"][0]["command"][3] == "ps:$(JOB_COMPLETION_INDEX)"
+    assert found["ps"]["spec"]["containers"][0]["command"][3] == "ps:$(TFDIST_INDEX)"
 
 
 def test_secrets_come_from_a_secret():
@@ -307,7 +305,7 @@ def test_what_is_started_again_in_a_tfjob():
     [*_, tfjob] = objects("tfjob")
     assert {each["restartPolicy"] for each in tfjob["spec"]["tfReplicaSpecs"].values()} == {"ExitCode"}
     assert pods([tfjob])["chief"]["spec"]["containers"][0]["command"] == [
-        "tfdist", "role", "--recipe", "/tfdist/job/recipe.yaml"
+        "tfdist", "role", "--recipe", "/tfdist/job/recipe.yaml", "--planned"
     ]  # fmt: skip
     with pytest.raises(UsageError, match="a TFJob has no such role"):
         objects("tfjob", roles={**ROLES, "data_dispatcher": {}, "data_worker": {}})

@@ -11,9 +11,7 @@ from typing import Any
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.documents import to_yaml
 from tfdist_cli.launch.names import label
-from tfdist_cli.masking import SECRETS
 from tfdist_cli.plan import RECIPE_FILE, Plan, PlannedTask
-from tfdist_cli.resources import ALL_GPUS
 from tfdist_cli.spec.compose import Compose
 from tfdist_cli.spec.dump import dump
 from tfdist_cli.spec.task_id import TaskId
@@ -85,15 +83,11 @@ def service_of(plan: Plan, planned: PlannedTask, engine: str) -> Service:
         UsageError: a folder that it needs cannot be mounted.
     """
     role, compose = plan.cluster.role(planned.task), plan.cluster.compose or Compose()
-    gpus = planned.resources.gpus
-    env = {"HOME": "/tmp", **planned.env}  # noqa: S108 the container's own
-    if gpus and gpus != ALL_GPUS:  # a container has the GPUs that it is given, and CUDA counts them from 0
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(len(gpus))))
     return Service(
         name=service_name(planned.task),
         image=compose.image,
-        argv=("tfdist", "role", "--recipe", RECIPE_PATH) if plan.recipe else planned.argv,
-        env=env,
+        argv=_role_argv(planned.task) if plan.recipe else planned.argv,
+        env=planned.env,
         secrets={name: spec.env or name for name, spec in planned.secrets.items()},
         user=f"{os.getuid()}:{os.getgid()}",
         same_users=engine == "podman" and os.getuid() != 0,
@@ -101,8 +95,12 @@ def service_of(plan: Plan, planned: PlannedTask, engine: str) -> Service:
         recipe=plan.recipe is not None,
         cpus=role.cpus,
         memory=role.memory.bytes if role.memory else None,
-        devices=tuple(f"nvidia.com/gpu={gpu}" for gpu in gpus),
+        devices=tuple(f"nvidia.com/gpu={gpu}" for gpu in planned.resources.gpus),
     )
+
+
+def _role_argv(task: TaskId) -> tuple[str, ...]:
+    return ("tfdist", "role", "--task", str(task), "--recipe", RECIPE_PATH, "--planned")
 
 
 def _mounts(plan: Plan, compose: Compose) -> Iterator[Mount]:
@@ -185,7 +183,7 @@ def _as_compose(service: Service) -> dict[str, Any]:
         "security_opt": ["no-new-privileges", "label=disable"],
         "entrypoint": [program],
         "command": arguments,
-        "environment": dict(service.env) | ({SECRETS: ",".join(service.secrets)} if service.secrets else {}),
+        "environment": dict(service.env),
         "volumes": [
             {"type": "bind", "source": mount.source, "target": mount.target, "read_only": mount.read_only}
             for mount in service.mounts

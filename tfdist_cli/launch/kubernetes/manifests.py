@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from tfdist_cli.errors import ExitCode, UsageError
 from tfdist_cli.launch.kubernetes.pods import (
     CONTAINER,
     FILES,
+    INDEX,
     RUNS,
     Manifest,
+    as_env,
+    environment,
+    indexed_env,
     job_name,
     labels,
-    literal,
     metadata,
+    operators_env,
     pod_template,
-    recipe_argv,
     role_argv,
     role_name,
     settings,
     without_none,
 )
 from tfdist_cli.launch.names import label
-from tfdist_cli.plan import CLUSTER_FILE, RECIPE_FILE, Plan
+from tfdist_cli.plan import RECIPE_FILE, Plan
 from tfdist_cli.spec.address import DEFAULT_PORT
 from tfdist_cli.spec.cluster import Cluster, RestartSpec, default_restart
 from tfdist_cli.spec.dump import dump
@@ -84,7 +86,7 @@ def pod(plan: Plan, task: TaskId, name: str, env: Mapping[str, str]) -> Manifest
     """
     template = _template(plan, task)
     [container] = template["spec"]["containers"]
-    container["env"] += [{"name": key, "value": literal(value)} for key, value in env.items()]
+    container["env"] += as_env(env)
     own = metadata(plan, name) | {"labels": template["metadata"]["labels"]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": own, "spec": template["spec"]}
 
@@ -129,25 +131,14 @@ def _network_policy(plan: Plan) -> Manifest:
 
 
 def _config_map(plan: Plan) -> Manifest:
-    hosts = {str(role): _with_hosts(plan, role) for role in _roles(plan)}
-    roles = plan.cluster.roles.model_copy(update=hosts)
-    update = {"roles": roles, "recipe": Path(RECIPE_FILE) if plan.recipe else None, "kubernetes": None, "run_dir": None}
-    data = {CLUSTER_FILE: dump(plan.cluster.model_copy(update=update))}
-    if plan.recipe:
-        data |= _recipe_files(plan, plan.recipe)
+    data = _recipe_files(plan, plan.recipe) if plan.recipe else {}
     size = sum(len(text.encode()) for text in data.values())
     if size > LARGEST - 1024:
         raise UsageError(
-            f"the cluster, the recipe and its module have {size} bytes, and a ConfigMap at most {LARGEST}",
+            f"the recipe and its module have {size} bytes, and a ConfigMap at most {LARGEST}",
             hint="put the module in the image",
         )
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(plan, job_name(plan)), "data": data}
-
-
-def _with_hosts(plan: Plan, role: Role) -> Any:
-    spec = plan.cluster.roles.of(role)
-    hosts = [planned.address for planned in plan.tasks if planned.task.role == role]
-    return spec and spec.model_copy(update={"hosts": hosts, "replicas": None})
 
 
 def _inside(plan: Plan, recipe: Recipe) -> Recipe:
@@ -227,7 +218,7 @@ def _replicated(plan: Plan, role: Role) -> Manifest:
     count, restart = _count(plan, role), _restart(plan, role)
     alone = restart.policy == "replace"
     most = RESTARTS if restart.max is None else restart.max
-    template = pod_template(plan, role, role_argv(plan, role, "$(JOB_COMPLETION_INDEX)"))
+    template = pod_template(plan, role, role_argv(plan, role, f"$({INDEX})"), indexed_env(plan, role))
     job = {
         "completionMode": "Indexed",
         "completions": count,
@@ -257,7 +248,7 @@ def _tfjob(plan: Plan) -> Iterator[Manifest]:
                     "replicas": _count(plan, role),
                     # The operator starts again what a signal has ended, and nothing that has failed of itself.
                     "restartPolicy": "Never" if _restart(plan, role).policy == "never" else "ExitCode",
-                    "template": pod_template(plan, role, recipe_argv(plan, role), None),
+                    "template": pod_template(plan, role, role_argv(plan, role, None), operators_env(plan, role), None),
                 }
                 for role in _roles(plan)
             },
@@ -284,7 +275,8 @@ def _service(plan: Plan) -> Manifest:
 def _template(plan: Plan, task: TaskId) -> Manifest:
     """The pod of one task, by its name in the job's service."""
     argv, name = role_argv(plan, task.role, str(task.index)), f"{role_name(task.role)}-{task.index}"
-    return pod_template(plan, task.role, argv, hostname=name, subdomain=job_name(plan))
+    env = as_env(environment(plan, task))
+    return pod_template(plan, task.role, argv, env, hostname=name, subdomain=job_name(plan))
 
 
 def _plain(plan: Plan) -> Iterator[Manifest]:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from tfdist_cli.errors import UsageError
+from tfdist_cli.environment import RUN_DIR
 from tfdist_cli.launch.names import label
-from tfdist_cli.plan import CLUSTER_FILE, RECIPE_FILE, Plan
+from tfdist_cli.plan import RECIPE_FILE, Plan
 from tfdist_cli.spec.address import DEFAULT_PORT
 from tfdist_cli.spec.cluster import RoleSpec
 from tfdist_cli.spec.kubernetes import Kubernetes
@@ -25,6 +25,9 @@ CONTAINER = "tensorflow"
 """The container's name; a TFJob's operator looks for this one."""
 GRACE = 60
 """Seconds that a pod has to end when it is told to: a chief saves a checkpoint."""
+INDEX = "TFDIST_INDEX"
+"""The variable with a pod's number among those of its role, where Kubernetes numbers them."""
+_INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 LONGEST_NAME = 35
 """Characters of a job's name that leave room for what is added to it: `-data-dispatcher-0-1234`, and five at random."""
 
@@ -56,23 +59,51 @@ def metadata(plan: Plan, name: str) -> Manifest:
     return {"name": name, **({"namespace": namespace} if namespace else {}), "labels": labels(plan)}
 
 
-def role_argv(plan: Plan, role: Role, index: str) -> list[str]:
-    """The command of a role's tasks.
+def role_argv(plan: Plan, role: Role, index: str | None) -> list[str]:
+    """The command of a role's tasks; the environment is what the plan decided.
 
     Args:
         plan: the tasks.
         role: which of them.
-        index: the task's number, or the variable that has it, `$(NAME)`.
+        index: the task's number, or the variable that has it, `$(NAME)`; None where `TF_CONFIG` alone says it.
     """
-    argv = ["tfdist", "role", "--task", f"{role}:{index}", "--cluster", str(FILES / CLUSTER_FILE)]
-    return argv if plan.recipe else [*argv, "--", *(literal(word) for word in plan[TaskId(role)].argv)]
-
-
-def recipe_argv(plan: Plan, role: Role) -> list[str]:
-    """The command of a role's tasks where another has set `TF_CONFIG`."""
+    argv = ["tfdist", "role", *(["--task", f"{role}:{index}"] if index else [])]
     if plan.recipe:
-        return ["tfdist", "role", "--recipe", str(FILES / RECIPE_FILE)]
-    return ["tfdist", "role", "--", *(literal(word) for word in plan[TaskId(role)].argv)]
+        return [*argv, "--recipe", str(FILES / RECIPE_FILE), "--planned"]
+    return [*argv, "--planned", "--", *(literal(word) for word in plan[TaskId(role)].argv)]
+
+
+def environment(plan: Plan, task: TaskId) -> dict[str, str]:
+    """A task's planned variables, with the run's directory where pods have it."""
+    return {**plan[task].env, RUN_DIR: str(RUNS / job_name(plan))}
+
+
+def as_env(variables: Mapping[str, str]) -> list[Manifest]:
+    """Variables as a container takes them, with their values as they are."""
+    return [{"name": name, "value": literal(value)} for name, value in variables.items()]
+
+
+def indexed_env(plan: Plan, role: Role) -> list[Manifest]:
+    """The variables of all tasks of a role in one template, where Kubernetes numbers the pods.
+
+    Kubernetes fills in a variable that stands before the one that names it, as its own of this number does not.
+    """
+    variables = environment(plan, TaskId(role))
+    # JSON can hold these characters only here: in a text its quotation marks would have backslashes.
+    before, number, after = variables.pop("TF_CONFIG").partition('"index":0')
+    if not number:
+        raise ValueError("TF_CONFIG does not say which task it is for")
+    filled_in = f'{literal(before)}"index":$({INDEX}){literal(after)}'
+    own = {"name": INDEX, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{_INDEX_ANNOTATION}']"}}}
+    return [own, {"name": "TF_CONFIG", "value": filled_in}, *as_env(variables)]
+
+
+def operators_env(plan: Plan, role: Role) -> list[Manifest]:
+    """The variables of a role's tasks where a TFJob's operator sets `TF_CONFIG`, which it does for several tasks."""
+    variables = environment(plan, TaskId(role))
+    if len(plan.tasks) > 1:
+        del variables["TF_CONFIG"]
+    return as_env(variables)
 
 
 def literal(text: str) -> str:
@@ -80,13 +111,16 @@ def literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def pod_template(plan: Plan, role: Role, argv: list[str], restart: str | None = "Never", **more: Any) -> Manifest:
+def pod_template(
+    plan: Plan, role: Role, argv: list[str], env: list[Manifest], restart: str | None = "Never", **more: Any
+) -> Manifest:
     """The template of a role's pods.
 
     Args:
         plan: the tasks.
         role: which of them.
         argv: their command.
+        env: their variables, but secrets.
         restart: the pods' restartPolicy; None where something else says it.
         more: further fields of the pod.
     """
@@ -109,7 +143,7 @@ def pod_template(plan: Plan, role: Role, argv: list[str], restart: str | None = 
             "fsGroup": USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(plan, wanted, spec, argv)],
+        "containers": [_container(plan, wanted, spec, argv, env)],
         "volumes": [{"name": name, **source} for name, source, _, _ in _volumes(plan, wanted)],
     }
     return {"metadata": {"labels": labels(plan, role)}, "spec": without_none(pod)}
@@ -124,14 +158,17 @@ def _role(plan: Plan, role: Role) -> RoleSpec:
     return plan.cluster.role(TaskId(role))
 
 
-def _container(plan: Plan, wanted: Kubernetes, spec: RoleSpec, argv: list[str]) -> Manifest:
+def _container(plan: Plan, wanted: Kubernetes, spec: RoleSpec, argv: list[str], env: list[Manifest]) -> Manifest:
+    secrets = [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": wanted.secret, "key": name}}} for name in spec.secrets
+    ]
     return without_none(
         {
             "name": CONTAINER,
             "image": wanted.image,
             "imagePullPolicy": wanted.image_pull_policy,
             "command": argv,
-            "env": list(_env(plan, wanted, spec)),
+            "env": [*env, *secrets],
             "ports": [{"name": "tfjob-port", "containerPort": DEFAULT_PORT}],
             "resources": _resources(spec),
             "securityContext": {
@@ -147,40 +184,14 @@ def _container(plan: Plan, wanted: Kubernetes, spec: RoleSpec, argv: list[str]) 
     )
 
 
-def _env(plan: Plan, wanted: Kubernetes, spec: RoleSpec) -> Iterator[Manifest]:
-    # A pod has the GPUs that it was given, and CUDA counts them from 0.
-    env = {
-        "HOME": "/tmp",  # noqa: S108 the pod's own
-        "TFDIST_RUN_DIR": str(RUNS / job_name(plan)),
-        "TFDIST_STRATEGY": plan.strategy,
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpu_count(spec)))) or "-1",
-        **spec.env,
-    }
-    for name, value in env.items():
-        yield {"name": name, "value": literal(value)}
-    for name in spec.secrets:
-        yield {"name": name, "valueFrom": {"secretKeyRef": {"name": wanted.secret, "key": name}}}
-
-
-def gpu_count(spec: RoleSpec) -> int:
-    """The GPUs that each pod of a role is given; which ones is Kubernetes's choice.
-
-    Raises:
-        UsageError: the file says which.
-    """
-    if isinstance(spec.gpus, list) or spec.gpus == "all":
-        raise UsageError(f"gpus: {spec.gpus} names GPUs of a machine, and pods get any", hint="write how many")
-    return spec.gpus or 0
-
-
 def _resources(spec: RoleSpec) -> Manifest | None:
     limits: dict[str, str] = {}
     if spec.cpus is not None:
         limits["cpu"] = str(spec.cpus)
     if spec.memory is not None:
         limits["memory"] = str(spec.memory).removesuffix("B").replace(" ", "")
-    if gpu_count(spec):
-        limits["nvidia.com/gpu"] = str(gpu_count(spec))
+    if spec.gpus:
+        limits["nvidia.com/gpu"] = str(spec.gpus)
     return {"requests": limits, "limits": dict(limits)} if limits else None
 
 

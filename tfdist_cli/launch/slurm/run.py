@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from tfdist_cli.environment import START_TIMEOUT
 from tfdist_cli.launch.base import Outlets
 from tfdist_cli.launch.events import Action, Exited, How, Output, Queued, Start
 from tfdist_cli.launch.logs import ERROR_FILE
@@ -95,7 +96,7 @@ class SlurmRun:
         if isinstance(action, Start):
             prepared = self._outlets.prepare(action)
             self._folders[action.task] = Path(prepared[TASK_DIR])
-            self._timeout = prepared.get("TFDIST_START_TIMEOUT", "")
+            self._timeout = prepared.get(START_TIMEOUT, "")
             self._shared = {name: prepared[name] for name in (RUN_SECRET,) if name in prepared}
             self._told = False
             if len(self._folders) == len(self._plan.tasks):

@@ -90,10 +90,6 @@ def _size(cluster: Cluster, task: TaskId, count: int) -> Iterator[str]:
     if role.memory:
         yield f"--mem-per-cpu={-(-role.memory.bytes // (cpus * MIB))}M"
     if role.gpus:
-        if not isinstance(role.gpus, int):
-            raise UsageError(
-                f"roles.{task.role}.gpus is {role.gpus!r}, but Slurm chooses the GPUs", hint="give it a number of GPUs"
-            )
         yield f"--gpus-per-task={role.gpus}"
 
 

@@ -86,6 +86,7 @@ def _hello() -> Frame:
         "cores": machine.cores,
         "gpus": machine.gpus,
         "memory": machine.memory,
+        "no_proxy": dict(machine.no_proxy),
     }
     return Frame("hello", fields)
 

@@ -88,7 +88,8 @@ class Link:
             raise self._unreachable(late=not overdue.is_alive()) from None
         finally:
             overdue.cancel()
-        machine = Machine(said["cores"], tuple(said["gpus"]), said["memory"])
+        # An agent of an earlier tfdist does not say the last; what is wrong with its version is told later.
+        machine = Machine(said["cores"], tuple(said["gpus"]), said["memory"], said.fields.get("no_proxy", {}))
         return Hello(said["python"], said["home"], said["address"], said["versions"], machine)
 
     def hold(self, addresses: Mapping[TaskId, Address]) -> dict[TaskId, Address]:
