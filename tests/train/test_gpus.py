@@ -43,7 +43,7 @@ def test_all_gpus_of_a_machine_that_has_none():
 def test_a_library_is_looked_for_where_tensorflow_finds_it(tmp_path, monkeypatch):
     monkeypatch.setattr("ctypes.util.find_library", lambda _: None)
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
-    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(tf, "__file__", str(tmp_path / "tensorflow" / "__init__.py"))
     assert not any(map(gpus.has_library, LIBRARIES))
     assert gpus.has_library("tensorflow_framework")  # which is loaded
     (tmp_path / "nvidia" / "cudnn" / "lib").mkdir(parents=True)

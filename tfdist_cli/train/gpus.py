@@ -6,7 +6,6 @@ import ctypes
 import ctypes.util
 import logging
 import os
-import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,7 +112,7 @@ def has_library(name: str) -> bool:
     file = f"lib{name}.so"
     if f"/{file}" in Path("/proc/self/maps").read_text(encoding="utf-8"):
         return True
-    packages = Path(sysconfig.get_path("purelib")) / "nvidia"
+    packages = Path(tf.__file__).parents[1] / "nvidia"  # beside TensorFlow
     folders = (Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder)
     if any(packages.glob(f"*/lib/{file}*")) or any(any(folder.glob(f"{file}*")) for folder in folders):
         return True
