@@ -50,8 +50,8 @@ def up(*tasks):
     return [Recorded(task, {"kind": "state", "state": "serving"}) for task in tasks]
 
 
-def error(task, message="no"):
-    return Recorded(task, {"kind": "error", "type": "ValueError", "message": message})
+def error(task, message="no", *, of="ValueError"):
+    return Recorded(task, {"kind": "error", "type": of, "message": message})
 
 
 def beat(task, computed=0.0):
@@ -120,7 +120,8 @@ class CheckedHistory(History):
             self.alone += len(starts)
         assert {task: each.restarts + 1 for task, each in tasks.items()} == self.started
         restarts = self.alone + self.state.attempt - 1 - resizes
-        assert restarts <= len(self.state.losses) <= rules.max_restarts, "restarts have a limit"
+        assert restarts <= len(self.state.losses)
+        assert self.state.restarts <= rules.max_restarts, "restarts have a limit"
         for role in {task.role for task in tasks}:
             most = rules.restarts.get(role)
             if most and most.max is not None:

@@ -19,6 +19,7 @@ from tests.launch.histories import (
     up,
 )  # fmt: skip
 from tfdist_cli.launch.events import Exited, Recorded, Start, Tick
+from tfdist_cli.launch.report import cause_of
 from tfdist_cli.launch.restarts import LONGEST_BACK_OFF
 from tfdist_cli.launch.state import Phase, Status
 from tfdist_cli.launch.supervisor import RESTART_GRACE
@@ -83,6 +84,52 @@ def test_what_is_seen_first_may_be_a_consequence():
     history.at(5, error(CHIEF, "lost ps:0"), Exited(CHIEF, 1))
     history.at(6, Exited(PS, -9, ago=1.5), Exited(W0, -15), Exited(W1, -15))
     assert [loss.task for loss in history.state.losses] == [PS]
+
+
+GONE = "failed to connect to /job:worker/replica:0/task:1"
+
+
+def lost_at_start_up(message=GONE, *, most=3):
+    """A worker is killed twice before the first step, and the chief fails of that each time, as it builds its model."""
+    history = job(reports=True, most=most)
+    for attempt in (1, 2):
+        now = 100 * attempt
+        history.at(now, Exited(W1, -9), error(CHIEF, message, of="UnavailableError"), Exited(CHIEF, 1))
+        history.at(now + 1, *(Exited(task, -15) for task in history.state.alive))
+        history.at(now + 50, Tick())
+        assert history.state.attempt == attempt + 1
+    return history
+
+
+@pytest.mark.parametrize("message", [GONE, "Socket closed"])
+def test_a_loss_that_came_of_another_one_uses_up_no_restart(message):
+    history = lost_at_start_up(message)
+    assert [(loss.task, loss.follows) for loss in history.state.losses] == [(W1, None), (CHIEF, W1)] * 2
+    assert history.state.restarts == 2
+    told = [cause_of(loss) for loss in history.state.losses]
+    assert told[0] == "killed by SIGKILL, which may be for want of memory"
+    assert told[1] == f"exit code 1: UnavailableError: {message}, which came of the loss of worker:1 before"
+
+
+def test_a_loss_that_came_of_the_last_one_that_is_allowed_is_worth_a_restart_too():
+    assert lost_at_start_up(most=2).state.phase is Phase.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("failure", "works"),
+    [
+        (error(CHIEF, GONE), False),  # of its own
+        (error(CHIEF, GONE.replace("task:1", "task:0"), of="UnavailableError"), False),  # of another one
+        (error(CHIEF, GONE, of="UnavailableError"), True),  # of the next loss of a worker that was back
+    ],
+)
+def test_another_fault_uses_up_another_restart(failure, works):
+    history = job(reports=True)
+    history.at(1, *up(*PS_TASKS), Exited(W1, -9), Tick())
+    history.at(2, *up(W1), *([progress(3, **{"worker:1": 1.0})] if works else []))
+    history.at(3, failure, Exited(CHIEF, 1))
+    assert [loss.follows for loss in history.state.losses] == [None, None]
+    assert history.state.restarts == 2
 
 
 @pytest.mark.parametrize("policy", ["replace", "job"])

@@ -55,7 +55,7 @@ class Display:
         if isinstance(event, Output):
             self._lines(event)
         for loss in state.losses[self._losses :]:
-            self._notice(_restart(loss, len(state.losses), state))
+            self._notice(_restart(loss, state))
         for notice in (*_of_requests(event), *_notices(event, state, self._phase)):
             self._notice(notice)
         self._phase, self._losses = state.phase, len(state.losses)
@@ -159,10 +159,12 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _restart(loss: Loss, number: int, state: JobState) -> str:
+def _restart(loss: Loss, state: JobState) -> str:
     what = "starting it again" if loss.alone else "starting all tasks again from the last checkpoint"
     when = f" in {loss.delay:g} s" if loss.delay else ""
-    return f"{loss.task} was lost: {cause_of(loss)}; {what}{when} (restart {number} of {state.rules.max_restarts})"
+    return (
+        f"{loss.task} was lost: {cause_of(loss)}; {what}{when} (restart {state.restarts} of {state.rules.max_restarts})"
+    )
 
 
 def _of_requests(event: Event) -> Iterator[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from tfdist_cli.spec.task_id import TaskId
 
@@ -37,18 +38,16 @@ def causes_first(failed: Sequence[TaskId], errors: Mapping[TaskId, str]) -> tupl
                     add(other)
             ordered[task] = None
 
-    told = {task: set(_named(errors.get(task, ""))) for task in failed}
+    told = {task: names(error) if tells_of_another(error := errors.get(task, "")) else set() for task in failed}
     for task in failed:
         add(task)
     return tuple(ordered)
 
 
-def _named(error: str) -> Iterator[TaskId]:
-    """The tasks that an error of another's end names."""
-    if not tells_of_another(error):
-        return
-    for found in _NAME.finditer(error):
-        try:
-            yield TaskId.parse(f"{found['job'] or found['role']}:{found['number'] or found['index']}")
-        except ValueError:
-            continue
+def names(error: str) -> set[TaskId]:
+    """The tasks that an error names."""
+    found = set()
+    for each in _NAME.finditer(error):
+        with suppress(ValueError):  # "file:3" is none
+            found.add(TaskId.parse(f"{each['job'] or each['role']}:{each['number'] or each['index']}"))
+    return found

@@ -139,6 +139,7 @@ class Report:
                     "cause": cause_of(loss),
                     "restarts": "task" if loss.alone else "job",
                     "step": loss.step,
+                    "follows": str(loss.follows) if loss.follows else None,
                 }
                 for loss in self.losses
             ],
@@ -234,7 +235,8 @@ def _as_told(task: TaskState) -> str:
 def cause_of(loss: Loss) -> str:
     """What a task was lost of."""
     error = loss.ended.error.partition("\n")[0]
-    return describe_end(loss.ended) + (f": {error}" if error else "")
+    of = f", which came of the loss of {loss.follows} before" if loss.follows else ""
+    return describe_end(loss.ended) + (f": {error}" if error else "") + of
 
 
 def described(replicas: Mapping[Role, Sequence[int]]) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tfdist_cli.errors import ExitCode
+from tfdist_cli.launch.causes import names, tells_of_another
 from tfdist_cli.launch.state import JobState, Loss, TaskState, shell_code
 from tfdist_cli.spec.task_id import TaskId
 
@@ -42,15 +43,30 @@ def judge(state: JobState, name: TaskId) -> Verdict:
     fruitful = not before or _has_worked(state, name, before[-1])
     if spent := _in_vain(state, task):
         return Verdict(spent=spent)
-    if not fruitful and _same(name, task, before[-1]):
+    follows = _follows(state, name)
+    if not fruitful and not follows and _same(name, task, before[-1]):
         return Verdict(spent="not started again: it failed as it did before its restart, without a step in between")
-    if len(state.losses) >= most:
+    if state.restarts >= most and not follows:
         return Verdict(spent=f"not started again: there have been {most} restarts, as many as --max-restarts allows")
-    own = sum(loss.task == name for loss in state.losses)
-    if rule.max is not None and own >= rule.max:
+    own = sum(loss.task == name and not loss.follows for loss in state.losses)
+    if rule.max is not None and own >= rule.max and not follows:
         return Verdict(spent=f"not started again: roles.{name.role}.restart.max is {rule.max}")
-    loss = Loss(name, task, state.attempt, alone, state.step, fruitful, 0.0)
-    return Verdict(Loss(name, task, state.attempt, alone, state.step, fruitful, _delay([*before, loss])))
+    loss = Loss(name, task, state.attempt, alone, state.step, fruitful, 0.0, follows)
+    return Verdict(replace(loss, delay=_delay([*before, loss])))
+
+
+def _follows(state: JobState, name: TaskId) -> TaskId | None:
+    """The task of whose loss a failure came: one that was lost alone, and has been of no use since.
+
+    A chief that builds its model has nobody to give the work of a worker to that is lost then.
+    """
+    error = state.tasks[name].error
+    if not tells_of_another(error):
+        return None
+    named = names(error)
+    lost = (loss.task for loss in reversed(state.losses) if loss.alone and loss.attempt == state.attempt)
+    idle = (task for task in lost if task != name and task in state.tasks and not state.tasks[task].worked)
+    return next((task for task in idle if not named or task in named), None)
 
 
 def _in_vain(state: JobState, task: TaskState) -> str:

@@ -185,6 +185,7 @@ class Loss:
         step: the furthest step that the training had come to.
         fruitful: whether there was progress since the restart before this one, if there was one.
         delay: seconds until the restart.
+        follows: the task of whose loss it came, where no limit counts it: that one has been counted.
     """
 
     task: TaskId
@@ -194,6 +195,7 @@ class Loss:
     step: int
     fruitful: bool
     delay: float
+    follows: TaskId | None = None
 
 
 @dataclass(frozen=True)
@@ -311,6 +313,11 @@ class JobState:
         if self.watches_steps:
             times.append(self.moved_at + timeouts.stall)
         return min(times, default=None)
+
+    @property
+    def restarts(self) -> int:
+        """How many of the restarts that are allowed have been used."""
+        return sum(loss.follows is None for loss in self.losses)
 
     @property
     def unready(self) -> str:
