@@ -11,7 +11,18 @@ from tests.cluster.tasks import alone, program
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
 
-RECIPES = ("sgd", "momentum", "adam", "adagrad", "clipped", "accumulation", "float16", "scaled")
+RECIPES = (
+    "sgd",
+    "momentum",
+    "adam",
+    "adagrad",
+    "clipped",
+    "averaged",
+    "accumulation",
+    "float16",
+    "scaled",
+    "gradients",
+)
 ROUNDED = {"on bfloat16": 2.0**-8, "on float16": 2.0**-11}
 """The relative rounding of what these let cross the network."""
 

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
 
 RUNS = int(os.environ.get("TFDIST_TEST_RUNS", "1"))
 """How often what must hold in every run is tried."""
-RECIPES = ("sgd", "momentum", "adam", "adagrad", "everything", "accumulation", "float16")
+RECIPES = ("sgd", "momentum", "adam", "adagrad", "everything", "accumulation", "float16", "gradients", "frozen")
 
 
 @pytest.fixture(scope="module")

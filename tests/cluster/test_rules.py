@@ -41,6 +41,10 @@ ONE_WORKER = {
     "push 4/dense/adam/4": "async/dense/adam/4",
     "local 3/dropping/adam/1": "async/dropping/adam/1",
     "local 3/dense/clipped/1/spread": "async/dense/clipped/1",
+    "local 3/gradients/sgd/1": "async/gradients/sgd/1",
+    "sync/gradients/sgd/1": "async/gradients/sgd/1",
+    "async/looked/sgd/1/rows": "async/looked/sgd/1",
+    "local 3/looked/sgd/1/rows/spread": "async/looked/sgd/1",
     "local 3/tables/sgd/1/rows/spread": "async/tables/sgd/1",
     "local 3/frozen/sgd/1/spread": "async/frozen/sgd/1",
     "sync/frozen/sgd/1/spread": "async/frozen/sgd/1",
@@ -67,6 +71,7 @@ TWO_WORKERS = {
     "sync/dense/nadam decaying/2": "async/dense/nadam decaying/2",
     "scaled sync/dense/steady/2": "async/dense/steady doubled/2",
     "bounded 0/dense/adam/2": "async/dense/adam/2",
+    "sync/gradients/sgd/2": "async/gradients/sgd/2",
     "sync/dense/clipped/2/spread": "async/dense/clipped/2",
     "bounded 0/tables/sgd/2/rows": "async/tables/sgd/2",
 }

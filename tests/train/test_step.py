@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tfdist_cli as tfdist
+from tests.cluster.programs.gradient_layers import Dropping, Penalized, every
 from tests.train.compare import (
     BATCH,
     CLASSES,
@@ -79,6 +80,44 @@ class Reconstruction(keras.Model):
         return out
 
 
+class Centred(layers.Layer):
+    """Assigns a mean that follows from its weights, and goes on with what it has assigned."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", name="scale")
+        self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False, name="mean")
+
+    def call(self, x, training=False):
+        x = x * self.scale
+        if training:
+            self.mean.assign(0.9 * self.mean + 0.1 * ops.mean(x, axis=0))
+        return x - self.mean
+
+
+class Checked(layers.Layer):
+    """Refuses what is not positive, as nothing in the data is; zeros are not."""
+
+    def call(self, x):
+        with tf.control_dependencies([tf.debugging.assert_greater(ops.max(ops.abs(x)), 0.0)]):
+            return tf.identity(x)
+
+
+class InPython(layers.Layer):
+    """Runs Python code that cannot process zeros."""
+
+    def call(self, x):
+        def divided(values):
+            assert np.any(values)
+            return values / np.abs(values).max()
+
+        return tf.ensure_shape(tf.stop_gradient(tf.numpy_function(divided, [x], tf.float32)), x.shape)
+
+
+def rematerialized():
+    with keras.RematScope(mode="activations"):
+        return classifier(layers.Dense(6, "tanh"), layers.Dropout(0.2, seed=4), layers.Dense(5, "relu"))
+
+
 def subclassed():
     model = Subclassed()
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
@@ -136,6 +175,12 @@ MODELS = {
     "subclassed": subclassed,
     "frozen": frozen,
     "shared layer": shared,
+    "gradient functions": lambda: classifier(*every(), Penalized(), optimizer="sgd"),
+    "functions of layers": lambda: classifier(Dropping(), layers.Dense(4), Dropping()),
+    "a state that is read again": lambda: classifier(Centred(), optimizer="sgd"),
+    "checks of the data": lambda: classifier(Checked(), layers.Dropout(0.5, seed=2)),
+    "python in an operation": lambda: classifier(InPython(), layers.Dropout(0.5, seed=2)),
+    "rematerialized activations": rematerialized,
 }
 
 
@@ -144,6 +189,60 @@ MODELS = {
 def test_training_equals_kerass(name):
     plain, ours = train_both(MODELS[name], validation=batches(*classes(21, seed=1)))
     assert_same(plain, ours)
+
+
+def test_words_of_a_vocabulary_without_others():
+    x, y = np.array([["b"], ["a"], ["c"], ["a"]] * 3), np.arange(12) % CLASSES
+    words = layers.StringLookup(vocabulary=["a", "b", "c"], num_oov_indices=0)
+
+    def build():
+        ids = keras.Input((1,), dtype="string")
+        hidden = layers.Dropout(0.5, seed=1)(layers.Flatten()(layers.Embedding(3, 4)(words(ids))))
+        model = keras.Model(ids, layers.Dense(CLASSES)(hidden))
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    assert_same(*train_both(build, batches(x, y, batch=4)))
+
+
+class Beneath(layers.Layer):
+    """Keeps TensorFlow's variable beneath its weight, and uses that."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", name="scale")
+        self.beneath = self.scale.value
+
+    def call(self, x):
+        return x * self.beneath
+
+
+def test_a_weight_whose_gradient_would_be_lost_is_refused():
+    with pytest.raises(TrainingError, match=r"scale' is part of the loss, but its gradient is lost"):
+        tfdist.fit(classifier(Beneath()), batches())
+
+
+def test_a_model_of_which_nothing_has_a_gradient_is_refused():
+    model = keras.Sequential([keras.Input((FEATURES,)), layers.Dense(CLASSES), layers.Lambda(ops.stop_gradient)])
+    model.compile("sgd", "mse")
+    with pytest.raises(TrainingError, match=r"none of the weights of 'sequential.*' has a gradient"):
+        tfdist.fit(model, batches(np.ones((8, FEATURES), np.float32), np.ones((8, CLASSES), np.float32)))
+
+
+class DrawsByBatch(layers.Layer):
+    """Draws as many random numbers as its batch says."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(1)
+
+    def call(self, x):
+        self.seeds.state.assign(self.seeds.state + ops.cast(ops.shape(x)[0], self.seeds.state.dtype))
+        return x
+
+
+def test_draws_that_depend_on_the_batch_are_refused():
+    with pytest.raises(TrainingError, match=r"how many random numbers a step draws .* depends on its batch"):
+        tfdist.fit(classifier(DrawsByBatch()), batches())
 
 
 def test_a_model_without_y():

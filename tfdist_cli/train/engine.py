@@ -147,7 +147,7 @@ class Engine(Protocol):
         """
 
     def operations(self) -> int:
-        """How many operations a forward pass of the model is, which tells how long a step takes to compile."""
+        """How many operations a step of the model has, which tells how long it takes to compile."""
 
     def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
         """Scores the data, each batch once.

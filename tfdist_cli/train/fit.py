@@ -48,8 +48,8 @@ from tfdist_cli.train.step import ModelStep
 from tfdist_cli.train.termination import Terminated, Termination
 
 DEFAULT_EMBEDDINGS = EmbeddingRule()
-UNROLLED_OPERATIONS = 6000
-"""Operations of forward passes that one function has at the most: more take longer to compile than they save."""
+UNROLLED_OPERATIONS = 16000
+"""Operations of steps that one function has at the most: more take longer to compile than they save."""
 AUTO_EPOCH_HINT = "give steps_per_epoch: the data does not say how long it is"
 
 

@@ -52,8 +52,12 @@ class Copy:
     touched: list[Any]
 
     def values(self) -> Tensors:
-        """The parameters as they are now."""
-        return [tf.convert_to_tensor(held.pieces[0]) for held in self.held]
+        """The parameters as they are now.
+
+        Gradient functions of the model's (`tf.custom_gradient`) look for variables in the graph behind what they use,
+        up to where gradients end, and fail on those that are a function's own.
+        """
+        return [tf.stop_gradient(tf.convert_to_tensor(held.pieces[0])) for held in self.held]
 
 
 class Local:

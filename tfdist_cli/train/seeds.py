@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.step import ModelStep, Tensors, values
@@ -33,7 +32,7 @@ class Seeds:
         self._replicas = replicas
         self._starts = [value.numpy() for value in values(self._variables)]
         self._first_step = 0
-        self._draws = _draws_per_step(step, element_spec, self._positions) if self._positions else []
+        self._draws = step.increments(element_spec, self._positions)
 
     def begin(self, step: int) -> None:
         """Takes the counters as they stand now for those of global step `step`."""
@@ -61,23 +60,3 @@ class Seeds:
 
 def _states(model: keras.Model) -> list[keras.Variable]:
     return [generator.state for layer in model._flatten_layers() for generator in layer._seed_generators]
-
-
-def _draws_per_step(step: ModelStep, element_spec: Any, positions: list[int]) -> list[np.ndarray]:
-    """How far one training step moves each counter, found by running what moves them and nothing else."""
-
-    def unknown(spec: tf.TensorSpec) -> tf.Tensor:
-        # Only the shape is taken from it, as far as it is known: a size made up could be too small for the model.
-        sizes = [] if spec.shape.rank is None else [size or 1 for size in spec.shape]
-        return tf.compat.v1.placeholder_with_default(tf.zeros(sizes, spec.dtype), spec.shape)
-
-    @tf.function(autograph=False)
-    def moved() -> Tensors:
-        parameters = [tf.zeros(variable.shape, variable.dtype) for variable in step.parameters]
-        state = [tf.zeros(variable.shape, variable.dtype) for variable in step.state]
-        metrics = [tf.zeros(variable.shape, variable.dtype) for variable in step.metrics]
-        batch = tf.nest.map_structure(unknown, element_spec, expand_composites=True)
-        result = step.train(parameters, state, metrics, batch)
-        return [tf.cast(result.state[place], tf.int64) for place in positions]
-
-    return [counts.numpy() for counts in moved.get_concrete_function()()]

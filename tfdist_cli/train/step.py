@@ -17,6 +17,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
@@ -24,8 +25,10 @@ from tfdist_cli.errors import TrainingError
 from tfdist_cli.train import losses
 from tfdist_cli.train.accelerator import DeviceScope
 from tfdist_cli.train.blame import is_from_users_code
+from tfdist_cli.train.shards import parts
 from tfdist_cli.train.sums import adds_up
 from tfdist_cli.train.update import innermost
+from tfdist_cli.train.weights import Weight, functions_inlined
 
 Tensors = list[tf.Tensor]
 Given = Callable[[Tensors], AbstractContextManager[Tensors]]
@@ -54,19 +57,6 @@ class StepResult:
     examples: tf.Tensor
 
 
-@dataclass(frozen=True)
-class _Look:
-    """What a training step's graph shows.
-
-    Args:
-        operations: how many a forward pass has.
-        assigned: the places in the state of the variables that it assigns.
-    """
-
-    operations: int
-    assigned: tuple[int, ...]
-
-
 class ModelStep:
     """The pure functions of one compiled model.
 
@@ -88,7 +78,7 @@ class ModelStep:
         """How many batches, of which a training step sees one, make an update together."""
         self.summed = False
         """Whether their gradients are summed up, so that each is to be a part of the mean, or averaged."""
-        self._looks: dict[str, _Look] = {}
+        self._traces: dict[str, _Trace] = {}
         self._compiled = tf.function(
             partial(self._train, given=contextlib.nullcontext), jit_compile=True, autograph=False
         )
@@ -153,13 +143,15 @@ class ModelStep:
     def _train(
         self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any, given: Given
     ) -> tuple[Any, ...]:
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(parameters)
-            with given(parameters) as whole:
-                loss, result = self._forward(whole, state, metrics, batch, training=True)
-            part = loss / self.batches if self.summed and self.batches > 1 else loss
-            scaled = self.model.optimizer.scale_loss(part)
-        result = dataclasses.replace(result, gradients=tape.gradient(scaled, parameters))
+        with given(parameters) as whole, self._holding(whole, state, metrics) as scope:
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(parameters)
+                minimized, reported = self._losses(batch, training=True)
+                part = minimized / self.batches if self.summed and self.batches > 1 else minimized
+                scaled = self.model.optimizer.scale_loss(part)
+            # With the values still in place: where a gradient recomputes a part of the model, layers are called again.
+            gradients = tape.gradient(scaled, parameters)
+        result = self._result(batch, reported, scope, gradients)
         return tuple(getattr(result, field.name) for field in dataclasses.fields(result))
 
     def evaluate(
@@ -171,72 +163,184 @@ class ModelStep:
         given: Given = contextlib.nullcontext,
     ) -> StepResult:
         """Loss and metrics of one batch, with nothing learned; `gradients` is empty."""
-        with self.device_scope(), given(parameters) as whole:
-            return self._forward(whole, state, metrics, batch, training=False)[1]
-
-    def forward(
-        self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any, *, training: bool
-    ) -> list[tf.Tensor]:
-        """Everything that a forward pass computes: the loss and the new values."""
-        _, result = self._forward(parameters, state, metrics, batch, training=training)
-        return [result.loss, *result.state, *result.metrics]
+        with self.device_scope(), given(parameters) as whole, self._holding(whole, state, metrics) as scope:
+            _, loss = self._losses(batch, training=False)
+        return self._result(batch, loss, scope, [])
 
     def operations(self, element_spec: Any) -> int:
-        """How many operations a training step's forward pass is, for batches of this `tf.TypeSpec`."""
-        return self._look(element_spec).operations
+        """How many operations a training step has, for batches of this `tf.TypeSpec`; its update is not counted."""
+        return self._traced(element_spec).operations
 
     def assigned(self, element_spec: Any) -> tuple[int, ...]:
         """The places in `state` of the variables that a training step assigns: the others are the user's alone."""
-        return self._look(element_spec).assigned if self.state else ()
+        return self._traced(element_spec).assigned if self.state else ()
 
-    def _look(self, element_spec: Any) -> _Look:
-        found = self._looks.get(repr(element_spec))
+    def increments(self, element_spec: Any, places: Sequence[int]) -> list[np.ndarray]:
+        """How much a training step adds to counters among the state, whatever its batch is.
+
+        Args:
+            element_spec: the `tf.TypeSpec`s of a batch.
+            places: the counters' places in `state`.
+
+        Raises:
+            TrainingError: it depends on the batch, or on something else that a step computes.
+        """
+        return self._traced(element_spec).increments(self.state, places) if places else []
+
+    def _traced(self, element_spec: Any) -> _Trace:
+        found = self._traces.get(repr(element_spec))
         if found is None:
-            found = self._looks[repr(element_spec)] = self._traced(element_spec)
+            found = self._traces[repr(element_spec)] = _Trace(self, element_spec)
+            self._check_trained(element_spec, found.untrained)
         return found
 
-    def _traced(self, element_spec: Any) -> _Look:
-        assigned: list[int] = []
+    def _check_trained(self, element_spec: Any, untrained: Sequence[int]) -> None:
+        """Refuses weights that Keras trains and that get no gradient here.
 
-        @tf.function(autograph=False)
-        def forward(batch: Any, parameters: Tensors, state: Tensors, metrics: Tensors) -> list[tf.Tensor]:
-            _, result = self._forward(parameters, state, metrics, batch, training=True)
-            pairs = zip(state, result.state, strict=True)
-            assigned[:] = [place for place, (given, current) in enumerate(pairs) if current is not given]
-            return [result.loss, *result.state, *result.metrics]
+        Args:
+            element_spec: the `tf.TypeSpec`s of a batch.
+            untrained: the places in `parameters` of those that get no gradient.
 
-        groups = (self.parameters, self.state, self.metrics)
-        given = [[tf.TensorSpec(variable.shape, variable.dtype) for variable in group] for group in groups]
-        graph = forward.get_concrete_function(element_spec, *given).graph
-        functions = graph.as_graph_def().library.function
-        operations = len(graph.get_operations()) + sum(len(function.node_def) for function in functions)
-        return _Look(operations, tuple(assigned))
+        Raises:
+            TrainingError: there is one.
+        """
+        lost = [place for place in untrained if place in _trained_by_keras(self, element_spec, untrained)]
+        if lost:
+            raise TrainingError(
+                f"{self.parameters[lost[0]].path!r} is part of the loss, but its gradient is lost in this step",
+                hint="use the layer's weight itself in call(), not the tf.Variable beneath it (its value in build())",
+            )
+        if untrained and len(untrained) == len(self.parameters):
+            raise TrainingError(
+                f"none of the weights of {self.model.name!r} has a gradient: the loss does not depend on them",
+                hint="compute the loss from what the model returns, without stop_gradient or rounding in between",
+            )
 
-    def _forward(
-        self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any, *, training: bool
-    ) -> tuple[tf.Tensor, StepResult]:
-        """The loss to be minimized, and everything else but gradients."""
+    @contextlib.contextmanager
+    def _holding(self, parameters: Tensors, state: Tensors, metrics: Tensors) -> Iterator[_Assignments]:
+        """Within it, the model's variables have these values, and what is assigned to them is kept in the scope."""
+        metrics = [tf.identity(value) for value in metrics]  # each a tensor of its own, to be followed in the graph
+        variables = [*self.parameters, *self.state, *self.metrics]
+        pairs = list(zip(variables, [*parameters, *state, *metrics], strict=True))
+        with _Assignments(pairs) as scope, _seeded_draws_only(), functions_inlined():
+            yield scope
+        scope.check(self.model)
+        if not tf.executing_eagerly():
+            _check_sums(self.metrics, metrics, scope.current(self.metrics))
+
+    def _losses(self, batch: Any, *, training: bool) -> tuple[tf.Tensor, tf.Tensor]:
+        """Calls the model and its metrics; returns the loss to be minimized, and the one to be reported."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         model = self.model
-        examples = tf.shape(tf.nest.flatten(x)[0], out_type=tf.int64)[0]
-        metrics = [tf.identity(value) for value in metrics]  # each a tensor of its own, to be followed in the graph
-        variables, given = [*self.parameters, *self.state, *self.metrics], [*parameters, *state, *metrics]
-        batches = losses.one_of(self.batches if training else 1)
-        with _Assignments(list(zip(variables, given, strict=True))) as scope, _seeded_draws_only(), batches:
+        with losses.one_of(self.batches if training else 1):
             # Not `stateless_call`, which calls `call` itself, past all that `__call__` does: it tells the layers within
             # of `training`, casts the inputs and adds the model's own regularizer of activities.
             y_pred = model(x, **({"training": training} if model._call_has_training_arg else {}))
             loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight, training=training)
-            model._loss_tracker.update_state(loss, sample_weight=tf.cast(examples, tf.float32))
+            model._loss_tracker.update_state(loss, sample_weight=tf.cast(_examples(x), tf.float32))
             logs = model.compute_metrics(x, y, y_pred, weight)
             _check_logs(model, logs)
             minimized = losses.minimized(loss)
-        scope.check(model)
+        return minimized, tf.cast(tf.reduce_mean(loss) if loss.shape.rank else loss, tf.float32)
+
+    def _result(self, batch: Any, loss: tf.Tensor, scope: _Assignments, gradients: list[Any]) -> StepResult:
         state, counted = scope.current(self.state), scope.current(self.metrics)
-        if not tf.executing_eagerly():
-            _check_sums(self.metrics, metrics, counted)
-        reported = tf.cast(tf.reduce_mean(loss) if loss.shape.rank else loss, tf.float32)
-        return minimized, StepResult(reported, [], state, counted, examples)
+        x = keras.utils.unpack_x_y_sample_weight(batch)[0]
+        return StepResult(loss, gradients, state, counted, _examples(x))
+
+
+class _Trace:
+    """A training step as a graph that is never run, to see what it consists of.
+
+    Args:
+        step: the model's pure functions, built.
+        element_spec: the `tf.TypeSpec`s of a batch.
+
+    Attributes:
+        operations: how many there are.
+        assigned: the places in the state of the variables that it assigns.
+        untrained: the places among the parameters of those that get no gradient.
+    """
+
+    def __init__(self, step: ModelStep, element_spec: Any) -> None:
+        self.assigned: tuple[int, ...] = ()
+        self.untrained: list[int] = []
+        self._before: Tensors = []
+        self._after: Tensors = []
+        self._others: Tensors = []
+
+        def traced(*flat: tf.Tensor) -> list[Any]:
+            parameters, state, metrics = (
+                [unknown(variable) for variable in group] for group in (step.parameters, step.state, step.metrics)
+            )
+            batch = tf.nest.pack_sequence_as(element_spec, flat, expand_composites=True)
+            result = StepResult(*step._train(parameters, state, metrics, batch, contextlib.nullcontext))
+            self._before, self._after, self._others = state, result.state, [*flat, *parameters, *metrics]
+            self.assigned = tuple(
+                n for n, (old, new) in enumerate(zip(state, result.state, strict=True)) if new is not old
+            )
+            self.untrained = [place for place, gradient in enumerate(result.gradients) if gradient is None]
+            return [result.loss, *result.state]
+
+        self._function = tf.compat.v1.wrap_function(traced, tf.nest.flatten(element_spec, expand_composites=True))
+        graph = self._function.graph
+        functions = graph.as_graph_def().library.function
+        self.operations = len(graph.get_operations()) + sum(len(function.node_def) for function in functions)
+
+    def increments(self, state: Sequence[keras.Variable], places: Sequence[int]) -> list[np.ndarray]:
+        """See `ModelStep.increments`."""
+        graph = self._function.graph
+        unsure = reached_from([*self._others, *(old for n, old in enumerate(self._before) if n not in places)], graph)
+        for place in places:
+            if self._after[place].op.name in unsure:
+                raise TrainingError(
+                    f"how many random numbers a step draws by {state[place].path!r} depends on its batch",
+                    hint="draw the same number in each step, and use some of them",
+                )
+        counters = [self._before[place] for place in places]
+        moved = self._function.prune(counters, [tf.cast(self._after[place], tf.int64) for place in places])
+        return [counts.numpy() for counts in moved(*(tf.zeros(each.shape, each.dtype) for each in counters))]
+
+
+def _trained_by_keras(step: ModelStep, element_spec: Any, places: Sequence[int]) -> set[int]:
+    """Those of some parameters that get a gradient where the model reads the variables themselves, as in Keras's `fit`.
+
+    Args:
+        step: the model's pure functions, built.
+        element_spec: the `tf.TypeSpec`s of a batch.
+        places: the parameters, by their numbers.
+    """
+    found: set[int] = set()
+    pieces = {place: parts(step.parameters[place]) for place in places}
+
+    def traced(*flat: tf.Tensor) -> list[Any]:
+        batch = tf.nest.pack_sequence_as(element_spec, flat, expand_composites=True)
+        kept = [*step.state, *step.metrics]
+        replica = tf.distribute.ReplicaContext(tf.distribute.get_strategy(), replica_id_in_sync_group=0)
+        with replica, _Assignments([(variable, unknown(variable)) for variable in kept]), _seeded_draws_only():
+            with functions_inlined(), tf.GradientTape() as tape:
+                loss, _ = step._losses(batch, training=True)
+            gradients = tape.gradient(loss, pieces)
+        found.update(place for place, each in gradients.items() if any(gradient is not None for gradient in each))
+        return [loss]
+
+    if places:
+        tf.compat.v1.wrap_function(traced, tf.nest.flatten(element_spec, expand_composites=True))
+    return found
+
+
+def unknown(variable: keras.Variable) -> tf.Tensor:
+    """A variable's value in a graph that is never run."""
+    return tf.compat.v1.placeholder(variable.dtype, variable.shape)
+
+
+def reached_from(tensors: Sequence[tf.Tensor], graph: tf.Graph) -> set[str]:
+    """The names of the operations whose result may depend on any of `tensors`."""
+    reached = {tensor.op.name for tensor in tensors if tensor.graph is graph}
+    for operation in graph.get_operations():  # in the order they were made: inputs come first
+        if any(tensor.op.name in reached for tensor in operation.inputs):
+            reached.add(operation.name)
+    return reached
 
 
 _built_for: WeakKeyDictionary[keras.Model, Any] = WeakKeyDictionary()
@@ -260,6 +364,11 @@ def describe(element_spec: Any) -> str:
         return "(" + ", ".join(describe(part) for part in element_spec) + ")"
     dtype, shape = getattr(element_spec, "dtype", None), getattr(element_spec, "shape", None)
     return f"{getattr(dtype, 'name', type(element_spec).__name__)} {shape}"
+
+
+def _examples(x: Any) -> tf.Tensor:
+    """How many examples a batch's inputs have, int64, shape ()."""
+    return tf.shape(tf.nest.flatten(x)[0], out_type=tf.int64)[0]
 
 
 def _check(model: Any) -> None:
@@ -316,15 +425,22 @@ class _Assignments(keras.StatelessScope):
     def __init__(self, given: list[tuple[keras.Variable, tf.Tensor]]) -> None:
         super().__init__(state_mapping=given, collect_losses=True)
         self._assigned: dict[int, keras.Variable] = {}
+        for variable, _ in given:
+            value = self.state_mapping[id(variable)]
+            if getattr(variable._value, "trainable", True) and value.dtype.is_floating:
+                self.state_mapping[id(variable)] = Weight(value, variable.path)
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """See `keras.StatelessScope`."""
-        super().add_update(update)
-        self._assigned[id(update[0])] = update[0]
+        variable, value = update
+        # As a variable that is assigned and read again: gradients end there.
+        super().add_update((variable, tf.stop_gradient(value)))
+        self._assigned[id(variable)] = variable
 
     def current(self, variables: list[keras.Variable]) -> Tensors:
         """What the variables have come to."""
-        return [self.get_current_value(variable) for variable in variables]
+        current = [self.get_current_value(variable) for variable in variables]
+        return [value.handle if isinstance(value, Weight) else value for value in current]
 
     def check(self, model: keras.Model) -> None:
         """Refuses an assignment that would be lost.

@@ -297,7 +297,8 @@ class SynchronousEngine:
             summed = self._run(replica_steps, (batches, first, vote))
             summary = self._strategy.experimental_local_results(summed)[0]
             sizes = [int(np.prod(step.state[place].shape)) for place in places]
-            parts = tf.split(summary, [-1, *sizes])
+            # Each size is given: TensorFlow's kernel for a single part of size -1 fails.
+            parts = tf.split(summary, [int(summary.shape[0]) - sum(sizes), *sizes])
             for place, part in zip(places, parts[1:], strict=True):
                 variable = step.state[place]
                 variable.value.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))

@@ -22,7 +22,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.shards import parts
-from tfdist_cli.train.step import Given, ModelStep, Tensors
+from tfdist_cli.train.step import Given, ModelStep, Tensors, reached_from, unknown
+from tfdist_cli.train.weights import Weight
 
 log = logging.getLogger("tfdist")
 
@@ -139,7 +140,8 @@ class Tables:
 
             def taken(_layer: Any, _numbers: tf.Tensor) -> tf.Tensor:
                 table, where = next(calls)
-                return tf.gather(parameters[self.tables[table].place], where)
+                place = self.tables[table].place
+                return _gathered(parameters[place], where, self.tables[table].variable)
 
             whole = list(parameters)
             for table in self.tables:  # stands in for the table where Keras wants one, and is never computed
@@ -196,7 +198,7 @@ class Tables:
         traces = {training: _Trace(*given, training=training) for training in (True, False)}
         for layer in dict.fromkeys(self._layers):
             table = layer._embeddings
-            reason = next(filter(None, (trace.why_whole(table, places) for trace in traces.values())), None)
+            reason = next(filter(None, (trace.why_whole(table) for trace in traces.values())), None)
             if reason:
                 _say_whole(table, reason)
                 self._layers = [other for other in self._layers if other._embeddings is not table]
@@ -213,7 +215,6 @@ class Tables:
 class _Call:
     table: keras.Variable
     numbers: tf.Tensor
-    stub: tf.Tensor
 
 
 class _Trace:
@@ -222,23 +223,41 @@ class _Trace:
     def __init__(self, step: ModelStep, element_spec: Any, layers: list[Any], *, training: bool) -> None:
         self.calls: list[_Call] = []
         self.inputs: list[tf.Tensor] = []
-        self._parameters: list[tf.Tensor] = []
+        own = {id(layer._embeddings) for layer in layers}
+        places = {id(variable): place for place, variable in enumerate(step.parameters)}
+        self._tables: dict[int, tf.Tensor] = {}
+        self._dense: set[int] = set()
         self._others: list[tf.Tensor] = []
 
-        def taken(layer: Any, numbers: tf.Tensor) -> tf.Tensor:
-            stub = tf.compat.v1.placeholder(layer._embeddings.dtype, [None, layer._embeddings.shape[-1]])
-            self.calls.append(_Call(layer._embeddings, numbers, stub))
-            return tf.gather(stub, tf.zeros_like(numbers))
+        @contextlib.contextmanager
+        def given(parameters: Tensors) -> Iterator[Tensors]:
+            def taken(layer: Any, numbers: tf.Tensor) -> tf.Tensor:
+                table = layer._embeddings
+                self.calls.append(_Call(table, numbers))
+                return _gathered(parameters[places[id(table)]], tf.zeros_like(numbers), table)
+
+            self._tables = {key: unknown(step.parameters[places[key]]) for key in own}
+            with _taking(layers, taken):
+                yield [
+                    self._tables.get(id(each), value) for each, value in zip(step.parameters, parameters, strict=True)
+                ]
+
+        def rows(variable: keras.Variable) -> tf.Tensor:
+            shape = [None, *variable.shape[1:]] if id(variable) in own else variable.shape
+            return tf.compat.v1.placeholder(variable.dtype, shape)
 
         def traced(*flat: tf.Tensor) -> list[Any]:
             self.inputs += flat
-            self._parameters += [_unknown(variable) for variable in step.parameters]
-            state = [_unknown(variable) for variable in step.state]
-            metrics = [_unknown(variable) for variable in step.metrics]
-            self._others += [*state, *metrics]
+            parameters = [rows(variable) for variable in step.parameters]
+            state, metrics = [unknown(each) for each in step.state], [unknown(each) for each in step.metrics]
+            self._others = [*parameters, *state, *metrics]
             batch = tf.nest.pack_sequence_as(element_spec, flat, expand_composites=True)
-            with _taking(layers, taken):
-                return step.forward(self._parameters, state, metrics, batch, training=training)
+            result = (step.train if training else step.evaluate)(parameters, state, metrics, batch, given)
+            gradients = [gradient for gradient in result.gradients if gradient is not None]
+            for key in own if training else ():
+                if isinstance(result.gradients[places[key]], tf.Tensor):
+                    self._dense.add(key)
+            return [result.loss, *result.state, *result.metrics, *tf.nest.flatten(gradients, expand_composites=True)]
 
         flat = tf.nest.flatten(element_spec, expand_composites=True)
         # What is scored may come in batches of another size than what is trained on.
@@ -246,19 +265,20 @@ class _Trace:
         self.function = tf.compat.v1.wrap_function(traced, specs)
         # What a step changes without a gradient may be anything, so nothing that is looked up may depend on it; nor on
         # what comes out otherwise when it is computed again, such as numbers that TensorFlow draws.
-        stubs = [call.stub for call in self.calls]
         stateful = [
             op.outputs[0] for op in self.function.graph.get_operations() if op.op_def.is_stateful and op.outputs
         ]
-        self._unsure = _reached_from([*self._parameters, *self._others, *stubs, *stateful], self.function.graph)
+        self._unsure = reached_from([*self._tables.values(), *self._others, *stateful], self.function.graph)
 
-    def why_whole(self, table: keras.Variable, places: dict[int, int]) -> str | None:
+    def why_whole(self, table: keras.Variable) -> str | None:
         """Why a table has to be read whole; None if it need not be."""
         graph = self.function.graph
         for call in self.calls:
             if call.table is table and (call.numbers.graph is not graph or call.numbers.op.name in self._unsure):
                 return "what is looked up in it depends on more than the batch"
-        read = _reached_from([self._parameters[places[id(table)]]], graph)
+        if id(table) in self._dense:
+            return "its gradient is one of the whole table"
+        read = reached_from([self._tables[id(table)]], graph)
         if read & {output.op.name for output in self.function.outputs}:
             return "not only Embedding layers read it"
         return None
@@ -333,18 +353,10 @@ def _repeated(values: list[int], times: list[tf.Tensor]) -> tf.Tensor:
     return tf.gather(tf.constant(values), tf.searchsorted(ends, tf.range(ends[-1]), side="right"))
 
 
-def _unknown(variable: keras.Variable) -> tf.Tensor:
-    return tf.compat.v1.placeholder(variable.dtype, variable.shape)
+def _gathered(rows: tf.Tensor, where: tf.Tensor, table: keras.Variable) -> tf.Tensor:
+    """Some of the rows that have been fetched of a table, which gradient functions see as a variable."""
+    return Weight(rows, table.path).sparse_read(where)
 
 
 def _bytes(variable: keras.Variable) -> int:
     return int(np.prod(variable.shape)) * int(tf.as_dtype(variable.dtype).size)
-
-
-def _reached_from(tensors: Sequence[tf.Tensor], graph: tf.Graph) -> set[str]:
-    """The names of the operations whose result may depend on any of `tensors`."""
-    reached = {tensor.op.name for tensor in tensors if tensor.graph is graph}
-    for operation in graph.get_operations():  # in the order they were made: inputs come first
-        if any(tensor.op.name in reached for tensor in operation.inputs):
-            reached.add(operation.name)
-    return reached

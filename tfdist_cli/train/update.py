@@ -41,8 +41,11 @@ def apply(
         learning_rate: what becomes of the optimizer's rate; None leaves it.
 
     Returns:
-        The number of updates before this one, int64, shape (); of one that is left out, too.
+        The number of updates before this one, int64, shape (); of one that is left out, too. Without parameters there
+        is no update, as in Keras.
     """
+    if not parameters:
+        return tf.identity(tf.convert_to_tensor(innermost(optimizer)._iterations.value))
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         present = [part for gradient in gradients if gradient is not None for part in gradient]
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(_values(part))) for part in present])

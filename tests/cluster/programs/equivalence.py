@@ -13,6 +13,7 @@ import sys
 import keras
 import numpy as np
 import tensorflow as tf
+from gradient_layers import Dropping, Penalized, every  # type: ignore[import-not-found] # beside this file
 
 import tfdist_cli as tfdist
 from tfdist_cli.train import cluster
@@ -39,6 +40,10 @@ def rich():
     return [*plain(), layers.BatchNormalization(), layers.Dropout(0.3)]
 
 
+def with_gradients():
+    return [*every(), Penalized(), Dropping()]
+
+
 decay = optimizers.schedules.ExponentialDecay(0.05, 7, 0.8)
 steady = optimizers.schedules.PolynomialDecay(0.1, 1, 0.1)
 doubled = optimizers.schedules.PolynomialDecay(0.12, 4, 0.2)
@@ -55,6 +60,10 @@ RECIPES = {
         optimizers.LossScaleOptimizer(optimizers.Adam(0.01), initial_scale=2.0**18, dynamic_growth_steps=9),
         rich,
     ),
+    "gradients": lambda: (optimizers.SGD(0.1), with_gradients),
+    "frozen": lambda: (optimizers.Adam(0.01), lambda: [layers.BatchNormalization()]),
+    "plain gradients": lambda: (optimizers.SGD(0.1), every),
+    "plain averaged": lambda: (optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=3), plain),
     "plain sgd": lambda: (optimizers.SGD(0.1), plain),
     "plain momentum": lambda: (optimizers.SGD(0.1, momentum=0.9), plain),
     "plain adam": lambda: (optimizers.Adam(0.01), plain),
@@ -92,6 +101,9 @@ for name in names:
         model = keras.Sequential([keras.Input((6,)), *hidden(), layers.Dense(3, dtype="float32")])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss, metrics=["accuracy"])
+    if name == "frozen":
+        for variable in model.trainable_variables:
+            variable.trainable = False
     # The validation data has 61 examples, so that no number of workers divides it.
     history = tfdist.fit(
         model, data, epochs=2, steps_per_epoch=STEPS // 2, steps_per_execution=2, validation_data=(X[:61], Y[:61]),

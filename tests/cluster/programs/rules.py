@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from gradient_layers import Looked, every  # type: ignore[import-not-found] # beside this file
 from tensorflow.python.data.experimental.ops.testing import sleep
 
 import tfdist_cli as tfdist
@@ -64,6 +65,15 @@ def tables():
     return keras.Model(ids, layers.Dense(3)(features))
 
 
+def gradients():
+    return keras.Sequential([keras.Input((6,)), *every(), layers.Dense(3)])
+
+
+def looked():
+    ids = keras.Input((4,), dtype="int32")
+    return keras.Model(ids, layers.Dense(3)(Looked(layers.Embedding(ROWS, 8))(ids)))
+
+
 def frozen():
     ids = keras.Input((4,), dtype="int32")
     vectors = layers.Flatten()(layers.Embedding(ROWS, 8, trainable=False)(ids))
@@ -97,11 +107,19 @@ RULES: dict[str, dict[str, Any]] = {
     "bfloat16": {"wire": "bfloat16"},
     "float16": {"wire": "float16"},
 }
-NETWORKS = {"dense": dense, "dropping": dropping, "tables": tables, "frozen": frozen}
+NETWORKS = {
+    "dense": dense,
+    "dropping": dropping,
+    "gradients": gradients,
+    "tables": tables,
+    "looked": looked,
+    "frozen": frozen,
+}
+OF_IDS = "tables", "looked", "frozen"
 
 
 def inputs(network):
-    return IDS if network in ("tables", "frozen") else X
+    return IDS if network in OF_IDS else X
 
 
 def batches(shard, network, fold, *options):
