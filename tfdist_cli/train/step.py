@@ -19,23 +19,21 @@ from weakref import WeakKeyDictionary
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import global_state
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train import losses
 from tfdist_cli.train.accelerator import DeviceScope
+from tfdist_cli.train.assignments import Assignments, seeded_draws_only
 from tfdist_cli.train.blame import is_from_users_code
 from tfdist_cli.train.shards import parts
+from tfdist_cli.train.step_trace import StepTrace, unknown
 from tfdist_cli.train.sums import adds_up
 from tfdist_cli.train.update import innermost
-from tfdist_cli.train.weights import Weight, functions_inlined
+from tfdist_cli.train.weights import functions_inlined
 
 Tensors = list[tf.Tensor]
 Given = Callable[[Tensors], AbstractContextManager[Tensors]]
 """How the values that a step is given become those that its model is called with; see `Tables.given`."""
-
-_GLOBAL_SEED_GENERATOR = "global_seed_generator"
-"""The name by which Keras keeps the process-wide seed; not every version has a constant for it."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class ModelStep:
         """How many batches, of which a training step sees one, make an update together."""
         self.summed = False
         """Whether their gradients are summed up, so that each is to be a part of the mean, or averaged."""
-        self._traces: dict[str, _Trace] = {}
+        self._traces: dict[str, StepTrace] = {}
         self._compiled = tf.function(
             partial(self._train, given=contextlib.nullcontext), jit_compile=True, autograph=False
         )
@@ -187,10 +185,10 @@ class ModelStep:
         """
         return self._traced(element_spec).increments(self.state, places) if places else []
 
-    def _traced(self, element_spec: Any) -> _Trace:
+    def _traced(self, element_spec: Any) -> StepTrace:
         found = self._traces.get(repr(element_spec))
         if found is None:
-            found = self._traces[repr(element_spec)] = _Trace(self, element_spec)
+            found = self._traces[repr(element_spec)] = StepTrace(self, element_spec)
             self._check_trained(element_spec, found.untrained)
         return found
 
@@ -217,12 +215,12 @@ class ModelStep:
             )
 
     @contextlib.contextmanager
-    def _holding(self, parameters: Tensors, state: Tensors, metrics: Tensors) -> Iterator[_Assignments]:
+    def _holding(self, parameters: Tensors, state: Tensors, metrics: Tensors) -> Iterator[Assignments]:
         """Within it, the model's variables have these values, and what is assigned to them is kept in the scope."""
         metrics = [tf.identity(value) for value in metrics]  # each a tensor of its own, to be followed in the graph
         variables = [*self.parameters, *self.state, *self.metrics]
         pairs = list(zip(variables, [*parameters, *state, *metrics], strict=True))
-        with _Assignments(pairs) as scope, _seeded_draws_only(), functions_inlined():
+        with Assignments(pairs) as scope, seeded_draws_only(), functions_inlined():
             yield scope
         scope.check(self.model)
         if not tf.executing_eagerly():
@@ -243,63 +241,10 @@ class ModelStep:
             minimized = losses.minimized(loss)
         return minimized, tf.cast(tf.reduce_mean(loss) if loss.shape.rank else loss, tf.float32)
 
-    def _result(self, batch: Any, loss: tf.Tensor, scope: _Assignments, gradients: list[Any]) -> StepResult:
+    def _result(self, batch: Any, loss: tf.Tensor, scope: Assignments, gradients: list[Any]) -> StepResult:
         state, counted = scope.current(self.state), scope.current(self.metrics)
         x = keras.utils.unpack_x_y_sample_weight(batch)[0]
         return StepResult(loss, gradients, state, counted, _examples(x))
-
-
-class _Trace:
-    """A training step as a graph that is never run, to see what it consists of.
-
-    Args:
-        step: the model's pure functions, built.
-        element_spec: the `tf.TypeSpec`s of a batch.
-
-    Attributes:
-        operations: how many there are.
-        assigned: the places in the state of the variables that it assigns.
-        untrained: the places among the parameters of those that get no gradient.
-    """
-
-    def __init__(self, step: ModelStep, element_spec: Any) -> None:
-        self.assigned: tuple[int, ...] = ()
-        self.untrained: list[int] = []
-        self._before: Tensors = []
-        self._after: Tensors = []
-        self._others: Tensors = []
-
-        def traced(*flat: tf.Tensor) -> list[Any]:
-            parameters, state, metrics = (
-                [unknown(variable) for variable in group] for group in (step.parameters, step.state, step.metrics)
-            )
-            batch = tf.nest.pack_sequence_as(element_spec, flat, expand_composites=True)
-            result = StepResult(*step._train(parameters, state, metrics, batch, contextlib.nullcontext))
-            self._before, self._after, self._others = state, result.state, [*flat, *parameters, *metrics]
-            self.assigned = tuple(
-                n for n, (old, new) in enumerate(zip(state, result.state, strict=True)) if new is not old
-            )
-            self.untrained = [place for place, gradient in enumerate(result.gradients) if gradient is None]
-            return [result.loss, *result.state]
-
-        self._function = tf.compat.v1.wrap_function(traced, tf.nest.flatten(element_spec, expand_composites=True))
-        graph = self._function.graph
-        functions = graph.as_graph_def().library.function
-        self.operations = len(graph.get_operations()) + sum(len(function.node_def) for function in functions)
-
-    def increments(self, state: Sequence[keras.Variable], places: Sequence[int]) -> list[np.ndarray]:
-        """See `ModelStep.increments`."""
-        graph = self._function.graph
-        unsure = reached_from([*self._others, *(old for n, old in enumerate(self._before) if n not in places)], graph)
-        for place in places:
-            if self._after[place].op.name in unsure:
-                raise TrainingError(
-                    f"how many random numbers a step draws by {state[place].path!r} depends on its batch",
-                    hint="draw the same number in each step, and use some of them",
-                )
-        counters = [self._before[place] for place in places]
-        moved = self._function.prune(counters, [tf.cast(self._after[place], tf.int64) for place in places])
-        return [counts.numpy() for counts in moved(*(tf.zeros(each.shape, each.dtype) for each in counters))]
 
 
 def _trained_by_keras(step: ModelStep, element_spec: Any, places: Sequence[int]) -> set[int]:
@@ -317,7 +262,7 @@ def _trained_by_keras(step: ModelStep, element_spec: Any, places: Sequence[int])
         batch = tf.nest.pack_sequence_as(element_spec, flat, expand_composites=True)
         kept = [*step.state, *step.metrics]
         replica = tf.distribute.ReplicaContext(tf.distribute.get_strategy(), replica_id_in_sync_group=0)
-        with replica, _Assignments([(variable, unknown(variable)) for variable in kept]), _seeded_draws_only():
+        with replica, Assignments([(variable, unknown(variable)) for variable in kept]), seeded_draws_only():
             with functions_inlined(), tf.GradientTape() as tape:
                 loss, _ = step._losses(batch, training=True)
             gradients = tape.gradient(loss, pieces)
@@ -327,20 +272,6 @@ def _trained_by_keras(step: ModelStep, element_spec: Any, places: Sequence[int])
     if places:
         tf.compat.v1.wrap_function(traced, tf.nest.flatten(element_spec, expand_composites=True))
     return found
-
-
-def unknown(variable: keras.Variable) -> tf.Tensor:
-    """A variable's value in a graph that is never run."""
-    return tf.compat.v1.placeholder(variable.dtype, variable.shape)
-
-
-def reached_from(tensors: Sequence[tf.Tensor], graph: tf.Graph) -> set[str]:
-    """The names of the operations whose result may depend on any of `tensors`."""
-    reached = {tensor.op.name for tensor in tensors if tensor.graph is graph}
-    for operation in graph.get_operations():  # in the order they were made: inputs come first
-        if any(tensor.op.name in reached for tensor in operation.inputs):
-            reached.add(operation.name)
-    return reached
 
 
 _built_for: WeakKeyDictionary[keras.Model, Any] = WeakKeyDictionary()
@@ -404,67 +335,6 @@ def _check_scope(model: keras.Model) -> None:
             )
 
 
-@contextlib.contextmanager
-def _seeded_draws_only() -> Iterator[None]:
-    """Refuses Keras's own process-wide seeds: counted in no model's state, they would be the same in each step."""
-    before = global_state.get_global_attribute(_GLOBAL_SEED_GENERATOR)
-    global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, _ProcessWideSeeds())
-    try:
-        yield
-    finally:
-        global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, before)
-
-
-class _Assignments(keras.StatelessScope):
-    """Keeps what a step assigns to variables, and knows which these are.
-
-    Args:
-        given: variables and the values that they have for the step.
-    """
-
-    def __init__(self, given: list[tuple[keras.Variable, tf.Tensor]]) -> None:
-        super().__init__(state_mapping=given, collect_losses=True)
-        self._assigned: dict[int, keras.Variable] = {}
-        for variable, _ in given:
-            value = self.state_mapping[id(variable)]
-            if getattr(variable._value, "trainable", True) and value.dtype.is_floating:
-                self.state_mapping[id(variable)] = Weight(value, variable.path)
-
-    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
-        """See `keras.StatelessScope`."""
-        variable, value = update
-        # As a variable that is assigned and read again: gradients end there.
-        super().add_update((variable, tf.stop_gradient(value)))
-        self._assigned[id(variable)] = variable
-
-    def current(self, variables: list[keras.Variable]) -> Tensors:
-        """What the variables have come to."""
-        current = [self.get_current_value(variable) for variable in variables]
-        return [value.handle if isinstance(value, Weight) else value for value in current]
-
-    def check(self, model: keras.Model) -> None:
-        """Refuses an assignment that would be lost.
-
-        Raises:
-            TrainingError: a variable was assigned that is not one of those that a step may change.
-        """
-        kept = [*model.non_trainable_variables, *model.metrics_variables]
-        # Where a model has a `metrics` of its own, Keras counts in these even so, and reports nothing of them.
-        for unreported in filter(None, (model._loss_tracker, model._compile_metrics)):
-            kept += unreported.variables
-        for unreported in model._compile_loss.metrics if model._compile_loss else ():
-            kept += unreported.variables
-        lost = self._assigned.keys() - {id(variable) for variable in kept}
-        for variable in (self._assigned[key] for key in lost):
-            learned = any(variable is other for other in model.trainable_variables)
-            raise TrainingError(
-                f"a step assigns {variable.path!r}, which "
-                + ("is learned" if learned else "is none of the model's variables and none of its metrics'"),
-                hint="assign what a layer or the model has made by add_weight(trainable=False), and keep seeds and "
-                "metrics as their attributes; SpectralNormalization and stateful RNNs cannot be trained",
-            )
-
-
 def _check_logs(model: keras.Model, logs: dict[str, Any]) -> None:
     """Refuses results that are one batch's, not the metrics'.
 
@@ -490,14 +360,3 @@ def _check_sums(variables: list[keras.Variable], given: Tensors, counted: Tensor
                 "count cannot be added up",
                 hint="only add to it, variable.assign_add(...), and do the rest in the metric's result()",
             )
-
-
-class _ProcessWideSeeds:
-    """Stands where Keras looks for the seed of a random operation that was given none."""
-
-    def next(self, **_: Any) -> None:
-        # A ValueError, so that Keras names the layer and the task shows the user's line.
-        raise ValueError(
-            "random numbers are drawn without a seed: give the layer a keras.random.SeedGenerator and pass it on: "
-            "keras.random.normal(shape, seed=self.seeds)"
-        )

@@ -22,7 +22,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.shards import parts
-from tfdist_cli.train.step import Given, ModelStep, Tensors, reached_from, unknown
+from tfdist_cli.train.step import Given, ModelStep, Tensors
+from tfdist_cli.train.step_trace import reached_from, unknown
 from tfdist_cli.train.weights import Weight
 
 log = logging.getLogger("tfdist")
@@ -223,52 +224,57 @@ class _Trace:
     def __init__(self, step: ModelStep, element_spec: Any, layers: list[Any], *, training: bool) -> None:
         self.calls: list[_Call] = []
         self.inputs: list[tf.Tensor] = []
-        own = {id(layer._embeddings) for layer in layers}
-        places = {id(variable): place for place, variable in enumerate(step.parameters)}
-        self._tables: dict[int, tf.Tensor] = {}
+        self._step, self._layers, self._training = step, layers, training
+        self._element_spec = element_spec
+        self._places = {id(variable): place for place, variable in enumerate(step.parameters)}
+        self._tables = {id(layer._embeddings): layer._embeddings for layer in layers}
+        self._whole: dict[int, tf.Tensor] = {}
         self._dense: set[int] = set()
         self._others: list[tf.Tensor] = []
-
-        @contextlib.contextmanager
-        def given(parameters: Tensors) -> Iterator[Tensors]:
-            def taken(layer: Any, numbers: tf.Tensor) -> tf.Tensor:
-                table = layer._embeddings
-                self.calls.append(_Call(table, numbers))
-                return _gathered(parameters[places[id(table)]], tf.zeros_like(numbers), table)
-
-            self._tables = {key: unknown(step.parameters[places[key]]) for key in own}
-            with _taking(layers, taken):
-                yield [
-                    self._tables.get(id(each), value) for each, value in zip(step.parameters, parameters, strict=True)
-                ]
-
-        def rows(variable: keras.Variable) -> tf.Tensor:
-            shape = [None, *variable.shape[1:]] if id(variable) in own else variable.shape
-            return tf.compat.v1.placeholder(variable.dtype, shape)
-
-        def traced(*flat: tf.Tensor) -> list[Any]:
-            self.inputs += flat
-            parameters = [rows(variable) for variable in step.parameters]
-            state, metrics = [unknown(each) for each in step.state], [unknown(each) for each in step.metrics]
-            self._others = [*parameters, *state, *metrics]
-            batch = tf.nest.pack_sequence_as(element_spec, flat, expand_composites=True)
-            result = (step.train if training else step.evaluate)(parameters, state, metrics, batch, given)
-            gradients = [gradient for gradient in result.gradients if gradient is not None]
-            for key in own if training else ():
-                if isinstance(result.gradients[places[key]], tf.Tensor):
-                    self._dense.add(key)
-            return [result.loss, *result.state, *result.metrics, *tf.nest.flatten(gradients, expand_composites=True)]
-
         flat = tf.nest.flatten(element_spec, expand_composites=True)
         # What is scored may come in batches of another size than what is trained on.
         specs = [tf.TensorSpec(spec.shape and [None, *spec.shape[1:]], spec.dtype) for spec in flat]
-        self.function = tf.compat.v1.wrap_function(traced, specs)
+        self.function = tf.compat.v1.wrap_function(self._traced, specs)
         # What a step changes without a gradient may be anything, so nothing that is looked up may depend on it; nor on
         # what comes out otherwise when it is computed again, such as numbers that TensorFlow draws.
         stateful = [
             op.outputs[0] for op in self.function.graph.get_operations() if op.op_def.is_stateful and op.outputs
         ]
-        self._unsure = reached_from([*self._tables.values(), *self._others, *stateful], self.function.graph)
+        self._unsure = reached_from([*self._whole.values(), *self._others, *stateful], self.function.graph)
+
+    def _traced(self, *flat: tf.Tensor) -> list[Any]:
+        step = self._step
+        self.inputs += flat
+        parameters = [self._rows(variable) for variable in step.parameters]
+        state, metrics = [unknown(each) for each in step.state], [unknown(each) for each in step.metrics]
+        self._others = [*parameters, *state, *metrics]
+        batch = tf.nest.pack_sequence_as(self._element_spec, flat, expand_composites=True)
+        pure = step.train if self._training else step.evaluate
+        result = pure(parameters, state, metrics, batch, self._given)
+        if self._training:
+            own = {key: result.gradients[self._places[key]] for key in self._tables}
+            self._dense = {key for key, gradient in own.items() if isinstance(gradient, tf.Tensor)}
+        gradients = [gradient for gradient in result.gradients if gradient is not None]
+        return [result.loss, *result.state, *result.metrics, *tf.nest.flatten(gradients, expand_composites=True)]
+
+    @contextlib.contextmanager
+    def _given(self, parameters: Tensors) -> Iterator[Tensors]:
+        """As `Tables.given`: a table's parameter is the rows that were fetched, and the model reads another one."""
+
+        def taken(layer: Any, numbers: tf.Tensor) -> tf.Tensor:
+            table = layer._embeddings
+            self.calls.append(_Call(table, numbers))
+            return _gathered(parameters[self._places[id(table)]], tf.zeros_like(numbers), table)
+
+        self._whole = {key: unknown(table) for key, table in self._tables.items()}
+        pairs = zip(self._step.parameters, parameters, strict=True)
+        with _taking(self._layers, taken):
+            yield [self._whole.get(id(variable), value) for variable, value in pairs]
+
+    def _rows(self, variable: keras.Variable) -> tf.Tensor:
+        """A parameter as it arrives at a worker."""
+        shape = [None, *variable.shape[1:]] if id(variable) in self._tables else variable.shape
+        return tf.compat.v1.placeholder(variable.dtype, shape)
 
     def why_whole(self, table: keras.Variable) -> str | None:
         """Why a table has to be read whole; None if it need not be."""
@@ -278,7 +284,7 @@ class _Trace:
                 return "what is looked up in it depends on more than the batch"
         if id(table) in self._dense:
             return "its gradient is one of the whole table"
-        read = reached_from([self._tables[id(table)]], graph)
+        read = reached_from([self._whole[id(table)]], graph)
         if read & {output.op.name for output in self.function.outputs}:
             return "not only Embedding layers read it"
         return None
