@@ -1,0 +1,482 @@
+"""`python -m benchmarks.gpu`: checks and measures tfdist on this machine's GPUs.
+
+Each check runs in processes of its own with a time limit, and reports its own failure; the others go on. What needs
+more GPUs than there are is skipped. It ends with 0 if nothing has failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cluster import ROOT
+from tfdist_cli.bench.machine import describe
+from tfdist_cli.resources import Machine
+
+TOLERANCE = 1e-4
+"""The most that a weight may differ from the CPU's after 20 steps of SGD with float32 products (TF32 is off)."""
+NARROW_TOLERANCE = 5e-3
+"""The same where gradients cross as float16."""
+MOST = 8
+"""GPUs that one check uses."""
+BATCH = 16
+"""Examples of a replica's step where results are compared."""
+_GIB = 2**30
+
+
+class Failed(Exception):
+    """A check has found something wrong, or could not be carried out."""
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """This machine's GPUs.
+
+    Args:
+        ids: as CUDA_VISIBLE_DEVICES takes them.
+        names: what TensorFlow calls those that it sees.
+        reason: why there are none to use; empty where there are.
+    """
+
+    ids: tuple[str, ...]
+    names: tuple[str, ...]
+    reason: str = ""
+
+    def visible(self, count: int) -> str:
+        """The first ones, for CUDA_VISIBLE_DEVICES; none at all for 0."""
+        return ",".join(self.ids[:count]) or "-1"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that is checked or measured.
+
+    Args:
+        name: what.
+        needs: GPUs that it takes.
+        run: carries it out: a folder of its own, a deadline → what it has found.
+    """
+
+    name: str
+    needs: int
+    run: Callable[[Path, float], dict[str, Any]]
+
+
+@dataclass
+class Result:
+    """What came of a check.
+
+    Args:
+        name: the check's.
+        status: `ok`, `failed` or `skipped`.
+        seconds: how long it took.
+        found: figures.
+        reason: why it failed or was skipped.
+    """
+
+    name: str
+    status: str
+    seconds: float = 0.0
+    found: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the checks; prints a table and writes JSON."""
+    arguments = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what runs ends with it
+    gpus = find_gpus(arguments.timeout)
+    wanted = arguments.only or []
+    checks = [check for check in all_checks(gpus, arguments.steps) if not wanted or check.name in wanted]
+    if unknown := set(wanted) - {check.name for check in checks}:
+        _say(f"no such check here: {', '.join(sorted(unknown))}")
+        return 2
+    results = [carry_out(check, gpus, arguments.timeout) for check in checks]
+    about = {
+        "machine": describe(),
+        "gpus": list(gpus.names),
+        "command": " ".join(["python -m benchmarks.gpu", *(sys.argv[1:] if argv is None else argv)]),
+    }
+    sys.stdout.write(render(about, gpus, results))
+    report = {
+        **about,
+        "tolerance": TOLERANCE,
+        "narrow_tolerance": NARROW_TOLERANCE,
+        "checks": list(map(asdict, results)),
+    }
+    arguments.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    _say(f"written to {arguments.output}")
+    return int(any(result.status == "failed" for result in results))
+
+
+def all_checks(gpus: Gpus, steps: int) -> list[Check]:
+    """The checks for so many GPUs; where there are none, workers compute on the CPU in those that can do so."""
+    count = min(len(gpus.names), MOST)
+    some = max(2, count)
+    on = 0 if not count else some
+    trains = partial(_trains, gpus)
+    ps = {"updates": {"mode": "sync"}, "ps": 1}
+    return [
+        Check("devices of mirrored workers", 2, partial(_devices, gpus, some, ps=False)),
+        Check("devices of parameter servers", 2, partial(_devices, gpus, some, ps=True)),
+        Check("training on one GPU", 1, partial(trains, 1, "single")),
+        Check("training on all GPUs in one process", 2, partial(trains, some, "mirrored")),
+        Check("training by mirrored workers", on, partial(trains, some, "multi_worker_mirrored")),
+        Check("training by parameter servers", on, partial(trains, some, "parameter_server", **ps)),
+        Check("training with a float16 wire", 2, partial(trains, some, "multi_worker_mirrored", wire="float16")),
+        Check("memory: an amount", 1, partial(_memory, gpus, "1GiB")),
+        Check("memory: a fraction", 1, partial(_memory, gpus, "0.1")),
+        Check("memory: grow", 1, partial(_grow, gpus)),
+        Check("rate of Keras's fit and of tfdist on one GPU", 1, partial(_against_keras, gpus, steps)),
+        Check("rate on all GPUs in one process", 2, partial(_scaling, gpus, steps, "mirrored", some)),
+        Check("rate of mirrored workers", 2, partial(_scaling, gpus, steps, "multi_worker_mirrored", some)),
+        Check("rate of parameter servers", 2, partial(_scaling, gpus, steps, "parameter_server", some)),
+    ]
+
+
+def carry_out(check: Check, gpus: Gpus, timeout: float) -> Result:
+    """Runs one check; whatever goes wrong in it is its result."""
+    if check.needs > len(gpus.names):
+        there = gpus.reason or f"there {'is' if len(gpus.names) == 1 else 'are'} {len(gpus.names)}"
+        needs = f"it needs {check.needs} GPU{'s' * (check.needs > 1)}"
+        _say(f"{check.name}: skipped, {needs}")
+        return Result(check.name, "skipped", reason=f"{needs}; {there}")
+    _say(f"{check.name} ...")
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tfdist-gpu-") as folder:
+        try:
+            result = Result(check.name, "ok", found=check.run(Path(folder), begun + timeout))
+        except Failed as error:
+            result = Result(check.name, "failed", reason=str(error))
+        except Exception as error:  # noqa: BLE001 this machine is not known: the other checks go on
+            result = Result(check.name, "failed", reason=f"{type(error).__name__}: {error}")
+    result.seconds = round(time.monotonic() - begun, 1)
+    _say(f"{check.name}: {result.status}{f', {result.reason}' if result.reason else ''}")
+    return result
+
+
+def find_gpus(timeout: float) -> Gpus:
+    """The GPUs that there are, and those that TensorFlow sees."""
+    ids = Machine.here().gpus
+    program = (
+        "import json, tensorflow as tf; print(json.dumps([tf.config.experimental.get_device_details(gpu)"
+        ".get('device_name', gpu.name) for gpu in tf.config.list_physical_devices('GPU')]))"
+    )
+    try:
+        lines = _run([sys.executable, "-c", program], os.environ, time.monotonic() + timeout).splitlines()
+        names = tuple(json.loads(lines[-1]))
+    except (Failed, IndexError, ValueError) as error:
+        return Gpus((), (), f"TensorFlow could not be asked: {error}")
+    if not names:
+        nodes = f"although there are {len(ids)} (run `tfdist doctor`)" if ids else "and there are no /dev/nvidia*"
+        return Gpus(ids, (), f"TensorFlow sees none, {nodes}")
+    if len(ids) < len(names):
+        ids = tuple(map(str, range(len(names))))
+    return Gpus(ids, names)
+
+
+def render(about: Mapping[str, Any], gpus: Gpus, results: Sequence[Result]) -> str:
+    """The table, as Markdown."""
+    lines = [
+        f"`{about['command']}`. {about['machine']}. GPUs: {', '.join(gpus.names) or f'none ({gpus.reason})'}.",
+        "",
+        "| check | result | figures | seconds |",
+        "|---|---|---|---|",
+    ]
+    for result in results:
+        figures = (
+            result.reason.splitlines()[0]
+            if result.reason
+            else ", ".join(
+                f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+                for name, value in result.found.items()
+            )
+        )
+        lines.append(f"| {result.name} | {result.status} | {figures.replace('|', '/')} | {result.seconds:.0f} |")
+    return "\n".join(lines) + "\n"
+
+
+def _devices(gpus: Gpus, count: int, folder: Path, deadline: float, *, ps: bool) -> dict[str, Any]:
+    """Each worker sees one GPU, which no other sees; chief and ps see none."""
+    roles = {"chief": 1, "ps": 1, "worker": count} if ps else {"worker": count}
+    strategy = "parameter_server" if ps else "multi_worker_mirrored"
+    _launch(strategy, roles, {"do": "devices", "tasks": sum(roles.values())}, gpus.visible(count), folder, deadline)
+    seen = {path.stem.replace("-", ":"): json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    workers = {task: found for task, found in seen.items() if task.startswith("worker")}
+    for task, found in seen.items():
+        expected = 1 if task in workers else 0
+        if len(found["gpus"]) != expected:
+            raise Failed(f"{task} sees {len(found['gpus'])} GPUs instead of {expected}: {found['visible']!r}")
+    visible = [found["visible"] for found in workers.values()]
+    if len(set(visible)) != count:
+        raise Failed(f"workers share GPUs: {visible}")
+    return {task: found["visible"] for task, found in workers.items()}
+
+
+def _trains(  # noqa: PLR0913 a way to train is made of these
+    gpus: Gpus,
+    count: int,
+    strategy: str,
+    folder: Path,
+    deadline: float,
+    *,
+    updates: dict[str, Any] | None = None,
+    ps: int = 0,
+    wire: str = "float32",
+) -> dict[str, Any]:
+    """Weights after training on GPUs, or by so many workers on the CPU, against one process on the CPU."""
+    expected = _weights_on_cpu(BATCH * count, _within(folder, "cpu"), deadline)
+    work = {"do": "train", "updates": updates or {}, "wire": wire, "batch": BATCH}
+    visible = gpus.visible(count) if gpus.names else "-1"
+    own = _within(folder, "own")
+    if strategy == "single":
+        _alone(work, visible, own, deadline)
+    elif strategy == "mirrored":
+        _launch(strategy, {"chief": 1}, work, visible, own, deadline, gpus="all")
+    else:
+        roles = {"chief": 1, "ps": ps, "worker": count} if ps else {"worker": count}
+        _launch(strategy, roles, work, visible, own, deadline)
+    difference = float(np.max(np.abs(expected - np.load(own / "weights.npy"))))
+    devices = json.loads((own / "trained.json").read_text())["devices"]
+    if gpus.names and not devices:
+        raise Failed("it trained, but on no GPU")
+    tolerance = TOLERANCE if wire == "float32" else NARROW_TOLERANCE
+    if not difference <= tolerance:  # also where it is not a number
+        raise Failed(f"weights differ by {difference:.2g} from the CPU's, more than {tolerance:g}")
+    return {"largest difference": difference, "devices": ", ".join(devices) or "CPU"}
+
+
+_on_cpu: dict[int, np.ndarray] = {}
+
+
+def _weights_on_cpu(batch: int, folder: Path, deadline: float) -> np.ndarray:
+    """What one process on the CPU comes to with batches of some size, computed once."""
+    if batch not in _on_cpu:
+        _alone({"do": "train", "updates": {}, "wire": "float32", "batch": batch}, "-1", folder, deadline)
+        _on_cpu[batch] = np.load(folder / "weights.npy")
+    return _on_cpu[batch]
+
+
+def _memory(gpus: Gpus, setting: str, folder: Path, deadline: float) -> dict[str, Any]:
+    """A task can take half of what it may have of a GPU's memory, and not twice as much."""
+    limit = _GIB if setting.endswith("GiB") else int(float(setting) * _total_memory())
+    work = {"do": "memory", "limit": limit}
+    _alone(work, gpus.visible(1), folder, deadline, {"TFDIST_GPU_MEMORY": setting})
+    found = json.loads((folder / "memory.json").read_text())
+    if not found["within"]:
+        raise Failed(f"half of {limit / _GIB:.1f} GiB could not be taken: is the GPU in use?")
+    if found["beyond"]:
+        raise Failed(f"twice {limit / _GIB:.1f} GiB could be taken")
+    return {"limit in GiB": limit / _GIB}
+
+
+def _grow(gpus: Gpus, folder: Path, deadline: float) -> dict[str, Any]:
+    """With `grow` a task takes little of a GPU's memory while it needs little."""
+    before = _used_memory()
+    environment = _environment(gpus.visible(1), {"TF_FORCE_GPU_ALLOW_GROWTH": "true"})
+    process = _start(_argv({"do": "grow", "out": str(folder)}), environment)
+    try:
+        while not (folder / "ready.json").exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise Failed("the process that was to be looked at did not come up")
+            time.sleep(0.1)
+        taken = _used_memory() - before
+        (folder / "looked").touch()
+    finally:
+        _end(process)
+    if taken > _total_memory() / 4:
+        raise Failed(f"{taken / _GIB:.1f} GiB were taken for a tensor of 4 KiB")
+    return {"taken in GiB": taken / _GIB}
+
+
+def _against_keras(gpus: Gpus, steps: int, folder: Path, deadline: float) -> dict[str, Any]:
+    """Examples per second of both, measured by turns."""
+    rates: dict[str, list[float]] = {"keras": [], "tfdist": []}
+    for number in range(3):
+        for by, measured in rates.items():
+            own = _within(folder, f"{by}-{number}")
+            _alone(_rate_work(steps, by), gpus.visible(1), own, deadline)
+            measured.append(json.loads((own / "rate.json").read_text())["examples_per_second"])
+    medians = {by: statistics.median(each) for by, each in rates.items()}
+    per_second = {f"{by} steps/s": value / _RATE_BATCH for by, value in medians.items()}
+    return {**per_second, "tfdist to Keras": medians["tfdist"] / medians["keras"]}
+
+
+def _scaling(gpus: Gpus, steps: int, strategy: str, count: int, folder: Path, deadline: float) -> dict[str, Any]:
+    """Examples per second on several GPUs against one."""
+    one, own = _within(folder, "one"), _within(folder, "own")
+    _alone(_rate_work(steps, "tfdist"), gpus.visible(1), one, deadline)
+    work = _rate_work(steps, "tfdist")
+    if strategy == "parameter_server":
+        roles = {"chief": 1, "ps": 1, "worker": count}  # a step is one worker's
+        _launch(strategy, roles, {**work, "steps": steps * count}, gpus.visible(count), own, deadline)
+    elif strategy == "mirrored":
+        work["batches_per_step"] = count
+        _launch(strategy, {"chief": 1}, work, gpus.visible(count), own, deadline, gpus="all")
+    else:
+        work["batches_per_step"] = count
+        _launch(strategy, {"worker": count}, work, gpus.visible(count), own, deadline)
+    several, single = (json.loads((each / "rate.json").read_text())["examples_per_second"] for each in (own, one))
+    return {"GPUs": count, "examples/s": several, "on one GPU": single, "times one GPU": several / single}
+
+
+_RATE_BATCH = 256
+
+
+def _rate_work(steps: int, by: str) -> dict[str, Any]:
+    return {
+        "do": "rate",
+        "by": by,
+        "steps": steps,
+        "batch": _RATE_BATCH,
+        "hidden": 2048,
+        "updates": {},
+        "batches_per_step": 1,
+    }
+
+
+def _alone(
+    work: dict[str, Any], visible: str, folder: Path, deadline: float, more: Mapping[str, str] | None = None
+) -> None:
+    """Carries out work in one process without a cluster."""
+    _run(_argv({**work, "out": str(folder)}), _environment(visible, more), deadline)
+
+
+def _launch(
+    strategy: str,
+    roles: Mapping[str, int],
+    work: dict[str, Any],
+    visible: str,
+    folder: Path,
+    deadline: float,
+    *,
+    gpus: str = "",
+) -> None:
+    """Carries out work in each task of a cluster that `tfdist launch` starts."""
+    specs = {role: {"replicas": count} | ({"gpus": gpus} if gpus else {}) for role, count in roles.items()}
+    cluster = _within(folder, "cluster") / "cluster.yaml"
+    cluster.write_text(json.dumps({"name": "gpu-check", "strategy": strategy, "roles": specs}), encoding="utf-8")
+    launch = [sys.executable, "-m", "tfdist_cli", "launch", str(cluster), "--run-dir", str(cluster.parent / "run")]
+    _run([*launch, "--", *_argv({**work, "out": str(folder)})], _environment(visible), deadline)
+
+
+def _argv(work: dict[str, Any]) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.programs.gpu_probe", json.dumps(work)]
+
+
+def _environment(visible: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TF_CONFIG", "TFDIST_"))}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return kept | {"CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "1"} | dict(more or {})
+
+
+def _within(folder: Path, name: str) -> Path:
+    (folder / name).mkdir()
+    return folder / name
+
+
+def _run(argv: Sequence[str], environment: Mapping[str, str], deadline: float) -> str:
+    """What a program printed.
+
+    Raises:
+        Failed: it failed, or did not end in time.
+    """
+    process = _start(argv, environment)
+    try:
+        printed, said = process.communicate(timeout=max(1.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        raise Failed("it did not end in time (--timeout)") from None
+    finally:
+        _end(process)
+    if process.returncode:
+        last = "\n".join(said.strip().splitlines()[-15:])
+        raise Failed(f"exit code {process.returncode}: {_last_error(said)}\n{last}")
+    return printed
+
+
+def _last_error(said: str) -> str:
+    """The line of a program's output that names what went wrong."""
+    lines = [line for line in said.splitlines() if "Error" in line or "error" in line]
+    return (lines or said.strip().splitlines() or ["it said nothing"])[-1].strip()
+
+
+def _start(argv: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        list(argv),
+        env=dict(environment),
+        cwd=tempfile.gettempdir(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ends what is left of a program: a launcher ends its tasks when it is told to."""
+    if process.poll() is not None:
+        return
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        os.killpg(process.pid, number)
+        try:
+            process.communicate(timeout=40)
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _total_memory() -> int:
+    """Bytes of the first GPU's memory."""
+    return _asked_of_driver("memory.total")
+
+
+def _used_memory() -> int:
+    return _asked_of_driver("memory.used")
+
+
+def _asked_of_driver(what: str) -> int:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        raise Failed("nvidia-smi, which tells a GPU's memory, was not found")
+    first = Machine.here().gpus[:1]
+    chosen = ["-i", first[0]] if first else []
+    asked = [program, *chosen, f"--query-gpu={what}", "--format=csv,noheader,nounits"]
+    lines = _run(asked, os.environ, time.monotonic() + 30).split()
+    return int(lines[0]) * 2**20
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("--only", action="append", metavar="CHECK", help="carry out only this; can be repeated")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a check may take (default: 300)")
+    parser.add_argument("--steps", type=int, default=200, help="steps in an epoch that is timed (default: 200)")
+    parser.add_argument(
+        "--output", type=Path, default=Path("gpu.json"), help="the file for the results as JSON (default: gpu.json)"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

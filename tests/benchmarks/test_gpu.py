@@ -1,0 +1,97 @@
+"""The command for machines with GPUs: what it skips, how it fails, and what it does where there is no GPU."""
+
+import json
+import sys
+import time
+
+import pytest
+
+from benchmarks import gpu
+from benchmarks.gpu import Check, Failed, Gpus, Result
+
+NONE = Gpus((), (), "TensorFlow sees none")
+TWO = Gpus(("3", "5"), ("A", "B"))
+
+
+def carried_out(run, gpus=TWO, needs=1):
+    return gpu.carry_out(Check("it", needs, run), gpus, 10.0)
+
+
+def failing(error):
+    def run(folder, deadline):
+        raise error
+
+    return run
+
+
+def test_a_check_that_needs_more_gpus_is_skipped():
+    result = carried_out(failing(AssertionError("never run")), NONE)
+    assert (result.status, result.reason) == ("skipped", "it needs 1 GPU; TensorFlow sees none")
+    assert carried_out(failing(AssertionError("never run")), TWO, 3).reason == "it needs 3 GPUs; there are 2"
+
+
+@pytest.mark.parametrize("error", [Failed("weights differ"), ValueError("something else")])
+def test_whatever_goes_wrong_is_the_check_s_own_failure(error):
+    result = carried_out(failing(error))
+    assert result.status == "failed"
+    assert str(error) in result.reason
+
+
+def test_a_check_has_its_folder_and_its_deadline():
+    def run(folder, deadline):
+        assert folder.is_dir()
+        return {"left": deadline - time.monotonic()}
+
+    assert 0 < carried_out(run).found["left"] <= 10
+
+
+def test_a_program_that_fails_is_named_by_its_error():
+    argv = [sys.executable, "-c", "raise ValueError('no such thing')"]
+    with pytest.raises(Failed, match=r"exit code 1: ValueError: no such thing"):
+        gpu._run(argv, {}, time.monotonic() + 60)
+
+
+def test_a_program_that_does_not_end_is_ended():
+    with pytest.raises(Failed, match="did not end in time"):
+        gpu._run([sys.executable, "-c", "import signal; signal.pause()"], {}, time.monotonic())
+
+
+def test_tasks_that_see_the_same_gpu_fail(monkeypatch, tmp_path):
+    def launch(strategy, roles, work, visible, folder, deadline):
+        for task in ("worker-0", "worker-1"):
+            (folder / f"{task}.json").write_text(json.dumps({"visible": "3", "gpus": ["A"]}))
+
+    monkeypatch.setattr(gpu, "_launch", launch)
+    with pytest.raises(Failed, match="workers share GPUs"):
+        gpu._devices(TWO, 2, tmp_path, 0.0, ps=False)
+
+
+def test_the_table_has_a_line_for_each_check():
+    about = {"command": "python -m benchmarks.gpu", "machine": "2 cores"}
+    results = [Result("rate", "ok", 3.2, {"times one GPU": 1.8765}), Result("memory", "failed", reason="a | b\nmore")]
+    table = gpu.render(about, TWO, results)
+    assert "| rate | ok | times one GPU 1.877 | 3 |" in table
+    assert "| memory | failed | a / b | 0 |" in table
+    assert "GPUs: A, B." in table
+
+
+def test_checks_use_no_more_gpus_than_there_are():
+    many = Gpus(tuple(map(str, range(16))), ("A",) * 16)
+    for gpus in (NONE, Gpus(("0",), ("A",)), TWO, many):
+        needs = [check.needs for check in gpu.all_checks(gpus, 10)]
+        assert max(needs) <= max(2, min(len(gpus.names), gpu.MOST))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_without_gpus_it_compares_clusters_on_the_cpu_and_lists_what_it_skipped(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    monkeypatch.setattr(gpu.signal, "signal", lambda *_: None)  # the tests' own process keeps its handlers
+    output = tmp_path / "gpu.json"
+    assert gpu.main(["--output", str(output)]) == 0
+    checks = {check["name"]: check for check in json.loads(output.read_text())["checks"]}
+    done = {name for name, check in checks.items() if check["status"] == "ok"}
+    assert done == {"training by mirrored workers", "training by parameter servers"}
+    assert all(check["status"] == "skipped" and check["reason"] for name, check in checks.items() if name not in done)
+    assert all(checks[name]["found"]["largest difference"] <= gpu.TOLERANCE for name in done)
+    assert "| training on one GPU | skipped |" in capsys.readouterr().out
