@@ -1,6 +1,7 @@
 """The command for machines with GPUs: what it skips, how it fails, and what it does where there is no GPU."""
 
 import json
+import signal
 import sys
 import time
 
@@ -86,7 +87,7 @@ def test_checks_use_no_more_gpus_than_there_are():
 @pytest.mark.timeout(600)
 def test_without_gpus_it_compares_clusters_on_the_cpu_and_lists_what_it_skipped(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    monkeypatch.setattr(gpu.signal, "signal", lambda *_: None)  # the tests' own process keeps its handlers
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests' own process keeps its handlers
     output = tmp_path / "gpu.json"
     assert gpu.main(["--output", str(output)]) == 0
     checks = {check["name"]: check for check in json.loads(output.read_text())["checks"]}

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdist_cli as tfdist
 from tfdist_cli.environment import Environment
@@ -48,3 +49,14 @@ def test_rules_for_parameter_servers_are_left_out_elsewhere_with_a_word(monkeypa
     model.compile("sgd", "mse")
     tfdist.fit(model, (np.zeros([4, 2]), np.zeros([4, 1])), updates=tfdist.Updates(mode="sync"))
     assert "updates: left out, since it is about parameter servers; this is single" in told
+
+
+@pytest.mark.parametrize(
+    ("gpus", "installed", "way"), [(0, False, "AUTO"), (1, True, "AUTO"), (1, False, "RING"), (2, False, "RING")]
+)
+def test_gpus_are_summed_by_tensorflows_ring_without_nccl(gpus, installed, way, monkeypatch, log):
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["gpu"] * gpus)
+    monkeypatch.setattr(cluster, "has_library", lambda name: installed and name == "nccl")
+    assert cluster.sums_by().implementation.name == way
+    assert len(log) == (way == "RING")
+    assert all("NCCL is not installed" in line for line in log)

@@ -27,7 +27,7 @@ from tfdist_cli.spec.updates import PlacementRule, ShardRule, Updates
 from tfdist_cli.train import data_service, links
 from tfdist_cli.train.coordinated import CoordinatedEngine
 from tfdist_cli.train.engine import Engine, Rules
-from tfdist_cli.train.gpus import tell_missing_gpus
+from tfdist_cli.train.gpus import has_library, tell_missing_gpus
 from tfdist_cli.train.mesh import Mesh
 from tfdist_cli.train.placement import DEFAULT_PLACEMENT, Placement, PlacementRules
 from tfdist_cli.train.presence import NOBODY, Met, gather, outlast, port_taken, report_in, say_done
@@ -227,7 +227,7 @@ def _meet(environment: Environment) -> Joined:
     if environment.strategy == "single":
         return Joined(environment, tf.distribute.get_strategy(), lifelines)
     if environment.strategy == "mirrored":
-        return Joined(environment, tf.distribute.MirroredStrategy(), lifelines)
+        return Joined(environment, _mirrored(), lifelines)
     if environment.strategy == "parameter_server":
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         strategy = tf.distribute.ParameterServerStrategy(resolver)
@@ -295,6 +295,31 @@ def _keep_function(_name: str) -> None:
     """
 
 
+def sums_by() -> tf.distribute.experimental.CommunicationOptions:
+    """How TensorFlow sums over replicas: between GPUs by NCCL, or by its own ring where NCCL is not installed."""
+    ways = tf.distribute.experimental.CommunicationImplementation
+    way = ways.AUTO
+    if tf.config.list_physical_devices("GPU") and not has_library("nccl"):
+        log.warning(
+            "NCCL is not installed: sums between GPUs pass through the CPU, which is slower; "
+            "`pip install 'tensorflow[and-cuda]'` installs it"
+        )
+        way = ways.RING
+    return tf.distribute.experimental.CommunicationOptions(implementation=way)
+
+
+def _mirrored() -> tf.distribute.Strategy:
+    """One task on all GPUs that it sees. `MirroredStrategy` always takes NCCL for several."""
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    options = sums_by() if gpus > 1 else None
+    if options is None or options.implementation is tf.distribute.experimental.CommunicationImplementation.AUTO:
+        return tf.distribute.MirroredStrategy()
+    alone = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({}), num_accelerators={"GPU": gpus}
+    )
+    return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=alone, communication_options=options)
+
+
 def _mirrored_workers(environment: Environment) -> tf.distribute.Strategy:
     members = Counter(task.role for task in environment.members)
     # As TensorFlow does it, but not waiting an hour for a task that ends just now.
@@ -308,7 +333,7 @@ def _mirrored_workers(environment: Environment) -> tf.distribute.Strategy:
         ],
     )
     try:
-        return tf.distribute.MultiWorkerMirroredStrategy()
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=sums_by())
     except RuntimeError as error:
         if "program startup" not in str(error):
             raise
