@@ -1,9 +1,10 @@
 """Two workers train as Keras's own `fit` does in one process with their batches together, whatever the model."""
 
 import json
+import re
 
-import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.cluster.tasks import alone, program
 
@@ -21,6 +22,14 @@ LOSSES = (
     "several outputs",
     "distillation",
     "float16",
+)
+CALLBACKS = (
+    "annealing",
+    "averages in the place of weights",
+    "averages after each epoch",
+    "other weights to score",
+    "state",
+    "predictions",
 )
 
 
@@ -46,10 +55,24 @@ def test_the_loss_of_two_workers_is_that_of_their_batches_together(case, chief, 
     assert_equal(chief[case], keras_own[case], 1e-3 if case == "float16" else 1e-5)
 
 
+@pytest.mark.parametrize("case", CALLBACKS)
+def test_callbacks_and_state_are_as_in_one_process(case, chief, keras_own):
+    assert_equal(chief[case], keras_own[case], 1e-5)
+
+
+def test_what_keras_cannot_do_on_a_cluster_names_the_call_to_use(chief):
+    fit, train_on_batch, predict = chief["refused"]
+    assert fit == "model.fit does not train on a cluster call tfdist.fit(model, data, ...) on every task"
+    assert train_on_batch.startswith("model.train_on_batch does not train on a cluster")
+    assert re.match(
+        r"the model 'sequential\w*' has no weights yet, .* predict .* tfdist.scope\(\) on every task", predict
+    )
+
+
 def assert_equal(ours, kerass, tolerance):
     """The same numbers under the same names."""
     assert ours.keys() == kerass.keys()
     for name, values in kerass.items():
-        pairs = zip(ours[name], values, strict=True)
-        worst = max(float(np.max(np.abs(np.subtract(one, other)) / (1 + np.abs(other)))) for one, other in pairs)
+        pairs = zip(tf.nest.flatten(ours[name]), tf.nest.flatten(values), strict=True)
+        worst = max(abs(one - other) / (1 + abs(other)) for one, other in pairs)
         assert worst < tolerance, f"{name}: {json.dumps(ours[name])} for {json.dumps(values)}"

@@ -18,7 +18,7 @@ PROGRAM = Path(__file__).parent / "programs" / "replicas.py"
 TOLERANCES = {"adamw": 1e-5, "averages": 1e-5, "accumulation": 1e-5, "bfloat16": 2e-2, "float16": 2e-3, "wire": 2e-2}
 """How far variables may be from one process's: narrow types round what every replica adds up."""
 IN_ONE = (*TOLERANCES, "scaled")
-ALL = (*IN_ONE, "rates", "norm", "exported", "resumed", "counts", "dropout")
+ALL = (*IN_ONE, "rates", "norm", "exported", "resumed", "counts", "dropout", "predicted")
 
 
 def ran(replicas, names):
@@ -110,3 +110,13 @@ def test_replicas_drop_different_units(two):
     kept = [tuple(units) for epoch in (first, second) for units in epoch]
     assert len(set(kept)) == 4
     assert all(16 < sum(units) < 48 for units in kept)
+
+
+def test_a_batch_is_predicted_once(two):
+    assert [rows for rows, _ in two["predicted"]] == [10, 10]
+    assert max(difference for _, difference in two["predicted"]) < 1e-6
+
+
+def test_integers_of_many_replicas_stay_what_they_are():
+    found = ran(6, ["state"])["state"]  # a sixth, six times, is less than one
+    assert found == {"copies": [0.0] * len(found["copies"]), "steps": 20}

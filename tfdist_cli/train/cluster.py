@@ -24,7 +24,7 @@ from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import SERVING_ROLES
 from tfdist_cli.spec.task_id import DATA_ROLES, TaskId
 from tfdist_cli.spec.updates import PlacementRule, ShardRule, Updates
-from tfdist_cli.train import data_service, links
+from tfdist_cli.train import data_service, keras_methods, links, replicas
 from tfdist_cli.train.coordinated import CoordinatedEngine
 from tfdist_cli.train.engine import Engine, Rules
 from tfdist_cli.train.gpus import has_library, tell_missing_gpus
@@ -227,14 +227,19 @@ def _meet(environment: Environment) -> Joined:
     if environment.strategy == "single":
         return Joined(environment, tf.distribute.get_strategy(), lifelines)
     if environment.strategy == "mirrored":
-        return Joined(environment, _mirrored(), lifelines)
+        mirrored = _mirrored()
+        keras_methods.adapt_batches(mirrored)
+        return Joined(environment, mirrored, lifelines)
     if environment.strategy == "parameter_server":
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         strategy = tf.distribute.ParameterServerStrategy(resolver)
         context.context().remove_function = _keep_function
+        keras_methods.adapt(strategy)
         atexit.register(_leave_at_exit)
         return Joined(environment, strategy, lifelines, Placement(strategy))
     strategy = _mirrored_workers(environment)
+    replicas.adapt(strategy)
+    keras_methods.adapt(strategy)
     mesh = _mesh(environment, met.links)
     if mesh is None and len(environment.members) > 1:
         _check_gpus(environment)

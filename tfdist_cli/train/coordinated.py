@@ -51,7 +51,6 @@ class CoordinatedEngine:
     """
 
     is_chief = True
-    one_by_one = False
     max_steps_per_execution = 20
 
     def __init__(
@@ -67,6 +66,7 @@ class CoordinatedEngine:
         self.workers = self.sharers = len(self._workers)
         make_room([worker.device_name for worker in self._workers])
         self.synchronous = rules.updates.mode != "async"
+        self.one_by_one = self.synchronous or self.workers == rules.updates.span == 1
         step.batches = rules.batches(self.workers)
         self._evaluations: dict[bool, Any] = {}
         self._iterators: Any = None
@@ -168,7 +168,7 @@ class CoordinatedEngine:
     def share_variables(self) -> None:
         """The variables are on the ps, where every task finds them."""
 
-    def share_settings(self) -> None:
+    def share_changes(self) -> None:
         """The same."""
 
     def settle(self, step: int) -> None:

@@ -106,7 +106,8 @@ class Engine(Protocol):
     Attributes:
         is_chief: whether this process reports, saves and runs callbacks.
         synchronous: whether all workers take each step together.
-        one_by_one: whether no execution is begun before the one before it has been yielded and the next is asked for.
+        one_by_one: whether, for callbacks that act on batches, executions are run one by one. Several workers that are
+            asynchronous would wait for each other.
         workers: how many workers there are.
         sharers: how many of the data's batches are trained on side by side: one by each worker, or replica.
         max_steps_per_execution: what `auto` chooses at the most.
@@ -171,8 +172,11 @@ class Engine(Protocol):
     def share_variables(self) -> None:
         """Gives every task that runs the loop the chief's variables. All of them have to call it."""
 
-    def share_settings(self) -> None:
-        """The same of the numbers that no step changes but a callback may: the learning rate, weights of losses."""
+    def share_changes(self) -> None:
+        """The same of what callbacks, on the chief, have assigned since it was last shared.
+
+        All of them have to call it.
+        """
 
     def settle(self, step: int) -> None:
         """Brings what is counted outside of variables into them, as of global step `step`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -219,18 +219,12 @@ class TrainingLoop:
     def _stretch(self, epoch: int, boundary: int) -> None:
         """Trains up to `boundary` or to a pause, then saves what is to be saved."""
         epoch_first = self._schedule.first(epoch)
-        executions = self._engine.run(
-            boundary - self._done,
-            first=self._done,
-            size=self._schedule.steps_per_execution,
-            adapts=self._schedule.adapts,
-            pause=self._pause,
-        )
+        one_by_one = self._each_batch and self._engine.one_by_one
+        executions = self._executions(boundary, one_by_one=one_by_one)
         while True:
-            one_by_one = self._each_batch and self._engine.one_by_one
             goes_on = self._done < boundary and not self._pause.agreed()
             if one_by_one and goes_on and self._group.begin(self._done - epoch_first):
-                self._engine.share_settings()  # a callback of the chief's may have set them, or after the last batch
+                self._engine.share_changes()  # made by a callback of the chief's, or after the last batch
             execution = next(executions, None)
             if execution is None:
                 break
@@ -264,6 +258,17 @@ class TrainingLoop:
         self._group.end(last, self._totals.logs(), data_ended=data_ended)
         self._agree_to_stop()
 
+    def _executions(self, boundary: int, *, one_by_one: bool) -> Iterator[Execution]:
+        """The executions up to `boundary` or to a pause.
+
+        One by one, none is begun before callbacks have heard of the one before: they may assign what it trains with.
+        """
+        size, adapts = self._schedule.steps_per_execution, self._schedule.adapts
+        while self._done < boundary and not self._pause.agreed():
+            left = boundary - self._done
+            steps = (size if size <= left else 1) if one_by_one else left
+            yield from self._engine.run(steps, first=self._done, size=size, adapts=adapts, pause=self._pause)
+
     def _take(self, execution: Execution, epoch: int) -> None:
         bad = np.flatnonzero(~np.isfinite(execution.losses))
         if bad.size and not self._ends_on_nan:
@@ -289,6 +294,8 @@ class TrainingLoop:
             return {}
         emit("state", state="evaluating")
         self._callbacks.on_test_begin()
+        if self._has_callbacks:
+            self._engine.share_changes()
         score = self._score_batches if self._each_test_batch else self._score
         scores = score(validation).logs()
         self._callbacks.on_test_end(scores)
@@ -304,7 +311,8 @@ class TrainingLoop:
         totals, group, done = MetricTotals(self._step), self._test_group, 0
         self._model.stop_evaluating = False
         for score in self._engine.test_steps(validation.data, steps=validation.steps):
-            group.begin(done)
+            if group.begin(done):
+                self._engine.share_changes()
             totals.add(score())
             done += 1
             if group.is_full(done - 1):

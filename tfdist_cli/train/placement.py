@@ -103,7 +103,8 @@ class Placement:
         sizes, counts = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
         for variable in [*model.variables, *model.metrics_variables, *model.optimizer.variables]:
             for part in parts(variable):
-                sizes[_task(part)] += Whole(part).bytes
+                if _task(part) in sizes:  # metrics may have been made on the chief, by Keras's own evaluate
+                    sizes[_task(part)] += Whole(part).bytes
         for variable in model.variables:
             for part in parts(variable):
                 counts[_task(part)] += 1

@@ -32,13 +32,13 @@ from tfdist_cli.train.metrics import MetricTotals
 from tfdist_cli.train.phases import Watch
 from tfdist_cli.train.rate import Rate
 from tfdist_cli.train.replaced import original, replaced
+from tfdist_cli.train.replicas import assigned
 from tfdist_cli.train.seeds import Seeds
 from tfdist_cli.train.step import ModelStep, values
 from tfdist_cli.train.update import (
     Read,
     in_place_of,
     innermost,
-    learning_rates,
     leave_sums_to_engine,
     rate_of,
     updating,
@@ -88,6 +88,7 @@ class SynchronousEngine:
         self._element_spec = element_spec
         self._exchange = Exchange([variable.shape for variable in step.parameters], rules.wire)
         self._strategy = strategy
+        self._assigned = assigned(strategy)
         self._members = membership
         self._replicas: int = strategy.num_replicas_in_sync
         self._local = self._replicas // len(membership.tasks)
@@ -102,16 +103,11 @@ class SynchronousEngine:
         self.is_chief = membership.index == 0
         self._totals = MetricTotals(step)
         self._seeds = Seeds(step, element_spec, self._replicas)
-        assigned = step.assigned(element_spec)
-        self._shared = self._seeds.without(assigned)
+        self._shared = self._seeds.without(step.assigned(element_spec))
         """The places of state variables that become the mean over the replicas; seeds are computed.
 
         Integer state is the same on all replicas, so that its mean is what it was.
         """
-        others = [variable for place, variable in enumerate(step.state) if place not in assigned]
-        self._settings = learning_rates(step.model.optimizer)
-        self._settings += [variable for variable in others if not variable.shape]
-        """Numbers that no step changes."""
         self._functions: dict[int, tuple[Any, str]] = {}
         self._evaluation: Any = None
         self._batch_evaluation: Any = None
@@ -140,7 +136,7 @@ class SynchronousEngine:
         while left and not pause.agreed():
             count = size if left >= size else 1
             vote = tf.constant(float(pause.wanted()), tf.float64)
-            with self.scope(), self._told():
+            with self.scope(), self._told(), self._assigned.paused():
                 try:
                     summary = self._executed(count, self._iterator, tf.constant(start, tf.int64), vote).numpy()
                 except tf.errors.OutOfRangeError as error:
@@ -185,9 +181,22 @@ class SynchronousEngine:
 
     def share_variables(self) -> None:
         """See `Engine.share_variables`."""
+        if self.workers > 1:
+            self._share(self._variables())
+
+    def share_changes(self) -> None:
+        """See `Engine.share_changes`."""
         if self.workers == 1:
             return
-        variables = self._step.parameters + self._step.state + list(self._step.model.optimizer.variables)
+        variables = self._variables()
+        changed = self.total(np.array([self.is_chief and self._assigned.has(variable) for variable in variables]))
+        self._share([variable for variable, any_change in zip(variables, changed, strict=True) if any_change])
+
+    def _variables(self) -> list[keras.Variable]:
+        return self._step.parameters + self._step.state + list(self._step.model.optimizer.variables)
+
+    def _share(self, variables: list[keras.Variable]) -> None:
+        """Gives every task what the chief has of some variables."""
         for dtype in dict.fromkeys(variable.dtype for variable in variables):
             group = [variable for variable in variables if variable.dtype == dtype]
             carrier = tf.as_dtype(dtype) if tf.as_dtype(dtype).is_floating else tf.int64
@@ -197,20 +206,11 @@ class SynchronousEngine:
             with self.scope():
                 for variable, part in zip(group, parts, strict=True):
                     variable.value.assign(tf.cast(tf.reshape(part, variable.shape), dtype))
-
-    def share_settings(self) -> None:
-        """See `Engine.share_settings`."""
-        if self.workers == 1 or not self._settings:
-            return
-        own = np.array([float(value.numpy()) for value in values(self._settings)])
-        agreed = self.total(own if self.is_chief else np.zeros_like(own))
-        with self.scope():
-            for variable, value in zip(self._settings, agreed, strict=True):
-                variable.assign(tf.cast(value, variable.dtype))
+        self._assigned.clear()
 
     def settle(self, step: int) -> None:
         """See `Engine.settle`."""
-        with self.scope():
+        with self.scope(), self._assigned.paused():
             self._seeds.settle(step)
 
     def leave(self) -> None:
@@ -283,12 +283,12 @@ class SynchronousEngine:
                 losses.append(result.loss)
                 overflows.append(overflow)
             own = tf.one_hot(replica, replicas, dtype=tf.float64)
-            mean = [tf.reshape(tf.cast(state[place], tf.float64), [-1]) / replicas for place in places]
+            total = [tf.reshape(tf.cast(state[place], tf.float64), [-1]) for place in places]
             losses = tf.cast(tf.stack(losses), tf.float64) / replicas
             # Every local replica votes for its task: any vote at all is one.
             counted = [tf.cast(tf.stack(overflows), tf.float64), totals.pack(metrics)]
             phases = [tf.reshape(own[:, None] * each, [-1]) for each in watch.totals()]
-            parts = [losses, *counted, own * tf.cast(examples, tf.float64), vote[None], *phases, *mean]
+            parts = [losses, *counted, own * tf.cast(examples, tf.float64), vote[None], *phases, *total]
             return self._all_reduce(tf.concat(parts, axis=0), context)
 
         @tf.function(autograph=False)
@@ -300,8 +300,8 @@ class SynchronousEngine:
             # Each size is given: TensorFlow's kernel for a single part of size -1 fails.
             parts = tf.split(summary, [int(summary.shape[0]) - sum(sizes), *sizes])
             for place, part in zip(places, parts[1:], strict=True):
-                variable = step.state[place]
-                variable.value.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+                variable = step.state[place]  # divided after the sum: thirds of one do not sum up to one
+                variable.value.assign(tf.cast(tf.reshape(part / replicas, variable.shape), variable.dtype))
             return parts[0]
 
         return execute

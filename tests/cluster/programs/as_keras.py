@@ -16,6 +16,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tfdist_cli as tfdist
+from tfdist_cli.errors import UsageError
 
 IN_CLUSTER = "TF_CONFIG" in os.environ
 MODE = sys.argv[1]
@@ -155,6 +156,134 @@ def float16():
         keras.config.set_dtype_policy("float32")
 
 
+# State and callbacks: what they assign holds for all workers from the next batch, or score, on.
+
+
+class Annealed(keras.Model):
+    """Has a share of its loss that a callback assigns, and notes it."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(1)
+        self.share = self.add_weight(shape=(), initializer="zeros", trainable=False, name="share")
+        self.noted = keras.metrics.Mean(name="noted")
+
+    def call(self, x):
+        self.noted.update_state(self.share)
+        prediction = self.dense(x)
+        self.add_loss(self.share * ops.mean(prediction**2))
+        return prediction
+
+
+class Anneal(keras.callbacks.Callback):
+    """Assigns by Keras, by TensorFlow, and by a function of its own."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.assign = tf.function(model.share.assign)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        ways = [self.model.share.assign, self.model.share.value.assign, self.assign]
+        ways[batch % 3](tf.constant(1.0 / 2**batch))
+
+
+def annealed():
+    with tfdist.scope():
+        model = compiled(Annealed())
+        model.build((None, 3))
+    return found(model, fit(model, X, Y, callbacks=[Anneal(model)]))
+
+
+class Shifts(keras.callbacks.Callback):
+    """Scores with other weights than those that are trained."""
+
+    def on_test_begin(self, logs=None):
+        self.kept = self.model.get_weights()
+        self.model.set_weights([weight + 1 for weight in self.kept])
+
+    def on_test_end(self, logs=None):
+        self.model.set_weights(self.kept)
+
+
+def averaged(callback):
+    with tfdist.scope():
+        model = linear()
+        model.compile(keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.5), "mse")
+    return found(model, fit(model, X, Y, callbacks=[callback], validation_data=(X, Y)))
+
+
+class Counts(layers.Layer):
+    """Counts the batches that it is trained and scored on, in integers and in floats."""
+
+    def build(self, shape):
+        self.trained = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="trained")
+        self.mean = self.add_weight(shape=(3,), initializer="zeros", trainable=False, name="mean")
+
+    def call(self, x, training=False):
+        if training:
+            self.trained.assign_add(1)
+            self.mean.assign(0.9 * self.mean + 0.1 * ops.mean(x, axis=0))
+        return x
+
+
+def counted():
+    with tfdist.scope():
+        model = compiled(keras.Sequential([keras.Input((3,)), Counts(), layers.Dense(1)]))
+    return found(model, fit(model, X, Y))
+
+
+class Predicts(keras.callbacks.Callback):
+    """Predicts and scores a few examples as users do for a plot."""
+
+    def __init__(self):
+        super().__init__()
+        self.noted = []
+
+    def note(self):
+        model, x, y = self.model, X[:5], Y[:5]
+        self.noted.append(
+            [
+                model.predict(x, batch_size=2, verbose=0).tolist(),
+                model.predict_on_batch(x).tolist(),
+                np.array(model(x)).tolist(),
+                model.evaluate(x, y, verbose=0, return_dict=True)["mae"],
+                model.test_on_batch(x, y)[1],
+            ]
+        )
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.note()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.note()
+
+
+def predicted():
+    with tfdist.scope():
+        model = keras.Sequential([keras.Input((3,)), layers.Dense(2), layers.LayerNormalization(), layers.Dense(1)])
+        compiled(model, metrics=["mae"])
+    predicts = Predicts()
+    predicts.set_model(model)
+    before = [model.predict(X[:3], verbose=0).tolist(), model.predict_on_batch(X[:3]).tolist()]
+    fit(model, X, Y, callbacks=[predicts])
+    with tfdist.scope():
+        predicts.note()
+    return {"before": before, **{f"{place}": noted for place, noted in enumerate(predicts.noted)}}
+
+
+def refused():
+    """What Keras's methods that train say on a cluster; Keras itself trains."""
+    with tfdist.scope():
+        model, unbuilt = compiled(linear()), compiled(keras.Sequential([layers.Dense(1)]))
+    said = []
+    for call in (lambda: model.fit(X, Y), lambda: model.train_on_batch(X, Y), lambda: unbuilt.predict(X)):
+        try:
+            call()
+        except UsageError as error:
+            said.append(f"{error} {error.hint}")
+    return said
+
+
 CASES = {
     "a mean": lambda: reduced("sum_over_batch_size"),
     "a mean with weights": lambda: reduced("mean_with_sample_weight", X, Y, WEIGHTS),
@@ -166,6 +295,13 @@ CASES = {
     "several outputs": several_outputs,
     "distillation": distilled,
     "float16": float16,
+    "annealing": annealed,
+    "averages in the place of weights": lambda: averaged(keras.callbacks.SwapEMAWeights()),
+    "averages after each epoch": lambda: averaged(keras.callbacks.SwapEMAWeights(swap_on_epoch=True)),
+    "other weights to score": lambda: averaged(Shifts()),
+    "state": counted,
+    "predictions": predicted,
+    **({"refused": refused} if IN_CLUSTER else {}),
 }
 
 written = {}

@@ -167,6 +167,29 @@ def dropout():
     return np.array(history["kept"]).astype(int).tolist()
 
 
+def state():
+    """An integer that each step counts, and its copies."""
+
+    class Steps(layers.Layer):
+        def build(self, shape):
+            self.steps = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False)
+
+        def call(self, x):
+            self.steps.assign_add(1)
+            return x
+
+    model = build(adam(), Steps)
+    return {"copies": trained(model)["copies"], "steps": int(model.layers[1].steps.numpy())}
+
+
+def predicted():
+    """How many rows are predicted of 10, and how far they are from what the model gives."""
+    model = build(adam())
+    trained(model)
+    rows = [model.predict_on_batch(X[:10]), model.predict(X[:10], verbose=0)]
+    return [[len(each), float(np.abs(each - np.asarray(model(X[:10]))).max())] for each in rows]
+
+
 def _training(make, *hidden, **given):
     def train():
         own = {key: value for key, value in given.items() if key != "policy"}
@@ -192,6 +215,8 @@ FACTS = {
     "resumed": resumed,
     "counts": counts,
     "dropout": dropout,
+    "state": state,
+    "predicted": predicted,
 }
 for name in NAMES:
     try:
