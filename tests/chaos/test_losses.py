@@ -51,7 +51,7 @@ def test_servers_lose_a_worker_the_evaluator_and_a_ps(train):
         training,
         Blow("worker:1", 100),
         Blow("worker:0", 200, doing="evaluating"),
-        Blow("evaluator:0", 300),
+        Blow("evaluator:0", 300, signal.SIGHUP),
         Blow("ps:0", 600),
     )
     assert told(done) == [("worker:1", "task"), ("worker:0", "task"), ("evaluator:0", "task"), ("ps:0", "job")]

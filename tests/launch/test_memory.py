@@ -36,6 +36,25 @@ def test_each_kill_is_claimed_once(system, cgroup, name):
     assert [kills.claim() for _ in range(3)] == [True, True, False]
 
 
+def test_version_1_tells_of_each_cgroup_alone(system):
+    """A task whose memory somebody limits is in a cgroup of its own, which may be gone at the next claim."""
+    job, task = "sys/fs/cgroup/memory/job/memory.oom_control", "sys/fs/cgroup/memory/job/task/memory.oom_control"
+    kills = system("4:memory:/job", job, 1)
+    system("4:memory:/job", "sys/fs/cgroup/memory/other/memory.oom_control", 7)
+    assert kills.claim() is False
+    system("4:memory:/job", task, 2)
+    assert [kills.claim(), kills.claim(), kills.claim()] == [True, True, False]
+    (kills._file.parent / "task" / "memory.oom_control").unlink()
+    system("4:memory:/job", job, 2)
+    assert [kills.claim(), kills.claim()] == [True, False]
+
+
+def test_the_uppermost_cgroup_of_version_1_is_not_that_of_all_others(system):
+    kills = system("4:memory:/", "sys/fs/cgroup/memory/memory.oom_control", 0)
+    system("4:memory:/", "sys/fs/cgroup/memory/other/memory.oom_control", 7)
+    assert kills.claim() is False
+
+
 def test_a_system_that_does_not_say(system, tmp_path):
     assert KernelKills(tmp_path).claim() is None
     kills = system("0::/job", "sys/fs/cgroup/job/memory.events", 0)
