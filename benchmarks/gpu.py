@@ -405,7 +405,9 @@ def _run(argv: Sequence[str], environment: Mapping[str, str], deadline: float) -
         _end(process)
     if process.returncode:
         last = "\n".join(said.strip().splitlines()[-15:])
-        raise Failed(f"exit code {process.returncode}: {_last_error(said)}\n{last}")
+        code = process.returncode
+        how = f"exit code {code}: {_last_error(said)}" if code > 0 else f"ended by signal {-code}"
+        raise Failed(f"{how}\n{last}")
     return printed
 
 

@@ -125,20 +125,21 @@ def rate() -> None:
     """Examples per second of all replicas together: the median of the epochs after the first."""
     laps, batch, steps = Laps(), given["batch"], given["steps"]
     x, y = examples(8 * batch)
-    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch).cache().repeat().prefetch(2)
     optimizer = "adam"
+
+    def batches(_: Any = None) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices((x, y)).batch(batch).cache().repeat().prefetch(2)
+
     if given["by"] == "keras":
         network = model(optimizer, given["hidden"])
-        network.fit(batches, epochs=4, steps_per_epoch=steps, callbacks=[laps], verbose=0)
+        network.fit(batches(), epochs=4, steps_per_epoch=steps, callbacks=[laps], verbose=0)
         chief = True
     else:
         chief = tfdist.is_chief()
         with tfdist.scope():
             network = model(optimizer, given["hidden"])
         updates = tfdist.Updates(**given["updates"])
-        tfdist.fit(
-            network, lambda _: batches, epochs=4, steps_per_epoch=steps, share="copy", callbacks=[laps], updates=updates
-        )
+        tfdist.fit(network, batches, epochs=4, steps_per_epoch=steps, share="copy", callbacks=[laps], updates=updates)
     if chief:
         seconds = [after - before for before, after in zip(laps.moments, laps.moments[1:], strict=False)]
         per_step = given["batches_per_step"] * batch

@@ -52,6 +52,12 @@ def test_a_program_that_fails_is_named_by_its_error():
         gpu._run(argv, {}, time.monotonic() + 60)
 
 
+def test_a_program_that_crashes_is_named_by_its_signal():
+    argv = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"]
+    with pytest.raises(Failed, match=r"ended by signal 11"):
+        gpu._run(argv, {}, time.monotonic() + 60)
+
+
 def test_a_program_that_does_not_end_is_ended():
     with pytest.raises(Failed, match="did not end in time"):
         gpu._run([sys.executable, "-c", "import signal; signal.pause()"], {}, time.monotonic())

@@ -100,6 +100,7 @@ class Local:
         self._slot_wire = Wire(
             [slot for variable in parameters for slot in rule.slots(optimizer, variable)],
             [place * many + kind for place in tables for kind in range(many)],
+            device_scope=wire.device_scope,
         )
 
     def copy(self, lookup: Lookup, pulled: Pulled) -> Copy:
@@ -111,10 +112,11 @@ class Local:
         """
         slots = self._slot_wire.pull(self._of_slots(lookup))
         each = iter(slots.values)
-        held = [
-            Held(variable, [_variable(value)], [[_variable(next(each))] for _ in self._rule.kinds])
-            for variable, value in zip(self._parameters, pulled.values, strict=True)
-        ]
+        with self._wire.device_scope():
+            held = [
+                Held(variable, [_variable(value)], [[_variable(next(each))] for _ in self._rule.kinds])
+                for variable, value in zip(self._parameters, pulled.values, strict=True)
+            ]
         touched: list[Any] = [0] * len(held)
         for place in self._tables:
             touched[place] = tf.zeros(tf.shape(pulled.values[place])[:1], tf.int32)
@@ -132,7 +134,8 @@ class Local:
         # It is on a ps: once a round, not once a step.
         read = {"_learning_rate": Read(tf.identity(own.value))} if isinstance(own, keras.Variable) else {}
         for number, given in enumerate(gradients):
-            pieces = [self._gradient(copy, place, gradient) for place, gradient in enumerate(given)]
+            with self._wire.device_scope():
+                pieces = [self._gradient(copy, place, gradient) for place, gradient in enumerate(given)]
             with in_place_of(self._optimizer, read):
                 rate = rate_of(self._optimizer._learning_rate, updates + number, self._rate)
             apply_by_rule(self._rule, self._optimizer, pieces, copy.held, updates + number, rate)
@@ -143,6 +146,10 @@ class Local:
         Returns:
             What has arrived there; and what adds it to parameters and slots, at each ps one worker's after the other's.
         """
+        with self._wire.device_scope():
+            return self._sent(copy)
+
+    def _sent(self, copy: Copy) -> tuple[Tensors, Callable[[], None]]:
         left = [[_left(kind, touched) for kind in self._rule.kinds] for touched in copy.touched]
         changed = [
             None if _is_never(touched) else value - before

@@ -127,7 +127,7 @@ class Wire:
         device_scope: DeviceScope = nullcontext,
     ) -> None:
         self._tables = list(tables)
-        self._device_scope = device_scope
+        self.device_scope = device_scope
         self._crossing = None if dtype == "float32" else tf.as_dtype(dtype)
         self.shards = [_shards(place, variable) for place, variable in enumerate(parameters)]
         posts: dict[tuple[str, tf.DType], Post] = {}
@@ -163,7 +163,7 @@ class Wire:
                 crossing = self._rounded(joined)
             rows.append(numbers)
             read.append(joined)
-            with self._device_scope():
+            with self.device_scope():
                 parted = self._parted(crossing, counts, post, whole)
             for shard, part in zip(post.tables + whole, parted, strict=True):
                 arrived[shard.place, shard.index] = part
@@ -173,7 +173,7 @@ class Wire:
                 values.append(held[place])
                 continue
             own = [arrived[place, shard.index] for shard in shards]
-            with self._device_scope():
+            with self.device_scope():
                 values.append(own[0] if len(own) == 1 else tf.concat(own, axis=0))
         return Pulled(values, rows, size, read)
 
@@ -192,7 +192,7 @@ class Wire:
             pulled: what they are gradients of.
             beside: what crosses with them.
         """
-        with self._device_scope():
+        with self.device_scope():
             return self._pushed(gradients, pulled, beside)
 
     def _pushed(self, gradients: Sequence[Any], pulled: Pulled, beside: Beside | None) -> Arrival:

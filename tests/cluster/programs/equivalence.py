@@ -36,6 +36,10 @@ def plain():
     return [layers.Dense(8, "relu", kernel_constraint="max_norm", kernel_regularizer="l2")]
 
 
+def free():
+    return [layers.Dense(8, "relu")]
+
+
 def rich():
     return [*plain(), layers.BatchNormalization(), layers.Dropout(0.3)]
 
@@ -71,12 +75,14 @@ RECIPES = {
     "plain clipped": lambda: (optimizers.Adam(0.01, global_clipnorm=0.1, use_ema=True), plain),
     "plain accumulation": lambda: (optimizers.Adam(0.01, gradient_accumulation_steps=3), plain),
     "plain scaled": lambda: (optimizers.SGD(steady if in_cluster else doubled, momentum=0.9), plain),
+    "plain local": lambda: (optimizers.Adam(0.01), free),
     "plain on bfloat16": lambda: (optimizers.Adam(0.01), plain),
     "plain on float16": lambda: (optimizers.Adam(0.01), plain),
     "plain float16": lambda: (optimizers.LossScaleOptimizer(optimizers.SGD(0.1), initial_scale=64.0), plain),
 }
 RULES = {
     "plain scaled": {"learning_rate": tfdist.LearningRate(scale="linear", warmup_steps=5)} if in_cluster else {},
+    "plain local": {"updates": tfdist.Updates(local_steps=2)} if in_cluster else {},
     "plain on bfloat16": {"wire": "bfloat16"},
     "plain on float16": {"wire": "float16"},
 }
