@@ -3,6 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python -m
 INSTALLED := $(VENV)/.installed
+# The oldest versions that pyproject.toml allows, without TensorFlow: what a login node may have.
+OLDEST := .venv-oldest
+OLDEST_INSTALLED := $(OLDEST)/.installed
+BOUNDS := $(shell sed -n 's/^dependencies = \[\(.*\)\]/\1/p' pyproject.toml | tr -d '",')
 SLOW := tests/chaos tests/cluster tests/zoo
 JOBS ?= auto
 # Tests start hundreds of Pythons: what the first has compiled, the others need not.
@@ -18,7 +22,8 @@ help: ## Say what there is to make
 demo: $(INSTALLED) ## Train the digits on a cluster of five processes on this machine
 	$(RUN) tfdist_cli launch configs/local.yaml
 
-test: $(INSTALLED) ## Run all tests
+test: $(INSTALLED) $(OLDEST_INSTALLED) ## Run all tests
+	$(OLDEST)/bin/python -m pytest -q -n $(JOBS) -m 'not slow and not tensorflow' tests/cli
 	$(RUN) pytest -n $(JOBS) --dist worksteal $(addprefix --ignore=,$(SLOW))
 	$(RUN) pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=20 -m 'not timed' $(SLOW)
 	$(RUN) pytest -m timed $(SLOW)
@@ -40,10 +45,17 @@ bench: $(INSTALLED) ## Measure tfdist beside its peers
 	$(RUN) benchmarks
 
 clean: ## Remove .venv, caches and builds; runs/ stays
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(OLDEST) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(RUN) pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(RUN) pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cpu,dev]'
+	touch $@
+
+$(OLDEST_INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(OLDEST)
+	grep -vE '^($(shell echo '$(BOUNDS)' | sed 's/>=[^ ]*//g; s/ /|/g')|pydantic-core)==' constraints.txt > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/pip install --quiet --disable-pip-version-check --only-binary :all: -c $(OLDEST)/constraints.txt \
+	  $(subst >=,==,$(BOUNDS)) -e . hypothesis jsonschema pytest pytest-timeout pytest-xdist
 	touch $@

@@ -13,6 +13,7 @@ from tfdist_cli.launch.report import Failure, Report
 from tfdist_cli.phases import COLUMNS, PHASES, WATCH
 from tfdist_cli.spec.task_id import TaskId
 
+pytestmark = pytest.mark.tensorflow
 SECONDS = 2.0
 """How long the measured epoch of a made-up training takes."""
 FAILURE = Failure(TaskId("chief"), 1.0, "exit code 1", "ValueError: no", "", "", (), Path("stderr.log"))

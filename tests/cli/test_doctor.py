@@ -6,6 +6,9 @@ import socket
 import pytest
 
 
+pytestmark = pytest.mark.tensorflow
+
+
 @pytest.fixture
 def here(cluster_file, monkeypatch):
     """A cluster of this machine without a recipe of its own."""

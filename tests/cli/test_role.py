@@ -13,6 +13,9 @@ from tfdist_cli.environment import Environment
 from tfdist_cli.spec.task_id import TaskId
 
 
+pytestmark = pytest.mark.tensorflow
+
+
 @pytest.fixture(autouse=True)
 def _own_environment(tmp_path, monkeypatch):
     """What a task sets in its environment is gone after the test."""
