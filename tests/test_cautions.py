@@ -2,9 +2,10 @@
 
 import pytest
 
-from tfdist_cli.cautions import cautions
+from tfdist_cli.cautions import cautions, recipe_cautions
 from tfdist_cli.resources import Machine
 from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.recipe import Recipe
 
 GIB = 2**30
 MACHINE = Machine(8, memory=16 * GIB)
@@ -33,6 +34,39 @@ def test_other_machines_have_memory_of_their_own():
 def test_more_cores_than_the_machine_has():
     [caution] = told(chief={}, worker={"cpus": 9}, ps={"cpus": 8})
     assert caution.message == "a worker is to compute on 9 cores, and this machine has 8"
+
+
+def test_more_tasks_than_cores():
+    assert not told(Machine(2), chief={}, worker={"replicas": 2}, ps={"replicas": 5})
+    [caution] = told(Machine(2), chief={}, worker={"replicas": 3}, ps={})
+    assert caution.message == "3 tasks train on this machine, which has 2 cores"
+    [caution] = told(Machine(2), strategy="multi_worker_mirrored", chief={}, worker={"replicas": 2})
+    assert caution.code == "more-tasks-than-cores"
+    assert not told(Machine(2, ("0", "1", "2")), chief={}, worker={"replicas": 3}, ps={}), "GPUs compute"
+    elsewhere = {"hosts": ["10.0.0.1", "10.0.0.2", "10.0.0.3"]}
+    assert not told(Machine(2), strategy="multi_worker_mirrored", worker=elsewhere)
+
+
+def test_more_tasks_than_anybody_means():
+    found = told(Machine(8000), chief={}, worker={"replicas": 5000}, ps={})
+    assert [(caution.code, caution.message) for caution in found] == [
+        ("many-tasks", "there are to be 5000 tasks of worker")
+    ]
+    assert "roles.worker.replicas" in found[0].hint
+
+
+def test_a_run_directory_of_another_recipe(tmp_path):
+    kept = tmp_path / "recipe.yaml"
+    one, other = Recipe(module="one", params={"hidden": 3}), Recipe(module="other")
+    assert list(recipe_cautions(kept, one)) == []
+    kept.write_text("module: one\n")
+    assert list(recipe_cautions(kept, one)) == []
+    for recipe, what in ((other, "the recipe of module 'other'"), (None, "a program")):
+        [caution] = recipe_cautions(kept, recipe)
+        assert caution.code == "other-recipe"
+        assert f"it has trained module 'one', and this launch runs {what}" in caution.message
+    kept.write_text("module: [")
+    assert list(recipe_cautions(kept, other)) == []
 
 
 @pytest.mark.parametrize("host", ["8.8.8.8", "[2a00:1450:4001::1]"])

@@ -20,7 +20,7 @@ BELOW = {
     "spec": {"errors"},
     "tf_config": {"spec"},
     "resources": {"errors", "spec"},
-    "cautions": {"spec", "resources"},
+    "cautions": {"errors", "spec", "resources"},
     "doctor": {"errors", "spec", "launch"},
     "phases": set(),
     "requirements": {"errors"},

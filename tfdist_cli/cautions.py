@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from tfdist_cli.errors import TfdistError
 from tfdist_cli.resources import Machine
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.load import load_recipe
+from tfdist_cli.spec.recipe import Recipe
 from tfdist_cli.spec.resources import Size
 from tfdist_cli.spec.task_id import ROLES, TaskId
+
+MANY = 1000
+"""Tasks of one role that are more likely a slip of the hand."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +42,31 @@ def cautions(cluster: Cluster, machine: Machine) -> Iterator[Caution]:
         machine: the one that the tasks without a host of their own run on.
     """
     yield from _public_addresses(cluster)
+    yield from _many_tasks(cluster)
     if cluster.launcher == "local":
         yield from _more_than_there_is(cluster, machine)
+        yield from _shared_cores(cluster, machine)
+
+
+def recipe_cautions(kept: Path, recipe: Recipe | None) -> Iterator[Caution]:
+    """Looks at a run's directory that a launch is to go on in.
+
+    Args:
+        kept: the recipe that is kept there, if the run trained one.
+        recipe: what is to be trained now; None for a program of the user's own.
+    """
+    try:
+        before = load_recipe(kept)
+    except TfdistError:  # a new directory, a program's, or one that is damaged
+        return
+    if recipe is None or recipe.module != before.module:
+        now = f"the recipe of module {recipe.module!r}" if recipe else "a program"
+        yield Caution(
+            "other-recipe",
+            f"{kept.parent} belongs to a run of another recipe: it has trained module {before.module!r}, "
+            f"and this launch runs {now}",
+            "name another --run-dir: metrics and checkpoints of the two would be mixed",
+        )
 
 
 def _public_addresses(cluster: Cluster) -> Iterator[Caution]:
@@ -53,6 +83,30 @@ def _public_addresses(cluster: Cluster) -> Iterator[Caution]:
             f"{who}: anyone who reaches it can run any operation there, file access included, without a password",
             "use addresses of a private network or a VPN, or let a firewall pass the cluster's own hosts alone; "
             "see docs/security.md",
+        )
+
+
+def _many_tasks(cluster: Cluster) -> Iterator[Caution]:
+    for role in ROLES:
+        count = cluster.roles.count(role)
+        if count >= MANY:
+            yield Caution(
+                "many-tasks",
+                f"there are to be {count} tasks of {role}",
+                f"correct roles.{role}.replicas if that is not what you mean",
+            )
+
+
+def _shared_cores(cluster: Cluster, machine: Machine) -> Iterator[Caution]:
+    """More tasks that compute than cores; a chief of parameter servers and those that serve leave their cores free."""
+    coordinated = cluster.strategy == "parameter_server"
+    roles = ("worker",) if coordinated else ("chief", "worker")
+    here = [task for task in cluster.tasks if task.role in roles and cluster.address(task).is_loopback]
+    if len(here) > machine.cores and not machine.gpus:
+        yield Caution(
+            "more-tasks-than-cores",
+            f"{len(here)} tasks train on this machine, which has {machine.cores} cores",
+            f"run at most {machine.cores} here: those that share a core are slower together than fewer tasks",
         )
 
 

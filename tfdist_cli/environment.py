@@ -15,6 +15,7 @@ from tfdist_cli.run_files import parse_object
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import DATA_KEY, Strategy
 from tfdist_cli.spec.resources import GPU_MEMORY, GPUS, Size
+from tfdist_cli.spec.scheme import refuse_scheme
 from tfdist_cli.spec.task_id import DATA_ROLES, ROLES, TaskId
 
 STRATEGY = "TFDIST_STRATEGY"
@@ -60,6 +61,7 @@ class Environment:
         """
         addresses, task = _tf_config(environ.get("TF_CONFIG", ""))
         run_dir = environ.get(RUN_DIR)
+        refuse_scheme(run_dir or "")
         return cls(
             strategy=_strategy(environ.get(STRATEGY), addresses),
             task=task,

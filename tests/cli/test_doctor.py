@@ -5,7 +5,6 @@ import socket
 
 import pytest
 
-
 pytestmark = pytest.mark.tensorflow
 
 
@@ -16,10 +15,12 @@ def here(cluster_file, monkeypatch):
     return cluster_file
 
 
-def test_this_machine(tfdist, here):
+def test_this_machine(tfdist, here, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     result = tfdist("doctor", "--quick")
     assert result.code == 0, result.out
-    assert [line for line in result.out.splitlines() if "this machine" in line]
+    [line] = [line for line in result.out.splitlines() if line.startswith("this machine")]
+    assert len(line) <= 80
     assert "0 errors" in result.out or "nothing is wrong" in result.out
 
 

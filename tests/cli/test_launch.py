@@ -14,6 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tfdist_cli.cli.job import load_job
+from tfdist_cli.spec.problems import SpecError
+
 ROOT = str(Path(__file__).parents[2])
 MIRRORED = "strategy: multi_worker_mirrored\nroles: {worker: {replicas: 2}}\n"
 SECOND = "case $TF_CONFIG in *'\"index\":1'*) %s;; *) %s;; esac"
@@ -70,7 +73,7 @@ def test_a_program_in_every_task(tfdist, cluster_file):
     assert "[chief:0] trained\n" in result.err
     run = (cluster_file.parent / "runs" / "latest").resolve()
     out = result.out.splitlines()
-    assert [line.split()[:2] for line in out[:3]] == [["chief:0", "done"], ["worker:0-1", "ended"], ["ps:0", "ended"]]
+    assert [line.split()[:2] for line in out[:3]] == [["chief:0", "done"], ["worker:0-1", "done"], ["ps:0", "done"]]
     assert f"run         {run}" in out
     assert (run / "attempt_1" / "chief-0" / "stdout.log").read_text() == "trained\n"
     assert sorted(path.name for path in run.iterdir()) == [
@@ -421,3 +424,80 @@ def test_a_secret_that_is_not_there_is_told_before_anything_is_made(tfdist, mirr
     assert done.code == 2
     assert "roles.worker.secrets.API_KEY: the environment variable that its 'env' names is not set" in done.err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_module_that_is_not_there_is_told_before_anything_starts(tfdist, cluster_file, tmp_path):
+    (tmp_path / "digits.yaml").write_text("module: digitz\n")
+    result = tfdist("launch", cluster_file, "--recipe", "digits.yaml", "--run-dir", "run")
+    assert result.code == 2
+    assert "there is no module 'digitz' in " in result.err
+    assert "did you mean 'digits'?" in result.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_module_may_be_where_the_tasks_look_for_it(cluster_file, tmp_path):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "elsewhere.py").write_text("")
+    (tmp_path / "digits.yaml").write_text("module: elsewhere\n")
+
+    def check(*overrides):
+        load_job(cluster_file, Path("digits.yaml"), overrides, None).check_module()
+
+    with pytest.raises(SpecError, match="there is no module 'elsewhere'"):
+        check()
+    check(f"roles.worker.env.PYTHONPATH={tmp_path / 'lib'}")
+    check("launcher=slurm")  # the nodes may have it
+    (tmp_path / "elsewhere.py").write_text("")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "digits.yaml").write_text("module: elsewhere\nmodule_dir: inner\n")
+    check()  # in the current folder, where `python -m` looks
+
+
+def test_a_run_directory_of_another_recipe_is_warned_of(tfdist, cluster_file, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text("module: another\n")
+    result = tfdist("launch", cluster_file, "--recipe", "digits.yaml", "--run-dir", "run", "--dry-run")
+    assert "run belongs to a run of another recipe: it has trained module 'another'" in result.err
+    assert "the recipe of module 'digits'" in result.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("launch", "gs://bucket/cluster.yaml"),
+        ("launch", "cluster.yaml", "--run-dir", "gs://bucket/cluster.yaml"),
+        ("launch", "cluster.yaml", "--recipe", "gs://bucket/cluster.yaml"),
+        ("plan", "cluster.yaml", "-s", "run_dir=gs://bucket/cluster.yaml"),
+        ("plan", "cluster.yaml", "-s", "recipe=gs://bucket/cluster.yaml"),
+        (
+            "plan",
+            "cluster.yaml",
+            "-r",
+            "digits.yaml",
+            "-s",
+            "checkpoint={every_steps: 1, dir: gs://bucket/cluster.yaml}",
+        ),
+        ("role", "--task", "ps:0", "-c", "cluster.yaml", "--run-dir", "gs://bucket/cluster.yaml"),
+        ("list", "gs://bucket/cluster.yaml"),
+        ("status", "gs://bucket/cluster.yaml"),
+        ("logs", "gs://bucket/cluster.yaml"),
+        ("stop", "gs://bucket/cluster.yaml"),
+        ("scale", "gs://bucket/cluster.yaml", "worker=1"),
+        ("export", "gs://bucket/cluster.yaml"),
+        ("export", "run", "--out", "gs://bucket/cluster.yaml"),
+        ("doctor", "gs://bucket/cluster.yaml"),
+    ],
+    ids=" ".join,
+)
+def test_a_bucket_is_no_path(arguments, tfdist, cluster_file, tmp_path):
+    before = sorted(tmp_path.iterdir())
+    result = tfdist(*arguments)
+    assert result.code == 2
+    assert "'gs://bucket/cluster.yaml' is no path: tfdist cannot read or write gs://" in result.err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_data_may_be_in_a_bucket(tfdist, cluster_file, tmp_path):
+    (tmp_path / "digits.yaml").write_text("module: digits\nparams: {data: gs://bucket/x}\n")
+    result = tfdist("plan", cluster_file, "-r", "digits.yaml")
+    assert (result.code, result.err) == (0, "")

@@ -12,7 +12,6 @@ from tfdist_cli.cli import role as module
 from tfdist_cli.environment import Environment
 from tfdist_cli.spec.task_id import TaskId
 
-
 pytestmark = pytest.mark.tensorflow
 
 

@@ -54,7 +54,7 @@ def test_training_is_done_when_the_chief_is():
     assert job.ended
     assert job.state.exit_code == 0
     assert job.state.failures == ()
-    assert job.statuses() == {CHIEF: Status.DONE, PS: Status.STOPPED, W0: Status.STOPPED, W1: Status.STOPPED}
+    assert job.statuses() == {CHIEF: Status.DONE, PS: Status.DONE, W0: Status.DONE, W1: Status.STOPPED}
 
 
 def test_a_server_that_does_not_end_is_killed_after_the_shutdown_timeout():

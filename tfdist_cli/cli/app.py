@@ -5,8 +5,11 @@ from __future__ import annotations
 import inspect
 import signal
 import sys
+from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
@@ -16,6 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 import tfdist_cli
 from tfdist_cli.cli import console
 from tfdist_cli.errors import ExitCode, TfdistError
+from tfdist_cli.spec.scheme import refuse_scheme
 
 COMMANDS = {
     "launch": "Start a cluster and train a recipe, or run your own program in each task.",
@@ -56,8 +60,21 @@ def load_command(name: str) -> Any:
     single = typer.Typer(add_completion=False)
     function = getattr(module, python_name)
     examples = "\n\n".join(("Examples:", *module.EXAMPLES))
-    single.command(name, help=_unwrapped(function), epilog=examples)(function)
+    single.command(name, help=_unwrapped(function), epilog=examples)(_with_paths_of_this_machine(function))
     return typer.main.get_command(single)
+
+
+def _with_paths_of_this_machine(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The command, which refuses a path such as gs://bucket/x wherever it is given one."""
+
+    @wraps(function)
+    def checked(*positional: Any, **named: Any) -> Any:
+        for value in (*positional, *named.values()):
+            if isinstance(value, Path):
+                refuse_scheme(value)
+        return function(*positional, **named)
+
+    return checked
 
 
 def _unwrapped(function: Any) -> str:

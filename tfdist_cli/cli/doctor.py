@@ -35,6 +35,8 @@ EXAMPLES = (
     "tfdist doctor cluster.yaml",
     "tfdist doctor cluster.yaml --quick --json",
 )
+_FOLDED = ("host", "tasks")
+"""The columns that may be too long for a line of a terminal."""
 _COLOURS = {"error": "bold red", "warning": "bold yellow"}
 
 
@@ -88,9 +90,9 @@ def _foreseen(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _print(seen: Sequence[Seen], found: Sequence[Finding]) -> None:
-    table = Table(title_justify="left")
-    for column in ("host", "tasks", "Python", "TensorFlow", "Keras", "tfdist", "GPUs", "memory", "clock"):
-        table.add_column(column, overflow="fold")
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in ("host", "tasks", "Python", "TensorFlow", "Keras", "tfdist", "GPUs", "free memory", "clock"):
+        table.add_column(column, overflow="fold", no_wrap=column not in _FOLDED)
     for one in seen:
         table.add_row(*map(Text, _row(one)))
     console.out.print(table)
@@ -118,6 +120,6 @@ def _row(one: Seen) -> tuple[str, ...]:
         facts["python"],
         *map(neutral, shown),
         str(len(facts["gpus"])),
-        f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free" if total else "?",
+        f"{free / 2**30:.0f} of {total / 2**30:.0f} GiB" if total else "?",
         f"{round(one.clock[0], 2) + 0.0:+.2f} s",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from tfdist_cli.plan import Plan, make_plan
 from tfdist_cli.resources import Machine
 from tfdist_cli.spec.cluster import Cluster
 from tfdist_cli.spec.load import load_run
+from tfdist_cli.spec.module import check_module
 from tfdist_cli.spec.recipe import Recipe
 from tfdist_cli.spec.task_id import ROLES
 
@@ -45,6 +47,20 @@ class Job:
             machine=Machine.here(),
             command=self.program,
         )
+
+    def check_module(self) -> None:
+        """Looks for the recipe's module before anything is started, where the tasks look on this machine.
+
+        Other machines, and containers, may have it installed where this one has not.
+
+        Raises:
+            SpecError: there is no such module.
+        """
+        if self.recipe is None or self.cluster.launcher != "local":
+            return
+        paths = [spec.env.get("PYTHONPATH", "") for role in ROLES if (spec := self.cluster.roles.of(role))]
+        folders = [folder for path in paths for folder in path.split(os.pathsep) if folder]
+        check_module(self.recipe, str(self.cluster.recipe), [*folders, str(Path.cwd())])
 
     def rules(self, timeouts: Timeouts, max_restarts: int | None) -> Rules:
         """When the job is over; a role that says how often it may be restarted need not be allowed to once more."""

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from tfdist_cli.cautions import cautions
+from tfdist_cli.cautions import cautions, recipe_cautions
 from tfdist_cli.cli import console
 from tfdist_cli.cli.job import Job, load_job
 from tfdist_cli.cli.options import ClusterArgument, CommandArgument, OnOption, RecipeOption, SetOption, settings
@@ -29,6 +29,7 @@ from tfdist_cli.launch.report import Report
 from tfdist_cli.launch.run_dir import open_run_dir
 from tfdist_cli.launch.secrets import Secrets
 from tfdist_cli.launch.state import Rules, Timeouts
+from tfdist_cli.plan import RECIPE_FILE
 from tfdist_cli.resources import Machine
 
 EXAMPLES = (
@@ -94,11 +95,14 @@ def launch(  # noqa: PLR0913 a parameter is an option
     job = load_job(cluster, recipe, settings(overrides, on), command, run_dir)
     launcher = launcher_of(job.cluster)
     console.print_cautions(cautions(job.cluster, Machine.here()))
+    if run_dir:
+        console.print_cautions(recipe_cautions(run_dir / RECIPE_FILE, job.recipe))
     if dry_run:
         made = job.foreseen(launcher)
         print_plan(made)
         console.write(launcher.render(made))
         return
+    job.check_module()
     launcher.check(job.cluster, job.program)
     stall = (0.0 if job.program else STALL_TIMEOUT) if stall_timeout is None else stall_timeout
     timeouts = Timeouts(start_timeout, evaluator_timeout, shutdown_timeout, stall)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.markup import escape
 from rich.table import Table
 
@@ -26,8 +28,11 @@ EXAMPLES = (
 )
 
 
-_COLUMNS = ("task", "address", "threads", "memory", "GPUs", "command")
+_COLUMNS = ("task", "address", "threads", "memory", "GPUs")
 """Those in which no task has anything are left out."""
+_FOLDED = ("address", "GPUs")
+"""Those that may be too long for a line of a terminal."""
+_ANY = "ROLE:INDEX"
 
 
 def plan(
@@ -53,15 +58,24 @@ def plan(
 
 
 def print_plan(made: Plan) -> None:
-    """Prints a table of what each task runs, where, and with what share of the machine."""
-    title = f"{made.name}: {made.strategy}, in {made.run_dir}"
-    table = Table(title=escape(title), title_justify="left")
+    """Prints a table of where each task runs, with what share of the machine, and then what it runs."""
+    console.out.print(f"{made.name}: {made.strategy}, in {made.run_dir}", markup=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
     rows = [_row(task) for task in made.tasks]
     for column in (name for name in _COLUMNS if any(row.get(name) for row in rows)):
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column not in _FOLDED)
     for row in rows:
         table.add_row(*(escape(row[str(column.header)]) for column in table.columns))
     console.out.print(table)
+    for task, command in _commands(made.tasks):
+        console.out.print(f"\n{task} runs\n  {command}", markup=False)
+
+
+def _commands(tasks: Sequence[PlannedTask]) -> Iterator[tuple[str, str]]:
+    """What the tasks run: one command, where they differ in nothing but the task's name."""
+    commands = {str(each.task): shlex.join(each.argv) for each in tasks}
+    alike = {command.replace(task, _ANY) for task, command in commands.items()}
+    yield from [("each task", alike.pop())] if len(alike) == 1 else commands.items()
 
 
 def _row(planned: PlannedTask) -> dict[str, str]:
@@ -72,12 +86,11 @@ def _row(planned: PlannedTask) -> dict[str, str]:
         "threads": str(resources.intra_op_threads or "its cores"),
         "memory": str(resources.memory or ""),
         "GPUs": _gpus(resources),
-        "command": shlex.join(planned.argv),
     }
 
 
 def _gpus(resources: Resources) -> str:
-    seen = ", ".join(resources.gpus) or "none"
+    seen = " ".join(resources.gpus) or "none"
     taken = resources.gpu_memory
     if taken is None or not resources.gpus:
         return seen

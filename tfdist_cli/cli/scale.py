@@ -22,6 +22,7 @@ from tfdist_cli.launch.requests import SIGNAL, Request, left
 from tfdist_cli.launch.run_dir import EVENTS_FILE
 from tfdist_cli.launch.runs import RunView, launcher_of, read_run
 from tfdist_cli.run_files import open_file, parse_lines
+from tfdist_cli.spec.scheme import refuse_scheme
 from tfdist_cli.spec.task_id import ROLES, Role
 
 EXAMPLES = (
@@ -102,6 +103,8 @@ def _read(arguments: list[str]) -> tuple[Path, dict[Role, int]]:
         replicas[role] = int(number)
     if not replicas:
         raise UsageError("which numbers of tasks is the run to have?", hint=_HOW)
+    if given:
+        refuse_scheme(given[0])
     return Path(given[0]) if given else LATEST, replicas
 
 

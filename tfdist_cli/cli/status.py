@@ -57,7 +57,7 @@ def _row(task: TaskView) -> tuple[Text, ...]:
         Text(str(task.task), style=ROLE_COLOURS[task.task.role]),
         Text(neutral(task.state)),
         Text(neutral(", ".join(_share(task.resources)))),
-        Text(f"pid {task.pid}" if task.pid else neutral(task.cause)),
+        Text(f"pid {task.pid}" if task.pid else "" if task.state == "done" else neutral(task.cause)),
         Text(f"started {task.starts} times" if task.starts > 1 else ""),
     )
 

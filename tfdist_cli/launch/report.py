@@ -62,7 +62,7 @@ class TaskEnd:
 
     Args:
         task: which task.
-        status: done, failed or stopped.
+        status: done, failed or stopped; done is also who served until the others were done.
         what: in words.
         code: its exit code, or -n for signal n; None if it is still there.
         seconds: when, from the start of the run.
@@ -218,7 +218,7 @@ def describe_end(task: TaskState) -> str:
         return f"{task.stalled}, so that it was killed"
     if task.cause:
         return task.cause
-    if task.status is Status.STOPPED and task.told:
+    if task.told and (task.status is Status.STOPPED or (task.status is Status.DONE and task.code)):
         return _as_told(task)
     if task.code and task.obeyed:
         return "ended by the launcher after its error"
@@ -227,6 +227,8 @@ def describe_end(task: TaskState) -> str:
 
 
 def _as_told(task: TaskState) -> str:
+    if task.status is Status.DONE:
+        return "done"
     if not task.obeyed:
         return f"ended by the launcher, {_code(task)}"
     return "killed by the launcher: it did not end when told to" if task.was_killed else "ended by the launcher"

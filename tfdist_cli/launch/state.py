@@ -320,6 +320,15 @@ class JobState:
         return sum(loss.follows is None for loss in self.losses)
 
     @property
+    def trained(self) -> bool:
+        """Whether the training is done: each task that decides has ended with 0."""
+        return all(task.status is Status.DONE for name, task in self.tasks.items() if self.rules.decides(name))
+
+    def served(self, name: TaskId) -> bool:
+        """Whether a task had nothing left to do when it was told to end: it served others, and they are done."""
+        return self.trained and not self.failing and not self.rules.decides(name) and name.role != "evaluator"
+
+    @property
     def unready(self) -> str:
         """Why the job cannot be resized now; empty when it can."""
         last = self.resizes[-1] if self.resizes else None

@@ -103,18 +103,14 @@ def _go_on(state: JobState, ended: TaskId, now: float) -> Step:
         case Phase.RUNNING | Phase.EVALUATING if state.tasks[ended].status is Status.FAILED:
             return _failed(state, ended, now)
         case Phase.RUNNING:
-            return _evaluate(state, now) if _trained(state) else (state, ())
+            return _evaluate(state, now) if state.trained else (state, ())
         case Phase.EVALUATING if not _evaluators(state):
             return _stop(state, now)
         case Phase.SAVING if not _deciding(state):
-            if state.resizing and _trained(state):
+            if state.resizing and state.trained:
                 return _evaluate(replace(state, restarting=False, resizing=False), now)
             return _stop(state, now)
     return (state, ()) if state.alive else _end(state, now)
-
-
-def _trained(state: JobState) -> bool:
-    return all(task.status is Status.DONE for name, task in state.tasks.items() if state.rules.decides(name))
 
 
 def _outcome(state: JobState, name: TaskId, task: TaskState) -> Status:
@@ -124,7 +120,7 @@ def _outcome(state: JobState, name: TaskId, task: TaskState) -> Status:
         return Status.FAILED
     finished = state.resizing and state.rules.decides(name) and task.code == 0
     if task.told_at is not None and (task.ended_at is None or task.ended_at >= task.told_at) and not finished:
-        return Status.FAILED if (state.failing or state.late) and _failed_all_the_same(task) else Status.STOPPED
+        return _outcome_of_told(state, name, task)
     if name.role == "evaluator" and state.phase in (Phase.RUNNING, Phase.EVALUATING):
         return Status.FAILED if task.code else Status.DONE
     if state.phase is Phase.RUNNING:
@@ -132,6 +128,13 @@ def _outcome(state: JobState, name: TaskId, task: TaskState) -> Status:
     if state.failing and task.code != 0:
         return Status.FAILED
     return Status.DONE if task.code == 0 else Status.STOPPED
+
+
+def _outcome_of_told(state: JobState, name: TaskId, task: TaskState) -> Status:
+    """How a task ended that was told to; one that only served, until the others were done, is done itself."""
+    if (state.failing or state.late) and _failed_all_the_same(task):
+        return Status.FAILED
+    return Status.DONE if state.served(name) and task.obeyed and not task.was_killed else Status.STOPPED
 
 
 def _failed_all_the_same(task: TaskState) -> bool:

@@ -32,7 +32,13 @@ Found = tuple[tuple[str, ...], str]
 def _check_name(name: str) -> str:
     if "/" in name or not name.isprintable():
         raise ValueError(f"{name!r} cannot name a folder: no '/' and no control characters")
+    if name in _TAKEN:
+        raise ValueError(f"{name!r} cannot name a folder of runs: it means another one there")
     return name
+
+
+_TAKEN = (".", "..", "latest")
+"""What the folder of runs has of its own: a folder is named after the cluster."""
 
 
 def _check_env(env: dict[str, str]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from tfdist_cli.spec.model import SpecModel
 from tfdist_cli.spec.overrides import Override
 from tfdist_cli.spec.problems import Place, Problem, SpecError, dotted
 from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.spec.scheme import scheme_problem
 from tfdist_cli.spec.task_id import Role
 from tfdist_cli.spec.tree import Broken, Node, read_yaml
 
@@ -204,7 +205,8 @@ def _start_at(folder: Path, node: Node, model: type[SpecModel]) -> None:
         for child in _items(node.child(key)):
             if isinstance(child.content, str) and child.content and "\0" not in child.content:
                 try:
-                    child.content = str(_absolute(folder / Path(child.content).expanduser()))
+                    if not scheme_problem(child.content):  # what is no path is refused where it is read
+                        child.content = str(_absolute(folder / Path(child.content).expanduser()))
                 except (RuntimeError, OSError) as error:  # no such user, or the current folder is gone
                     child.content = Broken(f"{child.content!r} is no path here: {error}")
     for key, below in submodels(model).items():

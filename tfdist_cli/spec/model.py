@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
 
 from tfdist_cli.spec.address import Address
+from tfdist_cli.spec.scheme import HINT, scheme_problem
 
 VARIABLE_SCHEMA = {
     "type": "string",
@@ -53,6 +54,8 @@ def _parse_path(value: Any) -> Path:
         raise ValueError("the path is empty")
     if "\0" in str(value):
         raise ValueError("a path cannot hold a NUL")
+    if problem := scheme_problem(value):
+        raise ValueError(f"{problem}; {HINT}")
     return Path(value)
 
 

@@ -12,19 +12,20 @@ from tfdist_cli.spec.problems import Place, Problem, SpecError
 from tfdist_cli.spec.recipe import Recipe
 
 
-def check_module(recipe: Recipe, file: str) -> None:
+def check_module(recipe: Recipe, file: str, folders: Sequence[str] = ()) -> None:
     """Looks for the module as a task will: in the recipe's folder, then where Python looks.
 
     Args:
         recipe: the recipe.
         file: the recipe's file, for the message.
+        folders: where else a task's Python looks.
 
     Raises:
         SpecError: there is no such module.
     """
     beside = [] if recipe.module_dir is None else [str(recipe.module_dir)]
     top, *below = recipe.module.split(".")
-    found = PathFinder.find_spec(top, beside) or _installed(top)
+    found = PathFinder.find_spec(top, [*beside, *folders]) or _installed(top)
     for part in below:
         inside: Sequence[str] = (found and found.submodule_search_locations) or ()
         found = PathFinder.find_spec(part, list(inside))  # by its full name Python would look for the parent's import

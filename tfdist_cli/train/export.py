@@ -19,6 +19,7 @@ import tensorflow as tf
 from keras.src.models.functional import Functional
 
 from tfdist_cli.errors import ResultNotSaved, TrainingError, UsageError
+from tfdist_cli.spec.scheme import refuse_scheme
 from tfdist_cli.train.op_error import shortened
 from tfdist_cli.train.shards import Block, pieces
 from tfdist_cli.train.step import built_for
@@ -62,6 +63,7 @@ def export(
     """
     if format not in FORMATS:
         raise UsageError(f"{format!r} is no export format", hint=f"use {' or '.join(FORMATS)}")
+    refuse_scheme(path)
     path = Path(path)
     if format == "keras":
         path = path.with_name(path.name if path.suffix == ".keras" else f"{path.name}.keras")

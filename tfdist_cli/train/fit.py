@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.records import emit
 from tfdist_cli.spec.recipe import Share
+from tfdist_cli.spec.scheme import refuse_scheme
 from tfdist_cli.spec.updates import EmbeddingRule, Jit, LearningRate, Updates, WireType
 from tfdist_cli.train.arguments import (
     as_callbacks,
@@ -74,6 +75,7 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         check_counts(1, every_steps=self.every_steps, keep=self.keep)
+        refuse_scheme(self.dir)
 
     def saving(self) -> Saving:
         """The same for the loop."""
