@@ -1,11 +1,12 @@
 """One thread for an operation has operations carried out one by one, where TensorFlow can do that."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist_cli.train.executor import executor_of
+from tfdist_cli.train.executor import SINGLE_THREADED, may_run_in_order, rehearse
 
-ONE_BY_ONE = "SINGLE_THREADED_EXECUTOR"
+ONE_BY_ONE = SINGLE_THREADED
 
 
 @pytest.fixture(autouse=True)
@@ -40,15 +41,34 @@ FUNCTIONS = {
 def test_the_function_runs_with_its_executor(written, expected):
     function = tf.function(written, autograph=False)
     given = tf.constant(2.0)
-    executor = executor_of(function, given)
-    assert executor == expected
-    with tf.experimental.function_executor_type(executor):
+    assert may_run_in_order(function, given) == bool(expected)
+    with tf.experimental.function_executor_type(expected):
         assert function(given).numpy() == pytest.approx(16, abs=1)
 
 
 def test_with_more_threads_it_is_the_usual_one(monkeypatch):
     function = tf.function(FUNCTIONS["plain"][0], autograph=False)
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "2")
-    assert not executor_of(function, tf.constant(2.0))
+    assert not may_run_in_order(function, tf.constant(2.0))
     monkeypatch.delenv("TF_NUM_INTRAOP_THREADS")
-    assert not executor_of(function, tf.constant(2.0))
+    assert not may_run_in_order(function, tf.constant(2.0))
+
+
+def test_a_rehearsal_changes_nothing_and_finds_what_the_executor_cannot_do():
+    data, total = tf.data.Dataset.from_tensors(tf.ones([4, 4])), tf.Variable(tf.zeros([4, 4]))
+
+    @tf.function(autograph=False)
+    def plain(iterator):
+        total.assign_add(next(iterator))
+
+    @tf.function(autograph=False)
+    def accumulated(iterator):  # as TensorFlow's optimization of a large model's memory makes it
+        x = next(iterator)
+        held = tf.raw_ops.TemporaryVariable(shape=x.shape, dtype=x.dtype, var_name="held")
+        total.assign(x + tf.raw_ops.DestroyTemporaryVariable(ref=tf.raw_ops.Assign(ref=held, value=x), var_name="held"))
+
+    rehearse(plain, data.take(0))
+    assert not np.any(total.numpy())
+    with pytest.raises(tf.errors.UnimplementedError, match="reference-typed"):
+        rehearse(accumulated, data.take(0))
+    assert not np.any(total.numpy())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from tfdist_cli.train.asynchronous import AsynchronousUpdates
 from tfdist_cli.train.data import DatasetFunction, Shard, checked
 from tfdist_cli.train.engine import DEFAULT_RULES, Execution, Pause, Rules
 from tfdist_cli.train.evaluation import evaluation_function
+from tfdist_cli.train.fallback import FirstExecution
 from tfdist_cli.train.jit import wants_xla
 from tfdist_cli.train.lockstep import LockstepUpdates
 from tfdist_cli.train.metrics import MetricTotals
@@ -73,28 +75,53 @@ class CoordinatedEngine:
         optimizer, parameters = step.model.optimizer, step.parameters
         leave_sums_to_engine(optimizer)
         self._check(rules)
+        self._coordinator = coordinator
+        self._reopen: Callable[[], None] | None = None
+        self._shop = self._workshop(rules)
+        self._updates = self._rule(rules)(self._shop)
+        self._choose_jit()
+        reason = why_by_keras(optimizer, parameters)
+        if reason:
+            log.info("updates are computed by Keras's own operations, which take longer: %s", reason)
+        self._first_execution = FirstExecution(
+            lambda: [*step.parameters, *step.state, *optimizer.variables],
+            self.scope,
+            self.total,
+            self._take_standard_path,
+        )
+
+    def _workshop(self, rules: Rules) -> Workshop:
+        """The model on its cluster; takes what is made up of the rules' path."""
+        step, element_spec = self._step, self._element_spec
+        optimizer, parameters = step.model.optimizer, step.parameters
         rows = updates_rows(optimizer, parameters) and rules.embeddings is not None
         seeds = Seeds(step, element_spec, self.workers if self.synchronous else 1)
         tables = Tables(step, element_spec, rules.embeddings.min_bytes if rows and rules.embeddings else None)
         scope = device_scope_of_workers()
-        self._shop = Workshop(
+        workshop = Workshop(
             step,
-            coordinator,
+            self._coordinator,
             self._workers,
             rules,
             tables,
-            Wire(parameters, tables.places, rules.wire, scope),
+            Wire(parameters, tables.places, rules.wire, scope, packed=rules.optimized),
             seeds,
             seeds.without(step.assigned(element_spec)),
             MetricTotals(step),
             Rate(rules.learning_rate, rules.batches(self.workers)),
         )
         step.device_scope = scope
+        return workshop
+
+    def _take_standard_path(self) -> None:
+        _end_earlier(self._coordinator)
+        rules = replace(self._shop.rules, optimized=False, embeddings=None)
+        self._step.jit = rules.jit is True
+        self._shop = self._workshop(rules)
         self._updates = self._rule(rules)(self._shop)
-        self._choose_jit()
-        reason = why_by_keras(optimizer, parameters)
-        if reason:
-            log.info("updates are computed by Keras's own operations, which take longer: %s", reason)
+        self._evaluations.clear()
+        if self._reopen:
+            self._reopen()
 
     def scope(self) -> AbstractContextManager[Any]:
         """See `Engine.scope`."""
@@ -102,6 +129,7 @@ class CoordinatedEngine:
 
     def open(self, data: DatasetFunction, *, share: Share, step: int, batches: int) -> None:
         """Creates each worker's iterator on the worker; a restarted worker creates its own again."""
+        self._reopen = partial(self.open, data, share=share, step=step, batches=batches)
         self._shop.seeds.begin(step)
         if share == "service":
             self._iterators = _dealt(data, batches)
@@ -121,7 +149,12 @@ class CoordinatedEngine:
 
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
         """See `Engine.run`."""
-        return self._updates.run(self._iterators, steps, first=first, size=size, adapts=adapts, pause=pause)
+
+        def executions() -> Iterator[Execution]:
+            steps_each = size if self._shop.rules.optimized else 1
+            return self._updates.run(self._iterators, steps, first=first, size=steps_each, adapts=adapts, pause=pause)
+
+        return self._first_execution.run(executions)
 
     def operations(self) -> int:
         """See `Engine.operations`."""

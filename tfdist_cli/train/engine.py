@@ -26,6 +26,7 @@ class Rules:
         embeddings: which tables are moved row by row; None for none.
         jit: whether XLA compiles the forward and backward pass.
         phases: whether the time of each phase of a step is taken, which costs some.
+        optimized: whether executions take the fast path; see `fallback.py`.
     """
 
     updates: Updates = field(default_factory=Updates)
@@ -34,6 +35,7 @@ class Rules:
     embeddings: EmbeddingRule | None = field(default_factory=EmbeddingRule)
     jit: Jit = False
     phases: bool = False
+    optimized: bool = True
 
     def batches(self, workers: int) -> int:
         """Workers' batches that make one update on parameter servers."""

@@ -24,9 +24,11 @@ class Exchange:
     Args:
         shapes: the parameters' shapes.
         wire: the type in which float32 and float64 gradients cross; `float32` leaves both as they are.
+        packed: whether those of a type cross as one tensor.
     """
 
-    def __init__(self, shapes: Sequence[Sequence[int]], wire: WireType) -> None:
+    def __init__(self, shapes: Sequence[Sequence[int]], wire: WireType, *, packed: bool = True) -> None:
+        self._packed = packed
         self._shapes = [tuple(shape) for shape in shapes]
         self._wire = None if wire == "float32" else tf.as_dtype(wire)
 
@@ -45,10 +47,14 @@ class Exchange:
             The sums, dense and in the parameters' types, None where there is no gradient; and whether float16 could not
             hold one of them, bool of shape ().
         """
-        dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
+        dense: list[Any] = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
         overflow = tf.constant(False)
-        for dtype in dict.fromkeys(gradient.dtype for gradient in dense if gradient is not None):
-            places = [n for n, gradient in enumerate(dense) if gradient is not None and gradient.dtype == dtype]
+        groups: dict[Any, list[int]] = {}
+        for n, gradient in enumerate(dense):
+            if gradient is not None:
+                groups.setdefault(gradient.dtype if self._packed else n, []).append(n)
+        for places in groups.values():
+            dtype = dense[places[0]].dtype
             sizes = [int(np.prod(self._shapes[n])) for n in places]
             rounded = [self._rounded(dense[n]) for n in places]
             # Sizes stay known, also where rows that were looked up have become a whole table.

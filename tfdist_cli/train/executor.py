@@ -6,26 +6,42 @@ for an operation, since others share the cores, that wakes threads and makes not
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
 import tensorflow as tf
 
+SINGLE_THREADED = "SINGLE_THREADED_EXECUTOR"
 
-def executor_of(function: Any, *args: Any) -> str:
-    """The executor to call a function with, for `tf.experimental.function_executor_type`.
+
+def may_run_in_order(function: Any, *args: Any) -> bool:
+    """Whether the other executor may be tried for a function.
 
     Args:
         function: a `tf.function` whose operations need not run at the same time.
         args: what it is called with; it is traced for that here.
-
-    Returns:
-        Its name; empty for the usual one.
     """
     one_thread = os.environ.get("TF_NUM_INTRAOP_THREADS") == "1"
-    if not one_thread or tf.config.list_logical_devices("GPU") or _jumps(function.get_concrete_function(*args).graph):
-        return ""
-    return "SINGLE_THREADED_EXECUTOR"
+    gpus = tf.config.list_logical_devices("GPU")
+    return one_thread and not gpus and not _jumps(function.get_concrete_function(*args).graph)
+
+
+def rehearse(function: Any, nothing: tf.data.Dataset, *args: Any) -> None:
+    """Has the other executor take a function, which reads data before it does anything else, and do nothing of it.
+
+    What TensorFlow makes of a graph, such as variables that some of its optimizations add, shows only then.
+
+    Args:
+        function: a `tf.function` that takes an iterator.
+        nothing: a dataset without elements, of the iterator's types.
+        args: what the function takes behind the iterator.
+
+    Raises:
+        tf.errors.OpError: it cannot.
+    """
+    with tf.experimental.function_executor_type(SINGLE_THREADED), contextlib.suppress(tf.errors.OutOfRangeError):
+        function(iter(nothing), *args)
 
 
 def _jumps(graph: Any) -> bool:

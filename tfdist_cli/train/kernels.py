@@ -22,8 +22,10 @@ the other, not both in turn.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -216,6 +218,25 @@ _RULES: dict[type, Callable[[Any], Rule]] = {
 }
 
 
+class _LeftOut(threading.local):
+    """Whether this thread traces updates without kernels."""
+
+    active = False
+
+
+_left_out = _LeftOut()
+
+
+@contextlib.contextmanager
+def kernels_left_out() -> Iterator[None]:
+    """Within it no optimizer has a rule, so that all updates are Keras's own."""
+    before, _left_out.active = _left_out.active, True
+    try:
+        yield
+    finally:
+        _left_out.active = before
+
+
 def rule_of(optimizer: keras.optimizers.Optimizer) -> Rule | None:
     """The rule that computes what the optimizer's `update_step` does; None where only Keras's own code does.
 
@@ -223,7 +244,7 @@ def rule_of(optimizer: keras.optimizers.Optimizer) -> Rule | None:
     bfloat16, in which 1 − 0.999, as the kernels compute it, is 0.
     """
     make = _RULES.get(type(optimizer))
-    return make(optimizer) if make and not _other_types(optimizer) else None
+    return make(optimizer) if make and not _left_out.active and not _other_types(optimizer) else None
 
 
 def why_not(optimizer: keras.optimizers.Optimizer) -> str:

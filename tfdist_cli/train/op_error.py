@@ -65,6 +65,17 @@ def shortened(error: BaseException) -> OpError:
     return OpError(name, message, f"{head}{name}: {message}\n")
 
 
+def comes_from_users_code(error: BaseException) -> bool:
+    """Whether an operation that has failed was made, or called, by code of the user's that a step calls."""
+    text = str(error)
+    if _python_error(text):
+        return True
+    defined = _FRAMES.search(text)
+    files = [frame[1] for frame in _FILE.finditer(defined["frames"])] if defined else []
+    ours = max((place for place, file in enumerate(files) if is_ours(file)), default=len(files))
+    return any(is_users(file) for file in files[ours:])
+
+
 def _where(error: BaseException, text: str) -> str:
     """The task that an error is of, in front of its message; empty when it says none."""
     ps = _LOST_PS.search(text) if type(error).__name__ == "UnavailableError" else None

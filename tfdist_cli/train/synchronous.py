@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,8 @@ from tfdist_cli.train.data import DatasetFunction, Shard, checked, ended_early, 
 from tfdist_cli.train.engine import DEFAULT_RULES, Execution, Pause, Rules
 from tfdist_cli.train.evaluation import batch_evaluation_function, evaluation_function
 from tfdist_cli.train.exchange import Exchange
-from tfdist_cli.train.executor import executor_of
+from tfdist_cli.train.executor import SINGLE_THREADED, may_run_in_order, rehearse
+from tfdist_cli.train.fallback import FirstExecution, attempted, reason
 from tfdist_cli.train.jit import runs_here, wants_xla
 from tfdist_cli.train.kernels import fused
 from tfdist_cli.train.mesh import Mesh
@@ -86,6 +87,7 @@ class SynchronousEngine:
     ) -> None:
         self._step = step
         self._element_spec = element_spec
+        self._rules = rules
         self._exchange = Exchange([variable.shape for variable in step.parameters], rules.wire)
         self._strategy = strategy
         self._assigned = assigned(strategy)
@@ -109,14 +111,23 @@ class SynchronousEngine:
         Integer state is the same on all replicas, so that its mean is what it was.
         """
         self._functions: dict[int, tuple[Any, str]] = {}
+        self._told_executor = False
         self._evaluation: Any = None
         self._batch_evaluation: Any = None
         self._iterator: Any = None
+        self._dataset: Any = None
+        self._data: Callable[[], tf.data.Dataset] | None = None
         self._sum = membership.mesh.sum if membership.mesh else self._summing_function()
         leave_sums_to_engine(step.model.optimizer)
         self._check_accumulation()
         faster = wants_xla(step, element_spec, rules.jit, runs_here)
         step.jit = bool(self.total(np.array([float(faster and self.is_chief)]))[0])
+        self._first_execution = FirstExecution(
+            lambda: [*step.parameters, *step.state, *step.model.optimizer.variables],
+            self.scope,
+            self.total,
+            self._take_standard_path,
+        )
 
     def scope(self) -> AbstractContextManager[Any]:
         """See `Engine.scope`."""
@@ -128,13 +139,18 @@ class SynchronousEngine:
         index, count = self._members.index, self.workers
         done = batches // self.workers
         shard = Shard(index, count, index, done) if share == "split" else Shard(0, 1, index, done)
-        self._iterator = iter(checked(data, shard))
+        self._data = partial(checked, data, shard)
+        self._dataset = self._data()
+        self._iterator = iter(self._dataset)
 
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:  # noqa: ARG002 - workers that step together would have to measure the same
         """See `Engine.run`."""
+        return self._first_execution.run(partial(self._executions, steps, first, size, pause))
+
+    def _executions(self, steps: int, first: int, size: int, pause: Pause) -> Iterator[Execution]:
         left, start = steps, first
         while left and not pause.agreed():
-            count = size if left >= size else 1
+            count = size if left >= size and self._rules.optimized else 1
             vote = tf.constant(float(pause.wanted()), tf.float64)
             with self.scope(), self._told(), self._assigned.paused():
                 try:
@@ -231,14 +247,36 @@ class SynchronousEngine:
                 counted = self._batch_evaluation(batch).numpy()
         return self.total(counted)
 
+    def _take_standard_path(self) -> None:
+        self._rules = replace(self._rules, optimized=False)
+        shapes = [variable.shape for variable in self._step.parameters]
+        self._exchange = Exchange(shapes, self._rules.wire, packed=False)
+        self._step.jit = self._rules.jit is True
+        self._functions.clear()
+        if self._data:
+            self._iterator = iter(self._data())
+
     def _executed(self, count: int, *args: Any) -> tf.Tensor:
         if count not in self._functions:
             function = self._execution_function(count)
-            # Several replicas have to run at the same time.
-            self._functions[count] = function, executor_of(function, *args) if self._local == 1 else ""
+            self._functions[count] = function, SINGLE_THREADED if self._runs_in_order(function, *args) else ""
         function, executor = self._functions[count]
         with tf.experimental.function_executor_type(executor):
             return function(*args)
+
+    def _runs_in_order(self, function: Any, iterator: Any, *args: Any) -> bool:
+        """Whether this task, like all others, runs a function by TensorFlow's executor for a single thread."""
+        # Several replicas have to run at the same time; and TensorFlow's collectives would not outlive a rehearsal.
+        alone = self._local == 1 and (self._members.mesh or self.workers == 1) and self._rules.optimized
+        if not alone:
+            return False
+        wanted = may_run_in_order(function, iterator, *args)
+        attempt = partial(rehearse, function, self._dataset.take(0), *args) if wanted else lambda: None
+        failure = attempted(attempt, self.total)
+        if failure is not None and not self._told_executor:
+            self._told_executor = True
+            log.info("operations are run by TensorFlow's usual executor, not in a row: %s", reason(failure))
+        return wanted and failure is None
 
     def _told(self) -> AbstractContextManager[None]:
         return self._members.mesh.told() if self._members.mesh else nullcontext()
@@ -328,7 +366,7 @@ class SynchronousEngine:
                 rate = rate_of(own, tf.convert_to_tensor(inner.iterations), self._rate)
                 within.enter_context(in_place_of(inner, {"_learning_rate": Read(rate)}))
                 accumulates = accumulates or bool(inner.gradient_accumulation_steps)
-                if not accumulates:
+                if not accumulates and self._rules.optimized:
                     within.enter_context(fused(inner))
             optimizer.apply(gradients, self._step.parameters)
 

@@ -117,6 +117,7 @@ class Wire:
         tables: the numbers of those that are looked up.
         dtype: the type in which values cross; `float32` leaves them as they are.
         device_scope: where workers compute; values are joined and parted there, and cross to it in one piece.
+        packed: whether what a ps has of a type crosses as one tensor.
     """
 
     def __init__(
@@ -125,15 +126,17 @@ class Wire:
         tables: Sequence[int] = (),
         dtype: str = "float32",
         device_scope: DeviceScope = nullcontext,
+        *,
+        packed: bool = True,
     ) -> None:
         self._tables = list(tables)
         self.device_scope = device_scope
         self._crossing = None if dtype == "float32" else tf.as_dtype(dtype)
         self.shards = [_shards(place, variable) for place, variable in enumerate(parameters)]
-        posts: dict[tuple[str, tf.DType], Post] = {}
+        posts: dict[Any, Post] = {}
         for shard in (each for own in self.shards for each in own):
             where = shard.variable.device, shard.variable.dtype
-            post = posts.setdefault(where, Post(*where))
+            post = posts.setdefault((where, None if packed else (shard.place, shard.index)), Post(*where))
             (post.tables if shard.place in self._tables else post.dense).append(shard)
         self.posts = list(posts.values())
 

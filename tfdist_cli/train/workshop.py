@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -14,6 +15,7 @@ from tensorflow.python.distribute.coordinator.remote_value import RemoteValueSta
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.data import ended_early
 from tfdist_cli.train.engine import Rules
+from tfdist_cli.train.kernels import kernels_left_out
 from tfdist_cli.train.metrics import MetricTotals
 from tfdist_cli.train.rate import Rate
 from tfdist_cli.train.seeds import Seeds
@@ -65,7 +67,8 @@ class Workshop:
             present: which parameters have a part in the loss.
         """
         given = [gradient if there else None for gradient, there in zip(gradients, present, strict=True)]
-        return apply(self.step.model.optimizer, given, self.step.parameters, self.rate)
+        with nullcontext() if self.rules.optimized else kernels_left_out():
+            return apply(self.step.model.optimizer, given, self.step.parameters, self.rate)
 
     def own_state(self, state: Sequence[Any]) -> list[Any]:
         """Of one thing for each state variable those of what a step makes itself."""
