@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import pty
 import re
 import shlex
 import signal
@@ -244,6 +245,22 @@ def test_a_signal_lets_the_tasks_save_and_end(start, mirrored, tmp_path, signum,
     assert f"error: ended by {signum.name}\n" in err
     assert "worker:0-1  ended by the launcher" in out
     assert result_of(tmp_path)["exit_code"] == code
+
+
+@pytest.mark.parametrize("form", ["--json", "--start-timeout=60"], ids=["json", "text"])
+def test_a_terminal_that_is_closed_ends_the_job_and_does_not_change_its_exit_code(form, start, mirrored, tmp_path):
+    """As a window or an ssh session does; what is printed after that raises an error."""
+    master, terminal = pty.openpty()
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+    process = start(mirrored, form, "--", "sh", "-c", "echo ready; sleep 1000", **streams)
+    os.close(terminal)
+    said = b""
+    while said.count(b"ready") < 2:
+        said += os.read(master, 4096)
+    os.close(master)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == 129
+    assert result_of(tmp_path)["exit_code"] == 129
 
 
 def test_a_second_interrupt_kills_at_once(start, mirrored):

@@ -6,6 +6,7 @@ rich is imported when a console is first used: commands that print plain text st
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -39,6 +40,21 @@ def err_that_never_waits() -> Iterator[Console]:
     """Standard error while tasks run: who has stopped reading it stops neither them nor the launcher."""
     with unwaiting(sys.stderr) as stream:
         yield _made(stderr=True, file=stream)
+
+
+@contextmanager
+def while_somebody_is_there() -> Iterator[None]:
+    """What is printed within is lost without an error once the terminal has been closed: the exit code stays true."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise  # a pipe whose reader has left, as `| head` does, ends a command as everywhere
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for number in (1, 2):
+            os.dup2(nowhere, number)  # Python writes out the rest of what was printed when it exits
+        os.close(nowhere)
 
 
 @contextmanager

@@ -109,11 +109,12 @@ def launch(  # noqa: PLR0913 a parameter is an option
     rules = job.rules(timeouts, max_restarts)
     report, path = carry_out(launcher, job, rules, quiet=quiet)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is over; a late Ctrl-C must not change the exit code
-    print_failure(report)
-    if as_json:
-        console.write(to_json(report.as_json() | {"run_dir": str(path)}, indent=2))
-    else:
-        print_report(report, path)
+    with console.while_somebody_is_there():
+        print_failure(report)
+        if as_json:
+            console.write(to_json(report.as_json() | {"run_dir": str(path)}, indent=2))
+        else:
+            print_report(report, path)
     raise typer.Exit(report.exit_code)
 
 
