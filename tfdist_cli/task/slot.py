@@ -3,6 +3,10 @@
 A scheduler tells a launcher next to nothing of how a single task of a job has ended, and takes the worst exit code of
 all for the job's. So each place is held by a process that only waits: it tells the launcher when the task began and how
 it ended, and answers to the scheduler with the task's code where that decides what came of the training.
+
+A node whose daemon does not answer any more is lost for the scheduler, which runs the job again on others, while the
+tasks there may go on. Two trainings would then write to one run: the process that waits kills its task when a later
+attempt of the run has begun.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +30,8 @@ from tfdist_cli.spec.task_id import TaskId
 
 ATTEMPT = "TFDIST_ATTEMPT"
 """Set for a job whose launcher reads what the tasks write: the number of the run's attempt."""
+_LOOK = 2.0
+"""Seconds between two looks at whether a later attempt has begun."""
 RAW = {"stdout": 1, "stderr": 2}
 """The streams that are then written to files, `stdout.raw` and `stderr.raw`, by their file descriptors."""
 
@@ -58,6 +65,8 @@ def occupy(task: TaskId, run_dir: Path, planned: Mapping[str, Any], *, decides: 
         signal.signal(signal.SIGTERM, before)
         emit("started", pid=os.getpid(), host=socket.gethostname())
         return
+    if attempt:
+        threading.Thread(target=_kill_when_replaced, args=(pid, task, run_dir, int(attempt)), daemon=True).start()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if tempfile.tempdir:
         shutil.rmtree(tempfile.tempdir, ignore_errors=True)
@@ -66,6 +75,24 @@ def occupy(task: TaskId, run_dir: Path, planned: Mapping[str, Any], *, decides: 
         sys.stderr.write(f"tfdist: {task} has ended with {code}; the training's end is for others to decide\n")
         sys.stderr.flush()
     os._exit(0 if not decides else 128 - code if code < 0 else code)
+
+
+def _kill_when_replaced(pid: int, task: TaskId, run_dir: Path, attempt: int) -> None:
+    """Kills a task once a later attempt than its own has begun."""
+    before, never = set(_attempts(run_dir)), threading.Event()
+    while not any(number > attempt for number in set(_attempts(run_dir)) - before):
+        never.wait(_LOOK)  # nothing announces what another machine writes
+    sys.stderr.write(f"tfdist: {task} of attempt {attempt} is killed, since a later attempt has begun\n")
+    sys.stderr.flush()
+    os.kill(pid, signal.SIGKILL)
+
+
+def _attempts(run_dir: Path) -> Iterator[int]:
+    """The numbers of a run's attempts; none while its folder cannot be read."""
+    with suppress(OSError):
+        for path in run_dir.glob("attempt_*"):
+            with suppress(ValueError):
+                yield int(path.name.removeprefix("attempt_"))
 
 
 def _write_to(folder: Path, planned: Mapping[str, Any]) -> None:
