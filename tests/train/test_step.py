@@ -216,9 +216,10 @@ class Beneath(layers.Layer):
         return x * self.beneath
 
 
-def test_a_weight_whose_gradient_would_be_lost_is_refused():
+@pytest.mark.parametrize("given", [{}, {"steps_per_execution": 1}])
+def test_a_weight_whose_gradient_would_be_lost_is_refused(given):
     with pytest.raises(TrainingError, match=r"scale' is part of the loss, but its gradient is lost"):
-        tfdist.fit(classifier(Beneath()), batches())
+        tfdist.fit(classifier(Beneath()), batches(), **given)
 
 
 def test_a_model_of_which_nothing_has_a_gradient_is_refused():

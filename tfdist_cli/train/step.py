@@ -171,7 +171,7 @@ class ModelStep:
 
     def assigned(self, element_spec: Any) -> tuple[int, ...]:
         """The places in `state` of the variables that a training step assigns: the others are the user's alone."""
-        return self._traced(element_spec).assigned if self.state else ()
+        return self._traced(element_spec).assigned
 
     def increments(self, element_spec: Any, places: Sequence[int]) -> list[np.ndarray]:
         """How much a training step adds to counters among the state, whatever its batch is.
