@@ -1,25 +1,38 @@
-"""Trains the zoo and prints what came of it: `python -m tests.zoo [--engines single async] [MODEL...]`."""
+"""Trains the zoo and prints what came of it: `python -m tests.zoo [--engines single,async] [MODEL...]`."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
+from tests.zoo.coverage import NOT_TRAINED, covered
 from tests.zoo.engines import ENGINES, LIMIT, REFERENCES, Result, judge, train
 from tests.zoo.models import CASES
+from tests.zoo.table import put, table
 
 
 def run(names: list[str], keys: list[str], folder: Path, limit: float = LIMIT) -> dict[str, dict[str, Result]]:
     """Trains models by Keras and by engines.
 
+    Args:
+        names: the models'.
+        keys: the engines'.
+        folder: where they write; what is found there is not made again.
+        limit: the seconds that one model may take.
+
     Returns:
         By model and engine what came of it.
     """
+    problems = trained(names, keys, folder, limit)
+    return judged(names, keys, folder, problems)
+
+
+def trained(names: list[str], keys: list[str], folder: Path, limit: float) -> dict[str, dict[str, str]]:
+    """Trains models; returns by engine and model why there is no result."""
     folders = {key: folder / key for key in (*REFERENCES, *keys)}
     problems: dict[str, dict[str, str]] = {}
     several = any(ENGINES[key].workers > 1 for key in keys)
@@ -29,33 +42,46 @@ def run(names: list[str], keys: list[str], folder: Path, limit: float = LIMIT) -
         began = time.monotonic()
         problems[key] = train(REFERENCES.get(key) or ENGINES[key], key, own, own_folder, limit)
         print(f"{key}: {len(own)} models in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    return problems
+
+
+def judged(
+    names: list[str], keys: list[str], folder: Path, problems: dict[str, dict[str, str]]
+) -> dict[str, dict[str, Result]]:
+    """What came of models, by model and engine."""
+    folders = {key: folder / key for key in (*REFERENCES, *keys)}
     return {
-        name: {key: judge(CASES[name], name, key, folders, problems[key].get(name)) for key in keys} for name in names
+        name: {key: judge(CASES[name], name, key, folders, problems.get(key, {}).get(name)) for key in keys}
+        for name in names
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo")
     parser.add_argument("models", nargs="*", help="their names; all by default")
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--engines", default=",".join(ENGINES), help="separated by commas; all by default: %(default)s")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds that one model may take")
     parser.add_argument("--keep", type=Path, help="a folder to keep results in; those found there are not made again")
-    parser.add_argument("--json", type=Path, help="write the results there, too")
+    parser.add_argument("--found", action="store_true", help="train nothing, and compare what the kept folder has")
+    parser.add_argument("--page", action="store_true", help="put the results into docs/models.md")
     given = parser.parse_args()
-    names = given.models or list(CASES)
+    names, keys = given.models or list(CASES), given.engines.split(",")
+    unknown = sorted({*names, *keys} - {*CASES, *ENGINES})
+    if unknown:
+        parser.error(f"there is no model and no engine called {' or '.join(unknown)}")
     with tempfile.TemporaryDirectory(prefix="tfdist-zoo-") as folder:
-        found = run(names, given.engines, given.keep or Path(folder), given.limit)
+        kept = given.keep or Path(folder)
+        found = judged(names, keys, kept, {}) if given.found else run(names, keys, kept, given.limit)
     for name, results in found.items():
         print(f"{name:48}", *(f"{result.state:8} {result.difference:7.0e}" for result in results.values()))
         for key, result in results.items():
             if result.said:
                 print(f"    {key}: {result.said[:600]}")
     counts = Counter((key, result.state) for results in found.values() for key, result in results.items())
-    for key in given.engines:
+    for key in keys:
         print(f"{ENGINES[key].title:24}", *(f"{state} {n}" for (other, state), n in counts.items() if other == key))
-    if given.json:
-        written = {name: {key: vars(one) for key, one in results.items()} for name, results in found.items()}
-        given.json.write_text(json.dumps(written, indent=1))
+    if given.page:
+        put(table(found, covered(CASES.items()), list(NOT_TRAINED)))
 
 
 if __name__ == "__main__":

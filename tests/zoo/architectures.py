@@ -17,6 +17,7 @@ from tests.zoo.case import (
     add_case,
     case,
     classifier,
+    different,
     floats,
     images,
     integers,
@@ -227,7 +228,7 @@ class OwnLoss(keras.Model):
         return [self.tracker]
 
 
-@case(numbers)
+@case(numbers, scored=2 * BATCH)
 def own_compute_loss():
     inputs = keras.Input((8,))
     model = OwnLoss(inputs, layers.Dense(1, kernel_regularizer="l2")(layers.Dense(4, "tanh")(inputs)))
@@ -235,7 +236,7 @@ def own_compute_loss():
     return model
 
 
-@case(numbers)
+@case(numbers, scored=2 * BATCH)
 def own_compute_loss_and_adam():
     inputs = keras.Input((8,))
     model = OwnLoss(inputs, layers.Dense(1, kernel_regularizer="l2")(layers.Dense(4, "tanh")(inputs)))
@@ -447,7 +448,7 @@ def several() -> Any:
     return x, {"kind": labels(), "value": floats(1)}
 
 
-@case(several)
+@case(several, scored=2 * BATCH)
 def dictionaries_of_inputs_and_outputs():
     inputs = {
         "text": keras.Input((6,), dtype="int32", name="text"),
@@ -554,17 +555,18 @@ def custom_gradients():
 
 
 class Steps(layers.Layer):
-    """Counts its steps, in training and in validation."""
+    """Counts its steps in training, and the batches of validation."""
 
     def build(self, shape: Any) -> None:
-        self.seen = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="seen")
+        kind = {"shape": (), "dtype": "int32", "initializer": "zeros", "trainable": False}
+        self.steps, self.scored = self.add_weight(name="steps", **kind), self.add_weight(name="scored", **kind)
 
-    def call(self, x: Any) -> Any:
-        self.seen.assign_add(1)
+    def call(self, x: Any, training: bool = False) -> Any:
+        (self.steps if training else self.scored).assign_add(1)
         return x
 
 
-@case(vectors)
+@case(vectors, scored=BATCH)
 def layer_that_counts_steps():
     inputs = keras.Input((8,))
     return classifier(inputs, Steps()(layers.Dense(4)(inputs)))
@@ -596,7 +598,7 @@ def control_flow():
 
         def call(self, x: Any) -> Any:
             x = ops.fori_loop(0, 3, lambda _, value: ops.tanh(ops.matmul(value, self.kernel)), x)
-            return ops.cond(ops.mean(x) > 0, lambda: x * 2.0, lambda: x)
+            return ops.cond(ops.mean(self.kernel) > 0, lambda: x * 2.0, lambda: x)
 
     inputs = keras.Input((6,), dtype="int32")
     return classifier(inputs, Loop()(layers.Flatten()(layers.Embedding(WORDS, 4)(inputs))[:, :4]))
@@ -611,7 +613,7 @@ class Checked(layers.Layer):
         return x * tf.reshape(scale, [])
 
 
-@case(vectors, refused={"async": "Python", "sync": "Python"}, why="a worker cannot call Python code of the chief")
+@case(vectors)
 def python_code_in_the_model():
     inputs = keras.Input((8,))
     return classifier(inputs, layers.Dropout(0.0)(Checked()(layers.Dense(4)(inputs))))
@@ -655,7 +657,7 @@ def distillation_of_the_users_own():
     return model
 
 
-@case(vectors)
+@case(vectors, scored=2 * BATCH)
 def distiller():
     model = keras.distillation.Distiller(
         teacher=_dense(), student=_dense(), distillation_losses=keras.distillation.LogitsDistillation(temperature=2.0)
@@ -689,11 +691,11 @@ def wavenet():
     return classifier(inputs, layers.Flatten()(x))
 
 
-@case(lambda: ({"user": integers(9, 1), "film": integers(7, 1)}, floats(1)))
+@case(lambda: ({"user": different(19, 1), "film": different(17, 1)}, floats(1)))
 def two_towers():
     user, film = keras.Input((1,), dtype="int32", name="user"), keras.Input((1,), dtype="int32", name="film")
-    left = layers.Dense(3)(layers.Flatten()(layers.Embedding(9, 4, embeddings_regularizer="l2")(user)))
-    right = layers.Dense(3)(layers.Flatten()(layers.Embedding(7, 4)(film)))
+    left = layers.Dense(3)(layers.Flatten()(layers.Embedding(19, 4, embeddings_regularizer="l2")(user)))
+    right = layers.Dense(3)(layers.Flatten()(layers.Embedding(17, 4)(film)))
     model = keras.Model({"user": user, "film": film}, layers.Dot(axes=1)([left, right]))
     model.compile(keras.optimizers.Adagrad(0.1), "mse", metrics=[keras.metrics.RootMeanSquaredError()])
     return model

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-EXAMPLES, BATCH, VALIDATED = 24, 4, 6
-"""24 examples in batches of 4 per worker; 6 examples are scored, so that the last batch of validation has 2."""
+EXAMPLES, BATCH = 24, 4
+"""24 examples in batches of 4 per worker."""
 CLASSES = 3
 EXACT = 1e-5
 """The largest difference of a number, relative to the number where that is larger than 1."""
@@ -32,6 +32,8 @@ class Case:
         tolerance: the largest relative difference, `EXACT` where the arithmetic is the same.
         refused: by engine, or by "" for all, a part of the sentence with which the model is refused.
         why: the reason for `copies`, `tolerance` or `refused`.
+        scored: how many examples the validation has. Of 6 the last batch has 2; of 8 all batches have 4, as they have
+            to where Keras takes the mean over batches, whatever their sizes.
         pipeline: makes a Keras layer that the data passes through, batch by batch.
         fit: more arguments of `tfdist.fit`.
         policy: Keras's dtype policy.
@@ -43,6 +45,7 @@ class Case:
     tolerance: float = EXACT
     refused: dict[str, str] = field(default_factory=dict)
     why: str = ""
+    scored: int = 6
     pipeline: Callable[[], Any] | None = None
     fit: dict[str, Any] = field(default_factory=dict)
     policy: str = "float32"
@@ -114,6 +117,17 @@ def tokens() -> Any:
     ids = integers(19, 6) + 1
     ids[np.arange(6) >= 6 - random().integers(0, 3, EXAMPLES)[:, None]] = 0
     return ids, labels()
+
+
+def different(most: int, each: int) -> np.ndarray:
+    """Integers below `most`, so many for each example, of which no batch has one twice.
+
+    Of rows that a batch looks up twice, TensorFlow's Keras squares each gradient by itself where its gradients are
+    sparse, as they are in one process; see docs/training.md.
+    """
+    size, source = 2 * BATCH, random()
+    rows = [source.permutation(most)[: size * each].reshape(size, each) for _ in range(EXAMPLES // size)]
+    return np.concatenate(rows).astype(np.int32)
 
 
 def words() -> Any:

@@ -64,8 +64,8 @@ class Result:
     """What a model came to with an engine.
 
     Args:
-        state: `ok`, `random` (draws of several workers, which no other process draws: the workers agree with each
-            other), `refused`, `wrong`, `failed` or `hung`.
+        state: `not run`, `ok`, `random` (several workers draw what no other process draws: they agree with each other),
+            `refused`, `wrong`, `failed` or `hung`.
         difference: the largest difference from Keras's own training, relative to numbers larger than 1.
         said: the sentence of a refusal, or what went wrong.
     """
@@ -190,6 +190,8 @@ def judge(case: Case, name: str, key: str, folders: dict[str, Path], problem: st
         return Result("hung" if problem.startswith("hung") else "failed", said=problem)
     if errors:
         return Result("refused" if not written else "failed", said=errors[0]["said"])
+    if len(written) < len(ENGINES[key].trainers):
+        return Result("not run")
     return _compared(case, name, ENGINES[key].workers > 1, folders, written)
 
 
@@ -213,7 +215,9 @@ def _compared(case: Case, name: str, several: bool, folders: dict[str, Path], wr
     reference = "keras2" if several and not case.copies else "keras1"
     path = results(folders[reference], "") / f"{name}.npz"
     if not path.exists():
-        return Result("failed", said=f"Keras itself cannot train it: {path.with_suffix('.json').read_text()}")
+        error = path.with_suffix(".json")
+        why = error.read_text() if error.exists() else ""
+        return Result("failed", said=f"Keras itself cannot train it: {why}") if why else Result("not run")
     right = np.load(path)
     draws = any(entry.startswith("seed/") for entry in right.files) or case.pipeline is not None
     if draws and several:
@@ -231,13 +235,15 @@ def difference(some: Any, others: Any, *, validation: bool = True) -> tuple[floa
         others: what another one has.
         validation: whether scores of validation are compared.
     """
-    if some.files != others.files:
-        return float("inf"), f"names: {sorted(set(some.files) ^ set(others.files))}"
+    pairs = dict(zip(map(_place, some.files), some.files, strict=True))
+    others_pairs = dict(zip(map(_place, others.files), others.files, strict=True))
+    if pairs.keys() != others_pairs.keys():
+        return float("inf"), f"names: {sorted(pairs.keys() ^ others_pairs.keys())}"
     worst, where = 0.0, ""
-    for name in some.files:
+    for place, name in pairs.items():
         if name.startswith("history/val_") and not validation:
             continue
-        one, other = np.float64(some[name]), np.float64(others[name])
+        one, other = np.float64(some[name]), np.float64(others[others_pairs[place]])
         if one.shape != other.shape:
             return float("inf"), f"{name}: shapes {one.shape} and {other.shape}"
         relative = np.abs(one - other) / np.maximum(1.0, np.abs(other))
@@ -246,3 +252,8 @@ def difference(some: Any, others: Any, *, validation: bool = True) -> tuple[floa
         if largest > worst:
             worst, where = largest, f"{name}: {one.ravel()[:4]} instead of {other.ravel()[:4]}"
     return worst, where
+
+
+def _place(name: str) -> str:
+    """What is the same in two trainings: a variable's number and not its path, which Keras may number."""
+    return name if name.startswith("history/") else "/".join(name.split("/")[:2])

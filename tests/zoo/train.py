@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist_cli as tfdist
-from tests.zoo.case import BATCH, EXAMPLES, VALIDATED, Case
+from tests.zoo.case import BATCH, EXAMPLES, Case
 from tests.zoo.models import CASES
 from tfdist_cli.errors import TfdistError
 
@@ -83,7 +83,7 @@ def trained(engine: str, wanted: Case) -> dict[str, np.ndarray]:
         model = wanted.build()
         size = BATCH * int(engine.removeprefix("keras"))
         history = model.fit(batches(arrays, pipeline, size), epochs=EPOCHS, shuffle=False, verbose=0,
-                            validation_data=batches(scored(arrays), pipeline, BATCH))  # fmt: skip
+                            validation_data=batches(scored(arrays, wanted.scored), pipeline, BATCH))  # fmt: skip
     else:
         with tfdist.scope():
             model = wanted.build()
@@ -95,16 +95,16 @@ def trained(engine: str, wanted: Case) -> dict[str, np.ndarray]:
             epochs=EPOCHS,
             steps_per_execution=STEPS_PER_EXECUTION.get(engine, 1),
             share=share,
-            validation_data=lambda shard: batches(scored(arrays), pipeline, BATCH, shard),
+            validation_data=lambda shard: batches(scored(arrays, wanted.scored), pipeline, BATCH, shard),
             **updates,
             **wanted.fit,
         )
     return outcome(model, history)
 
 
-def scored(arrays: Any) -> Any:
+def scored(arrays: Any, examples: int) -> Any:
     """The examples of validation."""
-    return tf.nest.map_structure(lambda array: array[:VALIDATED], arrays)
+    return tf.nest.map_structure(lambda array: array[:examples], arrays)
 
 
 def batches(arrays: Any, pipeline: Any, size: int, shard: tfdist.Shard | None = None) -> tf.data.Dataset:
