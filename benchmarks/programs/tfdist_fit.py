@@ -53,6 +53,7 @@ tfdist.fit(
     lambda _: batches(workload),
     epochs=FOREVER,
     steps_per_epoch=workload.steps,
+    share="copy",
     steps_per_execution=workload.steps_per_execution,
     callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=stopwatch.epoch_ended)],
     wire=workload.wire,

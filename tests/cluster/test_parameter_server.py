@@ -125,11 +125,12 @@ def test_what_cannot_be_done_is_said(facts):
 
 
 def test_a_dataset_is_sent_to_the_workers(facts):
-    ((examples, scored, generated, outside),) = facts["datasets"]
+    ((examples, scored, generated, outside, whole),) = facts["datasets"]
     assert examples == [350, 350]
     assert scored == [21, 21]
     assert generated.startswith("the dataset calls Python code (py_function, numpy_function, from_generator)")
-    assert "lambda shard: make_dataset()" in generated
+    assert "lambda shard: make_dataset().shard(shard.count, shard.index)" in generated
+    assert whole.startswith("the dataset function does not look at the shard, so each of 3 workers")
     assert outside.startswith("the data function takes a dataset that was made outside of it")
 
 

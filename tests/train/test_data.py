@@ -186,19 +186,6 @@ def test_no_arrays_for_a_worker():
         repeated(as_dataset_function((np.arange(1),)))(Shard(1, 2, 1))
 
 
-@pytest.mark.parametrize(
-    "arrays", [(np.zeros(44), np.zeros(20)), ({"a": np.zeros(44), "b": [0] * 20},), (tf.zeros([44, 2]), [1] * 20)]
-)
-def test_arrays_of_several_lengths_are_named(arrays):
-    with pytest.raises(TrainingError, match="the arrays have 20 and 44 examples"):
-        as_dataset_function(arrays)
-
-
-def test_what_is_no_array_is_named():
-    with pytest.raises(TrainingError, match="int is no array of examples"):
-        as_dataset_function((np.zeros(3), 5))
-
-
 def test_arrays_in_dicts_and_lists():
     x = {"a": np.zeros((6, 2)), "b": np.zeros((6, 3))}
     assert set(as_dataset_function((x, np.zeros(6)))(Shard()).element_spec[0]) == {"a", "b"}
@@ -229,7 +216,43 @@ def test_a_function_that_takes_more_than_a_shard_when_asked_to():
     def function(shard, size=3):
         return tf.data.Dataset.range(size)
 
-    assert as_dataset_function(function) is function
+    assert int(as_dataset_function(function)(Shard()).cardinality()) == 3
+
+
+DIGITS = tf.data.Dataset.range(6)
+
+
+def rows(shard):
+    yield from range(shard.index, 6, shard.count)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda shard: DIGITS,
+        lambda shard: DIGITS.shuffle(6).map(lambda number: number + 1),
+        lambda shard: DIGITS.shuffle(6) if shard.step else DIGITS,
+    ],
+)
+def test_a_function_that_does_not_look_at_the_shard_is_named(function):
+    sharded = as_dataset_function(function)
+    assert sharded(Shard()) is not None  # alone, or where each worker is to see all of the data
+    with pytest.raises(TrainingError, match="the dataset function does not look at the shard, so each of 2 workers"):
+        sharded(Shard(1, 2, 1))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda shard: DIGITS.shard(shard.count, shard.index),
+        lambda shard: tf.data.Dataset.from_tensors(1).repeat(6 // shard.count),  # the same for all of them
+        lambda shard: tf.random.Generator.from_seed(shard.worker) and DIGITS.map(lambda _: tf.random.uniform([])),
+        lambda shard: tf.data.Dataset.from_generator(lambda: rows(shard), output_signature=tf.TensorSpec([], tf.int64)),
+    ],
+)
+def test_a_function_that_looks_at_the_shard_may_return_what_it_likes(function):
+    sharded = as_dataset_function(function)
+    assert [cardinality(sharded(Shard(n, 2, n))) for n in range(2)] == [cardinality(function(Shard(0, 2)))] * 2
 
 
 def test_a_function_that_returns_no_dataset_is_named():

@@ -18,7 +18,7 @@ from tfdist_cli.train.arguments import as_callbacks
 from tfdist_cli.train.assignment import Assignment, Saving, Validation
 from tfdist_cli.train.checkpoint import CheckpointFolder
 from tfdist_cli.train.cluster import Joined
-from tfdist_cli.train.data import DatasetFunction, Pipeline, Shard
+from tfdist_cli.train.data import DatasetFunction, Pipeline, Shard, Sharded
 from tfdist_cli.train.data_service import DataService
 from tfdist_cli.train.engine import Rules
 from tfdist_cli.train.evaluator import run_evaluator
@@ -115,11 +115,12 @@ def _examples(module: RecipeModule, split: str, shard: Shard) -> tf.data.Dataset
     Raises:
         TrainingError: the recipe's module returns something else.
     """
-    examples = module.dataset(split, shard)
+    name = f"dataset(params, {split!r}, shard) in {module.module.__file__}"
+    examples = Sharded(partial(module.dataset, split), name)(shard)
     if isinstance(examples, tf.data.Dataset):
         return examples
     raise TrainingError(
-        f"dataset(params, {split!r}, shard) in {module.module.__file__} returned {type(examples).__name__}",
+        f"{name} returned {type(examples).__name__}",
         hint="return a tf.data.Dataset of examples (x, y) or (x, y, sample_weight), for each split that is asked for",
     )
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator.values import (
     deserialize_dataset_from_graph,
@@ -16,6 +15,7 @@ from tensorflow.python.distribute.coordinator.values import (
 from tensorflow.python.eager import context
 
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.arrays import as_arrays
 from tfdist_cli.train.served import calls_python
 
 AUTO_SHUFFLE = 10_000
@@ -43,8 +43,57 @@ class Shard:
     step: int = 0
 
 
+ALL = Shard()
+"""The data as a whole."""
+
 DatasetFunction = Callable[[Shard], tf.data.Dataset]
 """A shard → its batches, `(x,)`, `(x, y)` or `(x, y, sample_weight)` each."""
+
+
+class _WatchedShard(Shard):
+    """A shard that knows whether somebody has looked which one it is."""
+
+    looked_at = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("index", "count", "worker"):
+            object.__setattr__(self, "looked_at", True)
+        return object.__getattribute__(self, name)
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """A user's dataset function, which has to return the shard that it is asked for.
+
+    One that never looks which shard that is gives every worker the same data: each example is then trained on once by
+    each worker. That is known for sure, and without reading the data. It is not of pipelines that call Python code,
+    which may look at the shard when they are read.
+
+    Args:
+        function: the user's.
+        name: what it is called in messages.
+    """
+
+    function: Callable[[Shard], tf.data.Dataset]
+    name: str
+
+    def __call__(self, shard: Shard) -> tf.data.Dataset:
+        """Calls it.
+
+        Raises:
+            TrainingError: it does not look at the shard, and there are several.
+        """
+        if shard.count == 1:
+            return self.function(shard)
+        watched = _WatchedShard(shard.index, shard.count, shard.worker, shard.step)
+        dataset = self.function(watched)
+        if watched.looked_at or not isinstance(dataset, tf.data.Dataset) or calls_python(dataset):
+            return dataset
+        raise TrainingError(
+            f"{self.name} does not look at the shard, so each of {shard.count} workers would be given all of the data",
+            hint="return dataset.shard(shard.count, shard.index); where each worker is meant to train on all of it, "
+            "write train: {share: copy} in a recipe, or tfdist.fit(..., share='copy')",
+        )
 
 
 @dataclass(frozen=True)
@@ -182,17 +231,15 @@ def as_dataset_function(data: Any, batch_size: int | None = None, *, shuffle: bo
         shuffle: whether arrays are shuffled, anew for each pass.
 
     Raises:
-        TrainingError: it is none of these, a function that does not take a shard, or arrays of several lengths.
+        TrainingError: it is none of these, a function that does not take a shard, or arrays that `as_arrays` refuses.
     """
     if isinstance(data, tf.data.Dataset):
         return _parts_of(data)
     if callable(data):
         _check_takes_shard(data)
-        return data
+        return Sharded(data, "the dataset function")
     if isinstance(data, (tuple, list)) and 1 <= len(data) <= 3:
-        arrays = tuple(_as_structure(part) for part in data)
-        _check_lengths(arrays)
-        return ArrayBatches(arrays, batch_size or _KERAS_BATCH, shuffle)
+        return ArrayBatches(as_arrays(data), batch_size or _KERAS_BATCH, shuffle)
     raise TrainingError(
         f"{type(data).__name__} is no training data",
         hint="pass a function of a tfdist.Shard that returns a tf.data.Dataset of batches, a dataset, or (x, y) arrays",
@@ -249,40 +296,12 @@ def _sent(data: tf.data.Dataset, here: str) -> tf.data.Dataset:
     if calls_python(data):
         raise TrainingError(
             "the dataset calls Python code (py_function, numpy_function, from_generator), which no worker can be sent",
-            hint="pass a function that makes the dataset: tfdist.fit(model, lambda shard: make_dataset())",
+            hint="pass a function that makes the dataset, and its shard: "
+            "tfdist.fit(model, lambda shard: make_dataset().shard(shard.count, shard.index))",
         )
     with tf.device(here):
         graph, options = serialize_dataset_to_graph(data), data.options()
     return deserialize_dataset_from_graph(graph, data.element_spec).with_options(options)
-
-
-def _as_structure(part: Any) -> Any:
-    """A list of several inputs or outputs as a tuple: TensorFlow would make one array of a list."""
-    return tuple(part) if isinstance(part, list) and part and np.ndim(part[0]) else part
-
-
-def _check_lengths(arrays: tuple[Any, ...]) -> None:
-    lengths = sorted({_length(array) for array in _leaves(arrays)})
-    if len(lengths) > 1:
-        raise TrainingError(
-            f"the arrays have {' and '.join(map(str, lengths))} examples",
-            hint="pass arrays with one entry for each example, as many in each",
-        )
-
-
-def _leaves(part: Any) -> Iterator[Any]:
-    if isinstance(part, (tuple, Mapping)):
-        for each in part.values() if isinstance(part, Mapping) else part:
-            yield from _leaves(each)
-    else:
-        yield part
-
-
-def _length(array: Any) -> int:
-    try:
-        return int(array.shape[0] if hasattr(array, "shape") else len(array))
-    except (TypeError, IndexError) as error:
-        raise TrainingError(f"{type(array).__name__} is no array of examples", hint="pass (x, y) arrays") from error
 
 
 def repeated(function: DatasetFunction) -> DatasetFunction:
@@ -363,13 +382,13 @@ def _without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def check_ends(function: DatasetFunction) -> None:
+def check_ends(function: DatasetFunction, shard: Shard = ALL) -> None:
     """Data without an end would be scored for ever.
 
     Raises:
         TrainingError: the data repeats.
     """
-    if tf.get_static_value(checked(function, Shard()).cardinality()) == tf.data.INFINITE_CARDINALITY:
+    if tf.get_static_value(checked(function, shard).cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise TrainingError(
             "the data to score has no end",
             hint="leave .repeat() out of it, or say how many batches to score: evaluate: {steps: ...} in a recipe, "

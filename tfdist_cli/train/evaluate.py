@@ -9,9 +9,11 @@ import keras
 from tfdist_cli.errors import UsageError
 from tfdist_cli.records import emit
 from tfdist_cli.train.arguments import check_counts
+from tfdist_cli.train.assignment import Validation
 from tfdist_cli.train.cluster import join
-from tfdist_cli.train.data import Shard, as_dataset_function, check_ends, checked
+from tfdist_cli.train.data import Shard, as_dataset_function, checked
 from tfdist_cli.train.engine import Rules
+from tfdist_cli.train.fit import check_validation, naming_misfits
 from tfdist_cli.train.progress import speak
 from tfdist_cli.train.step import ModelStep
 
@@ -43,12 +45,12 @@ def evaluate(
     if joined.environment.task.role == "evaluator":
         raise UsageError("an evaluator scores checkpoints alone", hint="call tfdist.evaluate after tfdist.fit")
     function = as_dataset_function(data, batch_size)
-    if steps is None:
-        check_ends(function)
+    check_validation(joined, Validation(function, steps))
     step = ModelStep(model)
     spec = checked(function, Shard()).element_spec
     with joined.strategy.scope():
         step.build(spec)
         engine = joined.engine(step, spec, Rules())
     emit("state", state="evaluating")
-    return engine.evaluate(function, steps=steps).logs()
+    with naming_misfits(model):
+        return engine.evaluate(function, steps=steps).logs()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, get_args
@@ -41,6 +42,7 @@ from tfdist_cli.train.data_service import DataService
 from tfdist_cli.train.engine import Engine, Rules
 from tfdist_cli.train.evaluator import run_evaluator
 from tfdist_cli.train.loop import TrainingLoop
+from tfdist_cli.train.misfit import found_in_step
 from tfdist_cli.train.pace import auto_steps_per_execution
 from tfdist_cli.train.progress import Progress, log, speak
 from tfdist_cli.train.resume import Start, resume
@@ -201,9 +203,8 @@ def train(joined: Joined, model: keras.Model, assignment: Assignment) -> keras.c
     _check_scope(joined)
     _check_callbacks(assignment)
     step = ModelStep(model)
-    if assignment.validation and assignment.validation.steps is None:
-        check_ends(assignment.validation.data)
-    spec = checked(assignment.data, Shard()).element_spec
+    check_validation(joined, assignment.validation)
+    spec = checked(assignment.data, shards_of(joined, assignment.share)[0]).element_spec
     _check_targets(model, spec)
     with Termination() as termination:
         with joined.strategy.scope():
@@ -222,7 +223,8 @@ def train(joined: Joined, model: keras.Model, assignment: Assignment) -> keras.c
         if first >= schedule.total:
             log.info("nothing to train: step %d of %d is done already", first, schedule.total)
         try:
-            history = loop.run(start)
+            with naming_misfits(model):
+                history = loop.run(start)
         except Terminated:
             leave_together(
                 joined, done=False
@@ -239,26 +241,64 @@ def full_pass(joined: Joined, data: DatasetFunction, rules: Rules, share: Share)
     Raises:
         TrainingError: the data does not say how long it is, or is empty.
     """
-    environment = joined.environment
-    coordinated = environment.strategy == "parameter_server"
+    coordinated = joined.environment.strategy == "parameter_server"
     asynchronous = coordinated and rules.updates.mode == "async"
-    workers = [task for task in environment.members if task.role == "worker" or not coordinated]
-    split = share == "split"
-    shards = [Shard(n if split else 0, len(workers) if split else 1, n) for n in range(len(workers))]
-    if share == "service":
-        shards = [Shard()]
+    shards, workers = shards_of(joined, share), len(shards_of(joined, "split"))
     steps = steps_in(data, shards, synchronous=not asynchronous)
     if steps is None:
         raise TrainingError("the length of the training data is not known", hint=AUTO_EPOCH_HINT)
     if steps == 0:
         raise TrainingError(
-            f"the training data has no full batch for each of {len(workers)} workers",
-            hint="use a smaller batch_size, fewer workers, or more data",
+            f"the training data has no full batch for each of {workers} workers",
+            hint="use a smaller batch_size, fewer workers, or more data; "
+            "and leave .batch() out of a recipe's dataset(), which returns single examples",
         )
     if asynchronous:
         return steps
-    replicas = len(workers) if coordinated else joined.strategy.num_replicas_in_sync
-    return max(1, steps // (replicas if share == "service" else replicas // len(workers)))
+    replicas = workers if coordinated else joined.strategy.num_replicas_in_sync
+    return max(1, steps // (replicas if share == "service" else replicas // workers))
+
+
+def shards_of(joined: Joined, share: Share) -> list[Shard]:
+    """What each worker sees of the data; a data service is asked for all of it."""
+    if share == "service":
+        return [Shard()]
+    environment = joined.environment
+    coordinated = environment.strategy == "parameter_server"
+    workers = sum(task.role == "worker" or not coordinated for task in environment.members)
+    split = share == "split"
+    return [Shard(n if split else 0, workers if split else 1, n) for n in range(workers)]
+
+
+def check_validation(joined: Joined, validation: Validation | None) -> None:
+    """Looks at what is to be scored before the training begins.
+
+    Raises:
+        TrainingError: it has no end, is no dataset, or does not heed the shard.
+    """
+    if validation is None:
+        return
+    shard = shards_of(joined, "split")[0]
+    if validation.steps is None:
+        check_ends(validation.data, shard)
+    else:
+        checked(validation.data, shard)
+
+
+@contextmanager
+def naming_misfits(model: keras.Model) -> Iterator[None]:
+    """Has an operation that fails of the data's values raise what is wrong with the data.
+
+    Raises:
+        TrainingError: an id outside of a table, a label that the model has no output for, strings, wrong shapes.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        told = found_in_step(model, error)
+        if told is None:
+            raise
+        raise told from error
 
 
 def _schedule(assignment: Assignment, engine: Engine, model: keras.Model, start: Start) -> Schedule:

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train import losses
+from tfdist_cli.train import losses, misfit
 from tfdist_cli.train.accelerator import DeviceScope
 from tfdist_cli.train.assignments import Assignments, seeded_draws_only
 from tfdist_cli.train.blame import is_from_users_code
@@ -91,6 +91,7 @@ class ModelStep:
             TrainingError: the model cannot take such a batch, or was not made under the strategy's scope.
         """
         _check_scope(self.model)
+        misfit.check_types(self.model, element_spec)
         _built_for[self.model] = element_spec
         # Keras has no public call that builds model, metrics and optimizer from shapes alone.
         try:
@@ -98,10 +99,7 @@ class ModelStep:
         except (ValueError, RuntimeError, TypeError) as error:
             if is_from_users_code(error):
                 raise
-            raise TrainingError(
-                f"the model cannot be built for batches of {describe(element_spec)}: {error}",
-                hint="the shapes that dataset() yields have to fit the model's inputs and its loss",
-            ) from error
+            raise misfit.explained(self.model, element_spec, error) from error
         losses.combine_by_reduction(self.model)
 
     @property
@@ -285,16 +283,6 @@ def built_for(model: keras.Model) -> Any:
 def values(variables: Sequence[keras.Variable]) -> Tensors:
     """Each variable read once."""
     return [tf.convert_to_tensor(variable.value) for variable in variables]
-
-
-def describe(element_spec: Any) -> str:
-    """A batch's shapes and types for a message: `(float32 (None, 64), int64 (None,))`."""
-    if isinstance(element_spec, dict):
-        return "{" + ", ".join(f"{key}: {describe(part)}" for key, part in element_spec.items()) + "}"
-    if isinstance(element_spec, (tuple, list)):
-        return "(" + ", ".join(describe(part) for part in element_spec) + ")"
-    dtype, shape = getattr(element_spec, "dtype", None), getattr(element_spec, "shape", None)
-    return f"{getattr(dtype, 'name', type(element_spec).__name__)} {shape}"
 
 
 def _examples(x: Any) -> tf.Tensor:

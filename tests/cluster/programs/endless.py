@@ -13,4 +13,4 @@ says = keras.callbacks.LambdaCallback(
 )
 batch = tf.ones([8, 6]), tf.zeros([8, 3])
 data = tf.data.Dataset.from_tensors(batch).repeat()
-tfdist.fit(model, lambda shard: data, epochs=1_000_000, steps_per_epoch=50, callbacks=[says])
+tfdist.fit(model, lambda shard: data, epochs=1_000_000, steps_per_epoch=50, share="copy", callbacks=[says])

@@ -201,6 +201,7 @@ def datasets():
     examples = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(350, seed=1).batch(BATCH).prefetch(1)
     history = tfdist.fit(model, examples, epochs=2, validation_data=EARLY)
     said = [error_of(data) for data in (generated(), lambda shard: examples.shard(shard.count, shard.index).repeat())]
+    said.append(error_of(lambda shard: tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)))
     return [history.history["examples"], history.history["val_examples"], *said]
 
 
@@ -237,7 +238,11 @@ def error_of(data):
 
 def after_failure():
     """A training after one whose data ended on several workers."""
-    said = error_of(lambda shard: tf.data.Dataset.from_tensor_slices((X[:21], Y[:21])).batch(BATCH))
+
+    def few(shard):
+        return tf.data.Dataset.from_tensor_slices((X[:63], Y[:63])).batch(BATCH).shard(shard.count, shard.index)
+
+    said = error_of(few)
     return [said, tfdist.fit(build(), data, steps_per_epoch=9).history["examples"]]
 
 
@@ -329,7 +334,7 @@ def overflow():
             scaling = keras.optimizers.LossScaleOptimizer(sgd, initial_scale=1.0) if scales else sgd
             model.compile(scaling, lambda y_true, y_pred: keras.ops.mean(y_pred))
         try:
-            tfdist.fit(model, lambda _: sizes.map(lambda x: (x, x)), steps_per_epoch=4, wire=wire)
+            tfdist.fit(model, lambda _: sizes.map(lambda x: (x, x)), steps_per_epoch=4, wire=wire, share="copy")
             said.append("" if np.isfinite(layer.kernel.numpy()).all() else "not finite")
         except TfdistError as error:
             said.append(f"{error} {error.hint}")
