@@ -164,8 +164,10 @@ def _parts(environ: Mapping[str, str]) -> list[range]:
 
 def _has_own_gpus(environ: Mapping[str, str]) -> bool:
     """Whether Slurm gives each task GPUs of its own; otherwise all tasks of a step on a node see the same ones."""
-    by_task = "gpu" in environ.get("SLURM_TRES_PER_TASK", "") or "SLURM_GPUS_PER_TASK" in environ
-    return by_task or environ.get("SLURM_GPU_BIND", "none").removeprefix("verbose,") not in ("none", "closest")
+    if "gpu" in environ.get("SLURM_TRES_PER_TASK", "") or "SLURM_GPUS_PER_TASK" in environ:
+        return True
+    bound = environ.get("SLURM_GPU_BIND", environ.get("SLURMD_TRES_BIND", "").removeprefix("gpu:"))
+    return bound.removeprefix("verbose,").startswith(("per_task", "single", "map", "mask"))
 
 
 def _first_port(job: int, tasks: int) -> int:

@@ -207,6 +207,8 @@ STEP = {
         ({}, {}, ("-1", "-1", "-1", "-1")),
         ({}, {"CUDA_VISIBLE_DEVICES": "3", "SLURM_GPUS_PER_TASK": "1"}, ("-1", "3", "3", "-1")),  # each has its own
         ({}, {"CUDA_VISIBLE_DEVICES": "GPU-3", "SLURM_GPU_BIND": "per_task:1"}, ("-1", "GPU-3", "GPU-3", "-1")),
+        ({}, {"CUDA_VISIBLE_DEVICES": "1", "SLURMD_TRES_BIND": "gpu:per_task:1"}, ("-1", "1", "1", "-1")),
+        ({}, {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPU_BIND": "verbose,closest"}, ("-1", "0", "1", "-1")),
         ({"worker": 1}, {"CUDA_VISIBLE_DEVICES": "0"}, ("-1", "0", "0", "-1")),
         ({"worker": 0}, {"CUDA_VISIBLE_DEVICES": "0,1"}, ("-1", "-1", "-1", "-1")),
     ],

@@ -73,8 +73,8 @@ def project(folder, cluster=PARAMETER_SERVER % "", recipe=RECIPE, recipe_yaml=RE
     return folder
 
 
-def start(folder, *arguments):
-    """`tfdist launch cluster.yaml`, under way."""
+def start(folder, *arguments, env=None):
+    """`tfdist launch cluster.yaml`, under way, with more in its environment."""
     return subprocess.Popen(
         [sys.executable, "-m", "tfdist_cli", "launch", "cluster.yaml", "--json", *map(str, arguments)],
         cwd=folder,
@@ -83,7 +83,8 @@ def start(folder, *arguments):
         stdin=subprocess.DEVNULL,
         text=True,
         encoding="utf-8",
-        env={name: value for name, value in os.environ.items() if not name.startswith(("TFDIST_", "TF_CONFIG"))},
+        env={name: value for name, value in os.environ.items() if not name.startswith(("TFDIST_", "TF_CONFIG"))}
+        | (env or {}),
         start_new_session=True,
     )
 

@@ -43,9 +43,12 @@ SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.%n.log
 SlurmdParameters=config_overrides
-NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port={ports} CPUs=4 RealMemory=4000 State=UNKNOWN
+GresTypes=gpu
+NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port={ports} CPUs=4 RealMemory=4000 Gres=gpu:2
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+GPUS = (0, 1)
+"""The numbers of each node's GPUs, which have no device behind them."""
 NODE = """
 mount --bind "$1/hosts" /etc/hosts && slurmd -D -N "$2"
 exit
@@ -142,6 +145,10 @@ class Lab:
             ports=f"[{','.join(map(str, ports))}]",
         )
         (self.folder / "slurm.conf").write_text(text)
+        for gpu in GPUS:
+            (self.folder / f"nvidia{gpu}").symlink_to("/dev/null")  # Slurm wants a device
+        devices = f"{self.folder}/nvidia[{','.join(map(str, GPUS))}]"
+        (self.folder / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={devices}\n")
 
     def _start(self, name, *argv):
         with (self.folder / f"{name}.out").open("ab") as out:
