@@ -26,6 +26,24 @@ def test_more_memory_than_the_machine_has():
     assert "lower memory or replicas" in caution.hint
 
 
+@pytest.mark.parametrize(
+    ("gpus", "workers", "message"),
+    [
+        (2, {"replicas": 4}, "2 of this machine's 2 GPUs stay idle: 4 tasks share them evenly"),
+        (4, {"replicas": 3}, "1 of this machine's 4 GPUs stay idle: 3 tasks share them evenly"),
+        (4, {"replicas": 2}, None),
+        (4, {"replicas": 3, "gpus": 1}, None),  # as the file says
+        (4, {"replicas": 3, "gpus": 0}, None),
+        (2, {"replicas": 4, "gpus": "all"}, None),
+        (0, {"replicas": 3}, None),
+    ],
+)
+def test_gpus_that_nobody_uses(gpus, workers, message):
+    machine = Machine(8, tuple(map(str, range(gpus))))
+    found = told(machine, "multi_worker_mirrored", worker=workers)
+    assert [(caution.code, caution.message) for caution in found] == ([("idle-gpus", message)] if message else [])
+
+
 def test_other_machines_have_memory_of_their_own():
     hosts = {name: {"hosts": [f"10.0.0.{index}"], "memory": "16GiB"} for index, name in enumerate(("chief", "ps"), 1)}
     assert not told(worker={"hosts": ["10.0.0.3", "10.0.0.4"], "memory": "16GiB"}, **hosts)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfdist_cli.errors import TfdistError
-from tfdist_cli.resources import Machine
+from tfdist_cli.errors import TfdistError, UsageError
+from tfdist_cli.resources import ALL_GPUS, Machine, computes_gradients, share_out
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.cluster import Cluster
 from tfdist_cli.spec.load import load_recipe
@@ -46,6 +47,7 @@ def cautions(cluster: Cluster, machine: Machine) -> Iterator[Caution]:
     if cluster.launcher == "local":
         yield from _more_than_there_is(cluster, machine)
         yield from _shared_cores(cluster, machine)
+        yield from _idle_gpus(cluster, machine)
 
 
 def recipe_cautions(kept: Path, recipe: Recipe | None) -> Iterator[Caution]:
@@ -67,6 +69,23 @@ def recipe_cautions(kept: Path, recipe: Recipe | None) -> Iterator[Caution]:
             f"and this launch runs {now}",
             "name another --run-dir: metrics and checkpoints of the two would be mixed",
         )
+
+
+def _idle_gpus(cluster: Cluster, machine: Machine) -> Iterator[Caution]:
+    """GPUs that nobody uses, since the tasks that share them get the same number each."""
+    addresses = {task: cluster.address(task) for task in cluster.tasks}
+    with suppress(UsageError):  # the plan itself is refused then
+        shares = share_out(cluster, addresses, machine)
+        sharing = [task for task in shares if computes_gradients(cluster, task) and cluster.role(task).gpus is None]
+        used = {gpu for share in shares.values() for gpu in share.gpus}
+        idle = [gpu for gpu in machine.gpus if gpu not in used]
+        if sharing and idle and not used & set(ALL_GPUS):
+            role, of_all = sharing[-1].role, f"{len(idle)} of this machine's {len(machine.gpus)} GPUs"
+            yield Caution(
+                "idle-gpus",
+                f"{of_all} stay idle: {len(sharing)} tasks share them evenly",
+                f"choose a number of tasks that divides the GPUs, or name some with roles.{role}.gpus, such as [0, 1]",
+            )
 
 
 def _public_addresses(cluster: Cluster) -> Iterator[Caution]:

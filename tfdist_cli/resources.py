@@ -245,6 +245,11 @@ def _check_ids(task: TaskId, ids: Sequence[str], machine: Machine, name: str) ->
         )
 
 
+def computes_gradients(cluster: Cluster, task: TaskId) -> bool:
+    """Whether a task computes gradients, which is what GPUs are for."""
+    return _kind(cluster, task) == "learner"
+
+
 def _kind(cluster: Cluster, task: TaskId) -> str:
     """What a task does with its cores: computes gradients, applies updates, prepares data, or next to nothing."""
     if task.role in ("ps", "data_worker"):

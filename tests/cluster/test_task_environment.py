@@ -71,6 +71,7 @@ FREE = [
     Case("GPU-3c8,GPU-51f", workers(2, gpus=1), ["GPU-3c8", "GPU-51f"]),
     Case("MIG-1,MIG-2", servers(2), ["MIG-1", "MIG-2"]),
     Case("0,1", servers(4, gpus=[1]), ["1"] * 4),
+    Case("0,1", workers(4)),
     Case("3,5", workers(4, gpus=["GPU-3c8"]) | {"evaluator": {"gpus": 1}}, [*["GPU-3c8"] * 4, "3"]),
     Case("0,1,2", servers(2, gpus=1) | {"evaluator": {"gpus": [0]}}, ["1", "2", "0"]),
     Case("3,5", workers(2, gpus="all"), ["3,5", "3,5"]),
@@ -78,7 +79,7 @@ FREE = [
     Case("0,1", workers(2, gpus=0)),
     Case("-1", servers(2)),
 ]
-FREE[5].visible = "3,5,GPU-3c8"
+FREE[6].visible = "3,5,GPU-3c8"
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +194,7 @@ ON_HOSTS = [
     Case("3,5|GPU-1a,GPU-2b", workers(4), ["3", "GPU-1a", "5", "GPU-2b"]),
     Case("0,1|MIG-7,MIG-8", servers(4, gpus=1), ["0", "MIG-7", "1", "MIG-8"]),
     Case("0,1|3,5", workers(2, gpus="all"), ["0,1", "3,5"]),
-    Case("0,1|0,1", workers(2, gpus=0)),
+    Case("0,1|0,1", workers(2, gpus=[1]) | {"evaluator": {"gpus": 0}}, ["1", "1"]),
 ]
 
 
@@ -218,9 +219,8 @@ def test_ssh_tasks(check, lab, tmp_path):
 
 TWO_A_NODE = "--ntasks-per-node=2"
 IN_JOBS = [
-    Case(None, servers(2, gpus=1), ["0", "1"]),
+    Case(None, servers(2, gpus=1) | {"evaluator": {"gpus": 0}}, ["0", "1"]),
     Case(None, workers(4), ["0", "1", "0", "1"], {"slurm": {"gres": "gpu:2", "nodes": 2, "extra": [TWO_A_NODE]}}),
-    Case(None, workers(2, gpus=0), [], {"slurm": {"gres": "gpu:2"}}),
 ]
 
 
@@ -244,12 +244,10 @@ def test_slurm_tasks(check, slurm, tmp_path, monkeypatch):  # noqa: F811 - the f
 
 CDI = Path("/var/run/cdi")
 IN_CONTAINERS = [
-    Case("3,5", workers(2), ["0", "0"]),
-    Case("GPU-3c8,GPU-51f", servers(2, gpus=1), ["0", "0"]),
-    Case("3,5", servers(1) | {"evaluator": {"gpus": ["GPU-3c8"]}}, ["0,1", "0"]),
-    Case("3,5", workers(2, gpus=0)),
+    Case("3,5", workers(2) | {"evaluator": {"gpus": 0}}, ["0", "0"]),
+    Case("GPU-3c8,GPU-51f,3,5", servers(2, gpus=1) | {"evaluator": {"gpus": [3, 5]}}, ["0", "0", "0,1"]),
+    Case("3,5", workers(2, gpus="all"), [None, None]),
 ]
-IN_CONTAINERS[2].visible = "3,5,GPU-3c8"
 
 
 @pytest.fixture
@@ -259,7 +257,7 @@ def devices():
     if os.geteuid() or path.exists():
         pytest.skip(f"only root can pretend that there are GPUs, and only where {path} does not name real ones")
     CDI.mkdir(exist_ok=True)
-    names = ("3", "5", "GPU-3c8", "GPU-51f")
+    names = ("3", "5", "GPU-3c8", "GPU-51f", "all")
     given = [{"name": name, "containerEdits": {"env": [f"DEVICE_{name.replace('-', '_')}=1"]}} for name in names]
     path.write_text(json.dumps({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": given}))
     yield
@@ -278,13 +276,12 @@ def test_compose_tasks(check, engine, devices, tmp_path):
 
 
 IN_PODS = [
-    Case(None, workers(2, gpus=1) | {"evaluator": {}}, ["0", "0"]),
-    Case(None, servers(4, gpus=2, cpus=3), ["0,1"] * 4),
-    Case(None, servers(2)),
+    Case(None, workers(2, gpus=1) | {"evaluator": {"gpus": 0}}, ["0", "0"]),
+    Case(None, servers(2, gpus=2, cpus=3), ["0,1"] * 2),
 ]
 
 
-@pytest.mark.parametrize("kind", ["jobset", "tfjob", "plain", "pods"])
+@pytest.mark.parametrize("kind", ["jobset", "tfjob", "pods"])  # those of `plain` are the last ones
 def test_kubernetes_tasks(check, kind, tmp_path):
     """What a kubelet, and a TFJob's operator, make of the manifests: `tfdist role --planned` with this environment."""
     for case in IN_PODS:
