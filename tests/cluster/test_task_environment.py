@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from tests.cluster.launching import RECIPE, RECIPE_YAML, finish, project, start
+from tests.cluster.tasks import program
 from tests.lab import containers
 from tests.lab.hosts import missing as no_hosts
 from tests.lab.slurm import slurm  # noqa: F401 - a fixture
@@ -24,11 +25,12 @@ from tfdist_cli.launch.kubernetes.manifests import manifests
 from tfdist_cli.plan import make_plan
 from tfdist_cli.resources import Machine
 from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.tf_config import tf_config_json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
-PROGRAM = (sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))")
+SHOW = (sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))")
 MIRRORED, PS = "multi_worker_mirrored", "parameter_server"
 PROXIES = {"no_proxy": "internal", "http_proxy": "http://127.0.0.1:9"}
 
@@ -116,7 +118,7 @@ def check(count, request):
 
 def launched(folder, *arguments, env=None, code=0):
     """Runs the program in every task of a cluster; the plan of the run, and each task's environment."""
-    done = finish(start(folder, "--run-dir", "run", *arguments, "--", *PROGRAM, env=env), 200)
+    done = finish(start(folder, "--run-dir", "run", *arguments, "--", *program("environment.py"), env=env), 200)
     assert done.code == code, done.stderr
     run = folder / "run"
     plan = json.loads((run / "plan.json").read_text())
@@ -142,13 +144,10 @@ def test_local_tasks(check, tmp_path):
             assert env["GLIBC_TUNABLES"].endswith(":glibc.malloc.tcache_count=7")
 
 
-AGAIN = "import sys; 'attempt_2' in os.environ['TFDIST_TASK_DIR'] or sys.exit(3)"
-
-
 def test_local_tasks_that_are_started_again(check, tmp_path):
     case = Case("3,5", workers(2, gpus=1, restart={"policy": "job", "max": 1}), ["3", "5"])
     folder = case.write(tmp_path / "again")
-    done = finish(start(folder, "--run-dir", "run", "--", *PROGRAM[:2], f"{PROGRAM[2]}; {AGAIN}", env=shell(case)))
+    done = finish(start(folder, "--run-dir", "run", "--", *program("environment.py", "once"), env=shell(case)))
     assert done.code == 0, done.stderr
     plan = json.loads((folder / "run" / "plan.json").read_text())
     check(case, plan, {each["task"]: last_of(folder / "run", each["task"]) for each in plan["tasks"]})
@@ -289,8 +288,7 @@ def test_kubernetes_tasks(check, kind, tmp_path):
         spec = {"strategy": strategy, "launcher": "kubernetes", "roles": case.roles, "kubernetes": {"kind": kind}}
         cluster = Cluster.model_validate(spec)
         addresses = KubernetesLauncher().foresee(cluster)
-        command = (*PROGRAM[:2], PROGRAM[2])
-        plan = make_plan(cluster, None, addresses=addresses, run_dir=tmp_path, machine=Machine(64), command=command)
+        plan = make_plan(cluster, None, addresses=addresses, run_dir=tmp_path, machine=Machine(64), command=SHOW)
         began = {}
         for task, container in _containers(manifests(plan)):
             index = task.index if task else None
@@ -316,8 +314,6 @@ def _role(task):
 
 def _containers(objects):
     """Each container with the task that it is for; for None all tasks of the role."""
-    from tfdist_cli.spec.task_id import TaskId  # noqa: PLC0415 - only here
-
     for each in yaml.safe_load_all(yaml.safe_dump_all(objects)):
         spec = each.get("spec", {})
         for job in spec.get("replicatedJobs", ()):
