@@ -3,11 +3,14 @@
 import json
 import os
 import resource
+import signal
 import subprocess
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+from tests.chaos.driver import Training
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(100)]
 CGROUPS = Path("/sys/fs/cgroup")
@@ -159,3 +162,29 @@ def test_a_task_that_may_not_have_more_memory_is_told_as_such(bare):
     assert code == 1
     assert "error: worker:1 failed after" in said
     assert "hint: it ran out of memory" in said
+
+
+ONE = "strategy: single\nroles: {chief: {}}\nrecipe: recipe.yaml\n"
+
+
+def test_a_disk_that_becomes_full_ends_no_training_even_when_it_is_started_again(disk):
+    training = Training(disk / "training", ONE, "--set", "train.epochs=4", "--set", "evaluate=null")
+    try:
+        training.until(lambda: training.events("checkpoint"))
+        with (disk / "fills").open("wb", buffering=0) as file, suppress(OSError):
+            while file.write(b"x" * 4096):
+                pass
+        os.kill(training.events("started", "chief:0")[0]["pid"], signal.SIGKILL)
+        done = training.finish()
+    finally:
+        training.stop()
+    assert done.code == 1
+    assert "the last checkpoint could not be written: " in done.stderr
+    assert "chief:0 was lost" in done.stderr, done.stderr
+    assert "not started again: its error says that this could not help" in done.stderr
+    assert "metrics.jsonl is not complete: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.report["step"] == 4 * 44
+    assert [loss["cause"] for loss in done.report["losses"]] == [
+        "killed by SIGKILL, not by the kernel for want of memory"
+    ]

@@ -1,0 +1,53 @@
+"""What a recipe's task does when what it came to cannot be kept."""
+
+import sys
+
+import pytest
+
+from tfdist_cli.environment import Environment
+from tfdist_cli.errors import ResultNotSaved
+from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.task.recipe import run_recipe
+from tfdist_cli.train import cluster
+
+pytestmark = pytest.mark.slow
+
+MODULE = """
+import shutil
+import keras
+import numpy as np
+import tensorflow as tf
+
+def model(params):
+    network = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    network.compile("sgd", "mse")
+    return network
+
+def dataset(params, split, shard):
+    return tf.data.Dataset.from_tensor_slices((np.ones((8, 3), np.float32), np.ones((8, 1), np.float32)))
+
+def callbacks(params):
+    return [keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: shutil.rmtree(params["removed"]))]
+"""
+
+
+def test_a_last_checkpoint_that_is_lost_takes_no_export_with_it(tmp_path, monkeypatch):
+    (tmp_path / "one_layer.py").write_text(MODULE)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(cluster, "_joined", None)
+    kept, run_dir = tmp_path / "disk" / "kept", tmp_path / "run"
+    run_dir.mkdir()
+    told = {
+        "module": "one_layer",
+        "module_dir": tmp_path,
+        "params": {"removed": str(tmp_path / "disk")},
+        "checkpoint": {"every_steps": 2, "dir": kept},
+        "evaluate": None,
+        "train": {"batch_size": 2},
+        "export": {"format": "keras"},
+    }
+    joined = cluster.join(Environment(run_dir=run_dir))
+    with pytest.raises(ResultNotSaved, match=r"^the last checkpoint could not be written: .*No such file"):
+        run_recipe(joined, Recipe.model_validate(told))
+    assert (run_dir / "export" / "model.keras").is_file()
+    assert not kept.parent.exists(), "what somebody has removed is not made again"
