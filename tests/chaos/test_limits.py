@@ -170,7 +170,7 @@ ONE = "strategy: single\nroles: {chief: {}}\nrecipe: recipe.yaml\n"
 def test_a_disk_that_becomes_full_ends_no_training_even_when_it_is_started_again(disk):
     training = Training(disk / "training", ONE, "--set", "train.epochs=4", "--set", "evaluate=null")
     try:
-        training.until(lambda: training.events("checkpoint"))
+        training.until(lambda: training.events("checkpoint", "chief:0"))
         with (disk / "fills").open("wb", buffering=0) as file, suppress(OSError):
             while file.write(b"x" * 4096):
                 pass

@@ -113,6 +113,8 @@ def weighed_texts():
     return keras.Model(x, layers.Dense(1)(vectors(x)))
 
 
+OLD_KERAS = tuple(map(int, keras.__version__.split(".")[:2])) < (3, 14)
+"""Whether Keras itself cannot load what `TextVectorization(output_mode="tf_idf")` has adapted."""
 NUMBERS = np.arange(5, 77).reshape(24, 3) % 30
 STRINGS = np.array([[f"word {number}" for number in row] for row in NUMBERS])
 TEXTS = np.array([["a b c"], ["d e a"], ["c c f g"]] * 8)
@@ -156,6 +158,8 @@ def assert_close(actual, expected):
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_export_predicts_as_the_model_does(kind, rebuilt, tmp_path):
     build, x = KINDS[kind]
+    if OLD_KERAS and build in (weighed, weighed_texts):
+        pytest.skip(f"Keras {keras.__version__} cannot load adapted weights of words, 3.14 can")
     model = trained(build, x)
 
     def again():
@@ -188,6 +192,10 @@ def test_a_class_that_was_never_called_is_named(tmp_path):
 
 @pytest.mark.parametrize("build", [texts, weighed_texts])
 def test_adapted_texts_need_no_training(build, tmp_path):
+    if build is weighed_texts and OLD_KERAS:
+        with pytest.raises(TrainingError, match="cannot load the weights of words that"):
+            tfdist.export(build(), tmp_path / "model")
+        return
     model = build()
     loaded = keras.saving.load_model(tfdist.export(model, tmp_path / "kept", format="keras"))
     assert_close(loaded(some(TEXTS)), np.array(model(some(TEXTS))))

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras.src.models.functional import Functional
 
@@ -247,18 +246,18 @@ def _copy(model: keras.Model, plain: keras.Model) -> None:
         if hasattr(layer, "save_assets"):  # what has been learned without variables: vocabularies, weights of words
             store: dict[str, Any] = {}
             layer.save_own_variables(store)
-            if "idf_weights" in store:
-                _make_room_for_weights_of_words(getattr(same, "_lookup_layer", same), store["idf_weights"])
-            same.load_own_variables(store)
             with tempfile.TemporaryDirectory() as folder:
                 layer.save_assets(folder)
-                same.load_assets(folder)
-
-
-def _make_room_for_weights_of_words(lookup: Any, weights: np.ndarray) -> None:
-    """Gives a layer that was not adapted what Keras before 3.13 assigns to without having made it."""
-    if not hasattr(lookup, "idf_weights"):
-        lookup.idf_weights = tf.Variable(weights, trainable=False)
+                try:
+                    same.load_own_variables(store)
+                    same.load_assets(folder)
+                except (AttributeError, TypeError) as error:
+                    if "idf_weights" not in store:
+                        raise
+                    raise TrainingError(
+                        f"Keras {keras.__version__} cannot load the weights of words that {layer.name!r} has adapted",
+                        hint="install Keras 3.14 or newer, or use another output_mode than tf_idf",
+                    ) from error
 
 
 def _remove(path: Path) -> None:
