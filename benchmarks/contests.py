@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster import ROOT, Cluster, RunFailed
-from benchmarks.race import race
+from benchmarks.race import TURNS, race
 from benchmarks.workload import Workload
 from tfdist_cli.bench.machine import Usage
 
@@ -54,6 +54,7 @@ class Contest:
         ours: tfdist.
         peer: what it is compared with.
         changes: what of the workload is another for both.
+        turns: how often each side trains in a round.
     """
 
     title: str
@@ -61,6 +62,7 @@ class Contest:
     ours: Contestant
     peer: Contestant
     changes: Mapping[str, Any] = field(default_factory=dict)
+    turns: int = TURNS
 
 
 TORCH_PYTHON = "TFDIST_BENCHMARK_TORCH_PYTHON"
@@ -87,6 +89,7 @@ _BEST = replace(
 )
 _SYNC = {"updates": {"mode": "sync"}}
 _EMBEDDING = {"model": "embedding", "batch_size": 256}
+_TRANSFORMER = {"model": "transformer", "batch_size": 32, "steps": 4, "steps_per_execution": 4}
 
 CONTESTS = {
     "ps": Contest(_PS, _CLUSTER, TFDIST, TF_KERAS),
@@ -107,6 +110,17 @@ CONTESTS = {
         TFDIST,
         ALONE,
         {"model": "cnn", "steps_per_execution": 20},
+    ),
+    "transformer": Contest(
+        "transformer, `MultiWorkerMirroredStrategy`, 2 workers", {"worker": 2}, TFDIST, TORCH, _TRANSFORMER, turns=18
+    ),
+    "transformer_ps": Contest(
+        "transformer, `ParameterServerStrategy`, 1 chief, 1 ps, 2 workers; batches per second",
+        {"chief": 1, "worker": 2, "ps": 1},
+        TFDIST,
+        replace(TORCH, roles={"worker": 2}, batches=2),
+        _TRANSFORMER,
+        turns=18,
     ),
     "bfloat16": Contest(f"{_PS}, bfloat16", _CLUSTER, _BFLOAT16, TF_KERAS),
     "bfloat16_alone": Contest(f"{_PS}, bfloat16, against one process", _CLUSTER, _BFLOAT16, ALONE),
@@ -231,7 +245,7 @@ def _race(contest: Contest, workload: Workload) -> list[float]:
             cluster.await_laps(1)
         for cluster in clusters:  # not before: mirrored workers give one up that is stopped while the other side starts
             cluster.stop()
-        timings = race(clusters)
+        timings = race(clusters, contest.turns)
     for who, timing in zip(sides, timings, strict=True):
         if timing.logs["accuracy"] < LEARNED:
             raise RunFailed(f"{who.name} has learned nothing in {contest.title}: {timing.logs}")

@@ -81,14 +81,18 @@ def measure(laps: Sequence[Lap], turns: Sequence[tuple[float, float]]) -> Timing
     return Timing(len(timed) - 1, seconds, timed[-1].logs)
 
 
-def race(clusters: Sequence[Cluster]) -> list[Timing]:
+def race(clusters: Sequence[Cluster], turns: int = TURNS) -> list[Timing]:
     """Has clusters that have been started and stopped train by turns.
+
+    Args:
+        clusters: they.
+        turns: how often each of them trains.
 
     Raises:
         RunFailed: a task of one has ended, or no epoch did.
     """
     runners = [Runner(cluster) for cluster in clusters]
-    for number in range(TURNS):
+    for number in range(turns):
         # Every other time backwards, so that a load that grows or fades favours nobody.
         for runner in runners if number % 2 == 0 else reversed(runners):
             runner.turn(TURN_SECONDS)

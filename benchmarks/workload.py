@@ -18,6 +18,12 @@ IDS = 16
 """Numbers that an example of `embedding` looks up."""
 WIDTH = 32
 """Values in a row of its tables."""
+WORDS, LENGTH = 5_000, 64
+"""Words that `transformer` knows, and how many a text has."""
+SEEN = 100
+"""Words that occur in its texts: so few that it learns in a round what follows each of them."""
+BLOCKS, HEADS, MODEL_WIDTH, DROPOUT = 2, 4, 128, 0.1
+"""Its blocks, the heads of each one's attention, the width of what goes through, and the share that is dropped."""
 FOREVER = 1_000_000
 """Epochs: a program trains until it is ended."""
 BATCHES = 100
@@ -33,8 +39,8 @@ class Workload:
         steps: steps in an epoch.
         batch_size: examples in a worker's step.
         steps_per_execution: steps between two reports of a worker.
-        model: `mlp`, of which the network is the larger part of a step; `cnn`, of which computing is; or `embedding`,
-            whose tables are much larger than what a step needs of them.
+        model: `mlp`, of which the network is the larger part of a step; `cnn`, of which computing is; `embedding`,
+            whose tables are much larger than what a step needs of them; or `transformer`, a language model.
         rows: rows of all tables of `embedding` together.
         tables: how many these are.
         spread: variables of at least so many bytes are spread over the ps of tfdist; None leaves that to it.
@@ -46,7 +52,7 @@ class Workload:
     steps: int = 200
     batch_size: int = 64
     steps_per_execution: int = 10
-    model: Literal["mlp", "cnn", "embedding"] = "mlp"
+    model: Literal["mlp", "cnn", "embedding", "transformer"] = "mlp"
     rows: int = 1_000_000
     tables: int = 1
     spread: int | None = None

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from benchmarks.workload import BATCHES, CLASSES, FEATURES, IDS, Workload
+from benchmarks.workload import BATCHES, CLASSES, FEATURES, IDS, LENGTH, SEEN, Workload
 
 
 def batches(workload: Workload) -> tf.data.Dataset:
@@ -15,6 +15,8 @@ def batches(workload: Workload) -> tf.data.Dataset:
     shape = [BATCHES, workload.batch_size]
     if workload.model == "embedding":
         return _numbers(workload, shape)
+    if workload.model == "transformer":
+        return _texts(shape)
     pixels = tf.random.stateless_uniform([*shape, FEATURES], [0, 0], minval=-0.5, maxval=0.5)
     judge = tf.random.stateless_normal([FEATURES, CLASSES], [0, 1])
     labels = tf.argmax(tf.linalg.matmul(pixels, judge), axis=2)
@@ -31,3 +33,9 @@ def _numbers(workload: Workload, shape: list[int]) -> tf.data.Dataset:
     labels = tf.cast(telling[..., 0] % CLASSES, tf.int64)
     data = tf.data.Dataset.from_tensor_slices((tf.concat([telling, others], axis=2), labels))
     return data.repeat().prefetch(tf.data.AUTOTUNE)
+
+
+def _texts(shape: list[int]) -> tf.data.Dataset:
+    """Word numbers, int32 (batch, 64), and for each the one that follows it in the vocabulary."""
+    words = tf.random.stateless_uniform([*shape, LENGTH], [0, 4], maxval=SEEN, dtype=tf.int32)
+    return tf.data.Dataset.from_tensor_slices((words, (words + 1) % SEEN)).repeat().prefetch(tf.data.AUTOTUNE)

@@ -1,10 +1,27 @@
 """tfdist with Keras 3: the same program on every task of a cluster of either kind, and in one process."""
 
+from typing import Any
+
 import keras
 
 import tfdist_cli as tfdist
 from benchmarks.programs.data import batches
-from benchmarks.workload import CLASSES, FEATURES, FOREVER, HIDDEN, IDS, WIDTH, Stopwatch, Workload
+from benchmarks.workload import (
+    BLOCKS,
+    CLASSES,
+    DROPOUT,
+    FEATURES,
+    FOREVER,
+    HEADS,
+    HIDDEN,
+    IDS,
+    LENGTH,
+    MODEL_WIDTH,
+    WIDTH,
+    WORDS,
+    Stopwatch,
+    Workload,
+)
 
 workload = Workload.read()
 stopwatch = Stopwatch(workload, reports=tfdist.is_chief())
@@ -37,10 +54,34 @@ def embedding() -> keras.Model:
     return keras.Model(numbers, keras.layers.Dense(CLASSES)(keras.layers.Flatten()(joined)))
 
 
+class Positions(keras.layers.Layer):
+    """Adds a vector for each place."""
+
+    def build(self, shape: tuple[int, ...]) -> None:
+        self.table = self.add_weight(shape=shape[1:], initializer="normal", name="positions")
+
+    def call(self, x: Any) -> Any:
+        return x + self.table
+
+
+def transformer() -> keras.Model:
+    words = keras.Input([LENGTH], dtype="int32")
+    x = Positions()(keras.layers.Embedding(WORDS, MODEL_WIDTH, embeddings_initializer="normal")(words))
+    for _ in range(BLOCKS):
+        attention = keras.layers.MultiHeadAttention(HEADS, MODEL_WIDTH // HEADS, dropout=DROPOUT)
+        seen = attention(x, x, use_causal_mask=True)
+        x = keras.layers.LayerNormalization()(x + keras.layers.Dropout(DROPOUT)(seen))
+        hidden = keras.layers.Dense(MODEL_WIDTH)(keras.layers.Dense(4 * MODEL_WIDTH, activation="relu")(x))
+        x = keras.layers.LayerNormalization()(x + keras.layers.Dropout(DROPOUT)(hidden))
+    return keras.Model(words, keras.layers.Dense(WORDS)(x))
+
+
 shard = {} if workload.spread is None else {"shard": tfdist.ShardRule(min_bytes=workload.spread)}
 with tfdist.scope(**shard):
     if workload.model == "embedding":
         model, optimizer = embedding(), keras.optimizers.Adagrad(0.5)
+    elif workload.model == "transformer":
+        model, optimizer = transformer(), keras.optimizers.Adam(3e-3)
     else:
         hidden = {"mlp": mlp, "cnn": cnn}[workload.model]()
         model = keras.Sequential([keras.Input([FEATURES]), *hidden, keras.layers.Dense(CLASSES)])

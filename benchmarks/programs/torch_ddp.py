@@ -8,12 +8,30 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.workload import BATCHES, CLASSES, FEATURES, FOREVER, HIDDEN, Stopwatch, Workload
+from benchmarks.workload import (
+    BATCHES,
+    BLOCKS,
+    CLASSES,
+    DROPOUT,
+    FEATURES,
+    FOREVER,
+    HEADS,
+    HIDDEN,
+    LENGTH,
+    MODEL_WIDTH,
+    SEEN,
+    WORDS,
+    Stopwatch,
+    Workload,
+)
 
 
 def batches(workload: Workload) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """What `benchmarks.programs.data` makes, as tensors in memory."""
     torch.manual_seed(0)
+    if workload.model == "transformer":
+        words = torch.randint(SEEN, (BATCHES, workload.batch_size, LENGTH))
+        return list(zip(words.unbind(), ((words + 1) % SEEN).unbind(), strict=True))
     pixels = torch.rand(BATCHES, workload.batch_size, FEATURES) - 0.5
     labels = (pixels @ torch.randn(FEATURES, CLASSES)).argmax(dim=2)
     return list(zip(pixels.unbind(), labels.unbind(), strict=True))
@@ -27,6 +45,41 @@ def mlp() -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(HIDDEN[-1], CLASSES))
 
 
+class Block(nn.Module):
+    """Attention and a network for each place, each added to what goes in and normalized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(MODEL_WIDTH, HEADS, dropout=DROPOUT, batch_first=True)
+        self.network = nn.Sequential(
+            nn.Linear(MODEL_WIDTH, 4 * MODEL_WIDTH), nn.ReLU(), nn.Linear(4 * MODEL_WIDTH, MODEL_WIDTH)
+        )
+        self.norms = nn.ModuleList([nn.LayerNorm(MODEL_WIDTH) for _ in range(2)])
+        self.dropout = nn.Dropout(DROPOUT)
+        later = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+        self.register_buffer("later", later, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen, _ = self.attention(x, x, x, attn_mask=self.later, need_weights=False)
+        x = self.norms[0](x + self.dropout(seen))
+        return self.norms[1](x + self.dropout(self.network(x)))
+
+
+class Transformer(nn.Module):
+    """A language model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, MODEL_WIDTH)
+        nn.init.normal_(self.words.weight, std=0.05)
+        self.places = nn.Parameter(torch.randn(LENGTH, MODEL_WIDTH) * 0.05)
+        self.blocks = nn.Sequential(*(Block() for _ in range(BLOCKS)))
+        self.head = nn.Linear(MODEL_WIDTH, WORDS)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(self.words(words) + self.places))
+
+
 workload = Workload.read()
 torch.set_num_threads(1)
 description = json.loads(os.environ["TF_CONFIG"])
@@ -35,8 +88,10 @@ dist.init_process_group("gloo", init_method=f"tcp://{workers[0]}", rank=rank, wo
 
 data = batches(workload)
 stopwatch = Stopwatch(workload, reports=rank == 0)
-model = DistributedDataParallel(mlp(), gradient_as_bucket_view=True)
-optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
+model = DistributedDataParallel(
+    Transformer() if workload.model == "transformer" else mlp(), gradient_as_bucket_view=True
+)
+optimizer = torch.optim.Adam(model.parameters(), 3e-3 if workload.model == "transformer" else 1e-3, fused=True)
 criterion = nn.CrossEntropyLoss()
 step = 0
 for epoch in range(FOREVER):
@@ -46,13 +101,13 @@ for epoch in range(FOREVER):
         x, y = data[step % BATCHES]
         optimizer.zero_grad()
         scores = model(x)
-        loss = criterion(scores, y)
+        loss = criterion(scores.flatten(0, -2), y.flatten())
         loss.backward()
         optimizer.step()
         with torch.no_grad():
-            total[0] += loss * len(y)
-            total[1] += (scores.argmax(dim=1) == y).sum()
-            total[2] += len(y)
+            total[0] += loss * y.numel()
+            total[1] += (scores.argmax(dim=-1) == y).sum()
+            total[2] += y.numel()
         step += 1
     dist.all_reduce(total)
     loss_sum, hits, examples = total.tolist()

@@ -46,9 +46,8 @@ def test_clusters_train_by_turns_and_never_at_the_same_time(monkeypatch):
     moments, told = iter(range(1000, 2000)), []
     monkeypatch.setattr("benchmarks.race.time.sleep", lambda seconds: None)
     monkeypatch.setattr("benchmarks.race.time.monotonic", lambda: float(next(moments)))
-    monkeypatch.setattr("benchmarks.race.TURNS", 3)
     clusters: Any = [Recorded("ours", told), Recorded("peer", told)]
-    race(clusters)
+    race(clusters, turns=3)
     turns = [each.split()[0] for each in told[::2]]
     assert turns == ["ours", "peer", "peer", "ours", "ours", "peer"]
     assert told == [f"{name} {does}" for name in turns for does in ("goes", "stops")]

@@ -118,6 +118,7 @@ class FirstExecution:
         scope: the strategy's.
         agree: the sum over the tasks that train together.
         standard: makes the engine take the standard path, with its data as it was opened.
+        tells: whether this task is the one to say so.
     """
 
     def __init__(
@@ -126,8 +127,11 @@ class FirstExecution:
         scope: Callable[[], AbstractContextManager[Any]],
         agree: Callable[[np.ndarray], np.ndarray],
         standard: Callable[[], None],
+        *,
+        tells: bool = True,
     ) -> None:
         self._variables, self._scope, self._agree, self._standard = variables, scope, agree, standard
+        self._tells = tells
         self._done = False
 
     def run(self, executions: Callable[[], Iterator[_Result]]) -> Iterator[_Result]:
@@ -149,7 +153,8 @@ class FirstExecution:
             copies.put_back()
             running = executions()
             failure, first = first, next(running, None)
-            log.info("optimizations are off, which failed with this model: %s", reason(failure))
+            if self._tells:
+                log.info("optimizations are off, which failed with this model: %s", reason(failure))
         if first is not None:
             yield first
         yield from running

@@ -127,6 +127,7 @@ class SynchronousEngine:
             self.scope,
             self.total,
             self._take_standard_path,
+            tells=self.is_chief,
         )
 
     def scope(self) -> AbstractContextManager[Any]:
@@ -273,7 +274,7 @@ class SynchronousEngine:
         wanted = may_run_in_order(function, iterator, *args)
         attempt = partial(rehearse, function, self._dataset.take(0), *args) if wanted else lambda: None
         failure = attempted(attempt, self.total)
-        if failure is not None and not self._told_executor:
+        if failure is not None and self.is_chief and not self._told_executor:
             self._told_executor = True
             log.info("operations are run by TensorFlow's usual executor, not in a row: %s", reason(failure))
         return wanted and failure is None
