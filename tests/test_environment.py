@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist_cli.environment import Environment
+from tfdist_cli.environment import Environment, run_dir
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.resources import Size
@@ -164,3 +164,9 @@ def test_gpu_memory():
 def test_gpu_memory_that_means_nothing(text):
     with pytest.raises(UsageError, match="TFDIST_GPU_MEMORY is"):
         Environment.read({"TFDIST_GPU_MEMORY": text})
+
+
+def test_the_run_directory_is_told_to_programs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_dir({"TFDIST_RUN_DIR": "/runs/digits"}) == Path("/runs/digits")
+    assert run_dir({}) == tmp_path

@@ -63,7 +63,7 @@ BELOW = {
         "bench",
         "task",
     },
-    "__init__": {"errors", "spec", "train"},
+    "__init__": {"environment", "errors", "requirements", "spec", "train"},
     "__main__": {"cli"},
 }
 """What each part of the house may import."""

@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tfdist_cli.environment import run_dir
     from tfdist_cli.spec.updates import EmbeddingRule, LearningRate, ShardRule, Updates
     from tfdist_cli.train.assignment import Validation
     from tfdist_cli.train.cluster import is_chief, scope
@@ -38,6 +39,7 @@ _HOMES = {
     "export": "tfdist_cli.train.export",
     "fit": "tfdist_cli.train.fit",
     "is_chief": "tfdist_cli.train.cluster",
+    "run_dir": "tfdist_cli.environment",
     "scope": "tfdist_cli.train.cluster",
 }
 
@@ -53,6 +55,7 @@ __all__ = [
     "export",
     "fit",
     "is_chief",
+    "run_dir",
     "scope",
 ]
 
@@ -63,6 +66,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("importlib.metadata").version("tfdist-cli")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if ".train." in _HOMES[name]:
+        importlib.import_module("tfdist_cli.requirements").require_backend()
     try:
         value = getattr(importlib.import_module(_HOMES[name]), name)
     except ModuleNotFoundError as error:

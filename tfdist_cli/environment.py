@@ -28,6 +28,11 @@ THE_ONE = TaskId("chief")
 """The task of a process without a cluster."""
 
 
+def run_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """The run's directory, for what a program or a recipe's callbacks write; the current folder where there is none."""
+    return Path(environ.get(RUN_DIR) or Path.cwd())
+
+
 @dataclass(frozen=True)
 class Environment:
     """This process's place in its cluster.

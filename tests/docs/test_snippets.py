@@ -5,7 +5,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -122,3 +122,13 @@ def test_the_readmes_model_trains_in_one_process(quickstart, command):
     done = subprocess.run([sys.executable, *command], cwd=quickstart, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "epoch 5/5" in done.stderr + done.stdout
+
+
+def test_the_callbacks_of_the_documented_recipe_write_into_the_run_directory(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    monkeypatch.setenv("TFDIST_RUN_DIR", str(tmp_path))
+    (text,) = (one.text for one in SNIPPETS if one.page.name == "recipe.md" and "def callbacks(" in one.text)
+    module: dict[str, Any] = {}
+    exec(compile(text, "recipe.md", "exec"), module)
+    _, board = module["callbacks"]({})
+    assert Path(board.log_dir) == tmp_path / "tensorboard"

@@ -33,6 +33,7 @@ def facts(**changes):
         "executable": "/opt/venv/bin/python",
         "versions": {"tensorflow": "2.21.0", "keras": "3.12.0", "tfdist": "0.1.0"},
         "imported": {"tensorflow": "2.21.0", "keras": "3.12.0", "gpus": 0, "cuda": False},
+        "keras_backend": ["tensorflow", "KERAS_BACKEND"],
         "cores": 8,
         "memory": {"total": 32 * GIB, "available": 30 * GIB},
         "gpus": [],
@@ -314,3 +315,9 @@ def test_errors_come_first_and_all_of_it_is_json():
     assert told["hosts"][2]["ports"] == {"worker:0": {"port": 2222}, "ps:0": {"port": 2223}}
     assert told["findings"][0]["code"] == "wrong-version"
     assert as_json(seen, found[1:])["ok"]
+
+
+def test_another_backend_of_keras_is_an_error():
+    found = only(hosts(h1={"keras_backend": ["jax", "KERAS_BACKEND"], "imported": {"error": "No module named 'jax'"}}))
+    assert told(found) == ("keras-backend", "error", "h1")
+    assert found.message == "KERAS_BACKEND has Keras use jax, and tfdist trains with TensorFlow"

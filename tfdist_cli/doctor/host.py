@@ -40,6 +40,8 @@ def software_findings(one: Seen, *, needed: bool) -> Iterator[Finding]:
             f"{python} has no TensorFlow",
             f"{shlex.quote(python)} -m pip install 'tfdist-cli[cpu]', or 'tfdist-cli[cuda]' for NVIDIA GPUs",
         )
+    elif wrong := _backend_finding(one):
+        yield wrong
     elif "error" in imported:
         yield Finding(
             "broken-tensorflow",
@@ -61,6 +63,19 @@ def software_findings(one: Seen, *, needed: bool) -> Iterator[Finding]:
                 f"{package} is {versions[key]}, and tfdist needs {_dotted(OLDEST[package])} or later",
                 f"{shlex.quote(python)} -m pip install --upgrade '{key}>={_dotted(OLDEST[package])}'",
             )
+
+
+def _backend_finding(one: Seen) -> Finding | None:
+    backend, where = one.facts["keras_backend"]
+    if backend == "tensorflow":
+        return None
+    return Finding(
+        "keras-backend",
+        "error",
+        one.site.name,
+        f"{where} has Keras use {backend}, and tfdist trains with TensorFlow",
+        "set KERAS_BACKEND=tensorflow" if where == "KERAS_BACKEND" else f'write "backend": "tensorflow" in {where}',
+    )
 
 
 def version_findings(awake: Sequence[Seen], *, trains: bool) -> Iterator[Finding]:

@@ -68,6 +68,7 @@ def look(question: dict[str, Any]) -> dict[str, Any]:
         "executable": sys.executable,
         "versions": {name: installed(names) for name, names in PACKAGES.items()},
         "imported": imported() if question["imports"] else None,
+        "keras_backend": keras_backend(os.environ),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory": memory(),
         "gpus": gpus(),
@@ -93,6 +94,19 @@ def installed(names: tuple[str, ...]) -> str:
         except PackageNotFoundError:
             continue
     return ""
+
+
+def keras_backend(environ: Mapping[str, str]) -> tuple[str, str]:
+    """The backend that Keras is going to use, and where that is written: `requirements.keras_backend`, which see."""
+    if environ.get("KERAS_BACKEND"):
+        return environ["KERAS_BACKEND"], "KERAS_BACKEND"
+    home = Path.home() if os.access(str(Path.home()), os.W_OK) else Path("/tmp")  # noqa: S108 Keras's own choice
+    path = Path(environ["KERAS_HOME"]) if environ.get("KERAS_HOME") else home / ".keras"
+    try:
+        found = json.loads((path / "keras.json").read_text(encoding="utf-8"))
+        return str(found.get("backend", "tensorflow")), str(path / "keras.json")
+    except (OSError, ValueError, AttributeError):
+        return "tensorflow", "KERAS_BACKEND"
 
 
 def imported() -> dict[str, Any]:

@@ -56,7 +56,8 @@ class LocalLauncher:
         """Every task takes open files; without TensorFlow no recipe trains, without the program no task runs it."""
         _make_room_for_files(len(cluster.tasks))
         if not command:
-            require_tensorflow()
+            for role in {task.role: cluster.role(task) for task in cluster.tasks}.values():
+                require_tensorflow({**os.environ, **role.env})
             return
         for task in cluster.tasks:
             if shutil.which(command[0], path=cluster.role(task).env.get("PATH")) is None:
