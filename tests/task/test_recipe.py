@@ -1,5 +1,6 @@
 """What a recipe's task does when what it came to cannot be kept."""
 
+import stat
 import sys
 
 import pytest
@@ -27,7 +28,11 @@ def dataset(params, split, shard):
     return tf.data.Dataset.from_tensor_slices((np.ones((8, 3), np.float32), np.ones((8, 1), np.float32)))
 
 def callbacks(params):
-    return [keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: shutil.rmtree(params["removed"]))]
+    def remove(epoch, logs):
+        for folder in params["removed"]:
+            shutil.rmtree(folder)
+
+    return [keras.callbacks.LambdaCallback(on_epoch_end=remove)]
 """
 
 
@@ -40,7 +45,7 @@ def test_a_last_checkpoint_that_is_lost_takes_no_export_with_it(tmp_path, monkey
     told = {
         "module": "one_layer",
         "module_dir": tmp_path,
-        "params": {"removed": str(tmp_path / "disk")},
+        "params": {"removed": [str(tmp_path / "disk"), str(run_dir)]},
         "checkpoint": {"every_steps": 2, "dir": kept},
         "evaluate": None,
         "train": {"batch_size": 2},
@@ -50,4 +55,5 @@ def test_a_last_checkpoint_that_is_lost_takes_no_export_with_it(tmp_path, monkey
     with pytest.raises(ResultNotSaved, match=r"^the last checkpoint could not be written: .*No such file"):
         run_recipe(joined, Recipe.model_validate(told))
     assert (run_dir / "export" / "model.keras").is_file()
+    assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700, "a run is its owner's, also where its directory was removed"
     assert not kept.parent.exists(), "what somebody has removed is not made again"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ def run_recipe(joined: Joined, recipe: Recipe) -> None:
 
 def _export(wanted: Export, module: RecipeModule, model: Any, folder: Path) -> None:
     emit("state", state="saving")
+    with suppress(OSError):  # the export itself says what is wrong
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have removed the run's directory
     paths = [export(model, folder / EXPORT_NAMES[name], format=name, rebuild=module.model) for name in wanted.formats]
     log.info("exported to %s", ", ".join(str(path) for path in paths))
     emit("exported", paths=[str(path) for path in paths])
