@@ -120,7 +120,7 @@ def test_only_cli_prints(part, path):
 @each_module
 def test_modules_and_functions_have_a_size(part, path):
     text = path.read_text()
-    assert text.count("\n") <= 450
+    assert text.count("\n") <= 480
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             body = node.body[1:] if ast.get_docstring(node) else node.body

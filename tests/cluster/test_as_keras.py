@@ -29,6 +29,7 @@ CALLBACKS = (
     "averages after each epoch",
     "other weights to score",
     "state",
+    "state of scores",
     "predictions",
 )
 

@@ -31,6 +31,7 @@ from tfdist_cli.train.lockstep import LockstepUpdates
 from tfdist_cli.train.metrics import MetricTotals
 from tfdist_cli.train.rate import Rate
 from tfdist_cli.train.room import make_room
+from tfdist_cli.train.scored_state import ScoredState
 from tfdist_cli.train.seeds import Seeds
 from tfdist_cli.train.served import calls_python
 from tfdist_cli.train.step import Given, ModelStep, Tensors
@@ -71,6 +72,7 @@ class CoordinatedEngine:
         self.one_by_one = self.synchronous or self.workers == rules.updates.span == 1
         step.batches = rules.batches(self.workers)
         self._evaluations: dict[bool, Any] = {}
+        self._scored_state: ScoredState | None = None
         self._iterators: Any = None
         optimizer, parameters = step.model.optimizer, step.parameters
         leave_sums_to_engine(optimizer)
@@ -149,6 +151,8 @@ class CoordinatedEngine:
 
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
         """See `Engine.run`."""
+        with self.scope():
+            self._shop.seeds.go_on()
 
         def executions() -> Iterator[Execution]:
             steps_each = size if self._shop.rules.optimized else 1
@@ -164,7 +168,7 @@ class CoordinatedEngine:
         """Every worker scores its own shard of the data; when it is lost meanwhile, another one scores it."""
         totals = MetricTotals(self._step)
         for counted in self._scored(data, steps, each_batch=False):
-            totals.add(counted)
+            totals.add(counted[-1])
         return totals
 
     def test_steps(self, data: DatasetFunction, *, steps: int | None) -> Iterator[Callable[[], np.ndarray]]:
@@ -180,7 +184,8 @@ class CoordinatedEngine:
 
         def score(shard: Shard) -> Any:
             limit = -1 if steps is None else steps // count + (shard.index < steps % count)
-            scored = function(_iterator(data, shard, ends=steps is None), tf.constant(limit, tf.int64))
+            numbers = tf.constant(limit, tf.int64), tf.constant([shard.index, count], tf.int64)
+            scored = function(_iterator(data, shard, ends=steps is None), *numbers)
             with tf.device(CHIEF_DEVICE):  # a worker that has scored its shard may go
                 return tf.identity(scored)
 
@@ -192,7 +197,17 @@ class CoordinatedEngine:
                 outcomes = [self._shop.outcome(remotes.pop(), work) for _, work in begun]
         except Exception as error:  # noqa: BLE001 it is raised again, or its cause
             raise_cause(error)
-        yield from outcomes
+        whole = [counted if each_batch else counted[None] for counted in outcomes]
+        self._write_scored(whole)
+        size = self._shop.totals.size
+        yield from (counted[:, :size] for counted in whole)
+
+    def _write_scored(self, outcomes: list[np.ndarray]) -> None:
+        """Changes the state by what workers have changed of it."""
+        last = [counted[-1, self._shop.totals.size :] for counted in outcomes if len(counted)]
+        if last and self._scored_state:
+            with self.scope():
+                self._scored_state.apply(np.sum(last, axis=0))
 
     def total(self, values: np.ndarray) -> np.ndarray:
         """Only the chief runs the loop."""
@@ -256,9 +271,11 @@ class CoordinatedEngine:
         if each_batch not in self._evaluations:
             spec = checked(data, Shard()).element_spec
             with self.scope():
-                function = evaluation_function(self._step, self._shop.totals, self._reading, each_batch=each_batch)
-                limit = tf.TensorSpec([], tf.int64)
-                self._evaluations[each_batch] = function.get_concrete_function(iterator_ops.IteratorSpec(spec), limit)
+                scored = self._scored_state = ScoredState(self._step, spec, self._shop.seeds)
+                totals = self._shop.totals
+                function = evaluation_function(self._step, totals, scored, self._reading, each_batch=each_batch)
+                specs = iterator_ops.IteratorSpec(spec), tf.TensorSpec([], tf.int64), tf.TensorSpec([2], tf.int64)
+                self._evaluations[each_batch] = function.get_concrete_function(*specs)
         return self._evaluations[each_batch]
 
     def _reading(self) -> Callable[[Any], tuple[Tensors, Given]]:

@@ -47,6 +47,20 @@ def parts(variable: keras.Variable) -> list[Any]:
     return list(stored.variables) if isinstance(stored, ShardedVariable) else [stored]
 
 
+def assign(variable: keras.Variable, value: Any) -> None:
+    """Writes a whole value into a variable, each part where it is.
+
+    Args:
+        variable: one that has been initialized.
+        value: a tensor or an array of as many elements.
+    """
+    held, whole = parts(variable), tf.cast(tf.reshape(value, variable.shape), variable.dtype)
+    each = tf.split(whole, [int(part.shape[0]) for part in held]) if len(held) > 1 else [whole]
+    for part, own in zip(held, each, strict=True):
+        with tf.device(part.device):
+            part.assign(own)
+
+
 def divided(rows: int, count: int) -> list[int]:
     """How many rows each of `count` shards has: 10 rows in 4 shards are 3, 3, 2 and 2."""
     return [rows // count + (number < rows % count) for number in range(count)]

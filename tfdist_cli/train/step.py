@@ -76,7 +76,7 @@ class ModelStep:
         """How many batches, of which a training step sees one, make an update together."""
         self.summed = False
         """Whether their gradients are summed up, so that each is to be a part of the mean, or averaged."""
-        self._traces: dict[str, StepTrace] = {}
+        self._traces: dict[tuple[str, bool], StepTrace] = {}
         self._compiled = tf.function(
             partial(self._train, given=contextlib.nullcontext), jit_compile=True, autograph=False
         )
@@ -171,23 +171,31 @@ class ModelStep:
         """The places in `state` of the variables that a training step assigns: the others are the user's alone."""
         return self._traced(element_spec).assigned
 
-    def increments(self, element_spec: Any, places: Sequence[int]) -> list[np.ndarray]:
-        """How much a training step adds to counters among the state, whatever its batch is.
+    def assigned_by_scores(self, element_spec: Any) -> dict[int, bool]:
+        """The places in `state` of the variables that scoring a batch assigns, and whether it only adds to them."""
+        trace = self._traced(element_spec, training=False) if self.state else None
+        return dict(zip(trace.assigned, trace.adds, strict=True)) if trace else {}
+
+    def increments(self, element_spec: Any, places: Sequence[int], *, training: bool = True) -> list[np.ndarray]:
+        """How much a step adds to counters among the state, whatever its batch is.
 
         Args:
             element_spec: the `tf.TypeSpec`s of a batch.
             places: the counters' places in `state`.
+            training: whether the step trains, or only scores.
 
         Raises:
             TrainingError: it depends on the batch, or on something else that a step computes.
         """
-        return self._traced(element_spec).increments(self.state, places) if places else []
+        return self._traced(element_spec, training=training).increments(self.state, places) if places else []
 
-    def _traced(self, element_spec: Any) -> StepTrace:
-        found = self._traces.get(repr(element_spec))
+    def _traced(self, element_spec: Any, *, training: bool = True) -> StepTrace:
+        key = repr(element_spec), training
+        found = self._traces.get(key)
         if found is None:
-            found = self._traces[repr(element_spec)] = StepTrace(self, element_spec)
-            self._check_trained(element_spec, found.untrained)
+            found = self._traces[key] = StepTrace(self, element_spec, training=training)
+            if training:
+                self._check_trained(element_spec, found.untrained)
         return found
 
     def _check_trained(self, element_spec: Any, untrained: Sequence[int]) -> None:

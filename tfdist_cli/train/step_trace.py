@@ -10,25 +10,29 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.sums import adds_up
 
 if TYPE_CHECKING:
     from tfdist_cli.train.step import ModelStep, Tensors
 
 
 class StepTrace:
-    """The graph of a training step.
+    """The graph of a step.
 
     Args:
         step: the model's pure functions, built.
         element_spec: the `tf.TypeSpec`s of a batch.
+        training: whether the step trains, or only scores.
 
     Attributes:
         operations: how many there are.
         assigned: the places in the state of the variables that it assigns.
+        adds: for each of these whether the step adds to it what follows from its batch alone.
         untrained: the places among the parameters of those that get no gradient.
     """
 
-    def __init__(self, step: ModelStep, element_spec: Any) -> None:
+    def __init__(self, step: ModelStep, element_spec: Any, *, training: bool = True) -> None:
+        self.adds: list[bool] = []
         self.assigned: tuple[int, ...] = ()
         self.untrained: list[int] = []
         self._before: Tensors = []
@@ -40,11 +44,12 @@ class StepTrace:
                 [unknown(variable) for variable in group] for group in (step.parameters, step.state, step.metrics)
             )
             batch = tf.nest.pack_sequence_as(element_spec, flat, expand_composites=True)
-            result = step.train(parameters, state, metrics, batch)
+            result = (step.train if training else step.evaluate)(parameters, state, metrics, batch)
             self._before, self._after, self._others = state, result.state, [*flat, *parameters, *metrics]
             self.assigned = tuple(
                 n for n, (old, new) in enumerate(zip(state, result.state, strict=True)) if new is not old
             )
+            self.adds = adds_up(*([each[place] for place in self.assigned] for each in (state, result.state)))
             self.untrained = [place for place, gradient in enumerate(result.gradients) if gradient is None]
             return [result.loss, *result.state]
 

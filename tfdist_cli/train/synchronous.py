@@ -34,6 +34,7 @@ from tfdist_cli.train.phases import Watch
 from tfdist_cli.train.rate import Rate
 from tfdist_cli.train.replaced import original, replaced
 from tfdist_cli.train.replicas import assigned
+from tfdist_cli.train.scored_state import ScoredState
 from tfdist_cli.train.seeds import Seeds
 from tfdist_cli.train.step import ModelStep, values
 from tfdist_cli.train.update import (
@@ -114,6 +115,7 @@ class SynchronousEngine:
         self._told_executor = False
         self._evaluation: Any = None
         self._batch_evaluation: Any = None
+        self._scored_state: ScoredState | None = None
         self._iterator: Any = None
         self._dataset: Any = None
         self._data: Callable[[], tf.data.Dataset] | None = None
@@ -150,6 +152,8 @@ class SynchronousEngine:
 
     def _executions(self, steps: int, first: int, size: int, pause: Pause) -> Iterator[Execution]:
         left, start = steps, first
+        with self.scope(), self._assigned.paused():
+            self._seeds.go_on()
         while left and not pause.agreed():
             count = size if left >= size and self._rules.optimized else 1
             vote = tf.constant(float(pause.wanted()), tf.float64)
@@ -169,19 +173,23 @@ class SynchronousEngine:
         """Each task scores its own shard of the data, once."""
         dataset, limit = self._to_score(data, steps)
         with self.scope():
+            scored = self._scoring(dataset)
             if self._evaluation is None:
-                self._evaluation = evaluation_function(self._step, self._totals)
-            counted = self._evaluation(iter(dataset), tf.constant(limit, tf.int64)).numpy()
+                self._evaluation = evaluation_function(self._step, self._totals, scored)
+            counted = self._evaluation(iter(dataset), tf.constant(limit, tf.int64), self._shard()).numpy()
         totals = MetricTotals(self._step)
-        totals.add(self.total(counted))
+        totals.add(self._added_up(counted))
         return totals
 
     def test_steps(self, data: DatasetFunction, *, steps: int | None) -> Iterator[Callable[[], np.ndarray]]:
         """See `Engine.test_steps`; a task that has no batch left takes part in the others' with nothing."""
         dataset, left = self._to_score(data, steps)
         iterator = iter(dataset)
+        with self.scope():
+            scored = self._scoring(dataset)
         if self._batch_evaluation is None:
-            self._batch_evaluation = batch_evaluation_function(self._step, self._totals, dataset.element_spec)
+            spec = dataset.element_spec
+            self._batch_evaluation = batch_evaluation_function(self._step, self._totals, scored, spec)
         while True:
             batch = iterator.get_next_as_optional() if left else None
             own = batch.get_value() if batch is not None and batch.has_value() else None
@@ -242,11 +250,27 @@ class SynchronousEngine:
 
     def _scored(self, batch: Any) -> np.ndarray:
         """What all tasks have counted in one batch of each; this one's may be None."""
-        counted = np.zeros(self._totals.size)
+        counted = np.zeros(self._totals.size + (self._scored_state.size if self._scored_state else 0))
         if batch is not None:
             with self.scope():
-                counted = self._batch_evaluation(batch).numpy()
-        return self.total(counted)
+                counted = self._batch_evaluation(batch, self._shard()).numpy()
+        return self._added_up(counted)
+
+    def _scoring(self, dataset: tf.data.Dataset) -> ScoredState:
+        if self._scored_state is None:
+            self._scored_state = ScoredState(self._step, dataset.element_spec, self._seeds)
+        return self._scored_state
+
+    def _shard(self) -> tf.Tensor:
+        return tf.constant([self._members.index, self.workers], tf.int64)
+
+    def _added_up(self, counted: np.ndarray) -> np.ndarray:
+        """What all tasks have counted; what they have changed of the state is written."""
+        counted, changed = np.split(self.total(counted), [self._totals.size])
+        with self.scope(), self._assigned.paused():
+            if self._scored_state:
+                self._scored_state.apply(changed)
+        return counted
 
     def _take_standard_path(self) -> None:
         self._rules = replace(self._rules, optimized=False)

@@ -19,7 +19,7 @@ from tfdist_cli.train.kernels import kernels_left_out
 from tfdist_cli.train.metrics import MetricTotals
 from tfdist_cli.train.rate import Rate
 from tfdist_cli.train.seeds import Seeds
-from tfdist_cli.train.shards import Gradient, parts
+from tfdist_cli.train.shards import Gradient, assign
 from tfdist_cli.train.step import ModelStep, Tensors
 from tfdist_cli.train.tables import Tables
 from tfdist_cli.train.update import apply
@@ -77,11 +77,7 @@ class Workshop:
     def assign_state(self, values: Tensors) -> None:
         """Writes what `own_state` gave into its variables."""
         for variable, value in zip(self.own_state(self.step.state), values, strict=True):
-            held, whole = parts(variable), tf.cast(tf.reshape(value, variable.shape), variable.dtype)
-            each = tf.split(whole, [int(part.shape[0]) for part in held]) if len(held) > 1 else [whole]
-            for part, own in zip(held, each, strict=True):
-                with tf.device(part.device):
-                    part.assign(own)
+            assign(variable, value)
 
     def on_worker(self, worker: Any, function: Callable[..., Any], args: tuple[Any, ...] = ()) -> Any:
         """Runs a function on one worker, and again when the worker has been replaced while its result is kept."""

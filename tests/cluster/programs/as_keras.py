@@ -232,6 +232,27 @@ def counted():
     return found(model, fit(model, X, Y))
 
 
+class Scored(layers.Layer):
+    """Counts the batches and examples that it is scored on."""
+
+    def build(self, shape):
+        self.batches = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="batches")
+        self.examples = self.add_weight(shape=(), initializer="zeros", trainable=False, name="examples")
+
+    def call(self, x, training=False):
+        if not training:
+            self.batches.assign_add(1)
+            self.examples.assign_add(ops.cast(ops.shape(x)[0], "float32"))
+        return x
+
+
+def scored():
+    with tfdist.scope():
+        model = compiled(keras.Sequential([keras.Input((3,)), Scored(), layers.Dense(1)]))
+    batches = tf.data.Dataset.from_tensor_slices((X[:22], Y[:22])).batch(4)
+    return found(model, fit(model, X, Y, validation_data=batches))
+
+
 class Predicts(keras.callbacks.Callback):
     """Predicts and scores a few examples as users do for a plot."""
 
@@ -300,6 +321,7 @@ CASES = {
     "averages after each epoch": lambda: averaged(keras.callbacks.SwapEMAWeights(swap_on_epoch=True)),
     "other weights to score": lambda: averaged(Shifts()),
     "state": counted,
+    "state of scores": scored,
     "predictions": predicted,
     **({"refused": refused} if IN_CLUSTER else {}),
 }
