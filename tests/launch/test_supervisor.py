@@ -23,6 +23,7 @@ from tests.launch.histories import (
     CheckedHistory,
     History,
     beat,
+    doing,
     error,
     progress,
     resized,
@@ -509,3 +510,21 @@ def test_the_time_in_a_queue_does_not_count():
     assert history.at(5099, Tick()) == {}
     assert history.at(5100, Tick()) == dict.fromkeys((CHIEF, W0, PS), TERM)
     assert history.state.late == (CHIEF, W0, PS)
+
+
+def test_a_task_that_served_may_end_before_the_chief_that_is_done():
+    """It hears of that from the chief; and after a pause of the machine the ends are heard of in any order."""
+    history = History(*PS_TASKS, rules=rules(reports=True))
+    history.at(0, *up(*PS_TASKS), progress(40), doing("done"))
+    assert history.at(5, Exited(PS, 0), Exited(W0, 0)) == {}
+    assert history.statuses()[PS] is Status.DONE
+    assert history.at(6, Exited(CHIEF, 0)) == {W1: TERM}
+    history.at(7, Exited(W1, 0))
+    assert (history.ended, history.state.exit_code, history.state.failures) == (True, 0, ())
+
+
+def test_a_task_that_served_and_fails_has_failed_though_the_chief_is_done():
+    history = History(*PS_TASKS, rules=rules(reports=True))
+    history.at(0, *up(*PS_TASKS), doing("done"))
+    assert history.at(5, Exited(PS, 1)) == {CHIEF: TERM}
+    assert history.statuses()[PS] is Status.FAILED

@@ -324,6 +324,12 @@ class JobState:
         """Whether the training is done: each task that decides has ended with 0."""
         return all(task.status is Status.DONE for name, task in self.tasks.items() if self.rules.decides(name))
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all tasks that decide have said that they are done: those that serve them may end before them."""
+        deciding = [task for name, task in self.tasks.items() if self.rules.decides(name)]
+        return all(task.doing == "done" for task in deciding)
+
     def served(self, name: TaskId) -> bool:
         """Whether a task had nothing left to do when it was told to end: it served others, and they are done."""
         return self.trained and not self.failing and not self.rules.decides(name) and name.role != "evaluator"

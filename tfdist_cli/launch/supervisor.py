@@ -5,9 +5,9 @@ It has no clock and no processes. The rules, which docs and exit codes rest on:
 * The tasks that *decide* are the chief in `parameter_server`, and every task that trains elsewhere. The training is
   done when each of them has ended with 0.
 * A task that ends with another code before that is a failure, and so is a ps or worker of `parameter_server`, or a task
-  of tf.data's service, that ends at all while the chief trains, and a task that the launcher killed because it stood
-  still. What follows is its role's restart policy: it is started again alone, or all tasks are, or the job ends. See
-  `restarts.py` for when a restart is worth it. A failed evaluator never ends the training.
+  of tf.data's service, that ends at all before the chief has said that it is done, and a task that the launcher killed
+  because it stood still. What follows is its role's restart policy: it is started again alone, or all tasks are, or the
+  job ends. See `restarts.py` for when a restart is worth it. A failed evaluator never ends the training.
 * After the training the evaluator has bounded time for the last checkpoint; then every task is told to end, and killed
   if it doesn't.
 * When a failed task ends the attempt, and on a signal to the launcher, the tasks that decide are told to end first, so
@@ -124,7 +124,8 @@ def _outcome(state: JobState, name: TaskId, task: TaskState) -> Status:
     if name.role == "evaluator" and state.phase in (Phase.RUNNING, Phase.EVALUATING):
         return Status.FAILED if task.code else Status.DONE
     if state.phase is Phase.RUNNING:
-        return Status.DONE if task.code == 0 and state.rules.decides(name) else Status.FAILED
+        over = state.rules.decides(name) or state.is_over
+        return Status.DONE if task.code == 0 and over else Status.FAILED
     if state.failing and task.code != 0:
         return Status.FAILED
     return Status.DONE if task.code == 0 else Status.STOPPED

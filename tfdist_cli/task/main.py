@@ -36,7 +36,6 @@ def run_task(recipe: Recipe | None) -> int:
         return report(error)
     except Exception as error:  # noqa: BLE001 the user's code raises what it likes; all of it is reported
         return report(error)
-    emit("state", state="done")
     return ExitCode.DONE
 
 
@@ -48,6 +47,7 @@ def _run(recipe: Recipe | None) -> None:
         from tfdist_cli.train.cluster import serve  # noqa: PLC0415 a task that cannot start says so at once
 
         serve(environment)
+        emit("state", state="done")
         return
     if recipe is None:
         raise UsageError(
@@ -67,6 +67,7 @@ def _run(recipe: Recipe | None) -> None:
     except ResultNotSaved:
         leave_together(joined)  # the training is done, for all of them
         raise
+    emit("state", state="done")  # before those that serve this task hear of it, and end
     leave_together(joined)
 
 
