@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import ExitStack, closing, suppress
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -364,6 +365,18 @@ def test_no_bytes_end_who_listens_or_are_taken_for_a_task(said, proves, cut):
         stranger.shutdown(socket.SHUT_WR)
         while asking._asked:
             assert asking.arrived(LONG) == []
+
+
+def test_a_pause_of_the_machine_takes_no_time_from_those_that_are_asked(monkeypatch):
+    with serving() as listener, closing(Reception(listener, [PS])) as asking:
+        with socket.create_connection(listener.getsockname()) as task:
+            asking.arrived(LONG)
+            monkeypatch.setattr(reception, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 1000))
+            assert asking.arrived(0) == []
+            task.sendall(reception.hello_of(PS, task.recv(100)))
+            ((connection, hello),) = asking.arrived(LONG)
+            connection.close()
+        assert hello.task == PS
 
 
 def test_a_crowd_that_says_nothing_takes_no_more_than_its_share_of_files(monkeypatch):

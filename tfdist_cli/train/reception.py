@@ -38,6 +38,9 @@ REFUSED = b"no "
 """What it answers to one that it sends away; the reason follows."""
 _LONGEST = 4096
 """Bytes of a line; nobody of ours says so much."""
+_PERIOD = 1.0
+"""The most seconds that count from one look to the next: after a pause of the whole machine the others have their time
+left to go on."""
 _MOST_ASKED = 256
 """Connections that may be asked who they are at the same time; the oldest is sent away for a further one."""
 _NONCE = re.compile(rb"tfdist ([0-9a-f]{32})\n")
@@ -94,6 +97,7 @@ class Reception:
         self._listener = listener
         self._asked: dict[socket.socket, _Asked] = {}
         """Those that have not said it yet."""
+        self._looked_at = time.monotonic()
         self._noted = False
         """Whether it was told that somebody was sent away."""
         self._selector = selectors.DefaultSelector()
@@ -115,8 +119,11 @@ class Reception:
                 self._ask()
             elif connection in self._asked and (hello := self._heard(connection)) is not None:
                 found.append((connection, hello))
+        now = time.monotonic()
+        passed, self._looked_at = min(now - self._looked_at, _PERIOD), now
         for connection, asked in list(self._asked.items()):
-            if time.monotonic() > asked.until:
+            asked.left -= passed
+            if asked.left < 0:
                 self._send_away(connection, asked, "it did not say who it is in time")
         return found
 
@@ -131,7 +138,7 @@ class Reception:
             nonce = secrets.token_hex(16).encode()
             connection.send(GREETING + nonce + b"\n")
             self._selector.register(connection, selectors.EVENT_READ)
-            self._asked[connection] = _Asked(nonce, str(address[0]).removeprefix("::ffff:"), time.monotonic() + CONNECT)
+            self._asked[connection] = _Asked(nonce, str(address[0]).removeprefix("::ffff:"), CONNECT)
             stranger.pop_all()
 
     def _heard(self, connection: socket.socket) -> Hello | None:
@@ -200,13 +207,13 @@ class _Asked:
     Args:
         nonce: what it has to prove that it has the secret with.
         host: where it comes from.
-        until: when it must have said it.
+        left: seconds in which it must have said it.
         said: what it has said so far.
     """
 
     nonce: bytes
     host: str
-    until: float
+    left: float
     said: bytes = b""
 
 
