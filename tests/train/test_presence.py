@@ -379,6 +379,23 @@ def test_a_pause_of_the_machine_takes_no_time_from_those_that_are_asked(monkeypa
         assert hello.task == PS
 
 
+def test_a_pause_of_the_machine_is_no_silence(pool, monkeypatch):
+    """A task that is up has its ten seconds to say who it is, however long all stood still meanwhile."""
+    own, pauses = free(), []
+    monkeypatch.setattr(presence, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 100 * len(pauses)))
+    with serving() as ps:
+        gathering = pool.submit(gather, CHIEF, own, {PS: at(ps)}, 1000)
+        while unreachable(own):
+            assert not gathering.done()
+        pauses.append("one")
+        with pytest.raises(NotYet):
+            gathering.result(0.5)
+        waiting = pool.submit(outlast, PS, own, LONG)
+        with closing(gathering.result(LONG)) as met:
+            assert len(met.lifelines) == 1
+        waiting.result(LONG)
+
+
 def test_a_crowd_that_says_nothing_takes_no_more_than_its_share_of_files(monkeypatch):
     monkeypatch.setattr(reception, "_MOST_ASKED", 5)
     with serving() as listener, closing(Reception(listener, [PS])) as asking, ExitStack() as crowd:

@@ -26,6 +26,7 @@ from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.reach import CONNECT, RETRY, START_HINT, Absence, absence_of, await_up, unreachable
 from tfdist_cli.train.reception import (
+    PERIOD,
     Reception,
     check_taken,
     greeting_of,
@@ -89,15 +90,15 @@ def gather(
     deadline = time.monotonic() + timeout
     absence = Absence(others, timeout)
     silent, summing = set(others), {task}
-    heard = time.monotonic()
+    looked_at, silence = time.monotonic(), 0.0
     with ExitStack() as connections, _listening(task, own) as listener:
         met: list[socket.socket] = []
         reception = connections.enter_context(closing(Reception(listener, others.keys())))
-        while absence.look() or (silent and time.monotonic() - heard < _SILENCE):
+        while absence.look() or (silent and silence < _SILENCE):
             refused = {other: others[other] for other in reception.refused if other in silent}
-            if absence.missing or refused:
-                heard = time.monotonic()
-            if refused and heard > deadline:
+            passed, looked_at = min(time.monotonic() - looked_at, PERIOD), time.monotonic()
+            silence = 0.0 if absence.missing or refused else silence + passed
+            if refused and looked_at > deadline:
                 raise TimeoutExceeded(absence_of(refused, reception.refused, timeout), hint=START_HINT)
             for connection, hello in reception.arrived(RETRY):
                 silent.discard(hello.task)

@@ -38,7 +38,7 @@ REFUSED = b"no "
 """What it answers to one that it sends away; the reason follows."""
 _LONGEST = 4096
 """Bytes of a line; nobody of ours says so much."""
-_PERIOD = 1.0
+PERIOD = 1.0
 """The most seconds that count from one look to the next: after a pause of the whole machine the others have their time
 left to go on."""
 _MOST_ASKED = 256
@@ -120,7 +120,7 @@ class Reception:
             elif connection in self._asked and (hello := self._heard(connection)) is not None:
                 found.append((connection, hello))
         now = time.monotonic()
-        passed, self._looked_at = min(now - self._looked_at, _PERIOD), now
+        passed, self._looked_at = min(now - self._looked_at, PERIOD), now
         for connection, asked in list(self._asked.items()):
             asked.left -= passed
             if asked.left < 0:
