@@ -144,7 +144,7 @@ task = json.loads(os.environ["TF_CONFIG"])["task"]
 print("hello from", task["type"], task["index"], "on", os.environ["SLURMD_NODENAME"], flush=True)
 if sys.argv[1] == "stubborn":
     signal.signal(signal.SIGTERM, lambda *_: print("not yet", flush=True))
-while sys.argv[1] != "end" or task["type"] != "chief":
+while sys.argv[1] != "end" or task["type"] != "chief" or not os.path.exists("all-are-here"):
     time.sleep(0.1)
 """
 PARTS = (
@@ -164,6 +164,7 @@ def run_program(folder, how, *options):
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
+    (folder / "all-are-here").touch()
     return process, {log.read_text().split()[-1] for log in logs}
 
 
