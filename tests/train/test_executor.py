@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.train.compare import assert_same, classifier, train_both
 from tfdist_cli.train.executor import SINGLE_THREADED, may_run_in_order, rehearse
 
 ONE_BY_ONE = SINGLE_THREADED
@@ -72,3 +73,10 @@ def test_a_rehearsal_changes_nothing_and_finds_what_the_executor_cannot_do():
     with pytest.raises(tf.errors.UnimplementedError, match="reference-typed"):
         rehearse(accumulated, data.take(0))
     assert not np.any(total.numpy())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_a_training_is_rehearsed_without_an_update(optimizer):
+    """Nothing of an update has happened when it finds no data: not its count, nor a decay, which need no batch."""
+    assert_same(*train_both(lambda: classifier(optimizer=optimizer)))

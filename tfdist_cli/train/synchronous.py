@@ -357,7 +357,7 @@ class SynchronousEngine:
         @tf.function(autograph=False)
         def execute(iterator: Any, first: tf.Tensor, vote: tf.Tensor) -> tf.Tensor:
             batches = self._batches(iterator, count)
-            summed = self._run(replica_steps, (batches, first, vote))
+            summed = self._run(_once_read(replica_steps), (batches, first, vote))
             summary = self._strategy.experimental_local_results(summed)[0]
             sizes = [int(np.prod(step.state[place].shape)) for place in places]
             # Each size is given: TensorFlow's kernel for a single part of size -1 fails.
@@ -461,3 +461,13 @@ class SynchronousEngine:
             return self._strategy.experimental_local_results(self._strategy.run(once, args=(value,)))[0]
 
         return total
+
+
+def _once_read(steps: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    """Steps of which nothing happens before the batches are there, such as counting an update, which needs no batch."""
+
+    def run(batches: Any, *args: Any) -> tf.Tensor:
+        with tf.control_dependencies(tf.nest.flatten(batches, expand_composites=True)):
+            return steps(batches, *args)
+
+    return run
