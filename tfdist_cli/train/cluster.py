@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NoReturn, get_args
 
+import keras
 import tensorflow as tf
 from tensorflow.python.eager import context
 
@@ -65,10 +66,16 @@ class Joined:
             rules: which ps its variables live on, where there are any.
 
         Raises:
-            TrainingError: variables have been made by other rules.
+            TrainingError: variables have been made by other rules, or are to be of a type that cannot be broadcast.
         """
         if self.placement:
             self.placement.follow(rules)
+        mirrored = isinstance(self.strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        if mirrored and keras.config.dtype_policy().variable_dtype == "bfloat16":
+            raise TrainingError(
+                "mirrored workers cannot have weights of bfloat16, which TensorFlow does not broadcast",
+                hint="take the mixed_bfloat16 policy, whose weights are float32",
+            )
         return self.strategy.scope()
 
     def engine(self, step: ModelStep, element_spec: Any, rules: Rules) -> Engine:

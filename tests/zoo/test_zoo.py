@@ -1,0 +1,48 @@
+"""The models of the zoo train with every engine as by Keras's own `fit`, or are refused clearly.
+
+A test run takes another two models each day. TFDIST_TEST_LONG=1 takes all, which takes an hour on two cores;
+TFDIST_TEST_ZOO="adam u_net" takes these.
+"""
+
+import datetime
+import os
+
+import pytest
+
+from tests.zoo.__main__ import run
+from tests.zoo.engines import ENGINES
+from tests.zoo.models import CASES
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(7200)]
+
+EACH_DAY = 2
+
+
+def chosen():
+    """The names of the models that are tried."""
+    named = os.environ.get("TFDIST_TEST_ZOO", "").split()
+    if named or os.environ.get("TFDIST_TEST_LONG") == "1":
+        return named or list(CASES)
+    names, parts = sorted(CASES), -(-len(CASES) // EACH_DAY)
+    return names[datetime.datetime.now(datetime.timezone.utc).toordinal() % parts :: parts]
+
+
+def test_models_train_as_by_keras_or_are_refused(tmp_path):
+    names = chosen()
+    print(f'TFDIST_TEST_ZOO="{" ".join(names)}" takes the same models')
+    found = run(names, list(ENGINES), tmp_path)
+    wrong = {
+        f"{name}, {ENGINES[key].title}": f"{result.state}: {result.difference:.0e} {result.said}"
+        for name, results in found.items()
+        for key, result in results.items()
+        if not as_expected(name, key, result)
+    }
+    assert not wrong
+
+
+def as_expected(name, key, result):
+    """Whether a model is trained that should be, and refused that should not."""
+    expected = CASES[name].refusal(key)
+    if expected:
+        return result.state == "refused" and expected in result.said
+    return result.state in ("ok", "random")
