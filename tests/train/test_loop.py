@@ -462,3 +462,23 @@ def test_a_metric_with_a_vector_for_a_result():
     x, y = classes()
     plain, ours = train_both(build, batches(x, np.eye(CLASSES, dtype=np.float32)[y]))
     assert_same(plain, ours)
+
+
+def test_a_model_in_float8_is_trained():
+    def build():
+        model = classifier()
+        model.quantize("float8")
+        model.compile("sgd", model.loss)
+        return model
+
+    assert_same(*train_both(build))
+
+
+def test_training_needs_no_rewriting_of_its_graphs():
+    # What TensorFlow's graph optimizers remove is not carried out, and may be wrong without anybody noticing.
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    try:
+        assert_same(*train_both(classifier))
+    finally:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False, **before})
