@@ -566,7 +566,7 @@ class Steps(layers.Layer):
         return x
 
 
-@case(vectors, scored=BATCH)
+@case(vectors, scored=2 * BATCH)
 def layer_that_counts_steps():
     inputs = keras.Input((8,))
     return classifier(inputs, Steps()(layers.Dense(4)(inputs)))

@@ -37,6 +37,8 @@ class Case:
         pipeline: makes a Keras layer that the data passes through, batch by batch.
         fit: more arguments of `tfdist.fit`.
         policy: Keras's dtype policy.
+        traced_at_random: whether Python draws what the model computes when it is traced, so that two trainings by Keras
+            differ, too.
     """
 
     build: Callable[[], keras.Model]
@@ -49,6 +51,7 @@ class Case:
     pipeline: Callable[[], Any] | None = None
     fit: dict[str, Any] = field(default_factory=dict)
     policy: str = "float32"
+    traced_at_random: bool = False
 
     def refusal(self, engine: str) -> str:
         """A part of the sentence with which an engine refuses the model; empty where it trains it."""

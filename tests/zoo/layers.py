@@ -397,7 +397,7 @@ AUGMENTATIONS: dict[str, Any] = {
         layers.RandomErasing(seed=2),
         layers.RandomGaussianBlur(seed=3),
     ),
-    "augmentation_by_policies": lambda: (layers.RandAugment(seed=1), layers.AugMix(seed=2)),
+    "random_policies": lambda: (layers.RandAugment(seed=1),),
     "equalizations": lambda: (
         layers.AutoContrast(),
         layers.Equalization(),
@@ -407,6 +407,7 @@ AUGMENTATIONS: dict[str, Any] = {
 }
 for _name, _kinds in AUGMENTATIONS.items():
     add_case(_name, Case(lambda kinds=_kinds: _augmented(*kinds()), images))  # type: ignore[misc]
+add_case("mixed_augmentations", Case(lambda: _augmented(layers.AugMix(seed=2)), images, traced_at_random=True))
 
 
 class ForClasses(layers.Layer):
