@@ -74,7 +74,7 @@ def test_an_interpreter_without_tensorflow_and_one_with_another(tmp_path, monkey
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / name)], check=True)
     [packages] = (tmp_path / "other").glob("lib/python*/site-packages")
     for package, number in (
-        ("tensorflow", "2.7.9"),
+        ("tensorflow", "2.99.0"),
         ("tfdist-cli", version("tfdist-cli")),
         ("keras", version("keras")),
     ):
@@ -89,7 +89,7 @@ def test_an_interpreter_without_tensorflow_and_one_with_another(tmp_path, monkey
     errors = {(finding.code, finding.host): finding for finding in found if finding.level == "error"}
     assert set(errors) == {("no-tensorflow", "bare"), ("wrong-version", "other")}
     assert errors["no-tensorflow", "bare"].fix.startswith(f"{tmp_path}/bare/bin/python -m pip install")
-    assert errors["wrong-version", "other"].message == f"TensorFlow is 2.7.9, and {TENSORFLOW} on here"
+    assert errors["wrong-version", "other"].message == f"TensorFlow is 2.99.0, and {TENSORFLOW} on here"
     assert errors["wrong-version", "other"].fix == f"give both the same: pip install 'tensorflow=={TENSORFLOW}'"
 
 
