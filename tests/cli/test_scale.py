@@ -48,34 +48,40 @@ def test_a_run_that_has_ended_is_to_be_launched_again(tfdist, tmp_path):
 
 
 PROGRAM = """
-import json, os, signal, subprocess, sys, time
+import json, os, pathlib, time
 def emit(kind, **fields):
     os.write(2, b"\\x1e" + json.dumps({"kind": kind, **fields}).encode() + b"\\n")
 task = json.loads(os.environ["TF_CONFIG"])["task"]
 emit("state", state="training")
-run = os.environ["TFDIST_RUN_DIR"]
+run = pathlib.Path(os.environ["TFDIST_RUN_DIR"])
 if "attempt_1" in os.environ["TFDIST_TASK_DIR"]:
-    if task["index"]:
-        time.sleep(1000)
-    emit("progress", step=7)
-    with open(run + "/said", "w") as said:
-        scale = [sys.executable, "-m", "tfdist_cli", "scale", run]
-        for options in (["worker=0"], ["worker=2"], ["worker=3", "--dry-run"], ["worker=3", "--timeout", "60"]):
-            asked = subprocess.Popen(scale + options, stdout=said, stderr=said, start_new_session=True)
-            if "--timeout" not in options:
-                print(options, asked.wait(), file=said, flush=True)
+    if not task["index"]:
+        emit("progress", step=7)
+        (run / "trains").touch()
     time.sleep(1000)
 if not task["index"]:
     emit("resumed", step=7)
     emit("progress", step=8)
-while "it went on" not in open(run + "/said").read():
+while "it went on" not in (run / "said").read_text():
     time.sleep(0.02)
+"""
+
+ANOTHER = """
+import pathlib, subprocess, sys, time
+run = pathlib.Path(sys.argv[1])
+while not (run / "trains").exists():
+    time.sleep(0.02)
+scale = [sys.executable, "-m", "tfdist_cli", "scale", str(run)]
+with open(run / "said", "w") as said:
+    for options in (["worker=0"], ["worker=2"], ["worker=3", "--dry-run"], ["worker=3", "--timeout", "60"]):
+        code = subprocess.run(scale + options, stdout=said, stderr=said).returncode
+        print(options, code, file=said, flush=True)
 """
 
 
 @pytest.mark.slow
 def test_a_run_is_scaled_from_another_process(tmp_path):
-    """Its first worker asks for a third, as somebody at another terminal would."""
+    """Somebody at another terminal asks for a third worker."""
     roles = {"worker": {"replicas": 2}}
     cluster = Cluster.model_validate({"strategy": "multi_worker_mirrored", "roles": roles})
     recipe = Recipe.model_validate({"module": "x", "module_dir": "/", "checkpoint": {"every_steps": 5}})
@@ -85,10 +91,12 @@ def test_a_run_is_scaled_from_another_process(tmp_path):
     with (
         Planner(LocalLauncher(), cluster, recipe, program).reserving() as planner,
         open_run_dir(tmp_path / "run", tmp_path, "x", now) as run_dir,
+        subprocess.Popen([sys.executable, "-c", ANOTHER, run_dir.path]) as another,
     ):
         report = Launch(LocalLauncher(), planner.plan(run_dir), run_dir, rules, desk=Desk(planner, run_dir)).carry_out(
             Chronicle()
         )
+    assert another.returncode == 0
     said = (tmp_path / "run" / "said").read_text().splitlines()
     needs = "multi_worker_mirrored needs a worker: write 'worker: {replicas: 2}' in roles"
     assert said[0] == f"error: cluster: roles.worker: {needs}"

@@ -169,7 +169,7 @@ def test_a_recipe_is_read_where_it_was_copied_to(make_cluster, fake_ssh, tmp_pat
         assert folder.is_relative_to(fake_ssh / host / ".tfdist" / "sync")
         assert (folder / "digits.py").exists()
         assert order["start"] == str(folder)
-        assert order["tasks"][0]["argv"][-1] == f"{fake_ssh}/{host}/.tfdist/runs/run/ID/cluster.yaml"
+        assert order["tasks"][0]["argv"][-2:] == [f"{fake_ssh}/{host}/.tfdist/runs/run/ID/cluster.yaml", "--planned"]
 
 
 @pytest.mark.slow

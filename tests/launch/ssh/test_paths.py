@@ -42,7 +42,7 @@ def test_a_recipe_its_run_and_its_checkpoints(make_cluster, make_plan_of, tmp_pa
     assert places.there(f"{project}er") == f"{project}er"
     task = task_at(plan.tasks[0], places, "/opt/python")
     assert task["argv"][0] == "/opt/python"
-    assert task["argv"][-1] == "/home/me/.tfdist/runs/digits-1/ID/cluster.yaml"
+    assert task["argv"][-2:] == ["/home/me/.tfdist/runs/digits-1/ID/cluster.yaml", "--planned"]
     assert task["env"]["TFDIST_RUN_DIR"] == "/home/me/.tfdist/runs/digits-1/ID"
     files = {name: yaml.safe_load(text) for name, text in files_at(plan, places).items()}
     assert files["cluster.yaml"]["recipe"] == "recipe.yaml"
