@@ -113,7 +113,7 @@ for name in names:
     # The validation data has 61 examples, so that no number of workers divides it.
     history = tfdist.fit(
         model, data, epochs=2, steps_per_epoch=STEPS // 2, steps_per_execution=2, validation_data=(X[:61], Y[:61]),
-        **RULES.get(name, {}),
+        share="copy" if batch == len(X) else "split", **RULES.get(name, {}),
     )  # fmt: skip
     for number, variable in enumerate([*model.variables, *model.optimizer.variables]):
         written[f"{name}/{number:02}/{variable.path}"] = variable.numpy()

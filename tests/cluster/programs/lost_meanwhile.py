@@ -67,7 +67,8 @@ with tfdist.scope(shard=tfdist.ShardRule(min_bytes=1000)):
 kept = tfdist.Checkpoints(out / "kept", every_steps=20, keep=10**6)
 with mock.patch.object(saver, "Snapshot", Held):
     rule = tfdist.Updates(mode="sync")  # an update takes a gradient of each worker
-    tfdist.fit(model, data, steps_per_epoch=10**6, callbacks=[Until()], checkpoints=kept, updates=rule)
+    given = {"callbacks": [Until()], "checkpoints": kept, "updates": rule, "share": "copy"}
+    tfdist.fit(model, data, steps_per_epoch=10**6, **given)
 first = CheckpointFolder(out / "kept").find(20)
 reader = tf.train.load_checkpoint(str(first.path / "variables"))
 saved = [
