@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.workload import Lap, Workload
-from tfdist_cli.task_environment import MALLOC
+from tfdist_cli.plan.task_environment import MALLOC
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -18,7 +18,7 @@ recipe: {recipe}
 """
 INTERPRETERS = """
 from tfdist_cli.cli.app import main
-from tfdist_cli.launch import local
+from tfdist_cli.launch.local import launcher as local
 
 local.can_fork = lambda argv: False
 main()

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.lab.hosts import Host, Lab, ip, make_hosts, missing
+from tests.support.lab.hosts import Host, Lab, ip, make_hosts, missing
 
 RECIPE = """
 import keras

@@ -16,31 +16,31 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tfdist_cli.environment import run_dir
-    from tfdist_cli.spec.updates import EmbeddingRule, LearningRate, ShardRule, Updates
-    from tfdist_cli.train.assignment import Validation
-    from tfdist_cli.train.cluster import is_chief, scope
-    from tfdist_cli.train.data import Shard
-    from tfdist_cli.train.evaluate import evaluate
-    from tfdist_cli.train.export import export
-    from tfdist_cli.train.fit import Checkpoints, fit
+    from tfdist_cli.protocol.environment import run_dir
+    from tfdist_cli.spec.sections.updates import EmbeddingRule, LearningRate, ShardRule, Updates
+    from tfdist_cli.train.checkpoint.export import export
+    from tfdist_cli.train.cluster.join import is_chief, scope
+    from tfdist_cli.train.data.pipeline import Shard
+    from tfdist_cli.train.trainer.config import Validation
+    from tfdist_cli.train.trainer.evaluate import evaluate
+    from tfdist_cli.train.trainer.fit import Checkpoints, fit
 
     __version__: str
 
 _HOMES = {
-    "Checkpoints": "tfdist_cli.train.fit",
-    "EmbeddingRule": "tfdist_cli.spec.updates",
-    "LearningRate": "tfdist_cli.spec.updates",
-    "Shard": "tfdist_cli.train.data",
-    "ShardRule": "tfdist_cli.spec.updates",
-    "Updates": "tfdist_cli.spec.updates",
-    "Validation": "tfdist_cli.train.assignment",
-    "evaluate": "tfdist_cli.train.evaluate",
-    "export": "tfdist_cli.train.export",
-    "fit": "tfdist_cli.train.fit",
-    "is_chief": "tfdist_cli.train.cluster",
-    "run_dir": "tfdist_cli.environment",
-    "scope": "tfdist_cli.train.cluster",
+    "Checkpoints": "tfdist_cli.train.trainer.fit",
+    "EmbeddingRule": "tfdist_cli.spec.sections.updates",
+    "LearningRate": "tfdist_cli.spec.sections.updates",
+    "Shard": "tfdist_cli.train.data.pipeline",
+    "ShardRule": "tfdist_cli.spec.sections.updates",
+    "Updates": "tfdist_cli.spec.sections.updates",
+    "Validation": "tfdist_cli.train.trainer.config",
+    "evaluate": "tfdist_cli.train.trainer.evaluate",
+    "export": "tfdist_cli.train.checkpoint.export",
+    "fit": "tfdist_cli.train.trainer.fit",
+    "is_chief": "tfdist_cli.train.cluster.join",
+    "run_dir": "tfdist_cli.protocol.environment",
+    "scope": "tfdist_cli.train.cluster.join",
 }
 
 __all__ = [

@@ -6,7 +6,7 @@ import pytest
 
 from tfdist_cli.bench.measure import read_rate, read_split
 from tfdist_cli.errors import TfdistError
-from tfdist_cli.phases import COLUMNS
+from tfdist_cli.protocol.phases import COLUMNS
 
 
 def line(step, seconds, *, done=True, split="train", each=0.0, workers=2):

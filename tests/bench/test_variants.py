@@ -11,9 +11,9 @@ from tfdist_cli.bench.variants import (
     workers_of,
 )
 from tfdist_cli.errors import UsageError
-from tfdist_cli.resources import Machine
-from tfdist_cli.spec.cluster import Cluster
-from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.plan.resources import Machine
+from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.sections.recipe import Recipe
 
 HOSTS = ["127.0.0.1:2301", "127.0.0.1:2302", "127.0.0.1:2303"]
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.chaos.bare import BareLaunch
-from tests.chaos.driver import Training
+from tests.support.bare_task import BareLaunch
+from tests.support.chaos import Training
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ with socket.create_server(("10.79.0.2", 2222)) as listener:
 """
 CONNECTS = """
 import socket, sys
-from tfdist_cli.train import links
+from tfdist_cli.train.cluster import keep_alive as links
 links._OPTIONS = tuple((level, name, {"TCP_USER_TIMEOUT": 3000, "TCP_KEEPCNT": 2}.get(name, 1))
                        for level, name, _ in links._OPTIONS)
 with socket.create_connection(("10.79.0.2", 2222)) as connection:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.driver import Training
+from tests.support.chaos import Training
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(100)]
 CGROUPS = Path("/sys/fs/cgroup")

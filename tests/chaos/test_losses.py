@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from tests.chaos.driver import MIRRORED, SERVERS, UNDISTURBED, Blow, accuracy, check_metrics, moment
-from tests.cluster.launching import left_of
+from tests.support.chaos import MIRRORED, SERVERS, UNDISTURBED, Blow, accuracy, check_metrics, moment
+from tests.support.launching import left_of
 
 pytestmark = [pytest.mark.chaos, pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from tests.chaos.bare import peak_memory
+from tests.support.bare_task import peak_memory
 
 pytestmark = [
     pytest.mark.chaos,

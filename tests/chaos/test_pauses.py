@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 import psutil
 import pytest
 
-from tests.chaos.driver import MIRRORED, SERVERS, UNDISTURBED, accuracy, check_metrics
+from tests.support.chaos import MIRRORED, SERVERS, UNDISTURBED, accuracy, check_metrics
 
 PAUSES = int(os.environ.get("TFDIST_TEST_PAUSES", "2"))
 A_LAUNCH = min(PAUSES, 4)

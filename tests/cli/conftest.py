@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tfdist_cli.cli import console
 from tfdist_cli.cli.app import main
+from tfdist_cli.cli.console import console
 
 
 @dataclass

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tfdist_cli.cli import bench as command
-from tfdist_cli.launch.report import Failure, Report
-from tfdist_cli.phases import COLUMNS, PHASES, WATCH
+from tfdist_cli.launch.run.report import Failure, Report
+from tfdist_cli.protocol.phases import COLUMNS, PHASES, WATCH
 from tfdist_cli.spec.task_id import TaskId
 
 pytestmark = pytest.mark.tensorflow

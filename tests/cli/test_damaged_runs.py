@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdist_cli.cli import console, export
+from tfdist_cli.cli import export
 from tfdist_cli.cli.app import main
+from tfdist_cli.cli.console import console
 from tfdist_cli.errors import UsageError
 
 TASKS = ("chief:0", "worker:0", "ps:0")

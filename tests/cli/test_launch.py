@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tfdist_cli.cli.job import load_job
-from tfdist_cli.spec.problems import SpecError
+from tfdist_cli.spec.loading.problems import SpecError
 
 ROOT = str(Path(__file__).parents[2])
 MIRRORED = "strategy: multi_worker_mirrored\nroles: {worker: {replicas: 2}}\n"
@@ -103,7 +103,7 @@ def test_a_failure_is_told_first_with_its_last_lines_and_its_log(tfdist, mirrore
 def test_an_error_that_a_task_reports_is_told_once_and_consequences_after_it(tfdist, mirrored, monkeypatch):
     code = """
         import json, os, signal, sys, time
-        from tfdist_cli.records import emit
+        from tfdist_cli.protocol.records import emit
         def fail(kind, message, traceback):
             emit("error", type=kind, message=message, hint=None, traceback=traceback)
             sys.exit(1)
@@ -352,7 +352,7 @@ def test_a_role_has_its_own_rule(restart, lives, tfdist, tmp_path, monkeypatch):
 def test_a_task_that_gives_no_sign_of_life_is_killed_and_named(tfdist, mirrored):
     code = """
         import json, os, signal, time
-        from tfdist_cli.records import emit
+        from tfdist_cli.protocol.records import emit
         emit("beat", computed=0.0)
         if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tfdist_cli.cli import role as module
-from tfdist_cli.environment import Environment
+from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.spec.task_id import TaskId
 
 pytestmark = pytest.mark.tensorflow

@@ -8,14 +8,14 @@ from datetime import datetime, timezone
 
 import pytest
 
-from tfdist_cli.launch.chronicle import Chronicle
-from tfdist_cli.launch.launch import Launch
-from tfdist_cli.launch.local import LocalLauncher
-from tfdist_cli.launch.planner import Desk, Planner
-from tfdist_cli.launch.run_dir import open_run_dir
-from tfdist_cli.launch.state import Rules, Timeouts
-from tfdist_cli.spec.cluster import Cluster
-from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.launch.local.launcher import LocalLauncher
+from tfdist_cli.launch.run.directory import open_run_dir
+from tfdist_cli.launch.run.planner import Desk, Planner
+from tfdist_cli.launch.run.session import Launch
+from tfdist_cli.launch.run.snapshot import Chronicle
+from tfdist_cli.launch.supervisor.state import Rules, Timeouts
+from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.sections.recipe import Recipe
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.cluster.tasks import Tasks
-from tests.lab import containers
-from tests.lab.hosts import make_hosts
+from tests.support.lab import containers
+from tests.support.lab.hosts import make_hosts
+from tests.support.tasks import Tasks
 
 
 @pytest.fixture

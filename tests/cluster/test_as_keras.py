@@ -6,7 +6,7 @@ import re
 import pytest
 import tensorflow as tf
 
-from tests.cluster.tasks import alone, program
+from tests.support.tasks import alone, program
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.launching import MIRRORED, PARAMETER_SERVER, launch, left_of, project
+from tests.support.launching import MIRRORED, PARAMETER_SERVER, launch, left_of, project
 from tfdist_cli.bench.measure import read_split
 
 pytestmark = pytest.mark.cluster

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from tests.cluster import launching
-from tests.lab import containers
+from tests.support import launching
+from tests.support.lab import containers
 from tfdist_cli.launch.compose.services import project_name
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]

@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from tests.lab import containers
+from tests.support.lab import containers
 
 IMAGE = os.environ.get("TFDIST_TEST_IMAGE", "")
 ENGINE = containers.engine()

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tests.cluster.launching import launch
-from tests.cluster.tasks import alone, program
+from tests.support.launching import launch
+from tests.support.tasks import alone, program
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from tests.cluster.launching import finish, launch, project, start
 from tests.cluster.test_roles import PROXIES
+from tests.support.launching import finish, launch, project, start
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 

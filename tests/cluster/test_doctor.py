@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.lab.hosts import ROOT, missing
+from tests.support.lab.hosts import ROOT, missing
 
 WITHOUT = missing() or ("" if shutil.which("iptables") else "firewalls need iptables: apt-get install iptables")
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT)]

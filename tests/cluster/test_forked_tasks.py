@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.cluster.launching import RECIPE, launch, project
+from tests.support.launching import RECIPE, launch, project
 
 CLUSTER = """
 strategy: single
@@ -38,6 +38,6 @@ def test_what_is_read_at_the_import_holds_in_a_fork(tmp_path):
     log = (done.run_dir / "attempt_1" / "chief-0" / "stdout.log").read_text()
     (line,) = [line for line in log.splitlines() if line.startswith("told ")]
     told = json.loads(line[5:])
-    assert "tfdist_cli.launch.fork_server" in told["parent"]
+    assert "tfdist_cli.launch.process.fork_server" in told["parent"]
     assert told["level"] == 1
     assert told["threads"] == 2

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tests.cluster.comparing import differences
-from tests.cluster.tasks import alone, program
-from tests.lab import gpus
+from tests.support.comparing import differences
+from tests.support.lab import gpus
+from tests.support.tasks import alone, program
 
 pytestmark = [
     pytest.mark.cluster,

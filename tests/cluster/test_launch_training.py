@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.launching import MIRRORED, PARAMETER_SERVER, RECIPE, RECIPE_YAML, finish, launch, project, start
+from tests.support.launching import MIRRORED, PARAMETER_SERVER, RECIPE, RECIPE_YAML, finish, launch, project, start
 
 pytestmark = pytest.mark.cluster
 

@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from tests.cluster.comparing import differences
-from tests.cluster.tasks import alone, program
+from tests.support.comparing import differences
+from tests.support.tasks import alone, program
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from tfdist_cli.launch.ports import hold
-from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.launch.process.ports import hold
+from tfdist_cli.spec.sections.cluster import Cluster
 
 SERVER = """
 import sys

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.driver import SERVERS, Training
-from tfdist_cli.launch import namespace
+from tests.support.chaos import SERVERS, Training
+from tfdist_cli.launch.process import network_namespace
 
 CONNECT = "import socket, sys; socket.create_connection(('localhost', int(sys.argv[1])), timeout=5); print('reached')"
 
@@ -29,7 +29,7 @@ def test_a_ps_is_reached_from_the_runs_own_network_alone(tmp_path):
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("localhost", int(port)), timeout=5)
         with Path(f"/proc/{pid}/ns/net").open() as net:
-            enter = [sys.executable, namespace.__file__, "enter", "-1", str(net.fileno())]
+            enter = [sys.executable, network_namespace.__file__, "enter", "-1", str(net.fileno())]
             inside = subprocess.run(
                 [*enter, sys.executable, "-c", CONNECT, port],
                 pass_fds=[net.fileno()],

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.cluster.launching import launch
 from tests.recipes.reading import BLANK, distance, greedy
+from tests.support.launching import launch
 from tfdist_cli.datasets import click_generator, lines
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from tests.cluster.launching import RECIPE, project
-from tests.cluster.tasks import ROLE, TIMEOUT, alone
+from tests.support.launching import RECIPE, project
+from tests.support.tasks import ROLE, TIMEOUT, alone
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from tests.chaos.driver import UNDISTURBED, Training, accuracy, check_metrics
-from tests.cluster.launching import MIRRORED, launch, project
+from tests.support.chaos import UNDISTURBED, Training, accuracy, check_metrics
+from tests.support.launching import MIRRORED, launch, project
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 

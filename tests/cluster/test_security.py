@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.launching import launch, project
-from tests.cluster.tasks import ROLE, plain_environment
-from tests.lab.hosts import ROOT, missing
+from tests.support.lab.hosts import ROOT, missing
+from tests.support.launching import launch, project
+from tests.support.tasks import ROLE, plain_environment
 
 WITHOUT = missing() or ("" if shutil.which("nft") else "firewalls need nft: apt-get install nftables")
 TUNNELS = [name for name in ("wg-quick", "wireguard-go") if shutil.which(name) is None]

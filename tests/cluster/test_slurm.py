@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.launching import MIRRORED, PARAMETER_SERVER, RECIPE_YAML, finish, project, start
-from tests.lab.slurm import slurm  # noqa: F401 - a fixture
+from tests.support.lab.slurm import slurm  # noqa: F401 - a fixture
+from tests.support.launching import MIRRORED, PARAMETER_SERVER, RECIPE_YAML, finish, project, start
 from tfdist_cli.launch.slurm.script import _option
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.cluster.tasks import program
-from tfdist_cli.train.checkpoint import CheckpointFolder
+from tests.support.tasks import program
+from tfdist_cli.train.checkpoint.store import CheckpointFolder
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster.launching import finish, start
-from tests.lab.hosts import ROOT, missing
+from tests.support.lab.hosts import ROOT, missing
+from tests.support.launching import finish, start
 
 REASON = missing()
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.skipif(bool(REASON), reason=REASON)]

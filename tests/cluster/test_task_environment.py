@@ -15,18 +15,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster.launching import RECIPE, RECIPE_YAML, finish, project, start
-from tests.cluster.tasks import program
-from tests.lab import containers
-from tests.lab.hosts import missing as no_hosts
-from tests.lab.slurm import slurm  # noqa: F401 - a fixture
+from tests.support.lab import containers
+from tests.support.lab.hosts import missing as no_hosts
+from tests.support.lab.slurm import slurm  # noqa: F401 - a fixture
+from tests.support.launching import RECIPE, RECIPE_YAML, finish, project, start
+from tests.support.tasks import program
 from tfdist_cli.launch.kubernetes.launcher import KubernetesLauncher
 from tfdist_cli.launch.kubernetes.manifests import manifests
-from tfdist_cli.plan import make_plan
-from tfdist_cli.resources import Machine
-from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.plan.plan import make_plan
+from tfdist_cli.plan.resources import Machine
+from tfdist_cli.plan.tf_config import tf_config_json
+from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.task_id import TaskId
-from tfdist_cli.tf_config import tf_config_json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tfdist_cli.spec import cluster, compose, kubernetes, recipe, slurm, ssh
-from tfdist_cli.spec.model import SpecModel
+from tfdist_cli.spec.sections import cluster, compose, kubernetes, recipe, slurm, ssh
+from tfdist_cli.spec.sections.model import SpecModel
 
 DOCS = Path(__file__).parents[2] / "docs"
 MARKER = re.compile(r"<!-- keys of (\w+) -->\n(?:\n?(?:\|.*\n)+)?")

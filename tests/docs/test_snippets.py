@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from tfdist_cli.cli.app import COMMANDS, load_command
-from tfdist_cli.spec.cluster import Cluster
-from tfdist_cli.spec.load import load_cluster, load_recipe, load_run
-from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.spec.loading.load import load_cluster, load_recipe, load_run
+from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.sections.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -18,9 +18,9 @@ from tfdist_cli.doctor.sites import HERE, Site, sites_of
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.ssh.command import NO_PYTHON, python_command
 from tfdist_cli.spec.address import Address
-from tfdist_cli.spec.cluster import Cluster
-from tfdist_cli.spec.recipe import Recipe
-from tfdist_cli.spec.ssh import HostSpec
+from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.sections.recipe import Recipe
+from tfdist_cli.spec.sections.ssh import HostSpec
 from tfdist_cli.spec.task_id import TaskId
 
 WORKER, PS = TaskId("worker"), TaskId("ps")

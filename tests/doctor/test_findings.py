@@ -10,8 +10,8 @@ from tfdist_cli.doctor.findings import as_json, findings_of
 from tfdist_cli.doctor.host import OLDEST
 from tfdist_cli.doctor.sites import HERE, Site
 from tfdist_cli.spec.address import Address
-from tfdist_cli.spec.cluster import Cluster
-from tfdist_cli.spec.ssh import HostSpec
+from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.sections.ssh import HostSpec
 from tfdist_cli.spec.task_id import TaskId
 
 CHIEF, WORKER, PS = TaskId("chief"), TaskId("worker"), TaskId("ps")

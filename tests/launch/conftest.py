@@ -1,11 +1,11 @@
 import pytest
 
-from tests.launch.outcome import Outcome
-from tfdist_cli.launch.local import LocalLauncher
-from tfdist_cli.launch.state import Rules, Timeouts
-from tfdist_cli.plan import make_plan
-from tfdist_cli.resources import Machine
-from tfdist_cli.spec.cluster import Cluster
+from tests.support.outcome import Outcome
+from tfdist_cli.launch.local.launcher import LocalLauncher
+from tfdist_cli.launch.supervisor.state import Rules, Timeouts
+from tfdist_cli.plan.plan import make_plan
+from tfdist_cli.plan.resources import Machine
+from tfdist_cli.spec.sections.cluster import Cluster
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist_cli.spec.load import load_run
+from tfdist_cli.spec.loading.load import load_run
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tests.recipes.reading import BLANK, distance, greedy
 from tfdist_cli.errors import UsageError
-from tfdist_cli.train.data import Shard
+from tfdist_cli.train.data.pipeline import Shard
 
 STEPS, CLASSES = 8, 11
 

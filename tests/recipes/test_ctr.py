@@ -10,7 +10,7 @@ import pytest
 from tfdist_cli import Shard
 from tfdist_cli.datasets import click_generator
 from tfdist_cli.errors import UsageError
-from tfdist_cli.spec.load import load_recipe
+from tfdist_cli.spec.loading.load import load_recipe
 from tfdist_cli.task.module import RecipeModule
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "ctr.yaml"

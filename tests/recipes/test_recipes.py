@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist_cli import Shard
 from tfdist_cli.errors import UsageError
-from tfdist_cli.spec.load import load_recipe
+from tfdist_cli.spec.loading.load import load_recipe
 from tfdist_cli.task.module import RecipeModule
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))

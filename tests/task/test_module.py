@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.task.module import RecipeModule
 
 WHOLE = (

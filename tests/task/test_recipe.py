@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from tfdist_cli.environment import Environment
 from tfdist_cli.errors import ResultNotSaved
-from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.protocol.environment import Environment
+from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.task.recipe import run_recipe
-from tfdist_cli.train import cluster
+from tfdist_cli.train.cluster import join
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ def callbacks(params):
 def test_a_last_checkpoint_that_is_lost_takes_no_export_with_it(tmp_path, monkeypatch):
     (tmp_path / "one_layer.py").write_text(MODULE)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(cluster, "_joined", None)
+    monkeypatch.setattr(join, "_joined", None)
     kept, run_dir = tmp_path / "disk" / "kept", tmp_path / "run"
     run_dir.mkdir()
     told = {
@@ -51,7 +51,7 @@ def test_a_last_checkpoint_that_is_lost_takes_no_export_with_it(tmp_path, monkey
         "train": {"batch_size": 2},
         "export": {"format": "keras"},
     }
-    joined = cluster.join(Environment(run_dir=run_dir))
+    joined = join.join(Environment(run_dir=run_dir))
     with pytest.raises(ResultNotSaved, match=r"^the last checkpoint could not be written: .*No such file"):
         run_recipe(joined, Recipe.model_validate(told))
     assert (run_dir / "export" / "model.keras").is_file()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist_cli.records import RECORD_SEPARATOR
+from tfdist_cli.protocol.records import RECORD_SEPARATOR
 
 TASK = """
 import os, signal, sys, time

@@ -7,15 +7,15 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tfdist_cli.train import cluster
-from tfdist_cli.train.placement import Placement, PlacementRules
+from tfdist_cli.train.cluster import join
+from tfdist_cli.train.variables.placement import Placement, PlacementRules
 
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch):
     for name in ("TF_CONFIG", "TFDIST_STRATEGY", "TFDIST_RUN_DIR", "TFDIST_RECORDS", "TFDIST_START_TIMEOUT"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(cluster, "_joined", None)
+    monkeypatch.setattr(join, "_joined", None)
     yield
     keras.config.set_dtype_policy("float32")
 

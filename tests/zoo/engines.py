@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.cluster import nursery
-from tests.cluster.tasks import Tasks, plain_environment
+from tests.support import fork_server
+from tests.support.tasks import Tasks, plain_environment
 from tests.zoo.case import Case
 
 PROGRAM = Path(__file__).with_name("train.py")
@@ -127,7 +127,7 @@ def _running(engine: Engine, key: str, names: Sequence[str], folder: Path, attem
     if not engine.roles:
         logs.mkdir(parents=True)
         with (logs / "alone.out").open("w") as out, (logs / "alone.err").open("w") as err:
-            process = nursery.fork(argv[""], logs, {**plain_environment(), **env}, out, err)
+            process = fork_server.fork(argv[""], logs, {**plain_environment(), **env}, out, err)
         try:
             yield {"": process}
         finally:

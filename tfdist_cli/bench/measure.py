@@ -10,7 +10,7 @@ from typing import Any
 
 from tfdist_cli.bench.variants import EPOCHS
 from tfdist_cli.errors import TfdistError
-from tfdist_cli.phases import PHASES, TRAFFIC
+from tfdist_cli.protocol.phases import PHASES, TRAFFIC
 
 
 @dataclass(frozen=True)

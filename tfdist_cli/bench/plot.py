@@ -10,7 +10,7 @@ from typing import Any
 
 from tfdist_cli.bench.results import TITLES, Results, Row
 from tfdist_cli.errors import UsageError
-from tfdist_cli.phases import PHASES
+from tfdist_cli.protocol.phases import PHASES
 
 _BAR = 0.55
 _STYLE = {

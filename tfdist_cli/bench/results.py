@@ -8,7 +8,7 @@ from typing import Any
 
 from tfdist_cli.bench.figures import Spread
 from tfdist_cli.bench.measure import Rate, Split
-from tfdist_cli.phases import PHASES, TRAFFIC
+from tfdist_cli.protocol.phases import PHASES, TRAFFIC
 
 TITLES = {
     **{name: name.replace("_", "-") for name in PHASES},

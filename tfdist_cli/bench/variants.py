@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.phases import WATCH
-from tfdist_cli.resources import Machine, share_out
-from tfdist_cli.spec.cluster import Cluster, RoleSpec
-from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.plan.resources import Machine, share_out
+from tfdist_cli.protocol.phases import WATCH
+from tfdist_cli.spec.sections.cluster import Cluster, RoleSpec
+from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.spec.task_id import ROLES
 
 EPOCHS = 2

@@ -17,9 +17,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import tfdist_cli
-from tfdist_cli.cli import console
+from tfdist_cli.cli.console import console
 from tfdist_cli.errors import ExitCode, TfdistError
-from tfdist_cli.spec.scheme import refuse_scheme
+from tfdist_cli.spec.path_scheme import refuse_scheme
 
 COMMANDS = {
     "launch": "Start a cluster and train a recipe, or run your own program in each task.",

@@ -29,18 +29,18 @@ from tfdist_cli.bench.variants import (
     whole,
     workers_of,
 )
-from tfdist_cli.cli import console
+from tfdist_cli.cli.console import console
+from tfdist_cli.cli.console.summary import print_failure
 from tfdist_cli.cli.job import Job
 from tfdist_cli.cli.launch import carry_out
 from tfdist_cli.cli.options import ClusterArgument, RecipeOption, SetOption
-from tfdist_cli.cli.summary import print_failure
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.local import LocalLauncher
-from tfdist_cli.launch.state import Timeouts
+from tfdist_cli.launch.local.launcher import LocalLauncher
+from tfdist_cli.launch.supervisor.state import Timeouts
 from tfdist_cli.requirements import require_tensorflow
-from tfdist_cli.spec.cluster import Cluster
-from tfdist_cli.spec.load import load_run
-from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.spec.loading.load import load_run
+from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.sections.recipe import Recipe
 
 EXAMPLES = (
     "tfdist bench configs/local.yaml",

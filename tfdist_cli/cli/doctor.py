@@ -12,23 +12,23 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from tfdist_cli.cautions import cautions
-from tfdist_cli.cli import console
-from tfdist_cli.cli.lines import neutral
+from tfdist_cli.cli.console import console
+from tfdist_cli.cli.console.lines import neutral
 from tfdist_cli.cli.options import OnOption, RecipeOption, SetOption, settings
 from tfdist_cli.doctor.examine import examine
 from tfdist_cli.doctor.finding import Finding
 from tfdist_cli.doctor.findings import as_json, findings_of
 from tfdist_cli.doctor.sites import HERE, sites_of
 from tfdist_cli.errors import ExitCode, UsageError
-from tfdist_cli.launch.launchers import launcher_of
-from tfdist_cli.launch.local import LocalLauncher
-from tfdist_cli.resources import Machine
-from tfdist_cli.spec.load import load_run
+from tfdist_cli.launch.local.launcher import LocalLauncher
+from tfdist_cli.launch.registry import launcher_of
+from tfdist_cli.plan.resources import Machine
+from tfdist_cli.plan.warnings import cautions
+from tfdist_cli.spec.loading.load import load_run
 
 if TYPE_CHECKING:
     from tfdist_cli.doctor.examine import Seen
-    from tfdist_cli.spec.cluster import Cluster
+    from tfdist_cli.spec.sections.cluster import Cluster
 
 EXAMPLES = (
     "tfdist doctor",

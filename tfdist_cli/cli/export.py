@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from tfdist_cli.cli import console
+from tfdist_cli.cli.console import console
 from tfdist_cli.errors import UsageError
-from tfdist_cli.plan import RECIPE_FILE
+from tfdist_cli.plan.plan import RECIPE_FILE
 from tfdist_cli.requirements import require_tensorflow
-from tfdist_cli.spec.load import load_recipe
+from tfdist_cli.spec.loading.load import load_recipe
 
 EXAMPLES = (
     "tfdist export runs/digits-20260102-030405",

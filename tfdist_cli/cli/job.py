@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.base import Launcher
 from tfdist_cli.launch.slurm.restarts import job_restarts
-from tfdist_cli.launch.state import Rules, Timeouts
-from tfdist_cli.plan import Plan, make_plan
-from tfdist_cli.resources import Machine
-from tfdist_cli.spec.cluster import Cluster
-from tfdist_cli.spec.load import load_run
-from tfdist_cli.spec.module import check_module
-from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.launch.supervisor.launcher import Launcher
+from tfdist_cli.launch.supervisor.state import Rules, Timeouts
+from tfdist_cli.plan.plan import Plan, make_plan
+from tfdist_cli.plan.resources import Machine
+from tfdist_cli.spec.loading.load import load_run
+from tfdist_cli.spec.loading.recipe_module import check_module
+from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.spec.task_id import ROLES
 
 MAX_RESTARTS = 3

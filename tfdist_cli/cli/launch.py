@@ -11,26 +11,26 @@ from typing import Annotated
 
 import typer
 
-from tfdist_cli.cautions import cautions, recipe_cautions
-from tfdist_cli.cli import console
+from tfdist_cli.cli.console import console
+from tfdist_cli.cli.console.progress import Display, LiveDisplay
+from tfdist_cli.cli.console.summary import print_failure, print_report
 from tfdist_cli.cli.job import Job, load_job
 from tfdist_cli.cli.options import ClusterArgument, CommandArgument, OnOption, RecipeOption, SetOption, settings
 from tfdist_cli.cli.plan import print_plan
-from tfdist_cli.cli.progress import Display, LiveDisplay
-from tfdist_cli.cli.summary import print_failure, print_report
-from tfdist_cli.launch.base import Launcher
-from tfdist_cli.launch.chronicle import Chronicle
-from tfdist_cli.launch.documents import to_json
-from tfdist_cli.launch.job import Watcher
-from tfdist_cli.launch.launch import Launch
-from tfdist_cli.launch.launchers import launcher_of
-from tfdist_cli.launch.planner import Desk, Planner
-from tfdist_cli.launch.report import Report
-from tfdist_cli.launch.run_dir import open_run_dir
-from tfdist_cli.launch.secrets import Secrets
-from tfdist_cli.launch.state import Rules, Timeouts
-from tfdist_cli.plan import RECIPE_FILE
-from tfdist_cli.resources import Machine
+from tfdist_cli.launch.registry import launcher_of
+from tfdist_cli.launch.run.directory import open_run_dir
+from tfdist_cli.launch.run.documents import to_json
+from tfdist_cli.launch.run.event_loop import Watcher
+from tfdist_cli.launch.run.planner import Desk, Planner
+from tfdist_cli.launch.run.report import Report
+from tfdist_cli.launch.run.secrets import Secrets
+from tfdist_cli.launch.run.session import Launch
+from tfdist_cli.launch.run.snapshot import Chronicle
+from tfdist_cli.launch.supervisor.launcher import Launcher
+from tfdist_cli.launch.supervisor.state import Rules, Timeouts
+from tfdist_cli.plan.plan import RECIPE_FILE
+from tfdist_cli.plan.resources import Machine
+from tfdist_cli.plan.warnings import cautions, recipe_cautions
 
 EXAMPLES = (
     "tfdist launch configs/local.yaml",

@@ -11,13 +11,13 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from tfdist_cli.cli import console
-from tfdist_cli.cli.lines import TaskLines, neutral
+from tfdist_cli.cli.console import console
+from tfdist_cli.cli.console.lines import TaskLines, neutral
 from tfdist_cli.cli.options import RunArgument
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.output import GREETINGS, shown
-from tfdist_cli.launch.runs import launcher_of, log_files, read_run
-from tfdist_cli.run_files import open_file
+from tfdist_cli.launch.process.task_output import GREETINGS, shown
+from tfdist_cli.launch.run.history import launcher_of, log_files, read_run
+from tfdist_cli.protocol.run_files import open_file
 from tfdist_cli.spec.task_id import TaskId
 
 EXAMPLES = (

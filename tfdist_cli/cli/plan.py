@@ -12,14 +12,14 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from tfdist_cli.cautions import cautions
-from tfdist_cli.cli import console
+from tfdist_cli.cli.console import console
 from tfdist_cli.cli.job import Job
 from tfdist_cli.cli.options import ClusterArgument, CommandArgument, OnOption, RecipeOption, SetOption, settings
-from tfdist_cli.launch.launchers import launcher_of
-from tfdist_cli.plan import Plan, PlannedTask
-from tfdist_cli.resources import Machine, Resources
-from tfdist_cli.spec.load import load_run
+from tfdist_cli.launch.registry import launcher_of
+from tfdist_cli.plan.plan import Plan, PlannedTask
+from tfdist_cli.plan.resources import Machine, Resources
+from tfdist_cli.plan.warnings import cautions
+from tfdist_cli.spec.loading.load import load_run
 
 EXAMPLES = (
     "tfdist plan cluster.yaml",

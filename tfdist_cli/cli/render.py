@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from tfdist_cli.cli import console
+from tfdist_cli.cli.console import console
 from tfdist_cli.cli.job import load_job
 from tfdist_cli.cli.options import ClusterArgument, CommandArgument, RecipeOption, SetOption, settings
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.launchers import launcher_of
+from tfdist_cli.launch.registry import launcher_of
 
 EXAMPLES = (
     "tfdist render cluster.yaml",

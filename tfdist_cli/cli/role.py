@@ -13,15 +13,15 @@ import typer
 from pydantic import ValidationError
 
 from tfdist_cli.cli.options import CommandArgument, RecipeOption, SetOption
-from tfdist_cli.environment import RUN_DIR, START_TIMEOUT, Environment
 from tfdist_cli.errors import UsageError
-from tfdist_cli.plan import PlannedTask, fixed_addresses, make_plan, plan_task
+from tfdist_cli.launch.slurm.task_environment import Place, find_place, in_step
+from tfdist_cli.plan.plan import PlannedTask, fixed_addresses, make_plan, plan_task
+from tfdist_cli.plan.resources import NO_PROXY, Machine, make_resources, share_out
+from tfdist_cli.protocol.environment import RUN_DIR, START_TIMEOUT, Environment
 from tfdist_cli.requirements import require_tensorflow
-from tfdist_cli.resources import NO_PROXY, Machine, make_resources, share_out
-from tfdist_cli.slurm import Place, find_place, in_step
-from tfdist_cli.spec.cluster import Cluster, RoleSpec, decides
-from tfdist_cli.spec.load import load_recipe, load_run
-from tfdist_cli.spec.secret import read_secrets
+from tfdist_cli.spec.loading.load import load_recipe, load_run
+from tfdist_cli.spec.sections.cluster import Cluster, RoleSpec, decides
+from tfdist_cli.spec.sections.secret import read_secrets
 from tfdist_cli.spec.task_id import DATA_ROLES, TaskId
 from tfdist_cli.task.lifeline import tie_to_launcher
 from tfdist_cli.task.main import leave, run_task

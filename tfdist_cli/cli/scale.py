@@ -13,16 +13,16 @@ from typing import Annotated, Any
 import psutil
 import typer
 
-from tfdist_cli.cli import console
+from tfdist_cli.cli.console import console
+from tfdist_cli.cli.console.progress import duration
 from tfdist_cli.cli.options import LATEST
-from tfdist_cli.cli.progress import duration
 from tfdist_cli.errors import TfdistError, TimeoutExceeded, UsageError
-from tfdist_cli.launch.report import described
-from tfdist_cli.launch.requests import SIGNAL, Request, left
-from tfdist_cli.launch.run_dir import EVENTS_FILE
-from tfdist_cli.launch.runs import RunView, launcher_of, read_run
-from tfdist_cli.run_files import open_file, parse_lines
-from tfdist_cli.spec.scheme import refuse_scheme
+from tfdist_cli.launch.run.directory import EVENTS_FILE
+from tfdist_cli.launch.run.history import RunView, launcher_of, read_run
+from tfdist_cli.launch.run.report import described
+from tfdist_cli.launch.run.requests import SIGNAL, Request, left
+from tfdist_cli.protocol.run_files import open_file, parse_lines
+from tfdist_cli.spec.path_scheme import refuse_scheme
 from tfdist_cli.spec.task_id import ROLES, Role
 
 EXAMPLES = (

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tfdist_cli.cli import console
+from tfdist_cli.cli.console import console
 from tfdist_cli.spec.schema import json_schema
 
 EXAMPLES = ("tfdist schema cluster > cluster.schema.json",)

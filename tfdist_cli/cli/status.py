@@ -8,14 +8,14 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from tfdist_cli.cli import console
-from tfdist_cli.cli.lines import ROLE_COLOURS, neutral
+from tfdist_cli.cli.console import console
+from tfdist_cli.cli.console.lines import ROLE_COLOURS, neutral
+from tfdist_cli.cli.console.progress import duration, metrics_text
 from tfdist_cli.cli.list import OUTCOME_COLOURS
 from tfdist_cli.cli.options import JsonOption, RunArgument
-from tfdist_cli.cli.progress import duration, metrics_text
-from tfdist_cli.launch.documents import to_json
-from tfdist_cli.launch.report import described
-from tfdist_cli.launch.runs import Outcome, RunView, TaskView, left_behind, read_run
+from tfdist_cli.launch.run.documents import to_json
+from tfdist_cli.launch.run.history import Outcome, RunView, TaskView, left_behind, read_run
+from tfdist_cli.launch.run.report import described
 
 EXAMPLES = ("tfdist status", "tfdist status runs/digits-20260102-030405 --json")
 

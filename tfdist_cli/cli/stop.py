@@ -12,10 +12,10 @@ from typing import Annotated
 import psutil
 import typer
 
-from tfdist_cli.cli import console
+from tfdist_cli.cli.console import console
 from tfdist_cli.cli.options import RunArgument
 from tfdist_cli.errors import ExitCode
-from tfdist_cli.launch.runs import Outcome, RunView, end_groups, left_behind, read_run
+from tfdist_cli.launch.run.history import Outcome, RunView, end_groups, left_behind, read_run
 from tfdist_cli.launch.slurm.commands import cancel_and_wait, look
 from tfdist_cli.launch.slurm.run import job_of
 

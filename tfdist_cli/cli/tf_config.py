@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tfdist_cli.cli import console
+from tfdist_cli.cli.console import console
 from tfdist_cli.cli.options import ClusterArgument, SetOption, TaskOption
-from tfdist_cli.plan import fixed_addresses
-from tfdist_cli.spec.load import load_cluster
-from tfdist_cli.tf_config import tf_config_json
+from tfdist_cli.plan.plan import fixed_addresses
+from tfdist_cli.plan.tf_config import tf_config_json
+from tfdist_cli.spec.loading.load import load_cluster
 
 EXAMPLES = (
     "tfdist tf-config cluster.yaml --task worker:1",

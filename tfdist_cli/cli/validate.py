@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tfdist_cli.cautions import cautions
-from tfdist_cli.cli import console
+from tfdist_cli.cli.console import console
 from tfdist_cli.cli.options import ClusterArgument, RecipeOption, SetOption
-from tfdist_cli.resources import Machine
-from tfdist_cli.spec.load import load_run
-from tfdist_cli.spec.module import check_module
+from tfdist_cli.plan.resources import Machine
+from tfdist_cli.plan.warnings import cautions
+from tfdist_cli.spec.loading.load import load_run
+from tfdist_cli.spec.loading.recipe_module import check_module
 
 EXAMPLES = (
     "tfdist validate cluster.yaml",

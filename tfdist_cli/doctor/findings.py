@@ -8,7 +8,7 @@ from typing import Any
 from tfdist_cli.doctor import host, network
 from tfdist_cli.doctor.examine import Seen
 from tfdist_cli.doctor.finding import Finding
-from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.sections.cluster import Cluster
 
 
 def findings_of(seen: Sequence[Seen], cluster: Cluster | None = None, *, trains: bool = True) -> list[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tfdist_cli.doctor.examine import Seen
 from tfdist_cli.doctor.finding import Finding
-from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.sections.cluster import Cluster
 
 GIB = 2**30
 OLDEST = {"Python": (3, 10), "TensorFlow": (2, 20), "Keras": (3, 12)}

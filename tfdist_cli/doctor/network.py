@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from tfdist_cli.doctor.examine import Reach, Seen
 from tfdist_cli.doctor.finding import Finding
 from tfdist_cli.launch.ssh.command import NO_PYTHON
-from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.sections.cluster import Cluster
 
 _SAYS_OF_SSH = (
     ("Could not resolve hostname", "unknown-host", "correct its name, or give its IP address"),

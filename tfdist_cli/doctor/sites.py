@@ -12,9 +12,9 @@ from tfdist_cli.doctor import probe
 from tfdist_cli.launch.ssh.command import python_command, ssh_argv
 from tfdist_cli.launch.ssh.placement import place
 from tfdist_cli.spec.address import Address
-from tfdist_cli.spec.cluster import Cluster
-from tfdist_cli.spec.recipe import Recipe
-from tfdist_cli.spec.ssh import HostSpec
+from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.sections.recipe import Recipe
+from tfdist_cli.spec.sections.ssh import HostSpec
 from tfdist_cli.spec.task_id import TaskId
 
 HERE = "this machine"

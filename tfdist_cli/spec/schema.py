@@ -7,9 +7,9 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 from pydantic_core import core_schema
 
-from tfdist_cli.spec.cluster import Cluster
-from tfdist_cli.spec.model import VARIABLE_SCHEMA, SpecModel
-from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.sections.model import VARIABLE_SCHEMA, SpecModel
+from tfdist_cli.spec.sections.recipe import Recipe
 
 MODELS: dict[str, type[SpecModel]] = {"cluster": Cluster, "recipe": Recipe}
 """The kinds of file."""

@@ -8,14 +8,14 @@ import keras
 import tensorflow as tf
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.task.module import RecipeModule
 from tfdist_cli.task.recipe import CHECKPOINTS, EXPORT, EXPORT_NAMES
-from tfdist_cli.train.checkpoint import CheckpointFolder, Damaged, Found
-from tfdist_cli.train.data import Shard, checked
-from tfdist_cli.train.export import export
-from tfdist_cli.train.progress import log, speak
-from tfdist_cli.train.step import ModelStep
+from tfdist_cli.train.checkpoint.export import export
+from tfdist_cli.train.checkpoint.store import CheckpointFolder, Damaged, Found
+from tfdist_cli.train.data.pipeline import Shard, checked
+from tfdist_cli.train.model.train_step import ModelStep
+from tfdist_cli.train.trainer.reporting import log, speak
 
 
 def export_checkpoint(recipe: Recipe, run_dir: Path, step: int | None, form: str, out: Path | None) -> Path:

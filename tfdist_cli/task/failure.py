@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist_cli.errors import ExitCode, TfdistError
-from tfdist_cli.masking import Mask
-from tfdist_cli.records import TASK_DIR, emit
-from tfdist_cli.train.blame import is_from_users_code, is_ours, is_users
-from tfdist_cli.train.op_error import shortened
+from tfdist_cli.protocol.masking import Mask
+from tfdist_cli.protocol.records import TASK_DIR, emit
+from tfdist_cli.train.tf_compat.op_errors import shortened
+from tfdist_cli.train.tf_compat.user_code import is_from_users_code, is_ours, is_users
 
 
 def report(error: BaseException) -> int:

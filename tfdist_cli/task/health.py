@@ -15,7 +15,7 @@ from pathlib import PurePath
 
 import psutil
 
-from tfdist_cli.run_files import parse_object
+from tfdist_cli.protocol.run_files import parse_object
 
 SERVING = ("ps", "worker", "data_dispatcher", "data_worker")
 _TIMEOUT = 5.0

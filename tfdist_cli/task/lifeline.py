@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-from tfdist_cli.records import LAUNCHER_PID
+from tfdist_cli.protocol.records import LAUNCHER_PID
 
 _PR_SET_PDEATHSIG = 1
 

@@ -8,10 +8,10 @@ import signal
 import sys
 from types import FrameType
 
-from tfdist_cli.environment import Environment
 from tfdist_cli.errors import ExitCode, ResultNotSaved, TfdistError, UsageError
-from tfdist_cli.records import OUTLASTS, emit
-from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.protocol.environment import Environment
+from tfdist_cli.protocol.records import OUTLASTS, emit
+from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.task.failure import report
 
 
@@ -44,7 +44,7 @@ def _run(recipe: Recipe | None) -> None:
     if environment.serves:
         if os.environ.get(OUTLASTS) == "1":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the chief saves, and needs those that serve it for that
-        from tfdist_cli.train.cluster import serve  # noqa: PLC0415 a task that cannot start says so at once
+        from tfdist_cli.train.cluster.join import serve  # noqa: PLC0415 a task that cannot start says so at once
 
         serve(environment)
         emit("state", state="done")
@@ -55,7 +55,7 @@ def _run(recipe: Recipe | None) -> None:
             hint="name one with --recipe, or in the cluster file's 'recipe'",
         )
     from tfdist_cli.task.recipe import run_recipe  # noqa: PLC0415 as above
-    from tfdist_cli.train.cluster import join, leave_together  # noqa: PLC0415 as above
+    from tfdist_cli.train.cluster.join import join, leave_together  # noqa: PLC0415 as above
 
     # Its warnings are about how tfdist uses TensorFlow, which a user can do nothing about; its errors stay.
     noise = logging.getLogger("tensorflow")

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.spec.sections.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -12,22 +12,22 @@ import keras
 import tensorflow as tf
 
 from tfdist_cli.errors import ResultNotSaved, TfdistError, TrainingError, UsageError
-from tfdist_cli.records import emit
-from tfdist_cli.spec.recipe import Export, Recipe, Share
+from tfdist_cli.protocol.records import emit
+from tfdist_cli.spec.sections.recipe import Export, Recipe, Share
 from tfdist_cli.task.module import RecipeModule
-from tfdist_cli.train.arguments import as_callbacks
-from tfdist_cli.train.assignment import Assignment, Saving, Validation
-from tfdist_cli.train.checkpoint import CheckpointFolder
-from tfdist_cli.train.cluster import Joined
-from tfdist_cli.train.data import DatasetFunction, Pipeline, Shard, Sharded
-from tfdist_cli.train.data_service import DataService
-from tfdist_cli.train.engine import Rules
-from tfdist_cli.train.evaluator import run_evaluator
-from tfdist_cli.train.export import export
-from tfdist_cli.train.fit import full_pass, train
-from tfdist_cli.train.placement import PlacementRules
-from tfdist_cli.train.presence import outlast
-from tfdist_cli.train.progress import log
+from tfdist_cli.train.checkpoint.export import export
+from tfdist_cli.train.checkpoint.store import CheckpointFolder
+from tfdist_cli.train.cluster.data_service import DataService
+from tfdist_cli.train.cluster.join import Joined
+from tfdist_cli.train.cluster.rendezvous import outlast
+from tfdist_cli.train.data.pipeline import DatasetFunction, Pipeline, Shard, Sharded
+from tfdist_cli.train.engine.base import Rules
+from tfdist_cli.train.trainer.arguments import as_callbacks
+from tfdist_cli.train.trainer.config import Assignment, Saving, Validation
+from tfdist_cli.train.trainer.evaluator import run_evaluator
+from tfdist_cli.train.trainer.fit import full_pass, train
+from tfdist_cli.train.trainer.reporting import log
+from tfdist_cli.train.variables.placement import PlacementRules
 
 CHECKPOINTS = "checkpoints"
 EXPORT = "export"

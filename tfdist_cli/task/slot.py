@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.records import ENABLED, LAUNCHER_PID, OUTLASTS, TASK_DIR, TASK_FILE, emit
+from tfdist_cli.protocol.records import ENABLED, LAUNCHER_PID, OUTLASTS, TASK_DIR, TASK_FILE, emit
 from tfdist_cli.spec.task_id import TaskId
 
 ATTEMPT = "TFDIST_ATTEMPT"

@@ -4,7 +4,7 @@ import pytest
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.compose.launcher import ComposeLauncher
-from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.sections.cluster import Cluster
 
 
 def cluster(compose=None, **worker):

@@ -4,12 +4,12 @@ import signal
 
 import pytest
 
-from tests.launch.outcome import Outcome
+from tests.support.outcome import Outcome
 from tfdist_cli.errors import TfdistError
 from tfdist_cli.launch.compose.launcher import ComposeLauncher
-from tfdist_cli.launch.events import Exited, Output, Signalled
-from tfdist_cli.launch.state import Rules, Timeouts
-from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.launch.supervisor.events import Exited, Output, Signalled
+from tfdist_cli.launch.supervisor.state import Rules, Timeouts
+from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.task_id import TaskId
 
 CHIEF, WORKER = TaskId("chief"), TaskId("worker")

@@ -9,10 +9,10 @@ import yaml
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.compose.launcher import ComposeLauncher
 from tfdist_cli.launch.compose.services import compose_file, project_name, run_argv, service_of
-from tfdist_cli.plan import make_plan
-from tfdist_cli.resources import Machine
-from tfdist_cli.spec.cluster import Cluster
-from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.plan.plan import make_plan
+from tfdist_cli.plan.resources import Machine
+from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.spec.task_id import TaskId
 
 HOSTILE = "a'; echo $HOME ${B} \"ü\n"

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.launch.outcome import Outcome
+from tests.support.outcome import Outcome
 from tfdist_cli.errors import TfdistError, UsageError
-from tfdist_cli.launch.events import Exited, Output, Recorded, Signalled
 from tfdist_cli.launch.kubernetes import run as run_module
 from tfdist_cli.launch.kubernetes.launcher import KubernetesLauncher
-from tfdist_cli.launch.state import Rules, Timeouts
-from tfdist_cli.plan import make_plan
-from tfdist_cli.resources import Machine
-from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.launch.supervisor.events import Exited, Output, Recorded, Signalled
+from tfdist_cli.launch.supervisor.state import Rules, Timeouts
+from tfdist_cli.plan.plan import make_plan
+from tfdist_cli.plan.resources import Machine
+from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.task_id import TaskId
 
 CHIEF, WORKER, PS = TaskId("chief"), TaskId("worker"), TaskId("ps")

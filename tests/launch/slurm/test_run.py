@@ -8,12 +8,23 @@ from types import SimpleNamespace
 import pytest
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.base import Outlets
-from tfdist_cli.launch.events import End, EventQueue, Exited, How, Output, Queued, Recorded, Start, Started, Tick
-from tfdist_cli.launch.logs import TaskLogs
+from tfdist_cli.launch.run.logs import TaskLogs
 from tfdist_cli.launch.slurm import commands, launcher, run
 from tfdist_cli.launch.slurm.commands import Job
-from tfdist_cli.records import RECORD_SEPARATOR, TASK_DIR
+from tfdist_cli.launch.supervisor.events import (
+    End,
+    EventQueue,
+    Exited,
+    How,
+    Output,
+    Queued,
+    Recorded,
+    Start,
+    Started,
+    Tick,
+)
+from tfdist_cli.launch.supervisor.launcher import Outlets
+from tfdist_cli.protocol.records import RECORD_SEPARATOR, TASK_DIR
 
 RUNNING, PENDING = Job("RUNNING"), Job("PENDING", 0, "Resources")
 COMPLETING, CANCELLED = Job("COMPLETING"), Job("CANCELLED")

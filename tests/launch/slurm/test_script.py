@@ -14,11 +14,11 @@ import yaml
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.slurm.launcher import SlurmLauncher
 from tfdist_cli.launch.slurm.script import render_script
-from tfdist_cli.plan import make_plan
-from tfdist_cli.resources import Machine
-from tfdist_cli.spec.cluster import Cluster
-from tfdist_cli.spec.load import load_cluster, load_recipe
-from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.plan.plan import make_plan
+from tfdist_cli.plan.resources import Machine
+from tfdist_cli.spec.loading.load import load_cluster, load_recipe
+from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.sections.recipe import Recipe
 
 PS = {"chief": {}, "ps": {}, "worker": {"replicas": 2}}
 GOLDEN = """\

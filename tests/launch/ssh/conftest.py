@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.sections.cluster import Cluster
 
 SSH = """#!/bin/sh
 # What ssh does, on this machine: a host is a home folder; one that is called down-something is down.

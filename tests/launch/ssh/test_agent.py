@@ -9,12 +9,12 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from tfdist_cli.launch.events import How
 from tfdist_cli.launch.ssh.files import Entry, Listed
 from tfdist_cli.launch.ssh.frames import Channel, Ended, Frame
 from tfdist_cli.launch.ssh.paths import Places, files_at, task_at
-from tfdist_cli.plan import make_plan
-from tfdist_cli.resources import Machine
+from tfdist_cli.launch.supervisor.events import How
+from tfdist_cli.plan.plan import make_plan
+from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.address import Address
 
 pytestmark = pytest.mark.slow

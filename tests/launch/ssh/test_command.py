@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tfdist_cli.launch.ssh.command import NO_PYTHON, python_command, ssh_argv
-from tfdist_cli.spec.ssh import HostSpec
+from tfdist_cli.spec.sections.ssh import HostSpec
 
 PRINT = ("-c", "import sys; print(sys.argv[1:])")
 

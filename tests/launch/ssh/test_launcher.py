@@ -14,19 +14,19 @@ import psutil
 import pytest
 import yaml
 
-from tests.launch.outcome import Outcome
+from tests.support.outcome import Outcome
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.events import Exited, Output, Recorded, Signalled, Started
-from tfdist_cli.launch.run_dir import RunDir
+from tfdist_cli.launch.run.directory import RunDir
 from tfdist_cli.launch.ssh.launcher import SshLauncher, _one_line
 from tfdist_cli.launch.ssh.link import HostLost, run_program
 from tfdist_cli.launch.ssh.placement import place
 from tfdist_cli.launch.ssh.run import LOST
-from tfdist_cli.launch.state import Rules, Timeouts
-from tfdist_cli.plan import make_plan
-from tfdist_cli.resources import Machine
-from tfdist_cli.spec.cluster import RestartSpec
-from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.launch.supervisor.events import Exited, Output, Recorded, Signalled, Started
+from tfdist_cli.launch.supervisor.state import Rules, Timeouts
+from tfdist_cli.plan.plan import make_plan
+from tfdist_cli.plan.resources import Machine
+from tfdist_cli.spec.sections.cluster import RestartSpec
+from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.spec.task_id import TaskId
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)

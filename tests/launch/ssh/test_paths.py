@@ -8,9 +8,9 @@ import yaml
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.ssh.paths import Copies, files_at, give_id, places_of, task_at
-from tfdist_cli.plan import make_plan
-from tfdist_cli.resources import Machine
-from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.plan.plan import make_plan
+from tfdist_cli.plan.resources import Machine
+from tfdist_cli.spec.sections.recipe import Recipe
 
 
 @pytest.fixture

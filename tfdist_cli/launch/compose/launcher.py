@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO
 
 from tfdist_cli.errors import TfdistError, UsageError
-from tfdist_cli.launch.base import Outlets
-from tfdist_cli.launch.compose import last_will
+from tfdist_cli.launch.addresses_by_name import named_addresses
+from tfdist_cli.launch.compose import watchdog
 from tfdist_cli.launch.compose.services import (
     RUN_LABEL,
     compose_file,
@@ -23,17 +23,17 @@ from tfdist_cli.launch.compose.services import (
     service_name,
     service_of,
 )
-from tfdist_cli.launch.elsewhere import Elsewhere
-from tfdist_cli.launch.ends import Ends
-from tfdist_cli.launch.events import Action, Exited, How, Start, Started, Stream
-from tfdist_cli.launch.named import named_addresses
-from tfdist_cli.launch.pipes import Pipe
-from tfdist_cli.launch.works import Works
-from tfdist_cli.plan import Plan
-from tfdist_cli.records import LAUNCHER_PID
+from tfdist_cli.launch.process.background_tasks import Works
+from tfdist_cli.launch.process.stream import Pipe
+from tfdist_cli.launch.remote_addresses import Elsewhere
+from tfdist_cli.launch.supervisor.events import Action, Exited, How, Start, Started, Stream
+from tfdist_cli.launch.supervisor.exit_ordering import Ends
+from tfdist_cli.launch.supervisor.launcher import Outlets
+from tfdist_cli.plan.plan import Plan
+from tfdist_cli.protocol.records import LAUNCHER_PID
 from tfdist_cli.spec.address import Address
-from tfdist_cli.spec.cluster import Cluster
-from tfdist_cli.spec.compose import Compose
+from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.sections.compose import Compose
 from tfdist_cli.spec.task_id import TaskId
 
 ENGINES = ("podman", "docker")
@@ -253,7 +253,7 @@ def _last_line(text: str) -> str:
 
 
 def _start_last_will(engine: str, project: str) -> subprocess.Popen[bytes]:
-    script = str(Path(last_will.__file__))
+    script = str(Path(watchdog.__file__))
     return subprocess.Popen(
         [sys.executable, "-I", "-S", script, engine, f"{RUN_LABEL}={project}", project],
         stdin=subprocess.PIPE,

@@ -8,16 +8,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.base import Outlets
-from tfdist_cli.launch.documents import to_yaml
-from tfdist_cli.launch.elsewhere import Elsewhere
+from tfdist_cli.launch.addresses_by_name import named_addresses
 from tfdist_cli.launch.kubernetes.manifests import host_name, manifests
 from tfdist_cli.launch.kubernetes.run import PodsRun
-from tfdist_cli.launch.named import named_addresses
-from tfdist_cli.plan import Plan
+from tfdist_cli.launch.remote_addresses import Elsewhere
+from tfdist_cli.launch.run.documents import to_yaml
+from tfdist_cli.launch.supervisor.launcher import Outlets
+from tfdist_cli.plan.plan import Plan
 from tfdist_cli.spec.address import Address
-from tfdist_cli.spec.cluster import Cluster
-from tfdist_cli.spec.kubernetes import Kubernetes
+from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.sections.kubernetes import Kubernetes
 from tfdist_cli.spec.task_id import TaskId
 
 

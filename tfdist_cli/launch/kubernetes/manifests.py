@@ -25,13 +25,13 @@ from tfdist_cli.launch.kubernetes.pods import (
     settings,
     without_none,
 )
-from tfdist_cli.launch.names import label
-from tfdist_cli.plan import RECIPE_FILE, Plan
+from tfdist_cli.launch.object_names import label
+from tfdist_cli.plan.plan import RECIPE_FILE, Plan
 from tfdist_cli.spec.address import DEFAULT_PORT
-from tfdist_cli.spec.cluster import Cluster, RestartSpec, default_restart
-from tfdist_cli.spec.dump import dump
-from tfdist_cli.spec.kubernetes import Kind, Kubernetes
-from tfdist_cli.spec.recipe import Recipe
+from tfdist_cli.spec.loading.dump import dump
+from tfdist_cli.spec.sections.cluster import Cluster, RestartSpec, default_restart
+from tfdist_cli.spec.sections.kubernetes import Kind, Kubernetes
+from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.spec.task_id import DATA_ROLES, Role, TaskId
 
 RESTARTS = 3

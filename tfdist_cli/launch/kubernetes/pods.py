@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from tfdist_cli.environment import RUN_DIR
-from tfdist_cli.launch.names import label
-from tfdist_cli.plan import RECIPE_FILE, Plan
+from tfdist_cli.launch.object_names import label
+from tfdist_cli.plan.plan import RECIPE_FILE, Plan
+from tfdist_cli.protocol.environment import RUN_DIR
 from tfdist_cli.spec.address import DEFAULT_PORT
-from tfdist_cli.spec.cluster import RoleSpec
-from tfdist_cli.spec.kubernetes import Kubernetes
+from tfdist_cli.spec.sections.cluster import RoleSpec
+from tfdist_cli.spec.sections.kubernetes import Kubernetes
 from tfdist_cli.spec.task_id import Role, TaskId
 
 Manifest = dict[str, Any]

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from tfdist_cli.errors import TfdistError
-from tfdist_cli.launch.base import Outlets
-from tfdist_cli.launch.documents import to_yaml
-from tfdist_cli.launch.ends import Ends
-from tfdist_cli.launch.events import Action, Exited, How, Output, Start, Started
-from tfdist_cli.launch.kubernetes import last_will
+from tfdist_cli.launch.kubernetes import watchdog
 from tfdist_cli.launch.kubernetes.manifests import pod, shared
 from tfdist_cli.launch.kubernetes.pods import CONTAINER, job_name, settings
-from tfdist_cli.launch.pipes import Pipe
-from tfdist_cli.launch.works import Works
-from tfdist_cli.plan import Plan
-from tfdist_cli.records import LAUNCHER_PID, TASK_DIR
+from tfdist_cli.launch.process.background_tasks import Works
+from tfdist_cli.launch.process.stream import Pipe
+from tfdist_cli.launch.run.documents import to_yaml
+from tfdist_cli.launch.supervisor.events import Action, Exited, How, Output, Start, Started
+from tfdist_cli.launch.supervisor.exit_ordering import Ends
+from tfdist_cli.launch.supervisor.launcher import Outlets
+from tfdist_cli.plan.plan import Plan
+from tfdist_cli.protocol.records import LAUNCHER_PID, TASK_DIR
 from tfdist_cli.spec.task_id import TaskId
 
 KILLED, TERMINATED = 137, 143
@@ -268,7 +268,7 @@ def _end(client: asyncio.subprocess.Process) -> None:
 
 def _start_last_will(command: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(Path(last_will.__file__)), *command],
+        [sys.executable, "-I", "-S", str(Path(watchdog.__file__)), *command],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

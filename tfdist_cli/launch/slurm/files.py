@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from tfdist_cli.launch.base import Outlets
-from tfdist_cli.launch.events import Exited, Started, Stream
-from tfdist_cli.launch.output import OutputParser, Parsed
-from tfdist_cli.launch.pipes import pass_on
-from tfdist_cli.masking import Mask
+from tfdist_cli.launch.process.stream import pass_on
+from tfdist_cli.launch.process.task_output import OutputParser, Parsed
+from tfdist_cli.launch.supervisor.events import Exited, Started, Stream
+from tfdist_cli.launch.supervisor.launcher import Outlets
+from tfdist_cli.protocol.masking import Mask
 from tfdist_cli.spec.task_id import TaskId
 
 _CHUNK = 64 * 1024

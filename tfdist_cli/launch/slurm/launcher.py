@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.base import Outlets
-from tfdist_cli.launch.elsewhere import Elsewhere
+from tfdist_cli.launch.remote_addresses import Elsewhere
 from tfdist_cli.launch.slurm.commands import check_programs, look
 from tfdist_cli.launch.slurm.run import SlurmRun, job_of
 from tfdist_cli.launch.slurm.script import SCRIPT_FILE, render_script
-from tfdist_cli.plan import Plan
+from tfdist_cli.launch.supervisor.launcher import Outlets
+from tfdist_cli.plan.plan import Plan
 from tfdist_cli.spec.address import Address
-from tfdist_cli.spec.cluster import Cluster
+from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.task_id import TaskId
 
 SOMEWHERE = Address("slurm", 0)

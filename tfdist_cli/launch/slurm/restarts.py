@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfdist_cli.spec.cluster import Cluster, RestartSpec, default_restart
+from tfdist_cli.spec.sections.cluster import Cluster, RestartSpec, default_restart
 from tfdist_cli.spec.task_id import ROLES, Role
 
 

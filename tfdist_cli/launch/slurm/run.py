@@ -15,19 +15,19 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from tfdist_cli.environment import START_TIMEOUT
-from tfdist_cli.launch.base import Outlets
-from tfdist_cli.launch.events import Action, Exited, How, Output, Queued, Start
-from tfdist_cli.launch.logs import ERROR_FILE
+from tfdist_cli.launch.process.background_tasks import Works
+from tfdist_cli.launch.run.logs import ERROR_FILE
 from tfdist_cli.launch.slurm import commands
 from tfdist_cli.launch.slurm.commands import LOOK, Job
 from tfdist_cli.launch.slurm.files import TaskFiles
 from tfdist_cli.launch.slurm.script import SCRIPT_FILE
-from tfdist_cli.launch.works import Works
-from tfdist_cli.masking import RUN_SECRET
-from tfdist_cli.plan import Plan
-from tfdist_cli.records import TASK_DIR
-from tfdist_cli.run_files import read_bytes
+from tfdist_cli.launch.supervisor.events import Action, Exited, How, Output, Queued, Start
+from tfdist_cli.launch.supervisor.launcher import Outlets
+from tfdist_cli.plan.plan import Plan
+from tfdist_cli.protocol.environment import START_TIMEOUT
+from tfdist_cli.protocol.masking import RUN_SECRET
+from tfdist_cli.protocol.records import TASK_DIR
+from tfdist_cli.protocol.run_files import read_bytes
 from tfdist_cli.spec.task_id import TaskId
 
 JOB_FILE = "slurm_job"

@@ -14,11 +14,11 @@ from itertools import groupby
 from pathlib import Path
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.plan import CLUSTER_FILE, RECIPE_FILE, Plan
-from tfdist_cli.spec.cluster import Cluster, decides
-from tfdist_cli.spec.dump import dump
-from tfdist_cli.spec.resources import MIB
-from tfdist_cli.spec.slurm import SlurmSpec
+from tfdist_cli.plan.plan import CLUSTER_FILE, RECIPE_FILE, Plan
+from tfdist_cli.spec.loading.dump import dump
+from tfdist_cli.spec.sections.cluster import Cluster, decides
+from tfdist_cli.spec.sections.resources import MIB
+from tfdist_cli.spec.sections.slurm import SlurmSpec
 from tfdist_cli.spec.task_id import TaskId
 
 SCRIPT_FILE = "slurm.sh"

@@ -20,20 +20,31 @@ from pathlib import Path
 from typing import IO, Any
 
 from tfdist_cli.errors import TfdistError, UsageError
-from tfdist_cli.launch.base import Outlets, Run
-from tfdist_cli.launch.events import End, Event, EventQueue, Exited, How, Output, Recorded, Start, Started, Stream
-from tfdist_cli.launch.guard import GRACE
-from tfdist_cli.launch.local import LocalLauncher
-from tfdist_cli.launch.ports import hold_addresses
-from tfdist_cli.launch.runs import METRICS_FILE
+from tfdist_cli.launch.local.launcher import LocalLauncher
+from tfdist_cli.launch.process.ports import hold_addresses
+from tfdist_cli.launch.process.watchdog import GRACE
+from tfdist_cli.launch.run.history import METRICS_FILE
 from tfdist_cli.launch.ssh.files import Incoming, Listed, lacking, remove_former, write_whole
 from tfdist_cli.launch.ssh.frames import Channel, Ended, Frame
 from tfdist_cli.launch.ssh.versions import installed
-from tfdist_cli.plan import CLUSTER_FILE, Plan, PlannedTask
-from tfdist_cli.records import LAUNCHER_PID, RECORD_SEPARATOR, TASK_DIR
-from tfdist_cli.resources import Machine, Resources
+from tfdist_cli.launch.supervisor.events import (
+    End,
+    Event,
+    EventQueue,
+    Exited,
+    How,
+    Output,
+    Recorded,
+    Start,
+    Started,
+    Stream,
+)
+from tfdist_cli.launch.supervisor.launcher import Outlets, Run
+from tfdist_cli.plan.plan import CLUSTER_FILE, Plan, PlannedTask
+from tfdist_cli.plan.resources import Machine, Resources
+from tfdist_cli.protocol.records import LAUNCHER_PID, RECORD_SEPARATOR, TASK_DIR
 from tfdist_cli.spec.address import Address
-from tfdist_cli.spec.load import load_run
+from tfdist_cli.spec.loading.load import load_run
 from tfdist_cli.spec.task_id import TaskId
 
 PING_PERIOD = 3.0

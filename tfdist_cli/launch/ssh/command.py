@@ -6,8 +6,8 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from tfdist_cli.spec.cluster import Cluster
-from tfdist_cli.spec.ssh import HostSpec
+from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.sections.ssh import HostSpec
 
 AGENT = "tfdist_cli.launch.ssh.agent"
 CONNECT_TIMEOUT = 10

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.run_dir import LOCK_FILE
+from tfdist_cli.launch.run.directory import LOCK_FILE
 
 CHUNK = 1024 * 1024
 LIST_FILE = ".tfdist-files.json"

@@ -15,9 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.base import Outlets
-from tfdist_cli.launch.events import Output
-from tfdist_cli.launch.local import assignments
+from tfdist_cli.launch.local.launcher import assignments
 from tfdist_cli.launch.ssh.command import agent_command, pythons, ssh_argv
 from tfdist_cli.launch.ssh.files import Entry, Listed, common_folder, list_files
 from tfdist_cli.launch.ssh.link import Hello, Link, no_ssh
@@ -25,11 +23,13 @@ from tfdist_cli.launch.ssh.paths import Copies, Places, files_at, give_id, place
 from tfdist_cli.launch.ssh.placement import place
 from tfdist_cli.launch.ssh.run import Site, SshRun
 from tfdist_cli.launch.ssh.versions import compare, installed
-from tfdist_cli.plan import Plan
-from tfdist_cli.resources import Machine
+from tfdist_cli.launch.supervisor.events import Output
+from tfdist_cli.launch.supervisor.launcher import Outlets
+from tfdist_cli.plan.plan import Plan
+from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.address import Address
-from tfdist_cli.spec.cluster import Cluster
-from tfdist_cli.spec.ssh import HostSpec
+from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.sections.ssh import HostSpec
 from tfdist_cli.spec.task_id import TaskId
 
 MOST_UNASKED = 1024**3

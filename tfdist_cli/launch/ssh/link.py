@@ -16,10 +16,10 @@ from tfdist_cli.errors import TfdistError, UsageError
 from tfdist_cli.launch.ssh.command import NO_PYTHON, agent_command, python_command, pythons, ssh_argv
 from tfdist_cli.launch.ssh.files import Listed, pieces
 from tfdist_cli.launch.ssh.frames import Channel, Ended, Frame
-from tfdist_cli.resources import Machine
+from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.address import Address
-from tfdist_cli.spec.cluster import Cluster
-from tfdist_cli.spec.ssh import HostSpec
+from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.sections.ssh import HostSpec
 from tfdist_cli.spec.task_id import TaskId
 
 _GREETING_TIMEOUT = 60.0

@@ -14,9 +14,9 @@ from typing import Any
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.ssh.files import common_folder, write_whole
-from tfdist_cli.plan import CLUSTER_FILE, RECIPE_FILE, Plan, PlannedTask
-from tfdist_cli.spec.cluster import Cluster
-from tfdist_cli.spec.dump import dump
+from tfdist_cli.plan.plan import CLUSTER_FILE, RECIPE_FILE, Plan, PlannedTask
+from tfdist_cli.spec.loading.dump import dump
+from tfdist_cli.spec.sections.cluster import Cluster
 
 HOME = "~"
 ID_FILE = "hosts_id"

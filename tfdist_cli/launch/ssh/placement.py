@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.address import Address
-from tfdist_cli.spec.cluster import Cluster
-from tfdist_cli.spec.ssh import HostSpec
+from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.sections.ssh import HostSpec
 from tfdist_cli.spec.task_id import Role, TaskId
 
 _COMPUTE: tuple[Role, ...] = ("ps", "worker", "data_worker")

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any, get_args
 
 from tfdist_cli.errors import TfdistError
-from tfdist_cli.launch.base import Outlets
-from tfdist_cli.launch.events import Action, End, Exited, How, Output, Recorded, Start, Started, Stream
-from tfdist_cli.launch.output import OutputParser, Parsed
-from tfdist_cli.launch.runs import METRICS_FILE
+from tfdist_cli.launch.process.task_output import OutputParser, Parsed
+from tfdist_cli.launch.run.history import METRICS_FILE
 from tfdist_cli.launch.ssh.agent import PING_PERIOD
 from tfdist_cli.launch.ssh.files import write_whole
 from tfdist_cli.launch.ssh.frames import Ended, Frame
 from tfdist_cli.launch.ssh.link import Link
 from tfdist_cli.launch.ssh.paths import Places
-from tfdist_cli.plan import Plan
+from tfdist_cli.launch.supervisor.events import Action, End, Exited, How, Output, Recorded, Start, Started, Stream
+from tfdist_cli.launch.supervisor.launcher import Outlets
+from tfdist_cli.plan.plan import Plan
 from tfdist_cli.spec.task_id import TaskId
 
 LOST = 255
@@ -29,7 +29,7 @@ LOST = 255
 _RETRY = 2.0
 """Seconds between two attempts to reach a host again."""
 _HEAD_START = 0.25
-"""Seconds that the end of a task waits to be noted on hosts other than the chief's: see `local.py`. News of one host
+"""Seconds that the end of a task waits to be noted on hosts other than the chief's: see `launcher.py`. News of one host
 may overtake that of another by about as much as a network's delay."""
 
 

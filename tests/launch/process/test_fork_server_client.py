@@ -1,0 +1,407 @@
+"""Tasks that are forked from a process that has imported for all, and are as if each had its own interpreter."""
+
+import asyncio
+import gc
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.launch.local.test_launcher import is_alive, python
+from tfdist_cli.launch.local import launcher as local
+from tfdist_cli.launch.process import fork_server_client
+from tfdist_cli.launch.process.fork_server_client import Gone, Nursery, import_environment, nursery_environment
+from tfdist_cli.launch.process.orphans import adopting
+from tfdist_cli.launch.supervisor.events import Exited, Output, Signalled, Started
+from tfdist_cli.spec.task_id import TaskId
+
+W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
+ROOT = Path(__file__).parents[3]
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has nurseries")
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Has nurseries fork a module's code, with another one imported before."""
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    monkeypatch.setattr(fork_server_client, "IMPORTS", ("imported_before",))
+    monkeypatch.setattr(local, "can_fork", lambda argv: argv[2] == "forked_program")
+
+    def make(code, before="pid = __import__('os').getpid()"):
+        (tmp_path / "imported_before.py").write_text(textwrap.dedent(before))
+        (tmp_path / "forked_program.py").write_text(textwrap.dedent(code))
+        return sys.executable, "-m", "forked_program"
+
+    return make
+
+
+@pytest.fixture
+def forked(run, program):
+    """Runs a module's code in a cluster's tasks."""
+
+    def start(code, *arguments, before="pid = __import__('os').getpid()", **options):
+        return run(*program(code, before), *arguments, **options)
+
+    return start
+
+
+def test_a_task_is_a_fork_of_what_has_imported(forked):
+    outcome = forked("import imported_before, os; print(imported_before.pid == os.getppid() != os.getpid())")
+    assert outcome.lines() == ["True"]
+
+
+def test_a_task_is_as_one_of_its_own_interpreter(forked, tmp_path):
+    code = """
+        import os, sys
+        print(os.getsid(0) == os.getpid() == os.getpgid(0))
+        print(__name__, sys.argv, os.getcwd())
+        print(os.environ["OWN"], "TFDIST_LAUNCHER_PID" in os.environ)
+        print(repr(sys.stdin.read()), sorted(int(each) for each in os.listdir("/proc/self/fd"))[:3])
+        print("err", file=sys.stderr)
+    """
+    outcome = forked(code, "--task", "worker:0")
+    argv = [str(tmp_path / "forked_program.py"), "--task", "worker:0"]
+    told = ["True", f"__main__ {argv} {Path.cwd()}", "worker:0 1 False", "'' [0, 1, 2]"]
+    assert outcome.lines() == told
+    assert outcome.logs[W0, "stderr"] == b"err\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("", 0), ("raise SystemExit(3)", 3), ("1 / 0", 1), ("import os; os.kill(os.getpid(), 9)", -9), ("exit('no')", 1)],
+)
+def test_how_a_task_ends(forked, code, expected):
+    outcome = forked(code)
+    assert outcome.of(Exited) == [Exited(W0, expected)]
+    assert ("ZeroDivisionError" in outcome.logs[W0, "stderr"].decode()) == (code == "1 / 0")
+
+
+def test_tasks_share_no_random_numbers(forked, make_cluster):
+    pytest.importorskip("numpy")
+    code = "import random, numpy; print(random.random(), numpy.random.rand())"
+    before = "import random, numpy; numpy.random.seed(0); random.seed(0)"
+    outcome = forked(code, before=before, cluster=make_cluster(worker=2))
+    drawn = [number for task in (W0, W1) for number in outcome.lines(task)[0].split()]
+    assert len(set(drawn)) == 4
+
+
+def test_what_the_imports_write_is_in_every_log(forked, make_cluster):
+    outcome = forked("print('own')", before="import os; os.write(2, b'imported')", cluster=make_cluster(worker=2))
+    assert {outcome.logs[task, "stderr"] for task in (W0, W1)} == {b"imported"}
+
+
+def test_ps_shows_which_task_it_is(forked):
+    def react(event, state):
+        if isinstance(event, Output) and event.lines:
+            shown.extend(psutil.Process(int(event.lines[0])).cmdline())
+            return (Signalled(signal.SIGTERM),)
+        return ()
+
+    shown = []
+    code = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
+    forked(code, "--task", "worker:0", react=react)
+    assert [word for word in shown if word] == ["tfdist", "--task", "worker:0"]
+
+
+def test_imports_that_fail_are_told_by_the_tasks_own_interpreter(forked):
+    outcome = forked("import imported_before", before="raise ImportError('broken install')")
+    assert outcome.of(Exited) == [Exited(W0, 1)]
+    assert outcome.logs[W0, "stderr"].count(b"ImportError: broken install") == 1
+
+
+def test_imports_that_make_threads_are_not_forked(forked):
+    before = "import os, threading as t; pid = os.getpid(); t.Thread(target=t.Event().wait, daemon=True).start()"
+    code = "import imported_before, os; print(imported_before.pid == os.getpid())"
+    assert forked(code, before=before).lines() == ["True"]
+
+
+def test_a_task_that_is_told_to_end_while_its_nursery_imports(forked, caplog):
+    answers = [Signalled(signal.SIGTERM)]
+
+    def react(event, state):
+        return [answers.pop()] if answers else ()
+
+    outcome = forked("", before="import time; time.sleep(1000)", react=react)
+    assert outcome.of(Exited) == [Exited(W0, -signal.SIGTERM)]
+    assert outcome.state.exit_code == 143
+    assert outcome.of(Started) == []
+    gc.collect()
+    assert caplog.text == ""  # asyncio tells of an error that nobody has looked at
+
+
+def test_tasks_outlive_their_nursery_and_their_ends_are_noticed(forked, make_cluster):
+    code = """
+        import os, signal, sys
+        signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))
+        print(os.getppid(), flush=True)
+        while True:
+            signal.pause()
+    """
+    tasks, parents = {}, []
+
+    def react(event, state):
+        if isinstance(event, Started):
+            tasks[event.task] = event.pid
+        if isinstance(event, Output) and event.lines:
+            parents.append(int(event.lines[0]))
+            if len(parents) == 2:
+                os.kill(parents[0], signal.SIGKILL)
+                os.kill(tasks[W1], signal.SIGUSR1)
+
+    outcome = forked(code, cluster=make_cluster(worker=2), react=react)
+    assert len(set(parents)) == 1
+    assert outcome.of(Exited) == [Exited(W1, 5), Exited(W0, -signal.SIGTERM)]
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """A nursery has a moment to say what it owes."""
+    monkeypatch.setattr(fork_server_client, "_PERIOD", 0.05)
+
+
+@pytest.mark.timeout(60)
+def test_the_ends_of_tasks_are_noticed_though_their_nursery_is_stopped(forked, make_cluster, impatient):
+    code = """
+        import os, signal, sys
+        signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))
+        print(os.getppid(), flush=True)
+        while True:
+            signal.pause()
+    """
+    tasks, parents = {}, []
+
+    def react(event, state):
+        if isinstance(event, Started):
+            tasks[event.task] = event.pid
+        if isinstance(event, Output) and event.lines:
+            parents.append(int(event.lines[0]))
+            if len(parents) == 2:
+                os.kill(parents[0], signal.SIGSTOP)
+                os.kill(tasks[W1], signal.SIGUSR1)
+
+    before = psutil.Process().num_fds()
+    outcome = forked(code, cluster=make_cluster(worker=2), react=react)
+    assert outcome.of(Exited) == [Exited(W1, 5), Exited(W0, -signal.SIGTERM)]
+    assert psutil.Process().num_fds() == before
+
+
+@pytest.mark.timeout(60)
+def test_a_nursery_that_is_stopped_when_a_task_is_wanted_is_given_up(program, impatient, tmp_path):
+    argv = program("")
+
+    async def want():
+        server = Nursery(nursery_environment(os.environ, tmp_path))
+        try:
+            await server.ready
+            os.kill(server.pid, signal.SIGSTOP)
+            with pytest.raises(Gone):
+                await server.fork(argv, os.environ)
+        finally:
+            server.close()
+            server.let_tasks_go()
+
+    asyncio.run(want())
+
+
+@pytest.mark.timeout(60)
+def test_a_run_ends_though_its_guard_is_stopped(run, monkeypatch):
+    monkeypatch.setattr(local, "_CLEANUP_SECONDS", 0.2)
+    guards = []
+    start = local._start_guard
+
+    def stopped(scratch):
+        guards.append(start(scratch))
+        os.kill(guards[0].pid, signal.SIGSTOP)
+        return guards[0]
+
+    monkeypatch.setattr(local, "_start_guard", stopped)
+    assert run(*python("")).state.exit_code == 0
+    assert guards[0].returncode == -signal.SIGKILL
+
+
+DIES = """
+import asyncio, os, sys
+sys.path.insert(0, {root!r})
+from tfdist_cli.launch.process import fork_server_client as nursery
+nursery.IMPORTS = ()
+
+async def whole():
+    made = nursery.Nursery(dict(os.environ))
+    await made.ready
+    task = await made.fork((sys.executable, "-m", "forked_program"), dict(os.environ))
+    print(made.pid, task.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(whole())
+"""
+
+
+def test_no_task_outlives_the_launcher_even_without_its_nursery(program):
+    program("import time; time.sleep(1000)")
+    launcher = subprocess.Popen([sys.executable, "-c", DIES.format(root=str(ROOT))], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout
+    server, task = (psutil.Process(int(word)) for word in launcher.stdout.readline().split())
+    os.kill(server.pid, signal.SIGKILL)
+    assert is_alive(task.pid)
+    launcher.kill()
+    launcher.communicate()
+    psutil.wait_procs([server, task], timeout=5)
+    assert not is_alive(task.pid)
+
+
+@pytest.fixture
+def guarded(monkeypatch):
+    """The process groups that a guard is told of, and those that it is told to forget."""
+    told = {"+": [], "-": []}
+    tell = local.LocalRun._tell_guard
+
+    def record(run, sign, group):
+        told[sign].append(group)
+        tell(run, sign, group)
+
+    monkeypatch.setattr(local.LocalRun, "_tell_guard", record)
+    return told
+
+
+def test_a_run_leaves_no_file_open_and_the_guard_nothing_to_end(forked, make_cluster, guarded):
+    assert forked("", cluster=make_cluster(worker=2)).state.exit_code == 0
+    before = psutil.Process().num_fds()
+    forked("", cluster=make_cluster(worker=2))
+    assert psutil.Process().num_fds() == before
+    assert len(guarded["+"]) == 6  # a nursery and two tasks, twice
+    assert sorted(guarded["+"]) == sorted(guarded["-"])
+
+
+def test_a_nursery_that_has_died_is_replaced(forked, make_cluster, tmp_path, guarded):
+    code = f"""
+        import imported_before, os, pathlib, signal
+        if os.environ["OWN"].startswith("worker"):
+            print(os.getppid() == imported_before.pid, os.getppid(), flush=True)
+            mark = pathlib.Path({str(tmp_path)!r}, "mark")
+            if not mark.exists():
+                mark.touch()
+                os.kill(os.getppid(), signal.SIGKILL)
+                os._exit(9)
+        signal.pause()
+    """
+
+    def react(event, state):
+        if isinstance(event, Output) and event.lines:
+            said.append(event.lines[0].split())
+            return [Signalled(signal.SIGTERM)] if len(said) == 2 else ()
+        return ()
+
+    said = []
+    cluster = make_cluster("parameter_server", chief=1, ps=1, worker=1)
+    before = psutil.Process().num_fds()
+    outcome = forked(code, cluster=cluster, react=react, max_restarts=1)
+    assert psutil.Process().num_fds() == before
+    assert len(guarded["+"]) == 6  # two nurseries, and the worker twice
+    assert sorted(guarded["+"]) == sorted(guarded["-"])
+    assert [true for true, _ in said] == ["True", "True"]
+    assert said[0] != said[1]
+    assert {event.code for event in outcome.of(Exited)} == {9, -signal.SIGTERM}
+
+
+def test_a_nursery_of_whose_death_nobody_has_heard_yet_is_replaced(forked, make_cluster, tmp_path, guarded):
+    code = f"""
+        import imported_before, os, pathlib, signal
+        if os.environ["OWN"].startswith("worker"):
+            print(os.getppid() == imported_before.pid, flush=True)
+            mark = pathlib.Path({str(tmp_path)!r}, "mark")
+            if not mark.exists():
+                mark.touch()
+                os._exit(9)
+        signal.pause()
+    """
+
+    def react(event, state):
+        if isinstance(event, Exited) and event.code == 9:
+            os.kill(guarded["+"][0], signal.SIGKILL)
+            os.waitid(os.P_PID, guarded["+"][0], os.WEXITED | os.WNOWAIT)
+        if isinstance(event, Output) and event.lines:
+            said.extend(event.lines)
+            return [Signalled(signal.SIGTERM)] if len(said) == 2 else ()
+        return ()
+
+    said = []
+    cluster = make_cluster("parameter_server", chief=1, ps=1, worker=1)
+    before = psutil.Process().num_fds()
+    forked(code, cluster=cluster, react=react, max_restarts=1)
+    assert psutil.Process().num_fds() == before
+    assert said == ["True", "True"]
+    assert len(guarded["+"]) == 6
+    assert sorted(guarded["+"]) == sorted(guarded["-"])
+
+
+async def _death_with_an_order_unread(program, tmp_path):
+    """Two orders; the nursery dies when the launcher has heard of neither, and it has seen the first one alone."""
+    argv = program(f"open({str(tmp_path / 'begun')!r}, 'a').write('x')")
+    server = Nursery(nursery_environment(os.environ, tmp_path))
+    try:
+        await server.ready
+        first = asyncio.ensure_future(server.fork(argv, os.environ))
+        await asyncio.sleep(0)  # from here on nothing is heard but what this function looks for
+        select.select([server._channel], [], [])
+        os.kill(server.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, server.pid, os.WSTOPPED)
+        second = asyncio.ensure_future(server.fork(argv, os.environ))
+        asyncio.get_running_loop().call_soon(os.kill, server.pid, signal.SIGKILL)
+        with pytest.raises(Gone):
+            await second
+        task = await first
+        ended = asyncio.Event()
+        task.on_exit(ended.set)
+        await ended.wait()
+        for output in task.outputs:
+            output.close()
+        return task.reap()
+    finally:
+        server.close()
+        server.let_tasks_go()
+
+
+def test_what_a_nursery_has_said_before_its_death_is_heard(program, tmp_path):
+    with adopting():
+        assert asyncio.run(_death_with_an_order_unread(program, tmp_path)) == 0
+    assert (tmp_path / "begun").read_text() == "x"
+
+
+def test_what_must_stand_before_the_import():
+    env = {"TF_ENABLE_ONEDNN_OPTS": "0", "PYTHONHASHSEED": "1", "LD_PRELOAD": "x.so", "KERAS_BACKEND": "tensorflow"}
+    late = {"TF_CONFIG": "{}", "TF_NUM_INTRAOP_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0", "LOG_LEVEL": "debug"}
+    assert dict(import_environment(env | late)) == env
+
+
+def test_a_nursery_knows_nothing_of_one_task_that_another_must_not(monkeypatch, tmp_path):
+    monkeypatch.setenv("FROM_SHELL", "1")
+    env = {"TF_CONFIG": "{}", "TOKEN": "secret", "KERAS_BACKEND": "tensorflow", "OMP_NUM_THREADS": "2"}
+    own = nursery_environment(env, tmp_path)
+    assert not {"TF_CONFIG", "TOKEN"} & set(own)
+    assert (own["FROM_SHELL"], own["KERAS_BACKEND"], own["OMP_NUM_THREADS"]) == ("1", "tensorflow", "1")
+    assert (own["TFDIST_LAUNCHER_PID"], own["TFDIST_TASK_DIR"]) == (str(os.getpid()), str(tmp_path))
+
+
+def test_what_a_task_leaves_behind_leaves_no_zombie(run):
+    """The daemon outlives its task, and is dead when the launcher ends it all."""
+    code = """
+        import os, time
+        said, saying = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            os.closerange(0, 3)
+            os.write(saying, b"1")
+            os._exit(0)
+        os.read(said, 1)
+    """
+    outcome = run(*python(code))
+    assert outcome.state.exit_code == 0
+    zombies = [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
+    assert zombies == []

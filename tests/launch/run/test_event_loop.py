@@ -1,0 +1,288 @@
+"""The loop, with tasks that follow a script and a clock that nobody waits for."""
+
+import asyncio
+import os
+import signal
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tfdist_cli.launch.run.event_loop import Supervision, _signals_to, run_job
+from tfdist_cli.launch.run.requests import SIGNAL as REQUEST
+from tfdist_cli.launch.supervisor.events import (
+    Answered,
+    End,
+    EventQueue,
+    Exited,
+    How,
+    Output,
+    Recorded,
+    Resized,
+    Signalled,
+    Start,
+    Tick,
+)
+from tfdist_cli.launch.supervisor.launcher import Outlets
+from tfdist_cli.launch.supervisor.state import Phase, Rules, Timeouts
+from tfdist_cli.spec.task_id import TaskId
+
+_DEFAULTS = Timeouts()
+CHIEF, PS, WORKER = TaskId("chief"), TaskId("ps"), TaskId("worker")
+
+
+class Clock:
+    """Stands still until the loop waits for something, and then jumps."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+class ScriptedQueue(EventQueue):
+    """Passes the time that the loop is willing to wait when there is no event."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock = clock
+
+    async def get(self, timeout):
+        event = await super().get(0.0)
+        if isinstance(event, Tick):
+            self.clock.now += timeout
+        return event
+
+
+class ScriptedRun:
+    """Answers actions with the events of a script."""
+
+    def __init__(self, events, script):
+        self.events, self.script, self.actions = events, script, []
+
+    def act(self, action):
+        self.actions.append(action)
+        for event in self.script.get(action, ()):
+            self.events.put(event)
+
+
+class Seen:
+    def __init__(self):
+        self.all = []
+
+    def saw(self, event, state, now):
+        self.all.append((event, state.phase, now))
+
+
+async def supervise(run, plan, rules, events, watchers, clock, worked=lambda: 0.0):
+    job = Supervision(rules, plan, events, watchers, clock=clock, worked=worked)
+    await job.carry_out(run)
+    return job.state
+
+
+def play(cluster, plan_for, script, timeouts=_DEFAULTS):
+    clock = Clock()
+    seen = Seen()
+
+    async def run():
+        events = ScriptedQueue(clock)
+        scripted = ScriptedRun(events, script)
+        rules = Rules(cluster.strategy, timeouts=timeouts)
+        return await supervise(scripted, plan_for(cluster, "true"), rules, events, (seen,), clock), scripted
+
+    state, scripted = asyncio.run(run())
+    return state, scripted.actions, seen.all
+
+
+@pytest.fixture
+def cluster(make_cluster):
+    return make_cluster("parameter_server", chief=1, worker=1, ps=1)
+
+
+def test_a_run_to_its_end(cluster, plan_for):
+    state, actions, seen = play(
+        cluster,
+        plan_for,
+        {
+            Start(PS): [Exited(CHIEF, 0)],
+            End(PS, How.TERMINATE): [Exited(PS, -15)],
+            End(WORKER, How.TERMINATE): [Exited(WORKER, -15)],
+        },
+    )
+    assert state.exit_code == 0
+    assert actions == [Start(CHIEF), Start(WORKER), Start(PS), End(WORKER, How.TERMINATE), End(PS, How.TERMINATE)]
+    assert [phase for _, phase, _ in seen] == [Phase.STOPPING, Phase.STOPPING, Phase.ENDED]
+
+
+def test_time_passes_without_events(cluster, plan_for):
+    state, actions, seen = play(
+        cluster,
+        plan_for,
+        {
+            Start(PS): [Exited(CHIEF, 0), Exited(WORKER, -15)],
+            End(PS, How.KILL): [Exited(PS, -9)],
+        },
+        Timeouts(shutdown=7),
+    )
+    assert actions[-1] == End(PS, How.KILL)
+    assert seen[-1][2] == pytest.approx(7)
+    assert state.exit_code == 0
+
+
+def test_a_deadline_is_kept_however_many_events_come(cluster, plan_for):
+    flood = [Output(PS, "stdout", ("x",))] * 50
+
+    class Busy(Clock):
+        def __call__(self):
+            self.now += 1
+            return self.now
+
+    async def run():
+        events = EventQueue()
+        scripted = ScriptedRun(events, {End(PS, How.KILL): [Exited(PS, -9)]})
+        for event in (Exited(CHIEF, 0), Exited(WORKER, 0)):
+            events.put(event)
+        for output in flood:
+            await events.put_output(output)
+        rules = Rules(cluster.strategy, timeouts=Timeouts(shutdown=10))
+        await supervise(scripted, plan_for(cluster, "true"), rules, events, (), Busy())
+        return scripted.actions
+
+    assert asyncio.run(run())[-1] == End(PS, How.KILL)
+
+
+def test_a_task_that_floods_waits_until_it_is_heard():
+    async def run():
+        events = EventQueue()
+
+        async def flood():
+            for number in range(1000):
+                await events.put_output(Output(PS, "stdout", (str(number),)))
+
+        writer = asyncio.create_task(flood())
+        await asyncio.sleep(0)
+        assert events._events.qsize() < 100
+        events.put(Signalled(signal.SIGINT))  # never waits
+        heard = [await events.get(1) for _ in range(1001)]
+        await writer
+        assert [event.lines[0] for event in heard if isinstance(event, Output)] == [str(n) for n in range(1000)]
+        assert isinstance(await events.get(0.0), Tick)
+
+    asyncio.run(run())
+
+
+def test_records_wait_like_output_does():
+    async def run():
+        events = EventQueue()
+        writers = [asyncio.create_task(events.put_output(Recorded(PS, {"kind": "x"}))) for _ in range(200)]
+        await asyncio.sleep(0)
+        assert events._events.qsize() < 100
+        for _ in range(200):
+            await events.get(1)
+        await asyncio.gather(*writers)
+
+    asyncio.run(run())
+
+
+def test_a_bug_in_what_feeds_the_queue_is_not_waited_for():
+    async def run():
+        events = EventQueue()
+        events.fail(ZeroDivisionError("a bug"))
+        await events.get(1)
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(run())
+
+
+def test_signals_are_heard_during_a_job_and_go_to_their_old_handler_after_it():
+    heard = []
+    before = signal.signal(signal.SIGINT, lambda *_: heard.append("before or after"))
+
+    async def job():
+        events = EventQueue()
+        with _signals_to(events):
+            signal.raise_signal(signal.SIGINT)
+            return await events.get(5.0)
+
+    try:
+        assert asyncio.run(job()) == asyncio.run(job()) == Signalled(signal.SIGINT)
+        assert heard == []
+        signal.raise_signal(signal.SIGINT)
+        assert heard == ["before or after"]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class ScriptedDesk:
+    """Is asked for three workers, twice at once, and has a plan for them."""
+
+    def __init__(self, plan):
+        self.plan = lambda: plan
+        self.left = ["first", "second"]
+
+    def requests(self):
+        while self.left:
+            yield self.left.pop(0)
+
+    def answer(self, request, state):
+        if state.unready:
+            return Answered(request, "refused", reason=state.unready)
+        return Resized(request, {"worker": (1, 3)}, (CHIEF, *(TaskId("worker", n) for n in range(3)), PS))
+
+
+class ScriptedLauncher:
+    """Starts tasks of which all end as they are told, and in the second run the chief by itself."""
+
+    def __init__(self):
+        self.runs = []
+
+    @asynccontextmanager
+    async def start(self, plan, outlets):
+        tasks = [planned.task for planned in plan.tasks]
+        told = {End(task, How.TERMINATE): [Exited(task, 143 if task == CHIEF else -15)] for task in tasks}
+        self.runs.append(ScriptedRun(outlets.events, told | ({Start(PS, 2): [Exited(CHIEF, 0)]} if self.runs else {})))
+        if len(self.runs) == 1:
+            os.kill(os.getpid(), REQUEST)
+        yield self.runs[-1]
+
+
+def test_a_request_gives_the_job_another_plan_and_a_run_of_its_own(cluster, make_cluster, plan_for):
+    launcher, seen = ScriptedLauncher(), Seen()
+    desk = ScriptedDesk(plan_for(make_cluster("parameter_server", chief=1, worker=3, ps=1), "true"))
+    outlets = Outlets(EventQueue(), None, lambda _: {})
+    state = asyncio.run(run_job(launcher, plan_for(cluster, "true"), Rules(cluster.strategy), outlets, (seen,), desk))
+    assert (state.phase, state.exit_code, state.attempt, state.losses) == (Phase.ENDED, 0, 2, ())
+    before, after = ([action.task for action in run.actions if isinstance(action, Start)] for run in launcher.runs)
+    assert before == [CHIEF, WORKER, PS]
+    assert after == [CHIEF, *(TaskId("worker", number) for number in range(3)), PS]
+    answers = [event for event, _, _ in seen.all if isinstance(event, Resized | Answered)]
+    assert [type(answer) for answer in answers] == [Resized, Answered]
+    assert answers[1].reason == "the numbers of its tasks are being changed already"
+    assert signal.getsignal(REQUEST) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize(("works", "late"), [(0, 10), (3600, 3600)])
+def test_nobody_is_late_for_a_launcher_that_was_stopped_itself(cluster, plan_for, works, late):
+    """It is stopped for an hour, or at work, while it waits for a ps that is to end within ten seconds."""
+    clock = Clock()
+
+    class Stopped(ScriptedQueue):
+        async def get(self, timeout):
+            event = await super().get(timeout)
+            if isinstance(event, Tick) and self.clock.now < 1005:
+                self.clock.now += 3600
+            return event
+
+    async def run():
+        events = Stopped(clock)
+        script = {Start(PS): [Exited(CHIEF, 0), Exited(WORKER, 0)], End(PS, How.KILL): [Exited(PS, -9)]}
+        scripted = ScriptedRun(events, script)
+        rules = Rules(cluster.strategy, timeouts=Timeouts(shutdown=10))
+        seen = Seen()
+        worked = (lambda: clock.now - 1000) if works else (lambda: 0.0)
+        await supervise(scripted, plan_for(cluster, "true"), rules, events, (seen,), clock, worked)
+        return scripted.actions[-1], seen.all[-1][2]
+
+    action, ended = asyncio.run(run())
+    assert action == End(PS, How.KILL)
+    assert ended == pytest.approx(late, abs=1)

@@ -1,0 +1,163 @@
+"""A launch: tasks that report, and what is kept of them."""
+
+import json
+import sys
+import textwrap
+from contextlib import asynccontextmanager
+from datetime import datetime, timezone
+
+import pytest
+
+from tests.launch.run.test_event_loop import ScriptedDesk, ScriptedLauncher
+from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.local.launcher import LocalLauncher
+from tfdist_cli.launch.run.directory import open_run_dir
+from tfdist_cli.launch.run.history import Outcome, read_run
+from tfdist_cli.launch.run.session import Launch
+from tfdist_cli.launch.run.snapshot import Chronicle
+from tfdist_cli.launch.supervisor.events import Recorded
+from tfdist_cli.launch.supervisor.state import Rules, Timeouts
+from tfdist_cli.spec.task_id import TaskId
+
+NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def carry_out(tmp_path, make_cluster, plan_for):
+    """Runs code in each of two workers, which report as those of a recipe do."""
+
+    def carry_out(code, **timeouts):
+        cluster = make_cluster(worker=2)
+        rules = Rules(cluster.strategy, reports=True, timeouts=Timeouts(**timeouts))
+        with open_run_dir(tmp_path / "run", tmp_path, "x", NOW) as run_dir:
+            plan = plan_for(cluster, sys.executable, "-c", textwrap.dedent(PROGRAM + code), run_dir=run_dir.path)
+            run_dir.save(plan)
+            return Launch(LocalLauncher(), plan, run_dir, rules).carry_out(Chronicle())
+
+    return carry_out
+
+
+PROGRAM = """
+        import json, os, sys, time
+        def emit(kind, **fields):
+            os.write(2, b"\\x1e" + json.dumps({"kind": kind, **fields}).encode() + b"\\n")
+        assert os.environ["TFDIST_RECORDS"] == "1"
+        assert int(os.environ["TFDIST_LAUNCHER_PID"]) == os.getppid()
+        index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+"""
+
+
+def test_tasks_that_do_not_come_up(carry_out, tmp_path):
+    report = carry_out(
+        """
+        if index == 0:
+            emit("state", state="waiting")
+        else:
+            emit("state", state="starting")
+            print("waiting for the disk", flush=True)
+        time.sleep(1000)
+        """,
+        start=0.5,
+    )
+    assert report.exit_code == 124
+    assert report.headline == "1 of 2 tasks did not come up within 0.5 s: worker:1"
+    (failure,) = report.failures
+    assert failure.lines == ("waiting for the disk",)
+    assert failure.log == tmp_path / "run" / "attempt_1" / "worker-1" / "stdout.log"
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["exit_code"], result["attempt"], result["run_dir"]) == (124, 1, str(tmp_path / "run"))
+
+
+def test_what_a_training_came_to_is_kept(carry_out, tmp_path):
+    report = carry_out(
+        """
+        emit("state", state="training")
+        if index == 0:
+            emit("checkpoint", step=5, path="/c/5")
+            emit("result", step=5, metrics={"loss": 0.5}, seconds=1.0, examples=160)
+        """
+    )
+    assert (report.exit_code, report.metrics, report.checkpoints) == (0, {"loss": 0.5}, {"/c/5": 5})
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["step"], result["examples"], result["metrics"]) == (5, 160, {"loss": 0.5})
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events if event.get("task") == "worker:0"] == [
+        "started", "state", "checkpoint", "result", "exited"
+    ]  # fmt: skip
+
+
+def test_a_task_that_wrote_why_it_failed_keeps_its_own_error(carry_out, tmp_path):
+    carry_out(
+        """
+        emit("state", state="training")
+        if index == 1:
+            with open(os.environ["TFDIST_TASK_DIR"] + "/error.json", "w") as file:
+                file.write('{"message": "mine"}')
+            sys.exit(2)
+        time.sleep(1000)
+        """
+    )
+    folder = tmp_path / "run" / "attempt_1"
+    assert json.loads((folder / "worker-1" / "error.json").read_text()) == {"message": "mine"}
+
+
+class FailingLauncher:
+    """Starts nothing."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def start(self, plan, outlets):
+        raise self.error
+
+
+class FailingDesk(ScriptedDesk):
+    """Accepts what it then has no plan for."""
+
+    def __init__(self, error):
+        super().__init__(None)
+        self.plan = self.fail
+        self.error = error
+
+    def fail(self):
+        raise self.error
+
+
+class Saves(ScriptedLauncher):
+    """Has the chief tell of a checkpoint."""
+
+    @asynccontextmanager
+    async def start(self, plan, outlets):
+        await outlets.events.put_output(Recorded(TaskId("chief"), {"kind": "checkpoint", "step": 5, "path": "/c/5"}))
+        async with super().start(plan, outlets) as run:
+            yield run
+
+
+TAKEN = UsageError("127.0.0.1:2222 is taken")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "headline"),
+    [
+        (TAKEN, 2, "127.0.0.1:2222 is taken"),
+        (OSError(24, "Too many open files"), 1, "OSError: [Errno 24] Too many open files"),
+    ],
+)
+@pytest.mark.parametrize("resized", [True, False])
+def test_an_error_of_the_launcher_is_what_came_of_the_run(
+    resized, error, code, headline, tmp_path, make_cluster, plan_for
+):
+    cluster = make_cluster("parameter_server", chief=1, worker=1, ps=1)
+    launcher, desk = (Saves(), FailingDesk(error)) if resized else (FailingLauncher(error), None)
+    with open_run_dir(tmp_path / "run", tmp_path, "x", NOW) as run_dir:
+        plan = plan_for(cluster, "true", run_dir=run_dir.path)
+        run_dir.save(plan)
+        with pytest.raises(type(error)) as raised:
+            Launch(launcher, plan, run_dir, Rules(cluster.strategy), desk=desk).carry_out(Chronicle())
+    assert raised.value is error
+    news = read_run(tmp_path / "run")
+    assert (news.outcome, news.phase, news.headline) == (Outcome.FAILED, "ended", headline)
+    assert (news.result["exit_code"], len(news.result["tasks"])) == (code, 3)
+    assert news.can_go_on == resized
+    last = json.loads((tmp_path / "run" / "events.jsonl").read_text().splitlines()[-1])
+    assert (last["event"], last["phase"], last["cause"]) == ("phase", "ended", headline)

@@ -1,0 +1,135 @@
+"""Histories of events that are played to the supervisor."""
+
+import signal
+from collections import Counter
+
+from tfdist_cli.launch.supervisor.events import End, Exited, How, Recorded, Resized, Signalled, Start
+from tfdist_cli.launch.supervisor.machine import begin, step
+from tfdist_cli.launch.supervisor.state import Phase, Rules, Timeouts
+from tfdist_cli.spec.task_id import TaskId
+
+CHIEF, PS, W0, W1, EVALUATOR = (TaskId.parse(name) for name in ("chief", "ps", "worker:0", "worker:1", "evaluator"))
+W2 = TaskId("worker", 2)
+PS_TASKS = (CHIEF, W0, W1, PS)
+TERM, KILL = How.TERMINATE, How.KILL
+INT, TERMINATED = Signalled(signal.SIGINT), Signalled(signal.SIGTERM)
+TIMES = Timeouts(start=100, evaluator=50, shutdown=30)
+
+
+def rules(strategy="parameter_server", *, reports=False, **options):
+    return Rules(strategy, reports, TIMES, **options)
+
+
+PS_RULES = rules()
+
+
+class History:
+    """Plays events to the supervisor, and keeps what it answers."""
+
+    def __init__(self, *tasks, rules=PS_RULES):
+        self.state, self.actions = begin(rules, tasks, 0.0)
+        assert self.actions == tuple(Start(task) for task in tasks)
+
+    def at(self, now, *events):
+        """What the supervisor does about the events of a moment, as {task: how it is told to end}."""
+        self.actions = ()
+        for event in events:
+            self.state, actions = step(self.state, event, float(now))
+            self.actions += actions
+        return {action.task: action.how for action in self.actions if isinstance(action, End)}
+
+    @property
+    def ended(self):
+        return self.state.phase is Phase.ENDED
+
+    def statuses(self):
+        return {task: state.status for task, state in self.state.tasks.items()}
+
+
+def up(*tasks):
+    return [Recorded(task, {"kind": "state", "state": "serving"}) for task in tasks]
+
+
+def error(task, message="no", *, of="ValueError"):
+    return Recorded(task, {"kind": "error", "type": of, "message": message})
+
+
+def beat(task, computed=0.0):
+    return Recorded(task, {"kind": "beat", "computed": computed})
+
+
+def progress(step, task=CHIEF, **rates):
+    return Recorded(task, {"kind": "progress", "step": step, "workers": rates})
+
+
+def resized(*tasks, **replicas):
+    """Other tasks are asked for."""
+    return Resized("request", replicas, tasks)
+
+
+def doing(what):
+    return Recorded(CHIEF, {"kind": "state", "state": what})
+
+
+class CheckedHistory(History):
+    """Holds what must be true of any history."""
+
+    def __init__(self, *tasks, rules):
+        super().__init__(*tasks, rules=rules)
+        self.gone, self.told, self.signalled = set(), {}, False
+        self.started = Counter(tasks)
+        """How often each task that is to be there has been started since it has been."""
+        self.alone, self.attempt = 0, 1
+
+    def at(self, now, *events):
+        (event,) = events
+        before, attempt, was_over = list(Phase).index(self.state.phase), self.state.attempt, self.ended
+        resizing = self.state.resizing
+        if isinstance(event, Exited):
+            self.gone.add(event.task)
+        self.signalled |= isinstance(event, Signalled)
+        answers = super().at(now, event)
+        for task, how in answers.items():
+            assert task not in self.gone, "nothing is done to a task that has ended"
+            assert (self.told.get(task), how) not in {(KILL, KILL), (KILL, TERM), (TERM, TERM)}, "no task is told twice"
+            self.told[task] = how
+        assert not (was_over and self.actions), "nothing is done once the job has ended"
+        self._check_starts([action for action in self.actions if isinstance(action, Start)])
+        too_late = resizing and self.state.phase in (Phase.EVALUATING, Phase.STOPPING) and not self.state.resizing
+        came_back = self.state.attempt == attempt and list(Phase).index(self.state.phase) < before
+        assert too_late or not came_back, "no phase comes back"
+        assert set(self.state.tasks) - self.gone == set(self.state.alive)
+        return answers
+
+    def _check_starts(self, starts):
+        rules, tasks, resizes = self.state.rules, self.state.tasks, len(self.state.resizes)
+        assert not (starts and self.signalled), "nothing is started after a signal"
+        for start in starts:
+            assert start.task in self.gone or start.task not in self.started, "nothing is started that is still there"
+            assert start.attempt == self.state.attempt
+            self.gone.discard(start.task)
+            self.told.pop(start.task, None)
+            self.started[start.task] += 1
+        if starts and self.state.attempt > self.attempt:
+            assert [start.task for start in starts] == list(tasks), "all are started in a new attempt"
+            self.attempt = self.state.attempt
+            self.gone &= tasks.keys()
+            self.told = {task: how for task, how in self.told.items() if task in tasks}
+            self.started = Counter({task: count for task, count in self.started.items() if task in tasks})
+        else:
+            self.alone += len(starts)
+        assert {task: each.restarts + 1 for task, each in tasks.items()} == self.started
+        restarts = self.alone + self.state.attempt - 1 - resizes
+        assert restarts <= len(self.state.losses)
+        assert self.state.restarts <= rules.max_restarts, "restarts have a limit"
+        for role in {task.role for task in tasks}:
+            most = rules.restarts.get(role)
+            if most and most.max is not None:
+                counts = Counter(loss.task for loss in self.state.losses if loss.alone and loss.task.role == role)
+                assert max(counts.values(), default=0) <= most.max
+
+    def obey(self, now):
+        """Every process ends as it is told."""
+        while self.told.keys() - self.gone:
+            task = min(self.told.keys() - self.gone, key=str)
+            self.at(now, Exited(task, -9 if self.told[task] is KILL else -15))

@@ -1,0 +1,215 @@
+"""Trains one model after another, each by a rule, on the cluster that it is in, or alone with the batches put together.
+
+rules.py OUT CASE...
+
+What came of them goes to OUT.npz; what was counted is printed as JSON.
+"""
+
+import json
+import os
+import sys
+from collections import defaultdict
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from gradient_layers import Looked, every  # type: ignore[import-not-found] # beside this file
+from tensorflow.python.data.experimental.ops.testing import sleep
+
+import tfdist_cli as tfdist
+from tfdist_cli.errors import TfdistError
+from tfdist_cli.spec.sections.updates import EmbeddingRule, LearningRate, ShardRule, Updates
+from tfdist_cli.train.cluster.join import join
+from tfdist_cli.train.trainer.reporting import Progress
+from tfdist_cli.train.variables.placement import PlacementRules
+
+BATCH, STEPS = 8, 36
+ROWS = 50
+IN_CLUSTER = "TF_CONFIG" in os.environ
+random = np.random.default_rng(0)
+X = random.normal(size=(480, 6)).astype(np.float32)
+Y = (X[:, :3] + random.normal(size=(480, 3))).argmax(axis=1)
+IDS = random.integers(0, ROWS, (480, 4)).astype(np.int32)
+optimizers, layers = keras.optimizers, keras.layers
+
+
+class Counts(keras.metrics.Metric):
+    """How many examples were seen."""
+
+    def __init__(self):
+        super().__init__(name="examples")
+        self.count = self.add_weight(shape=(), initializer="zeros", dtype="int32", name="count")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign_add(keras.ops.shape(y_true)[0])
+
+    def result(self):
+        return self.count
+
+
+def dense():
+    return keras.Sequential([keras.Input((6,)), layers.Dense(16, "relu"), layers.Dropout(0.0), layers.Dense(3)])
+
+
+def dropping():
+    return keras.Sequential([keras.Input((6,)), layers.Dense(16, "relu"), layers.Dropout(0.3), layers.Dense(3)])
+
+
+def tables():
+    ids = keras.Input((4,), dtype="int32")
+    own = layers.Embedding(ROWS, 3)(ids[:, 1])
+    shared = layers.Embedding(ROWS, 8, mask_zero=True)
+    pooled = layers.GlobalAveragePooling1D()(shared(ids))
+    features = layers.Concatenate()([pooled, layers.Flatten()(shared(ids[:, :2])), own])
+    return keras.Model(ids, layers.Dense(3)(features))
+
+
+def gradients():
+    return keras.Sequential([keras.Input((6,)), *every(), layers.Dense(3)])
+
+
+def looked():
+    ids = keras.Input((4,), dtype="int32")
+    return keras.Model(ids, layers.Dense(3)(Looked(layers.Embedding(ROWS, 8))(ids)))
+
+
+def frozen():
+    ids = keras.Input((4,), dtype="int32")
+    vectors = layers.Flatten()(layers.Embedding(ROWS, 8, trainable=False)(ids))
+    return keras.Model(ids, layers.Dense(3)(layers.BatchNormalization()(vectors)))
+
+
+OPTIMIZERS = {
+    "sgd": lambda: optimizers.SGD(0.1),
+    "steady": lambda: optimizers.SGD(optimizers.schedules.PolynomialDecay(0.1, 1, 0.1)),
+    "steady doubled": lambda: optimizers.SGD(optimizers.schedules.PolynomialDecay(0.2, 1, 0.2)),
+    "momentum": lambda: optimizers.SGD(0.1, momentum=0.9),
+    "adam": lambda: optimizers.Adam(0.01),
+    "adagrad": lambda: optimizers.Adagrad(0.1),
+    "decaying": lambda: optimizers.SGD(0.1, weight_decay=0.1),
+    "nadam decaying": lambda: optimizers.Nadam(0.01, weight_decay=1.0),
+    "clipped": lambda: optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.1),
+    "nadam": lambda: optimizers.Nadam(0.01, clipnorm=0.1),
+}
+RULES: dict[str, dict[str, Any]] = {
+    "async": {},
+    "compensated": {"updates": Updates(delay_compensation=0.5)},
+    "prefetch": {"updates": Updates(prefetch=True)},
+    "push 4": {"updates": Updates(push_every=4)},
+    "local 3": {"updates": Updates(local_steps=3)},
+    "sync": {"updates": Updates(mode="sync")},
+    "scaled sync": {"updates": Updates(mode="sync"), "learning_rate": LearningRate(scale="linear")},
+    "sync 1": {"updates": Updates(mode="sync", aggregate=1)},
+    "sync 2": {"updates": Updates(mode="sync", aggregate=2)},
+    "bounded 0": {"updates": Updates(mode="bounded", staleness=0)},
+    "bounded 2": {"updates": Updates(mode="bounded", staleness=2)},
+    "bfloat16": {"wire": "bfloat16"},
+    "float16": {"wire": "float16"},
+}
+NETWORKS = {
+    "dense": dense,
+    "dropping": dropping,
+    "gradients": gradients,
+    "tables": tables,
+    "looked": looked,
+    "frozen": frozen,
+}
+OF_IDS = "tables", "looked", "frozen"
+
+
+def inputs(network):
+    return IDS if network in OF_IDS else X
+
+
+def batches(shard, network, fold, *options):
+    """Batches of which `fold`, one after the other or one of each worker, make the one of a process alone."""
+    x = inputs(network)
+    data = tf.data.Dataset.from_tensor_slices((x, Y)).batch(BATCH if IN_CLUSTER else BATCH * fold)
+    data = data.shard(shard.count, shard.index).repeat()
+    if "slow" in options and shard.index == 1:
+        data = data.apply(sleep(40_000))
+    if "ends" in options and shard.index == 1:
+        data = data.take(10)
+    if "fails" in options and shard.index == 1:
+        bad = data.map(lambda x, y: (tf.debugging.check_numerics(x * np.inf, "my own mistake"), y))
+        data = data.take(10).concatenate(bad)
+    return data
+
+
+def train(case):
+    """`rule/network/optimizer/fold[/option...]`: what came of it, and what was counted."""
+    rule, network, optimizer, fold, *options = case.split("/")
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(11)
+    given = dict(RULES[rule])
+    if "rows" in options or "whole" in options:
+        given["embeddings"] = EmbeddingRule(min_bytes=0) if "rows" in options else None
+    if cluster.placement:  # only this program changes where variables go from model to model
+        cluster.placement._rules = PlacementRules(shard=ShardRule(min_bytes=100) if "spread" in options else None)
+    with cluster.strategy.scope():
+        model = NETWORKS[network]()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(OPTIMIZERS[optimizer](), loss, metrics=["accuracy", Counts()])
+    counted.clear()
+    steps = STEPS * (int(fold) if IN_CLUSTER and given.get("updates", Updates()).mode == "async" else 1)
+    steps += 1 if "odd" in options else 0
+    epochs = 1 if "odd" in options else 20 if "long" in options else 2
+    steps *= 10 if "long" in options else 1
+    history = tfdist.fit(
+        model,
+        lambda shard: batches(shard, network, int(fold), *options),
+        epochs=epochs,
+        steps_per_epoch=steps // epochs,
+        steps_per_execution=6,
+        validation_data=None if "long" in options else (inputs(network)[:61], Y[:61]),
+        **given,
+    )
+    for number, variable in enumerate([*model.variables, *model.optimizer.variables]):
+        written[f"{case}/{number:02}"] = variable.numpy()
+    for name, found in history.history.items():
+        if name != "examples":
+            written[f"{case}/history/{name}"] = np.array(found)
+    return {
+        "iterations": int(model.optimizer.iterations.numpy()),
+        "examples": int(sum(history.history["examples"])),
+        "validated": history.history.get("val_examples", [None])[-1],
+        **counted,
+    }
+
+
+def note(progress, execution):
+    """Adds up what each worker did."""
+    counted["losses"] += len(execution.losses)
+    for worker, steps in execution.steps.items():
+        own = counted["workers"].setdefault(worker, defaultdict(int) | {"staleness": []})
+        own["steps"] += steps
+        own["examples"] += execution.examples.get(worker, 0)
+        own["batches"] += execution.reports[worker].batches
+        own["dropped"] += execution.reports[worker].dropped
+        own["staleness"] += execution.reports[worker].staleness
+    count(progress, execution)
+
+
+class Counted(dict):
+    """What the workers of one training did."""
+
+    def clear(self):
+        super().clear()
+        self.update(losses=0, workers={})
+
+
+cluster = join()
+counted, written, facts = Counted(), {}, {}
+count = Progress.count
+if IN_CLUSTER:
+    Progress.count = note  # type: ignore[method-assign] # for this process alone
+for name in sys.argv[2:]:
+    try:
+        facts[name] = train(name)
+    except TfdistError as error:
+        facts[name] = {"error": f"{type(error).__name__}: {error}"}
+    except tf.errors.OpError as error:
+        facts[name] = {"error": f"{type(error).__name__}: {error.message}"}
+np.savez(f"{sys.argv[1]}.npz", **written)
+print(json.dumps(facts))

@@ -1,0 +1,192 @@
+"""Starting the tasks of a cluster one by one, as a scheduler does: each with its own TF_CONFIG and nothing else."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tests.support import fork_server
+from tfdist_cli.launch.process.ports import hold
+from tfdist_cli.plan.tf_config import tf_config_json
+from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.task_id import TaskId
+
+PROGRAMS = Path(__file__).parent / "programs"
+ROLE = (sys.executable, "-m", "tfdist_cli", "role")
+TIMEOUT = 300
+"""Seconds that anything may take on a machine that is busy with other things; on an idle one all of it is quick."""
+_OURS = ("TF_CONFIG", "TFDIST_")
+
+
+def program(name, *arguments):
+    """The command of one of the programs beside this file."""
+    return (sys.executable, str(PROGRAMS / name), *map(str, arguments))
+
+
+@dataclass
+class Ended:
+    """What a task came to."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def said(self):
+        """What it wrote to standard output, as JSON."""
+        return json.loads(self.out)
+
+
+class Tasks:
+    """A cluster on this machine: its ports are held, its processes are ended when the test is over.
+
+    Args:
+        folder: where the tasks run and their output goes.
+        roles: how many tasks of each role, `{"ps": 1, "worker": 2}`.
+    """
+
+    def __init__(self, folder, **roles):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        strategy = "parameter_server" if "ps" in roles else "multi_worker_mirrored"
+        counts = {role: {"replicas": count} for role, count in roles.items()}
+        cluster = Cluster.model_validate({"strategy": strategy, "roles": counts})
+        self._held = hold(cluster)
+        self.addresses = self._held.__enter__()
+        self.tasks = [str(task) for task in self.addresses]
+        self.processes = {}
+
+    def start(self, argv, *tasks, env=None, fresh=False):
+        """Starts the tasks named, all by default.
+
+        Args:
+            argv: a Python program.
+            tasks: their names.
+            env: what they have in their environment beside what a task has.
+            fresh: whether each is an interpreter of its own from the start, and no fork of one; it takes seconds.
+        """
+        for task in tasks or self.tasks:
+            own = {
+                "TF_CONFIG": tf_config_json(self.addresses, TaskId.parse(task)),
+                "TFDIST_START_TIMEOUT": str(TIMEOUT),
+            }
+            with self._log(task, "out").open("w") as out, self._log(task, "err").open("w") as err:
+                own = {**plain_environment(), **own, **(env or {})}
+                self.processes[task] = _begin(argv, self.folder, own, out, err, fresh)
+        return self
+
+    def finish(self, timeout=TIMEOUT):
+        """Waits for the tasks; those that hang fail the test.
+
+        Returns:
+            What each came to, by its name.
+        """
+        deadline = time.monotonic() + timeout
+        for task, process in self.processes.items():
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                running = [name for name, other in self.processes.items() if other.poll() is None]
+                raise AssertionError(f"{task} of {running} has not ended in {timeout} s\n{self.told()}") from None
+        return {task: self.ended(task) for task in self.processes}
+
+    def ended(self, task):
+        """What one task came to; its code is None while it runs."""
+        out, err = (self._log(task, end).read_text() for end in ("out", "err"))
+        return Ended(self.processes[task].poll(), out, err)
+
+    def await_text(self, task, text, timeout=TIMEOUT):
+        """Waits until a task has written a text."""
+        deadline = time.monotonic() + timeout
+        while not any(text in self._log(task, end).read_text() for end in ("out", "err")):
+            assert time.monotonic() < deadline, f"{task} has not said {text!r}\n{self.told()}"
+            assert self.processes[task].poll() is None, f"{task} has ended\n{self.told()}"
+            _pause(self.processes[task])
+
+    def await_path(self, task, path, timeout=TIMEOUT):
+        """Waits until a task has made a file or folder."""
+        deadline = time.monotonic() + timeout
+        while not path.exists():
+            assert time.monotonic() < deadline, f"{task} has not made {path}\n{self.told()}"
+            assert self.processes[task].poll() is None, f"{task} has ended\n{self.told()}"
+            _pause(self.processes[task])
+
+    def told(self):
+        """All that was written, for a message."""
+        return "\n".join(
+            f"--- {task} ({self.processes[task].poll()})\n{self._log(task, 'out').read_text()[-1500:]}"
+            f"{self._log(task, 'err').read_text()[-2500:]}"
+            for task in self.processes
+            if self.processes[task].poll() != 0
+        )
+
+    def left(self):
+        """The processes that the tasks have left behind."""
+        groups = {process.pid for process in self.processes.values()}
+        return [process.cmdline() for process in psutil.process_iter() if _group(process) in groups]
+
+    def close(self):
+        """Ends what is left, each with what it has started."""
+        for process in self.processes.values():
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        for process in self.processes.values():
+            process.wait(10)
+        self._held.__exit__(None, None, None)
+
+    def _log(self, task, end):
+        return self.folder / f"{task.replace(':', '-')}.{end}"
+
+
+def alone(folder, argv, env=None, timeout=TIMEOUT, fresh=False):
+    """Runs a Python program in no cluster at all; see `Tasks.start`."""
+    own = {**plain_environment(), **(env or {})}
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = _begin(argv, folder, own, out, err, fresh)
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+        out.seek(0)
+        err.seek(0)
+        return Ended(process.returncode, out.read(), err.read())
+
+
+def _begin(argv, folder, env, out, err, fresh):
+    if not fresh:
+        return fork_server.fork(argv, folder, env, out, err)
+    return subprocess.Popen(
+        argv, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+    )
+
+
+def plain_environment():
+    """This process's environment without what would put a task into another cluster."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+    return kept | {"TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+def _pause(process):
+    """Lets a task go on for a moment; nothing announces what it writes."""
+    try:
+        process.wait(0.05)
+    except subprocess.TimeoutExpired:
+        return
+
+
+def _group(process):
+    try:
+        return os.getpgid(process.pid) if process.status() != "zombie" else None
+    except (psutil.Error, ProcessLookupError):
+        return None

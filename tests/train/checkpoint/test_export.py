@@ -1,0 +1,283 @@
+"""What is exported predicts as the trained model does, and replaces nothing but an earlier export."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfdist_cli as tfdist
+from tests.support.compare import classifier
+from tfdist_cli.errors import ResultNotSaved, TrainingError, UsageError
+
+X = np.random.default_rng(0).normal(50, 10, (24, 3)).astype(np.float32)
+Y = np.ones((24, 1), np.float32)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Subclassed(keras.Model):
+    """Makes its variables when it is called."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.hidden, self.out = layers.Dense(4, "tanh"), layers.Dense(1)
+
+    def call(self, x):
+        return self.out(self.hidden(x))
+
+
+@keras.saving.register_keras_serializable("tests")
+class OfWords(keras.Model):
+    """Takes two inputs of other types than float32."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.words, self.user, self.out = layers.Embedding(9, 4), layers.Embedding(5, 4), layers.Dense(1)
+
+    def call(self, x):
+        return self.out(keras.ops.mean(self.words(x["words"]), axis=1) + self.user(x["user"]))
+
+
+@keras.saving.register_keras_serializable("tests")
+class Building(Subclassed):
+    """Makes its variables when it is built."""
+
+    def build(self, shape):
+        self.hidden.build(shape)
+        self.out.build((None, 4))
+        self.built = True
+
+
+@keras.saving.register_keras_serializable("tests")
+class OfTwo(keras.Model):
+    """Takes a pair."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.left, self.right = layers.Dense(1), layers.Dense(1)
+
+    def call(self, x):
+        return self.left(x[0]) + self.right(x[1])
+
+
+def functional():
+    x = keras.Input((3,))
+    return keras.Model(x, layers.Dense(1)(layers.Concatenate()([x, layers.Dense(2, "tanh")(x)])))
+
+
+def sequential():
+    return keras.Sequential([keras.Input((3,)), layers.Dense(4, "relu"), layers.BatchNormalization(), layers.Dense(1)])
+
+
+def normalized():
+    normal = layers.Normalization()
+    normal.adapt(X)
+    return keras.Sequential([keras.Input((3,)), keras.Sequential([normal, layers.Dense(2)]), layers.Dense(1)])
+
+
+def looked_up(lookup):
+    x = keras.Input((3,), dtype=lookup.dtype if isinstance(lookup, layers.IntegerLookup) else "string")
+    return keras.Model(x, layers.Dense(1)(layers.Flatten()(layers.Embedding(40, 2)(lookup(x)))))
+
+
+def numbers():
+    lookup = layers.IntegerLookup()
+    lookup.adapt(NUMBERS)
+    return looked_up(lookup)
+
+
+def strings():
+    lookup = layers.StringLookup()
+    lookup.adapt(STRINGS)
+    return looked_up(lookup)
+
+
+def texts():
+    vectors = layers.TextVectorization(output_sequence_length=3)
+    vectors.adapt(TEXTS)
+    x = keras.Input((1,), dtype="string")
+    return keras.Model(x, layers.Dense(1)(layers.Flatten()(layers.Embedding(40, 2)(vectors(x)))))
+
+
+def weighed():
+    lookup = layers.StringLookup(output_mode="tf_idf")
+    lookup.adapt(STRINGS)
+    x = keras.Input((3,), dtype="string")
+    return keras.Model(x, layers.Dense(1)(lookup(x)))
+
+
+def weighed_texts():
+    vectors = layers.TextVectorization(output_mode="tf_idf")
+    vectors.adapt(TEXTS)
+    x = keras.Input((1,), dtype="string")
+    return keras.Model(x, layers.Dense(1)(vectors(x)))
+
+
+OLD_KERAS = tuple(map(int, keras.__version__.split(".")[:2])) < (3, 14)
+"""Whether Keras itself cannot load what `TextVectorization(output_mode="tf_idf")` has adapted."""
+NUMBERS = np.arange(5, 77).reshape(24, 3) % 30
+STRINGS = np.array([[f"word {number}" for number in row] for row in NUMBERS])
+TEXTS = np.array([["a b c"], ["d e a"], ["c c f g"]] * 8)
+WORDS = {"words": NUMBERS % 9, "user": np.arange(24) % 5}
+KINDS = {
+    "functional": (functional, X),
+    "sequential": (sequential, X),
+    "subclassed": (Subclassed, X),
+    "subclassed with several inputs": (OfWords, WORDS),
+    "subclassed with build": (Building, X),
+    "subclassed with a pair": (OfTwo, (X, X[:, :2])),
+    "adapted normalization": (normalized, X),
+    "adapted numbers": (numbers, NUMBERS),
+    "adapted strings": (strings, STRINGS),
+    "adapted texts": (texts, TEXTS),
+    "adapted weights of words": (weighed, STRINGS),
+    "adapted weights of texts": (weighed_texts, TEXTS),
+}
+
+
+def trained(build, x):
+    with tfdist.scope():
+        model = build()
+        model.compile(keras.optimizers.SGD(1e-4), "mse")
+    examples = tf.data.Dataset.from_tensor_slices((x, Y)).batch(8, drop_remainder=True)
+    tfdist.fit(model, examples, epochs=1)
+    return model
+
+
+def some(x, count=3):
+    return tf.nest.map_structure(lambda each: tf.constant(each[:count]), x)
+
+
+def assert_close(actual, expected):
+    """The same but for rounding, which a graph does otherwise than single operations."""
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rebuilt", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_export_predicts_as_the_model_does(kind, rebuilt, tmp_path):
+    build, x = KINDS[kind]
+    if OLD_KERAS and build in (weighed, weighed_texts):
+        pytest.skip(f"Keras {keras.__version__} cannot load adapted weights of words, 3.14 can")
+    model = trained(build, x)
+
+    def again():
+        made = build()
+        made.compile("sgd", "mse")
+        return made
+
+    rebuild = again if rebuilt else None
+    served = tf.saved_model.load(tfdist.export(model, tmp_path / "served", rebuild=rebuild))
+    loaded = keras.saving.load_model(tfdist.export(model, tmp_path / "kept", format="keras", rebuild=rebuild))
+    expected = np.array(model(some(x)))
+    assert_close(served.serve(some(x)), expected)
+    assert_close(loaded(some(x)), expected)
+
+
+@pytest.mark.parametrize("rebuild", [None, Subclassed])
+def test_a_class_that_was_only_called_is_a_keras_file_but_no_saved_model(rebuild, tmp_path):
+    model = Subclassed()
+    expected = np.array(model(some(X)))
+    loaded = keras.saving.load_model(tfdist.export(model, tmp_path / "kept", format="keras", rebuild=rebuild))
+    assert_close(loaded(some(X)), expected)
+    with pytest.raises(TrainingError, match="the types of its inputs are not known"):
+        tfdist.export(model, tmp_path / "served", rebuild=rebuild)
+
+
+def test_a_class_that_was_never_called_is_named(tmp_path):
+    with pytest.raises(TrainingError, match="what it takes is not known"):
+        tfdist.export(Subclassed(), tmp_path / "kept", format="keras")
+
+
+@pytest.mark.parametrize("build", [texts, weighed_texts])
+def test_adapted_texts_need_no_training(build, tmp_path):
+    if build is weighed_texts and OLD_KERAS:
+        with pytest.raises(TrainingError, match="cannot load the weights of words that"):
+            tfdist.export(build(), tmp_path / "model")
+        return
+    model = build()
+    loaded = keras.saving.load_model(tfdist.export(model, tmp_path / "kept", format="keras"))
+    assert_close(loaded(some(TEXTS)), np.array(model(some(TEXTS))))
+
+
+def compiled(*made, **given):
+    model = keras.Sequential([keras.Input((3,)), *made, layers.Dense(1)])
+    model.compile(**({"optimizer": "sgd", "loss": "mse"} | given))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("rebuild", "message"),
+    [
+        (lambda: compiled(layers.Dense(5)), r"dense_?\w*/kernel has the shape \(3, 1\).* is \(3, 5\)"),
+        (
+            lambda: compiled(layers.Dropout(0.5)),
+            "2 variables in 3 layers, and the model made again 2 variables in 4",
+        ),
+    ],
+)
+def test_a_model_that_is_made_again_otherwise_is_named(rebuild, message, tmp_path):
+    with pytest.raises(TrainingError, match=message) as error:
+        tfdist.export(compiled(), tmp_path / "out", rebuild=rebuild)
+    assert "the same layers each time" in str(error.value.hint)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("form", ["saved_model", "keras"])
+def test_an_earlier_export_is_replaced(form, tmp_path):
+    first = tfdist.export(compiled(layers.Dense(2)), tmp_path / "out", format=form)
+    assert tfdist.export(compiled(), tmp_path / "out", format=form) == first
+    assert [each.name for each in tmp_path.iterdir()] == [first.name]
+
+
+@pytest.mark.parametrize("beside", [(), ("saved_model.pb", "variables")])
+def test_a_folder_with_anything_else_in_it_is_left_alone(beside, tmp_path):
+    for name in ("thesis.txt", *beside):
+        (tmp_path / "out" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "out" / name).touch()
+    with pytest.raises(UsageError, match="out exists, and is no earlier export"):
+        tfdist.export(compiled(), tmp_path / "out")
+    assert (tmp_path / "out" / "thesis.txt").exists()
+
+
+def test_what_is_no_place_for_an_export(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.keras").mkdir()
+    with pytest.raises(UsageError, match="file exists"):
+        tfdist.export(compiled(), tmp_path / "file")
+    with pytest.raises(UsageError, match=r"folder.keras exists"):
+        tfdist.export(compiled(), tmp_path / "folder", format="keras")
+    (tmp_path / "empty").mkdir()
+    assert (tfdist.export(compiled(), tmp_path / "empty") / "saved_model.pb").exists()
+
+
+class Own(keras.metrics.Mean):
+    """A metric that nobody else has."""
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"metrics": [Own()]}, "Own"),
+        ({"loss": lambda y_true, y_pred: keras.ops.mean(y_pred)}, "lambda"),
+        ({"metrics": ["mae", keras.metrics.AUC()], "optimizer": keras.optimizers.Adam(0.1)}, None),
+    ],
+)
+def test_a_keras_file_is_compiled_with_keras_own_alone(given, named, tmp_path, log):
+    path = tfdist.export(compiled(**given), tmp_path / "out", format="keras")
+    loaded = keras.saving.load_model(path)
+    assert loaded.compiled == (named is None)
+    assert len(log) == bool(named)
+    assert all(str(named) in line for line in log)
+
+
+@pytest.mark.parametrize("form", ["saved_model", "keras"])
+def test_a_disk_without_room_is_told_in_a_sentence(form, small_disk):
+    model = classifier(keras.layers.Dense(200))
+    path = small_disk / "export" / "model"
+    with pytest.raises(OSError, match="No space left"):
+        (small_disk / "ballast").write_bytes(bytes(2**20))
+    with pytest.raises(ResultNotSaved, match=r"^the export could not be written to .*/export/model.*No space left"):
+        tfdist.export(model, path, format=form)
+    assert list(path.parent.iterdir()) == []

@@ -1,0 +1,166 @@
+"""Reading from data workers: each pass has each example once, however many of them there are."""
+
+import os
+import queue
+import socket
+import sys
+from collections import Counter
+from dataclasses import replace
+from itertools import zip_longest
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from tfdist_cli.errors import TimeoutExceeded, TrainingError, UsageError
+from tfdist_cli.protocol.environment import Environment
+from tfdist_cli.spec.address import Address
+from tfdist_cli.spec.task_id import TaskId
+from tfdist_cli.train.cluster import data_service
+from tfdist_cli.train.cluster.data_service import DataService, start_server, watch
+from tfdist_cli.train.data.pipeline import Pipeline, Shard
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def service():
+    """A dispatcher and two data workers in this process."""
+    module = tf.data.experimental.service
+    dispatcher = module.DispatchServer(module.DispatcherConfig(protocol="grpc"))
+    workers = [
+        module.WorkerServer(module.WorkerConfig(dispatcher_address=dispatcher._address, protocol="grpc"))
+        for _ in range(2)
+    ]
+    yield DataService(Address.parse(dispatcher._address), workers=2)
+    for server in (dispatcher, *workers):  # in this order, none waits for another
+        server._stop()
+
+
+def numbers(size):
+    return lambda shard: tf.data.Dataset.range(size).shard(shard.count, shard.index).map(lambda number: number + 0)
+
+
+def read(dataset, count=-1):
+    return [list(map(int, batch)) for batch in dataset.take(count).as_numpy_iterator()]
+
+
+def flat(batches):
+    return [number for batch in batches for number in batch]
+
+
+@pytest.mark.parametrize("shuffle", [0, None])
+def test_each_pass_has_each_example_once(service, shuffle):
+    data = service.batches(numbers(48), Pipeline(4, shuffle))(Shard())
+    assert data.element_spec.shape == (4,)
+    shown = flat(read(data, 36))
+    passes = [shown[start : start + 48] for start in (0, 48, 96)]
+    assert [sorted(one) for one in passes] == [list(range(48))] * 3
+    if shuffle is None:
+        assert passes[0] != passes[1] != passes[2]
+
+
+def test_batches_are_full_and_may_hold_the_end_of_a_pass(service):
+    shown = read(service.batches(numbers(10), Pipeline(4))(Shard()), 5)
+    assert {len(batch) for batch in shown} == {4}
+    assert Counter(flat(shown)) == dict.fromkeys(range(10), 2)
+
+
+def test_data_that_does_not_repeat_ends(service):
+    shown = read(service.batches(numbers(10), Pipeline(4, repeat=False))(Shard()))
+    assert [len(batch) for batch in shown] == [4, 4]
+    assert len(set(flat(shown))) == 8
+
+
+def test_a_resumed_run_leaves_out_what_the_pass_had_shown(service):
+    shown = flat(read(service.batches(numbers(48), Pipeline(4))(Shard(step=17)), 19))
+    assert len(set(shown[:28])) == 28  # 17 = 12 + 5 steps were done: 7 of the second pass are left
+    assert sorted(shown[28:]) == list(range(48))
+
+
+def test_tasks_that_step_together_read_the_same_pass(service):
+    shared = replace(service, readers=2, number=7)
+    pipeline = Pipeline(4, repeat=False)
+    readers = [shared.batches(numbers(48), pipeline)(Shard(worker=worker)) for worker in range(2)]
+    steps = list(zip_longest(*(reader.as_numpy_iterator() for reader in readers), fillvalue=[]))
+    assert len(steps[0][0]) == len(steps[0][1]) == 4
+    shown = Counter(int(number) for step in steps for batch in step for number in batch)
+    assert max(shown.values()) == 1
+    assert len(shown) >= 48 - 2 * 3  # each reader leaves out its own last batch when that is not full
+
+
+def test_a_users_own_batches_are_put_together_again(service):
+    function = service.whole_batches(lambda shard: numbers(50)(shard).shuffle(50).batch(8), repeat=True)
+    shown = read(function(Shard()), 14)
+    assert [len(batch) for batch in shown] == [8, 8, 8, 8, 8, 8, 2] * 2
+    assert sorted(flat(shown[:7])) == sorted(flat(shown[7:])) == list(range(50))
+    assert len(read(function(Shard(step=7 + 4)), 3)[2]) == 2
+
+
+def test_random_numbers_of_the_data_differ_between_passes_and_the_programs_seed_stays(service):
+    tf.random.set_seed(5)
+    data = service.whole_batches(
+        lambda _: tf.data.Dataset.range(1).map(lambda _: tf.random.uniform([], 0, 2**30, tf.int32)).batch(1),
+        repeat=True,
+    )(Shard())
+    assert len(set(flat(read(data, 3)))) == 3
+    assert context.global_seed() == 5
+
+
+def environment(strategy="single", **addresses):
+    tasks = {TaskId.parse(name.replace("__", ":")): address for name, address in addresses.items()}
+    return Environment(strategy, next(iter(tasks)), tasks, start_timeout=0.3)
+
+
+def test_the_service_of_a_cluster():
+    tasks = {"worker__0": Address("a"), "worker__1": Address("b"), "data_dispatcher": Address("c"), "data_worker": "d"}
+    mirrored = DataService.of(environment("multi_worker_mirrored", **tasks))
+    assert (mirrored.dispatcher, mirrored.workers, mirrored.readers) == (Address("c"), 1, 2)
+    other = DataService.of(environment("parameter_server", chief=Address("x"), ps=Address("y"), **tasks))
+    assert other.readers == 1
+    assert other.number > mirrored.number
+    with pytest.raises(UsageError, match="this cluster has none"):
+        DataService.of(Environment())
+
+
+@pytest.mark.parametrize("task", ["data_dispatcher", "data_worker"])
+def test_a_port_that_another_program_has(task, service):
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        own = Address("127.0.0.1", taken.getsockname()[1])
+        where = environment(**{task: own, "data_dispatcher": own if "worker" not in task else service.dispatcher})
+        with pytest.raises(TrainingError, match=rf"{task}:0 cannot serve at {own}: the port is in use"):
+            start_server(where)
+
+
+def test_a_dispatcher_that_never_comes():
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = Address("127.0.0.1", closed.getsockname()[1])
+    with pytest.raises(TimeoutExceeded, match=rf"data_dispatcher:0 at {nobody} \(connection refused\)"):
+        start_server(environment(data_worker=nobody, data_dispatcher=nobody))
+
+
+def test_the_end_of_a_task_is_told_once():
+    told = queue.Queue()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        there = Address("127.0.0.1", listener.getsockname()[1])
+        watch(environment(chief=Address("x"), data_worker=there, data_dispatcher=there), told.put)
+        connections = [listener.accept()[0] for _ in range(2)]
+        for connection in connections:
+            connection.sendall(b"\0\0\0\4\0\0\0\0\0")
+        assert told.empty()
+    for connection in connections:
+        connection.close()
+    error = told.get(timeout=10)
+    assert f"at {there} has ended before the training" in error.message
+    assert "last checkpoint" in error.hint
+    with pytest.raises(queue.Empty):
+        told.get(timeout=0.3)
+
+
+def test_a_program_of_ones_own_is_ended_with_the_reason(monkeypatch, capsys):
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    data_service.end_process(TrainingError("it is gone", hint="start it"))
+    sys.stderr.flush()
+    assert capsys.readouterr().err == "error: it is gone\nhint: start it\n"
+    assert codes == [1]

@@ -1,0 +1,62 @@
+"""The scope to make a model in."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist_cli as tfdist
+from tfdist_cli.errors import TrainingError, UsageError
+from tfdist_cli.protocol.environment import Environment
+from tfdist_cli.spec.sections.updates import ShardRule
+from tfdist_cli.train.cluster import join
+from tfdist_cli.train.cluster.join import Joined
+from tfdist_cli.train.variables.sharding import parts
+
+
+def test_a_program_says_where_its_variables_go(servers, monkeypatch):
+    strategy = servers(3)
+    monkeypatch.setattr(join, "_joined", Joined(Environment.read(), strategy, placement=strategy.placement))
+    assert tfdist.is_chief()
+    with tfdist.scope(placement="round_robin", shard=ShardRule(min_bytes=40, max_shards=2)):
+        spread = keras.Variable("zeros", shape=(10, 1))
+        keras.Variable("zeros", shape=(9, 1))
+    assert [tuple(part.shape) for part in parts(spread)] == [(5, 1), (5, 1)]
+    assert strategy.placement.bytes == [20, 20, 36]
+    with pytest.raises(TrainingError, match=r"variables have been placed by placement='round_robin', .*max_shards=2"):
+        tfdist.scope()
+    with tfdist.scope(placement="round_robin", shard=ShardRule(min_bytes=40, max_shards=2)):
+        pass
+
+
+def test_where_there_are_no_ps_it_says_nothing():
+    with tfdist.scope(placement="round_robin", shard=None):
+        pass
+    with tfdist.scope():
+        pass
+
+
+def test_no_such_placement():
+    with pytest.raises(UsageError, match="'nearest' is no placement") as raised:
+        tfdist.scope(placement="nearest")
+    assert raised.value.hint == "use greedy or round_robin"
+
+
+def test_rules_for_parameter_servers_are_left_out_elsewhere_with_a_word(monkeypatch):
+    told = []
+    monkeypatch.setattr(join.log, "info", lambda text, *args: told.append(text % args))
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    tfdist.fit(model, (np.zeros([4, 2]), np.zeros([4, 1])), updates=tfdist.Updates(mode="sync"))
+    assert "updates: left out, since it is about parameter servers; this is single" in told
+
+
+@pytest.mark.parametrize(
+    ("gpus", "installed", "way"), [(0, False, "AUTO"), (1, True, "AUTO"), (1, False, "RING"), (2, False, "RING")]
+)
+def test_gpus_are_summed_by_tensorflows_ring_without_nccl(gpus, installed, way, monkeypatch, log):
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["gpu"] * gpus)
+    monkeypatch.setattr(join, "has_library", lambda name: installed and name == "nccl")
+    assert join.sums_by().implementation.name == way
+    assert len(log) == (way == "RING")
+    assert all("NCCL is not installed" in line for line in log)

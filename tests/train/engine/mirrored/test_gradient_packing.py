@@ -1,0 +1,119 @@
+"""Replicas get the same sums, rounded where the wire's type is, and exact where it is not."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist_cli.train.engine.mirrored.gradient_packing import Exchange
+
+SHAPES = [(2, 3), (4,), (3, 2), ()]
+random = np.random.default_rng(0)
+OWN, OTHERS = ([random.normal(size=shape).astype(np.float32) for shape in SHAPES] for _ in range(2))
+
+
+def exchanged(wire, own, others, shapes=SHAPES):
+    """What two replicas come to, and the types and sizes of what they sent."""
+    sent = [_sent(Exchange(shapes, wire), gradients) for gradients in (own, others)]
+    results = []
+    for gradients in (own, others):
+        pairs = zip(*sent, strict=True)
+        results.append(Exchange(shapes, wire).sums(gradients, partial(_next_sum, pairs)))
+    return results, [(value.dtype.name, int(value.shape[0])) for value in sent[0]]
+
+
+def _sent(exchange, gradients):
+    parcels = []
+
+    def keep(value):
+        parcels.append(value)
+        return value
+
+    exchange.sums(gradients, keep)
+    return parcels
+
+
+def _next_sum(pairs, _value):
+    return tf.add(*next(pairs))
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16"])
+def test_all_replicas_use_the_rounded_sums(wire):
+    (mine, theirs), sent = exchanged(wire, [tf.constant(one) for one in OWN], [tf.constant(one) for one in OTHERS])
+    dtype = tf.as_dtype(wire).as_numpy_dtype
+    assert sent == [(wire, 6 + 4 + 6 + 1)]
+    for a, b, one, other in zip(mine[0], theirs[0], OWN, OTHERS, strict=True):
+        assert a.dtype == tf.float32
+        assert a.shape == one.shape
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(a, (one.astype(dtype) + other.astype(dtype)).astype(np.float32))
+    assert not mine[1]
+
+
+def test_types_cross_apart_and_are_rounded_only_where_they_are_wider():
+    own = [tf.constant(OWN[0], tf.float64), tf.constant(OWN[1], tf.float16), None, tf.constant(1.0)]
+    (mine, _), sent = exchanged("bfloat16", own, own)
+    assert sent == [("bfloat16", 6), ("float16", 4), ("bfloat16", 1)]
+    assert [None if one is None else one.dtype.name for one in mine[0]] == ["float64", "float16", None, "float32"]
+
+
+def test_float32_leaves_float64_alone():
+    own = [tf.constant(OWN[0], tf.float64)]
+    (mine, _), sent = exchanged("float32", own, own, SHAPES[:1])
+    assert sent == [("float64", 6)]
+    np.testing.assert_array_equal(mine[0][0], 2 * own[0])
+
+
+def test_sparse_gradients_are_summed_densely():
+    sparse = tf.IndexedSlices(tf.ones([2, 3]), tf.constant([1, 1]), tf.constant([2, 3]))
+    (mine, _), _ = exchanged("float16", [sparse], [sparse], SHAPES[:1])
+    np.testing.assert_array_equal(mine[0][0], [[0, 0, 0], [4, 4, 4]])
+
+
+def test_the_size_of_what_is_summed_is_known_though_that_of_a_gradient_is_not():
+    """Who sums up cuts it into parts."""
+    summed = []
+
+    def sum_up(value):
+        summed.append(value.shape.as_list())
+        return value
+
+    @tf.function(autograph=False)
+    def sums(rows):
+        sparse = tf.IndexedSlices(tf.ones([2, 3]), tf.constant([1, 1]), tf.stack([rows, 3]))
+        return Exchange(SHAPES[:2], "float32").sums([sparse, tf.ones([4])], sum_up)[0]
+
+    np.testing.assert_array_equal(sums(tf.constant(2))[0], [[0, 0, 0], [2, 2, 2]])
+    assert summed == [[10]]
+
+
+@pytest.mark.parametrize(
+    ("wire", "value", "overflows"),
+    [
+        ("float16", 32000.0, False),
+        ("float16", 33000.0, True),
+        ("float16", -33000.0, True),
+        ("bfloat16", 1e30, False),
+        ("float32", 1e30, False),
+    ],
+)
+def test_a_sum_that_float16_cannot_hold_is_told(wire, value, overflows):
+    own = [tf.constant([0.0, value])]
+    (mine, theirs), _ = exchanged(wire, own, own, [(2,)])
+    assert bool(mine[1]) is bool(theirs[1]) is overflows
+
+
+def test_what_was_float16_before_has_not_overflowed_on_the_wire():
+    own = [tf.constant([np.inf], tf.float16)]
+    (mine, _), _ = exchanged("float16", own, own, [(1,)])
+    assert not mine[1]
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+def test_the_bytes_told_are_those_of_what_is_summed(wire):
+    gradients = [OWN[0], None, *OWN[2:]]
+    exchange = Exchange(SHAPES, wire)
+    tensors = [None if each is None else tf.constant(each) for each in gradients]
+    summed = _sent(exchange, tensors)
+    assert exchange.size(tensors) == sum(value.shape[0] * value.dtype.size for value in summed)

@@ -1,0 +1,314 @@
+"""What is pulled and pushed is what there was, whatever it was joined with on the way."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist_cli.spec.sections.updates import ShardRule
+from tfdist_cli.train.engine.parameter_server.transport import Beside, Wire
+from tfdist_cli.train.model.embeddings import Lookup
+from tfdist_cli.train.variables.sharding import parts
+
+pytestmark = pytest.mark.slow
+
+SHAPES = [(2, 3), (), (4,), (1, 0, 2), (3, 1)]
+DTYPES = ("float32", "float32", "bfloat16", "float32", "bfloat16")
+
+
+def variable(value, dtype="float32"):
+    """One that is made as layers make theirs: where it is to be spread, it is."""
+    made = keras.Variable("zeros", shape=np.shape(value), dtype=dtype)
+    made.assign(value)
+    return made
+
+
+def parameters(dtypes=DTYPES):
+    return [
+        variable(np.arange(int(np.prod(shape))).reshape(shape), dtype)
+        for shape, dtype in zip(SHAPES, dtypes, strict=True)
+    ]
+
+
+def same(given, variables):
+    for tensor, variable in zip(given, variables, strict=True):
+        assert tensor.dtype == variable.dtype
+        np.testing.assert_array_equal(tf.cast(tensor, tf.float32), tf.cast(variable.value, tf.float32))
+
+
+def whole(gradient, variable):
+    """What arrived for a variable, as one array."""
+    shards = []
+    for part, of in zip(gradient, parts(variable), strict=True):
+        assert part.dtype == of.dtype
+        shards.append(tf.convert_to_tensor(part).numpy())
+    return np.concatenate(shards) if len(shards) > 1 else shards[0]
+
+
+def sent(wire, lookups, gradients):
+    """Through a compiled function: what workers pulled, and the mean of the gradients that arrived."""
+
+    @tf.function(autograph=False)
+    def send():
+        pulled = [wire.pull(lookup) for lookup in lookups]
+        arrivals = [wire.push(given, own) for given, own in zip(gradients, pulled, strict=True)]
+        return [own.values for own in pulled], wire.gradients(arrivals)
+
+    return send()
+
+
+def operations(function):
+    """The operations of a compiled function, functions within it included."""
+    graph = function.get_concrete_function().graph
+    return [op for each in (graph, *graph._functions.values()) for op in getattr(each, "graph", each).get_operations()]
+
+
+def test_all_values_arrive():
+    variables = parameters()
+    same(tf.function(lambda: Wire(variables).pull().values)(), variables)
+
+
+def test_gradients_arrive_in_the_type_of_their_variable_and_none_as_zeros():
+    variables = parameters()
+    gradients = [tf.convert_to_tensor(variable.value) for variable in variables]
+    gradients[1] = None
+    _, ((*arrived,)) = sent(Wire(variables), [Lookup([], [])], [gradients])
+    variables[1].assign(0.0)
+    same([part for (part,) in arrived], variables)
+
+
+def test_a_dense_gradient_of_rows_arrives_whole():
+    variables = [variable(np.ones((4, 2)))]
+    rows = tf.IndexedSlices(tf.ones([3, 2]), tf.constant([0, 2, 0]), tf.constant([4, 2]))
+    _, (gradient,) = sent(Wire(variables), [Lookup([], [])], [[rows]])
+    np.testing.assert_array_equal(whole(gradient, variables[0]), [[2, 2], [0, 0], [1, 1], [0, 0]])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_each_type_crosses_in_one_piece(count):
+    variables = [variable(np.ones((2, 2), np.float32)) for _ in range(count)]
+    pulled = tf.function(lambda: Wire(variables).pull().values)
+    assert [op.type for op in operations(pulled)].count("ConcatV2") == (count > 1)
+
+
+def test_no_parameters():
+    assert Wire([]).pull().values == []
+    pulled = Wire([]).pull()
+    assert Wire([]).gradients([Wire([]).push([], pulled)]) == []
+
+
+ROWS = 10
+
+
+@pytest.fixture(params=[(1, 3), (1, 4), (3, 3), (3, 4)], ids=["whole", "whole-alike", "spread", "spread-alike"])
+def model(request, servers):
+    """A table among dense parameters, another one as wide or not, and one of the type bfloat16, on so many ps."""
+    random = np.random.default_rng(1)
+    count, width = request.param
+    with servers(count, shard=ShardRule(min_bytes=100)).scope():
+        variables = [
+            variable(random.normal(size=(7, 5))),
+            variable(random.normal(size=(ROWS, 4))),
+            variable(random.normal(size=3)),
+            variable(random.normal(size=(ROWS + 2, width))),
+            variable(random.normal(size=(ROWS, 8)), "bfloat16"),
+        ]
+    assert [len(parts(each)) for each in variables] == [count, count, 1, count, count]
+    return variables
+
+
+TABLES = (1, 3, 4)
+NUMBERS = [[[3, 0, 4, 9], [11], [2]], [[4, 5], [], [0, 9, 7]], [[], [1, 0], [2, 3]]]
+"""For each of three workers the rows of each table; with 3 shards, of 4, 3 and 3 rows, some are asked for none.
+Those of one shard stand behind those of the one before."""
+
+
+def lookup(worker, variables):
+    rows = []
+    for place, numbers in zip(TABLES, NUMBERS[worker], strict=True):
+        begin = 0
+        for part in parts(variables[place]):
+            own = [number - begin for number in numbers if 0 <= number - begin < part.shape[0]]
+            rows.append(tf.constant(own, tf.int32))
+            begin += part.shape[0]
+    return Lookup(rows, [])
+
+
+def gradients_of(worker, variables, dtype=np.float32):
+    """What a worker's step could give: for tables, one for each of the looked-up rows."""
+    random = np.random.default_rng(100 + worker)
+    shapes = [each.shape for each in variables]
+    for place, rows in zip(TABLES, NUMBERS[worker], strict=True):
+        shapes[place] = (len(rows), *shapes[place][1:])
+    return [tf.cast(random.normal(size=shape), each.dtype) for shape, each in zip(shapes, variables, strict=True)]
+
+
+def in_the_whole(worker, variables, gradients):
+    """The same as gradients of whole variables."""
+    full = [tf.cast(gradient, tf.float64).numpy() for gradient in gradients]
+    for place, rows in zip(TABLES, NUMBERS[worker], strict=True):
+        values, full[place] = full[place], np.zeros(variables[place].shape)
+        full[place][rows] = values
+    return full
+
+
+def test_of_tables_the_rows_arrive_in_the_order_of_their_numbers(model):
+    wire = Wire(model, TABLES)
+    for worker in range(3):
+        (values,), _ = sent(wire, [lookup(worker, model)], [gradients_of(worker, model)])
+        same([values[0], values[2]], [model[0], model[2]])
+        for place, rows in zip(TABLES, NUMBERS[worker], strict=True):
+            assert values[place].dtype == model[place].dtype
+            np.testing.assert_array_equal(values[place], np.asarray(model[place].numpy())[rows])
+
+
+@pytest.mark.parametrize("workers", [(0,), (1,), (0, 1), (0, 1, 2)])
+def test_the_mean_of_gradients_arrives_where_each_row_is(model, workers):
+    wire = Wire(model, TABLES)
+    given = {worker: gradients_of(worker, model) for worker in workers}
+    _, arrived = sent(wire, [lookup(worker, model) for worker in workers], list(given.values()))
+    wanted = np.mean([np.array(in_the_whole(n, model, own), object) for n, own in given.items()], axis=0)
+    for place, (gradient, mean) in enumerate(zip(arrived, wanted, strict=True)):
+        if place in TABLES:
+            for part in gradient:
+                assert isinstance(part, tf.IndexedSlices)
+                assert len(set(part.indices.numpy())) == len(part.indices), "each row once"
+        rounding = 2.0**-6 if model[place].dtype == "bfloat16" else 1e-6
+        np.testing.assert_allclose(np.float64(whole(gradient, model[place])), mean, atol=rounding)
+
+
+def test_no_ps_sends_a_whole_table(model):
+    wire = Wire(model, TABLES)
+    pulled = tf.function(lambda: wire.pull(lookup(0, model)).values).get_concrete_function()
+    read = {
+        capture.name for op in pulled.graph.get_operations() if op.type == "ReadVariableOp" for capture in op.inputs
+    }
+    handles = {id(outer): inner.name for outer, inner in pulled.graph.captures}
+    for place, each in enumerate(model):
+        for part in parts(each):
+            assert (handles[id(part.handle)] in read) == (place not in TABLES)
+
+
+def test_held_values_are_not_read_again(model):
+    wire = Wire(model, TABLES)
+    held = wire.pull(Lookup([tf.zeros([0], tf.int32) for place in TABLES for _ in parts(model[place])], [])).values
+    again = tf.function(lambda: wire.pull(lookup(1, model), held).values)
+    assert "ReadVariableOp" not in {op.type for op in operations(again)}
+    values = again()
+    same([values[0], values[2]], [model[0], model[2]])
+    np.testing.assert_array_equal(values[1], np.asarray(model[1].numpy())[NUMBERS[1][0]])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_narrow_wire_rounds_once_each_way_and_keeps_types(model, dtype):
+    wire = Wire(model, TABLES, dtype)
+    given = gradients_of(0, model)
+    (values,), arrived = sent(wire, [lookup(0, model)], [given])
+    for place, (value, gradient) in enumerate(zip(values, arrived, strict=True)):
+        kept = model[place].dtype
+        assert value.dtype == kept
+        whole_value = tf.convert_to_tensor(model[place].numpy())
+        wanted = tf.gather(whole_value, NUMBERS[0][TABLES.index(place)]) if place in TABLES else whole_value
+        narrow = kept == "bfloat16"  # as wide as the wire: it crosses as it is
+        np.testing.assert_array_equal(value, wanted if narrow else tf.cast(tf.cast(wanted, dtype), kept))
+        sent_up = in_the_whole(0, model, [each if narrow else tf.cast(each, dtype) for each in given])[place]
+        np.testing.assert_array_equal(np.float64(whole(gradient, model[place])), sent_up)
+
+
+def casts(function, dtype):
+    """How often a function casts to a type, and from it."""
+    found = [(op.inputs[0].dtype, op.outputs[0].dtype) for op in operations(function) if op.type == "Cast"]
+    return sum(to == dtype for _, to in found), sum(of == dtype for of, _ in found)
+
+
+def test_a_narrow_wire_casts_once_for_each_ps_and_way():
+    variables = [variable(np.ones((2, 2))) for _ in range(5)]
+    wire = Wire(variables, dtype="float16")
+    assert casts(tf.function(lambda: wire.pull().values), tf.float16) == (1, 1)
+    pulled = wire.pull()
+    gradients = [tf.ones((2, 2))] * 5
+    assert casts(tf.function(lambda: wire.gradients([wire.push(gradients, pulled)])), tf.float16) == (1, 1)
+    plain = Wire(variables)
+    assert casts(tf.function(lambda: plain.pull().values), tf.float16) == (0, 0)
+
+
+def test_compensation_is_the_papers_formula(model):
+    wire = Wire(model, TABLES)
+    given, factor = gradients_of(0, model), 0.3
+    pulled = wire.pull(lookup(0, model))
+    before = [np.float64(each.numpy()) for each in model]
+    for each in model:
+        each.assign(tf.cast(each, "float32") * 1.5 - 0.25)
+    changed = wire.gradients([wire.compensated(wire.push(given, pulled), pulled, factor)])
+    for place, gradient in enumerate(in_the_whole(0, model, given)):
+        moved = np.float64(model[place].numpy()) - before[place]
+        wanted = gradient + factor * gradient**2 * moved
+        tolerance = 0.1 if model[place].dtype == "bfloat16" else 1e-6
+        np.testing.assert_allclose(np.float64(whole(changed[place], model[place])), wanted, atol=tolerance)
+
+
+def test_what_has_not_changed_needs_no_compensation_whatever_crosses(model):
+    wire = Wire(model, TABLES, "bfloat16")
+    given = gradients_of(0, model)
+    pulled = wire.pull(lookup(0, model))
+    arrival = wire.push(given, pulled)
+    plain, changed = (wire.gradients([each]) for each in (arrival, wire.compensated(arrival, pulled, 0.5)))
+    for place, each in enumerate(model):
+        np.testing.assert_array_equal(whole(changed[place], each), whole(plain[place], each))
+
+
+@pytest.mark.parametrize("dtypes", [["float32"] * 5, ["bfloat16"] * 5, ["float64"] * 5])
+@pytest.mark.parametrize("tables", [(), (0,), (0, 4)])
+@pytest.mark.parametrize("crossing", ["float32", "float16"])
+def test_numbers_cross_beside_gradients_to_the_bit(dtypes, tables, crossing):
+    wire = Wire(parameters(dtypes), tables, crossing)
+    carrier = wire.carrier(wire.posts[0].device)
+    numbers = [[np.pi, np.nan, 1e-310, -0.0], [2.0**62, -np.inf, 3.0, 1 / 3]]
+    gradients = [tf.cast(tf.fill(shape, 1.5), dtype) for shape, dtype in zip(SHAPES, dtypes, strict=True)]
+    lookup = Lookup([tf.range(SHAPES[place][0]) for place in tables], [])
+
+    @tf.function(autograph=False)
+    def send():
+        pulled = wire.pull(lookup)
+        besides = [Beside(carrier, tf.constant(own, tf.float64)) for own in numbers]
+        arrivals = [wire.push(gradients, pulled, beside) for beside in besides]
+        found = [gradient for [gradient] in wire.gradients(arrivals, carrier)]
+        return [arrival.beside for arrival in arrivals], list(map(tf.convert_to_tensor, found))
+
+    arrived, found = send()
+    assert [own.numpy().tobytes() for own in arrived] == [np.array(own).tobytes() for own in numbers]
+    for gradient, there in zip(gradients, found, strict=True):
+        np.testing.assert_array_equal(there.numpy(), gradient.numpy())
+
+
+def test_numbers_cross_only_where_gradients_are_joined():
+    alone, joined = (Wire(parameters()[:count]) for count in (1, 2))
+    device = alone.posts[0].device
+    assert (alone.carrier(device), joined.carrier(device), joined.carrier("/job:ps/task:7")) == (None, 0, None)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tables", [(), (0,), (0, 4)])
+def test_the_bytes_told_are_those_of_what_crosses(monkeypatch, dtype, tables):
+    wire = Wire(parameters(["float32"] * len(SHAPES)), tables, dtype)
+    lookup = Lookup([tf.constant([1, 0][: place // 4 + 1]) for place in tables], [])
+    crossed, numbers = [], []
+
+    def keeping(kept, place, method):
+        def call(*args):
+            result = method(*args)
+            kept.append(args[place] if place else result)
+            return result
+
+        return call
+
+    monkeypatch.setattr(Wire, "_rounded", keeping(crossed, 0, Wire._rounded))
+    monkeypatch.setattr(Wire, "_numbers", keeping(numbers, 1, Wire._numbers))
+    wire.push([None] * len(SHAPES), wire.pull(lookup))
+
+    def size(values):
+        return sum(tf.size(value).numpy() * value.dtype.size for value in tf.nest.flatten(values))
+
+    told = {name: int(value) for name, value in wire.sizes(lookup).items()}
+    pulled, pushed = crossed
+    assert told == {"pulled": size(pulled), "pushed": size(pushed) + size(numbers)}

@@ -1,0 +1,549 @@
+"""Tables that are looked up give what whole tables give; a table that cannot be looked up is found, and said why."""
+
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+from tfdist_cli.spec.sections.updates import ShardRule
+from tfdist_cli.train.engine.parameter_server.transport import Wire, dense
+from tfdist_cli.train.model.embeddings import Tables
+from tfdist_cli.train.model.train_step import ModelStep, values
+from tfdist_cli.train.variables.sharding import parts
+
+pytestmark = pytest.mark.slow
+
+ROWS, WIDTH, EXAMPLES, LENGTH = 11, 4, 6, 5
+random = np.random.default_rng(0)
+IDS = random.integers(0, ROWS, (EXAMPLES, LENGTH)).astype(np.int32)
+Y = random.normal(size=(EXAMPLES, 1)).astype(np.float32)
+
+
+def compiled(model):
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+    return model
+
+
+def embedding(**kwargs):
+    return layers.Embedding(ROWS, WIDTH, name="table", **kwargs)
+
+
+def sequential(*first, **kwargs):
+    return compiled(
+        keras.Sequential([*first, embedding(**kwargs), layers.Dropout(0.3), layers.Flatten(), layers.Dense(1)])
+    )
+
+
+def functional(function, dtype="int32", shape=(LENGTH,)):
+    """A model of one input of numbers."""
+    ids = keras.Input(shape, dtype=dtype)
+    return compiled(keras.Model(ids, layers.Dense(1)(layers.Flatten()(function(ids)))))
+
+
+def tensors(*batch):
+    """A batch as an iterator gives it."""
+    return tf.nest.map_structure(tf.convert_to_tensor, batch)
+
+
+def spec_of(batch):
+    def spec(array):
+        if isinstance(array, tf.RaggedTensor):
+            return tf.RaggedTensorSpec([None, None], array.dtype, ragged_rank=1)
+        return tf.TensorSpec([None, *array.shape[1:]], array.dtype)
+
+    return tf.nest.map_structure(spec, batch)
+
+
+def found(model, batch, min_bytes=0):
+    step = ModelStep(model)
+    step.build(spec_of(batch))
+    return step, Tables(step, spec_of(batch), min_bytes)
+
+
+def of_rows(step, tables, lookup):
+    """The parameters as a wire pulls them: of tables the rows."""
+    pulled = values(step.parameters)
+    for table, rows in zip(tables.tables, lookup.rows, strict=True):
+        pulled[table.place] = tf.gather(pulled[table.place], rows)
+    return pulled
+
+
+def assert_same_as_whole(step, tables, batch):
+    """Loss, state, metrics and gradients of a training step, and the scores of one that learns nothing."""
+    parameters, state, metrics = values(step.parameters), values(step.state), values(step.metrics)
+    batch = tensors(*batch)
+    for training, run in ((True, step.train), (False, step.evaluate)):
+        lookup = tables.lookup([batch], training=training)
+        given = tables.given(lookup.positions[0], training=training)
+        ours = run(of_rows(step, tables, lookup), state, metrics, batch, given)
+        plain = run(parameters, state, metrics, batch)
+        for one, other in zip(
+            [ours.loss, *ours.state, *ours.metrics, ours.examples],
+            [plain.loss, *plain.state, *plain.metrics, plain.examples],
+            strict=True,
+        ):
+            np.testing.assert_array_equal(one, other)
+        rows = {table.place: rows for table, rows in zip(tables.tables, lookup.rows, strict=True)}
+        for place, (one, other) in enumerate(zip(ours.gradients, plain.gradients, strict=True)):
+            assert (one is None) == (other is None)
+            if one is None:
+                continue
+            whole = dense(other, parameters[place]).numpy()
+            if place in rows:
+                assert len(np.unique(rows[place])) == len(rows[place]), "each row once"
+                spread = np.zeros_like(whole)
+                spread[rows[place].numpy()] = dense(one, tf.gather(parameters[place], rows[place]))
+                np.testing.assert_allclose(spread, whole, rtol=1e-6, atol=1e-7)
+            else:
+                np.testing.assert_array_equal(dense(one, parameters[place]), whole)
+
+
+class Subclassed(keras.Model):
+    """Looks two inputs up in one table, and one of them in its own, through a layer of layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.own, self.out = embedding(mask_zero=True), Nested(), layers.Dense(1)
+
+    def call(self, x, training=None):
+        pooled = ops.mean(self.table(x["b"]), axis=1) + ops.mean(self.table(x["a"][:, ::2]), axis=1)
+        return self.out(ops.concatenate([pooled, self.own(x["a"])], axis=-1))
+
+
+class Nested(layers.Layer):
+    """A layer that holds another one."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = layers.Embedding(ROWS + 1, 3)
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x):
+        return ops.mean(self.inner(x + 1), axis=1)
+
+
+class Positions(layers.Layer):
+    """Looks up what follows from the batch's shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = embedding()
+
+    def call(self, x):
+        return ops.cast(x, "float32")[:, :, None] + self.inner(ops.arange(ops.shape(x)[1]))
+
+
+def shared():
+    table = embedding()
+    return functional(lambda ids: layers.Concatenate(axis=1)([table(ids[:, :2]), table(ids)]))
+
+
+def nested():
+    inner = keras.Sequential([keras.Input((LENGTH,)), embedding(mask_zero=True), layers.LSTM(3)])
+    ids = keras.Input((LENGTH,), dtype="int32")
+    return compiled(keras.Model(ids, layers.Dense(1)(inner(ids) + inner(ids * 0 + 1))))
+
+
+def of_two_layers():
+    """Two layers that have one table."""
+    first, second = embedding(), layers.Embedding(ROWS, WIDTH, name="second")
+    first.build()
+    second._embeddings, second.built = first._embeddings, True
+    return functional(lambda ids: layers.Concatenate()([first(ids), second(ids[:, ::-1])]))
+
+
+class Renamed(layers.Embedding):
+    """An `Embedding` by another name."""
+
+    def compute_mask(self, inputs, mask=None):
+        return ops.greater(inputs, 2)
+
+
+def masked():
+    return functional(lambda ids: layers.GlobalAveragePooling1D()(Renamed(ROWS, WIDTH)(ids)))
+
+
+ragged = tf.RaggedTensor.from_row_lengths(IDS.ravel()[:12], [3, 0, 4, 1, 2, 2])
+LOOKED_UP = {
+    "plain": (sequential, IDS, 1),
+    "int64": (sequential, IDS.astype(np.int64), 1),
+    "uint8": (sequential, IDS.astype(np.uint8), 1),
+    "floats": (sequential, IDS + np.float32(0.4), 1),
+    "negative": (sequential, IDS - 5, 1),
+    "one number": (lambda: functional(embedding(), shape=()), IDS[:, 0], 1),
+    "three axes": (sequential, IDS.reshape(EXAMPLES, LENGTH, 1), 1),
+    "mask": (lambda: functional(lambda ids: layers.GRU(3)(embedding(mask_zero=True)(ids))), IDS % 3, 1),
+    "own mask": (masked, IDS, 1),
+    "computed": (lambda: functional(lambda ids: embedding()((ids * 7 + 3) % ROWS)), IDS, 1),
+    "hashed": (lambda: functional(lambda ids: embedding()(layers.Hashing(ROWS)(ids))), IDS, 1),
+    "shared": (shared, IDS, 1),
+    "nested": (nested, IDS, 1),
+    "subclassed": (lambda: compiled(Subclassed()), {"a": IDS, "b": IDS[:, :2] % 3}, 2),
+    "positions": (lambda: functional(Positions()), IDS, 1),
+    "of two layers": (of_two_layers, IDS, 1),
+    "no numbers": (sequential, IDS[:0], 1),
+    "unused": (lambda: functional(lambda ids: embedding()(ids) * 0), IDS, 1),
+}
+
+
+@pytest.mark.parametrize("name", LOOKED_UP)
+def test_lookups_give_what_whole_tables_give(name, log):
+    build, x, count = LOOKED_UP[name]
+    keras.utils.set_random_seed(4)
+    y = Y[: len(tf.nest.flatten(x)[0])]
+    step, tables = found(build(), (x, y))
+    assert len(tables.tables) == count, log
+    assert log == []
+    assert_same_as_whole(step, tables, (x, y))
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "float64"])
+def test_other_types(policy):
+    keras.config.set_dtype_policy(policy)
+    keras.utils.set_random_seed(4)
+    batch = tensors(IDS, Y)
+    step, tables = found(sequential(), batch)
+    assert len(tables.tables) == 1
+    parameters, state, metrics = values(step.parameters), values(step.state), values(step.metrics)
+    lookup = tables.lookup([batch])
+    ours = step.train(of_rows(step, tables, lookup), state, metrics, batch, tables.given(lookup.positions[0]))
+    plain = step.train(parameters, state, metrics, batch)
+    np.testing.assert_array_equal(ours.loss, plain.loss)
+    assert ours.gradients[0].dtype == plain.gradients[0].dtype
+
+
+def test_ragged_numbers():
+    class Bag(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.table, self.out = embedding(), layers.Dense(1)
+
+        def call(self, x):
+            looked_up = self.table(x)
+            return self.out(tf.reduce_sum(looked_up, axis=1))
+
+        def build(self, shape):
+            self.table.build(shape)
+            self.out.build((None, WIDTH))
+
+    batch = ragged, tf.constant(Y)
+    step, tables = found(compiled(Bag()), batch)
+    assert len(tables.tables) == 1
+    lookup = tables.lookup([batch])
+    given = tables.given(lookup.positions[0])
+    state, metrics = values(step.state), values(step.metrics)
+    ours = step.train(of_rows(step, tables, lookup), state, metrics, batch, given)
+    table, *out = values(step.parameters)
+    summed = tf.reduce_sum(tf.gather(table, ragged), axis=1)
+    np.testing.assert_allclose(ours.loss, tf.reduce_mean((summed @ out[0] + out[1] - Y) ** 2), rtol=1e-6)
+
+
+class Tied(keras.Model):
+    """Its logits are the table's rows times what it has looked up."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = embedding()
+
+    def call(self, x):
+        return ops.mean(ops.matmul(self.table(x), ops.transpose(self.table.embeddings)), axis=(1, 2))[:, None]
+
+
+class Chained(keras.Model):
+    """What it looks up second depends on what it has looked up first."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.table, self.out = layers.Embedding(ROWS, 1, name="first"), embedding(), layers.Dense(1)
+
+    def call(self, x):
+        chosen = ops.cast(ops.abs(self.first(x)[..., 0]) * 1e3, "int32") % ROWS
+        return self.out(ops.mean(self.table(chosen), axis=1))
+
+
+class Drawn(layers.Layer):
+    """Looks up what is drawn."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.inner, self.seeds, self.draw = embedding(), keras.random.SeedGenerator(3), draw
+
+    def call(self, x):
+        return self.inner((x + self.draw(self, ops.shape(x))) % ROWS)
+
+
+class CellOfRows(layers.Layer):
+    """An RNN's cell that looks up one number at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.state_size, self.output_size, self.inner = WIDTH, WIDTH, embedding()
+
+    def call(self, x, states):
+        state = states[0] * 0.5 + self.inner(ops.cast(x[:, 0], "int32"))
+        return state, [state]
+
+    def build(self, shape):
+        self.inner.build((None,))
+
+
+class Doubled(layers.Embedding):
+    """Does more than look up."""
+
+    def call(self, inputs):
+        return super().call(inputs) * 2
+
+
+class OtherRows(layers.Embedding):
+    """Looks up in other rows than it stores."""
+
+    @property
+    def embeddings(self):
+        return ops.tanh(self._embeddings)
+
+
+def with_call_of_its_own():
+    table = embedding()
+    table.call = lambda x: ops.take(table.embeddings, x, axis=0) * 3
+    return functional(table)
+
+
+def lora():
+    model = sequential(keras.Input((LENGTH,), dtype="int32"))
+    model.get_layer("table").enable_lora(2)
+    return compiled(model)
+
+
+def frozen():
+    model = sequential(keras.Input((LENGTH,), dtype="int32"))
+    model.get_layer("table").trainable = False
+    return compiled(model)
+
+
+def quantized():
+    model = sequential(keras.Input((LENGTH,), dtype="int32"))
+    model.get_layer("table").quantize("int8")
+    return compiled(model)
+
+
+def in_a_cell():
+    return functional(lambda ids: layers.RNN(CellOfRows())(ops.cast(ids, "float32")[..., None]))
+
+
+BATCH_ALONE, OTHERS = "depends on more than the batch", "not only Embedding layers read it"
+WHOLE = {
+    "tied": (lambda: compiled(Tied()), OTHERS),
+    "regularized": (lambda: sequential(embeddings_regularizer="l2"), OTHERS),
+    "by a trained layer": (
+        lambda: functional(
+            lambda ids: embedding()(ops.argmax(layers.Dense(ROWS)(ops.cast(ids, "float32")[..., None]), axis=-1))
+        ),
+        BATCH_ALONE,
+    ),
+    "by a state": (
+        lambda: functional(
+            lambda ids: embedding()(
+                ops.cast(layers.BatchNormalization()(ops.cast(ids, "float32")[..., None])[..., 0], "int32")
+            )
+        ),
+        BATCH_ALONE,
+    ),
+    "drawn by Keras": (
+        lambda: functional(Drawn(lambda self, shape: keras.random.randint(shape, 0, ROWS, seed=self.seeds))),
+        BATCH_ALONE,
+    ),
+    "drawn by TensorFlow": (
+        lambda: functional(Drawn(lambda _, shape: tf.random.uniform(shape, 0, ROWS, tf.int32))),
+        BATCH_ALONE,
+    ),
+    "in a cell": (in_a_cell, BATCH_ALONE),
+}
+ANOTHER_LAYER = "its layer is not Keras's own Embedding"
+NOT_LOOKED_UP = {
+    "constraint": (lambda: sequential(embeddings_constraint="unit_norm"), "it has a constraint"),
+    "call of its class": (lambda: functional(Doubled(ROWS, WIDTH)), ANOTHER_LAYER),
+    "call of its own": (with_call_of_its_own, ANOTHER_LAYER),
+    "other rows": (lambda: functional(OtherRows(ROWS, WIDTH)), ANOTHER_LAYER),
+    "lora": (lora, "LoRA adds to it"),
+    "frozen": (frozen, "it is not trained"),
+    "quantized": (quantized, "it is not trained"),
+}
+if hasattr(layers, "ReversibleEmbedding"):
+    NOT_LOOKED_UP["reversible"] = lambda: functional(layers.ReversibleEmbedding(ROWS, WIDTH)), ANOTHER_LAYER
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_has_to_be_read_whole_is_and_says_why(name, log):
+    build, reason = WHOLE[name]
+    keras.utils.set_random_seed(4)
+    step, tables = found(build(), (IDS, Y))
+    assert tables.tables == []
+    (line,) = log
+    assert line.endswith(reason)
+    assert "table/embeddings is fetched whole in every step" in line
+    if name != "drawn by TensorFlow":
+        assert_same_as_whole(step, tables, (IDS, Y))
+
+
+@pytest.mark.parametrize("name", NOT_LOOKED_UP)
+def test_what_is_no_plain_embedding_is_read_whole(name, log):
+    build, reason = NOT_LOOKED_UP[name]
+    keras.utils.set_random_seed(4)
+    step, tables = found(build(), (IDS, Y))
+    assert tables.tables == []
+    assert [line.partition(" is fetched whole in every step: ")[2] for line in log] == [reason]
+    assert_same_as_whole(step, tables, (IDS, Y))
+
+
+def test_a_table_beside_one_that_is_read_whole_is_looked_up(log):
+    keras.utils.set_random_seed(4)
+    step, tables = found(compiled(Chained()), (IDS, Y))
+    assert [table.variable.path.split("/")[-2] for table in tables.tables] == ["first"]
+    assert len(log) == 1
+    assert_same_as_whole(step, tables, (IDS, Y))
+
+
+def test_small_tables_are_read_whole_without_a_word(log):
+    model, size = sequential(), ROWS * WIDTH * 4
+    assert len(found(model, (IDS, Y), size)[1].tables) == 1
+    assert found(model, (IDS, Y), size + 1)[1].tables == []
+    assert found(model, (IDS, Y), None)[1].tables == []
+    assert log == []
+
+
+def test_several_batches_are_looked_up_together():
+    _, tables = found(shared(), (IDS, Y))
+    lookup = tables.lookup([tensors(IDS, Y), tensors((IDS + 1) % ROWS, Y)])
+    (rows,) = lookup.rows
+    assert len(np.unique(rows)) == len(rows)
+    for batch, positions in zip((IDS, (IDS + 1) % ROWS), lookup.positions, strict=True):
+        two, all_of_them = (tf.gather(rows, part).numpy() for part in positions)
+        np.testing.assert_array_equal(two, batch[:, :2].ravel())
+        np.testing.assert_array_equal(all_of_them, batch.ravel())
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [IDS + ROWS, IDS - 2 * ROWS, np.int64(IDS) + 2**32, np.int64(IDS) - 2**32],
+    ids=["above", "below", "far above", "far below"],
+)
+def test_numbers_that_no_row_has_are_refused_by_the_tables_name(ids):
+    _, tables = found(sequential(), (ids, Y))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"rows that \S*table/embeddings does not have: it has 11"):
+        tf.function(lambda *batch: tables.lookup([batch]).rows)(*tensors(ids, Y))
+
+
+def three_tables():
+    """Of 11, 5 and 7 rows."""
+    ids = [keras.Input((LENGTH,), dtype="int32", name=name) for name in "abc"]
+    tables = [layers.Embedding(ROWS, 2), layers.Embedding(5, 3, name="second"), layers.Embedding(7, 1)]
+    found = [layers.Flatten()(table(own)) for table, own in zip(tables, ids, strict=True)]
+    return compiled(keras.Model(ids, layers.Dense(1)(layers.Concatenate()(found))))
+
+
+@pytest.mark.parametrize("size", [0, 1, EXAMPLES])
+def test_each_of_several_tables_has_its_own_rows(size):
+    x = tuple(random.integers(-rows, rows, (size, LENGTH)).astype(np.int32) for rows in (ROWS, 5, 7))
+    y = np.zeros((size, 1), np.float32)
+    _, tables = found(three_tables(), (x, y))
+    numbers = {rows: own % rows for own, rows in zip(x, (ROWS, 5, 7), strict=True)}
+    lookup = tables.lookup([tensors(x, y), tensors(x, y)])
+    for table, rows in zip(tables.tables, lookup.rows, strict=True):
+        np.testing.assert_array_equal(np.sort(rows), np.unique(numbers[table.rows]))
+    for positions in lookup.positions:
+        for table, where in zip(tables._calls[True].tables, positions, strict=True):
+            expected = numbers[tables.tables[table].rows].ravel()
+            np.testing.assert_array_equal(tf.gather(lookup.rows[table], where), expected)
+
+
+@pytest.mark.parametrize("size", [0, 1, EXAMPLES])
+def test_rows_of_spread_tables_are_found_shard_by_shard(servers, size):
+    with servers(3, shard=ShardRule(min_bytes=60)).scope():
+        model = three_tables()
+    x = tuple(random.integers(-rows, rows, (size, LENGTH)).astype(np.int32) for rows in (ROWS, 5, 7))
+    y = np.zeros((size, 1), np.float32)
+    _, tables = found(model, (x, y))
+    lookup = tables.lookup([tensors(x, y)])
+    (positions,), rows = lookup.positions, iter(lookup.rows)
+    places = dict(zip(tables._calls[True].tables, positions, strict=True))
+    numbers = {rows: own % rows for own, rows in zip(x, (ROWS, 5, 7), strict=True)}
+    counts = {}
+    for place, table in enumerate(tables.tables):
+        looked_up, begin = [], 0
+        for part in parts(table.variable):
+            inside = next(rows).numpy()
+            assert len(set(inside)) == len(inside)
+            assert all((inside >= 0) & (inside < part.shape[0]))
+            looked_up.append(inside + begin)
+            begin += part.shape[0]
+        counts[table.rows] = len(looked_up)
+        np.testing.assert_array_equal(np.concatenate(looked_up)[places[place]], numbers[table.rows].ravel())
+    assert (counts, next(rows, None)) == ({ROWS: 3, 5: 3, 7: 1}, None)
+    assert [rows.shape for rows in tables.nothing().rows] == [(0,)] * 7
+
+
+def test_the_table_that_lacks_a_row_is_named_among_several():
+    x = [np.zeros((1, LENGTH), np.int32) for _ in range(3)]
+    x[1][0, 2:4] = [5, -6]
+    _, tables = found(three_tables(), (tuple(x), np.zeros((1, 1), np.float32)))
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"(?s)rows that second/embeddings does not .* has 5\D+-1\D+5"
+    ):
+        tables.lookup([tensors(tuple(x), np.zeros((1, 1), np.float32))])
+
+
+def test_tables_may_have_more_rows_together_than_an_int32_counts():
+    _, tables = found(three_tables(), (tuple(IDS for _ in range(3)), Y))
+    many = 2**31 - 1
+    tables.tables = [SimpleNamespace(rows=many) for _ in range(3)]
+    tables._shards = [[many] for _ in range(3)]
+    rows, where = tables._unique(tf.constant([5, 0, many - 1, 5, many - 1, 1]), tf.constant([0, 0, 1, 1, 2, 2]))
+    assert [each.numpy().tolist() for each in rows] == [[5, 0], [many - 1, 5], [many - 1, 1]]
+    assert where.numpy().tolist() == [0, 1] * 3
+
+
+@pytest.mark.parametrize("size", [1, EXAMPLES, 2 * EXAMPLES])
+def test_batches_of_any_size_are_scored(size):
+    x, y = np.resize(IDS, (size, LENGTH)), np.resize(Y, (size, 1))
+    fixed = tuple(tf.TensorSpec(array.shape, array.dtype) for array in (IDS, Y))
+    step = ModelStep(sequential())
+    step.build(fixed)
+    tables = Tables(step, fixed, 0)
+    assert_same_as_whole(step, tables, (x, y))
+
+
+def test_no_operation_reads_a_table_whole():
+    keras.utils.set_random_seed(4)
+    model = sequential()
+    step, tables = found(model, (IDS, Y))
+    wire = Wire(step.parameters, tables.places)
+
+    @tf.function(autograph=False)
+    def one(*batch):
+        lookup = tables.lookup([batch])
+        pulled = wire.pull(lookup)
+        given = tables.given(lookup.positions[0])
+        result = step.train(pulled.values, values(step.state), values(step.metrics), batch, given)
+        arrival = wire.compensated(wire.push(result.gradients, pulled), pulled, 0.1)
+        return wire.gradients([arrival])
+
+    graph = one.get_concrete_function(*tensors(IDS, Y)).graph
+    (table,) = tables.tables
+    (handle,) = [inner for outer, inner in graph.captures if outer is table.variable.value.handle]
+    assert {op.type for op in handle.consumers()} == {"ResourceGather"}
+    ((gradient,), *_) = one(*tensors(IDS, Y))
+    np.testing.assert_array_equal(np.sort(gradient.indices), np.unique(IDS))
+
+
+def test_layers_are_as_they_were_afterwards():
+    model = sequential()
+    step, tables = found(model, (IDS, Y))
+    before = model(IDS)
+    assert_same_as_whole(step, tables, (IDS, Y))
+    assert "call" not in vars(model.get_layer("table"))
+    np.testing.assert_array_equal(model(IDS), before)

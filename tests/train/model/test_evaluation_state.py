@@ -1,0 +1,49 @@
+"""What layers assign and draw while a model is scored stays, and training goes on from it, as in Keras."""
+
+import keras
+import pytest
+from keras import layers, ops
+
+from tests.support.compare import assert_same, batches, classes, classifier, train_both
+
+pytestmark = pytest.mark.slow
+
+
+class Counts(layers.Layer):
+    """Counts all batches, keeps a mean of the last ones, and draws for each."""
+
+    def build(self, shape):
+        self.batches = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="batches")
+        self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False, name="mean")
+        self.seeds = keras.random.SeedGenerator(5)
+
+    def call(self, x):
+        self.batches.assign_add(1)
+        self.mean.assign(0.9 * self.mean + 0.1 * ops.mean(x, axis=0))
+        return x + self.mean + keras.random.normal(ops.shape(x), stddev=0.3, seed=self.seeds)
+
+
+def quiet():
+    """A callback that acts on validation batches, which are then scored one by one."""
+    return keras.callbacks.LambdaCallback(on_test_batch_end=lambda batch, logs: None)
+
+
+@pytest.mark.parametrize("callbacks", [[], [quiet]])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_state_and_random_numbers_go_on_from_validation(optimizer, callbacks):
+    scored = batches(*classes(21, seed=1))
+    plain, ours = train_both(
+        lambda: classifier(Counts(), layers.Dropout(0.3), layers.Dense(4), optimizer=optimizer),
+        epochs=3,
+        validation=scored,
+        callbacks=[make() for make in callbacks],
+    )
+    assert_same(plain, ours)
+    assert int(ours.layers[0].batches.numpy()) == 3 * (6 + 3)
+
+
+def test_recurrent_layers_draw_their_masks_in_validation():
+    def build():
+        return classifier(layers.Reshape((5, 1)), layers.GRU(4, dropout=0.3, recurrent_dropout=0.2))
+
+    assert_same(*train_both(build, validation=batches(*classes(21, seed=1))))

@@ -1,0 +1,91 @@
+"""XLA computes the same, and is left out where it cannot or where it gains nothing."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist_cli as tfdist
+from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.model import jit
+from tfdist_cli.train.model.train_step import ModelStep
+
+pytestmark = pytest.mark.slow
+
+SPEC = (tf.TensorSpec([None, 4]), tf.TensorSpec([None], tf.int64))
+
+
+def compiled_model(*layers):
+    model = keras.Sequential([keras.Input([4]), *layers, keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])
+    return model
+
+
+def step_of(*layers):
+    step = ModelStep(compiled_model(*layers))
+    step.build(SPEC)
+    return step
+
+
+def through_text(values):
+    return keras.ops.reshape(tf.strings.to_number(tf.strings.as_string(values)), (-1, 4))
+
+
+def test_steps_compiled_by_xla_train_to_the_same():
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
+    y = (x[:, 0] > 0).astype("int64")
+    start, weights = compiled_model(keras.layers.Dense(8, activation="tanh")).get_weights(), []
+    for wanted in (False, True):
+        model = compiled_model(keras.layers.Dense(8, activation="tanh"))
+        model.set_weights(start)
+        history = tfdist.fit(model, (x, y), epochs=60, jit=wanted)
+        assert history.history["accuracy"][-1] > 0.8
+        weights.append(model.get_weights())
+    for plain, by_xla in zip(*weights, strict=True):
+        np.testing.assert_allclose(plain, by_xla, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_that_is_compiled_says_so_in_its_graph():
+    step = step_of()
+    batch = (tf.zeros([2, 4]), tf.zeros([2], tf.int64))
+
+    @tf.function(autograph=False)
+    def loss():
+        given = [[tf.zeros(each.shape, each.dtype) for each in group] for group in (step.parameters, step.state)]
+        metrics = [tf.zeros(each.shape, each.dtype) for each in step.metrics]
+        return step.train(*given, metrics, batch).loss
+
+    def compiled():
+        return any("_XlaMustCompile" in node.attr and node.attr["_XlaMustCompile"].b for node in nodes(loss))
+
+    assert not compiled()
+    step.jit = True
+    loss = tf.function(loss.python_function, autograph=False)
+    assert compiled()
+
+
+def nodes(function):
+    return function.get_concrete_function().graph.as_graph_def().node
+
+
+@pytest.mark.parametrize(("seconds", "chosen"), [((1.0, 2.0), True), ((1.0, 1.02), False), ((2.0, 1.0), False)])
+def test_auto_takes_what_is_quicker(monkeypatch, caplog, seconds, chosen):
+    taken = iter(seconds)
+    monkeypatch.setattr(jit, "_timed", lambda *_: next(taken))
+    with caplog.at_level("INFO", "tfdist"):
+        assert jit.wants_xla(step_of(), SPEC, "auto", jit.runs_here) is chosen
+    assert f"{seconds[0] / seconds[1]:.2f} of the time" in caplog.text
+
+
+def test_a_model_that_xla_cannot_compile_trains_without_it(caplog):
+    step = step_of(keras.layers.Lambda(through_text))
+    with caplog.at_level("INFO", "tfdist"):
+        assert jit.wants_xla(step, SPEC, "auto", jit.runs_here) is False
+    assert "XLA cannot compile the model" in caplog.text
+    with pytest.raises(TrainingError, match="XLA cannot compile the model"):
+        jit.wants_xla(step, SPEC, True, jit.runs_here)
+
+
+def test_nothing_is_tried_that_is_not_asked_for():
+    assert jit.wants_xla(step_of(), SPEC, False, run=None) is False

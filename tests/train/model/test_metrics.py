@@ -1,0 +1,168 @@
+"""Metrics are those that Keras reports, and their counts are exact."""
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist_cli as tfdist
+from tests.support.compare import CLASSES, assert_same, batches, classes, classifier, train_both
+from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.model.metrics import MetricTotals
+from tfdist_cli.train.model.train_step import ModelStep
+
+metrics = keras.metrics
+
+
+class Peak(metrics.Metric):
+    """The largest output seen, which no sum of what workers saw can tell."""
+
+    def __init__(self, **how):
+        super().__init__(name="peak")
+        self.peak = self.add_variable((), "zeros", name="peak", **how)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.peak.assign(keras.ops.maximum(self.peak, keras.ops.max(y_pred)))
+
+    def result(self):
+        return self.peak
+
+
+class FromOne(metrics.Metric):
+    """Starts from one instead of zero, and gives several values."""
+
+    def __init__(self):
+        super().__init__(name="zz")  # last by its name, as its values are
+        self.rows = self.add_weight(shape=(2,), initializer="ones", name="rows", dtype="int32")
+
+    def reset_state(self):
+        self.rows.assign([1, 1])
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.rows.assign_add(keras.ops.stack([keras.ops.shape(y_true)[0], 1]))
+
+    def result(self):
+        return {"zz_batches": self.rows[1], "zz_examples": self.rows[0]}
+
+
+def one_hot_classifier():
+    model = classifier()
+    model.compile(
+        "adam",
+        keras.losses.CategoricalCrossentropy(from_logits=True),
+        metrics=[
+            "accuracy",
+            metrics.AUC(from_logits=True, name="auc"),
+            metrics.Precision(thresholds=[0.2, 0.8], name="precision"),
+            metrics.RecallAtPrecision(0.3, name="recall"),
+            metrics.OneHotMeanIoU(CLASSES, name="iou"),
+            metrics.F1Score(average="macro", name="f1"),
+            metrics.R2Score(name="r2"),
+            metrics.RootMeanSquaredError(name="rmse"),
+            FromOne(),
+        ],
+        weighted_metrics=[metrics.CategoricalAccuracy(name="weighted")],
+    )
+    return model
+
+
+@pytest.mark.slow
+def test_every_kind_of_metric():
+    x, y = classes()
+    weights = np.linspace(0.5, 1.5, len(x), dtype=np.float32)
+    data = batches(x, np.eye(CLASSES, dtype=np.float32)[y], weights)
+    plain, ours = train_both(one_hot_classifier, data, validation=data)
+    assert_same(plain, ours)
+    assert ours.history.history["zz_examples"] == [45, 45]
+    assert ours.history.history["val_zz_batches"] == [7, 7]
+
+
+def test_a_metric_that_cannot_be_summed_is_refused():
+    with pytest.raises(TrainingError, match="'peak/peak' has aggregation 'mean'"):
+        tfdist.fit(classifier(metrics=[Peak(aggregation="mean")]), batches())
+
+
+def test_a_metric_that_only_looks_like_a_sum_is_refused():
+    with pytest.raises(TrainingError, match="'peak/peak' is more than a sum over batches"):
+        tfdist.fit(classifier(metrics=[Peak()]), batches())
+
+
+def test_a_metric_is_asked_as_often_as_a_step_is_traced():
+    asked = []
+
+    class Asked(FromOne):
+        def update_state(self, *given, **weights):
+            asked.append(self)
+            super().update_state(*given, **weights)
+
+    tfdist.fit(classifier(metrics=[Asked()]), batches(), steps_per_epoch=4, steps_per_execution=2)
+    # Two steps of one execution, what Keras builds the metric with, and the trace that shows what a step does.
+    assert len(asked) == 2 + 1 + 1
+
+
+def own_results(results):
+    """A classifier that reports results of its own: by `get_metrics_result` or `compute_metrics`."""
+
+    class Own(keras.Sequential):
+        pass
+
+    def method(self, *given, **weights):
+        found = getattr(super(Own, self), results)(*given, **weights)
+        return {**found, "twice": 2 * found["accuracy"]}
+
+    setattr(Own, results, method)
+    model = Own(classifier().layers)
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.slow
+def test_results_that_follow_from_what_is_counted():
+    plain, ours = train_both(lambda: own_results("get_metrics_result"), validation=batches())
+    assert_same(plain, ours)
+    assert "val_twice" in ours.history.history
+
+
+def test_results_of_one_batch_are_refused():
+    with pytest.raises(TrainingError, match=r"Own\.compute_metrics\(\) and get_metrics_result\(\) differ in twice"):
+        tfdist.fit(own_results("compute_metrics"), batches())
+
+
+class Scored(keras.Sequential):
+    """Keras's own example of a `compute_metrics`."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.custom = metrics.MeanAbsoluteError(name="custom")
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        results = super().compute_metrics(x, y, y_pred, sample_weight)
+        self.custom.update_state(keras.ops.one_hot(y, CLASSES), y_pred)
+        results["custom"] = self.custom.result()
+        return results
+
+
+@pytest.mark.slow
+def test_metrics_that_a_model_computes():
+    def build():
+        model = Scored(classifier().layers)
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+        return model
+
+    assert_same(*train_both(build, validation=batches()))
+
+
+def test_counts_beyond_float32_are_exact():
+    model = classifier(metrics=[FromOne()])
+    step = ModelStep(model)
+    step.build(batches().element_spec)
+    totals = MetricTotals(step)
+    counted = np.zeros(totals.size)
+    counted[-2] = 2**24 + 1
+    for _ in range(3):
+        totals.add(counted)
+    assert totals.logs()["zz_examples"] == 3 * (2**24 + 1) + 1
+
+
+def test_a_model_without_metrics_reports_its_loss():
+    history = tfdist.fit(classifier(metrics=[]), batches(), validation_data=batches())
+    assert list(history.history) == ["loss", "val_loss"]

@@ -1,0 +1,253 @@
+"""An update as a worker of parameter servers applies it is the update that Keras would apply."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support.compare import difference
+from tests.support.optimizers import OPTIMIZERS
+from tfdist_cli.spec.sections.updates import LearningRate, ShardRule
+from tfdist_cli.train.optimizers.apply import apply, leave_sums_to_engine, updates_rows, why_by_keras
+from tfdist_cli.train.optimizers.learning_rate import Rate
+from tfdist_cli.train.variables.sharding import parts
+
+VALUES = [np.linspace(-1, 1, 21, dtype=np.float32).reshape(7, 3), np.float32([0.5, -0.25])]
+STEPS = 7
+
+
+def variable(value, name):
+    """One that is made as layers make theirs: where it is to be spread, it is."""
+    made = keras.Variable("zeros", shape=value.shape, name=name)
+    made.assign(value)
+    return made
+
+
+def parameters(constraint=None):
+    first = variable(VALUES[0], "kernel")
+    first.constraint = constraint
+    return [first, variable(VALUES[1], "bias"), variable(np.float32([3.0]), "unused")]
+
+
+def gradients(step):
+    random = np.random.default_rng(step)
+    return [tf.constant(random.normal(size=value.shape).astype(np.float32)) for value in VALUES] + [None]
+
+
+def by_parts(gradient, variable):
+    """A gradient as the ps have it: where the shards are."""
+    if gradient is None:
+        return None
+    return tf.split(gradient, [part.shape[0] for part in parts(variable)])
+
+
+def applied(optimizer, given, variables, rate=None):
+    return apply(optimizer, [by_parts(*pair) for pair in zip(given, variables, strict=True)], variables, rate)
+
+
+def applied_by_keras(optimizer, given, variables):
+    optimizer.apply(given, variables)
+
+
+def updated(optimizer, update, scaled=lambda step, gradient: gradient, constraint=None):
+    """Parameters and optimizer after some updates, each in a compiled function."""
+    variables = parameters(constraint)
+    optimizer.build(variables)
+
+    @tf.function(autograph=False)
+    def one(*given):
+        scale = optimizer.scale_loss(tf.constant(1.0))
+        update(optimizer, [*(gradient * scale for gradient in given), None], variables)
+
+    for step in range(STEPS):
+        one(*(scaled(step, gradient) for gradient in gradients(step)[:-1]))
+    return variables, optimizer
+
+
+def assert_equal(ours, plain):
+    # Adam divides by 1 - 0.999 ** step, of which float32 keeps 4 digits at first: a rounding before it shows after it.
+    assert difference(ours[0], plain[0]) < 3e-6
+    assert difference(ours[1].variables, plain[1].variables) < 3e-6
+
+
+def writes(graph, found):
+    """The operations that change one of these variables."""
+    handles = {id(inner) for outer, inner in graph.captures if any(outer is each.handle for each in found)}
+    taking = [each for each in graph.get_operations() if any(id(given) in handles for given in each.inputs)]
+    return [each for each in taking if each.type != "ReadVariableOp"]
+
+
+def ancestors(operation):
+    seen, following = set(), [operation]
+    while following:
+        each = following.pop()
+        if each.name not in seen:
+            seen.add(each.name)
+            following += [*(given.op for given in each.inputs), *each.control_inputs]
+    return seen
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("decay", [None, 0.1])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_nothing_is_changed_before_the_gradient_is_there(name, decay):
+    """Another update of the same function may be waiting for a worker that has still to read the parameters."""
+    optimizer = OPTIMIZERS[name]()
+    optimizer.weight_decay = optimizer.weight_decay or decay
+    variables = parameters()[:2]
+    optimizer.build(variables)
+    specs = [tf.TensorSpec(value.shape, name=f"given{place}") for place, value in enumerate(VALUES)]
+    one = tf.function(lambda *given: applied(optimizer, given, variables), autograph=False).get_concrete_function(
+        *specs
+    )
+    for place, own in enumerate(variables):
+        found = writes(one.graph, [own.value])
+        assert found
+        assert all(f"given{place}" in ancestors(each) for each in found), [each.name for each in found]
+
+
+CONSTRAINED = {f"{name} with a constraint": name for name in ("sgd", "adamw", "nadam", "global clipnorm")}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("name", [*OPTIMIZERS, *CONSTRAINED])
+def test_updates_equal_kerass_of_spread_variables_too(name, servers):
+    make = OPTIMIZERS[CONSTRAINED.get(name, name)]
+    constraint = keras.constraints.MaxNorm(1.2) if name in CONSTRAINED else None
+    keras.utils.set_random_seed(3)
+    plain = updated(make(), applied_by_keras, constraint=constraint)
+    for count in (1, 3):
+        with servers(count, shard=ShardRule(min_bytes=80)).scope():
+            optimizer = make()
+            leave_sums_to_engine(optimizer)
+            ours = updated(optimizer, applied, constraint=constraint)
+        assert [len(parts(variable)) for variable in ours[0]] == [count, 1, 1]
+        assert_equal(ours, plain)
+        assert int(optimizer.iterations.numpy()) == STEPS // (3 if name == "accumulation" else 1)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_gradients_that_are_not_finite_are_left_out_and_lower_the_scale():
+    def with_overflow(step, gradient):
+        return gradient * np.float32("inf") if step in (2, 3) else gradient
+
+    plain = updated(OPTIMIZERS["dynamic loss scale"](), applied_by_keras, with_overflow)
+    ours = updated(OPTIMIZERS["dynamic loss scale"](), applied, with_overflow)
+    assert_equal(ours, plain)
+    assert int(ours[1].iterations.numpy()) == STEPS - 2
+    assert float(ours[1].dynamic_scale.numpy()) == 2.0**8
+
+
+ROWS = 7
+LOOKED_UP = [[0, 2, 6], [3, 0, 2], [5], [0, 1, 2, 3, 4, 5, 6]]
+"""Of a table's 7 rows, those that each update touches; in 3 shards rows 3 and 5 are the first ones of theirs."""
+BY_ROWS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.5),
+    "clipvalue": lambda: keras.optimizers.Adagrad(0.1, clipvalue=0.2),
+    "global clipnorm": lambda: keras.optimizers.Adagrad(0.1, global_clipnorm=0.7),
+    "loss scale factor": lambda: keras.optimizers.SGD(0.1, loss_scale_factor=8.0, clipnorm=0.5),
+    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adagrad(0.1, global_clipnorm=0.7), initial_scale=4.0, dynamic_growth_steps=2
+    ),
+    "schedule": lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
+}
+"""Those for which untouched rows have nothing to do."""
+
+
+def table_and_bias(optimizer, update):
+    """A table and a bias after updates with gradients of some rows."""
+    made = [variable(np.arange(2 * ROWS, dtype=np.float32).reshape(ROWS, 2) / 9, "table"), variable(VALUES[1], "bias")]
+    optimizer.build(made)
+    random = np.random.default_rng(5)
+    for rows in LOOKED_UP:
+        values = tf.constant(random.normal(size=(len(rows), 2)).astype(np.float32))
+        bias = tf.constant(random.normal(size=2).astype(np.float32))
+
+        @tf.function(autograph=False)
+        def one(values=values, bias=bias, rows=rows):
+            scale = optimizer.scale_loss(tf.constant(1.0))
+            update(optimizer, tf.IndexedSlices(values * scale, tf.constant(rows), (ROWS, 2)), bias * scale, made)
+
+        one()
+    return made, optimizer
+
+
+def applied_by_rows(optimizer, rows, bias, made):
+    """Each shard gets the rows that are its own, numbered from its first."""
+    own, begin = [], 0
+    for shard in parts(made[0]):
+        end = begin + shard.shape[0]
+        mine = tf.boolean_mask(tf.range(tf.size(rows.indices)), (rows.indices >= begin) & (rows.indices < end))
+        own.append(tf.IndexedSlices(tf.gather(rows.values, mine), tf.gather(rows.indices, mine) - begin, shard.shape))
+        begin = end
+    apply(optimizer, [own, [bias]], made)
+
+
+def applied_to_the_whole(optimizer, rows, bias, made):
+    optimizer.apply([tf.convert_to_tensor(rows), bias], made)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_updates_of_rows_equal_kerass_of_the_whole(name, count, servers):
+    plain = table_and_bias(BY_ROWS[name](), applied_to_the_whole)
+    with servers(count, shard=ShardRule(min_bytes=30)).scope():
+        ours = table_and_bias(BY_ROWS[name](), applied_by_rows)
+    assert len(parts(ours[0][0])) == count
+    assert_equal(ours, plain)
+    assert int(ours[1].iterations.numpy()) == len(LOOKED_UP)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam", "adamw", "weight decay", "rmsprop", "lion", "ftrl"])
+def test_rows_that_no_batch_names_stay_as_they_are(name, servers):
+    with servers(3, shard=ShardRule(min_bytes=30)).scope():
+        made = [variable(np.ones((ROWS, 2), np.float32), "table"), variable(VALUES[1], "bias")]
+        optimizer = OPTIMIZERS[name]()
+        optimizer.build(made)
+        for rows in ([1, 4], [4, 6]):
+            applied_by_rows(optimizer, tf.IndexedSlices(tf.ones([2, 2]), tf.constant(rows), (ROWS, 2)), VALUES[1], made)
+    changed = np.flatnonzero((made[0].numpy() != 1).any(axis=1))
+    np.testing.assert_array_equal(changed, [1, 4, 6])
+
+
+def test_a_scaled_and_warmed_up_rate_is_that_of_each_update():
+    rate = Rate(LearningRate(scale="linear", warmup_steps=2), 3)
+    variables, optimizer = [variable(np.zeros(2, np.float32), "weights")], keras.optimizers.SGD(0.1)
+    optimizer.build(variables)
+    moved = []
+    for _ in range(3):
+        before = variables[0].numpy()
+        applied(optimizer, [tf.ones(2)], variables, rate)
+        moved.append(float((before - variables[0].numpy())[0]))
+    assert moved == pytest.approx([0.2, 0.3, 0.3], rel=1e-5)
+
+
+def test_which_optimizers_update_rows():
+    for name, whole in {"adam": None, "average": "use_ema", "accumulation": "gradient_acc", "nadam": "Nadam"}.items():
+        variables, optimizer = parameters(), OPTIMIZERS[name]()
+        optimizer.build(variables)
+        assert updates_rows(optimizer, variables) == (whole is None)
+        assert (whole or "") in (why_by_keras(optimizer, variables) or "")
+    variables[0].constraint = keras.constraints.NonNeg()
+    assert why_by_keras(OPTIMIZERS["sgd"](), variables) == "kernel has a constraint"
+
+
+def test_the_count_of_updates_is_one_atomic_addition():
+    optimizer = keras.optimizers.SGD(0.1)
+    variables = parameters()
+    optimizer.build(variables)
+    function = tf.function(lambda *given: applied(optimizer, [*given, None], variables))
+    graph = function.get_concrete_function(*gradients(0)[:-1]).graph
+    (counter,) = [inner for outer, inner in graph.captures if outer is optimizer.iterations.value.handle]
+    addition, read = counter.consumers()
+    assert [addition.type, read.type] == ["AssignAddVariableOp", "ReadVariableOp"]
+    # It waits for a gradient: a function of several steps would otherwise count all of them as it begins.
+    before = [addition]
+    for op in before:
+        before += [*op.control_inputs, *(each.op for each in op.inputs)]
+    assert {tensor.op.name for tensor in graph.inputs[:2]} & {op.name for op in before}

@@ -1,0 +1,82 @@
+"""One thread for an operation has operations carried out one by one, where TensorFlow can do that."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support.compare import assert_same, classifier, train_both
+from tfdist_cli.train.tf_compat.executor import SINGLE_THREADED, may_run_in_order, rehearse
+
+ONE_BY_ONE = SINGLE_THREADED
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")
+
+
+def loop(value):
+    return tf.while_loop(lambda number, _: number < 3, lambda number, value: (number + 1, value * 2), (0, value))[1]
+
+
+def condition(value):
+    return tf.cond(value > 1, lambda: value * 4, lambda: value)
+
+
+def within(function, **options):
+    return tf.function(lambda value: tf.function(function, **options)(value) + 1)
+
+
+FUNCTIONS = {
+    "plain": (lambda value: value * 8, ONE_BY_ONE),
+    "a function in it": (within(lambda value: value * 7), ONE_BY_ONE),
+    "python in it": (lambda value: tf.numpy_function(lambda value: value * 8, [value], tf.float32), ONE_BY_ONE),
+    "a loop": (loop, ""),
+    "a loop in a function in it": (within(lambda value: loop(value) - 1), ""),
+    "a loop by XLA": (within(lambda value: loop(value) - 1, jit_compile=True), ONE_BY_ONE),
+    "a condition": (lambda value: condition(value) * 2, ""),
+}
+
+
+@pytest.mark.parametrize(("written", "expected"), FUNCTIONS.values(), ids=FUNCTIONS)
+def test_the_function_runs_with_its_executor(written, expected):
+    function = tf.function(written, autograph=False)
+    given = tf.constant(2.0)
+    assert may_run_in_order(function, given) == bool(expected)
+    with tf.experimental.function_executor_type(expected):
+        assert function(given).numpy() == pytest.approx(16, abs=1)
+
+
+def test_with_more_threads_it_is_the_usual_one(monkeypatch):
+    function = tf.function(FUNCTIONS["plain"][0], autograph=False)
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "2")
+    assert not may_run_in_order(function, tf.constant(2.0))
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS")
+    assert not may_run_in_order(function, tf.constant(2.0))
+
+
+def test_a_rehearsal_changes_nothing_and_finds_what_the_executor_cannot_do():
+    data, total = tf.data.Dataset.from_tensors(tf.ones([4, 4])), tf.Variable(tf.zeros([4, 4]))
+
+    @tf.function(autograph=False)
+    def plain(iterator):
+        total.assign_add(next(iterator))
+
+    @tf.function(autograph=False)
+    def accumulated(iterator):  # as TensorFlow's optimization of a large model's memory makes it
+        x = next(iterator)
+        held = tf.raw_ops.TemporaryVariable(shape=x.shape, dtype=x.dtype, var_name="held")
+        total.assign(x + tf.raw_ops.DestroyTemporaryVariable(ref=tf.raw_ops.Assign(ref=held, value=x), var_name="held"))
+
+    rehearse(plain, data.take(0))
+    assert not np.any(total.numpy())
+    with pytest.raises(tf.errors.UnimplementedError, match="reference-typed"):
+        rehearse(accumulated, data.take(0))
+    assert not np.any(total.numpy())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_a_training_is_rehearsed_without_an_update(optimizer):
+    """Nothing of an update has happened when it finds no data: not its count, nor a decay, which need no batch."""
+    assert_same(*train_both(lambda: classifier(optimizer=optimizer)))

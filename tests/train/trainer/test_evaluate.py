@@ -1,0 +1,45 @@
+"""`tfdist.evaluate` gives what `keras.Model.evaluate` gives."""
+
+import json
+
+import pytest
+import tensorflow as tf
+
+import tfdist_cli as tfdist
+from tests.support.compare import batches, classes, classifier
+from tfdist_cli.errors import TrainingError, UsageError
+from tfdist_cli.protocol.environment import Environment
+from tfdist_cli.train.cluster import join
+from tfdist_cli.train.cluster.join import Joined
+
+
+@pytest.mark.parametrize("given", [{}, {"batch_size": 7}])
+def test_the_scores_are_kerass(given):
+    model, data = classifier(), classes(45)
+    scores = tfdist.evaluate(model, data, **given)
+    theirs = model.evaluate(*data, verbose=0, return_dict=True)
+    assert list(scores) == ["loss", "accuracy"]
+    assert scores == pytest.approx(theirs, rel=1e-5)
+
+
+def test_some_batches_of_data_without_an_end():
+    model, data = classifier(), classes(16)
+    scores = tfdist.evaluate(model, batches(*data).repeat(), steps=2)
+    assert scores == pytest.approx(tfdist.evaluate(model, data), rel=1e-5)
+    with pytest.raises(TrainingError, match="the data to score has no end"):
+        tfdist.evaluate(model, batches().repeat())
+
+
+def test_the_model_stays_what_it_was():
+    model = classifier()
+    before = model.get_weights()
+    tfdist.evaluate(model, classes())
+    assert all((one == other).all() for one, other in zip(before, model.get_weights(), strict=True))
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_an_evaluator_scores_checkpoints_alone(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {}, "task": {"type": "evaluator", "index": 0}}))
+    monkeypatch.setattr(join, "_joined", Joined(Environment.read(), tf.distribute.get_strategy()))
+    with pytest.raises(UsageError, match="an evaluator scores checkpoints alone"):
+        tfdist.evaluate(classifier(), classes())

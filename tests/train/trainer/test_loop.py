@@ -1,0 +1,484 @@
+"""Keras callbacks mean what they mean in Keras; steps and examples are counted exactly."""
+
+import contextlib
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import callbacks as kc
+
+import tfdist_cli as tfdist
+from tests.support.compare import BATCH, CLASSES, assert_same, batches, classes, classifier, difference, train_both
+from tfdist_cli.errors import TrainingError, UsageError
+from tfdist_cli.train.trainer.batch_callbacks import acts_on_batches
+
+pytestmark = pytest.mark.slow
+
+VALIDATION = batches(*classes(21, seed=1))
+
+
+class Recorder(kc.Callback):
+    """What Keras calls, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def on_train_begin(self, logs=None):
+        self.calls.append("train begin")
+
+    def on_train_end(self, logs=None):
+        self.calls.append(("train end", sorted(logs)))
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.calls.append(("epoch begin", epoch))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.calls.append(("epoch end", epoch, {name: round(value, 5) for name, value in logs.items()}))
+
+    def on_test_begin(self, logs=None):
+        self.calls.append("test begin")
+
+    def on_test_end(self, logs=None):
+        self.calls.append(("test end", sorted(logs)))
+
+
+class BatchRecorder(Recorder):
+    """The batches too."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.calls.append(("batch begin", batch))
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.calls.append(("batch end", batch, {name: round(value, 5) for name, value in logs.items()}))
+
+
+@pytest.mark.parametrize("kind", [Recorder, BatchRecorder])
+def test_callbacks_are_called_as_keras_calls_them(kind):
+    keras.utils.set_random_seed(7)
+    theirs, ours = kind(), kind()
+    plain = classifier()
+    plain.fit(batches(), epochs=2, verbose=0, shuffle=False, callbacks=[theirs], validation_data=VALIDATION)
+    keras.utils.set_random_seed(7)
+    tfdist.fit(classifier(), batches(), epochs=2, callbacks=[ours], validation_data=VALIDATION)
+    assert ours.calls == theirs.calls
+    assert ours.params == theirs.params | {"verbose": 0}
+
+
+class EveryRecorder(BatchRecorder):
+    """Those of the validation too."""
+
+    def on_test_batch_begin(self, batch, logs=None):
+        self.calls.append(("test batch begin", batch))
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.calls.append(("test batch end", batch, {name: round(value, 5) for name, value in logs.items()}))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 101])  # of 6 batches to train on, and 3 to score
+def test_batches_are_numbered_as_keras_numbers_them(size):
+    def train(fit):
+        keras.utils.set_random_seed(7)
+        recorder, model = EveryRecorder(), classifier(steps_per_execution=size)
+        fit(model, batches(), epochs=2, callbacks=[recorder], validation_data=VALIDATION)
+        return recorder.calls
+
+    theirs = train(lambda model, data, **given: model.fit(data, verbose=0, shuffle=False, **given))
+    assert train(tfdist.fit) == theirs
+
+
+def test_validation_data_of_unknown_length_is_told_of_batch_by_batch():
+    recorder = EveryRecorder()
+    unknown = VALIDATION.filter(lambda *_: True)
+    tfdist.fit(classifier(), batches(), callbacks=[recorder], validation_data=unknown)
+    assert [call[:2] for call in recorder.calls if call[0].startswith("test batch")] == [
+        (f"test batch {what}", number) for number in range(3) for what in ("begin", "end")
+    ]
+
+
+def test_a_callback_ends_a_validation():
+    def ends(batch, logs):
+        model.stop_evaluating = batch == 1
+
+    model = classifier(metrics=[Examples()])
+    callback = kc.Callback()
+    callback.on_test_batch_end = ends
+    history = tfdist.fit(model, batches(), epochs=2, callbacks=[callback], validation_data=VALIDATION)
+    assert history.history["val_examples"] == [2 * BATCH] * 2
+
+
+class RateOfBatch(kc.Callback):
+    """Sets the learning rate before, or after, each batch."""
+
+    def __init__(self, hook):
+        super().__init__()
+        self.hook = hook
+
+    def set(self, batch):
+        self.model.optimizer.learning_rate = 0.2 / (batch + 1) ** 2
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.set(batch) if self.hook == "begin" else None
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.set(batch) if self.hook == "end" else None
+
+
+@pytest.mark.parametrize("hook", ["begin", "end"])
+def test_a_learning_rate_is_that_of_the_batch_before_which_it_is_set(hook):
+    keras.utils.set_random_seed(7)
+    plain = classifier(optimizer="sgd")
+    plain.fit(batches(), epochs=2, verbose=0, shuffle=False, callbacks=[RateOfBatch(hook)])
+    keras.utils.set_random_seed(7)
+    ours = classifier(optimizer="sgd")
+    tfdist.fit(ours, batches(), epochs=2, callbacks=[RateOfBatch(hook)])
+    assert_same(plain, ours)
+
+
+def test_lambda_callback_on_batches():
+    seen = []
+    callback = kc.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))
+    tfdist.fit(classifier(), batches(), epochs=2, callbacks=[callback])
+    assert seen == [0, 1, 2, 3, 4, 5] * 2
+
+
+@pytest.mark.parametrize(
+    ("callback", "acts"),
+    [
+        (kc.EarlyStopping(), False),
+        (kc.ModelCheckpoint("m.keras"), False),
+        (kc.ModelCheckpoint("m.keras", save_freq=3), True),
+        (kc.BackupAndRestore("backup"), False),
+        (kc.BackupAndRestore("backup", save_freq=3), True),
+        (kc.TensorBoard("logs"), False),
+        (kc.TensorBoard("logs", profile_batch=2), True),
+        (kc.TensorBoard("logs", update_freq="batch"), True),
+        (kc.TensorBoard("logs", update_freq=5), True),
+        (kc.TerminateOnNaN(), True),
+        (kc.LambdaCallback(on_epoch_end=print), False),
+        (kc.LambdaCallback(on_train_batch_begin=print), True),
+    ],
+)
+def test_which_callbacks_need_a_report_of_each_step(callback, acts):
+    assert acts_on_batches(callback) == acts
+
+
+def test_early_stopping_restores_the_best_weights():
+    def stopping():
+        return kc.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
+
+    x, y = classes(60, seed=3)
+    harmful = batches(x, (y + 1) % CLASSES)  # what is learned of it makes the validation worse
+    keras.utils.set_random_seed(7)
+    plain = classifier()
+    plain.fit(harmful, epochs=9, verbose=0, shuffle=False, callbacks=[stopping()], validation_data=VALIDATION)
+    keras.utils.set_random_seed(7)
+    ours = classifier()
+    tfdist.fit(ours, harmful, epochs=9, callbacks=[stopping()], validation_data=VALIDATION)
+    assert len(ours.history.epoch) < 9
+    assert_same(plain, ours)
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        lambda: kc.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=10.0),
+        lambda: kc.LearningRateScheduler(lambda epoch, rate: 0.1 / (epoch + 1)),
+        lambda: kc.SwapEMAWeights(swap_on_epoch=True),
+    ],
+    ids=["ReduceLROnPlateau", "LearningRateScheduler", "SwapEMAWeights"],
+)
+def test_callbacks_that_change_the_training(callback):
+    def build():
+        return classifier(optimizer=keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9))
+
+    keras.utils.set_random_seed(7)
+    plain = build()
+    plain.fit(batches(), epochs=4, verbose=0, shuffle=False, callbacks=[callback()])
+    keras.utils.set_random_seed(7)
+    ours = build()
+    tfdist.fit(ours, batches(), epochs=4, callbacks=[callback()])
+    assert_same(plain, ours)
+
+
+@pytest.mark.parametrize("name", ["best.keras", "best.weights.h5"])
+def test_model_checkpoint_holds_the_weights_of_its_epoch(name, tmp_path):
+    saver = kc.ModelCheckpoint(tmp_path / name, monitor="loss", save_weights_only=name.endswith("h5"))
+    model = classifier(keras.layers.Dense(4), keras.layers.Dropout(0.3))
+    tfdist.fit(model, batches(), epochs=2, callbacks=[saver])
+    again = classifier(keras.layers.Dense(4), keras.layers.Dropout(0.3))
+    if name.endswith("h5"):
+        again.load_weights(tmp_path / name)
+    else:
+        again = keras.saving.load_model(tmp_path / name)
+        assert int(again.optimizer.iterations) == 12
+    x, _ = classes()
+    np.testing.assert_array_equal(again(x), model(x))
+
+
+def test_csv_logger(tmp_path):
+    tfdist.fit(classifier(), batches(), epochs=3, callbacks=[kc.CSVLogger(tmp_path / "log.csv")])
+    lines = (tmp_path / "log.csv").read_text().split()
+    assert lines[0] == "epoch,accuracy,loss,val_accuracy,val_loss"
+    assert len(lines) == 4
+
+
+class BreaksOff(kc.Callback):
+    """Fails at a batch, counted over all epochs."""
+
+    def __init__(self, at=None):
+        super().__init__()
+        self.left, self.batches = at, 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+        if self.batches == self.left:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("save_freq", "whole"), [("epoch", 2), (4, 1)])  # Keras counts an epoch when it has ended
+def test_backup_and_restore_goes_on_after_the_last_whole_epoch(tmp_path, save_freq, whole):
+    def train(fit, folder):
+        """Breaks off in the third of four epochs, and begins again, as another process would."""
+        keras.utils.set_random_seed(7)
+        taken = []
+        for breaks_at in (15, None):
+            model, counter = classifier(keras.layers.Dense(4), keras.layers.Dropout(0.4)), BreaksOff(breaks_at)
+            with contextlib.suppress(KeyboardInterrupt):
+                fit(model, batches(), epochs=4, callbacks=[kc.BackupAndRestore(folder, save_freq), counter])
+            taken.append(counter.batches)
+        return model, taken
+
+    plain, theirs = train(
+        lambda model, data, **given: model.fit(data, verbose=0, shuffle=False, **given), tmp_path / "a"
+    )
+    ours, own = train(tfdist.fit, tmp_path / "b")
+    assert own == theirs == [15, 6 * (4 - whole)]
+    assert_same(plain, ours)
+
+
+def test_backups_and_checkpoints_are_not_both_restored(tmp_path):
+    backup, checkpoints = kc.BackupAndRestore(tmp_path / "a"), tfdist.Checkpoints(tmp_path / "b")
+    with pytest.raises(UsageError, match="would both restore the training"):
+        tfdist.fit(classifier(), batches(), callbacks=[backup], checkpoints=checkpoints)
+
+
+@pytest.fixture
+def limits():
+    yield keras.config
+    keras.config.set_max_epochs(None)
+    keras.config.set_max_steps_per_epoch(None)
+
+
+def test_keras_own_limits_shorten_a_training(limits):
+    limits.set_max_epochs(2)
+    limits.set_max_steps_per_epoch(2)
+    model = classifier(metrics=[Examples()])
+    history = tfdist.fit(model, batches(), epochs=5, validation_data=VALIDATION)
+    assert history.history["examples"] == history.history["val_examples"] == [2 * BATCH] * 2
+    assert len(tfdist.fit(model, batches(), max_steps=100).epoch) == 2
+    assert len(tfdist.fit(model, batches()).epoch) == 1
+
+
+def test_another_strategys_scope_is_named():
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        model = classifier()
+        with pytest.raises(UsageError, match="this is the scope of a MirroredStrategy"):
+            tfdist.fit(model, batches())
+
+
+def test_a_profile_of_a_batch_is_written(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    tfdist.fit(classifier(), batches(), callbacks=[kc.TensorBoard(tmp_path, profile_batch=2)])
+    records = [
+        value
+        for path in tmp_path.glob("train/events*")
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+    ]
+    assert "batch_2" in [record.tag for record in records]
+    assert list(tmp_path.rglob("*.xplane.pb"))
+
+
+def test_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    tfdist.fit(classifier(), batches(), epochs=2, callbacks=[kc.TensorBoard(tmp_path)], validation_data=VALIDATION)
+    assert list((tmp_path / "train").glob("events*"))
+    assert list((tmp_path / "validation").glob("events*"))
+
+
+class StopAt(kc.Callback):
+    """Stops the training after a batch of an epoch."""
+
+    def __init__(self, epoch, batch):
+        super().__init__()
+        self.place, self.epoch = (epoch, batch), 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self.epoch, batch) == self.place:
+            self.model.stop_training = True
+
+
+def test_a_callback_stops_the_training_within_an_epoch():
+    keras.utils.set_random_seed(7)
+    plain = classifier()
+    plain.fit(batches(), epochs=4, verbose=0, shuffle=False, callbacks=[StopAt(1, 2)], validation_data=VALIDATION)
+    keras.utils.set_random_seed(7)
+    ours = classifier()
+    tfdist.fit(ours, batches(), epochs=4, callbacks=[StopAt(1, 2)], validation_data=VALIDATION)
+    assert int(ours.optimizer.iterations) == 9
+    assert_same(plain, ours)
+
+
+def test_stopping_before_the_first_step_trains_nothing():
+    stop = kc.LambdaCallback(on_epoch_begin=lambda epoch, logs: setattr(model, "stop_training", True))
+    model = classifier()
+    tfdist.fit(model, batches(), epochs=3, callbacks=[stop])
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_a_second_fit_goes_on_where_the_first_ended():
+    def build():
+        keras.utils.set_random_seed(7)
+        return classifier(keras.layers.Dense(4), keras.layers.Dropout(0.4))
+
+    plain, ours = build(), build()
+    for _ in range(2):
+        plain.fit(batches(), verbose=0, shuffle=False)
+        tfdist.fit(ours, batches())
+    assert_same(plain, ours)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("given", "steps", "epochs"),
+    [
+        ({"max_steps": 1}, 1, [0]),
+        ({"max_steps": 17}, 17, [0, 1, 2]),
+        ({"max_steps": 17, "steps_per_execution": 4}, 17, [0, 1, 2]),
+        ({"max_steps": 17, "epochs": 2}, 12, [0, 1]),
+        ({"max_steps": 7, "epochs": 20}, 7, [0, 1]),
+        ({"epochs": 3, "steps_per_epoch": 7, "steps_per_execution": 5}, 21, [0, 1, 2]),
+        ({"epochs": 2, "steps_per_epoch": 40, "steps_per_execution": 40}, 80, [0, 1]),
+        ({"steps_per_epoch": 13}, 13, [0]),
+        ({"max_steps": 11, "steps_per_epoch": 100}, 11, [0]),
+        ({"max_steps": 13, "steps_per_epoch": 1}, 13, list(range(13))),
+    ],
+)
+def test_the_number_of_steps_is_exact(given, steps, epochs, tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDIST_RUN_DIR", str(tmp_path))
+    model = classifier()
+    seen = Examples()
+    model.compile(model.optimizer, model.loss, metrics=[seen])
+    data = tf.data.Dataset.from_tensor_slices(classes(48)).batch(BATCH).repeat()
+    given = {"steps_per_epoch": 6} | given
+    history = tfdist.fit(model, data, **given)
+    assert int(model.optimizer.iterations) == steps
+    assert history.epoch == epochs
+    assert sum(history.history["examples"]) == steps * BATCH
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["step"] == steps
+    assert lines[-1]["worker_steps"] == {"chief:0": steps}
+
+
+class Examples(keras.metrics.Metric):
+    """How many examples were seen."""
+
+    def __init__(self, name="examples", **given):
+        super().__init__(name=name, **given)
+        self.count = self.add_weight(shape=(), initializer="zeros", dtype="int32", name="count")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign_add(keras.ops.shape(y_true)[0])
+
+    def result(self):
+        return self.count
+
+
+def test_a_loss_that_is_not_a_number_names_its_step():
+    x, y = classes(48)
+    x[8 * 4 + 3] = np.nan  # in the fifth batch
+    with pytest.raises(TrainingError, match=r"the loss is nan at step 5\b"):
+        tfdist.fit(classifier(keras.layers.Dense(4)), batches(x, y), steps_per_execution=3)
+
+
+def test_terminate_on_nan_ends_the_training_as_in_keras():
+    x, y = classes(48)
+    x[8 * 4 + 3] = np.nan
+    model = classifier(keras.layers.Dense(4))
+    history = tfdist.fit(model, batches(x, y), epochs=3, callbacks=[kc.TerminateOnNaN()])
+    assert int(model.optimizer.iterations) == 5
+    assert history.epoch == [0]
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_data_that_ends_early_is_an_error(steps_per_execution):
+    with pytest.raises(TrainingError, match="chief:0's data ended before the training did"):
+        tfdist.fit(classifier(), batches(), steps_per_epoch=10, steps_per_execution=steps_per_execution)
+
+
+def test_arrays_are_shuffled_as_in_keras_unless_they_are_not_to_be():
+    x, y = classes()
+    orders = {}
+    for shuffle in (True, False):
+        keras.utils.set_random_seed(7)
+        model = classifier(metrics=[Examples()])
+        history = tfdist.fit(model, (x, y), epochs=2, batch_size=BATCH, shuffle=shuffle)
+        assert history.history["examples"] == [len(x), len(x)]
+        assert int(model.optimizer.iterations) == 2 * 6
+        orders[shuffle] = model
+    keras.utils.set_random_seed(7)
+    plain = classifier(metrics=[Examples()])
+    plain.fit(x, y, epochs=2, batch_size=BATCH, shuffle=False, verbose=0)
+    assert_same(plain, orders[False])
+    assert difference(plain.variables, orders[True].variables) > 1e-4
+
+
+def test_data_without_targets_is_an_error():
+    x, _ = classes()
+    with pytest.raises(TrainingError, match="no targets, which the loss needs"):
+        tfdist.fit(classifier(), (x,))
+
+
+def test_validation_data_without_an_end_is_an_error():
+    with pytest.raises(TrainingError, match="the data to score has no end"):
+        tfdist.fit(classifier(), batches(), validation_data=batches().repeat())
+    limited = tfdist.Validation(batches().repeat(), steps=2)
+    assert "val_loss" in tfdist.fit(classifier(), batches(), validation_data=limited).history
+
+
+def test_a_metric_with_a_vector_for_a_result():
+    def build():
+        one_hot = keras.losses.CategoricalCrossentropy(from_logits=True)
+        model = classifier()
+        model.compile("adam", one_hot, metrics=[keras.metrics.F1Score()])
+        return model
+
+    x, y = classes()
+    plain, ours = train_both(build, batches(x, np.eye(CLASSES, dtype=np.float32)[y]))
+    assert_same(plain, ours)
+
+
+def test_a_model_in_float8_is_trained():
+    def build():
+        model = classifier()
+        model.quantize("float8")
+        model.compile("sgd", model.loss)
+        return model
+
+    assert_same(*train_both(build))
+
+
+def test_training_needs_no_rewriting_of_its_graphs():
+    # What TensorFlow's graph optimizers remove is not carried out, and may be wrong without anybody noticing.
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    try:
+        assert_same(*train_both(classifier))
+    finally:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False, **before})

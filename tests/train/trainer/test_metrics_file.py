@@ -1,0 +1,97 @@
+"""What becomes of metrics when steps are lost, when their file is damaged, and when the disk is full."""
+
+import json
+
+import pytest
+
+from tfdist_cli.train.trainer import metrics_file
+from tfdist_cli.train.trainer.metrics_file import MetricsFile
+
+
+def line(step, epoch=1, split="train", done=False):
+    return json.dumps({"split": split, "step": step, "epoch": epoch, "epoch_done": done}).encode() + b"\n"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "metrics.jsonl"
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """The warnings that the launcher is told."""
+    records = []
+    monkeypatch.setattr(metrics_file, "emit", lambda kind, **fields: records.append((kind, fields["reason"])))
+    return records
+
+
+def lost(path):
+    return path.with_name("metrics_lost.jsonl").read_bytes()
+
+
+def test_lines_of_steps_that_are_taken_again_move_to_another_file(path):
+    lines = [line(step) for step in (10, 20, 20, 30, 40)]
+    path.write_bytes(b"".join(lines) + b'{"step": 5')
+    MetricsFile(path).take_back(20, 0)
+    assert path.read_bytes() == b"".join(lines[:3])
+    assert lost(path) == b"".join(lines[3:])
+    path.write_bytes(path.read_bytes() + lines[3])
+    MetricsFile(path).take_back(20, 0)
+    assert lost(path) == b"".join([*lines[3:], lines[3]])
+
+
+@pytest.mark.parametrize(("ended", "kept"), [(0, 1), (1, 3)])
+def test_the_end_of_an_epoch_is_taken_out_where_it_comes_once_more(path, ended, kept):
+    lines = [line(20), line(20, done=True), line(20, split="test")]
+    path.write_bytes(b"".join(lines))
+    MetricsFile(path).take_back(20, ended)
+    assert path.read_bytes() == b"".join(lines[:kept])
+
+
+def test_a_file_that_ends_where_the_training_goes_on_is_left_alone(path):
+    MetricsFile(path).take_back(20, 0)
+    assert not path.exists()
+    path.write_bytes(line(20))
+    MetricsFile(path).take_back(20, 0)
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"\xff\xfe", b"[" * 100_000, b'{"step": 1e999, "epoch_done": 5', b'{"step": "a"}', b"[]", b'{"step": 1}\r\xff'],
+)
+def test_a_damaged_line_is_no_hindrance(path, damage):
+    path.write_bytes(line(10) + damage + b"\n" + line(20) + line(30))
+    MetricsFile(path).take_back(20, 0)
+    assert path.read_bytes() == line(10) + damage + b"\n" + line(20)
+    assert lost(path) == line(30)
+
+
+def test_where_there_is_no_room_nothing_fails_and_no_step_is_counted_twice(path, small_disk, told, log):
+    path = small_disk / "metrics.jsonl"
+    lines = [line(step) for step in range(1000)]
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(OSError, match="No space left"):
+        (small_disk / "ballast").write_bytes(bytes(2**20))
+    file = MetricsFile(path)
+    file.take_back(900, 0)
+    assert path.read_bytes() == b"".join(lines[:901])
+    before = path.stat().st_size
+    for _ in range(200):
+        file.append({"split": "train", "step": 901, "loss": "x" * 100})
+    assert path.read_bytes().endswith(b"}\n"), "a line is whole or not there"
+    assert path.stat().st_size > before, "the rest of a block took no room"
+    reason = f"{path} is not complete: No space left on device"
+    assert told == [("metrics_failed", reason)], "it is told once"
+    assert log == [f"{reason}; training goes on"]
+    (small_disk / "ballast").unlink()
+    file.append({"step": 902})
+    assert path.read_bytes().splitlines()[-1] == b'{"step":902}'
+
+
+def test_a_run_directory_that_is_gone_ends_nothing(path, told):
+    path.parent.rmdir()
+    MetricsFile(path).append({"step": 1})
+    MetricsFile(path).take_back(0, 0)
+    assert told == [("metrics_failed", f"{path} is not complete: No such file or directory")]
+    assert not path.parent.exists()

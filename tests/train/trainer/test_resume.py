@@ -1,0 +1,239 @@
+"""A training that goes on from a checkpoint acts as one that was never stopped: callbacks, metrics and history too."""
+
+import json
+import os
+import random
+import shutil
+import signal
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+from keras import callbacks as kc
+
+import tfdist_cli as tfdist
+from tests.support.compare import CLASSES, batches, classes, classifier, difference
+from tfdist_cli import Checkpoints
+from tfdist_cli.errors import TfdistError
+from tfdist_cli.train.checkpoint.store import CheckpointFolder, TrainingState
+from tfdist_cli.train.model.train_step import ModelStep
+from tfdist_cli.train.trainer.config import Assignment, Saving, Schedule
+from tfdist_cli.train.trainer.resume import position, resume
+
+pytestmark = pytest.mark.slow
+
+X, Y = classes(60, seed=3)
+HARMFUL = batches(X, (Y + 1) % CLASSES)  # 8 steps; what is learned of them makes the validation worse
+VALIDATION = batches(*classes(21, seed=1))
+
+
+class Drawing(kc.Callback):
+    """Draws a learning rate and keeps a record of what it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.drawn = []
+        self.ends = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.drawn.append((epoch, random.random(), np.random.uniform()))
+        self.model.optimizer.learning_rate = 0.01 * self.drawn[-1][1]
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.ends += 1
+
+
+def train(folder, epochs=9, *, callbacks=None, data=HARMFUL, **given):
+    """Trains until the validation has been worse for some epochs."""
+    keras.utils.set_random_seed(7)
+    model = classifier()
+    callbacks = callbacks or [
+        kc.EarlyStopping("val_loss", patience=3, min_delta=0.01, restore_best_weights=True),
+        kc.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=10.0),
+        kc.ModelCheckpoint(str(folder / "best.keras"), monitor="val_loss", save_best_only=True),
+        kc.LearningRateScheduler(lambda epoch, rate: rate * 0.95),
+        Drawing(),
+    ]
+    tfdist.fit(
+        model,
+        data,
+        callbacks=callbacks,
+        checkpoints=Checkpoints(folder, every_steps=4, keep=99),
+        **{"epochs": epochs, "validation_data": VALIDATION, "steps_per_execution": 2} | given,
+    )
+    return model, callbacks
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A folder with a checkpoint of each 4 steps, as it was left by the training, which a callback has ended."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    model, callbacks = train(folder)
+    assert model.history.epoch == [0, 1, 2, 3]
+    return folder, model, callbacks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [4, 8, 20, 24, 32])  # within an epoch; after its last step, before its end; the end
+def test_it_acts_as_one_that_was_not_stopped(step, undisturbed, tmp_path):
+    folder, model, callbacks = undisturbed
+    shutil.copytree(folder / f"step-{step:08d}", tmp_path / f"step-{step:08d}")
+    again, others = train(tmp_path)
+    assert difference(model.variables, again.variables) == 0
+    assert difference(model.optimizer.variables, again.optimizer.variables) == 0
+    assert again.history.history == model.history.history
+    assert again.history.epoch == model.history.epoch
+    for callback, other in zip(callbacks, others, strict=True):
+        for name in ("best", "wait", "best_epoch", "stopped_epoch", "cooldown_counter", "min_delta", "drawn", "ends"):
+            assert getattr(callback, name, None) == getattr(other, name, None)
+
+
+def test_a_training_that_a_callback_has_ended_stays_so(undisturbed, tmp_path, log):
+    shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
+    again, _ = train(tmp_path)
+    assert int(again.optimizer.iterations) == 32
+    assert "a callback has ended the training at step 32; more epochs, or other callbacks, go on" in log
+
+
+@pytest.mark.parametrize(
+    "given", [{"epochs": 10}, {"callbacks": [Drawing()], "epochs": 5}], ids=["epochs", "callbacks"]
+)
+def test_unless_it_is_asked_for_more(given, undisturbed, tmp_path):
+    shutil.copytree(undisturbed[0] / "step-00000032", tmp_path / "step-00000032")
+    again, _ = train(tmp_path, **given)
+    assert int(again.optimizer.iterations) == 40  # the fifth epoch is no better than the fourth
+
+
+def test_epochs_of_another_length_begin_anew(undisturbed, tmp_path):
+    shutil.copytree(undisturbed[0] / "step-00000020", tmp_path / "step-00000020")
+    given = {"data": HARMFUL.repeat(), "epochs": None, "steps_per_epoch": 6, "max_steps": 21}
+    model, _ = train(tmp_path, callbacks=[kc.History()], **given)
+    assert model.history.epoch == [0, 1, 3]  # two epochs of 8 steps; the fourth one of 6
+
+
+class Noted(kc.Callback):
+    """Notes in a file of its own which epochs have ended; puts a copy of the run aside as the next one begins."""
+
+    def __init__(self, run, aside):
+        super().__init__()
+        self.run, self.aside = run, aside
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1 and not self.aside.exists():
+            shutil.copytree(self.run, self.aside)
+
+    def on_epoch_end(self, epoch, logs=None):
+        with (self.run / "ended").open("a") as file:
+            file.write(f"{epoch}\n")
+
+
+@pytest.mark.parametrize("every", [{"every_steps": 8}, {"every_seconds": 1e-6}], ids=str)
+def test_the_end_of_an_epoch_is_recorded_once_when_a_checkpoint_falls_on_its_last_step(every, tmp_path, monkeypatch):
+    run, aside = tmp_path / "run", tmp_path / "aside"
+    run.mkdir()
+    monkeypatch.setenv("TFDIST_RUN_DIR", str(run))
+
+    def launched(folder):
+        monkeypatch.setattr("tfdist_cli.train.cluster.join._joined", None)
+        monkeypatch.setenv("TFDIST_RUN_DIR", str(folder))
+        kept = Checkpoints(folder / "kept", asynchronous=False, keep=99, **every)
+        tfdist.fit(
+            classifier(), HARMFUL, epochs=3, validation_data=VALIDATION, callbacks=[Noted(folder, aside)],
+            checkpoints=kept, steps_per_execution=8,
+        )  # fmt: skip
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        ends = [(line["split"], line["step"]) for line in lines if line["epoch_done"] or line["split"] != "train"]
+        assert ends == [(split, step) for step in (8, 16, 24) for split in ("train", "validation")]
+        assert (folder / "ended").read_text() == "0\n1\n2\n"
+
+    launched(run)
+    assert CheckpointFolder(aside / "kept").steps() == [8], "it is saved when its end has been dealt with"
+    launched(aside)
+
+
+class Told(kc.Callback):
+    """Is told to end at the last step of the first epoch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 6:  # it is noted with the next one
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_the_end_of_an_epoch_that_sigterm_has_cut_off_is_recorded_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDIST_RUN_DIR", str(tmp_path))
+    kept = Checkpoints(tmp_path / "kept")
+    with pytest.raises(TfdistError, match="told to end after step 8"):
+        tfdist.fit(classifier(), HARMFUL, epochs=2, callbacks=[Told()], checkpoints=kept)
+    for _ in range(2):
+        monkeypatch.setattr("tfdist_cli.train.cluster.join._joined", None)
+        model = classifier()
+        tfdist.fit(model, HARMFUL, epochs=2, checkpoints=kept)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["epoch_done"]] == [8, 16]
+    assert model.history.epoch == [0, 1]
+
+
+def test_metrics_that_count_something_else_are_not_taken_over(tmp_path):
+    step = ModelStep(model := classifier())
+    step.build(HARMFUL.element_spec)
+    folder = CheckpointFolder(tmp_path)
+    folder.save(step, TrainingState(4, 0, steps_per_epoch=8, totals=[1e9]))
+    tfdist.fit(model, HARMFUL, max_steps=8, checkpoints=Checkpoints(tmp_path, every_steps=99))
+    assert model.history.history["loss"][0] < 10
+
+
+def resumed(folder, workers, steps, *, synchronous=True, epochs=5, **state):
+    """What a training among so many workers, of so many steps an epoch, starts with after another one's checkpoint."""
+    step = ModelStep(classifier())
+    step.build(HARMFUL.element_spec)
+    CheckpointFolder(folder).save(step, TrainingState(**state))
+    engine = SimpleNamespace(
+        is_chief=True,
+        synchronous=synchronous,
+        sharers=workers,
+        total=lambda values: values,
+        share_variables=lambda: None,
+    )
+    saving = Saving(CheckpointFolder(folder))
+    assignment = Assignment(lambda _: None, steps, epochs=epochs, saving=saving)
+    start = resume(engine, step, assignment)
+    schedule = Schedule(steps, assignment.total(start.origin), 1, origin=start.origin)
+    return start, schedule, position(engine, start, schedule, [], 1), engine
+
+
+def test_more_workers_take_over_within_an_epoch_and_fewer_after_them(tmp_path, log):
+    """Two and a half of five epochs of 8 steps are done by two workers; four have epochs of 4 steps, one of 16."""
+    given = {"step": 20, "epoch": 2, "steps_per_epoch": 8, "sharers": 2, "batches": 40, "totals": [640.0]}
+    start, schedule, at, engine = resumed(tmp_path / "4", 4, 4, **given)
+    assert (start.step, start.origin, start.batches) == (20, 10, 40)
+    assert (schedule.total, schedule.epochs) == (30, 5)
+    assert [schedule.first(epoch) for epoch in (2, 3)] == [18, 22]
+    assert (at.ended, at.totals) == (2, [640.0])
+    assert start.taken(24, engine) == 56
+    assert "there were 2 workers, now there are 4: they divide the data anew" in log
+
+    later = given | {"step": 24, "epoch": 3, "steps_per_epoch": 4, "origin": 10, "sharers": 4, "batches": 56}
+    start, schedule, at, engine = resumed(tmp_path / "1", 1, 16, **later)
+    assert (start.origin, start.batches, at.ended) == (24 - 56, 56, 3)
+    assert (schedule.first(3), schedule.total) == (16, 48)  # one and a half epochs of 16 steps are left
+    assert start.taken(26, engine) == 58
+
+
+def test_where_the_numbers_stay_so_does_the_count(tmp_path):
+    start, schedule, at, _ = resumed(
+        tmp_path, 2, 8, synchronous=False, step=20, epoch=2, steps_per_epoch=8, origin=-4, sharers=2, batches=17
+    )
+    assert (start.origin, start.batches, schedule.total, at.ended) == (-4, 17, 36, 2)
+
+
+@pytest.mark.parametrize(("synchronous", "batches"), [(True, 60), (False, 20)])
+def test_a_checkpoint_that_does_not_count_the_data_is_taken_to_be_of_as_many_workers(synchronous, batches, tmp_path):
+    start, schedule, at, _ = resumed(tmp_path, 3, 8, synchronous=synchronous, step=20, epoch=2, steps_per_epoch=8)
+    assert (start.origin, start.batches, schedule.total, at.ended) == (0, batches, 40, 2)
+
+
+@pytest.mark.parametrize(("epochs", "stays"), [(5, True), (6, False)])
+def test_a_training_that_a_callback_has_ended_stays_so_with_other_numbers_of_workers(epochs, stays, tmp_path):
+    state = {"step": 16, "epoch": 2, "steps_per_epoch": 8, "sharers": 2, "batches": 32, "final": True, "stopped": 40}
+    assert resumed(tmp_path, 4, 4, epochs=epochs, **state)[2].stopped is stays

@@ -1,0 +1,1 @@
+"""What the terminal shows: tables, progress, the summary of a run."""

@@ -1,0 +1,269 @@
+"""What a launch shows while it runs: the tasks' lines, and how far they are."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tfdist_cli.cli.console.lines import ROLE_COLOURS, TaskLines, neutral
+from tfdist_cli.launch.run.report import cause_of, describe_end, described, signal_name
+from tfdist_cli.launch.supervisor.events import Answered, Event, Exited, Networked, Output, Resized, Signalled
+from tfdist_cli.launch.supervisor.state import JobState, Loss, Phase, Status
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from tfdist_cli.launch.run.snapshot import Chronicle, Progress
+    from tfdist_cli.spec.task_id import TaskId
+
+_REFRESH = 0.25
+"""Seconds between two pictures of the live table; lines of tasks wait no longer than that."""
+_LINES_AT_ONCE = 1000
+_PLAIN_PERIOD = 5.0
+"""Seconds between two progress lines where there is no terminal."""
+
+
+class Display:
+    """Shows a job as plain lines: those of the tasks, and one with the progress every few seconds.
+
+    A watcher of the job. A terminal that has gone away is no reason to end a training: it is not written to any more.
+
+    Args:
+        console: the terminal, or a file.
+        chronicle: what the tasks have told.
+    """
+
+    def __init__(self, console: Console, chronicle: Chronicle) -> None:
+        self._console = console
+        self._chronicle = chronicle
+        self._phase = Phase.RUNNING
+        self._losses = 0
+        self._told = 0.0
+        self._shown: Progress | None = None
+
+    def saw(self, event: Event, state: JobState, now: float) -> None:
+        """Shows what is new."""
+        if isinstance(event, Output):
+            self._lines(event)
+        for loss in state.losses[self._losses :]:
+            self._notice(_restart(loss, state))
+        for notice in (*_of_requests(event), *_notices(event, state, self._phase)):
+            self._notice(notice)
+        self._phase, self._losses = state.phase, len(state.losses)
+        self._tick(state, now)
+
+    def _lines(self, event: Output) -> None:
+        lines = TaskLines()
+        lines.add(event.task, event.lines)
+        self._print(lines)
+
+    def _notice(self, text: str) -> None:
+        self._print(Text(f"[tfdist] {text}\n", style="bold"))
+
+    def _tick(self, state: JobState, now: float) -> None:  # noqa: ARG002
+        progress = self._chronicle.progress
+        if progress is None or progress is self._shown or now - self._told < _PLAIN_PERIOD:
+            return
+        self._shown, self._told = progress, now
+        self._notice(progress_text(progress))
+
+    def _print(self, what: RenderableType) -> None:
+        self._write(lambda: self._console.print(what, end="", soft_wrap=True, markup=False, highlight=False))
+
+    def _write(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError:
+            self._console.quiet = True
+
+
+class LiveDisplay(Display):
+    """Shows a job on a terminal: a table that is redrawn, with the tasks' lines scrolling by above it."""
+
+    def __init__(self, console: Console, chronicle: Chronicle) -> None:
+        super().__init__(console, chronicle)
+        self._live = Live(
+            console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+        )
+        self._waiting = TaskLines()
+        self._drawn = 0.0
+
+    @contextmanager
+    def on_screen(self) -> Iterator[LiveDisplay]:
+        """Shows the table until the context is left; the lines stay."""
+        self._write(self._live.start)
+        try:
+            yield self
+        finally:
+            self._flush()
+            self._write(self._live.stop)
+
+    def _lines(self, event: Output) -> None:
+        self._waiting.add(event.task, event.lines)
+        if self._waiting.count >= _LINES_AT_ONCE:
+            self._flush()
+
+    def _notice(self, text: str) -> None:
+        self._flush()
+        super()._notice(text)
+
+    def _tick(self, state: JobState, now: float) -> None:
+        if now - self._drawn < _REFRESH:
+            return
+        self._drawn = now
+        self._live.update(_picture(state, self._chronicle, now, self._console.size.height))
+        self._flush()
+        self._write(self._live.refresh)
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, TaskLines()
+        if waiting.count:
+            self._print(waiting)
+
+
+def progress_text(progress: Progress) -> str:
+    """How far the training is, in a line: step, epoch, rate, time left, metrics."""
+    total = "" if progress.total is None else f"/{progress.total}"
+    parts = [f"step {progress.step}{total}"]
+    if progress.epoch is not None:
+        parts.append(f"epoch {progress.epoch}" + (f"/{progress.epochs}" if progress.epochs is not None else ""))
+    if progress.steps_per_second:
+        parts.append(f"{progress.steps_per_second:.1f} steps/s")
+        if progress.total is not None and progress.step < progress.total:
+            parts.append(f"{duration((progress.total - progress.step) / progress.steps_per_second)} left")
+    return neutral("  ".join([*parts, metrics_text(progress.metrics)]).rstrip())
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """`accuracy 0.914  loss 0.312`."""
+    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+def duration(seconds: float) -> str:
+    """`1:02:03`, `2:03` or `3.4 s`."""
+    if not math.isfinite(seconds):
+        return "for ever"
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _restart(loss: Loss, state: JobState) -> str:
+    what = "starting it again" if loss.alone else "starting all tasks again from the last checkpoint"
+    when = f" in {loss.delay:g} s" if loss.delay else ""
+    return (
+        f"{loss.task} was lost: {cause_of(loss)}; {what}{when} (restart {state.restarts} of {state.rules.max_restarts})"
+    )
+
+
+def _of_requests(event: Event) -> Iterator[str]:
+    """What other terminals have asked for."""
+    match event:
+        case Resized(_, replicas, _):
+            yield f"going on with other numbers of tasks: {described(replicas)}"
+        case Answered(_, "refused", _, reason, _):
+            yield f"other numbers of tasks were asked for, and refused: {reason}"
+
+
+def _notices(event: Event, state: JobState, before: Phase) -> Iterator[str]:
+    """What the launcher does about an event, for whoever wonders why tasks end."""
+    if isinstance(event, Networked):
+        yield event.text
+    if isinstance(event, Exited) and state.tasks[event.task].status is Status.FAILED:
+        spent = state.tasks[event.task].spent
+        if not state.restarting:
+            yield f"{event.task} failed: {describe_end(state.tasks[event.task])}" + (f"; {spent}" if spent else "")
+    if state.phase is before:
+        return
+    limit = f"{state.rules.timeouts.shutdown:g} s"
+    match state.phase:
+        case Phase.EVALUATING:
+            yield "the training is done; waiting for the evaluator to score the last checkpoint"
+        case Phase.SAVING if state.restarting:
+            yield f"telling the training to save first, for {limit}"
+        case Phase.SAVING:
+            before_that = f"{signal_name(event.signum)}: " if isinstance(event, Signalled) else ""
+            yield f"{before_that}telling the training to save and end, for {limit}; Ctrl-C kills every task"
+        case Phase.STOPPING if state.late:
+            yield "not every task has come up in time; telling all of them to end"
+        case Phase.KILLING if not state.restarting:
+            yield "killing the tasks that are left: " + ", ".join(str(task) for task in state.alive)
+
+
+def _picture(state: JobState, chronicle: Chronicle, now: float, height: int) -> Group:
+    table = Table.grid(padding=(0, 2), expand=True)
+    for _ in range(3):
+        table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    rows = _task_rows(state, chronicle) if len(state.tasks) <= max(height - 6, 3) else _role_rows(state, chronicle)
+    for row in rows:
+        table.add_row(*row)
+    return Group(Text(), table, _progress_row(chronicle.progress, now))
+
+
+def _task_rows(state: JobState, chronicle: Chronicle) -> Iterator[tuple[Text, ...]]:
+    for task in state.tasks:
+        rate = _rate(chronicle.progress, task)
+        yield (
+            Text(str(task), style=ROLE_COLOURS[task.role]),
+            Text(_doing(task, state, chronicle)),
+            Text(f"{rate:.1f} steps/s" if rate else "", justify="right"),
+            Text(neutral(chronicle.of(task).last), style="dim"),
+        )
+
+
+def _role_rows(state: JobState, chronicle: Chronicle) -> Iterator[tuple[Text, ...]]:
+    """A row for each role, where the tasks would not fit on the screen."""
+    for role, colour in ROLE_COLOURS.items():
+        tasks = [task for task in state.tasks if task.role == role]
+        ended = {task: state.tasks[task].status for task in tasks if state.tasks[task].status.ended}
+        doing = Counter(ended[task].value if task in ended else _doing(task, state, chronicle) for task in tasks)
+        rate = sum(_rate(chronicle.progress, task) for task in tasks)
+        if tasks:
+            yield (
+                Text(f"{role} ×{len(tasks)}", style=colour),
+                Text(", ".join(f"{count} {what}" for what, count in doing.most_common(4))),
+                Text(f"{rate:.1f} steps/s" if rate else ""),
+                Text(),
+            )
+
+
+def _doing(task: TaskId, state: JobState, chronicle: Chronicle) -> str:
+    each = state.tasks[task]
+    if each.start_at is not None or state.phase is Phase.PAUSED:
+        return f"{describe_end(each)}; to be started again"
+    if each.status.ended:
+        return "done" if each.status is Status.DONE else describe_end(each)
+    if each.told:
+        return "ending"
+    return neutral(chronicle.of(task).state) or ("starting" if state.rules.reports else "running")
+
+
+def _rate(progress: Progress | None, task: TaskId) -> float:
+    return progress.workers.get(str(task), 0.0) if progress else 0.0
+
+
+def _progress_row(progress: Progress | None, now: float) -> RenderableType:
+    row = Table.grid(padding=(0, 2))
+    if progress is None:
+        row.add_row(Text(duration(now)))
+    elif progress.total:
+        row.add_row(
+            Text(duration(now)),
+            ProgressBar(progress.total, min(progress.step, progress.total), width=24),
+            Text(progress_text(progress), no_wrap=True, overflow="ellipsis"),
+        )
+    else:
+        row.add_row(Text(duration(now)), Text(progress_text(progress), no_wrap=True, overflow="ellipsis"))
+    return row

@@ -1,0 +1,129 @@
+"""What a launch prints at its end: a failure on stderr, its headline first, and what came of the run on stdout."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from tfdist_cli.cli.console import console
+from tfdist_cli.cli.console.lines import ROLE_COLOURS, neutral
+from tfdist_cli.cli.console.progress import duration, metrics_text
+from tfdist_cli.launch.run.report import cause_of, described
+from tfdist_cli.launch.run.snapshot import numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tfdist_cli.launch.run.report import Failure, Report, TaskEnd
+    from tfdist_cli.launch.supervisor.state import Resize
+
+_CONSEQUENCES = 10
+"""How many of the failures after the first are told; result.json has them all."""
+_WORDS = 100
+"""Characters of what such a task said last."""
+
+
+def print_failure(report: Report) -> None:
+    """Tells on stderr what ended the job, and what followed from it; before that, what it has survived."""
+    for loss in report.losses:
+        again = "it was started again" if loss.alone else "all were started again from the last checkpoint"
+        when = f"after {loss.ended.failed_at:.1f} s" + (f", at step {loss.step}" if loss.step else "")
+        _say("lost:", f"{loss.task} {when}, {cause_of(loss)}; {again}")
+    for resize in report.resizes:
+        _say("scaled:", _went_on(resize))
+    if report.headline:
+        _say("error:", report.headline)
+    if report.failures:
+        _print_details(report.failures[0])
+        if report.failures[0].spent:
+            _say("note:", report.failures[0].spent)
+    after = report.failures[1:]
+    for failure in after[:_CONSEQUENCES]:
+        _say("then:", failure.sentence.partition("\n")[0] + _last_words(failure))
+    if len(after) > _CONSEQUENCES:
+        _say("then:", f"{len(after) - _CONSEQUENCES} more tasks failed")
+    for warning in report.warnings:
+        _say("warning:", warning)
+
+
+def print_report(report: Report, run_dir: Path) -> None:
+    """Prints what came of the run on stdout."""
+    table = Table.grid(padding=(0, 2))
+    for row in _task_rows(report):
+        table.add_row(*row)
+    console.out.print(table)
+    for name, text in _facts(report, run_dir):
+        console.out.print(Text.assemble((f"{name:<12}", "bold"), neutral(text)), soft_wrap=True)
+
+
+def _print_details(failure: Failure) -> None:
+    if failure.hint:
+        _say("hint:", failure.hint)
+    # An error that says what to do has said it all; otherwise where it was raised counts, or else what came last.
+    lines = failure.traceback.splitlines() if failure.traceback else [] if failure.message else failure.lines
+    for line in lines:
+        console.err.print(Text(f"  {neutral(line)}"), soft_wrap=True)
+    _say("log:", str(failure.log))
+
+
+def _went_on(resize: Resize) -> str:
+    """When the numbers of tasks changed, and from where the training went on."""
+    when = f"{described(resize.wanted.replicas)} after {resize.asked_at:.1f} s"
+    if resize.trained_at is None:
+        return f"{when}; no step was made after that"
+    where = "from the beginning" if resize.resumed is None else f"from step {resize.resumed}"
+    return f"{when}; the training went on {where}, {resize.trained_at - resize.asked_at:.1f} s later"
+
+
+def _last_words(failure: Failure) -> str:
+    if failure.message or not failure.lines or failure.what.startswith("killed"):
+        return ""
+    return f': "{failure.lines[-1][:_WORDS]}"'
+
+
+def _say(what: str, text: str) -> None:
+    label = (what, "bold red" if what == "error:" else "bold")
+    lines = "\n".join(neutral(line) for line in text.splitlines())
+    console.err.print(Text.assemble(label, " ", lines), soft_wrap=True)
+
+
+def _task_rows(report: Report) -> Iterator[tuple[Text, ...]]:
+    """A row for each task, or for several of one role that ended alike."""
+    for (role, what, restarts), alike in groupby(report.tasks, key=lambda end: (end.task.role, end.what, end.restarts)):
+        ends = list(alike)
+        seconds = [end.seconds for end in ends if end.seconds is not None]
+        yield (
+            Text(_names(ends), style=ROLE_COLOURS[role]),
+            Text(("done" if what == "exit code 0" else what) + (f", started {restarts + 1} times" if restarts else "")),
+            Text(duration(max(seconds)) if seconds else ""),
+        )
+
+
+def _names(ends: list[TaskEnd]) -> str:
+    first, last = ends[0].task, ends[-1].task
+    return str(first) if len(ends) == 1 else f"{first}-{last.index}"
+
+
+def _facts(report: Report, run_dir: Path) -> Iterator[tuple[str, str]]:
+    result = report.result
+    if result:
+        step, examples, seconds = (result.get(key) for key in ("step", "examples", "seconds"))
+        yield "training", f"to step {step}, {examples} examples in {seconds} s"
+    if report.metrics:
+        yield "metrics", metrics_text(report.metrics)
+    if report.evaluation:
+        scores = metrics_text(numbers(report.evaluation.get("metrics")))
+        yield "evaluation", f"{scores}  at step {report.evaluation.get('step')}"
+    if report.checkpoints:
+        path, saved = list(report.checkpoints.items())[-1]
+        yield "checkpoint", f"{path}  at step {saved}"
+    for path in report.exports:
+        yield "export", path
+    yield "run", str(run_dir)
+    if report.exit_code and report.checkpoints:
+        yield "to go on", f"launch again with --run-dir {run_dir}"
+    yield "time", duration(report.seconds)

@@ -1,0 +1,1 @@
+"""Runs the tasks of a plan as processes of this machine."""

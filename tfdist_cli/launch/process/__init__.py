@@ -1,0 +1,1 @@
+"""Processes of this machine: start, output, ports, network, memory, end."""

@@ -1,0 +1,117 @@
+"""The network that a run's tasks have on this machine: one of their own, or the machine's.
+
+TensorFlow's servers listen on every interface and ask for no password. In a namespace with nothing but a loopback
+interface only the run's own tasks reach them; and the tasks reach nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.process import network_namespace
+from tfdist_cli.launch.supervisor.events import Networked
+from tfdist_cli.plan.plan import Plan
+from tfdist_cli.spec.task_id import DATA_ROLES
+
+_SCRIPT = (sys.executable, "-I", "-S", str(Path(network_namespace.__file__)))
+PRIVATE = "the tasks are in a network of their own: nobody else reaches them, and they reach no other host"
+OPEN = "whoever reaches this machine can run code in the tasks: TensorFlow's servers ask for no password"
+
+
+@dataclass(frozen=True)
+class Network:
+    """A way into a network.
+
+    Args:
+        enter: what stands before a command; empty for this machine's network.
+        files: the open files that it needs.
+    """
+
+    enter: tuple[str, ...] = ()
+    files: tuple[int, ...] = ()
+
+
+HOST = Network()
+
+
+@contextmanager
+def network_of(plan: Plan) -> Iterator[tuple[Network, Networked | None]]:
+    """The network for a plan's tasks, and what a user should know of it; it is there until the context is left.
+
+    Raises:
+        UsageError: the cluster asks for a private network, and there can be none.
+    """
+    wanted, warning = (plan.cluster.network, "") if plan.cluster.network else _default(plan)
+    if wanted == "host":
+        yield HOST, Networked(private=False, text=warning) if warning else None
+        return
+    with ExitStack() as kept:
+        reason = ""
+        try:
+            network = _make([planned.address.port for planned in plan.tasks if planned.task.role != "evaluator"], kept)
+        except OSError as error:
+            network, reason = HOST, error.strerror or str(error)
+        if reason and plan.cluster.network == "private":
+            raise UsageError(
+                f"this machine allows no private network: {reason}",
+                hint="remove 'network: private', and close the tasks' ports by a firewall: see docs/security.md",
+            )
+        if reason:
+            text = f"{OPEN}, and a private network is not allowed here ({reason}); docs/security.md has a firewall rule"
+            yield network, Networked(private=False, text=text)
+        else:
+            yield network, Networked(private=True, text=PRIVATE)
+
+
+def _default(plan: Plan) -> tuple[str, str]:
+    """The network of a cluster whose file names none, and a warning where it is open.
+
+    A recipe's tasks have one of their own. A program after `--` may be anything: it has what it has without tfdist.
+    """
+    listening = [planned for planned in plan.tasks if planned.task.role != "evaluator"]
+    alone = plan.strategy in ("single", "mirrored") and not any(one.task.role in DATA_ROLES for one in listening)
+    if alone or any(not one.address.is_loopback for one in listening):
+        return "host", ""
+    if plan.recipe is None:
+        return "host", f"{OPEN}; 'network: private' in the cluster file closes them, see docs/security.md"
+    return "private", ""
+
+
+def _make(ports: Sequence[int], kept: ExitStack) -> Network:
+    """Makes a namespace, which lasts as long as what is kept.
+
+    Raises:
+        OSError: it is not possible.
+    """
+    if not sys.platform.startswith("linux"):
+        raise OSError(f"{sys.platform} has no network namespaces")
+    maker = kept.enter_context(
+        subprocess.Popen(
+            [*_SCRIPT, "make", *map(str, ports)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+        )
+    )
+    if maker.stdout is None:
+        raise RuntimeError("it was asked for as a pipe")
+    answer = maker.stdout.readline().decode().split()
+    if answer[:1] != ["ok"]:
+        raise OSError(" ".join(answer) or "its maker has ended")
+    files = [os.open(f"/proc/{maker.pid}/ns/net", os.O_RDONLY)]
+    kept.callback(os.close, files[0])
+    user = -1
+    if answer[1] == "1":
+        user = os.open(f"/proc/{maker.pid}/ns/user", os.O_RDONLY)
+        kept.callback(os.close, user)
+        files.append(user)
+    return Network((*_SCRIPT, "enter", str(user), str(files[0])), tuple(files))

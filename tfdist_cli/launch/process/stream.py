@@ -1,0 +1,83 @@
+"""Reads one stream of a task, no faster than its news is handled, until it ends or nothing of the task is left."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import IO
+
+from tfdist_cli.launch.process.task_output import OutputParser, Parsed
+from tfdist_cli.launch.supervisor.events import Output, Recorded, Stream
+from tfdist_cli.launch.supervisor.launcher import Outlets
+from tfdist_cli.spec.task_id import TaskId
+
+_CHUNK = 64 * 1024
+_PATIENCE = 1.0
+"""Seconds without news after which a pipe that nobody of the task's group writes to is given up."""
+_LAST_BYTES = 2**20
+"""More than a pipe and its reader hold: what comes after that was written by what has left the group."""
+
+
+class Pipe:
+    """One stream of one task.
+
+    Args:
+        task: who writes.
+        stream: which of its streams.
+        pipe: the end to read from; closed when it has ended.
+        outlets: where the news goes.
+    """
+
+    def __init__(self, task: TaskId, stream: Stream, pipe: IO[bytes], outlets: Outlets) -> None:
+        self._task = task
+        self._stream: Stream = stream
+        self._outlets = outlets
+        self._left: int | None = None
+        self._waiting_since: float | None = None
+        self._reading = asyncio.get_running_loop().create_task(self._read(pipe))
+
+    async def drain(self) -> None:
+        """Waits for the end of the stream, once the task's process group is gone.
+
+        A daemon that has left the group may hold the pipe open for ever: it is waited for no longer than it takes to
+        read what the task itself has written.
+        """
+        self._left = _LAST_BYTES
+        while not self._reading.done():
+            await asyncio.wait((self._reading,), timeout=_PATIENCE)
+            since = self._waiting_since
+            if since is not None and asyncio.get_running_loop().time() - since >= _PATIENCE:
+                self._reading.cancel()
+        if not self._reading.cancelled():
+            self._reading.result()
+
+    async def _read(self, pipe: IO[bytes]) -> None:
+        reader = asyncio.StreamReader(limit=_CHUNK)
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        parser = OutputParser(self._outlets.mask)
+        try:
+            while data := await self._next(reader):
+                await pass_on(self._task, self._stream, parser.feed(data), parser.unfinished, self._outlets)
+            await pass_on(self._task, self._stream, parser.close(), "", self._outlets)
+        finally:
+            transport.close()
+
+    async def _next(self, reader: asyncio.StreamReader) -> bytes:
+        if self._left is not None and self._left <= 0:
+            return b""
+        self._waiting_since = asyncio.get_running_loop().time()
+        data = await reader.read(_CHUNK)
+        self._waiting_since = None
+        if self._left is not None:
+            self._left -= len(data)
+        return data
+
+
+async def pass_on(task: TaskId, stream: Stream, parsed: Parsed, unfinished: str, outlets: Outlets) -> None:
+    """Passes on what some of a task's output came to."""
+    if parsed.log:
+        outlets.logs.write(task, stream, parsed.log)
+    if parsed.lines or unfinished:
+        await outlets.events.put_output(Output(task, stream, tuple(parsed.lines), unfinished))
+    for record in parsed.records:
+        await outlets.events.put_output(Recorded(task, record))

@@ -1,0 +1,1 @@
+"""One run: its directory, event log, report, history and session."""

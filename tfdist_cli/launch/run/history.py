@@ -1,0 +1,354 @@
+"""What has come of runs, read from their directories alone: during a run, after it, after a crash."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.run.directory import CHECKPOINTS, EVENTS_FILE, LOCK_FILE, PLAN_FILE, RESULT_FILE
+from tfdist_cli.launch.run.snapshot import numbers
+from tfdist_cli.protocol.records import TASK_DIR, TASK_FILE
+from tfdist_cli.protocol.run_files import moment, number, read_bytes, read_lines, read_object, whole
+from tfdist_cli.spec.task_id import TaskId
+
+METRICS_FILE = "metrics.jsonl"
+RESOURCES = ("gpus", "gpu_memory", "intra_op_threads", "inter_op_threads", "cpus", "memory")
+"""The keys of a task's share in the plan."""
+_PIDS = 2**31
+"""Beyond all numbers of processes."""
+
+
+class Outcome(Enum):
+    """Where a run is."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    """It ended because its launcher was told to."""
+    LOST = "lost"
+    """Its launcher is gone, and has not said what came of it."""
+
+
+@dataclass
+class TaskView:
+    """One task, as the run's events tell of it.
+
+    Args:
+        task: which task.
+        state: what it last said it does, or how it ended.
+        pid: its process; None when it has ended.
+        cause: how it ended, in words.
+        starts: how often it was started since the run's last launch.
+        resources: what it was given: `gpus`, `gpu_memory`, `intra_op_threads`, `memory`, … as the plan has them.
+    """
+
+    task: TaskId
+    state: str = "not started"
+    pid: int | None = None
+    cause: str = ""
+    starts: int = 0
+    resources: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run.
+
+    Args:
+        path: its directory.
+        name: the cluster's name.
+        strategy: its strategy.
+        outcome: where it is.
+        launcher: the launcher's process; None when it is gone.
+        began: when its last launch began; None when nothing was started.
+        seconds: how long that launch has taken: until now, or else until the last that is known of it.
+        phase: what the launch was about at last.
+        tasks: its tasks.
+        step: the last step that was told; None before the first.
+        metrics: the training's metrics then.
+        result: `result.json` of this launch; empty when there is none.
+        scaled: for each time that `tfdist scale` was heeded in this launch, `replicas` {role: [before, after]},
+            `seconds`: when, `resumed`: the step it went on from, and `took`: seconds until the first step after that;
+            the last two are null until then.
+    """
+
+    path: Path
+    name: str
+    strategy: str
+    outcome: Outcome
+    launcher: int | None
+    began: datetime | None
+    seconds: float
+    phase: str
+    tasks: list[TaskView]
+    step: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    result: Mapping[str, Any] = field(default_factory=dict)
+    scaled: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def headline(self) -> str:
+        """What ended it, if anything but the end of the training did."""
+        return str(self.result.get("headline") or "")
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether another launch would take up the training where this one has left it."""
+        if self.outcome is Outcome.LOST:
+            return any((self.path / CHECKPOINTS).glob("step-*"))
+        return self.outcome in (Outcome.FAILED, Outcome.STOPPED) and bool(self.result.get("checkpoints"))
+
+    def as_json(self) -> dict[str, Any]:
+        """The news in plain JSON types."""
+        return {
+            "run_dir": str(self.path),
+            "name": self.name,
+            "strategy": self.strategy,
+            "state": self.outcome.value,
+            "phase": self.phase,
+            "launcher": self.launcher,
+            "began": self.began.isoformat() if self.began else None,
+            "seconds": self.seconds,
+            "step": self.step,
+            "metrics": dict(self.metrics),
+            "scaled": list(self.scaled),
+            "exit_code": self.result.get("exit_code"),
+            "headline": self.headline or None,
+            "tasks": [
+                {"task": str(each.task), "state": each.state, "pid": each.pid, "cause": each.cause or None}
+                | {"starts": each.starts, **each.resources}
+                for each in self.tasks
+            ],
+        }
+
+
+def runs_in(parent: Path) -> Iterator[Path]:
+    """The directories of runs in a folder, the one that was launched last at the end.
+
+    Those that this user may not look into are among them, since they may be runs, and come first.
+
+    Raises:
+        UsageError: the folder cannot be read.
+    """
+    try:
+        folders = list(parent.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"there is no folder {parent}", hint="name the folder of runs, or launch one first") from None
+    except OSError as error:
+        raise UsageError(f"the folder {parent} cannot be read: {error.strerror}") from error
+    found: dict[Path, float] = {}
+    for each in folders:
+        try:
+            if not each.is_symlink() and (each / PLAN_FILE).exists():
+                dated = next(file for file in (each / LOCK_FILE, each / PLAN_FILE) if file.exists())
+                found[each] = dated.stat().st_mtime
+        except PermissionError:
+            found[each] = 0.0
+        except OSError:  # it is gone, or its name is longer than names may be
+            continue
+    yield from sorted(found, key=lambda each: found[each])
+
+
+def read_run(path: Path) -> RunView:
+    """Reads a run's directory; of files that are damaged, what can be understood.
+
+    Raises:
+        UsageError: it is none, or cannot be read.
+    """
+    try:
+        return _read_run(path.absolute())
+    except OSError as error:
+        raise UsageError(f"{error.filename or path} cannot be read: {error.strerror}") from error
+
+
+def _read_run(path: Path) -> RunView:
+    plan, names = _read_plan(path)
+    tasks = {
+        str(name): TaskView(name, resources=_resources(each)) for name, each in zip(names, plan["tasks"], strict=True)
+    }
+    path, launcher = path.resolve(), launcher_of(path)
+    events = list(_of_last_launch(path / EVENTS_FILE))
+    for event in events:
+        _follow(event, tasks)
+    for task in tasks.values():
+        with suppress(OSError, ValueError):  # there is none where the plan knows all
+            attempt = whole(events[-1].get("attempt")) if events else None
+            task.resources = _resources(read_object(path / f"attempt_{attempt}" / task.task.slug / TASK_FILE))
+    phase = next((str(event.get("phase")) for event in reversed(events) if event.get("event") == "phase"), "running")
+    ended = phase == "ended"
+    last = _last_of_training(path / METRICS_FILE)
+    result = _result(path / RESULT_FILE) if ended and launcher is None else {}
+    return RunView(
+        path,
+        str(plan.get("name", path.name)),
+        str(plan.get("strategy", "")),
+        _outcome(launcher, ended, result),
+        launcher,
+        moment(events[0]["time"]) if events else None,
+        _seconds(events, launcher),
+        phase,
+        list(tasks.values()),
+        whole(last.get("step")),
+        numbers(last.get("values")),
+        result,
+        _scaled(events),
+    )
+
+
+def _resources(task: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: task.get(key) for key in RESOURCES}
+
+
+def _read_plan(path: Path) -> tuple[dict[str, Any], list[TaskId]]:
+    """The plan of a run, and its tasks.
+
+    Raises:
+        UsageError: it cannot be read, so that the directory is no run's.
+    """
+    try:
+        plan = read_object(path / PLAN_FILE)
+        tasks = [TaskId.parse(each["task"]) for each in plan["tasks"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        refused = isinstance(error, PermissionError)
+        message = "cannot be looked into" if refused else "is not the directory of a run"
+        reason = f": {error.strerror}" if isinstance(error, OSError) else ""
+        raise UsageError(
+            f"{path} {message}: its {PLAN_FILE} cannot be read{reason}",
+            hint="see to it that this user may read it" if refused else "name a directory that `tfdist list` shows",
+        ) from error
+    return plan, tasks
+
+
+def launcher_of(run: Path) -> int | None:
+    """The process that launches in a run's directory now; None when there is none on this machine."""
+    lock = run.absolute() / LOCK_FILE
+    with suppress(OSError, ValueError, OverflowError, RuntimeError, psutil.Error):  # RuntimeError: links in a circle
+        process = psutil.Process(int(read_bytes(lock)))
+        if any(Path(each.path) == lock.resolve() for each in process.open_files()):
+            return process.pid
+    return None
+
+
+def left_behind(news: RunView) -> list[psutil.Process]:
+    """Processes of a run whose launcher is gone, which should have ended with it."""
+    found = []
+    for pid in (each.pid for each in news.tasks if each.pid):
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            # Another process may have the number by now.
+            if Path(process.environ().get(TASK_DIR, "/")).is_relative_to(news.path):
+                found.append(process)
+    return found
+
+
+def end_groups(processes: list[psutil.Process], signum: signal.Signals) -> None:
+    """Signals the process groups of tasks."""
+    for process in processes:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signum)
+
+
+def log_files(run: Path) -> dict[tuple[int, TaskId, str], Path]:
+    """The logs of a run's tasks: (attempt, task, stream) → file, in this order."""
+    found = {}
+    for path in run.glob("attempt_*/*-*/*.log"):
+        number = re.fullmatch(r"attempt_([0-9]+)", path.parts[-3])
+        role, _, index = path.parts[-2].rpartition("-")
+        with suppress(ValueError):
+            if number:
+                found[int(number[1]), TaskId.parse(f"{role}:{index}"), path.stem] = path
+    return dict(sorted(found.items(), key=lambda item: (item[0][0], str(item[0][1]), item[0][2])))
+
+
+def _seconds(events: list[dict[str, Any]], launcher: int | None) -> float:
+    """How long the launch has taken: until now while it goes on, and otherwise until the last that is known."""
+    if not events:
+        return 0.0
+    last = float(events[-1]["seconds"])
+    since = moment(events[-1]["time"])
+    if launcher is None or since is None:
+        return last
+    return round(last + max(0.0, (datetime.now(timezone.utc) - since).total_seconds()), 3)
+
+
+def _outcome(launcher: int | None, ended: bool, result: Mapping[str, Any]) -> Outcome:
+    if launcher is not None:
+        return Outcome.RUNNING
+    code = result.get("exit_code")
+    if not ended or code is None:
+        return Outcome.LOST
+    return Outcome.DONE if code == 0 else Outcome.STOPPED if result.get("signal") else Outcome.FAILED
+
+
+def _of_last_launch(path: Path) -> list[dict[str, Any]]:
+    """The events since the launcher last began, whose seconds count from then."""
+    events: list[dict[str, Any]] = []
+    for event in read_lines(path):
+        if event.get("event") == "launch":
+            events.clear()
+        if number(event.get("seconds")) is not None and moment(event.get("time")):  # a launcher wrote it
+            events.append(event)
+    return events
+
+
+def _follow(event: Mapping[str, Any], tasks: Mapping[str, TaskView]) -> None:
+    task = tasks.get(str(event.get("task")))
+    if task is None:
+        return
+    match event.get("event"):
+        case "started":
+            pid = whole(event.get("pid"))
+            task.state, task.cause, task.starts = "starting", "", task.starts + 1
+            task.pid = pid if pid and 0 < pid < _PIDS else None
+        case "state":
+            task.state = str(event.get("state"))
+        case "exited":
+            task.state, task.pid, task.cause = str(event.get("status")), None, str(event.get("cause"))
+
+
+def _scaled(events: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """What came of the requests for other numbers of tasks that were heeded."""
+    found: dict[str, dict[str, Any]] = {}
+    for event in events:
+        request = str(event.get("request"))
+        after = {key: number(event.get(key)) for key in ("resumed", "took")}
+        if event.get("event") == "scale" and event.get("answer") == "accepted" and (changes := _changes(event)):
+            found[request] = {"replicas": changes, "seconds": event["seconds"], **after}
+        elif event.get("event") == "scaled" and request in found:
+            found[request] |= after
+    return tuple(found.values())
+
+
+def _changes(event: Mapping[str, Any]) -> dict[str, list[int]]:
+    """The numbers of tasks before and after; none where the event is damaged."""
+    replicas = event.get("replicas")
+    changes = replicas.items() if isinstance(replicas, dict) else ()
+    return {
+        role: counts
+        for role, counts in changes
+        if isinstance(counts, list) and len(counts) == 2 and all(whole(each) is not None for each in counts)
+    }
+
+
+def _last_of_training(path: Path) -> Mapping[str, Any]:
+    """The last line of metrics of the training."""
+    lines = [line for line in read_lines(path, tail=True) if line.get("split") == "train"]
+    return lines[-1] if lines else {}
+
+
+def _result(path: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        return read_object(path)
+    return {}

@@ -1,0 +1,1 @@
+"""Decides when a job goes on, restarts and ends: pure values, no processes."""

@@ -1,0 +1,125 @@
+"""The environment of a task: every variable that tfdist sets for a task is decided in this module.
+
+A plan holds the variables that are known before a task starts (`planned_environment`). What starts the task adds those
+of this one start (`start_environment`) and the values of its secrets. The task trusts them all: `tfdist role --planned`
+changes none. A task that runs where folders have other names gets translated paths, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from tfdist_cli.plan.resources import ALL_GPUS, Machine, Resources
+from tfdist_cli.plan.tf_config import tf_config_json
+from tfdist_cli.protocol.environment import RUN_DIR, START_TIMEOUT, STRATEGY
+from tfdist_cli.protocol.masking import SECRETS
+from tfdist_cli.protocol.records import ENABLED, LAUNCHER_PID, TASK_DIR
+from tfdist_cli.spec.address import Address
+from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.sections.resources import GPU_MEMORY, GPUS
+from tfdist_cli.spec.task_id import DATA_ROLES, TaskId
+
+MALLOC = f"glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold={32 * 2**20}:glibc.malloc.trim_threshold={256 * 2**20}"
+"""Has malloc ask for huge pages, in which rows of a large table are looked up twice as fast (glibc from 2.35 on; others
+ignore it), and keep what is free for the next step: the kernel would clear its pages anew."""
+_CONTAINERS = ("compose", "kubernetes")
+"""Launchers whose tasks each run in a container. It has the GPUs that it was given, and CUDA counts them from 0."""
+_SERVICES = (".svc", ".cluster.local")
+"""Ends of the names by which Kubernetes's own DNS knows pods; a TFJob's operator writes such names into `TF_CONFIG`."""
+
+
+def planned_environment(
+    cluster: Cluster,
+    task: TaskId,
+    addresses: Mapping[TaskId, Address],
+    resources: Resources,
+    run_dir: Path,
+    machine: Machine,
+    environ: Mapping[str, str] = os.environ,
+) -> dict[str, str]:
+    """The variables of a task that are known before it starts.
+
+    A role's `env` has the last word. Lists are joined instead: the hosts that no proxy is asked for, and what malloc is
+    told.
+
+    Args:
+        cluster: all tasks.
+        task: which of them.
+        addresses: every task's address.
+        resources: the task's share of its machine.
+        run_dir: the run's directory.
+        machine: the machine that the task runs on.
+        environ: the environment of whoever plans: its log level and its settings of malloc are the user's, and hold.
+    """
+    spec = cluster.role(task)
+    return {
+        **({"HOME": "/tmp"} if cluster.launcher in _CONTAINERS else {}),  # noqa: S108 the container's own
+        "TF_CONFIG": tf_config_json(addresses, task),
+        STRATEGY: cluster.strategy,
+        RUN_DIR: str(run_dir),
+        **_of_resources(resources, renumbered=cluster.launcher in _CONTAINERS),
+        "TF_CPP_MIN_LOG_LEVEL": environ.get("TF_CPP_MIN_LOG_LEVEL", _log_level(cluster, task)),
+        "PYTHONUNBUFFERED": "1",
+        **({SECRETS: ",".join(spec.secrets)} if spec.secrets else {}),
+        **spec.env,
+        "GLIBC_TUNABLES": _joined(MALLOC, spec.env.get("GLIBC_TUNABLES", environ.get("GLIBC_TUNABLES")), ":"),
+        **_without_proxy(cluster, addresses, {**machine.no_proxy, **spec.env}),
+    }
+
+
+def start_environment(folder: Path, timeout: float, secrets: Mapping[str, str]) -> dict[str, str]:
+    """The variables of one start of a task, whose launcher is this process and reads what it writes.
+
+    Args:
+        folder: where the task's logs and its error.json are.
+        timeout: seconds that it waits for the other tasks to come up.
+        secrets: the values of its role's secrets, and that of the run.
+    """
+    own = {ENABLED: "1", LAUNCHER_PID: str(os.getpid()), START_TIMEOUT: str(timeout), TASK_DIR: str(folder)}
+    return {**own, **secrets}
+
+
+def _of_resources(resources: Resources, *, renumbered: bool) -> dict[str, str]:
+    """What TensorFlow, OpenMP, CUDA and tfdist are told of the task's share; nothing of what is not known here."""
+    env: dict[str, str] = {}
+    if resources.intra_op_threads is not None:
+        env |= {name: str(resources.intra_op_threads) for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")}
+    if resources.inter_op_threads is not None:
+        env["TF_NUM_INTEROP_THREADS"] = str(resources.inter_op_threads)
+    gpus = resources.gpus
+    if gpus != ALL_GPUS:
+        ids = tuple(map(str, range(len(gpus)))) if renumbered else gpus
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(ids) or "-1"
+    if gpus:
+        env[GPUS] = "all" if gpus == ALL_GPUS else str(len(gpus))
+    if resources.gpu_memory == "grow":
+        env["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
+    elif resources.gpu_memory is not None:
+        env[GPU_MEMORY] = str(resources.gpu_memory)
+    return env
+
+
+def _log_level(cluster: Cluster, task: TaskId) -> str:
+    """What fails on a task that serves reaches the chief as an error; its own log would say it a second time."""
+    serves = task.role in DATA_ROLES or (cluster.strategy == "parameter_server" and task.role in ("ps", "worker"))
+    return "3" if serves else "2"
+
+
+def _without_proxy(
+    cluster: Cluster, addresses: Mapping[TaskId, Address], before: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Keeps proxies out of the connections between tasks: gRPC would send even loopback connections through them.
+
+    For the user's own downloads they stay.
+    """
+    hosts = {address.host for address in addresses.values()} | {"localhost", "127.0.0.1", "::1"}
+    if cluster.launcher == "kubernetes":
+        hosts.update(_SERVICES)
+    names = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
+    return {name: _joined(before.get(name), ",".join(sorted(hosts)), ",") for name in names}
+
+
+def _joined(before: str | None, after: str | None, separator: str) -> str:
+    return separator.join(part for part in (before, after) if part)

@@ -1,0 +1,206 @@
+"""What a process learns of its cluster from its environment: `TF_CONFIG`, and `TFDIST_STRATEGY` where it is set."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.protocol.phases import WATCH
+from tfdist_cli.protocol.run_files import parse_object
+from tfdist_cli.spec.address import Address
+from tfdist_cli.spec.path_scheme import refuse_scheme
+from tfdist_cli.spec.sections.cluster import DATA_KEY, Strategy
+from tfdist_cli.spec.sections.resources import GPU_MEMORY, GPUS, Size
+from tfdist_cli.spec.task_id import DATA_ROLES, ROLES, TaskId
+
+STRATEGY = "TFDIST_STRATEGY"
+RUN_DIR = "TFDIST_RUN_DIR"
+START_TIMEOUT = "TFDIST_START_TIMEOUT"
+DEFAULT_START_TIMEOUT = 120.0
+
+
+THE_ONE = TaskId("chief")
+"""The task of a process without a cluster."""
+
+
+def run_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """The run's directory, for what a program or a recipe's callbacks write; the current folder where there is none."""
+    return Path(environ.get(RUN_DIR) or Path.cwd())
+
+
+@dataclass(frozen=True)
+class Environment:
+    """This process's place in its cluster.
+
+    Args:
+        strategy: how the tasks train together.
+        task: which task this process is.
+        addresses: every task's address; empty when there is no cluster.
+        run_dir: the run's directory, if there is one.
+        start_timeout: seconds to wait for the other tasks to come up.
+        gpus: how many GPUs this process is to have at least; 0 where nobody says so.
+        gpu_memory: what this process takes of each GPU's memory; None leaves that to TensorFlow.
+        phases: whether the time of each phase of a step is taken, which `tfdist bench` asks for.
+    """
+
+    strategy: Strategy = "single"
+    task: TaskId = THE_ONE
+    addresses: Mapping[TaskId, Address] = field(default_factory=dict)
+    run_dir: Path | None = None
+    start_timeout: float = DEFAULT_START_TIMEOUT
+    phases: bool = False
+    gpus: int = 0
+    gpu_memory: float | Size | None = None
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] = os.environ) -> Environment:
+        """Reads the environment; one process when it has no `TF_CONFIG`.
+
+        Raises:
+            UsageError: a variable is not what it should be.
+        """
+        addresses, task = _tf_config(environ.get("TF_CONFIG", ""))
+        run_dir = environ.get(RUN_DIR)
+        refuse_scheme(run_dir or "")
+        return cls(
+            strategy=_strategy(environ.get(STRATEGY), addresses),
+            task=task,
+            addresses=addresses,
+            run_dir=Path(run_dir) if run_dir else None,
+            start_timeout=_seconds(environ.get(START_TIMEOUT)),
+            phases=environ.get(WATCH) == "1",
+            gpus=_gpus(environ.get(GPUS)),
+            gpu_memory=_gpu_memory(environ.get(GPU_MEMORY)),
+        )
+
+    @property
+    def members(self) -> tuple[TaskId, ...]:
+        """The tasks that train with equal rights, in TensorFlow's order: chief first, then workers."""
+        return tuple(task for task in self.addresses if task.role in ("chief", "worker")) or (self.task,)
+
+    @property
+    def chief(self) -> TaskId:
+        """The task that reports and saves: the chief, or worker 0 where there is none."""
+        return self.members[0]
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process reports and saves."""
+        return self.task == self.chief and self.task.role != "evaluator"
+
+    @property
+    def serves(self) -> bool:
+        """Whether this process only serves a chief: a ps, a worker of one, or a task of tf.data's service."""
+        if self.task.role in DATA_ROLES:
+            return True
+        return self.strategy == "parameter_server" and self.task.role in ("ps", "worker")
+
+    @property
+    def data_service(self) -> Mapping[TaskId, Address]:
+        """The tasks of tf.data's service, the dispatcher first; empty where there is none."""
+        return {task: address for task, address in self.addresses.items() if task.role in DATA_ROLES}
+
+
+def _tf_config(text: str) -> tuple[dict[TaskId, Address], TaskId]:
+    if not text.strip():
+        return {}, THE_ONE
+    try:
+        config = parse_object(text)
+        cluster, place = config["cluster"], config["task"]
+        served = config.get(DATA_KEY, {})
+        _check_places(cluster, served)
+        addresses = _addresses({**cluster, **served})
+        task = TaskId.parse(f"{place['type']}:{place['index']}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise UsageError(
+            f"TF_CONFIG cannot be read: {reason}",
+            hint='write it as `tfdist tf-config` does: {"cluster": {"worker": ["host:port"]}, "task": '
+            '{"type": "worker", "index": 0}}',
+        ) from error
+    if task not in addresses and task.role != "evaluator":
+        raise UsageError(
+            f"TF_CONFIG says that this is {task}, which its cluster does not have",
+            hint="give the task a type and an index that its cluster lists",
+        )
+    return addresses, task
+
+
+def _check_places(cluster: Mapping[str, Any], served: Mapping[str, Any]) -> None:
+    for role in set(cluster) & set(DATA_ROLES):
+        raise ValueError(f"{role!r} stands in 'cluster', where TensorFlow would wait for it: put it in {DATA_KEY!r}")
+    for role in set(served) - set(DATA_ROLES):
+        raise ValueError(f"{role!r} is no role of {DATA_KEY!r}, which has {' and '.join(DATA_ROLES)}")
+
+
+def _addresses(cluster: Mapping[str, list[str]]) -> dict[TaskId, Address]:
+    found: dict[TaskId, Address] = {}
+    for role in sorted(cluster, key=[*ROLES, *cluster].index):
+        if not isinstance(cluster[role], list):
+            raise TypeError(f"{role!r} is {cluster[role]!r}, not a list of addresses")
+        for index, text in enumerate(cluster[role]):
+            task, address = TaskId.parse(f"{role}:{index}"), Address.parse(text)
+            if address in found.values() and role != "evaluator":
+                raise ValueError(f"{address} is the address of two tasks, {task} one of them")
+            found[task] = address
+    return found
+
+
+def _strategy(named: str | None, addresses: Mapping[TaskId, Address]) -> Strategy:
+    known: tuple[Strategy, ...] = get_args(Strategy)
+    for strategy in known:
+        if named == strategy:
+            return strategy
+    if named:
+        raise UsageError(
+            f"{STRATEGY} is {named!r}", hint=f"set it to one of {', '.join(get_args(Strategy))}, or leave it out"
+        )
+    if any(other.role == "ps" for other in addresses):
+        return "parameter_server"
+    learners = [other for other in addresses if other.role in ("chief", "worker")]
+    return "multi_worker_mirrored" if len(learners) > 1 else "single"
+
+
+def _gpus(text: str | None) -> int:
+    """`all` is at least one."""
+    if text == "all":
+        return 1
+    try:
+        number = int(text or 0)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise UsageError(f"{GPUS} is {text!r}", hint="set it to a number of GPUs, or to 'all'")
+    return number
+
+
+def _gpu_memory(text: str | None) -> float | Size | None:
+    if not text:
+        return None
+    try:
+        return Size.parse(text) if text[-1].isalpha() else _fraction(float(text))
+    except ValueError:
+        raise UsageError(
+            f"{GPU_MEMORY} is {text!r}", hint="set it to a fraction such as 0.5, or to an amount such as 4096MiB"
+        ) from None
+
+
+def _fraction(number: float) -> float:
+    if not 0 < number <= 1:
+        raise ValueError(number)
+    return number
+
+
+def _seconds(text: str | None) -> float:
+    try:
+        seconds = float(text) if text else DEFAULT_START_TIMEOUT
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"{START_TIMEOUT} is {text!r}", hint="set it to a number of seconds above 0")
+    return seconds

@@ -1,0 +1,1 @@
+"""From files, `--set` and environment variables to checked sections, with the position of each problem."""

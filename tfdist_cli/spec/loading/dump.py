@@ -1,0 +1,60 @@
+"""A resolved cluster or recipe → the YAML that loads back to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from tfdist_cli.spec.loading.interpolation import escape
+from tfdist_cli.spec.loading.scalars import is_text
+from tfdist_cli.spec.sections.model import SpecModel
+
+
+def dump(model: SpecModel) -> str:
+    """The model as YAML, without the keys that say nothing; paths are absolute if the model was loaded."""
+    return yaml.dump(
+        _escaped(_tree(model)), Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120
+    )
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes the text that would be read as something else, by the rules that files are read by."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        # PyYAML itself would write NEL and its like as they are, and no parser reads them back from there.
+        style = "'" if not is_text(data) else None if data.isprintable() else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
+def _tree(model: SpecModel) -> dict[str, Any]:
+    data = model.model_dump()
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        if isinstance(value, SpecModel):
+            data[name] = _tree(value)
+        elif isinstance(value, dict) and any(isinstance(item, SpecModel) for item in value.values()):
+            data[name] = {key: _tree(item) for key, item in value.items()}
+        elif isinstance(value, list):
+            data[name] = [
+                _tree(item) if isinstance(item, SpecModel) else dumped
+                for item, dumped in zip(value, data[name], strict=True)
+            ]
+        elif value == field.default and value in (None, {}):
+            del data[name]
+    return data
+
+
+def _escaped(value: Any) -> Any:
+    """Saves the dollars of values; keys are not filled in from the environment."""
+    if isinstance(value, dict):
+        return {key: _escaped(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_escaped(item) for item in value]
+    return escape(value) if isinstance(value, str) else value

@@ -1,0 +1,60 @@
+"""Reading the text of a small file, whatever its path turns out to be."""
+
+from __future__ import annotations
+
+import stat
+from difflib import get_close_matches
+from pathlib import Path
+
+from tfdist_cli.spec.loading.problems import Place, Problem, SpecError
+
+LARGEST = 1 << 20
+
+
+def read_text(path: Path, place: Place) -> str:
+    """The text of a file in UTF-8.
+
+    Args:
+        path: the file.
+        place: what to name in messages.
+
+    Raises:
+        SpecError: there is no such file, or it is not a text of at most 1 MiB.
+    """
+    hint = None
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+            raise _error(place, f"is {kind}: expected a YAML file", _hint(path))
+        with path.open("rb") as file:
+            data = file.read(LARGEST + 1)
+    except FileNotFoundError:
+        raise _error(place, "no such file", _hint(path)) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise _error(place, f"cannot be read: {reason}", hint) from None
+    if len(data) > LARGEST:
+        raise _error(place, "is larger than 1 MiB: expected a YAML file written by hand", hint)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _error(place, f"is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}", hint) from None
+
+
+def _error(place: Place, message: str, hint: str | None) -> SpecError:
+    return SpecError([Problem(place, "", message)], hint=hint)
+
+
+def _hint(path: Path) -> str | None:
+    """Names the YAML files that could have been meant."""
+    folder = path if path.is_dir() else path.parent
+    try:
+        names = sorted(file.name for file in folder.iterdir() if file.suffix in (".yaml", ".yml"))
+    except (OSError, ValueError):
+        return None
+    stems = {Path(name).stem: name for name in names}
+    near = get_close_matches(path.stem, stems, n=1)
+    if near:
+        return f"did you mean {folder / stems[near[0]]}?"
+    return f"the YAML files in {folder} are {', '.join(names[:10])}" if names else None

@@ -1,0 +1,94 @@
+"""The keys that a specification model takes, for messages and for finding the paths among the values."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from tfdist_cli.spec.loading.problems import KeyPath
+from tfdist_cli.spec.sections.model import SpecModel
+
+
+def model_at(model: type[SpecModel], path: KeyPath) -> type[SpecModel] | None:
+    """The model of the map at `path`; None where a map of any keys, or no map, is."""
+    parts = iter(path)
+    for part in parts:
+        if isinstance(part, int):
+            continue  # an item of a list of such models
+        field = model.model_fields.get(part)
+        below = _submodel(field) if field else None
+        if field and below is None:
+            below = _mapped(field)
+            if below and next(parts, None) is None:
+                return None  # it is the map itself
+        if below is None:
+            return None
+        model = below
+    return model
+
+
+def all_paths(model: type[SpecModel], above: str = "") -> Iterator[str]:
+    """Every key path of a file, dotted."""
+    for name, field in model.model_fields.items():
+        yield above + name
+        below = _submodel(field)
+        if below:
+            yield from all_paths(below, f"{above}{name}.")
+
+
+def suggest(key: str, model: type[SpecModel], top: type[SpecModel]) -> str:
+    """What could have been meant by `key`, which `model` does not have.
+
+    Args:
+        key: the unknown key.
+        model: the model of the map that it stands in.
+        top: the model of the whole file.
+    """
+    elsewhere = (path for path in all_paths(top) if path.rpartition(".")[2] == key)
+    meant = next(elsewhere, None) or next(iter(get_close_matches(key, model.model_fields, n=1)), None)
+    if meant:
+        return f"did you mean {meant!r}?"
+    return f"expected {', '.join(model.model_fields)}"
+
+
+def path_fields(model: type[SpecModel]) -> Iterator[str]:
+    """The keys of `model` whose values are paths."""
+    return (name for name, field in model.model_fields.items() if Path in _types(field.annotation))
+
+
+def submodels(model: type[SpecModel]) -> Mapping[str, type[SpecModel]]:
+    """The keys of `model` whose values are models, and those."""
+    return {name: below for name, field in model.model_fields.items() if (below := _submodel(field))}
+
+
+def mapped_models(model: type[SpecModel]) -> Mapping[str, type[SpecModel]]:
+    """The keys of `model` whose values are maps of any keys to models, and those."""
+    return {name: below for name, field in model.model_fields.items() if (below := _mapped(field))}
+
+
+def _mapped(field: FieldInfo) -> type[SpecModel] | None:
+    """The model of the values of a map; None where there is none."""
+    if get_origin(field.annotation) is not dict:
+        return None
+    values = get_args(field.annotation)[1]
+    return values if isinstance(values, type) and issubclass(values, SpecModel) else None
+
+
+def _submodel(field: FieldInfo) -> type[SpecModel] | None:
+    return next((leaf for leaf in _types(field.annotation) if issubclass(leaf, SpecModel)), None)
+
+
+def _types(annotation: Any) -> Iterator[type]:
+    """The classes of an annotation's alternatives and items: `Path` and `None` of `list[Path] | None`."""
+    if get_origin(annotation) in (Union, types.UnionType, list):
+        for alternative in get_args(annotation):
+            yield from _types(alternative)
+    elif get_origin(annotation) is Annotated:
+        yield from _types(get_args(annotation)[0])
+    elif isinstance(annotation, type) and get_origin(annotation) is None:
+        yield annotation

@@ -1,0 +1,307 @@
+"""Files, `--set` and the environment → a checked cluster and recipe."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from tfdist_cli.spec.loading.dump import dump
+from tfdist_cli.spec.loading.explanations import explain
+from tfdist_cli.spec.loading.files import read_text
+from tfdist_cli.spec.loading.keys import all_paths, mapped_models, path_fields, submodels
+from tfdist_cli.spec.loading.overrides import Override
+from tfdist_cli.spec.loading.positions import Broken, Node, read_yaml
+from tfdist_cli.spec.loading.problems import Place, Problem, SpecError, dotted
+from tfdist_cli.spec.path_scheme import scheme_problem
+from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.sections.model import SpecModel
+from tfdist_cli.spec.sections.recipe import Recipe
+from tfdist_cli.spec.task_id import Role
+
+_EXPLAINED_AT_MOST = 1000
+"""Of the problems that pydantic finds: finding the nearest key takes a while."""
+Model = TypeVar("Model", bound=SpecModel)
+
+
+def load_cluster(path: str | Path, overrides: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Cluster:
+    """Reads a cluster file.
+
+    Args:
+        path: the file.
+        overrides: `path=value`, as `--set` takes them.
+        environ: the variables that `${VAR}` is filled in from.
+
+    Raises:
+        SpecError: with everything that is wrong.
+    """
+    return _File(Path(path), str(path), _parse(overrides, environ, (Cluster,)), environ).load(Cluster)[0]
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Recipe:
+    """Reads a recipe file; the arguments and errors are those of `load_cluster`."""
+    return _File(Path(path), str(path), _parse(overrides, environ, (Recipe,)), environ).load(Recipe)[0]
+
+
+def load_run(
+    cluster_path: str | Path,
+    recipe_path: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[Cluster, Recipe | None]:
+    """Reads a cluster and the recipe it trains.
+
+    Args:
+        cluster_path: the cluster file.
+        recipe_path: the recipe file, in place of the cluster's own.
+        overrides: `path=value`; the path's first key says which of the files it is for.
+        environ: the variables that `${VAR}` is filled in from.
+
+    Returns:
+        The cluster, whose `recipe` is the one that was read, and the recipe if there is one.
+
+    Raises:
+        SpecError: with everything that is wrong in both files and in the overrides.
+    """
+    parsed = _parse(overrides, environ, (Cluster, Recipe))
+    for_cluster = [override for override in parsed if override.path[0] in Cluster.model_fields]
+    for_recipe = [override for override in parsed if override not in for_cluster]
+    given = None if recipe_path is None else _File(Path(recipe_path), str(recipe_path), for_recipe, environ)
+    try:
+        cluster, tree = _File(Path(cluster_path), str(cluster_path), for_cluster, environ).load(Cluster)
+    except SpecError as error:
+        others = given.problems(Recipe) if given else ()
+        raise SpecError((*error.problems, *others), hint=error.hint) from None
+    file = given or _named_recipe(cluster, tree, for_recipe, environ)
+    if file is None:
+        message = f"is for a recipe, but there is none: name it with --recipe, or as 'recipe' in {cluster_path}"
+        if for_recipe:
+            raise SpecError(Problem(override.place, "", message) for override in for_recipe)
+        return cluster, None
+    recipe, _ = file.load(Recipe)
+    _check_together(cluster, recipe, tree, file.shown)
+    return cluster.model_copy(update={"recipe": _absolute(file.path)}), recipe
+
+
+def resized(cluster: Cluster, recipe: Recipe | None, replicas: Mapping[Role, int]) -> Cluster:
+    """The same cluster with other numbers of tasks, as `--set roles.ROLE.replicas=N` would have made it.
+
+    Args:
+        cluster: the cluster.
+        recipe: what it trains.
+        replicas: the roles that change, and how many tasks they are to have.
+
+    Raises:
+        SpecError: there is no such cluster.
+    """
+    overrides = [Override.parse(f"roles.{role}.replicas={count}", {}) for role, count in replicas.items()]
+    tree = read_yaml(dump(cluster), cluster.name, {}, marks=False)
+    changed, tree = _File(Path(cluster.name), cluster.name, overrides, {}).check(tree, Cluster)
+    if recipe is not None:
+        _check_together(changed, recipe, tree, "the recipe")
+    return changed
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file to be read, under the name that messages use, and what is to be changed in it."""
+
+    path: Path
+    shown: str
+    overrides: Sequence[Override]
+    environ: Mapping[str, str]
+
+    def load(self, model: type[Model]) -> tuple[Model, Node]:
+        return self.check(read_yaml(read_text(self.path, Place(self.shown)), self.shown, self.environ), model)
+
+    def check(self, tree: Node, model: type[Model]) -> tuple[Model, Node]:
+        if not isinstance(tree.content, dict):
+            kind = {list: "a list", type(None): "nothing"}.get(type(tree.content), "a single value")
+            message = f"expected a map with the keys {', '.join(model.model_fields)}, got {kind}"
+            raise SpecError([Problem(tree.place, "", message)])
+        _start_at(_absolute(self.path).parent, tree, model)
+        problems = [problem for override in self.overrides for problem in _apply(override, tree)]
+        _start_at(Path(), tree, model)
+        _fill_in(tree.content, model, self.path, self.shown)
+        problems += [Problem(place, dotted(at), message) for at, place, message in tree.broken()]
+        try:
+            loaded = model.model_validate(tree.plain())
+        except ValidationError as error:
+            problems += islice(explain(error, tree, model), _EXPLAINED_AT_MOST)
+        if problems:
+            raise SpecError(sorted(problems, key=lambda problem: problem.place), hint=_other_file(tree.content, model))
+        return loaded, tree
+
+    def problems(self, model: type[SpecModel]) -> tuple[Problem, ...]:
+        try:
+            self.load(model)
+        except SpecError as error:
+            return error.problems
+        return ()
+
+
+def _parse(overrides: Sequence[str], environ: Mapping[str, str], models: Sequence[type[SpecModel]]) -> list[Override]:
+    """Reads the overrides of files of these models."""
+    parsed: list[Override] = []
+    problems: list[Problem] = []
+    for text in overrides:
+        try:
+            override = Override.parse(text, environ)
+        except SpecError as error:
+            problems += error.problems
+            continue
+        parsed.append(override)
+        if not any(override.path[0] in model.model_fields for model in models):
+            problems.append(Problem(override.place, "", _nearest(override.path, models)))
+    if problems:
+        raise SpecError(problems)
+    return parsed
+
+
+def _apply(override: Override, tree: Node) -> Iterable[Problem]:
+    if problem := _unknown_parameter(override, tree):
+        return [problem]
+    try:
+        override.apply(tree)
+    except SpecError as error:
+        return error.problems
+    return ()
+
+
+def _unknown_parameter(override: Override, tree: Node) -> Problem | None:
+    """What is wrong with a parameter that the recipe does not have: nothing else would tell of a slip in its name."""
+    top, *below = override.path
+    if top != "params" or not below:
+        return None
+    params = tree.child(top)
+    names = list(params.content) if params and isinstance(params.content, dict) else []
+    if below[0] in names:
+        return None
+    near = get_close_matches(below[0], names, n=1, cutoff=0.5)
+    meant = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(names)}"
+    message = f"the recipe has no parameter {below[0]!r}, {meant}" if names else "the recipe has no parameters"
+    return Problem(override.place, "", message)
+
+
+def _nearest(path: tuple[str, ...], models: Sequence[type[SpecModel]]) -> str:
+    known = [other for model in models for other in all_paths(model)]
+    same_end = [other for other in known if other.rpartition(".")[2] == path[-1]]
+    near = same_end if len(same_end) == 1 else get_close_matches(".".join(path), known, n=1, cutoff=0.5)
+    tops = [key for model in models for key in model.model_fields]
+    meant = f"did you mean {near[0]!r}?" if near else f"expected one that starts with {', '.join(tops)}"
+    return f"there is no key {dotted(path)!r}, {meant}"
+
+
+def _start_at(folder: Path, node: Node, model: type[SpecModel]) -> None:
+    """Makes the relative paths among the values absolute."""
+    for key in path_fields(model):
+        for child in _items(node.child(key)):
+            if isinstance(child.content, str) and child.content and "\0" not in child.content:
+                try:
+                    if not scheme_problem(child.content):  # what is no path is refused where it is read
+                        child.content = str(_absolute(folder / Path(child.content).expanduser()))
+                except (RuntimeError, OSError) as error:  # no such user, or the current folder is gone
+                    child.content = Broken(f"{child.content!r} is no path here: {error}")
+    for key, below in submodels(model).items():
+        for child in _items(node.child(key)):
+            _start_at(folder, child, below)
+    for key, below in mapped_models(model).items():
+        entries = node.child(key)
+        for each in entries.content.values() if entries and isinstance(entries.content, dict) else ():
+            _start_at(folder, each, below)
+
+
+def _items(node: Node | None) -> Sequence[Node]:
+    """The items of a list, or the one value that there is."""
+    if node is None:
+        return ()
+    return node.content if isinstance(node.content, list) else (node,)
+
+
+def _absolute(path: Path) -> Path:
+    """An absolute path without `..`, unless that would lead elsewhere because of a symbolic link.
+
+    Links stay: on a cluster the same file system is often mounted under different names behind one link.
+    """
+    try:
+        path = path.absolute()
+    except FileNotFoundError:
+        raise SpecError([Problem(Place(str(path)), "", "the current directory is gone")]) from None
+    plain = Path(os.path.normpath(path))
+    return plain if os.path.realpath(path) == os.path.realpath(plain) else path
+
+
+def _fill_in(entries: dict[str, Node], model: type[SpecModel], path: Path, shown: str) -> None:
+    """Gives the keys their values that follow from the file's own name and place."""
+    if model is Cluster:
+        stem = path.stem.encode("utf-8", "replace").decode()
+        default = "name", re.sub(r"[\x00-\x1f\x7f-\x9f]", "_", stem)[:100]
+    else:
+        default = "module_dir", str(_absolute(path).parent)
+    key, value = default
+    if key not in entries or entries[key].content is None:
+        entries[key] = Node(value, Place(shown), Place(shown))
+
+
+def _other_file(entries: Mapping[str, Node], model: type[SpecModel]) -> str | None:
+    """Says so when a recipe is given as the cluster, or the other way round."""
+    other: type[SpecModel] = Recipe if model is Cluster else Cluster
+    written = {key for key, node in entries.items() if node.place.line}
+    if not written & set(model.model_fields) and written & set(other.model_fields):
+        return f"this is a {other.__name__.lower()} file, and a {model.__name__.lower()} is expected here"
+    return None
+
+
+def _named_recipe(
+    cluster: Cluster, tree: Node, overrides: Sequence[Override], environ: Mapping[str, str]
+) -> _File | None:
+    """The recipe that the cluster names; one that is not there is the fault of the line that names it."""
+    if cluster.recipe is None:
+        return None
+    named = tree.child("recipe")
+    if named and not os.path.lexists(cluster.recipe):
+        raise SpecError([Problem(named.place, "recipe", f"no such file: {cluster.recipe}")])
+    return _File(cluster.recipe, _shortest(cluster.recipe), overrides, environ)
+
+
+def _check_together(cluster: Cluster, recipe: Recipe, tree: Node, recipe_file: str) -> None:
+    """Finds what no file can be blamed for alone."""
+    for role, message in _disagreements(cluster, recipe, recipe_file):
+        roles = tree.child("roles") or tree
+        named = roles.child(role)
+        place = (named.key_place or named.place) if named else roles.key_place or roles.place
+        raise SpecError([Problem(place, f"roles.{role}", message)])
+
+
+def _disagreements(cluster: Cluster, recipe: Recipe, recipe_file: str) -> Iterator[tuple[Role, str]]:
+    """A role, and why the recipe and it don't go together."""
+    missing = [key for key in ("checkpoint", "evaluate") if getattr(recipe, key) is None]
+    if cluster.roles.count("evaluator") and missing:
+        yield (
+            "evaluator",
+            f"an evaluator scores checkpoints: {recipe_file} needs {' and '.join(map(repr, missing))} for it",
+        )
+    least, workers = recipe.updates.aggregate, cluster.roles.count("worker")
+    if least is not None and least > workers and cluster.strategy == "parameter_server":
+        yield "worker", f"{recipe_file} has updates.aggregate: {least}, but there are {workers} workers"
+    share, served = recipe.train.share, cluster.roles.count("data_worker")
+    if served and share != "service":
+        yield "data_worker", f"nobody reads from it: {recipe_file} has train.share: {share}, and needs 'service' for it"
+    if share == "service" and not served:
+        fix = "write 'data_dispatcher: {}' and 'data_worker: {}' in roles"
+        yield "data_worker", f"{recipe_file} has train.share: service, which needs data workers: {fix}"
+
+
+def _shortest(path: Path) -> str:
+    """How messages name a file that the user did not name on the command line."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)

@@ -1,0 +1,48 @@
+"""Whether a recipe's Python module is there, found out without importing it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from tfdist_cli.spec.loading.problems import Place, Problem, SpecError
+from tfdist_cli.spec.sections.recipe import Recipe
+
+
+def check_module(recipe: Recipe, file: str, folders: Sequence[str] = ()) -> None:
+    """Looks for the module as a task will: in the recipe's folder, then where Python looks.
+
+    Args:
+        recipe: the recipe.
+        file: the recipe's file, for the message.
+        folders: where else a task's Python looks.
+
+    Raises:
+        SpecError: there is no such module.
+    """
+    beside = [] if recipe.module_dir is None else [str(recipe.module_dir)]
+    top, *below = recipe.module.split(".")
+    found = PathFinder.find_spec(top, [*beside, *folders]) or _installed(top)
+    for part in below:
+        inside: Sequence[str] = (found and found.submodule_search_locations) or ()
+        found = PathFinder.find_spec(part, list(inside))  # by its full name Python would look for the parent's import
+    if found is None:
+        message = f"there is no module {recipe.module!r} in {recipe.module_dir} nor on Python's path"
+        raise SpecError([Problem(Place(file), "module", message)], hint=_hint(recipe))
+
+
+def _installed(name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except ValueError:  # a module made by hand, such as __main__
+        return None
+
+
+def _hint(recipe: Recipe) -> str:
+    folder = recipe.module_dir or Path()
+    names = sorted(path.stem for path in folder.glob("*.py")) if folder.is_dir() else []
+    near = get_close_matches(recipe.module, names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"put {recipe.module}.py beside the recipe, or install its package"

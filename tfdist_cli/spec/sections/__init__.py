@@ -1,0 +1,1 @@
+"""The sections of cluster.yaml and recipe.yaml, one module each."""

@@ -1,0 +1,386 @@
+"""cluster.yaml: which tasks there are, where they listen, and how they train together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.spec.address import LOOPBACK, Address
+from tfdist_cli.spec.sections.compose import Compose
+from tfdist_cli.spec.sections.kubernetes import Kubernetes
+from tfdist_cli.spec.sections.model import AddressField, Inconsistent, PathField, SpecModel
+from tfdist_cli.spec.sections.resources import GpuMemoryField, GpusField, SizeField, ThreadsSpec
+from tfdist_cli.spec.sections.secret import SecretSpec
+from tfdist_cli.spec.sections.slurm import SlurmSpec
+from tfdist_cli.spec.sections.ssh import HostName, HostSpec, SshSpec
+from tfdist_cli.spec.task_id import DATA_ROLES, ROLES, Role, TaskId
+
+Strategy = Literal["parameter_server", "multi_worker_mirrored", "mirrored", "single"]
+LauncherName = Literal["local", "ssh", "slurm", "compose", "kubernetes"]
+SERVING_ROLES: tuple[Role, ...] = ("chief", "worker", "ps")
+"""The roles that stand in `TF_CONFIG`'s cluster, in the order their tasks are listed."""
+DATA_KEY = "data_service"
+"""The key of `TF_CONFIG`, beside `cluster`, that the tasks of tf.data's service stand in."""
+
+Found = tuple[tuple[str, ...], str]
+"""The keys of the value to look at, and what is wrong with it."""
+
+
+def _check_name(name: str) -> str:
+    if "/" in name or not name.isprintable():
+        raise ValueError(f"{name!r} cannot name a folder: no '/' and no control characters")
+    if name in _TAKEN:
+        raise ValueError(f"{name!r} cannot name a folder of runs: it means another one there")
+    return name
+
+
+_TAKEN = (".", "..", "latest")
+"""What the folder of runs has of its own: a folder is named after the cluster."""
+
+
+def _check_env(env: dict[str, str]) -> dict[str, str]:
+    for name, value in env.items():
+        _check_variable(name, value)
+    return env
+
+
+def _check_secrets(secrets: dict[str, SecretSpec]) -> dict[str, SecretSpec]:
+    for name in secrets:
+        _check_variable(name)
+        if "," in name:
+            raise ValueError(f"{name!r} cannot name a secret: no ',' in its name")
+    return secrets
+
+
+def _check_variable(name: str, value: str = "") -> None:
+    if not name or "=" in name or "\0" in name + value:
+        raise ValueError(f"{name!r} cannot be an environment variable: no '=' in its name, no NUL in its value")
+    if name in _OURS:
+        key = _OURS[name]
+        raise ValueError(f"{name} is set for each task by tfdist: {f'use {key!r} instead' if key else 'remove it'}")
+
+
+_OURS = {
+    "TF_CONFIG": "",
+    "TFDIST_STRATEGY": "",
+    "TFDIST_RUN_DIR": "run_dir",
+    "TFDIST_SECRETS": "secrets",
+    "TFDIST_GPUS": "gpus",
+    "CUDA_VISIBLE_DEVICES": "gpus",
+    "TFDIST_GPU_MEMORY": "gpu_memory",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "gpu_memory",
+    "TF_NUM_INTRAOP_THREADS": "threads",
+    "TF_NUM_INTEROP_THREADS": "threads",
+}
+"""Variables that the plan decides, each with the key that it follows from: what tasks get and what is shown is one."""
+
+
+RestartPolicy = Literal["replace", "job", "never"]
+
+
+class RestartSpec(SpecModel):
+    """What is done when a task of a role is lost."""
+
+    policy: RestartPolicy
+    """`replace`: it is started again alone while the training goes on. `job`: all tasks are, from the last checkpoint,
+    but for no evaluator. `never`: the job ends, or goes on without its evaluator."""
+    max: Annotated[int, Field(ge=0)] | None = None
+    """How often one task may bring that about; by default only `--max-restarts` bounds it."""
+
+
+def default_restart(strategy: Strategy, role: Role) -> RestartSpec:
+    """What is done about a lost task where the cluster file says nothing."""
+    return RestartSpec(policy="replace" if _is_replaceable(strategy, role) else "job")
+
+
+def decides(strategy: Strategy, task: TaskId) -> bool:
+    """Whether the training is done only when this task has ended with 0."""
+    if strategy == "parameter_server":
+        return task.role == "chief"
+    return task.role != "evaluator" and task.role not in DATA_ROLES
+
+
+def _is_replaceable(strategy: Strategy, role: Role) -> bool:
+    """Whether the training can go on without a task of this role, and take it in again."""
+    return role == "evaluator" or (strategy == "parameter_server" and role == "worker")
+
+
+class RoleSpec(SpecModel):
+    """The tasks of one role."""
+
+    replicas: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    """How many tasks; by default 1, or one for each of `hosts`."""
+    hosts: Annotated[list[AddressField], Field(min_length=1)] | None = None
+    """An address per task, `host:port`; port 2222 when none is named. Without it the tasks run on this machine."""
+    cpus: Annotated[int, Field(ge=1)] | None = None
+    """Cores that one task computes on; by default the machine's cores are shared out."""
+    memory: SizeField | None = None
+    """Memory that one task may need, `4GiB`: a limit where the launcher has limits. On this machine nothing is limited;
+    tasks that ask for more than it has, all together, are warned of."""
+    gpus: GpusField | None = None
+    """GPUs that one task sees: a number of its own, `[0, 2]` for those very ones, or `all`. None for a ps or a data
+    worker; by default those that train share out the machine's."""
+    gpu_memory: GpuMemoryField | None = None
+    """Memory that one task takes of each GPU it sees: `grow`, as much as it comes to need; `0.5`, a fraction;
+    `4096MiB`. By default TensorFlow takes nearly all of it at the start."""
+    threads: ThreadsSpec | None = None
+    """TensorFlow's threads in one task."""
+    env: Annotated[dict[str, str], AfterValidator(_check_env)] = {}
+    """Environment variables of the tasks."""
+    secrets: Annotated[dict[str, SecretSpec], AfterValidator(_check_secrets)] = {}
+    """Variables with values that are not to be seen, each `{env: NAME}` or `{file: path}`."""
+    restart: RestartSpec | None = None
+    """What is done when a task is lost; by default `{policy: replace}` for an evaluator and a worker of parameter
+    servers, and `{policy: job}` for every other task."""
+
+    @model_validator(mode="after")
+    def _one_address_per_task(self) -> RoleSpec:
+        if self.hosts is not None and self.replicas not in (None, len(self.hosts)):
+            message = f"replicas is {self.replicas} but hosts names {len(self.hosts)}: give one of the two"
+            raise Inconsistent([(("replicas",), message)])
+        return self
+
+    @model_validator(mode="after")
+    def _a_variable_has_one_value(self) -> RoleSpec:
+        twice = [
+            (("secrets", name), f"{name} stands in env too: remove one") for name in self.secrets if name in self.env
+        ]
+        if twice:
+            raise Inconsistent(twice)
+        return self
+
+    @property
+    def count(self) -> int:
+        """The number of tasks."""
+        if self.hosts is not None:
+            return len(self.hosts)
+        return 1 if self.replicas is None else self.replicas
+
+
+class Roles(SpecModel):
+    """Which roles the cluster has."""
+
+    chief: RoleSpec | None = None
+    """Drives the training, saves and reports; alone, it is the one process of `single` and `mirrored`."""
+    worker: RoleSpec | None = None
+    """Computes gradients."""
+    ps: RoleSpec | None = None
+    """Holds variables and applies updates to them (parameter servers)."""
+    evaluator: RoleSpec | None = None
+    """Scores each checkpoint beside the training."""
+    data_dispatcher: RoleSpec | None = None
+    """Deals out the examples to the data workers, each once (tf.data service)."""
+    data_worker: RoleSpec | None = None
+    """Prepares batches for the tasks that train, where the recipe has `train.share: service`."""
+
+    def of(self, role: Role) -> RoleSpec | None:
+        """What the file says of `role`; None when the cluster has none."""
+        spec: RoleSpec | None = getattr(self, role)
+        return spec
+
+    def count(self, role: Role) -> int:
+        """The number of tasks of `role`; 0 when the cluster has none."""
+        spec = self.of(role)
+        return 0 if spec is None else spec.count
+
+
+class Cluster(SpecModel):
+    """A cluster: its roles, its strategy, and the recipe it trains.
+
+    Raises:
+        ValueError: the roles don't fit the strategy, or two tasks share an address.
+    """
+
+    name: Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_check_name)] = "cluster"
+    """A name for run directories and tables; by default the file's name."""
+    strategy: Strategy
+    """How tasks train together: `parameter_server`, `multi_worker_mirrored`, `mirrored` (one process, all its GPUs)
+    or `single` (one process)."""
+    launcher: LauncherName = "local"
+    """What starts the tasks: `local`, this machine; `ssh`, the machines that `hosts` names; `slurm`, Slurm's `srun`;
+    `compose`, containers of this machine; `kubernetes`, pods, which kubectl starts."""
+    network: Literal["private", "host"] | None = None
+    """The tasks' network on this machine: `private`, one of their own, where nobody else reaches them and they reach
+    no other host; `host`, this machine's. By default `private` for a recipe, where it is possible, and `host` for a
+    program after `--` and for tasks with other addresses than loopback ones."""
+    roles: Roles
+    """The tasks, by role."""
+    hosts: Annotated[list[HostName | HostSpec], Field(min_length=1)] | None = None
+    """The machines that the ssh launcher puts the tasks without an address on: a name, or a map."""
+    ssh: SshSpec | None = None
+    """How the ssh launcher reaches them, and what it copies there."""
+    slurm: SlurmSpec | None = None
+    """How `launcher: slurm` submits the tasks; see [Slurm](slurm.md)."""
+    compose: Compose | None = None
+    """What `launcher: compose` runs the tasks in; see [containers](containers.md)."""
+    kubernetes: Kubernetes | None = None
+    """What `launcher: kubernetes` makes the tasks' pods of; see [Kubernetes](kubernetes.md)."""
+    recipe: PathField | None = None
+    """The recipe to train, a path relative to this file."""
+    run_dir: PathField | None = None
+    """The folder that run directories are made in, relative to this file; by default `runs` in the current folder."""
+
+    @model_validator(mode="after")
+    def _is_a_cluster(self) -> Cluster:
+        problems = [*_role_problems(self), *_address_problems(self), *_host_problems(self)]
+        if problems:
+            raise Inconsistent(problems)
+        return self
+
+    @property
+    def over_ssh(self) -> SshSpec:
+        """What the file says of ssh, or what holds without a word."""
+        return self.ssh or SshSpec()
+
+    @property
+    def machines(self) -> tuple[HostSpec, ...]:
+        """The `hosts`, each with what holds for all of them filled in."""
+        given = (HostSpec(address=host) if isinstance(host, str) else host for host in self.hosts or ())
+        return tuple(self._filled_in(host) for host in given)
+
+    def machine(self, name: str) -> HostSpec:
+        """The host that goes by a name in an address; one that `hosts` does not list has nothing of its own."""
+        found = (host for host in self.machines if name in (host.address, host.reachable_as))
+        return next(found, None) or self._filled_in(HostSpec(address=name))
+
+    def _filled_in(self, host: HostSpec) -> HostSpec:
+        ssh = self.over_ssh
+        return host.model_copy(update={"user": host.user or ssh.user, "python": host.python or ssh.python})
+
+    @property
+    def tasks(self) -> tuple[TaskId, ...]:
+        """Every task: chief, workers, ps, evaluator, data dispatcher, data workers."""
+        roles: tuple[Role, ...] = (*SERVING_ROLES, "evaluator", *DATA_ROLES)
+        return tuple(TaskId(role, index) for role in roles for index in range(self.roles.count(role)))
+
+    def task(self, text: str) -> TaskId:
+        """The task that a user names, `worker:1`.
+
+        Raises:
+            UsageError: it is no task's name, or the cluster has no such task.
+        """
+        hint = f"its tasks are {', '.join(map(str, self.tasks))}"
+        try:
+            task = TaskId.parse(text)
+        except ValueError as error:
+            raise UsageError(str(error), hint=hint) from None
+        if task not in self.tasks:
+            raise UsageError(f"the cluster {self.name!r} has no task {task}", hint=hint)
+        return task
+
+    def role(self, task: TaskId) -> RoleSpec:
+        """What the file says of the task's role."""
+        spec: RoleSpec | None = getattr(self.roles, task.role)
+        if spec is None:
+            raise KeyError(str(task))
+        return spec
+
+    def address(self, task: TaskId) -> Address:
+        """The task's address as written, or a free port of this machine."""
+        hosts = self.role(task).hosts
+        return Address(LOOPBACK, 0) if hosts is None else hosts[task.index]
+
+
+def _role_problems(cluster: Cluster) -> Iterator[Found]:
+    roles, strategy = cluster.roles, cluster.strategy
+    chief, workers, ps = (roles.count(role) for role in SERVING_ROLES)
+    for role in _ONE_AT_MOST:
+        if roles.count(role) > 1:
+            yield ("roles", role), f"a cluster has at most one {role}, not {roles.count(role)}"
+    yield from _data_problems(roles)
+    yield from _restart_problems(cluster)
+    if strategy == "parameter_server":
+        for role, task in _NEEDED:
+            if not roles.count(role):
+                fix = f"write '{role}: {{}}' in roles" if getattr(roles, role) is None else "it has 0 replicas"
+                yield ("roles", role), f"parameter_server needs a {role} to {task}: {fix}"
+    elif ps:
+        yield ("roles", "ps"), f"{strategy} has no parameter servers: remove ps, or use 'strategy: parameter_server'"
+    if roles.ps and roles.ps.gpus:
+        yield ("roles", "ps", "gpus"), "a ps sees no GPU: it only holds variables, so remove gpus"
+    yield from _thread_problems(cluster)
+    if strategy == "multi_worker_mirrored" and not workers:
+        yield ("roles", "worker"), "multi_worker_mirrored needs a worker: write 'worker: {replicas: 2}' in roles"
+    if strategy in ("mirrored", "single") and chief + workers != 1:
+        many = "none" if not chief + workers else f"{chief + workers} in chief and worker together"
+        yield ("strategy",), f"{strategy} trains in one process, a chief: roles has {many}"
+
+
+def _thread_problems(cluster: Cluster) -> Iterator[Found]:
+    """A server's only thread, blocked in a receive, could not send what the other side waits for."""
+    for role in ("ps", "worker"):
+        spec = cluster.roles.of(role)
+        if cluster.strategy == "parameter_server" and spec and spec.threads and spec.threads.inter == 1:
+            yield (
+                ("roles", role, "threads", "inter"),
+                f"a {role} with one inter-op thread waits for itself for ever: give it 2 or more, or remove the key",
+            )
+
+
+def _data_problems(roles: Roles) -> Iterator[Found]:
+    dispatcher, worker = DATA_ROLES
+    for role, other in ((dispatcher, worker), (worker, dispatcher)):
+        if roles.count(role) and not roles.count(other):
+            fix = f"write '{other}: {{}}' in roles" if getattr(roles, other) is None else f"{other} has 0 replicas"
+            yield ("roles", role), f"a {role} does nothing without a {other}: {fix}"
+        spec: RoleSpec | None = getattr(roles, role)
+        if spec and spec.gpus:
+            yield ("roles", role, "gpus"), f"a {role} sees no GPU: remove gpus"
+
+
+def _restart_problems(cluster: Cluster) -> Iterator[Found]:
+    for role in ROLES:
+        spec = cluster.roles.of(role)
+        wanted = spec and spec.restart and spec.restart.policy
+        if wanted == "replace" and not _is_replaceable(cluster.strategy, role):
+            lost = "its variables are lost with it" if role == "ps" else "the others cannot go on without it"
+            yield (
+                ("roles", role, "restart", "policy"),
+                f"a {role} of {cluster.strategy} cannot be replaced alone, {lost}: use 'job' or 'never'",
+            )
+        if wanted == "job" and role == "evaluator":
+            yield (
+                ("roles", role, "restart", "policy"),
+                "an evaluator is no reason to start all tasks again: use 'replace' or 'never'",
+            )
+
+
+_ONE_AT_MOST: tuple[Role, ...] = ("chief", "evaluator", "data_dispatcher")
+_NEEDED: tuple[tuple[Role, str], ...] = (
+    ("chief", "drive the workers"),
+    ("ps", "hold the variables"),
+    ("worker", "compute gradients"),
+)
+
+
+def _address_problems(cluster: Cluster) -> Iterator[Found]:
+    given = {task: cluster.address(task) for task in cluster.tasks if task.role != "evaluator"}
+    named = {task: address for task, address in given.items() if address.port}
+    sharers: dict[Address, list[TaskId]] = {}
+    for task, address in named.items():
+        sharers.setdefault(address, []).append(task)
+    for address, tasks in sharers.items():
+        if len(tasks) > 1:
+            message = f"{tasks[0]} and {tasks[1]} have the same address {address}"
+            yield ("roles", tasks[-1].role, "hosts"), message
+    outside = [(task, address) for task, address in named.items() if not address.is_loopback]
+    if outside and cluster.network == "private":
+        task, address = outside[0]
+        yield ("network",), f"a private network has only loopback addresses, and {task} has {address}: use 'host'"
+    elsewhere = [address for address in named.values() if not address.is_loopback]
+    for role in (
+        dict.fromkeys(task.role for task in given if task not in named) if elsewhere and not cluster.hosts else ()
+    ):
+        yield (
+            ("roles", role),
+            f"{elsewhere[0]} is another machine, which cannot reach tasks without an address: give {role} its hosts",
+        )
+
+
+def _host_problems(cluster: Cluster) -> Iterator[Found]:
+    names = [host.address for host in cluster.machines]
+    for name in dict.fromkeys(name for name in names if names.count(name) > 1):
+        yield ("hosts",), f"{name} is listed more than once: give it slots"

@@ -1,0 +1,44 @@
+"""cluster.yaml's `compose`: what the containers of one machine are made of."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from tfdist_cli.spec.sections.model import SpecModel
+
+EngineName = Literal["auto", "podman", "docker"]
+
+
+def check_image(image: str) -> str:
+    """Refuses what an engine would take for an option, or could not name an image."""
+    if not image or image.startswith("-") or not image.isascii() or not image.isprintable() or " " in image:
+        raise ValueError(f"{image!r} is no image's name: expected one such as 'tfdist' or 'registry/tfdist:1.0'")
+    return image
+
+
+def _check_volume(volume: str) -> str:
+    source, _, rest = volume.partition(":")
+    target, colon, mode = rest.partition(":")
+    if not volume.isprintable() or (colon and mode != "ro"):
+        raise ValueError(f"{volume!r} is no volume: expected 'SOURCE:TARGET' or 'SOURCE:TARGET:ro'")
+    for path in (source, target):
+        if not PurePosixPath(path).is_absolute():
+            raise ValueError(f"{volume!r} needs absolute paths, such as '/data:/data:ro', or '${{PWD}}/data:/data'")
+    return volume
+
+
+Volume = Annotated[str, AfterValidator(_check_volume)]
+
+
+class Compose(SpecModel):
+    """What `launcher: compose` runs the tasks in, as containers of this machine."""
+
+    image: Annotated[str, AfterValidator(check_image), Field(json_schema_extra={"minLength": 1})] = "tfdist"
+    """The image of every task; it has tfdist in it."""
+    engine: EngineName = "auto"
+    """The program that runs containers: `podman`, `docker`, or the first of them that is on PATH."""
+    volumes: list[Volume] = []
+    """Folders and files of this machine that the tasks see, `SOURCE:TARGET` or `SOURCE:TARGET:ro`, both absolute."""

@@ -1,0 +1,94 @@
+"""cluster.yaml's `kubernetes`: what the tasks' pods are made of, and who runs them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from tfdist_cli.spec.sections.compose import check_image
+from tfdist_cli.spec.sections.model import Inconsistent, SpecModel
+
+Kind = Literal["jobset", "tfjob", "plain", "pods"]
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+_LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
+
+def _check_object(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} names nothing in Kubernetes: lower-case letters, digits, '-' and '.' only")
+    return name
+
+
+def _check_selector(selector: dict[str, str]) -> dict[str, str]:
+    for key, value in selector.items():
+        if not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
+            raise ValueError(f"{key!r}: {value!r} cannot be a label of a node")
+    return selector
+
+
+def _check_claim(volume: str) -> str:
+    name, _, rest = volume.partition(":")
+    target, colon, mode = rest.partition(":")
+    if not volume.isprintable() or not PurePosixPath(target).is_absolute() or (colon and mode != "ro"):
+        raise ValueError(f"{volume!r} is no volume: expected 'CLAIM:/path' or 'CLAIM:/path:ro'")
+    _check_object(name)
+    return volume
+
+
+ObjectName = Annotated[str, AfterValidator(_check_object)]
+Claim = Annotated[str, AfterValidator(_check_claim)]
+
+
+class Toleration(SpecModel):
+    """A taint of nodes that the pods put up with, as Kubernetes has it."""
+
+    key: str | None = None
+    """The taint's key; without one, every taint."""
+    operator: Literal["Equal", "Exists"] = "Equal"
+    """Whether the value counts."""
+    value: str | None = None
+    """The taint's value."""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """What the taint does; without one, whatever it does."""
+
+    @model_validator(mode="after")
+    def _says_what(self) -> Toleration:
+        if self.operator == "Equal" and self.key is None:
+            raise Inconsistent([(("key",), "needs a key, or 'operator: Exists'")])
+        if self.operator == "Exists" and self.value is not None:
+            raise Inconsistent([(("value",), "'operator: Exists' takes no value: remove it")])
+        return self
+
+
+class Kubernetes(SpecModel):
+    """What `launcher: kubernetes` makes the tasks' pods of."""
+
+    kind: Kind = "jobset"
+    """What runs them: a `jobset`, a Kubeflow `tfjob`, or `plain` Jobs, which need no operator. `pods` are run by
+    `tfdist launch`, as long as it lives."""
+    image: Annotated[str, AfterValidator(check_image), Field(json_schema_extra={"minLength": 1})] = "tfdist"
+    """The image of every task; it has tfdist in it."""
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    """When a node fetches the image; by default as Kubernetes does."""
+    image_pull_secrets: list[ObjectName] = []
+    """Secrets for the image's registry."""
+    namespace: ObjectName | None = None
+    """The namespace; by default the one that kubectl has chosen."""
+    service_account: ObjectName | None = None
+    """Whom the pods act for; they have no token of it."""
+    claim: ObjectName | None = None
+    """The PersistentVolumeClaim that runs are kept on, writable by all pods; without it they go with the pods."""
+    volumes: list[Claim] = []
+    """Further claims that the tasks see, `CLAIM:/path` or `CLAIM:/path:ro`."""
+    secret: ObjectName | None = None
+    """The Secret that has the values of the roles' `secrets`, by the names of their variables."""
+    node_selector: Annotated[dict[str, str], AfterValidator(_check_selector)] = {}
+    """Labels of the nodes that the pods may run on."""
+    tolerations: list[Toleration] = []
+    """Taints of nodes that the pods put up with."""
+    ttl_seconds: Annotated[int, Field(ge=0)] = 86_400
+    """Seconds from the end of the job until Kubernetes removes it."""

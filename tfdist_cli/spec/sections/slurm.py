@@ -1,0 +1,81 @@
+"""What the cluster file says of Slurm, which `launcher: slurm` submits the tasks to."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from tfdist_cli.spec.sections.model import SpecModel
+
+_TIME = re.compile(r"[0-9]+(:[0-9]{1,2}){0,2}|[0-9]+-[0-9]{1,2}(:[0-9]{1,2}){0,2}")
+_SET_BY_TFDIST = (
+    ("--ntasks", "-n"), ("--cpus-per-task", "-c"), ("--gpus-per-task",), ("--nodes", "-N"), ("--partition", "-p"),
+    ("--account", "-A"), ("--qos", "-q"), ("--constraint", "-C"), ("--time", "-t"), ("--gres",), ("--job-name", "-J"),
+    ("--array", "-a"), ("--signal",), ("--requeue",), ("--no-requeue",), ("--open-mode",), ("--output", "-o"),
+    ("--error", "-e"), ("--wrap",), ("--parsable",), ("--wait", "-W"),
+)  # fmt: skip
+
+
+def _check_word(text: str) -> str:
+    if not text or not text.isprintable():
+        raise ValueError(f"{text!r} is empty, or has control characters, which no option of sbatch can hold")
+    return text
+
+
+def _check_time(text: str | int) -> str:
+    if not _TIME.fullmatch(str(text)):
+        raise ValueError(f"{text!r} is no time limit: write minutes, 'hours:minutes:seconds' or 'days-hours'")
+    return str(text)
+
+
+def _check_option(text: str) -> str:
+    _check_word(text)
+    if not text.startswith("-"):
+        raise ValueError(f"{text!r} is no option of sbatch: write it as '--name=value'")
+    name = text.partition("=")[0].partition(" ")[0]
+    for names in _SET_BY_TFDIST:
+        if name in names or (len(name) > 2 and text[:2] in names):
+            key = names[0].removeprefix("--")
+            fix = f"write it as slurm.{key}" if key in SlurmSpec.model_fields else "remove it"
+            raise ValueError(f"{names[0]} is set by tfdist: {fix}")
+    if name.startswith("--") and text.startswith(f"{name} "):
+        raise ValueError(f"{text!r} is one word to sbatch: write it as {text.replace(' ', '=', 1)!r}")
+    return text
+
+
+def _check_line(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("a line of a shell script cannot hold a NUL")
+    return text
+
+
+Word = Annotated[str, AfterValidator(_check_word)]
+
+
+class SlurmSpec(SpecModel):
+    """How the tasks are submitted to Slurm; each key before `extra` is the option of `sbatch` of that name."""
+
+    partition: Word | None = None
+    """The partition; by default the cluster's own choice, as for every key that is left out."""
+    account: Word | None = None
+    """The account that is charged."""
+    qos: Word | None = None
+    """The quality of service."""
+    time: Annotated[str | int, AfterValidator(_check_time)] | None = None
+    """The time limit, `minutes`, `hours:minutes:seconds` or `days-hours`. A minute before it the training saves, and
+    the job goes back into the queue."""
+    nodes: Annotated[int, Field(ge=1)] | None = None
+    """On how many nodes; by default as Slurm places the tasks. Not for roles that differ in what they need."""
+    constraint: Word | None = None
+    """Features that the nodes must have."""
+    gres: Word | None = None
+    """Generic resources of each node, such as `gpu:2`, which the tasks that train there share. `roles.worker.gpus`
+    gives each task its own instead."""
+    extra: list[Annotated[str, AfterValidator(_check_option)]] = []
+    """Further options of sbatch, such as `--exclusive`."""
+    setup: list[Annotated[str, AfterValidator(_check_line)]] = []
+    """Lines of shell that are run on the first node before the tasks start, such as `module load cuda`."""
+    python: Word | None = None
+    """The Python that has tfdist on the nodes; by default the one that runs `tfdist`, at the same path."""

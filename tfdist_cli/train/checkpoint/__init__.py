@@ -1,0 +1,1 @@
+"""Checkpoints and exported models: written whole, verified when read."""

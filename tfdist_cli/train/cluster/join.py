@@ -1,0 +1,409 @@
+"""Environment → strategy: joining the cluster, once for each process."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import socket
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NoReturn, get_args
+
+import keras
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from tfdist_cli.errors import ChiefLost, TrainingError, UsageError
+from tfdist_cli.protocol import heartbeat
+from tfdist_cli.protocol.environment import Environment
+from tfdist_cli.protocol.records import are_heard, emit
+from tfdist_cli.spec.address import Address
+from tfdist_cli.spec.sections.cluster import SERVING_ROLES
+from tfdist_cli.spec.sections.updates import PlacementRule, ShardRule
+from tfdist_cli.spec.task_id import DATA_ROLES, TaskId
+from tfdist_cli.train.cluster import data_service, keep_alive
+from tfdist_cli.train.cluster.all_reduce import Mesh
+from tfdist_cli.train.cluster.gpus import has_library, tell_missing_gpus
+from tfdist_cli.train.cluster.reachability import await_names, wait_until_gone
+from tfdist_cli.train.cluster.rendezvous import NOBODY, Met, gather, outlast, port_taken, report_in, say_done
+from tfdist_cli.train.cluster.runtime import configure_runtime
+from tfdist_cli.train.tf_compat import keras_methods
+from tfdist_cli.train.variables import replicas
+from tfdist_cli.train.variables.placement import DEFAULT_PLACEMENT, Placement, PlacementRules
+
+log = logging.getLogger("tfdist")
+
+
+@dataclass(frozen=True)
+class Joined:
+    """This process in its cluster.
+
+    Args:
+        environment: what it was told.
+        strategy: TensorFlow's strategy.
+        lifelines: the connections by which the other tasks see that this one lives: open files that nobody closes
+            before the process is gone.
+        placement: what deals variables out to ps, on their chief.
+        mesh: what sums up over the tasks that train with equal rights; None where TensorFlow's collectives do.
+    """
+
+    environment: Environment
+    strategy: tf.distribute.Strategy
+    lifelines: tuple[int, ...] = ()
+    placement: Placement | None = None
+    mesh: Mesh | None = None
+
+    def scope(self, rules: PlacementRules) -> AbstractContextManager[Any]:
+        """The scope to build and compile a model in.
+
+        Args:
+            rules: which ps its variables live on, where there are any.
+
+        Raises:
+            TrainingError: variables have been made by other rules, or are to be of a type that cannot be broadcast.
+        """
+        if self.placement:
+            self.placement.follow(rules)
+        mirrored = isinstance(self.strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        if mirrored and keras.config.dtype_policy().variable_dtype == "bfloat16":
+            raise TrainingError(
+                "mirrored workers cannot have weights of bfloat16, which TensorFlow does not broadcast",
+                hint="take the mixed_bfloat16 policy, whose weights are float32",
+            )
+        return self.strategy.scope()
+
+
+_MET = "tfdist/met"
+_GPUS = "tfdist/gpus"
+_LEAVE_SECONDS = 10.0
+_ANSWER_MILLISECONDS = 500
+
+_joined: Joined | None = None
+_left = False
+
+
+def join(
+    environment: Environment | None = None, lost: Callable[[TrainingError], Any] = data_service.end_process
+) -> Joined:
+    """Joins the cluster that the environment describes; the second call returns what the first one did.
+
+    A ps, a worker of parameter servers, or a task of tf.data's service serves its chief here until the chief has ended,
+    and then ends the process.
+
+    Args:
+        environment: what the process was told; by default its environment variables say it.
+        lost: called on a thread when a task of tf.data's service has ended before this one; to end the process.
+    """
+    global _joined  # noqa: PLW0603 a process joins one cluster, once
+    if _joined is None:
+        heartbeat.begin()
+        environment = environment or Environment.read()
+        if environment.serves:
+            try:
+                serve(environment)
+            except ChiefLost as error:
+                log.error("%s: %s", error.message, error.hint)  # noqa: TRY400 where it came from is of no interest
+                _end_server(environment, error.exit_code)
+            _end_server(environment)
+        _configure(environment)
+        keep_alive.watch(environment.addresses.values())
+        _joined = _meet(environment)
+        if environment.task.role != "evaluator":
+            data_service.watch(environment, lost)
+    return _joined
+
+
+def scope(
+    *, placement: PlacementRule = DEFAULT_PLACEMENT.placement, shard: ShardRule | None = DEFAULT_PLACEMENT.shard
+) -> AbstractContextManager[Any]:
+    """The scope to build and compile a model in, on every task of the cluster and in one process alike.
+
+    In a ps, a worker of parameter servers, or a task of tf.data's service it serves the chief and does not return: what
+    follows runs on the chief.
+
+    Args:
+        placement: the ps that a variable is put on: the one with the fewest bytes (`greedy`), or the next in turn
+            (`round_robin`). It has no meaning where there are no ps.
+        shard: which variables are spread over several ps, by default those of at least 64 MiB; None for none.
+
+    Returns:
+        `tf.distribute.Strategy.scope()` of the strategy that `TF_CONFIG` asks for.
+
+    Raises:
+        UsageError: there is no such placement.
+        TrainingError: variables have been made with another placement or shard.
+    """
+    if placement not in get_args(PlacementRule):
+        raise UsageError(f"{placement!r} is no placement", hint=f"use {' or '.join(get_args(PlacementRule))}")
+    return join().scope(PlacementRules(placement, shard))
+
+
+def is_chief() -> bool:
+    """Whether this process is the one to save files and print results."""
+    return join().environment.is_chief
+
+
+def serve(environment: Environment) -> None:
+    """Runs the server of a ps, a worker or a task of tf.data's service until the chief has come and gone.
+
+    Raises:
+        TrainingError: the port is taken.
+        TimeoutExceeded: the chief, or a data worker's dispatcher, has not come up in time.
+        ChiefLost: the chief has gone before its work was done, and no launcher sees to that.
+    """
+    task = environment.task
+    heartbeat.begin()
+    server = None
+    keep_alive.watch(environment.addresses.values())
+    if task.role in DATA_ROLES:
+        data_service.start_server(environment)
+    else:
+        await_names(_peers(environment), environment.start_timeout)
+        server = _tensorflow_server(environment)
+    emit("state", state="serving")
+    done = outlast(task, environment.addresses[environment.chief], environment.start_timeout)
+    del server
+    if not done and not are_heard():  # a launcher that listens knows of the chief itself
+        raise ChiefLost(
+            f"{environment.chief} has ended before its work was done",
+            hint=f"{environment.chief}'s own output says why; start all tasks again, and a recipe goes on from its "
+            "last checkpoint",
+        )
+
+
+def _peers(environment: Environment) -> dict[TaskId, Address]:
+    """The tasks that a server of TensorFlow's speaks to."""
+    return {task: address for task, address in environment.addresses.items() if task.role in SERVING_ROLES}
+
+
+def _end_server(environment: Environment, code: int = 0) -> NoReturn:
+    if environment.task.role in DATA_ROLES:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _configure(environment: Environment) -> tf.compat.v1.ConfigProto:
+    """Prepares TensorFlow for this task, before it is used."""
+    config = configure_runtime(environment.gpu_memory, exchanges=environment.strategy == "parameter_server")
+    tell_missing_gpus(environment.task, environment.gpus)
+    return config
+
+
+def _tensorflow_server(environment: Environment) -> tf.distribute.Server:
+    cluster: dict[str, list[str]] = {}
+    for task, address in environment.addresses.items():
+        if task.role in SERVING_ROLES:
+            cluster.setdefault(task.role, []).append(str(address))
+    own, task = environment.addresses[environment.task], environment.task
+    config = _configure(environment)
+    try:
+        return tf.distribute.Server(cluster, job_name=task.role, task_index=task.index, protocol="grpc", config=config)
+    except tf.errors.OpError as error:
+        raise port_taken(task, own, error.message) from error
+
+
+def _meet(environment: Environment) -> Joined:
+    if environment.task.role == "evaluator":
+        return Joined(environment, tf.distribute.get_strategy())
+    met = _come_together(environment)
+    lifelines = tuple(lifeline.detach() for lifeline in met.lifelines)
+    if environment.strategy == "single":
+        return Joined(environment, tf.distribute.get_strategy(), lifelines)
+    if environment.strategy == "mirrored":
+        mirrored = _mirrored()
+        keras_methods.adapt_batches(mirrored)
+        return Joined(environment, mirrored, lifelines)
+    if environment.strategy == "parameter_server":
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        strategy = tf.distribute.ParameterServerStrategy(resolver)
+        context.context().remove_function = _keep_function
+        keras_methods.adapt(strategy)
+        atexit.register(_leave_at_exit)
+        return Joined(environment, strategy, lifelines, Placement(strategy))
+    strategy = _mirrored_workers(environment)
+    replicas.adapt(strategy)
+    keras_methods.adapt(strategy)
+    mesh = _mesh(environment, met.links)
+    if mesh is None and len(environment.members) > 1:
+        _check_gpus(environment)
+    atexit.register(_leave_at_exit)
+    return Joined(environment, strategy, lifelines, mesh=mesh)
+
+
+def _come_together(environment: Environment) -> Met:
+    """Waits until every other task that listens is there: in one process, those of tf.data's service alone."""
+    alone = environment.strategy in ("single", "mirrored")
+    others = {
+        task: address
+        for task, address in environment.addresses.items()
+        if task != environment.task and task.role in (DATA_ROLES if alone else (*SERVING_ROLES, *DATA_ROLES))
+    }
+    if alone and not others:
+        return Met()
+    own, circle = environment.addresses[environment.task], _circle(environment)
+    emit("state", state="waiting")
+    if environment.is_chief:
+        return gather(environment.task, own, others, environment.start_timeout, circle)
+    chief = environment.chief, environment.addresses[environment.chief]
+    await_names(_peers(environment), environment.start_timeout)
+    return report_in(environment.task, own, chief, environment.start_timeout, circle)
+
+
+def _circle(environment: Environment) -> Mapping[TaskId, Address]:
+    """The tasks that sum up over connections of their own; none where there are GPUs, which have NCCL."""
+    several = environment.strategy == "multi_worker_mirrored" and len(environment.members) > 1
+    if not several or tf.config.list_physical_devices("GPU"):
+        return NOBODY
+    return {task: environment.addresses[task] for task in environment.members}
+
+
+def _mesh(environment: Environment, links: Mapping[TaskId, socket.socket]) -> Mesh | None:
+    members = environment.members
+    if not links:
+        return None
+
+    def answers(place: int) -> bool:
+        name = f"/job:{members[place].role}/replica:0/task:{members[place].index}"
+        try:
+            # TensorFlow holds the interpreter meanwhile.
+            context.context().check_collective_ops_peer_health(name, _ANSWER_MILLISECONDS)
+        except tf.errors.OpError:
+            return False
+        return True
+
+    places = {members.index(task): link for task, link in links.items()}
+    return Mesh(members.index(environment.task), [str(task) for task in members], places, answers)
+
+
+def _keep_function(_name: str) -> None:
+    """Leaves a function that nobody needs any more with the workers, in place of TensorFlow's way.
+
+    That waits for every worker while it holds the interpreter. A worker that closes an iterator over a generator, whose
+    Python runs here, waits for the interpreter meanwhile; one that was stopped never answers.
+    """
+
+
+def sums_by() -> tf.distribute.experimental.CommunicationOptions:
+    """How TensorFlow sums over replicas: between GPUs by NCCL, or by its own ring where NCCL is not installed."""
+    ways = tf.distribute.experimental.CommunicationImplementation
+    way = ways.AUTO
+    if tf.config.list_physical_devices("GPU") and not has_library("nccl"):
+        log.warning(
+            "NCCL is not installed: sums between GPUs pass through the CPU, which is slower; "
+            "`pip install 'tensorflow[and-cuda]'` installs it"
+        )
+        way = ways.RING
+    return tf.distribute.experimental.CommunicationOptions(implementation=way)
+
+
+def _mirrored() -> tf.distribute.Strategy:
+    """One task on all GPUs that it sees. `MirroredStrategy` always takes NCCL for several."""
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    options = sums_by() if gpus > 1 else None
+    if options is None or options.implementation is tf.distribute.experimental.CommunicationImplementation.AUTO:
+        return tf.distribute.MirroredStrategy()
+    alone = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({}), num_accelerators={"GPU": gpus}
+    )
+    return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=alone, communication_options=options)
+
+
+def _mirrored_workers(environment: Environment) -> tf.distribute.Strategy:
+    members = Counter(task.role for task in environment.members)
+    # As TensorFlow does it, but not waiting an hour for a task that ends just now.
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=f"/job:{environment.chief.role}/replica:0/task:0",
+        cluster_register_timeout_in_ms=int(environment.start_timeout * 1000),
+        coordinated_jobs=[
+            context.coordination_config_pb2.CoordinatedJob(name=role, num_tasks=count)
+            for role, count in members.items()
+        ],
+    )
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=sums_by())
+    except RuntimeError as error:
+        if "program startup" not in str(error):
+            raise
+        raise TrainingError(
+            "TensorFlow was in use before the cluster was joined",
+            hint="enter tfdist.scope(), or call tfdist.is_chief(), before anything makes a tensor, dataset or variable",
+        ) from error
+
+
+def _check_gpus(environment: Environment) -> None:
+    """Compares the numbers of GPUs: TensorFlow takes all tasks to have as many replicas as this one.
+
+    Raises:
+        TrainingError: another task sees more GPUs, or fewer, than this one.
+    """
+    service = context.context()  # TensorFlow shows its coordination service nowhere else
+    own = len(tf.config.list_physical_devices("GPU"))
+    service.set_config_key_value(f"{_GPUS}/{environment.task}", str(own))
+    for task in environment.members:
+        theirs = int(service.get_config_key_value(f"{_GPUS}/{task}", int(environment.start_timeout * 1000)))
+        if theirs != own:
+            raise TrainingError(
+                f"{environment.task} sees {own} GPU{'s' * (own != 1)}, and {task} sees {theirs}",
+                hint="give each task that trains the same number of GPUs: roles.worker.gpus, and roles.chief.gpus",
+            )
+
+
+def _leave_at_exit() -> None:
+    """Leaves the others in order, unless the program is ending with an error: the others then end of that."""
+    if _joined and getattr(sys, "last_value", None) is None:
+        leave_together(_joined)
+
+
+def leave_together(joined: Joined, *, done: bool = True) -> None:
+    """Tells those that serve this task that it is done; waits until the others of its strategy can do without it.
+
+    A task of a `MultiWorkerMirroredStrategy` that is gone while another still computes makes that one fail. So they
+    meet in a sum; with TensorFlow's collectives the chief then says that its part of it is over, which the others wait
+    for. The chief stays, with TensorFlow's coordination service, until they are gone.
+
+    Args:
+        joined: this task in its cluster.
+        done: whether its work is done; it may have been told to end before.
+    """
+    global _left  # noqa: PLW0603 a process leaves its cluster once
+    environment = joined.environment
+    if _left:
+        return
+    _left = True
+    if environment.is_chief and done:
+        say_done(joined.lifelines)
+    if environment.strategy != "multi_worker_mirrored" or environment.task not in environment.members:
+        return
+
+    if joined.mesh:
+        joined.mesh.sum(tf.ones([]))
+    else:
+        _meet_by_collectives(joined)
+    if environment.is_chief:
+        others = {task: environment.addresses[task] for task in environment.members if task != environment.task}
+        wait_until_gone(others, _LEAVE_SECONDS)
+
+
+def _meet_by_collectives(joined: Joined) -> None:
+    """Meets the others in a sum of TensorFlow's, which is over on one task before it is on another."""
+
+    @tf.function(autograph=False)
+    def meet() -> Any:
+        def add() -> tf.Tensor:
+            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.ones([]))
+
+        return joined.strategy.run(add)
+
+    meet()
+    service = context.context()  # TensorFlow shows its coordination service nowhere else
+    if joined.environment.is_chief:
+        service.set_config_key_value(_MET, "yes")
+    else:
+        service.get_config_key_value(_MET, int(_LEAVE_SECONDS * 1000))

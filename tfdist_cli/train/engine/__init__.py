@@ -1,0 +1,1 @@
+"""Engines run training steps; the training loop does not know which one."""

@@ -1,0 +1,473 @@
+"""The engine of one process, `MirroredStrategy` and `MultiWorkerMirroredStrategy`: replicas take each step together.
+
+Each replica computes gradients of its own batch; all gradients of a step cross the network as one packed tensor, in the
+wire's type, and are summed; each replica applies the same update to its own copy. What an execution counted (losses,
+metrics, examples, moving statistics, wishes to pause) crosses once at its end, in float64.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist_cli.errors import TrainingError
+from tfdist_cli.spec.sections.recipe import Share
+from tfdist_cli.train.cluster.all_reduce import Mesh
+from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, checked, ended_early, next_batch
+from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules
+from tfdist_cli.train.engine.fallback import FirstExecution, attempted, reason
+from tfdist_cli.train.engine.mirrored.gradient_packing import Exchange
+from tfdist_cli.train.engine.step_timer import Watch
+from tfdist_cli.train.model.evaluation import batch_evaluation_function, evaluation_function
+from tfdist_cli.train.model.evaluation_state import ScoredState
+from tfdist_cli.train.model.jit import runs_here, wants_xla
+from tfdist_cli.train.model.metrics import MetricTotals
+from tfdist_cli.train.model.rng import Seeds
+from tfdist_cli.train.model.train_step import ModelStep, values
+from tfdist_cli.train.optimizers.apply import (
+    Read,
+    in_place_of,
+    innermost,
+    leave_sums_to_engine,
+    rate_of,
+    updating,
+)
+from tfdist_cli.train.optimizers.learning_rate import Rate
+from tfdist_cli.train.optimizers.registry import fused
+from tfdist_cli.train.tf_compat.executor import SINGLE_THREADED, may_run_in_order, rehearse
+from tfdist_cli.train.tf_compat.patching import original, replaced
+from tfdist_cli.train.variables.replicas import assigned
+
+log = logging.getLogger("tfdist")
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The tasks that train together, and which of them this process is.
+
+    Args:
+        tasks: their names in the order of their replicas, `("chief:0", "worker:0")`.
+        index: this process's place among them; 0 is the chief.
+        mesh: what sums up over them; None where TensorFlow's collectives do.
+    """
+
+    tasks: tuple[str, ...] = ("chief:0",)
+    index: int = 0
+    mesh: Mesh | None = None
+
+
+class SynchronousEngine:
+    """Synchronous data-parallel training.
+
+    Args:
+        step: the model's pure functions, built under the strategy's scope.
+        strategy: `MultiWorkerMirroredStrategy`, `MirroredStrategy`, or TensorFlow's default strategy.
+        element_spec: the `tf.TypeSpec`s of a replica's batch.
+        membership: the tasks that train together.
+        rules: how gradients become updates.
+    """
+
+    synchronous = one_by_one = True
+    max_steps_per_execution = 10
+
+    def __init__(
+        self,
+        step: ModelStep,
+        strategy: tf.distribute.Strategy,
+        element_spec: Any,
+        membership: Membership,
+        rules: Rules = DEFAULT_RULES,
+    ) -> None:
+        self._step = step
+        self._element_spec = element_spec
+        self._rules = rules
+        self._exchange = Exchange([variable.shape for variable in step.parameters], rules.wire)
+        self._strategy = strategy
+        self._assigned = assigned(strategy)
+        self._members = membership
+        self._replicas: int = strategy.num_replicas_in_sync
+        self._local = self._replicas // len(membership.tasks)
+        self._sums_on_gpus = self._replicas > 1 and "GPU" in strategy.extended.worker_devices[0]
+        if self._sums_on_gpus and rules.wire == "bfloat16":
+            log.info("wire: bfloat16 is rounded to, but crosses as float32 between GPUs; float16 crosses as such")
+        step.batches, step.summed = self._replicas, True
+        self._rate = Rate(rules.learning_rate, self._replicas)
+        self._watched = rules.phases
+        self.workers = len(membership.tasks)
+        self.sharers = self._replicas
+        self.is_chief = membership.index == 0
+        self._totals = MetricTotals(step)
+        self._seeds = Seeds(step, element_spec, self._replicas)
+        self._shared = self._seeds.without(step.assigned(element_spec))
+        """The places of state variables that become the mean over the replicas; seeds are computed.
+
+        Integer state is the same on all replicas, so that its mean is what it was.
+        """
+        self._functions: dict[int, tuple[Any, str]] = {}
+        self._told_executor = False
+        self._evaluation: Any = None
+        self._batch_evaluation: Any = None
+        self._scored_state: ScoredState | None = None
+        self._iterator: Any = None
+        self._dataset: Any = None
+        self._data: Callable[[], tf.data.Dataset] | None = None
+        self._sum = membership.mesh.sum if membership.mesh else self._summing_function()
+        leave_sums_to_engine(step.model.optimizer)
+        self._check_accumulation()
+        faster = wants_xla(step, element_spec, rules.jit, runs_here)
+        step.jit = bool(self.total(np.array([float(faster and self.is_chief)]))[0])
+        self._first_execution = FirstExecution(
+            lambda: [*step.parameters, *step.state, *step.model.optimizer.variables],
+            self.scope,
+            self.total,
+            self._take_standard_path,
+            tells=self.is_chief,
+        )
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """See `Engine.scope`."""
+        return self._strategy.scope()
+
+    def open(self, data: DatasetFunction, *, share: Share, step: int, batches: int) -> None:
+        """Opens this task's part of the data."""
+        self._seeds.begin(step)
+        index, count = self._members.index, self.workers
+        done = batches // self.workers
+        shard = Shard(index, count, index, done) if share == "split" else Shard(0, 1, index, done)
+        self._data = partial(checked, data, shard)
+        self._dataset = self._data()
+        self._iterator = iter(self._dataset)
+
+    def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:  # noqa: ARG002 - workers that step together would have to measure the same
+        """See `Engine.run`."""
+        return self._first_execution.run(partial(self._executions, steps, first, size, pause))
+
+    def _executions(self, steps: int, first: int, size: int, pause: Pause) -> Iterator[Execution]:
+        left, start = steps, first
+        with self.scope(), self._assigned.paused():
+            self._seeds.go_on()
+        while left and not pause.agreed():
+            count = size if left >= size and self._rules.optimized else 1
+            vote = tf.constant(float(pause.wanted()), tf.float64)
+            with self.scope(), self._told(), self._assigned.paused():
+                try:
+                    summary = self._executed(count, self._iterator, tf.constant(start, tf.int64), vote).numpy()
+                except tf.errors.OutOfRangeError as error:
+                    raise ended_early(f"{self._members.tasks[self._members.index]}'s data") from error
+            yield self._execution(start, count, summary)
+            left, start = left - count, start + count
+
+    def operations(self) -> int:
+        """See `Engine.operations`."""
+        return self._step.operations(self._element_spec)
+
+    def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
+        """Each task scores its own shard of the data, once."""
+        dataset, limit = self._to_score(data, steps)
+        with self.scope():
+            scored = self._scoring(dataset)
+            if self._evaluation is None:
+                self._evaluation = evaluation_function(self._step, self._totals, scored)
+            counted = self._evaluation(iter(dataset), tf.constant(limit, tf.int64), self._shard()).numpy()
+        totals = MetricTotals(self._step)
+        totals.add(self._added_up(counted))
+        return totals
+
+    def test_steps(self, data: DatasetFunction, *, steps: int | None) -> Iterator[Callable[[], np.ndarray]]:
+        """See `Engine.test_steps`; a task that has no batch left takes part in the others' with nothing."""
+        dataset, left = self._to_score(data, steps)
+        iterator = iter(dataset)
+        with self.scope():
+            scored = self._scoring(dataset)
+        if self._batch_evaluation is None:
+            spec = dataset.element_spec
+            self._batch_evaluation = batch_evaluation_function(self._step, self._totals, scored, spec)
+        while True:
+            batch = iterator.get_next_as_optional() if left else None
+            own = batch.get_value() if batch is not None and batch.has_value() else None
+            if not self.total(np.array([float(own is not None)]))[0]:
+                return
+            yield partial(self._scored, own)
+            left -= 1
+
+    def total(self, values: np.ndarray) -> np.ndarray:
+        """See `Engine.total`."""
+        if self.workers == 1:
+            return values
+        return np.asarray(self._sum(tf.constant(values, tf.float64)))
+
+    def share_variables(self) -> None:
+        """See `Engine.share_variables`."""
+        if self.workers > 1:
+            self._share(self._variables())
+
+    def share_changes(self) -> None:
+        """See `Engine.share_changes`."""
+        if self.workers == 1:
+            return
+        variables = self._variables()
+        changed = self.total(np.array([self.is_chief and self._assigned.has(variable) for variable in variables]))
+        self._share([variable for variable, any_change in zip(variables, changed, strict=True) if any_change])
+
+    def _variables(self) -> list[keras.Variable]:
+        return self._step.parameters + self._step.state + list(self._step.model.optimizer.variables)
+
+    def _share(self, variables: list[keras.Variable]) -> None:
+        """Gives every task what the chief has of some variables."""
+        for dtype in dict.fromkeys(variable.dtype for variable in variables):
+            group = [variable for variable in variables if variable.dtype == dtype]
+            carrier = tf.as_dtype(dtype) if tf.as_dtype(dtype).is_floating else tf.int64
+            flat = tf.concat([tf.reshape(tf.cast(value, carrier), [-1]) for value in values(group)], axis=0)
+            shared = self._sum(flat if self.is_chief else tf.zeros_like(flat))
+            parts = tf.split(shared, [int(np.prod(variable.shape)) for variable in group])
+            with self.scope():
+                for variable, part in zip(group, parts, strict=True):
+                    variable.value.assign(tf.cast(tf.reshape(part, variable.shape), dtype))
+        self._assigned.clear()
+
+    def settle(self, step: int) -> None:
+        """See `Engine.settle`."""
+        with self.scope(), self._assigned.paused():
+            self._seeds.settle(step)
+
+    def leave(self) -> None:
+        """Waits until every task is here: one that left earlier would make the others fail."""
+        self.total(np.zeros(1))
+
+    def _to_score(self, data: DatasetFunction, steps: int | None) -> tuple[tf.data.Dataset, int]:
+        """This task's shard of the data to score, and how many batches of it; -1 for all."""
+        index, count = self._members.index, self.workers
+        limit = -1 if steps is None else steps // count + (index < steps % count)
+        return checked(data, Shard(index, count, index)), limit
+
+    def _scored(self, batch: Any) -> np.ndarray:
+        """What all tasks have counted in one batch of each; this one's may be None."""
+        counted = np.zeros(self._totals.size + (self._scored_state.size if self._scored_state else 0))
+        if batch is not None:
+            with self.scope():
+                counted = self._batch_evaluation(batch, self._shard()).numpy()
+        return self._added_up(counted)
+
+    def _scoring(self, dataset: tf.data.Dataset) -> ScoredState:
+        if self._scored_state is None:
+            self._scored_state = ScoredState(self._step, dataset.element_spec, self._seeds)
+        return self._scored_state
+
+    def _shard(self) -> tf.Tensor:
+        return tf.constant([self._members.index, self.workers], tf.int64)
+
+    def _added_up(self, counted: np.ndarray) -> np.ndarray:
+        """What all tasks have counted; what they have changed of the state is written."""
+        counted, changed = np.split(self.total(counted), [self._totals.size])
+        with self.scope(), self._assigned.paused():
+            if self._scored_state:
+                self._scored_state.apply(changed)
+        return counted
+
+    def _take_standard_path(self) -> None:
+        self._rules = replace(self._rules, optimized=False)
+        shapes = [variable.shape for variable in self._step.parameters]
+        self._exchange = Exchange(shapes, self._rules.wire, packed=False)
+        self._step.jit = self._rules.jit is True
+        self._functions.clear()
+        if self._data:
+            self._iterator = iter(self._data())
+
+    def _executed(self, count: int, *args: Any) -> tf.Tensor:
+        if count not in self._functions:
+            function = self._execution_function(count)
+            self._functions[count] = function, SINGLE_THREADED if self._runs_in_order(function, *args) else ""
+        function, executor = self._functions[count]
+        with tf.experimental.function_executor_type(executor):
+            return function(*args)
+
+    def _runs_in_order(self, function: Any, iterator: Any, *args: Any) -> bool:
+        """Whether this task, like all others, runs a function by TensorFlow's executor for a single thread."""
+        # Several replicas have to run at the same time; and TensorFlow's collectives would not outlive a rehearsal.
+        alone = self._local == 1 and (self._members.mesh or self.workers == 1) and self._rules.optimized
+        if not alone:
+            return False
+        wanted = may_run_in_order(function, iterator, *args)
+        attempt = partial(rehearse, function, self._dataset.take(0), *args) if wanted else lambda: None
+        failure = attempted(attempt, self.total)
+        if failure is not None and self.is_chief and not self._told_executor:
+            self._told_executor = True
+            log.info("operations are run by TensorFlow's usual executor, not in a row: %s", reason(failure))
+        return wanted and failure is None
+
+    def _told(self) -> AbstractContextManager[None]:
+        return self._members.mesh.told() if self._members.mesh else nullcontext()
+
+    def _execution(self, first: int, count: int, summary: np.ndarray) -> Execution:
+        metrics, replicas = self._totals.size, self._replicas
+        losses, overflows, metric_sums, examples, votes, phases = np.split(
+            summary, np.cumsum([count, count, metrics, replicas, 1])
+        )
+        self._check_overflow(first, losses, overflows)
+        by_task = examples.reshape(self.workers, self._local).sum(axis=1)
+        names = self._members.tasks
+        steps = dict.fromkeys(names, count)
+        consumed = {name: int(number) for name, number in zip(names, by_task, strict=True)}
+        own = phases.reshape(self.workers, self._local, -1).mean(axis=1) if phases.size else ()
+        return Execution(
+            first, losses, metric_sums, steps, consumed, int(votes[0]), phases=dict(zip(names, own, strict=False))
+        )
+
+    def _execution_function(self, count: int) -> Any:
+        """`count` steps of all replicas as one function."""
+        step, seeds, totals, replicas = self._step, self._seeds, self._totals, self._replicas
+        places = self._shared
+
+        def replica_steps(batches: Any, first: tf.Tensor, vote: tf.Tensor) -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
+            state, metrics = values(step.state), totals.start()
+            losses, overflows = [], []
+            examples = tf.zeros([], tf.int64)
+            watch = Watch(self._watched)
+            for number, batch in enumerate(batches):
+                watch.after("data", batch)
+                state = seeds.put(state, first + number, replica)
+                result = step.train(values(step.parameters), state, metrics, batch)
+                watch.after("compute", result.gradients)
+                gradients, overflow = self._summed(result.gradients, context, watch)
+                with watch.over("update"):
+                    self._apply(gradients)
+                state, metrics = result.state, result.metrics
+                examples += result.examples
+                losses.append(result.loss)
+                overflows.append(overflow)
+            own = tf.one_hot(replica, replicas, dtype=tf.float64)
+            total = [tf.reshape(tf.cast(state[place], tf.float64), [-1]) for place in places]
+            losses = tf.cast(tf.stack(losses), tf.float64) / replicas
+            # Every local replica votes for its task: any vote at all is one.
+            counted = [tf.cast(tf.stack(overflows), tf.float64), totals.pack(metrics)]
+            phases = [tf.reshape(own[:, None] * each, [-1]) for each in watch.totals()]
+            parts = [losses, *counted, own * tf.cast(examples, tf.float64), vote[None], *phases, *total]
+            return self._all_reduce(tf.concat(parts, axis=0), context)
+
+        @tf.function(autograph=False)
+        def execute(iterator: Any, first: tf.Tensor, vote: tf.Tensor) -> tf.Tensor:
+            batches = self._batches(iterator, count)
+            summed = self._run(_once_read(replica_steps), (batches, first, vote))
+            summary = self._strategy.experimental_local_results(summed)[0]
+            sizes = [int(np.prod(step.state[place].shape)) for place in places]
+            # Each size is given: TensorFlow's kernel for a single part of size -1 fails.
+            parts = tf.split(summary, [int(summary.shape[0]) - sum(sizes), *sizes])
+            for place, part in zip(places, parts[1:], strict=True):
+                variable = step.state[place]  # divided after the sum: thirds of one do not sum up to one
+                variable.value.assign(tf.cast(tf.reshape(part / replicas, variable.shape), variable.dtype))
+            return parts[0]
+
+        return execute
+
+    def _batches(self, iterator: Any, count: int) -> Any:
+        """`count` batches for each local replica: those of a step follow each other in the data."""
+        steps = [[next_batch(iterator) for _ in range(self._local)] for _ in range(count)]
+        own = list(zip(*steps, strict=True))
+        if self._local == 1:
+            return own[0]
+        first = self._members.index * self._local
+        return self._strategy.experimental_distribute_values_from_function(
+            lambda context: own[int(tf.get_static_value(context.replica_id_in_sync_group)) - first]
+        )
+
+    def _apply(self, gradients: list[Any]) -> None:
+        """Updates the replica's own copies, with gradients that are the same on all replicas."""
+        optimizer = self._step.model.optimizer
+        with ExitStack() as within:
+            accumulates = False
+            for inner in updating(optimizer):
+                # Another local replica may have replaced the rate by what it has read.
+                own = original(inner, "_learning_rate")
+                rate = rate_of(own, tf.convert_to_tensor(inner.iterations), self._rate)
+                within.enter_context(in_place_of(inner, {"_learning_rate": Read(rate)}))
+                accumulates = accumulates or bool(inner.gradient_accumulation_steps)
+                if not accumulates and self._rules.optimized:
+                    within.enter_context(fused(inner))
+            optimizer.apply(gradients, self._step.parameters)
+
+    def _run(self, steps: Callable[..., tf.Tensor], args: tuple[Any, ...]) -> Any:
+        """Runs a function on each local replica.
+
+        Keras accumulates gradients, and overwrites parameters with their averages, within a condition, where TensorFlow
+        cannot bring replicas together. It need not: each updates its own copies.
+        """
+        conditional = any(
+            inner.gradient_accumulation_steps or (inner.use_ema and inner.ema_overwrite_frequency)
+            for inner in updating(self._step.model.optimizer)
+        )
+        apart = {"_use_merge_call": lambda: False} if conditional and tf.distribute.has_strategy() else {}
+        with replaced(self._strategy.extended, apart):
+            return self._strategy.run(steps, args=args)
+
+    def _check_accumulation(self) -> None:
+        optimizer = self._step.model.optimizer
+        inner = innermost(optimizer)
+        if self._replicas > 1 and inner is not optimizer and inner.gradient_accumulation_steps:
+            raise TrainingError(
+                "gradient_accumulation_steps and loss scaling (mixed_float16) don't go together on several replicas",
+                hint="take the mixed_bfloat16 policy, or larger batches",
+            )
+
+    def _check_overflow(self, first: int, losses: np.ndarray, overflows: np.ndarray) -> None:
+        """Ends the training where the wire's type, not the training itself, made an update of infinities."""
+        if isinstance(self._step.model.optimizer, keras.optimizers.LossScaleOptimizer):
+            return  # it leaves such an update out, and lowers its scale
+        spoilt = np.flatnonzero(overflows)
+        if spoilt.size and np.isfinite(losses[: spoilt[0] + 1]).all():
+            raise TrainingError(
+                f"the gradients of step {first + spoilt[0]} are beyond float16, in which they cross the network",
+                hint="take wire: bfloat16, which has the range of float32, and go on from the last checkpoint",
+            )
+
+    def _summed(self, gradients: list[Any], context: Any, watch: Watch) -> tuple[list[Any], tf.Tensor]:
+        """The gradients summed over all replicas, and whether the wire's type could not hold them."""
+        if self._replicas == 1:
+            return gradients, tf.constant(False)
+        watch.crossed(lambda: {"reduced": self._exchange.size(gradients)})
+        summed, overflow = self._exchange.sums(gradients, lambda value: self._all_reduce(value, context))
+        watch.after("all_reduce", summed)
+        return summed, overflow
+
+    def _all_reduce(self, value: tf.Tensor, context: Any) -> tf.Tensor:
+        if self._replicas == 1:
+            return value
+        if mesh := self._members.mesh:
+            return mesh.sum(value)
+        dtype = value.dtype
+        if (
+            self._sums_on_gpus and dtype == tf.bfloat16
+        ):  # which NCCL sums, but not by way of TensorFlow (nccl_manager.cc)
+            value = tf.cast(value, tf.float32)
+        return tf.cast(context.all_reduce(tf.distribute.ReduceOp.SUM, value), dtype)
+
+    def _summing_function(self) -> Callable[[tf.Tensor], tf.Tensor]:
+        def once(value: tf.Tensor) -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            first = tf.equal(tf.cast(context.replica_id_in_sync_group, tf.int64) % self._local, 0)
+            return self._all_reduce(tf.where(first, value, tf.zeros_like(value)), context)
+
+        @tf.function(autograph=False)
+        def total(value: tf.Tensor) -> tf.Tensor:
+            return self._strategy.experimental_local_results(self._strategy.run(once, args=(value,)))[0]
+
+        return total
+
+
+def _once_read(steps: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    """Steps of which nothing happens before the batches are there, such as counting an update, which needs no batch."""
+
+    def run(batches: Any, *args: Any) -> tf.Tensor:
+        with tf.control_dependencies(tf.nest.flatten(batches, expand_composites=True)):
+            return steps(batches, *args)
+
+    return run

@@ -1,0 +1,323 @@
+"""The engine of `ParameterServerStrategy`: the chief gives out steps, workers take them, variables are on the ps.
+
+How gradients become updates is the business of a rule: `asynchronous.py` or `quorum.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.data.ops import iterator_ops
+from tensorflow.python.distribute.coordinator import values as coordinator_values
+
+from tfdist_cli.errors import TrainingError
+from tfdist_cli.spec.sections.recipe import Share
+from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, checked
+from tfdist_cli.train.data.service_support import calls_python
+from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules
+from tfdist_cli.train.engine.fallback import FirstExecution
+from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, Workshop, raise_cause
+from tfdist_cli.train.engine.parameter_server.transport import Wire
+from tfdist_cli.train.engine.parameter_server.update_rules.asynchronous import AsynchronousUpdates
+from tfdist_cli.train.engine.parameter_server.update_rules.lockstep import LockstepUpdates
+from tfdist_cli.train.engine.parameter_server.update_rules.quorum import AggregatedUpdates
+from tfdist_cli.train.model.compute_device import device_scope_of_workers
+from tfdist_cli.train.model.embeddings import Tables
+from tfdist_cli.train.model.evaluation import evaluation_function
+from tfdist_cli.train.model.evaluation_state import ScoredState
+from tfdist_cli.train.model.jit import wants_xla
+from tfdist_cli.train.model.metrics import MetricTotals
+from tfdist_cli.train.model.rng import Seeds
+from tfdist_cli.train.model.train_step import Given, ModelStep, Tensors
+from tfdist_cli.train.optimizers.apply import innermost, leave_sums_to_engine, updates_rows, updating, why_by_keras
+from tfdist_cli.train.optimizers.learning_rate import Rate
+from tfdist_cli.train.tf_compat.function_table import make_room
+
+log = logging.getLogger("tfdist")
+
+
+class CoordinatedEngine:
+    """Training on parameter servers.
+
+    Args:
+        step: the model's pure functions, built under the strategy's scope.
+        strategy: a `tf.distribute.ParameterServerStrategy`.
+        element_spec: the `tf.TypeSpec`s of a batch.
+        rules: how gradients become updates.
+    """
+
+    is_chief = True
+    max_steps_per_execution = 20
+
+    def __init__(
+        self, step: ModelStep, strategy: tf.distribute.Strategy, element_spec: Any, rules: Rules = DEFAULT_RULES
+    ) -> None:
+        self._step = step
+        self._strategy = strategy
+        self._element_spec = element_spec
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        _end_earlier(coordinator)
+        # TensorFlow can create data on one worker alone only through its own list of workers.
+        self._workers = coordinator._cluster.workers
+        self.workers = self.sharers = len(self._workers)
+        make_room([worker.device_name for worker in self._workers])
+        self.synchronous = rules.updates.mode != "async"
+        self.one_by_one = self.synchronous or self.workers == rules.updates.span == 1
+        step.batches = rules.batches(self.workers)
+        self._evaluations: dict[bool, Any] = {}
+        self._scored_state: ScoredState | None = None
+        self._iterators: Any = None
+        optimizer, parameters = step.model.optimizer, step.parameters
+        leave_sums_to_engine(optimizer)
+        self._check(rules)
+        self._coordinator = coordinator
+        self._reopen: Callable[[], None] | None = None
+        self._shop = self._workshop(rules)
+        self._updates = self._rule(rules)(self._shop)
+        self._choose_jit()
+        reason = why_by_keras(optimizer, parameters)
+        if reason:
+            log.info("updates are computed by Keras's own operations, which take longer: %s", reason)
+        self._first_execution = FirstExecution(
+            lambda: [*step.parameters, *step.state, *optimizer.variables],
+            self.scope,
+            self.total,
+            self._take_standard_path,
+        )
+
+    def _workshop(self, rules: Rules) -> Workshop:
+        """The model on its cluster; takes what is made up of the rules' path."""
+        step, element_spec = self._step, self._element_spec
+        optimizer, parameters = step.model.optimizer, step.parameters
+        rows = updates_rows(optimizer, parameters) and rules.embeddings is not None
+        seeds = Seeds(step, element_spec, self.workers if self.synchronous else 1)
+        tables = Tables(step, element_spec, rules.embeddings.min_bytes if rows and rules.embeddings else None)
+        scope = device_scope_of_workers()
+        workshop = Workshop(
+            step,
+            self._coordinator,
+            self._workers,
+            rules,
+            tables,
+            Wire(parameters, tables.places, rules.wire, scope, packed=rules.optimized),
+            seeds,
+            seeds.without(step.assigned(element_spec)),
+            MetricTotals(step),
+            Rate(rules.learning_rate, rules.batches(self.workers)),
+        )
+        step.device_scope = scope
+        return workshop
+
+    def _take_standard_path(self) -> None:
+        _end_earlier(self._coordinator)
+        rules = replace(self._shop.rules, optimized=False, embeddings=None)
+        self._step.jit = rules.jit is True
+        self._shop = self._workshop(rules)
+        self._updates = self._rule(rules)(self._shop)
+        self._evaluations.clear()
+        if self._reopen:
+            self._reopen()
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """See `Engine.scope`."""
+        return self._strategy.scope()
+
+    def open(self, data: DatasetFunction, *, share: Share, step: int, batches: int) -> None:
+        """Creates each worker's iterator on the worker; a restarted worker creates its own again."""
+        self._reopen = partial(self.open, data, share=share, step=step, batches=batches)
+        self._shop.seeds.begin(step)
+        if share == "service":
+            self._iterators = _dealt(data, batches)
+            return
+        done = batches // self.workers
+        split = share == "split"
+        count = self.workers if split else 1
+        shards = [Shard(n if split else 0, count, n, done) for n in range(self.workers)]
+
+        remotes = [
+            self._shop.on_worker(worker, partial(_iterator, data, shard))
+            for worker, shard in zip(self._workers, shards, strict=True)
+        ]
+        for remote in remotes:
+            remote._type_spec = iterator_ops.IteratorSpec(self._element_spec)
+        self._iterators = coordinator_values.PerWorkerValues(remotes)
+
+    def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
+        """See `Engine.run`."""
+        with self.scope():
+            self._shop.seeds.go_on()
+
+        def executions() -> Iterator[Execution]:
+            steps_each = size if self._shop.rules.optimized else 1
+            return self._updates.run(self._iterators, steps, first=first, size=steps_each, adapts=adapts, pause=pause)
+
+        return self._first_execution.run(executions)
+
+    def operations(self) -> int:
+        """See `Engine.operations`."""
+        return self._step.operations(self._element_spec)
+
+    def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
+        """Every worker scores its own shard of the data; when it is lost meanwhile, another one scores it."""
+        totals = MetricTotals(self._step)
+        for counted in self._scored(data, steps, each_batch=False):
+            totals.add(counted[-1])
+        return totals
+
+    def test_steps(self, data: DatasetFunction, *, steps: int | None) -> Iterator[Callable[[], np.ndarray]]:
+        """See `Engine.test_steps`; one shard's batches follow another's when a worker has scored it."""
+        for counted in self._scored(data, steps, each_batch=True):
+            for own in np.diff(counted, axis=0, prepend=0.0):
+                yield partial(np.copy, own)
+
+    def _scored(self, data: DatasetFunction, steps: int | None, *, each_batch: bool) -> Iterator[np.ndarray]:
+        """What each shard's evaluation has counted, as `evaluation_function` returns it."""
+        function = self._evaluation_function(data, each_batch=each_batch)
+        count = self.workers
+
+        def score(shard: Shard) -> Any:
+            limit = -1 if steps is None else steps // count + (shard.index < steps % count)
+            numbers = tf.constant(limit, tf.int64), tf.constant([shard.index, count], tf.int64)
+            scored = function(_iterator(data, shard, ends=steps is None), *numbers)
+            with tf.device(CHIEF_DEVICE):  # a worker that has scored its shard may go
+                return tf.identity(scored)
+
+        begun = [(worker, partial(score, Shard(n, count, n))) for n, worker in enumerate(self._workers)]
+        try:
+            with self.scope():
+                remotes = [self._shop.on_worker(worker, work) for worker, work in begun]
+                remotes.reverse()
+                outcomes = [self._shop.outcome(remotes.pop(), work) for _, work in begun]
+        except Exception as error:  # noqa: BLE001 it is raised again, or its cause
+            raise_cause(error)
+        whole = [counted if each_batch else counted[None] for counted in outcomes]
+        self._write_scored(whole)
+        size = self._shop.totals.size
+        yield from (counted[:, :size] for counted in whole)
+
+    def _write_scored(self, outcomes: list[np.ndarray]) -> None:
+        """Changes the state by what workers have changed of it."""
+        last = [counted[-1, self._shop.totals.size :] for counted in outcomes if len(counted)]
+        if last and self._scored_state:
+            with self.scope():
+                self._scored_state.apply(np.sum(last, axis=0))
+
+    def total(self, values: np.ndarray) -> np.ndarray:
+        """Only the chief runs the loop."""
+        return values
+
+    def share_variables(self) -> None:
+        """The variables are on the ps, where every task finds them."""
+
+    def share_changes(self) -> None:
+        """The same."""
+
+    def settle(self, step: int) -> None:
+        """See `Engine.settle`."""
+        with self.scope():
+            self._shop.seeds.settle(step)
+
+    def _rule(self, rules: Rules) -> type[AsynchronousUpdates | AggregatedUpdates | LockstepUpdates]:
+        """Who makes updates."""
+        if not self.synchronous:
+            return AsynchronousUpdates
+        all_take_part = rules.batches(self.workers) == self.workers
+        return LockstepUpdates if all_take_part and not rules.updates.staleness else AggregatedUpdates
+
+    def _choose_jit(self) -> None:
+        """Tries XLA on the first worker, if it may be used."""
+        wanted = self._shop.rules.jit
+        if wanted and self._shop.tables.tables:
+            log.info("jit: without XLA, which would compile anew for each number of rows that a batch looks up")
+            return
+
+        def run(steps: Callable[[], tf.Tensor]) -> Any:
+            try:
+                return self._shop.on_worker(self._workers[0], steps).fetch()
+            except Exception as error:  # noqa: BLE001 it is raised again, or its cause
+                raise_cause(error)
+
+        self._step.jit = wants_xla(self._step, self._element_spec, wanted, run)
+
+    def _check(self, rules: Rules) -> None:
+        """Refuses what would go wrong without a word."""
+        optimizer, updates = self._step.model.optimizer, rules.updates
+        steps = max(inner.gradient_accumulation_steps or 0 for inner in updating(optimizer))
+        if steps and self.workers > 1 and not self.synchronous:
+            raise TrainingError(
+                f"gradient_accumulation_steps is {steps}, which asynchronous workers cannot share",
+                hint="take larger batches, updates: {push_every: N}, or strategy: multi_worker_mirrored",
+            )
+        scales = optimizer is not innermost(optimizer) or optimizer.loss_scale_factor is not None
+        if updates.delay_compensation and scales:
+            raise TrainingError(
+                "delay_compensation needs gradients as they are, but the optimizer scales the loss (mixed_float16)",
+                hint="take the mixed_bfloat16 policy, or leave delay_compensation or loss_scale_factor out",
+            )
+        if updates.aggregate is not None and updates.aggregate > self.workers:
+            raise TrainingError(
+                f"updates.aggregate is {updates.aggregate}, but there are {self.workers} workers",
+                hint="aggregate at most as many gradients as there are workers",
+            )
+
+    def _evaluation_function(self, data: DatasetFunction, *, each_batch: bool) -> Any:
+        if each_batch not in self._evaluations:
+            spec = checked(data, Shard()).element_spec
+            with self.scope():
+                scored = self._scored_state = ScoredState(self._step, spec, self._shop.seeds)
+                totals = self._shop.totals
+                function = evaluation_function(self._step, totals, scored, self._reading, each_batch=each_batch)
+                specs = iterator_ops.IteratorSpec(spec), tf.TensorSpec([], tf.int64), tf.TensorSpec([2], tf.int64)
+                self._evaluations[each_batch] = function.get_concrete_function(*specs)
+        return self._evaluations[each_batch]
+
+    def _reading(self) -> Callable[[Any], tuple[Tensors, Given]]:
+        """For each batch the parameters, of which those that are no tables are read once."""
+        tables = self._shop.tables
+        # What is kept is scored, not what it is rounded to on its way.
+        wire = Wire(self._step.parameters, tables.places, device_scope=self._step.device_scope)
+        held = wire.pull(tables.nothing()).values
+
+        def reading(batch: Any) -> tuple[Tensors, Given]:
+            lookup = tables.lookup([batch], training=False)
+            return wire.pull(lookup, held).values, tables.given(lookup.positions[0], training=False)
+
+        return reading
+
+
+def _end_earlier(coordinator: Any) -> None:
+    """Waits until nothing of an earlier training of this process is under way, and lets go of what that failed of.
+
+    TensorFlow has one coordinator for a strategy, which would raise that training's failure in this one.
+    """
+    try:
+        coordinator.join()
+    except Exception as error:  # noqa: BLE001 whatever it is, it was raised where that training ran
+        log.debug("an earlier training failed: %s", error)
+
+
+# Iterators over data that calls Python code. A worker that closes one before its end calls that code, which runs here,
+# while TensorFlow may hold the interpreter and wait for the worker: they stay open until the process ends.
+_kept: list[Any] = []
+
+
+def _iterator(data: DatasetFunction, shard: Shard, *, ends: bool = False) -> Any:
+    """A worker's iterator, made on its device; whether it is read to its end."""
+    dataset = checked(data, shard)
+    iterator = iter(dataset)
+    if not ends and calls_python(dataset):
+        _kept.append(iterator)
+    return iterator
+
+
+def _dealt(data: DatasetFunction, batches: int) -> Any:
+    """One iterator for all workers, on the chief: its next batch goes to whichever asks first."""
+    with tf.device(CHIEF_DEVICE):
+        return iter(checked(data, Shard(step=batches)))

@@ -1,0 +1,77 @@
+"""The functions that run on the workers."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from itertools import count
+from typing import Any, TypeVar
+
+from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
+
+from tfdist_cli.train.engine.parameter_server.context import raise_cause
+
+_serials = count()
+_LOOK_SECONDS = 0.5
+"""How often the workers are looked at while nothing is heard of them."""
+_Message = TypeVar("_Message")
+News = queue.SimpleQueue[_Message | Exception]
+"""What threads have heard, or failed of."""
+
+
+class Crew:
+    """A function on each worker.
+
+    A worker that is lost and comes back begins its function anew, even when nobody waits for it any more. So each has a
+    serial number, by which those of this crew are known.
+
+    Args:
+        workers: how many there are.
+        start: begins the function on a worker: the worker's number, the function's serial number → its result to be.
+    """
+
+    def __init__(self, workers: int, start: Callable[[int, int], Any]) -> None:
+        self._running: dict[int, Any] = {}
+        for worker in range(workers):
+            serial = next(_serials)
+            self._running[serial] = start(worker, serial)
+
+    def knows(self, serial: int) -> bool:
+        """Whether a function is one of these, and has not ended."""
+        return serial in self._running
+
+    def left(self, serial: int) -> None:
+        """One has ended."""
+        self._running.pop(serial, None)
+
+    @property
+    def at_work(self) -> bool:
+        """Whether any of them still runs, or will."""
+        return any(remote._status is not RemoteValueStatus.ABORTED for remote in self._running.values())
+
+    def finish(self) -> None:
+        """Waits until all have ended but those whose workers are gone; raises what one has failed of."""
+        for remote in self._running.values():
+            while not remote._status_available_event.wait(_LOOK_SECONDS):
+                self.check()
+        self.check()
+
+    def check(self) -> None:
+        """Raises what one of them has failed of; that a worker is gone is no failure."""
+        for remote in self._running.values():
+            if remote._status is RemoteValueStatus.READY and remote._error is not None:
+                raise_cause(remote._error)
+
+    def next(self, news: News[_Message]) -> _Message | None:
+        """The next message; None after a while without one. Raises what the thread that listens has failed of.
+
+        Before it waits it looks at all workers.
+        """
+        self.check()
+        try:
+            message = news.get(timeout=_LOOK_SECONDS)
+        except queue.Empty:
+            return None
+        if isinstance(message, Exception):
+            raise message
+        return message

@@ -1,0 +1,34 @@
+"""Which engine trains a model on a cluster."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from tfdist_cli.spec.sections.updates import Updates
+from tfdist_cli.train.cluster.join import Joined
+from tfdist_cli.train.engine.base import Engine, Rules
+from tfdist_cli.train.engine.mirrored.engine import Membership, SynchronousEngine
+from tfdist_cli.train.engine.parameter_server.engine import CoordinatedEngine
+from tfdist_cli.train.model.train_step import ModelStep
+
+log = logging.getLogger("tfdist")
+
+
+def select_engine(joined: Joined, step: ModelStep, element_spec: Any, rules: Rules) -> Engine:
+    """The engine of the strategy that this process has joined.
+
+    Args:
+        joined: this process in its cluster.
+        step: the model's pure functions, built under the strategy's scope.
+        element_spec: the `tf.TypeSpec`s of a worker's batch.
+        rules: how gradients become updates.
+    """
+    environment = joined.environment
+    if environment.strategy == "parameter_server":
+        return CoordinatedEngine(step, joined.strategy, element_spec, rules)
+    if rules.updates != Updates() and environment.is_chief:
+        log.info("updates: left out, since it is about parameter servers; this is %s", environment.strategy)
+    names = tuple(str(task) for task in environment.members)
+    index = environment.members.index(environment.task) if len(names) > 1 else 0
+    return SynchronousEngine(step, joined.strategy, element_spec, Membership(names, index, joined.mesh), rules)

@@ -1,0 +1,1 @@
+"""A compiled Keras model as pure functions: train step, losses, metrics, evaluation, random numbers."""

@@ -1,0 +1,1 @@
+"""Workarounds for TensorFlow and Keras: private names, and behaviour that differs between versions."""

@@ -1,0 +1,102 @@
+"""What TensorFlow's errors say about a function of the user's, without what they say about TensorFlow."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tfdist_cli.train.tf_compat.user_code import is_ours, is_users
+
+_HEADER = "Traceback (most recent call last):\n"
+_FRAME = re.compile(r'  File "(?P<file>[^"\n]+)", line \d+, in .+\n(?:    .*\n)*\n?')
+_LAST = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?\n")
+_FRAMES = re.compile(
+    r"Detected at node (?P<node>\S+) defined at \(most recent call last\):\n(?P<frames>(?:  File .+\n+)+)"
+)
+_FILE = re.compile(r'  File "([^"]+)", .+\n')
+_NOISE = (
+    (re.compile(r"Graph execution error:\s*"), ""),
+    (re.compile(r"Detected at node \S+ defined at \(most recent call last\):\n<stack traces unavailable>\s*"), ""),
+    (re.compile(r"\d+ root error\(s\) found\.\s*\(0\) \w+:\s*"), ""),
+    (re.compile(r"\{\{function_node [^}]*\}\} "), ""),
+    (re.compile(r"Error in user-defined function passed to (\w+)Dataset\S* transformation with iterator: \S+: "),
+     r"in a function of the data (\1): "),
+)  # fmt: skip
+_END = re.compile(r"\n?\s*(\[\[\{\{node|\[Op:|\(\d+\) [A-Z_]+:|Additional GRPC error information)")
+_WORKER = re.compile(r"/job:worker/(?:replica:\d+/)?task:(\d+)")
+_LOST_PS = re.compile(r"remote target /job:ps/(?:replica:\d+/)?task:(\d+)")
+"""What a worker says when the ps that it called does not answer: the worker is only who noticed."""
+
+
+@dataclass(frozen=True)
+class OpError:
+    """A failed operation, in short.
+
+    Args:
+        type: the class of the error: the user's own where Python code of the user's raised it.
+        message: its text.
+        traceback: how it would have been printed where it was raised.
+    """
+
+    type: str
+    message: str
+    traceback: str
+
+
+def shortened(error: BaseException) -> OpError:
+    """Reads an error of TensorFlow's.
+
+    Python code that runs inside an operation (`tf.py_function`, a generator) fails as an operation does, and its
+    traceback, in the text, is repeated by each function and host that the operation was called through.
+    """
+    text = str(error)
+    found = _python_error(text)
+    if found:
+        return found
+    where = _where(error, text)
+    defined = _FRAMES.search(text)
+    text = _FRAMES.sub("", text)
+    for noise, instead in _NOISE:
+        text = noise.sub(instead, text)
+    end = _END.search(text)
+    name, message = type(error).__name__, where + (text[: end.start()] if end else text).strip()
+    frames = [frame[0] for frame in _FILE.finditer(defined["frames"]) if is_users(frame[1])] if defined else []
+    head = _HEADER + "".join(frames) if frames else ""
+    return OpError(name, message, f"{head}{name}: {message}\n")
+
+
+def comes_from_users_code(error: BaseException) -> bool:
+    """Whether an operation that has failed was made, or called, by code of the user's that a step calls."""
+    text = str(error)
+    if _python_error(text):
+        return True
+    defined = _FRAMES.search(text)
+    files = [frame[1] for frame in _FILE.finditer(defined["frames"])] if defined else []
+    ours = max((place for place, file in enumerate(files) if is_ours(file)), default=len(files))
+    return any(is_users(file) for file in files[ours:])
+
+
+def _where(error: BaseException, text: str) -> str:
+    """The task that an error is of, in front of its message; empty when it says none."""
+    ps = _LOST_PS.search(text) if type(error).__name__ == "UnavailableError" else None
+    worker = _WORKER.search(text)
+    return f"ps:{ps[1]}: " if ps else f"worker:{worker[1]}: " if worker else ""
+
+
+def _python_error(text: str) -> OpError | None:
+    start = text.find(_HEADER)
+    if start < 0:
+        return None
+    place = start + len(_HEADER)
+    while text[place : place + 1] == "\n":
+        place += 1
+    frames: list[tuple[str, str]] = []
+    while frame := _FRAME.match(text, place):
+        frames.append((frame["file"], frame[0].rstrip("\n") + "\n"))
+        place = frame.end()
+    last = _LAST.match(text, place)
+    if not last:
+        return None
+    users = next((number for number, (file, _) in enumerate(frames) if is_users(file)), 0)
+    kept = "".join(lines for file, lines in frames[users:] if not is_ours(file))
+    return OpError(last["type"], last["message"] or "", _HEADER + kept + last[0])

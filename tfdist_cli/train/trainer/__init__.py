@@ -1,0 +1,1 @@
+"""`fit` and `evaluate`: configuration, the training loop, resuming, reporting."""

@@ -1,0 +1,57 @@
+"""`evaluate`: Keras's `Model.evaluate` for whatever cluster this process is in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.protocol.records import emit
+from tfdist_cli.train.cluster.join import join
+from tfdist_cli.train.data.pipeline import Shard, as_dataset_function, checked
+from tfdist_cli.train.engine.base import Rules
+from tfdist_cli.train.engine.select import select_engine
+from tfdist_cli.train.model.train_step import ModelStep
+from tfdist_cli.train.trainer.arguments import check_counts
+from tfdist_cli.train.trainer.config import Validation
+from tfdist_cli.train.trainer.fit import check_validation, naming_misfits
+from tfdist_cli.train.trainer.reporting import speak
+
+
+def evaluate(
+    model: keras.Model, data: Any, *, batch_size: int | None = None, steps: int | None = None
+) -> dict[str, Any]:
+    """Scores a compiled Keras 3 model on the cluster that this process is in, or in this process alone.
+
+    The workers divide the data; each example is scored once. Call it on every task, as `tfdist.fit`.
+
+    Args:
+        model: a compiled `keras.Model`, built under `tfdist.scope()`.
+        data: as for `tfdist.fit`.
+        batch_size: examples in a worker's batch where the data is arrays; by default 32.
+        steps: batches to score, of all workers together; by default all there are.
+
+    Returns:
+        The loss and the metrics by name, as `keras.Model.evaluate(..., return_dict=True)` does: floats, or arrays where
+        a metric has several values. The same on every task.
+
+    Raises:
+        UsageError: an argument cannot mean anything, or this is an evaluator, which scores checkpoints.
+        TrainingError: the data or the model is at fault.
+    """
+    check_counts(1, batch_size=batch_size, steps=steps)
+    speak()
+    joined = join()
+    if joined.environment.task.role == "evaluator":
+        raise UsageError("an evaluator scores checkpoints alone", hint="call tfdist.evaluate after tfdist.fit")
+    function = as_dataset_function(data, batch_size)
+    check_validation(joined, Validation(function, steps))
+    step = ModelStep(model)
+    spec = checked(function, Shard()).element_spec
+    with joined.strategy.scope():
+        step.build(spec)
+        engine = select_engine(joined, step, spec, Rules())
+    emit("state", state="evaluating")
+    with naming_misfits(model):
+        return engine.evaluate(function, steps=steps).logs()
