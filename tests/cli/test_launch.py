@@ -336,7 +336,7 @@ def test_why_a_program_is_not_started_again_is_told(tfdist, mirrored):
     assert result.code == 7
     assert result.err.count("error: ") == 1
     assert "note: not started again: it failed as it did before its restart, without a step in between" in result.err
-    assert result_of(mirrored.parent)["spent"].startswith("not started again")
+    assert result_of(mirrored.parent)["not_restarted_because"].startswith("not started again")
 
 
 @pytest.mark.parametrize(("restart", "lives"), [("{policy: job, max: 2}", 3), ("{policy: never}", 1)])

@@ -12,7 +12,7 @@ from tfdist_cli.launch.local.launcher import LocalLauncher
 from tfdist_cli.launch.run.directory import open_run_dir
 from tfdist_cli.launch.run.planner import Desk, Planner
 from tfdist_cli.launch.run.session import Launch
-from tfdist_cli.launch.run.snapshot import Chronicle
+from tfdist_cli.launch.run.snapshot import RunSnapshot
 from tfdist_cli.launch.supervisor.state import Rules, Timeouts
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
@@ -94,7 +94,7 @@ def test_a_run_is_scaled_from_another_process(tmp_path):
         subprocess.Popen([sys.executable, "-c", ANOTHER, run_dir.path]) as another,
     ):
         report = Launch(LocalLauncher(), planner.plan(run_dir), run_dir, rules, desk=Desk(planner, run_dir)).carry_out(
-            Chronicle()
+            RunSnapshot()
         )
     assert another.returncode == 0
     said = (tmp_path / "run" / "said").read_text().splitlines()

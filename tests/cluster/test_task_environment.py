@@ -287,7 +287,7 @@ def test_kubernetes_tasks(check, kind, tmp_path):
         strategy = PS if "ps" in case.roles else MIRRORED
         spec = {"strategy": strategy, "launcher": "kubernetes", "roles": case.roles, "kubernetes": {"kind": kind}}
         cluster = Cluster.model_validate(spec)
-        addresses = KubernetesLauncher().foresee(cluster)
+        addresses = KubernetesLauncher().preview_addresses(cluster)
         plan = make_plan(cluster, None, addresses=addresses, run_dir=tmp_path, machine=Machine(64), command=SHOW)
         began = {}
         for task, container in _containers(manifests(plan)):

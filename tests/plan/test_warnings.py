@@ -3,7 +3,7 @@
 import pytest
 
 from tfdist_cli.plan.resources import Machine
-from tfdist_cli.plan.warnings import cautions, recipe_cautions
+from tfdist_cli.plan.warnings import recipe_warnings, warnings_of
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
 
@@ -12,7 +12,7 @@ MACHINE = Machine(8, memory=16 * GIB)
 
 
 def told(machine=MACHINE, strategy="parameter_server", **roles):
-    return list(cautions(Cluster.model_validate({"strategy": strategy, "roles": roles}), machine))
+    return list(warnings_of(Cluster.model_validate({"strategy": strategy, "roles": roles}), machine))
 
 
 def test_nothing_is_said_of_a_cluster_that_fits():
@@ -76,15 +76,15 @@ def test_more_tasks_than_anybody_means():
 def test_a_run_directory_of_another_recipe(tmp_path):
     kept = tmp_path / "recipe.yaml"
     one, other = Recipe(module="one", params={"hidden": 3}), Recipe(module="other")
-    assert list(recipe_cautions(kept, one)) == []
+    assert list(recipe_warnings(kept, one)) == []
     kept.write_text("module: one\n")
-    assert list(recipe_cautions(kept, one)) == []
+    assert list(recipe_warnings(kept, one)) == []
     for recipe, what in ((other, "the recipe of module 'other'"), (None, "a program")):
-        [caution] = recipe_cautions(kept, recipe)
+        [caution] = recipe_warnings(kept, recipe)
         assert caution.code == "other-recipe"
         assert f"it has trained module 'one', and this launch runs {what}" in caution.message
     kept.write_text("module: [")
-    assert list(recipe_cautions(kept, other)) == []
+    assert list(recipe_warnings(kept, other)) == []
 
 
 @pytest.mark.parametrize("host", ["8.8.8.8", "[2a00:1450:4001::1]"])

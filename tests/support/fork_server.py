@@ -35,20 +35,20 @@ def fork(argv, folder, env, out, err):
     """
     if argv[0] != sys.executable:
         raise ValueError(f"not a program of this Python: {argv}")
-    return _nursery(import_environment(env)).fork(argv, folder, env, out, err)
+    return _fork_server(import_environment(env)).fork(argv, folder, env, out, err)
 
 
 @functools.cache
-def _nursery(read):
+def _fork_server(read):
     """The one whose imports have read these variables."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("TF_CONFIG", "TFDIST_"))}
     # OpenBLAS would make its other threads at the import, and they would not survive a fork.
-    made = Nursery({**own, **dict(read), "TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"})
+    made = ForkServerClient({**own, **dict(read), "TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"})
     atexit.register(made.close)
     return made
 
 
-class Nursery:
+class ForkServerClient:
     """A fork server, and its tasks.
 
     Args:
@@ -104,7 +104,7 @@ class Nursery:
 
     def _receive(self):
         data = self._channel.recv(4096)
-        assert data, "the nursery has ended; what it said is on this process's standard error"
+        assert data, "the fork server has ended; what it said is on this process's standard error"
         return json.loads(data)
 
     def _ended(self, packet):
@@ -116,18 +116,18 @@ class Forked:
     """A task, as far as it is a `subprocess.Popen`.
 
     Args:
-        nursery: its parent.
+        fork server: its parent.
         pid: its process id, which is also its group's.
     """
 
-    def __init__(self, nursery, pid):
+    def __init__(self, fork_server, pid):
         self.pid = pid
         self.returncode = None
-        self._nursery = nursery
+        self._fork_server = fork_server
 
     def poll(self):
         if self.returncode is None:
-            self._nursery.listen(0)
+            self._fork_server.listen(0)
         return self.returncode
 
     def wait(self, timeout=None):
@@ -136,7 +136,7 @@ class Forked:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise subprocess.TimeoutExpired(f"task {self.pid}", timeout)
-            self._nursery.listen(min(left, 60))
+            self._fork_server.listen(min(left, 60))
         return self.returncode
 
     def send_signal(self, signum):

@@ -1,4 +1,4 @@
-"""What a fork of the nursery runs first: `forked.py FOLDER PROGRAM...` and `forked.py FOLDER -m MODULE...`.
+"""What a fork of the fork server runs first: `forked.py FOLDER PROGRAM...` and `forked.py FOLDER -m MODULE...`.
 
 From there on it is as if Python had been started in that folder with the rest of these arguments.
 """

@@ -23,7 +23,7 @@ from tfdist_cli.errors import ExitCode, UsageError
 from tfdist_cli.launch.local.launcher import LocalLauncher
 from tfdist_cli.launch.registry import launcher_of
 from tfdist_cli.plan.resources import Machine
-from tfdist_cli.plan.warnings import cautions
+from tfdist_cli.plan.warnings import warnings_of
 from tfdist_cli.spec.loading.load import load_run
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def doctor(
 
 def _foreseen(cluster: Cluster) -> Iterator[Finding]:
     """What the files and this machine show by themselves."""
-    for caution in cautions(cluster, Machine.here()):
+    for caution in warnings_of(cluster, Machine.here()):
         yield Finding(caution.code, "warning", HERE, caution.message, caution.hint)
     launcher = launcher_of(cluster)
     if not isinstance(launcher, LocalLauncher):  # that one needs nothing but what is looked at anyway

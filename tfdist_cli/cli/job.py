@@ -42,7 +42,7 @@ class Job:
         return make_plan(
             self.cluster,
             self.recipe,
-            addresses=launcher.foresee(self.cluster),
+            addresses=launcher.preview_addresses(self.cluster),
             run_dir=(self.run_dir or self.parent / self.cluster.name).absolute(),
             machine=Machine.here(),
             command=self.program,

@@ -25,12 +25,12 @@ from tfdist_cli.launch.run.planner import Desk, Planner
 from tfdist_cli.launch.run.report import Report
 from tfdist_cli.launch.run.secrets import Secrets
 from tfdist_cli.launch.run.session import Launch
-from tfdist_cli.launch.run.snapshot import Chronicle
+from tfdist_cli.launch.run.snapshot import RunSnapshot
 from tfdist_cli.launch.supervisor.launcher import Launcher
 from tfdist_cli.launch.supervisor.state import Rules, Timeouts
 from tfdist_cli.plan.plan import RECIPE_FILE
 from tfdist_cli.plan.resources import Machine
-from tfdist_cli.plan.warnings import cautions, recipe_cautions
+from tfdist_cli.plan.warnings import recipe_warnings, warnings_of
 
 EXAMPLES = (
     "tfdist launch configs/local.yaml",
@@ -94,9 +94,9 @@ def launch(  # noqa: PLR0913 a parameter is an option
     """
     job = load_job(cluster, recipe, settings(overrides, on), command, run_dir)
     launcher = launcher_of(job.cluster)
-    console.print_cautions(cautions(job.cluster, Machine.here()))
+    console.print_warnings(warnings_of(job.cluster, Machine.here()))
     if run_dir:
-        console.print_cautions(recipe_cautions(run_dir / RECIPE_FILE, job.recipe))
+        console.print_warnings(recipe_warnings(run_dir / RECIPE_FILE, job.recipe))
     if dry_run:
         made = job.foreseen(launcher)
         print_plan(made)
@@ -131,13 +131,13 @@ def carry_out(launcher: Launcher, job: Job, rules: Rules, *, quiet: bool) -> tup
             planner = held.enter_context(Planner(launcher, job.cluster, job.recipe, job.program).reserving())
         opened = held.enter_context(open_run_dir(job.run_dir, job.parent, job.cluster.name, now))
         planned = Launch(launcher, planner.plan(opened), opened, rules, secrets, Desk(planner, opened))
-        chronicle = Chronicle()
+        chronicle = RunSnapshot()
         with _watching(chronicle, quiet=quiet) as watchers:
             return planned.carry_out(chronicle, watchers), opened.path
 
 
 @contextmanager
-def _watching(chronicle: Chronicle, *, quiet: bool) -> Iterator[Sequence[Watcher]]:
+def _watching(chronicle: RunSnapshot, *, quiet: bool) -> Iterator[Sequence[Watcher]]:
     if quiet:
         yield ()
         return

@@ -18,7 +18,7 @@ from tfdist_cli.cli.options import ClusterArgument, CommandArgument, OnOption, R
 from tfdist_cli.launch.registry import launcher_of
 from tfdist_cli.plan.plan import Plan, PlannedTask
 from tfdist_cli.plan.resources import Machine, Resources
-from tfdist_cli.plan.warnings import cautions
+from tfdist_cli.plan.warnings import warnings_of
 from tfdist_cli.spec.loading.load import load_run
 
 EXAMPLES = (
@@ -50,7 +50,7 @@ def plan(
     spec, trained = load_run(cluster, recipe, settings(overrides, on))
     job = Job(spec, None if command else trained, tuple(command or ()), None)
     made = job.foreseen(launcher_of(spec))
-    console.print_cautions(cautions(spec, Machine.here()))
+    console.print_warnings(warnings_of(spec, Machine.here()))
     if as_json:
         console.write(json.dumps(made.as_json(), indent=2))
     else:

@@ -7,7 +7,7 @@ from collections import Counter
 from tfdist_cli.cli.console import console
 from tfdist_cli.cli.options import ClusterArgument, RecipeOption, SetOption
 from tfdist_cli.plan.resources import Machine
-from tfdist_cli.plan.warnings import cautions
+from tfdist_cli.plan.warnings import warnings_of
 from tfdist_cli.spec.loading.load import load_run
 from tfdist_cli.spec.loading.recipe_module import check_module
 
@@ -25,7 +25,7 @@ def validate(cluster: ClusterArgument, recipe: RecipeOption = None, overrides: S
     or imported.
     """
     spec, recipe_spec = load_run(cluster, recipe, overrides or ())
-    console.print_cautions(cautions(spec, Machine.here()))
+    console.print_warnings(warnings_of(spec, Machine.here()))
     counts = Counter(task.role for task in spec.tasks)
     tasks = ", ".join(f"{count} {role}{'s' if count > 1 and role != 'ps' else ''}" for role, count in counts.items())
     trains = ""

@@ -12,17 +12,17 @@ from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.task_id import TaskId
 
 
-class Elsewhere(ABC):
+class RemoteAddresses(ABC):
     """Half of a launcher: nothing is reserved, and nothing of the machines is known before the tasks are there."""
 
     @abstractmethod
-    def foresee(self, cluster: Cluster) -> Mapping[TaskId, Address]:
+    def preview_addresses(self, cluster: Cluster) -> Mapping[TaskId, Address]:
         """The tasks' addresses, or what stands for them."""
 
     @contextmanager
     def reserve(self, cluster: Cluster) -> Iterator[Mapping[TaskId, Address]]:
         """As foreseen."""
-        yield self.foresee(cluster)
+        yield self.preview_addresses(cluster)
 
     def machines(self) -> Mapping[str, Machine]:
         """None that is known."""

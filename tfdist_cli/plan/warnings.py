@@ -21,7 +21,7 @@ MANY = 1000
 
 
 @dataclass(frozen=True)
-class Caution:
+class PlanWarning:
     """Something to think about.
 
     Args:
@@ -35,7 +35,7 @@ class Caution:
     hint: str
 
 
-def cautions(cluster: Cluster, machine: Machine) -> Iterator[Caution]:
+def warnings_of(cluster: Cluster, machine: Machine) -> Iterator[PlanWarning]:
     """Looks at a cluster that is about to start.
 
     Args:
@@ -50,7 +50,7 @@ def cautions(cluster: Cluster, machine: Machine) -> Iterator[Caution]:
         yield from _idle_gpus(cluster, machine)
 
 
-def recipe_cautions(kept: Path, recipe: Recipe | None) -> Iterator[Caution]:
+def recipe_warnings(kept: Path, recipe: Recipe | None) -> Iterator[PlanWarning]:
     """Looks at a run's directory that a launch is to go on in.
 
     Args:
@@ -63,7 +63,7 @@ def recipe_cautions(kept: Path, recipe: Recipe | None) -> Iterator[Caution]:
         return
     if recipe is None or recipe.module != before.module:
         now = f"the recipe of module {recipe.module!r}" if recipe else "a program"
-        yield Caution(
+        yield PlanWarning(
             "other-recipe",
             f"{kept.parent} belongs to a run of another recipe: it has trained module {before.module!r}, "
             f"and this launch runs {now}",
@@ -71,7 +71,7 @@ def recipe_cautions(kept: Path, recipe: Recipe | None) -> Iterator[Caution]:
         )
 
 
-def _idle_gpus(cluster: Cluster, machine: Machine) -> Iterator[Caution]:
+def _idle_gpus(cluster: Cluster, machine: Machine) -> Iterator[PlanWarning]:
     """GPUs that nobody uses, since the tasks that share them get the same number each."""
     addresses = {task: cluster.address(task) for task in cluster.tasks}
     with suppress(UsageError):  # the plan itself is refused then
@@ -81,14 +81,14 @@ def _idle_gpus(cluster: Cluster, machine: Machine) -> Iterator[Caution]:
         idle = [gpu for gpu in machine.gpus if gpu not in used]
         if sharing and idle and not used & set(ALL_GPUS):
             role, of_all = sharing[-1].role, f"{len(idle)} of this machine's {len(machine.gpus)} GPUs"
-            yield Caution(
+            yield PlanWarning(
                 "idle-gpus",
                 f"{of_all} stay idle: {len(sharing)} tasks share them evenly",
                 f"choose a number of tasks that divides the GPUs, or name some with roles.{role}.gpus, such as [0, 1]",
             )
 
 
-def _public_addresses(cluster: Cluster) -> Iterator[Caution]:
+def _public_addresses(cluster: Cluster) -> Iterator[PlanWarning]:
     public: Mapping[TaskId, Address] = {
         task: address for task in cluster.tasks if (address := cluster.address(task)).is_public
     }
@@ -97,7 +97,7 @@ def _public_addresses(cluster: Cluster) -> Iterator[Caution]:
         who = f"{task} listens on a public address, {address}"
         if len(public) > 1:
             who = f"{task} ({address}) and {len(public) - 1} more listen on public addresses"
-        yield Caution(
+        yield PlanWarning(
             "exposed-port",
             f"{who}: anyone who reaches it can run any operation there, file access included, without a password",
             "use addresses of a private network or a VPN, or let a firewall pass the cluster's own hosts alone; "
@@ -105,35 +105,35 @@ def _public_addresses(cluster: Cluster) -> Iterator[Caution]:
         )
 
 
-def _many_tasks(cluster: Cluster) -> Iterator[Caution]:
+def _many_tasks(cluster: Cluster) -> Iterator[PlanWarning]:
     for role in ROLES:
         count = cluster.roles.count(role)
         if count >= MANY:
-            yield Caution(
+            yield PlanWarning(
                 "many-tasks",
                 f"there are to be {count} tasks of {role}",
                 f"correct roles.{role}.replicas if that is not what you mean",
             )
 
 
-def _shared_cores(cluster: Cluster, machine: Machine) -> Iterator[Caution]:
+def _shared_cores(cluster: Cluster, machine: Machine) -> Iterator[PlanWarning]:
     """More tasks that compute than cores; a chief of parameter servers and those that serve leave their cores free."""
     coordinated = cluster.strategy == "parameter_server"
     roles = ("worker",) if coordinated else ("chief", "worker")
     here = [task for task in cluster.tasks if task.role in roles and cluster.address(task).is_loopback]
     if len(here) > machine.cores and not machine.gpus:
-        yield Caution(
+        yield PlanWarning(
             "more-tasks-than-cores",
             f"{len(here)} tasks train on this machine, which has {machine.cores} cores",
             f"run at most {machine.cores} here: those that share a core are slower together than fewer tasks",
         )
 
 
-def _more_than_there_is(cluster: Cluster, machine: Machine) -> Iterator[Caution]:
+def _more_than_there_is(cluster: Cluster, machine: Machine) -> Iterator[PlanWarning]:
     here = [task for task in cluster.tasks if cluster.address(task).is_loopback]
     asked = sum(memory.bytes for task in here if (memory := cluster.role(task).memory))
     if machine.memory and asked > machine.memory:
-        yield Caution(
+        yield PlanWarning(
             "too-much-memory",
             f"the tasks are to have {_shown(asked)} of memory, and this machine has {_shown(machine.memory)}",
             "lower memory or replicas of a role, or give tasks to other machines: where none is left, tasks are killed",
@@ -141,7 +141,7 @@ def _more_than_there_is(cluster: Cluster, machine: Machine) -> Iterator[Caution]
     for role in ROLES:
         spec = cluster.roles.of(role)
         if spec and spec.cpus and spec.cpus > machine.cores and any(task.role == role for task in here):
-            yield Caution(
+            yield PlanWarning(
                 "too-many-cores",
                 f"a {role} is to compute on {spec.cpus} cores, and this machine has {machine.cores}",
                 f"lower roles.{role}.cpus: threads that wait for one another's core cost time",

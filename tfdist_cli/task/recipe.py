@@ -18,12 +18,12 @@ from tfdist_cli.task.module import RecipeModule
 from tfdist_cli.train.checkpoint.export import export
 from tfdist_cli.train.checkpoint.store import CheckpointFolder
 from tfdist_cli.train.cluster.data_service import DataService
-from tfdist_cli.train.cluster.join import Joined
+from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.cluster.rendezvous import outlast
 from tfdist_cli.train.data.pipeline import DatasetFunction, Pipeline, Shard, Sharded
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.trainer.arguments import as_callbacks
-from tfdist_cli.train.trainer.config import Assignment, Saving, Validation
+from tfdist_cli.train.trainer.config import Saving, TrainingConfig, Validation
 from tfdist_cli.train.trainer.evaluator import run_evaluator
 from tfdist_cli.train.trainer.fit import full_pass, train
 from tfdist_cli.train.trainer.reporting import log
@@ -34,7 +34,7 @@ EXPORT = "export"
 EXPORT_NAMES = {"saved_model": "saved_model", "keras": "model.keras"}
 
 
-def run_recipe(joined: Joined, recipe: Recipe) -> None:
+def run_recipe(joined: ClusterContext, recipe: Recipe) -> None:
     """Trains the recipe's model; on an evaluator, scores its checkpoints.
 
     Raises:
@@ -76,8 +76,12 @@ def _export(wanted: Export, module: RecipeModule, model: Any, folder: Path) -> N
 
 
 def _assignment(
-    joined: Joined, recipe: Recipe, module: RecipeModule, validation: Validation | None, folder: CheckpointFolder | None
-) -> Assignment:
+    joined: ClusterContext,
+    recipe: Recipe,
+    module: RecipeModule,
+    validation: Validation | None,
+    folder: CheckpointFolder | None,
+) -> TrainingConfig:
     wanted = recipe.train
     shuffle = None if wanted.shuffle == "auto" else wanted.shuffle
     pipeline = Pipeline(wanted.batch_size, shuffle, wanted.seed, wanted.repeat)
@@ -87,7 +91,7 @@ def _assignment(
     if steps_per_epoch == "auto":
         steps_per_epoch = full_pass(joined, partial(_one_pass, module, wanted.batch_size), rules, wanted.share)
     kept = recipe.checkpoint
-    return Assignment(
+    return TrainingConfig(
         _batches(joined, module, pipeline, wanted.share),
         steps_per_epoch,
         share=wanted.share,
@@ -101,7 +105,7 @@ def _assignment(
     )
 
 
-def _batches(joined: Joined, module: RecipeModule, pipeline: Pipeline, share: Share) -> DatasetFunction:
+def _batches(joined: ClusterContext, module: RecipeModule, pipeline: Pipeline, share: Share) -> DatasetFunction:
     if share == "service":
         service = DataService.of(joined.environment)
         return service.batches(partial(_examples, module, "train"), pipeline)
@@ -147,7 +151,9 @@ def _folder(recipe: Recipe, run_dir: Path) -> CheckpointFolder | None:
     return CheckpointFolder(recipe.checkpoint.dir or run_dir / CHECKPOINTS, recipe.checkpoint.keep)
 
 
-def _evaluate(joined: Joined, model: Any, validation: Validation | None, folder: CheckpointFolder | None) -> None:
+def _evaluate(
+    joined: ClusterContext, model: Any, validation: Validation | None, folder: CheckpointFolder | None
+) -> None:
     if validation is None or folder is None:
         raise UsageError(
             "an evaluator scores checkpoints, and the recipe has none"

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from tfdist_cli.cli.console.lines import TaskLines, neutral
 from tfdist_cli.cli.console.progress import Display, LiveDisplay, duration, progress_text
-from tfdist_cli.launch.run.snapshot import Chronicle, Progress
+from tfdist_cli.launch.run.snapshot import Progress, RunSnapshot
 from tfdist_cli.launch.supervisor.events import Answered, Exited, Output, Recorded, Resized, Signalled, Tick
 from tfdist_cli.launch.supervisor.machine import begin, step
 from tfdist_cli.launch.supervisor.state import Rules
@@ -30,7 +30,7 @@ class Screen:
     def __init__(self, kind, tasks, *, terminal, height=40):
         self.file = io.StringIO()
         console = Console(file=self.file, force_terminal=terminal, width=100, height=height, _environ={"TERM": "xterm"})
-        self.chronicle = Chronicle()
+        self.chronicle = RunSnapshot()
         self.display = kind(console, self.chronicle)
         self.state, _ = begin(Rules("parameter_server"), tasks, 0.0)
 

@@ -55,7 +55,7 @@ def test_podman_comes_before_docker(engine):
 
 def test_hosts_of_a_role_are_refused():
     with pytest.raises(UsageError, match=r"roles.worker.hosts names machines") as caught:
-        ComposeLauncher().foresee(cluster(hosts=["a", "b"]))
+        ComposeLauncher().preview_addresses(cluster(hosts=["a", "b"]))
     assert caught.value.hint == "write 'replicas: 2' in its place"
 
 

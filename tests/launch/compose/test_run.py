@@ -42,7 +42,7 @@ def run(tmp_path, monkeypatch, plan_for):
         monkeypatch.setenv("WORKER", worker)
         roles = {"chief": {}, "worker": {}, "ps": {}}
         cluster = Cluster.model_validate({"strategy": "parameter_server", "launcher": "compose", "roles": roles})
-        plan = plan_for(cluster, "program", addresses=ComposeLauncher().foresee(cluster))
+        plan = plan_for(cluster, "program", addresses=ComposeLauncher().preview_addresses(cluster))
         rules = Rules("parameter_server", timeouts=Timeouts(shutdown=20.0))
         outcome = Outcome(react).carry_out(ComposeLauncher(), plan, rules)
         return outcome.state, outcome.of(Exited), (tmp_path / "calls").read_text().splitlines()

@@ -29,7 +29,7 @@ def planned(run_dir=Path("/runs/it"), recipe=None, command=(), **more):
     cluster = Cluster.model_validate(
         {"name": "it", "strategy": "parameter_server", "launcher": "compose", "roles": ROLES, **more}
     )
-    addresses = ComposeLauncher().foresee(cluster)
+    addresses = ComposeLauncher().preview_addresses(cluster)
     return make_plan(
         cluster, recipe, addresses=addresses, run_dir=run_dir, machine=Machine(4, ("0", "1")), command=command
     )

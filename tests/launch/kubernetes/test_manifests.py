@@ -56,7 +56,7 @@ def planned(kind, *, name="digits", strategy="parameter_server", roles=ROLES, co
             "kubernetes": {**ALL, "kind": kind, **settings},
         }
     )
-    addresses = KubernetesLauncher().foresee(cluster)
+    addresses = KubernetesLauncher().preview_addresses(cluster)
     machine = Machine(4, ("0",) * 8)
     return make_plan(cluster, recipe, addresses=addresses, run_dir=Path("/x"), machine=machine, command=command)
 
@@ -151,7 +151,7 @@ def test_all_that_can_be_asked_for_is_valid(kind, strategy):
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_that_is_asked_for_is_valid(kind):
     cluster = Cluster.model_validate({"strategy": "single", "roles": {"chief": {}}, "kubernetes": {"kind": kind}})
-    addresses = KubernetesLauncher().foresee(cluster)
+    addresses = KubernetesLauncher().preview_addresses(cluster)
     plan = make_plan(cluster, digits(), addresses=addresses, run_dir=Path("/x"), machine=Machine(1))
     validate(manifests(plan))
 

@@ -66,7 +66,12 @@ def run(kubectl, monkeypatch):
         wanted = cluster()
         launcher = KubernetesLauncher()
         plan = make_plan(
-            wanted, None, addresses=launcher.foresee(wanted), run_dir=kubectl, machine=Machine(2), command=("train",)
+            wanted,
+            None,
+            addresses=launcher.preview_addresses(wanted),
+            run_dir=kubectl,
+            machine=Machine(2),
+            command=("train",),
         )
         own = {"TFDIST_RECORDS": "1", "TFDIST_LAUNCHER_PID": "1", "TFDIST_TASK_DIR": "/here"}
         rules = Rules("parameter_server", timeouts=Timeouts(shutdown=20.0), max_restarts=restarts)

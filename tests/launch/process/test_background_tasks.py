@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from tfdist_cli.launch.process.background_tasks import Works
+from tfdist_cli.launch.process.background_tasks import BackgroundTasks
 from tfdist_cli.launch.supervisor.events import EventQueue
 
 
 def test_what_is_done_in_time_is_awaited_and_the_rest_given_up():
     async def run():
-        works, done = Works(EventQueue()), []
+        works, done = BackgroundTasks(EventQueue()), []
 
         async def quick():
             done.append("quick")
@@ -37,7 +37,7 @@ def test_an_error_in_it_ends_the_run():
         async def broken():
             raise RuntimeError("a bug")
 
-        Works(events).keep(broken())
+        BackgroundTasks(events).keep(broken())
         await events.get(1.0)
 
     with pytest.raises(RuntimeError, match="a bug"):

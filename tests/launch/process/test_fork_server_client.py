@@ -16,7 +16,12 @@ import pytest
 from tests.launch.local.test_launcher import is_alive, python
 from tfdist_cli.launch.local import launcher as local
 from tfdist_cli.launch.process import fork_server_client
-from tfdist_cli.launch.process.fork_server_client import Gone, Nursery, import_environment, nursery_environment
+from tfdist_cli.launch.process.fork_server_client import (
+    ForkServerClient,
+    Gone,
+    fork_server_environment,
+    import_environment,
+)
 from tfdist_cli.launch.process.orphans import adopting
 from tfdist_cli.launch.supervisor.events import Exited, Output, Signalled, Started
 from tfdist_cli.spec.task_id import TaskId
@@ -24,12 +29,12 @@ from tfdist_cli.spec.task_id import TaskId
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 ROOT = Path(__file__).parents[3]
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has nurseries")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has fork servers")
 
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """Has nurseries fork a module's code, with another one imported before."""
+    """Has fork servers fork a module's code, with another one imported before."""
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     monkeypatch.setattr(fork_server_client, "IMPORTS", ("imported_before",))
     monkeypatch.setattr(local, "can_fork", lambda argv: argv[2] == "forked_program")
@@ -122,7 +127,7 @@ def test_imports_that_make_threads_are_not_forked(forked):
     assert forked(code, before=before).lines() == ["True"]
 
 
-def test_a_task_that_is_told_to_end_while_its_nursery_imports(forked, caplog):
+def test_a_task_that_is_told_to_end_while_its_fork_server_imports(forked, caplog):
     answers = [Signalled(signal.SIGTERM)]
 
     def react(event, state):
@@ -136,7 +141,7 @@ def test_a_task_that_is_told_to_end_while_its_nursery_imports(forked, caplog):
     assert caplog.text == ""  # asyncio tells of an error that nobody has looked at
 
 
-def test_tasks_outlive_their_nursery_and_their_ends_are_noticed(forked, make_cluster):
+def test_tasks_outlive_their_fork_server_and_their_ends_are_noticed(forked, make_cluster):
     code = """
         import os, signal, sys
         signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))
@@ -162,12 +167,12 @@ def test_tasks_outlive_their_nursery_and_their_ends_are_noticed(forked, make_clu
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """A nursery has a moment to say what it owes."""
+    """A fork server has a moment to say what it owes."""
     monkeypatch.setattr(fork_server_client, "_PERIOD", 0.05)
 
 
 @pytest.mark.timeout(60)
-def test_the_ends_of_tasks_are_noticed_though_their_nursery_is_stopped(forked, make_cluster, impatient):
+def test_the_ends_of_tasks_are_noticed_though_their_fork_server_is_stopped(forked, make_cluster, impatient):
     code = """
         import os, signal, sys
         signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))
@@ -193,11 +198,11 @@ def test_the_ends_of_tasks_are_noticed_though_their_nursery_is_stopped(forked, m
 
 
 @pytest.mark.timeout(60)
-def test_a_nursery_that_is_stopped_when_a_task_is_wanted_is_given_up(program, impatient, tmp_path):
+def test_a_fork_server_that_is_stopped_when_a_task_is_wanted_is_given_up(program, impatient, tmp_path):
     argv = program("")
 
     async def want():
-        server = Nursery(nursery_environment(os.environ, tmp_path))
+        server = ForkServerClient(fork_server_environment(os.environ, tmp_path))
         try:
             await server.ready
             os.kill(server.pid, signal.SIGSTOP)
@@ -229,11 +234,11 @@ def test_a_run_ends_though_its_guard_is_stopped(run, monkeypatch):
 DIES = """
 import asyncio, os, sys
 sys.path.insert(0, {root!r})
-from tfdist_cli.launch.process import fork_server_client as nursery
-nursery.IMPORTS = ()
+from tfdist_cli.launch.process import fork_server_client
+fork_server_client.IMPORTS = ()
 
 async def whole():
-    made = nursery.Nursery(dict(os.environ))
+    made = fork_server_client.ForkServerClient(dict(os.environ))
     await made.ready
     task = await made.fork((sys.executable, "-m", "forked_program"), dict(os.environ))
     print(made.pid, task.pid, flush=True)
@@ -243,7 +248,7 @@ asyncio.run(whole())
 """
 
 
-def test_no_task_outlives_the_launcher_even_without_its_nursery(program):
+def test_no_task_outlives_the_launcher_even_without_its_fork_server(program):
     program("import time; time.sleep(1000)")
     launcher = subprocess.Popen([sys.executable, "-c", DIES.format(root=str(ROOT))], stdout=subprocess.PIPE, text=True)
     assert launcher.stdout
@@ -275,11 +280,11 @@ def test_a_run_leaves_no_file_open_and_the_guard_nothing_to_end(forked, make_clu
     before = psutil.Process().num_fds()
     forked("", cluster=make_cluster(worker=2))
     assert psutil.Process().num_fds() == before
-    assert len(guarded["+"]) == 6  # a nursery and two tasks, twice
+    assert len(guarded["+"]) == 6  # a fork server and two tasks, twice
     assert sorted(guarded["+"]) == sorted(guarded["-"])
 
 
-def test_a_nursery_that_has_died_is_replaced(forked, make_cluster, tmp_path, guarded):
+def test_a_fork_server_that_has_died_is_replaced(forked, make_cluster, tmp_path, guarded):
     code = f"""
         import imported_before, os, pathlib, signal
         if os.environ["OWN"].startswith("worker"):
@@ -303,14 +308,14 @@ def test_a_nursery_that_has_died_is_replaced(forked, make_cluster, tmp_path, gua
     before = psutil.Process().num_fds()
     outcome = forked(code, cluster=cluster, react=react, max_restarts=1)
     assert psutil.Process().num_fds() == before
-    assert len(guarded["+"]) == 6  # two nurseries, and the worker twice
+    assert len(guarded["+"]) == 6  # two fork servers, and the worker twice
     assert sorted(guarded["+"]) == sorted(guarded["-"])
     assert [true for true, _ in said] == ["True", "True"]
     assert said[0] != said[1]
     assert {event.code for event in outcome.of(Exited)} == {9, -signal.SIGTERM}
 
 
-def test_a_nursery_of_whose_death_nobody_has_heard_yet_is_replaced(forked, make_cluster, tmp_path, guarded):
+def test_a_fork_server_of_whose_death_nobody_has_heard_yet_is_replaced(forked, make_cluster, tmp_path, guarded):
     code = f"""
         import imported_before, os, pathlib, signal
         if os.environ["OWN"].startswith("worker"):
@@ -342,9 +347,9 @@ def test_a_nursery_of_whose_death_nobody_has_heard_yet_is_replaced(forked, make_
 
 
 async def _death_with_an_order_unread(program, tmp_path):
-    """Two orders; the nursery dies when the launcher has heard of neither, and it has seen the first one alone."""
+    """Two orders; the fork server dies when the launcher has heard of neither, and it has seen the first one alone."""
     argv = program(f"open({str(tmp_path / 'begun')!r}, 'a').write('x')")
-    server = Nursery(nursery_environment(os.environ, tmp_path))
+    server = ForkServerClient(fork_server_environment(os.environ, tmp_path))
     try:
         await server.ready
         first = asyncio.ensure_future(server.fork(argv, os.environ))
@@ -368,7 +373,7 @@ async def _death_with_an_order_unread(program, tmp_path):
         server.let_tasks_go()
 
 
-def test_what_a_nursery_has_said_before_its_death_is_heard(program, tmp_path):
+def test_what_a_fork_server_has_said_before_its_death_is_heard(program, tmp_path):
     with adopting():
         assert asyncio.run(_death_with_an_order_unread(program, tmp_path)) == 0
     assert (tmp_path / "begun").read_text() == "x"
@@ -380,10 +385,10 @@ def test_what_must_stand_before_the_import():
     assert dict(import_environment(env | late)) == env
 
 
-def test_a_nursery_knows_nothing_of_one_task_that_another_must_not(monkeypatch, tmp_path):
+def test_a_fork_server_knows_nothing_of_one_task_that_another_must_not(monkeypatch, tmp_path):
     monkeypatch.setenv("FROM_SHELL", "1")
     env = {"TF_CONFIG": "{}", "TOKEN": "secret", "KERAS_BACKEND": "tensorflow", "OMP_NUM_THREADS": "2"}
-    own = nursery_environment(env, tmp_path)
+    own = fork_server_environment(env, tmp_path)
     assert not {"TF_CONFIG", "TOKEN"} & set(own)
     assert (own["FROM_SHELL"], own["KERAS_BACKEND"], own["OMP_NUM_THREADS"]) == ("1", "tensorflow", "1")
     assert (own["TFDIST_LAUNCHER_PID"], own["TFDIST_TASK_DIR"]) == (str(os.getpid()), str(tmp_path))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfdist_cli.launch.process.oom import KernelKills
+from tfdist_cli.launch.process.oom import OomKills
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def system(tmp_path):
         (proc / "cgroup").write_text(f"5:cpu:/x\n{cgroup}\n")
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"low 0\noom 9\noom_kill {count}\noom_group_kill 0\n")
-        return KernelKills(tmp_path)
+        return OomKills(tmp_path)
 
     return make
 
@@ -56,9 +56,9 @@ def test_the_uppermost_cgroup_of_version_1_is_not_that_of_all_others(system):
 
 
 def test_a_system_that_does_not_say(system, tmp_path):
-    assert KernelKills(tmp_path).claim() is None
+    assert OomKills(tmp_path).claim() is None
     kills = system("0::/job", "sys/fs/cgroup/job/memory.events", 0)
     (tmp_path / "sys/fs/cgroup/job/memory.events").unlink()
     assert kills.claim() is None
     (tmp_path / "sys/fs/cgroup/job/memory.events").write_text("oom 3\n")
-    assert KernelKills(tmp_path).claim() is None
+    assert OomKills(tmp_path).claim() is None

@@ -13,10 +13,10 @@ import pytest
 from tfdist_cli.cli.console.progress import metrics_text
 from tfdist_cli.launch.run import event_log
 from tfdist_cli.launch.run.documents import to_json
-from tfdist_cli.launch.run.event_log import Journal
+from tfdist_cli.launch.run.event_log import EventLog
 from tfdist_cli.launch.run.logs import TaskLogs
 from tfdist_cli.launch.run.report import describe_end, make_report
-from tfdist_cli.launch.run.snapshot import KEPT_LINES, Chronicle, Progress
+from tfdist_cli.launch.run.snapshot import KEPT_LINES, Progress, RunSnapshot
 from tfdist_cli.launch.supervisor.events import (
     Answered,
     Exited,
@@ -41,8 +41,8 @@ class Played:
     """Events through the supervisor to everything that keeps them."""
 
     def __init__(self, folder, *tasks, reports=False):
-        self.chronicle = Chronicle()
-        self.journal = Journal(folder / "events.jsonl", 1, lambda: datetime(2026, 3, 14, tzinfo=timezone.utc))
+        self.chronicle = RunSnapshot()
+        self.journal = EventLog(folder / "events.jsonl", 1, lambda: datetime(2026, 3, 14, tzinfo=timezone.utc))
         self.logs = TaskLogs(lambda number: folder / f"attempt_{number}")
         rules = Rules("parameter_server", reports, Timeouts(start=100, evaluator=50, shutdown=30))
         self.state, _ = begin(rules, tasks, 0.0)
@@ -198,9 +198,9 @@ def test_metrics_that_could_not_be_written(played):
     ("exits", "words"),
     [
         ([Exited(PS, 0)], "exit code 0, before the training was done"),
-        ([Exited(PS, -9, starved=True)], "killed by SIGKILL, by the kernel for want of memory"),
-        ([Exited(PS, -9, starved=False)], "killed by SIGKILL, not by the kernel for want of memory"),
-        ([Exited(PS, 137, starved=True)], "exit code 137 (SIGKILL), by the kernel for want of memory"),
+        ([Exited(PS, -9, oom_killed=True)], "killed by SIGKILL, by the kernel for want of memory"),
+        ([Exited(PS, -9, oom_killed=False)], "killed by SIGKILL, not by the kernel for want of memory"),
+        ([Exited(PS, 137, oom_killed=True)], "exit code 137 (SIGKILL), by the kernel for want of memory"),
         ([Exited(PS, 137)], "exit code 137 (SIGKILL), which may be for want of memory"),
         ([Exited(PS, -64)], "killed by SIGRTMAX"),
         ([Exited(PS, 255, cause="the connection to h2 was lost")], "the connection to h2 was lost"),
@@ -227,7 +227,7 @@ def test_an_error_of_a_task_that_the_launcher_then_ended(played):
 
 
 @pytest.mark.parametrize(
-    ("error", "lines", "starved"),
+    ("error", "lines", "oom_killed"),
     [
         ({"type": "MemoryError"}, (), True),
         ({"type": "ResourceExhaustedError", "message": "OOM when allocating tensor with shape[9]"}, (), True),
@@ -239,11 +239,11 @@ def test_an_error_of_a_task_that_the_launcher_then_ended(played):
         (None, ("no MemoryError here",), False),
     ],
 )
-def test_want_of_memory_has_its_hint(played, error, lines, starved):
+def test_want_of_memory_has_its_hint(played, error, lines, oom_killed):
     job = played(CHIEF).at(1, *([record(CHIEF, "error", **error)] if error else []), Output(CHIEF, "stderr", lines))
     (failure,) = job.at(2, Exited(CHIEF, 1)).report.failures
-    assert failure.hint.startswith("it ran out of memory") == starved
-    job = played(CHIEF).at(1, Exited(CHIEF, -9, starved=True))
+    assert failure.hint.startswith("it ran out of memory") == oom_killed
+    job = played(CHIEF).at(1, Exited(CHIEF, -9, oom_killed=True))
     assert job.report.failures[0].hint.startswith("it ran out of memory")
 
 
@@ -259,7 +259,7 @@ def test_the_log_that_says_most(tmp_path):
 
 
 def test_the_last_lines_are_those_that_say_something():
-    chronicle = Chronicle()
+    chronicle = RunSnapshot()
     state, _ = begin(Rules("single"), (CHIEF,), 0.0)
     chronicle.saw(Output(CHIEF, "stdout", ("kept", " ", *("" for _ in range(5)))), state, 0.0)
     chronicle.saw(Output(CHIEF, "stderr", ("also",)), state, 0.0)
@@ -351,14 +351,14 @@ def test_the_journal_has_each_transition_and_its_cause(played):
 
 
 def test_a_journal_that_cannot_be_written_ends_nothing(tmp_path):
-    journal = Journal(tmp_path / "nowhere" / "events.jsonl", 1)
+    journal = EventLog(tmp_path / "nowhere" / "events.jsonl", 1)
     state, _ = begin(Rules("single"), (CHIEF,), 0.0)
     journal.saw(Started(CHIEF, 1), state, 0.0)
     assert journal.problem == f"{tmp_path / 'nowhere' / 'events.jsonl'} is not complete: No such file or directory"
 
 
 def test_a_line_that_was_cut_takes_no_other_with_it(tmp_path):
-    journal = Journal(tmp_path / "events.jsonl", 1)
+    journal = EventLog(tmp_path / "events.jsonl", 1)
     state, _ = begin(Rules("single"), (CHIEF,), 0.0)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20, before[1]))
@@ -377,7 +377,7 @@ def test_a_line_that_an_earlier_launcher_has_not_ended_takes_no_other_with_it(tm
     path = tmp_path / "events.jsonl"
     path.write_text('{"event": "launch"}\n{"event": "sta')
     for _ in range(2):
-        Journal(path, 2).begin()
+        EventLog(path, 2).begin()
     first, cut, *more = path.read_text().splitlines()
     assert (first, cut) == ('{"event": "launch"}', '{"event": "sta')
     assert [json.loads(line)["event"] for line in more] == ["launch", "launch"]

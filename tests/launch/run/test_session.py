@@ -14,7 +14,7 @@ from tfdist_cli.launch.local.launcher import LocalLauncher
 from tfdist_cli.launch.run.directory import open_run_dir
 from tfdist_cli.launch.run.history import Outcome, read_run
 from tfdist_cli.launch.run.session import Launch
-from tfdist_cli.launch.run.snapshot import Chronicle
+from tfdist_cli.launch.run.snapshot import RunSnapshot
 from tfdist_cli.launch.supervisor.events import Recorded
 from tfdist_cli.launch.supervisor.state import Rules, Timeouts
 from tfdist_cli.spec.task_id import TaskId
@@ -32,7 +32,7 @@ def carry_out(tmp_path, make_cluster, plan_for):
         with open_run_dir(tmp_path / "run", tmp_path, "x", NOW) as run_dir:
             plan = plan_for(cluster, sys.executable, "-c", textwrap.dedent(PROGRAM + code), run_dir=run_dir.path)
             run_dir.save(plan)
-            return Launch(LocalLauncher(), plan, run_dir, rules).carry_out(Chronicle())
+            return Launch(LocalLauncher(), plan, run_dir, rules).carry_out(RunSnapshot())
 
     return carry_out
 
@@ -153,7 +153,7 @@ def test_an_error_of_the_launcher_is_what_came_of_the_run(
         plan = plan_for(cluster, "true", run_dir=run_dir.path)
         run_dir.save(plan)
         with pytest.raises(type(error)) as raised:
-            Launch(launcher, plan, run_dir, Rules(cluster.strategy), desk=desk).carry_out(Chronicle())
+            Launch(launcher, plan, run_dir, Rules(cluster.strategy), desk=desk).carry_out(RunSnapshot())
     assert raised.value is error
     news = read_run(tmp_path / "run")
     assert (news.outcome, news.phase, news.headline) == (Outcome.FAILED, "ended", headline)

@@ -441,4 +441,4 @@ def test_a_run_whose_job_is_still_there_is_not_begun(slurm, make_cluster, plan_f
 
 def test_hosts_are_slurms_to_choose(make_cluster):
     with pytest.raises(UsageError, match=r"roles\.worker\.hosts names addresses"):
-        launcher.SlurmLauncher().foresee(make_cluster(worker=["a:1", "b:1"]))
+        launcher.SlurmLauncher().preview_addresses(make_cluster(worker=["a:1", "b:1"]))

@@ -93,7 +93,7 @@ SAVING = recipe(checkpoint={"every_steps": 10})
 def plan_of(roles=PS, trained=SAVING, command=(), run_dir=Path("/shared/runs/digits"), **cluster):
     given = {"name": "digits", "strategy": "parameter_server", "launcher": "slurm", "roles": roles, **cluster}
     made = Cluster.model_validate(given)
-    addresses = SlurmLauncher().foresee(made)
+    addresses = SlurmLauncher().preview_addresses(made)
     return make_plan(made, trained, addresses=addresses, run_dir=run_dir, machine=Machine(2), command=command)
 
 

@@ -309,7 +309,7 @@ def test_what_would_be_done_is_shown_without_doing_it(make_cluster, fake_ssh, tm
     folder.mkdir()
     monkeypatch.chdir(folder)
     cluster, launcher = mirrored(make_cluster), SshLauncher()
-    addresses = launcher.foresee(cluster)
+    addresses = launcher.preview_addresses(cluster)
     assert [str(address) for address in addresses.values()] == ["h1:0", "h2:0"]
     plan = make_plan(
         cluster,

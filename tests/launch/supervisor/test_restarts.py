@@ -217,7 +217,7 @@ def fails_as_before(message, again, *, step=0, code=1):
 def test_a_task_that_fails_of_the_same_without_a_step_in_between_ends_the_job_with_its_error():
     history = fails_as_before("bad batch at step 3", "bad batch at step 5")
     assert len(history.state.losses) == 1
-    assert "as it did before" in history.state.tasks[CHIEF].spent
+    assert "as it did before" in history.state.tasks[CHIEF].not_restarted_because
     history.at(3, *(Exited(task, -15) for task in (W0, W1, PS)))
     assert history.ended
     assert (history.state.exit_code, history.state.failures) == (1, (CHIEF,))
@@ -226,7 +226,7 @@ def test_a_task_that_fails_of_the_same_without_a_step_in_between_ends_the_job_wi
 def test_another_error_or_a_step_in_between_is_worth_another_restart():
     for history in (fails_as_before("this", "that"), fails_as_before("this", "this", step=1)):
         assert len(history.state.losses) == 2
-        assert history.state.tasks[CHIEF].spent == ""
+        assert history.state.tasks[CHIEF].not_restarted_because == ""
 
 
 def test_a_host_that_is_lost_again_says_nothing_of_the_program():
@@ -235,7 +235,7 @@ def test_a_host_that_is_lost_again_says_nothing_of_the_program():
         wait = lose_all(history, now * 10, CHIEF, 255, lost)
         history.at(now * 10 + wait, Tick())
     history.at(50, Exited(CHIEF, 255, cause=lost))
-    assert "there have been 2 restarts" in history.state.tasks[CHIEF].spent
+    assert "there have been 2 restarts" in history.state.tasks[CHIEF].not_restarted_because
 
 
 def test_a_kill_from_outside_says_nothing_of_the_program():
@@ -244,7 +244,7 @@ def test_a_kill_from_outside_says_nothing_of_the_program():
         wait = lose_all(history, now * 10, CHIEF)
         history.at(now * 10 + wait, Tick())
     history.at(50, Exited(CHIEF, -9))
-    assert "there have been 2 restarts" in history.state.tasks[CHIEF].spent
+    assert "there have been 2 restarts" in history.state.tasks[CHIEF].not_restarted_because
     history.at(51, *(Exited(task, -15) for task in (W0, W1, PS)))
     assert history.state.exit_code == 137
 
@@ -253,7 +253,7 @@ def test_what_cannot_be_done_is_not_tried_again():
     history = job(reports=True)
     assert history.at(5, Exited(CHIEF, 2)) == dict.fromkeys((W0, W1, PS), TERM)
     assert history.state.losses == ()
-    assert "cannot be done" in history.state.tasks[CHIEF].spent
+    assert "cannot be done" in history.state.tasks[CHIEF].not_restarted_because
 
 
 def test_a_task_that_says_that_it_would_be_in_vain_is_not_started_again():
@@ -262,7 +262,7 @@ def test_a_task_that_says_that_it_would_be_in_vain_is_not_started_again():
     history.at(5, *up(*PS_TASKS), progress(40), Recorded(CHIEF, said))
     assert history.at(6, Exited(CHIEF, 1)) == dict.fromkeys((W0, W1, PS), TERM)
     assert history.state.losses == ()
-    assert history.state.tasks[CHIEF].spent.startswith("not started again")
+    assert history.state.tasks[CHIEF].not_restarted_because.startswith("not started again")
 
 
 @pytest.mark.parametrize("policy", [RestartSpec(policy="never"), RestartSpec(policy="replace", max=0)])
@@ -277,7 +277,7 @@ def test_a_role_has_a_limit_of_its_own():
     history.at(5, Exited(W0, -9), Exited(W1, -9), Tick())
     assert history.actions == (Start(W0), Start(W1))
     assert history.at(6, Exited(W0, -9)) == {CHIEF: TERM}
-    assert history.state.tasks[W0].spent == "not started again: roles.worker.restart.max is 1"
+    assert history.state.tasks[W0].not_restarted_because == "not started again: roles.worker.restart.max is 1"
 
 
 def test_a_signal_ends_a_job_that_waits_for_its_restart_at_once():

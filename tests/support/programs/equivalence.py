@@ -18,7 +18,7 @@ from gradient_layers import Dropping, Penalized, every  # type: ignore[import-no
 import tfdist_cli as tfdist
 from tfdist_cli.train.cluster import join
 from tfdist_cli.train.cluster.rendezvous import NOBODY
-from tfdist_cli.train.engine.pacing import Pace
+from tfdist_cli.train.engine.pacing import Pacing
 
 if "NO_CIRCLE" in os.environ:
     join._circle = lambda environment: NOBODY
@@ -89,7 +89,7 @@ RULES = {
 
 
 if batch == len(X):
-    Pace.in_flight = 1  # type: ignore[assignment, method-assign] # a property of the class, for this process alone
+    Pacing.in_flight = 1  # type: ignore[assignment, method-assign] # a property of the class, for this process alone
 
 
 def data(shard):

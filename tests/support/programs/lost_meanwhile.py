@@ -23,15 +23,15 @@ from tfdist_cli.train.checkpoint.tensors import Snapshot, saved_variables
 out = Path(sys.argv[1])
 
 
-class Held(Snapshot):
+class LocalCopy(Snapshot):
     """A snapshot that is read late; of the first one there is another copy."""
 
     copies: list[np.ndarray] = []  # noqa: RUF012 there is one training
 
     def __init__(self, step):
         super().__init__(step)
-        if not Held.copies:
-            Held.copies += [variable.numpy() for variable in saved_variables(step)]
+        if not LocalCopy.copies:
+            LocalCopy.copies += [variable.numpy() for variable in saved_variables(step)]
 
     def read(self, piece):
         if not (out / "reading").exists():
@@ -65,7 +65,7 @@ with tfdist.scope(shard=tfdist.ShardRule(min_bytes=1000)):
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(100), keras.layers.Dense(4)])
     model.compile("adam", "mse")
 kept = tfdist.Checkpoints(out / "kept", every_steps=20, keep=10**6)
-with mock.patch.object(writer, "Snapshot", Held):
+with mock.patch.object(writer, "Snapshot", LocalCopy):
     rule = tfdist.Updates(mode="sync")  # an update takes a gradient of each worker
     given = {"callbacks": [Until()], "checkpoints": kept, "updates": rule, "share": "copy"}
     tfdist.fit(model, data, steps_per_epoch=10**6, **given)
@@ -76,4 +76,4 @@ saved = [
     for group, variables in (("parameters", model.trainable_variables), ("optimizer", model.optimizer.variables))
     for number in range(len(variables))
 ]
-print(json.dumps([first.state.step, all(map(np.array_equal, saved, Held.copies))]))
+print(json.dumps([first.state.step, all(map(np.array_equal, saved, LocalCopy.copies))]))

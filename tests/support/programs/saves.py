@@ -24,7 +24,7 @@ import tensorflow as tf
 from tfdist_cli.train.checkpoint import tensors
 from tfdist_cli.train.checkpoint.store import CheckpointFolder, TrainingState
 from tfdist_cli.train.checkpoint.tensors import saved_variables
-from tfdist_cli.train.checkpoint.writer import Content, Saver
+from tfdist_cli.train.checkpoint.writer import CheckpointWriter, Content
 from tfdist_cli.train.model.train_step import ModelStep
 
 tensors.FILE_BYTES = 50_000  # so that there are several
@@ -76,7 +76,7 @@ def save_on(folder, numbers, say):
         if held != {value}:
             raise AssertionError(f"{found.path} holds {held} instead of {value}")
     say("resumed", value)
-    saving = Saver(kept, step, asynchronous=True)
+    saving = CheckpointWriter(kept, step, asynchronous=True)
     while os.getppid() == parent:
         value += 1
         number += numbers.random() < 0.7  # otherwise one takes the place of another

@@ -46,7 +46,7 @@ def step():
     return step
 
 
-class Journal:
+class EventLog:
     """Copies a folder each time before something in it is made, renamed or removed: the states a kill may leave.
 
     Of each copy it is known which files had reached the disk as they are.
@@ -106,7 +106,7 @@ def journal(step, tmp_path_factory):
     folder = tmp_path_factory.mktemp("kept")
     kept = CheckpointFolder(folder, keep=2)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        journal = Journal(folder, tmp_path_factory.mktemp("states"), monkeypatch)
+        journal = EventLog(folder, tmp_path_factory.mktemp("states"), monkeypatch)
         for number in (1, 2):
             kept.save(step, TrainingState(number, 0), arrays=[np.arange(3)])
         least = {}

@@ -20,7 +20,7 @@ from tfdist_cli.spec.sections.updates import ShardRule
 from tfdist_cli.train.checkpoint import store, tensors, writer
 from tfdist_cli.train.checkpoint.store import CheckpointFolder, TrainingState
 from tfdist_cli.train.checkpoint.tensors import Snapshot, saved_variables
-from tfdist_cli.train.checkpoint.writer import Content, Saver
+from tfdist_cli.train.checkpoint.writer import CheckpointWriter, Content
 from tfdist_cli.train.model.train_step import ModelStep
 
 
@@ -65,7 +65,7 @@ def disk(monkeypatch):
 def test_it_returns_before_the_files_are_there(disk, tmp_path):
     step, folder = built(), CheckpointFolder(tmp_path)
     before = [variable.numpy() for variable in saved_variables(step)]
-    saving = Saver(folder, step)
+    saving = CheckpointWriter(folder, step)
     arrays = [np.zeros(3)]
     saving.save(content(1, arrays=arrays), wait=False)
     assert disk.busy.wait(60)
@@ -83,7 +83,7 @@ def test_it_returns_before_the_files_are_there(disk, tmp_path):
 
 def test_one_is_written_after_the_other(disk, tmp_path):
     folder = CheckpointFolder(tmp_path)
-    saving = Saver(folder, built())
+    saving = CheckpointWriter(folder, built())
     saving.save(content(1), wait=False)
     assert disk.busy.wait(60)
     second = threading.Thread(target=saving.save, args=(content(2),), kwargs={"wait": True})
@@ -108,7 +108,7 @@ def test_who_waits(wanted, bytes_, beside, tmp_path, monkeypatch):
         write(*given)
 
     monkeypatch.setattr(store, "write_variables", noting)
-    saving = Saver(CheckpointFolder(tmp_path), built(), wanted)
+    saving = CheckpointWriter(CheckpointFolder(tmp_path), built(), wanted)
     saving.save(content(1), wait=False)
     saving.finish()
     saving.save(content(2), wait=True)
@@ -117,7 +117,7 @@ def test_who_waits(wanted, bytes_, beside, tmp_path, monkeypatch):
 
 def test_a_disk_that_is_full_is_said_and_the_next_one_is_tried(tmp_path, monkeypatch, log):
     folder = CheckpointFolder(tmp_path)
-    saving = Saver(folder, built())
+    saving = CheckpointWriter(folder, built())
     records = []
     monkeypatch.setattr(writer, "emit", lambda kind, **fields: records.append((kind, fields["step"])))
 
@@ -141,7 +141,7 @@ def test_a_task_that_is_gone_ends_the_training(tmp_path, monkeypatch):
         raise tf.errors.UnavailableError(None, None, "Socket closed")
 
     monkeypatch.setattr(store, "write_variables", fail)
-    saving = Saver(CheckpointFolder(tmp_path), built())
+    saving = CheckpointWriter(CheckpointFolder(tmp_path), built())
     saving.save(content(1), wait=False)
     with pytest.raises(tf.errors.UnavailableError):
         saving.finish()
@@ -160,7 +160,7 @@ def test_a_training_that_fails_waits_for_what_is_being_written(disk, tmp_path):
 
 def test_but_not_for_ever(disk, tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "LAST_SECONDS", 0.01)
-    saving = Saver(CheckpointFolder(tmp_path), built())
+    saving = CheckpointWriter(CheckpointFolder(tmp_path), built())
     saving.save(content(1), wait=False)
     assert disk.busy.wait(60)
     saving.close()

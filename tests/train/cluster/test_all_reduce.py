@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist_cli.errors import TaskLost, TrainingError
 from tfdist_cli.train.cluster import all_reduce as meshing
-from tfdist_cli.train.cluster.all_reduce import Mesh
+from tfdist_cli.train.cluster.all_reduce import AllReduce
 
 LONG = 60.0
 
@@ -28,7 +28,7 @@ def meshes():
             for second in range(first):
                 links[first][second], links[second][first] = socket.socketpair()
         names = [f"worker:{index}" for index in range(count)]
-        made.extend(Mesh(index, names, own, answers) for index, own in enumerate(links))
+        made.extend(AllReduce(index, names, own, answers) for index, own in enumerate(links))
         return made
 
     yield make
@@ -213,7 +213,7 @@ def test_a_silence_that_is_over_does_not_count(meshes, clock):
 def test_bytes_come_in_pieces_of_any_size(meshes):
     """A message's head in two pieces, the rest of it one byte at a time."""
     ours, theirs = socket.socketpair()
-    mesh = Mesh(0, ["worker:0", "worker:1"], {1: ours}, lambda place: True)
+    mesh = AllReduce(0, ["worker:0", "worker:1"], {1: ours}, lambda place: True)
     with theirs, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(mesh.sum, tf.constant([1, 2, 3], tf.int32))
         for number, numbers in enumerate(([10], [20, 30])):

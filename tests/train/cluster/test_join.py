@@ -10,13 +10,13 @@ from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.spec.sections.updates import ShardRule
 from tfdist_cli.train.cluster import join
-from tfdist_cli.train.cluster.join import Joined
+from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.variables.sharding import parts
 
 
 def test_a_program_says_where_its_variables_go(servers, monkeypatch):
     strategy = servers(3)
-    monkeypatch.setattr(join, "_joined", Joined(Environment.read(), strategy, placement=strategy.placement))
+    monkeypatch.setattr(join, "_joined", ClusterContext(Environment.read(), strategy, placement=strategy.placement))
     assert tfdist.is_chief()
     with tfdist.scope(placement="round_robin", shard=ShardRule(min_bytes=40, max_shards=2)):
         spread = keras.Variable("zeros", shape=(10, 1))

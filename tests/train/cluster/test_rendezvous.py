@@ -22,7 +22,7 @@ from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster import handshake, reachability, rendezvous
 from tfdist_cli.train.cluster.handshake import Reception
 from tfdist_cli.train.cluster.reachability import await_names, unreachable
-from tfdist_cli.train.cluster.rendezvous import Met, gather, outlast, report_in, say_done
+from tfdist_cli.train.cluster.rendezvous import RendezvousResult, gather, outlast, report_in, say_done
 
 CHIEF, PS, WORKER = TaskId("chief"), TaskId("ps", 0), TaskId("worker", 1)
 LONG = 20.0
@@ -425,7 +425,7 @@ def test_strangers_that_say_nothing_keep_nobody_waiting(pool, monkeypatch):
 def test_a_server_that_is_not_ours_is_taken_as_it_is(monkeypatch):
     monkeypatch.setattr(rendezvous, "_SILENCE", 0.2)
     with serving() as ps:
-        assert gather(CHIEF, free(), {PS: at(ps)}, LONG) == Met([], {})
+        assert gather(CHIEF, free(), {PS: at(ps)}, LONG) == RendezvousResult([], {})
 
 
 def test_a_restarted_server_outlasts_a_chief_that_is_at_work(pool):

@@ -40,14 +40,14 @@ def test_a_kernel_that_fails_is_done_without(kernel, monkeypatch, log):
 
 @pytest.mark.slow
 def test_several_steps_in_a_function_that_fail_are_taken_one_by_one(monkeypatch, log):
-    whole = engine.SynchronousEngine._execution_function
+    whole = engine.MirroredEngine._execution_function
 
     def single(self, count):
         if count > 1:
             raise RuntimeError("too many steps in a function")
         return whole(self, count)
 
-    monkeypatch.setattr(engine.SynchronousEngine, "_execution_function", single)
+    monkeypatch.setattr(engine.MirroredEngine, "_execution_function", single)
     monkeypatch.setattr(fallback, "is_of_model", lambda error: False)
     assert_same(*train_both(classifier))
     assert len([line for line in log if OFF in line]) == 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfdist_cli.train.engine.pacing import Pace, auto_steps_per_execution
+from tfdist_cli.train.engine.pacing import Pacing, auto_steps_per_execution
 
 
 class Clock:
@@ -15,7 +15,7 @@ class Clock:
 def paced(workers, step_seconds, clock=None):
     """A pace after every worker has done two steps at the same time as the others, and compiled in the first."""
     clock = clock or Clock()
-    pace = Pace(workers, clock)
+    pace = Pacing(workers, clock)
     work(pace, clock, workers, step_seconds + 50)
     work(pace, clock, workers, step_seconds)
     return pace
@@ -30,7 +30,7 @@ def work(pace, clock, workers, seconds, steps=1):
 
 def test_one_execution_each_until_something_is_known():
     clock = Clock()
-    pace = Pace(3, clock)
+    pace = Pacing(3, clock)
     for known in (False, True):
         assert (pace.size(20), pace.in_flight) == (1, 3)
         clock.now += 0.1

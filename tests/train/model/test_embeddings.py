@@ -9,8 +9,8 @@ import tensorflow as tf
 from keras import layers, ops
 
 from tfdist_cli.spec.sections.updates import ShardRule
-from tfdist_cli.train.engine.parameter_server.transport import Wire, dense
-from tfdist_cli.train.model.embeddings import Tables
+from tfdist_cli.train.engine.parameter_server.transport import Transport, dense
+from tfdist_cli.train.model.embeddings import EmbeddingTables
 from tfdist_cli.train.model.train_step import ModelStep, values
 from tfdist_cli.train.variables.sharding import parts
 
@@ -60,7 +60,7 @@ def spec_of(batch):
 def found(model, batch, min_bytes=0):
     step = ModelStep(model)
     step.build(spec_of(batch))
-    return step, Tables(step, spec_of(batch), min_bytes)
+    return step, EmbeddingTables(step, spec_of(batch), min_bytes)
 
 
 def of_rows(step, tables, lookup):
@@ -513,7 +513,7 @@ def test_batches_of_any_size_are_scored(size):
     fixed = tuple(tf.TensorSpec(array.shape, array.dtype) for array in (IDS, Y))
     step = ModelStep(sequential())
     step.build(fixed)
-    tables = Tables(step, fixed, 0)
+    tables = EmbeddingTables(step, fixed, 0)
     assert_same_as_whole(step, tables, (x, y))
 
 
@@ -521,7 +521,7 @@ def test_no_operation_reads_a_table_whole():
     keras.utils.set_random_seed(4)
     model = sequential()
     step, tables = found(model, (IDS, Y))
-    wire = Wire(step.parameters, tables.places)
+    wire = Transport(step.parameters, tables.places)
 
     @tf.function(autograph=False)
     def one(*batch):

@@ -9,7 +9,7 @@ def test_more_entries_than_half_of_the_room_are_made(monkeypatch):
     for workers in (1, 2, 3, 8, 24):
         entries.clear()
         devices = [f"worker:{number}" for number in range(workers)]
-        function_table.make_room(devices)
+        function_table.reserve_function_table(devices)
         size = 1 << (len(entries) - 1).bit_length()  # what a list that doubles has grown to
         assert size - len(entries) >= function_table._PER_DEVICE * workers - workers
         assert set(entries) == set(devices)

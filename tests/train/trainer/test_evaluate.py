@@ -10,7 +10,7 @@ from tests.support.compare import batches, classes, classifier
 from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.train.cluster import join
-from tfdist_cli.train.cluster.join import Joined
+from tfdist_cli.train.cluster.join import ClusterContext
 
 
 @pytest.mark.parametrize("given", [{}, {"batch_size": 7}])
@@ -40,6 +40,6 @@ def test_the_model_stays_what_it_was():
 
 def test_an_evaluator_scores_checkpoints_alone(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {}, "task": {"type": "evaluator", "index": 0}}))
-    monkeypatch.setattr(join, "_joined", Joined(Environment.read(), tf.distribute.get_strategy()))
+    monkeypatch.setattr(join, "_joined", ClusterContext(Environment.read(), tf.distribute.get_strategy()))
     with pytest.raises(UsageError, match="an evaluator scores checkpoints alone"):
         tfdist.evaluate(classifier(), classes())

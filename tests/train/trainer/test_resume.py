@@ -18,7 +18,7 @@ from tfdist_cli import Checkpoints
 from tfdist_cli.errors import TfdistError
 from tfdist_cli.train.checkpoint.store import CheckpointFolder, TrainingState
 from tfdist_cli.train.model.train_step import ModelStep
-from tfdist_cli.train.trainer.config import Assignment, Saving, Schedule
+from tfdist_cli.train.trainer.config import Saving, Schedule, TrainingConfig
 from tfdist_cli.train.trainer.resume import position, resume
 
 pytestmark = pytest.mark.slow
@@ -196,7 +196,7 @@ def resumed(folder, workers, steps, *, synchronous=True, epochs=5, **state):
         share_variables=lambda: None,
     )
     saving = Saving(CheckpointFolder(folder))
-    assignment = Assignment(lambda _: None, steps, epochs=epochs, saving=saving)
+    assignment = TrainingConfig(lambda _: None, steps, epochs=epochs, saving=saving)
     start = resume(engine, step, assignment)
     schedule = Schedule(steps, assignment.total(start.origin), 1, origin=start.origin)
     return start, schedule, position(engine, start, schedule, [], 1), engine

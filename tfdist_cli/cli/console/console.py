@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from tfdist_cli.cli.console.nonblocking_stream import unwaiting
 from tfdist_cli.errors import TfdistError
-from tfdist_cli.plan.warnings import Caution
+from tfdist_cli.plan.warnings import PlanWarning
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -102,7 +102,7 @@ def print_error(error: TfdistError) -> None:
         _console(True).print(f"[bold]hint:[/] {_plain(error.hint)}")
 
 
-def print_cautions(found: Iterable[Caution]) -> None:
+def print_warnings(found: Iterable[PlanWarning]) -> None:
     """Prints on stderr what to think about, and what to do about it."""
     for caution in found:
         _console(True).print(f"[bold yellow]warning:[/] {_plain(caution.message)}")

@@ -14,7 +14,7 @@ _PATIENCE = 1.0
 """Seconds that a reader may pause; from then on nobody waits for it until it reads again."""
 
 
-class Unread(io.TextIOBase):
+class NonBlockingStream(io.TextIOBase):
     """A stream that waits for its reader a moment and no more: what is not read in time is left out, and counted.
 
     A slow reader slows down whoever writes. One that has stopped must not: a launcher that waits in a write hears no
@@ -84,7 +84,7 @@ def unwaiting(stream: TextIO) -> Iterator[TextIO]:
         return
     try:
         stream.flush()
-        yield cast("TextIO", Unread(descriptor, stream))
+        yield cast("TextIO", NonBlockingStream(descriptor, stream))
     finally:
         os.close(descriptor)
 

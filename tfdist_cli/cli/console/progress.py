@@ -22,7 +22,7 @@ from tfdist_cli.launch.supervisor.state import JobState, Loss, Phase, Status
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from tfdist_cli.launch.run.snapshot import Chronicle, Progress
+    from tfdist_cli.launch.run.snapshot import Progress, RunSnapshot
     from tfdist_cli.spec.task_id import TaskId
 
 _REFRESH = 0.25
@@ -42,7 +42,7 @@ class Display:
         chronicle: what the tasks have told.
     """
 
-    def __init__(self, console: Console, chronicle: Chronicle) -> None:
+    def __init__(self, console: Console, chronicle: RunSnapshot) -> None:
         self._console = console
         self._chronicle = chronicle
         self._phase = Phase.RUNNING
@@ -89,7 +89,7 @@ class Display:
 class LiveDisplay(Display):
     """Shows a job on a terminal: a table that is redrawn, with the tasks' lines scrolling by above it."""
 
-    def __init__(self, console: Console, chronicle: Chronicle) -> None:
+    def __init__(self, console: Console, chronicle: RunSnapshot) -> None:
         super().__init__(console, chronicle)
         self._live = Live(
             console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
@@ -181,9 +181,11 @@ def _notices(event: Event, state: JobState, before: Phase) -> Iterator[str]:
     if isinstance(event, Networked):
         yield event.text
     if isinstance(event, Exited) and state.tasks[event.task].status is Status.FAILED:
-        spent = state.tasks[event.task].spent
+        not_restarted_because = state.tasks[event.task].not_restarted_because
         if not state.restarting:
-            yield f"{event.task} failed: {describe_end(state.tasks[event.task])}" + (f"; {spent}" if spent else "")
+            yield f"{event.task} failed: {describe_end(state.tasks[event.task])}" + (
+                f"; {not_restarted_because}" if not_restarted_because else ""
+            )
     if state.phase is before:
         return
     limit = f"{state.rules.timeouts.shutdown:g} s"
@@ -201,7 +203,7 @@ def _notices(event: Event, state: JobState, before: Phase) -> Iterator[str]:
             yield "killing the tasks that are left: " + ", ".join(str(task) for task in state.alive)
 
 
-def _picture(state: JobState, chronicle: Chronicle, now: float, height: int) -> Group:
+def _picture(state: JobState, chronicle: RunSnapshot, now: float, height: int) -> Group:
     table = Table.grid(padding=(0, 2), expand=True)
     for _ in range(3):
         table.add_column(no_wrap=True)
@@ -212,7 +214,7 @@ def _picture(state: JobState, chronicle: Chronicle, now: float, height: int) -> 
     return Group(Text(), table, _progress_row(chronicle.progress, now))
 
 
-def _task_rows(state: JobState, chronicle: Chronicle) -> Iterator[tuple[Text, ...]]:
+def _task_rows(state: JobState, chronicle: RunSnapshot) -> Iterator[tuple[Text, ...]]:
     for task in state.tasks:
         rate = _rate(chronicle.progress, task)
         yield (
@@ -223,7 +225,7 @@ def _task_rows(state: JobState, chronicle: Chronicle) -> Iterator[tuple[Text, ..
         )
 
 
-def _role_rows(state: JobState, chronicle: Chronicle) -> Iterator[tuple[Text, ...]]:
+def _role_rows(state: JobState, chronicle: RunSnapshot) -> Iterator[tuple[Text, ...]]:
     """A row for each role, where the tasks would not fit on the screen."""
     for role, colour in ROLE_COLOURS.items():
         tasks = [task for task in state.tasks if task.role == role]
@@ -239,7 +241,7 @@ def _role_rows(state: JobState, chronicle: Chronicle) -> Iterator[tuple[Text, ..
             )
 
 
-def _doing(task: TaskId, state: JobState, chronicle: Chronicle) -> str:
+def _doing(task: TaskId, state: JobState, chronicle: RunSnapshot) -> str:
     each = state.tasks[task]
     if each.start_at is not None or state.phase is Phase.PAUSED:
         return f"{describe_end(each)}; to be started again"

@@ -39,8 +39,8 @@ def print_failure(report: Report) -> None:
         _say("error:", report.headline)
     if report.failures:
         _print_details(report.failures[0])
-        if report.failures[0].spent:
-            _say("note:", report.failures[0].spent)
+        if report.failures[0].not_restarted_because:
+            _say("note:", report.failures[0].not_restarted_because)
     after = report.failures[1:]
     for failure in after[:_CONSEQUENCES]:
         _say("then:", failure.sentence.partition("\n")[0] + _last_words(failure))

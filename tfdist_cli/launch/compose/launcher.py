@@ -23,11 +23,11 @@ from tfdist_cli.launch.compose.services import (
     service_name,
     service_of,
 )
-from tfdist_cli.launch.process.background_tasks import Works
-from tfdist_cli.launch.process.stream import Pipe
-from tfdist_cli.launch.remote_addresses import Elsewhere
+from tfdist_cli.launch.process.background_tasks import BackgroundTasks
+from tfdist_cli.launch.process.stream import TaskStream
+from tfdist_cli.launch.remote_addresses import RemoteAddresses
 from tfdist_cli.launch.supervisor.events import Action, Exited, How, Start, Started, Stream
-from tfdist_cli.launch.supervisor.exit_ordering import Ends
+from tfdist_cli.launch.supervisor.exit_ordering import ExitOrdering
 from tfdist_cli.launch.supervisor.launcher import Outlets
 from tfdist_cli.plan.plan import Plan
 from tfdist_cli.protocol.records import LAUNCHER_PID
@@ -38,13 +38,13 @@ from tfdist_cli.spec.task_id import TaskId
 
 ENGINES = ("podman", "docker")
 _HEAD_START, _AFTERTHOUGHT = 2.0, 0.5
-"""Seconds for `Ends`: an engine tells of two ends in any order."""
+"""Seconds for `ExitOrdering`: an engine tells of two ends in any order."""
 _AGAIN = 0.2
 """Seconds until a container that could not be told to end is told again."""
 _CLEANUP_SECONDS = 10.0
 
 
-class ComposeLauncher(Elsewhere):
+class ComposeLauncher(RemoteAddresses):
     """Starts containers here."""
 
     def check(self, cluster: Cluster, command: Sequence[str]) -> None:  # noqa: ARG002
@@ -65,7 +65,7 @@ class ComposeLauncher(Elsewhere):
                 "one from a registry; compose.image names another",
             )
 
-    def foresee(self, cluster: Cluster) -> Mapping[TaskId, Address]:
+    def preview_addresses(self, cluster: Cluster) -> Mapping[TaskId, Address]:
         """Each container has a name of its own in their network, and its own ports."""
         return named_addresses(cluster, "containers", service_name)
 
@@ -105,8 +105,8 @@ class ComposeRun:
         self._told: dict[TaskId, How] = {}
         """How tasks were told to end whose client was not yet there to be told."""
         self._starts = 0
-        self._works = Works(outlets.events)
-        self._ends = Ends(outlets.events, plan.tasks[0].task, _HEAD_START, _AFTERTHOUGHT)
+        self._works = BackgroundTasks(outlets.events)
+        self._ends = ExitOrdering(outlets.events, plan.tasks[0].task, _HEAD_START, _AFTERTHOUGHT)
         self._watchman = _start_last_will(engine, self._project)
 
     async def open(self) -> None:
@@ -151,7 +151,7 @@ class ComposeRun:
         """One container, from its start until it is gone."""
         container = await self._start(task, own)
         self._outlets.events.put(Started(task, container.pid))
-        pipes = [Pipe(task, stream, output, self._outlets) for stream, output in container.outputs.items()]
+        pipes = [TaskStream(task, stream, output, self._outlets) for stream, output in container.outputs.items()]
         code = await container.wait()
         await asyncio.gather(*(pipe.drain() for pipe in pipes))
         await self._ends.tell(Exited(task, code))

@@ -11,7 +11,7 @@ from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.addresses_by_name import named_addresses
 from tfdist_cli.launch.kubernetes.manifests import host_name, manifests
 from tfdist_cli.launch.kubernetes.run import PodsRun
-from tfdist_cli.launch.remote_addresses import Elsewhere
+from tfdist_cli.launch.remote_addresses import RemoteAddresses
 from tfdist_cli.launch.run.documents import to_yaml
 from tfdist_cli.launch.supervisor.launcher import Outlets
 from tfdist_cli.plan.plan import Plan
@@ -21,7 +21,7 @@ from tfdist_cli.spec.sections.kubernetes import Kubernetes
 from tfdist_cli.spec.task_id import TaskId
 
 
-class KubernetesLauncher(Elsewhere):
+class KubernetesLauncher(RemoteAddresses):
     """Renders for a Kubernetes cluster; of the kinds of job there, it starts `pods`."""
 
     def check(self, cluster: Cluster, command: Sequence[str]) -> None:  # noqa: ARG002
@@ -49,7 +49,7 @@ class KubernetesLauncher(Elsewhere):
                 f"kubectl reaches no cluster: {said}", hint="set KUBECONFIG, or `kubectl config use-context`"
             )
 
-    def foresee(self, cluster: Cluster) -> Mapping[TaskId, Address]:
+    def preview_addresses(self, cluster: Cluster) -> Mapping[TaskId, Address]:
         """Each pod has a name of its own in the cluster's DNS, and its own ports."""
         return named_addresses(cluster, "pods", lambda task: host_name(cluster, task))
 

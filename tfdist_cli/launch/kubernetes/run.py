@@ -16,11 +16,11 @@ from tfdist_cli.errors import TfdistError
 from tfdist_cli.launch.kubernetes import watchdog
 from tfdist_cli.launch.kubernetes.manifests import pod, shared
 from tfdist_cli.launch.kubernetes.pods import CONTAINER, job_name, settings
-from tfdist_cli.launch.process.background_tasks import Works
-from tfdist_cli.launch.process.stream import Pipe
+from tfdist_cli.launch.process.background_tasks import BackgroundTasks
+from tfdist_cli.launch.process.stream import TaskStream
 from tfdist_cli.launch.run.documents import to_yaml
 from tfdist_cli.launch.supervisor.events import Action, Exited, How, Output, Start, Started
-from tfdist_cli.launch.supervisor.exit_ordering import Ends
+from tfdist_cli.launch.supervisor.exit_ordering import ExitOrdering
 from tfdist_cli.launch.supervisor.launcher import Outlets
 from tfdist_cli.plan.plan import Plan
 from tfdist_cli.protocol.records import LAUNCHER_PID, TASK_DIR
@@ -29,7 +29,7 @@ from tfdist_cli.spec.task_id import TaskId
 KILLED, TERMINATED = 137, 143
 """The codes of a pod that is gone without having told its own: of itself, and deleted."""
 _HEAD_START, _AFTERTHOUGHT = 5.0, 2.0
-"""Seconds for `Ends`: a node looks at its containers once a second, and two nodes tell of two ends in any order."""
+"""Seconds for `ExitOrdering`: a node looks at its containers once a second, and nodes report in any order."""
 _FAREWELL = 3.0
 """Seconds that a pod has to follow the first one out before it is deleted: the node then still tells its exit code."""
 _DELETE = ("delete", "pod", "--wait=false", "--ignore-not-found")
@@ -61,8 +61,8 @@ class PodsRun:
         self._deleted: set[str] = set()
         """The names of pods that were told to end."""
         self._starts = 0
-        self._works = Works(outlets.events)
-        self._ends = Ends(outlets.events, plan.tasks[0].task, _HEAD_START, _AFTERTHOUGHT)
+        self._works = BackgroundTasks(outlets.events)
+        self._ends = ExitOrdering(outlets.events, plan.tasks[0].task, _HEAD_START, _AFTERTHOUGHT)
         self._watchman: subprocess.Popen[bytes] | None = None
 
     async def open(self) -> None:
@@ -177,7 +177,7 @@ class PodsRun:
             )
         finally:
             os.close(writing)
-        pipe = Pipe(task, "stderr", os.fdopen(reading, "rb", 0), self._outlets)
+        pipe = TaskStream(task, "stderr", os.fdopen(reading, "rb", 0), self._outlets)
         try:
             await client.wait()
             await pipe.drain()

@@ -23,20 +23,20 @@ import psutil
 
 from tfdist_cli.errors import TfdistError, UsageError
 from tfdist_cli.launch.process import watchdog
-from tfdist_cli.launch.process.background_tasks import Works
+from tfdist_cli.launch.process.background_tasks import BackgroundTasks
 from tfdist_cli.launch.process.fork_server_client import (
+    ForkServerClient,
     Gone,
-    Nursery,
     can_fork,
+    fork_server_environment,
     import_environment,
-    nursery_environment,
 )
 from tfdist_cli.launch.process.network import Network, network_of
-from tfdist_cli.launch.process.oom import KernelKills
+from tfdist_cli.launch.process.oom import OomKills
 from tfdist_cli.launch.process.orphans import adopting, end_orphans, reap_orphans
 from tfdist_cli.launch.process.ports import hold
 from tfdist_cli.launch.process.process import SIGNALS, Process, Program, Spawned
-from tfdist_cli.launch.process.stream import Pipe
+from tfdist_cli.launch.process.stream import TaskStream
 from tfdist_cli.launch.supervisor.events import Action, End, Exited, How, Output, Start, Started
 from tfdist_cli.launch.supervisor.launcher import Outlets
 from tfdist_cli.plan.plan import Plan, PlannedTask
@@ -77,7 +77,7 @@ class LocalLauncher:
                     hint="give a program that is on PATH, or its path",
                 )
 
-    def foresee(self, cluster: Cluster) -> Mapping[TaskId, Address]:
+    def preview_addresses(self, cluster: Cluster) -> Mapping[TaskId, Address]:
         """As written, or a free port of this machine."""
         return {task: cluster.address(task) for task in cluster.tasks}
 
@@ -134,18 +134,18 @@ class LocalRun:
         self._processes: dict[TaskId, Process] = {}
         self._awaited: dict[TaskId, asyncio.Future[How]] = {}
         """The tasks that are about to start, and how they are told to end before they have."""
-        self._nurseries: dict[tuple[tuple[str, str], ...], Nursery] = {}
+        self._fork_servers: dict[tuple[tuple[str, str], ...], ForkServerClient] = {}
         """By what must stand in the environment when they import."""
-        self._replaced: list[Nursery] = []
+        self._replaced: list[ForkServerClient] = []
         """Those that have died, whose tasks may live."""
         self._before = {child.pid for child in psutil.Process().children()}
         """The processes that this one has had before: none of them is a task's."""
-        self._works = Works(outlets.events)
+        self._works = BackgroundTasks(outlets.events)
         self._leaving: deque[TaskId] = deque()
         """Tasks whose program has ended, in this order, which the order of their `Exited` follows."""
         self._left: dict[TaskId, tuple[int, float]] = {}
         """The exit codes of tasks that are gone altogether, and when their programs ended."""
-        self._kernel = KernelKills()
+        self._kernel = OomKills()
 
     def act(self, action: Action) -> None:
         """Starts a task, or tells it to end."""
@@ -165,10 +165,10 @@ class LocalRun:
         for task in (*self._awaited, *self._processes):
             self.act(End(task, How.KILL))
         await self._works.finish(_CLEANUP_SECONDS)
-        for nursery in self._nurseries.values():
-            nursery.close()
-        for nursery in (*self._nurseries.values(), *self._replaced):
-            nursery.let_tasks_go()
+        for fork_server in self._fork_servers.values():
+            fork_server.close()
+        for fork_server in (*self._fork_servers.values(), *self._replaced):
+            fork_server.let_tasks_go()
         await asyncio.to_thread(end_orphans, self._before)
         if self._watchman.stdin is not None:
             self._watchman.stdin.close()
@@ -182,7 +182,7 @@ class LocalRun:
     def _ours(self) -> set[int]:
         """The processes that are reaped where they are awaited."""
         tasks = {process.pid for process in self._processes.values()}
-        return {*self._before, *tasks, *(nursery.pid for nursery in self._nurseries.values())}
+        return {*self._before, *tasks, *(fork_server.pid for fork_server in self._fork_servers.values())}
 
     async def _start(self, planned: PlannedTask, env: Mapping[str, str]) -> None:
         task = planned.task
@@ -205,39 +205,39 @@ class LocalRun:
         await self._live(task, process)
 
     async def _program(self, planned: PlannedTask, env: Mapping[str, str]) -> Program | None:
-        """Starts a task: by a fork if there is a nursery for it; None when it was told to end before.
+        """Starts a task: by a fork if there is a fork server for it; None when it was told to end before.
 
         Raises:
             OSError: it cannot be started.
         """
         told = self._awaited[planned.task]
-        for _ in range(2):  # a nursery may turn out to have died, and is replaced then
-            nursery = self._nursery(planned, env)
-            if nursery is None:
+        for _ in range(2):  # a fork server may turn out to have died, and is replaced then
+            fork_server = self._fork_server(planned, env)
+            if fork_server is None:
                 break
-            await asyncio.wait((nursery.ready, told), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((fork_server.ready, told), return_when=asyncio.FIRST_COMPLETED)
             if told.done():
                 return None
             with suppress(Gone):
-                return await nursery.fork(planned.argv, env)
-        # Where no nursery can import, an interpreter goes wrong of the same, and says so in the task's log.
+                return await fork_server.fork(planned.argv, env)
+        # Where no fork server can import, an interpreter goes wrong of the same, and says so in the task's log.
         return self._spawn(planned, env)
 
     def _spawn(self, planned: PlannedTask, env: Mapping[str, str]) -> Spawned:
         return Spawned((*self._network.enter, *planned.argv), env, self._network.files)
 
-    def _nursery(self, planned: PlannedTask, env: Mapping[str, str]) -> Nursery | None:
-        """The nursery of a task; one that has died is replaced, unless it had not even imported."""
+    def _fork_server(self, planned: PlannedTask, env: Mapping[str, str]) -> ForkServerClient | None:
+        """The fork server of a task; one that has died is replaced, unless it had not even imported."""
         if not can_fork(planned.argv):
             return None
         key = import_environment(env)
-        nursery = self._nurseries.get(key)
-        if nursery is None or (nursery.is_gone and not nursery.has_failed):
-            self._replaced += [] if nursery is None else [nursery]
-            own, forget = nursery_environment(env, self._plan.run_dir), partial(self._tell_guard, "-")
-            nursery = self._nurseries[key] = Nursery(own, self._network, forget)
-            self._tell_guard("+", nursery.pid)
-        return None if nursery.has_failed else nursery
+        fork_server = self._fork_servers.get(key)
+        if fork_server is None or (fork_server.is_gone and not fork_server.has_failed):
+            self._replaced += [] if fork_server is None else [fork_server]
+            own, forget = fork_server_environment(env, self._plan.run_dir), partial(self._tell_guard, "-")
+            fork_server = self._fork_servers[key] = ForkServerClient(own, self._network, forget)
+            self._tell_guard("+", fork_server.pid)
+        return None if fork_server.has_failed else fork_server
 
     async def _not_started(self, planned: PlannedTask, error: OSError) -> None:
         text = f"tfdist: {planned.argv[0]} cannot be started: {_reason(error)}"
@@ -250,7 +250,7 @@ class LocalRun:
         ended = asyncio.Event()
         process.on_exit(ended.set)
         stdout, stderr = process.outputs
-        pipes = (Pipe(task, "stdout", stdout, self._outlets), Pipe(task, "stderr", stderr, self._outlets))
+        pipes = (TaskStream(task, "stdout", stdout, self._outlets), TaskStream(task, "stderr", stderr, self._outlets))
         await ended.wait()
         ended_at = time.monotonic()
         if task != self._plan.tasks[0].task:
@@ -267,8 +267,8 @@ class LocalRun:
         while self._leaving and self._leaving[0] in self._left:
             left = self._leaving.popleft()
             code, ended_at = self._left.pop(left)
-            starved = self._kernel.claim() if code in _KILLED else None
-            self._outlets.events.put(Exited(left, code, time.monotonic() - ended_at, starved))
+            oom_killed = self._kernel.claim() if code in _KILLED else None
+            self._outlets.events.put(Exited(left, code, time.monotonic() - ended_at, oom_killed))
 
     def _tell_guard(self, sign: str, group: int) -> None:
         if self._watchman.stdin is None:

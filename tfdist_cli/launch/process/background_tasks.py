@@ -11,7 +11,7 @@ _LAST_SECONDS = 10.0
 """How long what is given up has to clean up behind itself."""
 
 
-class Works:
+class BackgroundTasks:
     """Coroutines that go on beside the run's loop.
 
     Args:

@@ -190,7 +190,7 @@ def end_with(lifeline: int) -> None:
 def _read_again(env: Mapping[str, str]) -> None:
     """Carries out what variables say that were read at the import. Where a library has no such call, they stay unheard.
 
-    Those of the launcher's plan are meant; whoever sets another one gets a server of their own, see `nursery`.
+    Those of the launcher's plan are meant; whoever sets another one gets a server of their own, see `fork_server`.
     """
     with suppress(KeyError, ValueError, StopIteration, AttributeError, OSError):
         level = int(env["TF_CPP_MIN_LOG_LEVEL"])

@@ -53,19 +53,19 @@ counting the calls of `getenv`, and wide, since a process more is all that it co
 
 
 def can_fork(argv: Sequence[str]) -> bool:
-    """Whether a command is a task of a recipe, on a system that can have nurseries: Linux from 5.3 on."""
+    """Whether a command is a task of a recipe, on a system that can have fork servers: Linux from 5.3 on."""
     able = sys.platform.startswith("linux") and hasattr(os, "pidfd_open") and hasattr(os, "memfd_create")
     return able and tuple(argv[:4]) == (sys.executable, "-m", "tfdist_cli", "role")
 
 
 def import_environment(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """What of a task's environment must stand when TensorFlow is imported: the same for all tasks of one nursery."""
+    """What of a task's environment has to be set before TensorFlow is imported: all tasks of a fork server share it."""
     read = ((name, value) for name, value in env.items() if _READ_AT_IMPORT.fullmatch(name) and name not in _READ_LATE)
     return tuple(sorted(read))
 
 
-def nursery_environment(env: Mapping[str, str], run_dir: Path) -> dict[str, str]:
-    """The environment of the nursery for a task: the launcher's, and of the task's own only what the imports read.
+def fork_server_environment(env: Mapping[str, str], run_dir: Path) -> dict[str, str]:
+    """The environment of the fork server for a task: the launcher's, and of the task's own only what the imports read.
 
     It names the run and its launcher, since the kernel goes on to show it as that of each task.
 
@@ -80,14 +80,14 @@ def nursery_environment(env: Mapping[str, str], run_dir: Path) -> dict[str, str]
 
 
 class Gone(Exception):
-    """A nursery has ended, or could not import: the task is to be started in another way."""
+    """A fork server has ended, or could not import: the task is to be started in another way."""
 
 
-class Nursery:
+class ForkServerClient:
     """A fork server, and its tasks.
 
     Args:
-        env: its environment, see `nursery_environment`.
+        env: its environment, see `fork_server_environment`.
         network: the run's.
         ended: called with its process id, which is free from then on, once it has ended.
 
@@ -161,7 +161,7 @@ class Nursery:
             env: its whole environment.
 
         Raises:
-            Gone: the nursery has ended.
+            Gone: the fork server has ended.
             OSError: there can be no more processes.
         """
         if self._gone:
@@ -201,7 +201,7 @@ class Nursery:
         """Lets a task's number go, once it is known how the task has ended."""
         if not self._gone:
             try:
-                # Should the nursery be stopped and the channel full, a zombie stays until the end of the run.
+                # Should the fork server be stopped and the channel full, a zombie stays until the end of the run.
                 with suppress(BlockingIOError):
                     self._channel.send(json.dumps({"reap": pid}).encode())
             except OSError:
@@ -211,7 +211,7 @@ class Nursery:
                 os.waitpid(pid, os.WNOHANG)
 
     def close(self) -> None:
-        """Ends the nursery; its tasks, if any are left, become the launcher's own children."""
+        """Ends the fork server; its tasks, if any are left, become the launcher's own children."""
         if self._gone:
             return
         self._gone = True
@@ -241,7 +241,7 @@ class Nursery:
         os.close(self._lifeline)
 
     def _expect_word(self, owes: Callable[[], bool]) -> None:
-        """Ends the nursery if it is silent for long while it owes a word: its tasks are then this process's own.
+        """Ends the fork server if it is silent for long while it owes a word: its tasks are then this process's own.
 
         Args:
             owes: whether it still does.
@@ -313,7 +313,7 @@ class Nursery:
             return
         task = Forked(self, packet["pid"], order.outputs)
         self._tasks[task.pid] = task
-        # Its end is seen here as well: a nursery that is stopped cannot tell of it, and nobody else can be asked how.
+        # Its end is seen here too: a stopped fork server cannot report it, and nobody else knows the exit code.
         task.watch(lambda: self._expect_word(lambda: task.pid in self._tasks))
         with suppress(BrokenPipeError):  # something has killed it already
             order.begin.write(b"1")
@@ -344,18 +344,18 @@ class _Order:
 
 
 class Forked:
-    """A task of a nursery, as `process.Program` wants it.
+    """A task of a fork server, as `process.Program` wants it.
 
     Args:
-        nursery: its parent.
+        fork server: its parent.
         pid: its process id, which is also its group's.
         outputs: the ends to read its stdout and stderr from.
     """
 
-    def __init__(self, nursery: Nursery, pid: int, outputs: tuple[IO[bytes], IO[bytes]]) -> None:
+    def __init__(self, fork_server: ForkServerClient, pid: int, outputs: tuple[IO[bytes], IO[bytes]]) -> None:
         self.pid = pid
         self.outputs = outputs
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._code: int | None = None
         self._adopted = False
         self._heard: list[Callable[[], None]] = []
@@ -377,7 +377,7 @@ class Forked:
         if self._code is None:
             raise RuntimeError("it has not ended")
         if not self._adopted:
-            self._nursery.reap(self.pid)
+            self._fork_server.reap(self.pid)
         return self._code
 
     def ended(self, code: int) -> None:
@@ -388,7 +388,7 @@ class Forked:
             callback()
 
     def adopt(self) -> None:
-        """The nursery is gone, and the kernel has given the task to this process."""
+        """The fork server is gone, and the kernel has given the task to this process."""
         self._adopted = True
 
         def over() -> None:

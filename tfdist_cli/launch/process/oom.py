@@ -16,7 +16,7 @@ _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 _VERSION_1 = "memory.oom_control"
 
 
-class KernelKills:
+class OomKills:
     """The kills of the launcher's cgroup from now on.
 
     Args:

@@ -17,7 +17,7 @@ _LAST_BYTES = 2**20
 """More than a pipe and its reader hold: what comes after that was written by what has left the group."""
 
 
-class Pipe:
+class TaskStream:
     """One stream of one task.
 
     Args:

@@ -35,7 +35,7 @@ def _utc() -> datetime:
     return datetime.now(timezone.utc)
 
 
-class Journal:
+class EventLog:
     """Writes the events of one attempt; a watcher of the job.
 
     A journal that cannot be written, on a full disk say, ends nothing: the first such problem is kept, and told at

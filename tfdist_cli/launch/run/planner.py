@@ -84,7 +84,7 @@ class Planner:
             )
         wanted = resized(self.cluster, self._recipe, request.replicas)
         self._launcher.check(wanted, self._program)
-        share_out(wanted, self._launcher.foresee(wanted), Machine.here(), self._launcher.machines())
+        share_out(wanted, self._launcher.preview_addresses(wanted), Machine.here(), self._launcher.machines())
         return wanted
 
     def adopt(self, cluster: Cluster) -> None:

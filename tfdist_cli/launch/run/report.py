@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist_cli.launch.run.logs import TaskLogs
-from tfdist_cli.launch.run.snapshot import Chronicle, numbers
+from tfdist_cli.launch.run.snapshot import RunSnapshot, numbers
 from tfdist_cli.launch.supervisor.state import JobState, Loss, Resize, Status, TaskState
 from tfdist_cli.spec.task_id import Role, TaskId
 
@@ -36,7 +36,7 @@ class Failure:
         traceback: where it was raised in the user's code.
         lines: the last lines of its output.
         log: the file with all of its standard error.
-        spent: why it was not started again, where restarts were allowed.
+        not_restarted_because: why it was not started again, where restarts were allowed.
     """
 
     task: TaskId
@@ -47,7 +47,7 @@ class Failure:
     traceback: str
     lines: tuple[str, ...]
     log: Path
-    spent: str = ""
+    not_restarted_because: str = ""
 
     @property
     def sentence(self) -> str:
@@ -129,7 +129,7 @@ class Report:
             "headline": self.headline or None,
             "signal": signal_name(self.signum) if self.signum else None,
             "consequences": [failure.sentence for failure in self.failures[1:]],
-            "spent": self.failures[0].spent or None if self.failures else None,
+            "not_restarted_because": self.failures[0].not_restarted_because or None if self.failures else None,
             "attempts": self.attempts,
             "losses": [
                 {
@@ -177,7 +177,7 @@ def _as_json(resize: Resize) -> dict[str, Any]:
     }
 
 
-def make_report(state: JobState, chronicle: Chronicle, logs: TaskLogs, seconds: float) -> Report:
+def make_report(state: JobState, chronicle: RunSnapshot, logs: TaskLogs, seconds: float) -> Report:
     """Puts together what came of a job that has ended.
 
     Args:
@@ -251,7 +251,7 @@ def _code(task: TaskState) -> str:
     if not task.was_killed:
         return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
     which = "killed by SIGKILL" if code < 0 else f"exit code {code} (SIGKILL)"
-    return which + _BY_THE_KERNEL[task.starved]
+    return which + _BY_THE_KERNEL[task.oom_killed]
 
 
 _BY_THE_KERNEL = {
@@ -269,7 +269,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def make_failure(name: TaskId, state: JobState, chronicle: Chronicle, logs: TaskLogs) -> Failure:
+def make_failure(name: TaskId, state: JobState, chronicle: RunSnapshot, logs: TaskLogs) -> Failure:
     """What is known of a task that has failed."""
     task, news = state.tasks[name], chronicle.of(name)
     error = news.error or {}
@@ -285,24 +285,24 @@ def make_failure(name: TaskId, state: JobState, chronicle: Chronicle, logs: Task
         what, seconds = "it did not come up", state.rules.timeouts.start
     else:
         what, seconds = describe_end(task), task.failed_at
-    starved = _is_starved(task, kind, message, lines)
+    oom_killed = _is_oom_killed(task, kind, message, lines)
     cut_off = chronicle.private and any(_NO_NETWORK.search(text) for text in (message, traceback, *lines))
     return Failure(
         name,
         seconds,
         what,
         ": ".join(part for part in (kind, message) if part),
-        str(error.get("hint") or "") or (_NEEDS_HOST if cut_off else _MORE_MEMORY if starved else ""),
+        str(error.get("hint") or "") or (_NEEDS_HOST if cut_off else _MORE_MEMORY if oom_killed else ""),
         traceback,
         lines,
         logs.of(name),
-        task.spent,
+        task.not_restarted_because,
     )
 
 
-def _is_starved(task: TaskState, kind: str, message: str, lines: tuple[str, ...]) -> bool:
+def _is_oom_killed(task: TaskState, kind: str, message: str, lines: tuple[str, ...]) -> bool:
     """Whether it was memory that a task lacked; a full disk is a `ResourceExhaustedError` of TensorFlow's too."""
-    if task.starved or kind == "MemoryError":
+    if task.oom_killed or kind == "MemoryError":
         return True
     if kind == "ResourceExhaustedError":
         return "oom" in message.lower() or "allocat" in message.lower()

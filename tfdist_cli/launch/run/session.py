@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 
 from tfdist_cli.errors import ExitCode, TfdistError
 from tfdist_cli.launch.run.directory import RunDir
-from tfdist_cli.launch.run.event_log import Journal
+from tfdist_cli.launch.run.event_log import EventLog
 from tfdist_cli.launch.run.event_loop import Watcher, run_job
 from tfdist_cli.launch.run.logs import TaskLogs
 from tfdist_cli.launch.run.planner import Desk
 from tfdist_cli.launch.run.report import Failure, Report, make_failure, make_report
 from tfdist_cli.launch.run.secrets import Secrets
-from tfdist_cli.launch.run.snapshot import Chronicle
+from tfdist_cli.launch.run.snapshot import RunSnapshot
 from tfdist_cli.launch.supervisor.events import Event, EventQueue, Exited, Start
 from tfdist_cli.launch.supervisor.launcher import Launcher, Outlets
 from tfdist_cli.launch.supervisor.machine import begin
@@ -46,7 +46,7 @@ class Launch:
     secrets: Secrets = field(default_factory=Secrets)
     desk: Desk | None = None
 
-    def carry_out(self, chronicle: Chronicle, watchers: Sequence[Watcher] = ()) -> Report:
+    def carry_out(self, chronicle: RunSnapshot, watchers: Sequence[Watcher] = ()) -> Report:
         """Runs the plan to its end, keeping all that happens in the run's directory.
 
         Args:
@@ -57,7 +57,7 @@ class Launch:
             TfdistError: the job cannot begin, or not go on with other numbers of tasks; the run's directory says so.
         """
         began = time.monotonic()
-        journal = Journal(self.run_dir.events, self.run_dir.attempt)
+        journal = EventLog(self.run_dir.events, self.run_dir.attempt)
         journal.begin()
         with _writing_the_end():
             with closing(TaskLogs(self.run_dir.attempt_folder)) as logs:
@@ -126,7 +126,7 @@ class _Errors:
     """Writes error.json for a task that has failed and has not done so itself; a watcher of the job."""
 
     run_dir: RunDir
-    chronicle: Chronicle
+    chronicle: RunSnapshot
     logs: TaskLogs
 
     def saw(self, event: Event, state: JobState, now: float) -> None:  # noqa: ARG002

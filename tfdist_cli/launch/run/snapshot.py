@@ -77,7 +77,7 @@ class TaskNews:
         return self.unfinished or (self.lines[-1] if self.lines else "")
 
 
-class Chronicle:
+class RunSnapshot:
     """Keeps the news of every task; a watcher of the job."""
 
     def __init__(self) -> None:

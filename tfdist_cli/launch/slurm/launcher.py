@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.remote_addresses import Elsewhere
+from tfdist_cli.launch.remote_addresses import RemoteAddresses
 from tfdist_cli.launch.slurm.commands import check_programs, look
 from tfdist_cli.launch.slurm.run import SlurmRun, job_of
 from tfdist_cli.launch.slurm.script import SCRIPT_FILE, render_script
@@ -20,14 +20,14 @@ SOMEWHERE = Address("slurm", 0)
 """Stands for a node that Slurm chooses, and a port that follows from the job's number."""
 
 
-class SlurmLauncher(Elsewhere):
+class SlurmLauncher(RemoteAddresses):
     """Submits a job."""
 
     def check(self, cluster: Cluster, command: Sequence[str]) -> None:  # noqa: ARG002 it is run elsewhere
         """Slurm has to be here; what the tasks need is on the nodes."""
         check_programs()
 
-    def foresee(self, cluster: Cluster) -> Mapping[TaskId, Address]:
+    def preview_addresses(self, cluster: Cluster) -> Mapping[TaskId, Address]:
         """Nothing is known: Slurm chooses the nodes.
 
         Raises:

@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from tfdist_cli.launch.process.background_tasks import Works
+from tfdist_cli.launch.process.background_tasks import BackgroundTasks
 from tfdist_cli.launch.run.logs import ERROR_FILE
 from tfdist_cli.launch.slurm import commands
 from tfdist_cli.launch.slurm.commands import LOOK, Job
@@ -85,7 +85,7 @@ class SlurmRun:
         self._told = False
         """Whether tasks of this attempt have been told to end: it may not have had a job then."""
         self._ended: How | None = None
-        self._works = Works(outlets.events)
+        self._works = BackgroundTasks(outlets.events)
         self._current: asyncio.Task[None] | None = None
         self._said = ""
         self._cancelled = False

@@ -332,7 +332,7 @@ class _Tail:
 
 
 def _end(event: Exited) -> dict[str, Any]:
-    return {"code": event.code, "ago": event.ago, "starved": event.starved}
+    return {"code": event.code, "ago": event.ago, "oom_killed": event.oom_killed}
 
 
 async def _next(orders: asyncio.Queue[Frame | None]) -> Frame | None:

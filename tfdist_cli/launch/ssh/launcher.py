@@ -72,10 +72,10 @@ class SshLauncher:
         self._trains = not command
         if shutil.which("ssh") is None:
             raise no_ssh()
-        foreseen = {address.host: task for task, address in self.foresee(cluster).items()}
+        foreseen = {address.host: task for task, address in self.preview_addresses(cluster).items()}
         _check_reachable(foreseen, {task: host.address for task, host in place(cluster).items()})
 
-    def foresee(self, cluster: Cluster) -> Mapping[TaskId, Address]:
+    def preview_addresses(self, cluster: Cluster) -> Mapping[TaskId, Address]:
         """As written, or a free port of the host."""
         return {
             task: cluster.address(task) if cluster.role(task).hosts else Address(host.reachable_as or host.address, 0)

@@ -202,7 +202,7 @@ class _Host:
         for stream, parser in self._alive.pop(task).items():
             await self._pass_on(task, stream, parser.close(), "")
         wait = 0.0 if self._site.saves else _HEAD_START
-        exited = Exited(task, frame["code"], frame["ago"] + wait, frame["starved"])
+        exited = Exited(task, frame["code"], frame["ago"] + wait, frame["oom_killed"])
         self._loop.call_later(wait, self._outlets.events.put, exited)
 
     def _lost(self, link: Link, cause: str) -> None:

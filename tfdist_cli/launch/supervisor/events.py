@@ -63,7 +63,7 @@ class Exited:
         task: which task.
         code: its exit code, or -n when signal n ended it.
         ago: seconds since its program ended; what it left behind took this long.
-        starved: for one that was killed by SIGKILL, whether the kernel did it for want of memory; None if unknown.
+        oom_killed: for one that was killed by SIGKILL, whether the kernel did it for want of memory; None if unknown.
         cause: why it counts as gone, where no program has ended of its own: its host was lost, say. The code is then
             the launcher's choice, unless the program's own is known.
         final: whether somebody else has ended its job on purpose, so that it must not be started again.
@@ -72,7 +72,7 @@ class Exited:
     task: TaskId
     code: int
     ago: float = field(default=0.0, compare=False)
-    starved: bool | None = field(default=None, compare=False)
+    oom_killed: bool | None = field(default=None, compare=False)
     cause: str = ""
     final: bool = False
 

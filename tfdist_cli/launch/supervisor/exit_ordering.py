@@ -14,7 +14,7 @@ _SIGNALLED = 128
 """Codes from this one on are of a signal: nothing that came of another task's end."""
 
 
-class Ends:
+class ExitOrdering:
     """Tells of the ends of containers, wherever those run.
 
     The other tasks follow the first one out, the chief or worker 0, and must not pass for having left it alone; and

@@ -61,7 +61,7 @@ class Launcher(Protocol):
             UsageError: something is missing.
         """
 
-    def foresee(self, cluster: Cluster) -> Mapping[TaskId, Address]:
+    def preview_addresses(self, cluster: Cluster) -> Mapping[TaskId, Address]:
         """The tasks' addresses as far as they are known before the start; a port that is chosen then is 0."""
 
     def reserve(self, cluster: Cluster) -> AbstractContextManager[Mapping[TaskId, Address]]:

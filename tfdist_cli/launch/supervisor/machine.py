@@ -90,7 +90,7 @@ def _exited(state: JobState, event: Exited, now: float) -> Step:
     task = state.tasks[event.task]
     if task.status.ended:
         return state, ()
-    task = replace(task, code=event.code, ended_at=now - event.ago, starved=event.starved)
+    task = replace(task, code=event.code, ended_at=now - event.ago, oom_killed=event.oom_killed)
     task = replace(task, cause=event.cause, final=event.final)
     task = replace(task, status=_outcome(state, event.task, task))
     state = _with(state, event.task, task)
@@ -156,7 +156,7 @@ def _failed(state: JobState, name: TaskId, now: float) -> Step:
     verdict = judge(state, name)
     loss = verdict.loss
     if loss is None:
-        state = _with(state, name, replace(state.tasks[name], spent=verdict.spent))
+        state = _with(state, name, replace(state.tasks[name], not_restarted_because=verdict.not_restarted_because))
         if name.role != "evaluator":
             return _wind_down(replace(silent_when_it_failed(state, name, now), failing=True), now)
         over = state.phase is Phase.EVALUATING and not _evaluators(state)

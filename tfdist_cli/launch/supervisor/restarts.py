@@ -21,38 +21,43 @@ _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RestartDecision:
     """What is done about a lost task.
 
     Args:
         loss: what is to be started again; None when nothing is.
-        spent: why nothing is, where restarts are allowed.
+        not_restarted_because: why nothing is, where restarts are allowed.
     """
 
     loss: Loss | None = None
-    spent: str = ""
+    not_restarted_because: str = ""
 
 
-def judge(state: JobState, name: TaskId) -> Verdict:
+def judge(state: JobState, name: TaskId) -> RestartDecision:
     """Decides about a task that has just failed, by its role's policy, the limits, and what restarts have brought."""
     rule, most = state.rules.restart(name), state.rules.max_restarts
     if not most or rule.policy == "never" or state.tasks[name].final:
-        return Verdict()
+        return RestartDecision()
     task, alone = state.tasks[name], rule.policy == "replace"
     before = [loss for loss in state.losses if loss.alone == alone and (not alone or loss.task == name)]
-    fruitful = not before or _has_worked(state, name, before[-1])
-    if spent := _in_vain(state, task):
-        return Verdict(spent=spent)
+    made_progress = not before or _has_worked(state, name, before[-1])
+    if not_restarted_because := _in_vain(state, task):
+        return RestartDecision(not_restarted_because=not_restarted_because)
     follows = _follows(state, name)
-    if not fruitful and not follows and _same(name, task, before[-1]):
-        return Verdict(spent="not started again: it failed as it did before its restart, without a step in between")
+    if not made_progress and not follows and _same(name, task, before[-1]):
+        return RestartDecision(
+            not_restarted_because="not started again: it failed as it did before its restart, without a step in between"
+        )
     if state.restarts >= most and not follows:
-        return Verdict(spent=f"not started again: there have been {most} restarts, as many as --max-restarts allows")
+        return RestartDecision(
+            not_restarted_because=f"not started again: there have been {most} restarts, "
+            "as many as --max-restarts allows"
+        )
     own = sum(loss.task == name and not loss.follows for loss in state.losses)
     if rule.max is not None and own >= rule.max and not follows:
-        return Verdict(spent=f"not started again: roles.{name.role}.restart.max is {rule.max}")
-    loss = Loss(name, task, state.attempt, alone, state.step, fruitful, 0.0, follows)
-    return Verdict(replace(loss, delay=_delay([*before, loss])))
+        return RestartDecision(not_restarted_because=f"not started again: roles.{name.role}.restart.max is {rule.max}")
+    loss = Loss(name, task, state.attempt, alone, state.step, made_progress, 0.0, follows)
+    return RestartDecision(replace(loss, delay=_delay([*before, loss])))
 
 
 def _follows(state: JobState, name: TaskId) -> TaskId | None:
@@ -106,7 +111,7 @@ def _delay(losses: list[Loss]) -> float:
     """Nothing after progress; otherwise twice as long as the time before."""
     fruitless = 0
     for loss in reversed(losses):
-        if loss.fruitful:
+        if loss.made_progress:
             break
         fruitless += 1
     return min(BACK_OFF * 2 ** min(fruitless - 1, 32), LONGEST_BACK_OFF) if fruitless else 0.0

@@ -110,7 +110,7 @@ class TaskState:
         error_at: when it first reported one.
         ended_at: when its process was gone.
         code: its exit code, or -n for signal n.
-        starved: whether the kernel killed it for want of memory; None if that is unknown.
+        oom_killed: whether the kernel killed it for want of memory; None if that is unknown.
         started_at: when it was last started.
         queued: whether it waits for a place to run in.
         start_at: when it is to be started again.
@@ -123,7 +123,7 @@ class TaskState:
         doing: what it last said it does.
         stalled: why the launcher took it to stand still and killed it; empty when it didn't.
         silent_since: when it last gave a sign of life, where it was found to give none when another failed of that.
-        spent: why it was not started again when it had failed, where restarts were allowed.
+        not_restarted_because: why it was not started again when it had failed, where restarts were allowed.
         cause: why it was taken to be gone, where its program did not end of its own, such as a host that was lost.
         final: whether somebody else has ended its job on purpose, so that it must not be started again.
     """
@@ -136,7 +136,7 @@ class TaskState:
     error_at: float | None = None
     ended_at: float | None = None
     code: int | None = None
-    starved: bool | None = None
+    oom_killed: bool | None = None
     started_at: float = 0.0
     queued: bool = False
     start_at: float | None = None
@@ -149,7 +149,7 @@ class TaskState:
     doing: str = ""
     stalled: str = ""
     silent_since: float | None = None
-    spent: str = ""
+    not_restarted_because: str = ""
     cause: str = ""
     final: bool = False
 
@@ -193,7 +193,7 @@ class Loss:
     attempt: int
     alone: bool
     step: int
-    fruitful: bool
+    made_progress: bool
     delay: float
     follows: TaskId | None = None
 

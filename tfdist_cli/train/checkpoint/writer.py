@@ -42,7 +42,7 @@ class Content:
     changed: bool = True
 
 
-class Saver:
+class CheckpointWriter:
     """Saves one checkpoint after the other, each in a thread of its own or at once.
 
     Args:

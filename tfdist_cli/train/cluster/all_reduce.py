@@ -35,7 +35,7 @@ _ALIGNED = 64
 """TensorFlow takes an array as it is, and copies no byte of it, if it begins at a multiple of so many."""
 
 
-class Mesh:
+class AllReduce:
     """The connections of one of the tasks that sum up together.
 
     Args:

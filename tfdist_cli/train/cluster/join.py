@@ -26,10 +26,18 @@ from tfdist_cli.spec.sections.cluster import SERVING_ROLES
 from tfdist_cli.spec.sections.updates import PlacementRule, ShardRule
 from tfdist_cli.spec.task_id import DATA_ROLES, TaskId
 from tfdist_cli.train.cluster import data_service, keep_alive
-from tfdist_cli.train.cluster.all_reduce import Mesh
+from tfdist_cli.train.cluster.all_reduce import AllReduce
 from tfdist_cli.train.cluster.gpus import has_library, tell_missing_gpus
 from tfdist_cli.train.cluster.reachability import await_names, wait_until_gone
-from tfdist_cli.train.cluster.rendezvous import NOBODY, Met, gather, outlast, port_taken, report_in, say_done
+from tfdist_cli.train.cluster.rendezvous import (
+    NOBODY,
+    RendezvousResult,
+    gather,
+    outlast,
+    port_taken,
+    report_in,
+    say_done,
+)
 from tfdist_cli.train.cluster.runtime import configure_runtime
 from tfdist_cli.train.tf_compat import keras_methods
 from tfdist_cli.train.variables import replicas
@@ -39,7 +47,7 @@ log = logging.getLogger("tfdist")
 
 
 @dataclass(frozen=True)
-class Joined:
+class ClusterContext:
     """This process in its cluster.
 
     Args:
@@ -55,7 +63,7 @@ class Joined:
     strategy: tf.distribute.Strategy
     lifelines: tuple[int, ...] = ()
     placement: Placement | None = None
-    mesh: Mesh | None = None
+    mesh: AllReduce | None = None
 
     def scope(self, rules: PlacementRules) -> AbstractContextManager[Any]:
         """The scope to build and compile a model in.
@@ -82,13 +90,13 @@ _GPUS = "tfdist/gpus"
 _LEAVE_SECONDS = 10.0
 _ANSWER_MILLISECONDS = 500
 
-_joined: Joined | None = None
+_joined: ClusterContext | None = None
 _left = False
 
 
 def join(
     environment: Environment | None = None, lost: Callable[[TrainingError], Any] = data_service.end_process
-) -> Joined:
+) -> ClusterContext:
     """Joins the cluster that the environment describes; the second call returns what the first one did.
 
     A ps, a worker of parameter servers, or a task of tf.data's service serves its chief here until the chief has ended,
@@ -208,24 +216,24 @@ def _tensorflow_server(environment: Environment) -> tf.distribute.Server:
         raise port_taken(task, own, error.message) from error
 
 
-def _meet(environment: Environment) -> Joined:
+def _meet(environment: Environment) -> ClusterContext:
     if environment.task.role == "evaluator":
-        return Joined(environment, tf.distribute.get_strategy())
+        return ClusterContext(environment, tf.distribute.get_strategy())
     met = _come_together(environment)
     lifelines = tuple(lifeline.detach() for lifeline in met.lifelines)
     if environment.strategy == "single":
-        return Joined(environment, tf.distribute.get_strategy(), lifelines)
+        return ClusterContext(environment, tf.distribute.get_strategy(), lifelines)
     if environment.strategy == "mirrored":
         mirrored = _mirrored()
         keras_methods.adapt_batches(mirrored)
-        return Joined(environment, mirrored, lifelines)
+        return ClusterContext(environment, mirrored, lifelines)
     if environment.strategy == "parameter_server":
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         strategy = tf.distribute.ParameterServerStrategy(resolver)
         context.context().remove_function = _keep_function
         keras_methods.adapt(strategy)
         atexit.register(_leave_at_exit)
-        return Joined(environment, strategy, lifelines, Placement(strategy))
+        return ClusterContext(environment, strategy, lifelines, Placement(strategy))
     strategy = _mirrored_workers(environment)
     replicas.adapt(strategy)
     keras_methods.adapt(strategy)
@@ -233,10 +241,10 @@ def _meet(environment: Environment) -> Joined:
     if mesh is None and len(environment.members) > 1:
         _check_gpus(environment)
     atexit.register(_leave_at_exit)
-    return Joined(environment, strategy, lifelines, mesh=mesh)
+    return ClusterContext(environment, strategy, lifelines, mesh=mesh)
 
 
-def _come_together(environment: Environment) -> Met:
+def _come_together(environment: Environment) -> RendezvousResult:
     """Waits until every other task that listens is there: in one process, those of tf.data's service alone."""
     alone = environment.strategy in ("single", "mirrored")
     others = {
@@ -245,7 +253,7 @@ def _come_together(environment: Environment) -> Met:
         if task != environment.task and task.role in (DATA_ROLES if alone else (*SERVING_ROLES, *DATA_ROLES))
     }
     if alone and not others:
-        return Met()
+        return RendezvousResult()
     own, circle = environment.addresses[environment.task], _circle(environment)
     emit("state", state="waiting")
     if environment.is_chief:
@@ -263,7 +271,7 @@ def _circle(environment: Environment) -> Mapping[TaskId, Address]:
     return {task: environment.addresses[task] for task in environment.members}
 
 
-def _mesh(environment: Environment, links: Mapping[TaskId, socket.socket]) -> Mesh | None:
+def _mesh(environment: Environment, links: Mapping[TaskId, socket.socket]) -> AllReduce | None:
     members = environment.members
     if not links:
         return None
@@ -278,7 +286,7 @@ def _mesh(environment: Environment, links: Mapping[TaskId, socket.socket]) -> Me
         return True
 
     places = {members.index(task): link for task, link in links.items()}
-    return Mesh(members.index(environment.task), [str(task) for task in members], places, answers)
+    return AllReduce(members.index(environment.task), [str(task) for task in members], places, answers)
 
 
 def _keep_function(_name: str) -> None:
@@ -361,7 +369,7 @@ def _leave_at_exit() -> None:
         leave_together(_joined)
 
 
-def leave_together(joined: Joined, *, done: bool = True) -> None:
+def leave_together(joined: ClusterContext, *, done: bool = True) -> None:
     """Tells those that serve this task that it is done; waits until the others of its strategy can do without it.
 
     A task of a `MultiWorkerMirroredStrategy` that is gone while another still computes makes that one fail. So they
@@ -391,7 +399,7 @@ def leave_together(joined: Joined, *, done: bool = True) -> None:
         wait_until_gone(others, _LEAVE_SECONDS)
 
 
-def _meet_by_collectives(joined: Joined) -> None:
+def _meet_by_collectives(joined: ClusterContext) -> None:
     """Meets the others in a sum of TensorFlow's, which is over on one task before it is on another."""
 
     @tf.function(autograph=False)

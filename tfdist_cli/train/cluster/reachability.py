@@ -25,7 +25,7 @@ def await_up(addresses: Mapping[TaskId, Address], timeout: float) -> None:
     Raises:
         TimeoutExceeded: names the tasks that did not come up within `timeout` seconds, and why.
     """
-    Absence(addresses, timeout).wait()
+    PendingTasks(addresses, timeout).wait()
 
 
 def await_names(addresses: Mapping[TaskId, Address], timeout: float) -> None:
@@ -36,10 +36,10 @@ def await_names(addresses: Mapping[TaskId, Address], timeout: float) -> None:
     Raises:
         TimeoutExceeded: names the tasks whose hosts were not found within `timeout` seconds.
     """
-    Absence(addresses, timeout, unresolved).wait()
+    PendingTasks(addresses, timeout, unresolved).wait()
 
 
-class Absence:
+class PendingTasks:
     """Which tasks are not there yet, and why."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Absence:
             else:
                 self._reasons[task] = reason
         if self.missing and time.monotonic() > self._deadline:
-            raise TimeoutExceeded(absence_of(self.missing, self._reasons, self._timeout), hint=START_HINT)
+            raise TimeoutExceeded(pending_tasks(self.missing, self._reasons, self._timeout), hint=START_HINT)
         return bool(self.missing)
 
 
@@ -108,7 +108,7 @@ def wait_until_gone(addresses: Mapping[TaskId, Address], timeout: float) -> None
         pause.wait(RETRY / 4)
 
 
-def absence_of(missing: Mapping[TaskId, Address], reasons: Mapping[TaskId, str], timeout: float) -> str:
+def pending_tasks(missing: Mapping[TaskId, Address], reasons: Mapping[TaskId, str], timeout: float) -> str:
     """Says which tasks have not come up in time.
 
     Args:

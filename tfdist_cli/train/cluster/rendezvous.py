@@ -34,7 +34,15 @@ from tfdist_cli.train.cluster.handshake import (
     keep_alive,
     line_of,
 )
-from tfdist_cli.train.cluster.reachability import CONNECT, RETRY, START_HINT, Absence, absence_of, await_up, unreachable
+from tfdist_cli.train.cluster.reachability import (
+    CONNECT,
+    RETRY,
+    START_HINT,
+    PendingTasks,
+    await_up,
+    pending_tasks,
+    unreachable,
+)
 
 NOBODY: Mapping[TaskId, Address] = MappingProxyType({})
 _SILENCE = 10.0
@@ -45,7 +53,7 @@ _CHIEF = TaskId("chief")
 
 
 @dataclass(frozen=True)
-class Met:
+class RendezvousResult:
     """Whom a task has come together with.
 
     Args:
@@ -69,7 +77,7 @@ def gather(
     others: Mapping[TaskId, Address],
     timeout: float,
     circle: Mapping[TaskId, Address] = NOBODY,
-) -> Met:
+) -> RendezvousResult:
     """Waits on the chief until every other task is up and has said hello.
 
     A server that is up but says nothing for ten seconds is not one of tfdist's, and is taken as it is.
@@ -88,7 +96,7 @@ def gather(
         TrainingError: this task's port is taken.
     """
     deadline = time.monotonic() + timeout
-    absence = Absence(others, timeout)
+    absence = PendingTasks(others, timeout)
     silent, summing = set(others), {task}
     looked_at, silence = time.monotonic(), 0.0
     with ExitStack() as connections, _listening(task, own) as listener:
@@ -99,7 +107,7 @@ def gather(
             passed, looked_at = min(time.monotonic() - looked_at, PERIOD), time.monotonic()
             silence = 0.0 if absence.missing or refused else silence + passed
             if refused and looked_at > deadline:
-                raise TimeoutExceeded(absence_of(refused, reception.refused, timeout), hint=START_HINT)
+                raise TimeoutExceeded(pending_tasks(refused, reception.refused, timeout), hint=START_HINT)
             for connection, hello in reception.arrived(RETRY):
                 silent.discard(hello.task)
                 if hello.sums:
@@ -112,7 +120,7 @@ def gather(
         links = _linked(task, circle, reception, deadline) if together else {}
         reception.close()
         connections.pop_all()
-    return Met(met, links)
+    return RendezvousResult(met, links)
 
 
 def report_in(
@@ -121,7 +129,7 @@ def report_in(
     chief: tuple[TaskId, Address],
     timeout: float,
     circle: Mapping[TaskId, Address] = NOBODY,
-) -> Met:
+) -> RendezvousResult:
     """Waits, on a task that trains with the chief, until the chief has gathered all.
 
     Args:
@@ -149,7 +157,7 @@ def report_in(
                 told = line_of(connection)
                 check_taken(task, told)
         except TimeoutError:
-            raise TimeoutExceeded(absence_of({}, {}, timeout), hint=START_HINT) from None
+            raise TimeoutExceeded(pending_tasks({}, {}, timeout), hint=START_HINT) from None
         except OSError as error:
             raise _ended(*chief) from error
         if told not in (_GO, _GO_TOGETHER):
@@ -159,7 +167,7 @@ def report_in(
             with closing(Reception(listener, circle.keys())) as reception:
                 links = _linked(task, circle, reception, deadline)
         connections.pop_all()
-    return Met([connection], links)
+    return RendezvousResult([connection], links)
 
 
 def _linked(
@@ -280,7 +288,7 @@ def outlast(task: TaskId, chief: Address, timeout: float) -> bool:
                 return lifeline.done
             if time.monotonic() > deadline:
                 absent = {_CHIEF: chief}
-                text = absence_of(absent, {_CHIEF: unreachable(chief) or "no answer"}, timeout)
+                text = pending_tasks(absent, {_CHIEF: unreachable(chief) or "no answer"}, timeout)
                 raise TimeoutExceeded(text, hint=START_HINT) from error
             pause.wait(RETRY)  # nothing tells when another host's port opens
 

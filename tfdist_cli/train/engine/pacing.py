@@ -20,7 +20,7 @@ _AHEAD = 3
 """Executions in flight for each worker, so that none waits for the chief."""
 
 
-class Pace:
+class Pacing:
     """Measures how long a worker's step takes.
 
     Args:

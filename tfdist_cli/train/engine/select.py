@@ -6,16 +6,16 @@ import logging
 from typing import Any
 
 from tfdist_cli.spec.sections.updates import Updates
-from tfdist_cli.train.cluster.join import Joined
+from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.engine.base import Engine, Rules
-from tfdist_cli.train.engine.mirrored.engine import Membership, SynchronousEngine
-from tfdist_cli.train.engine.parameter_server.engine import CoordinatedEngine
+from tfdist_cli.train.engine.mirrored.engine import Membership, MirroredEngine
+from tfdist_cli.train.engine.parameter_server.engine import ParameterServerEngine
 from tfdist_cli.train.model.train_step import ModelStep
 
 log = logging.getLogger("tfdist")
 
 
-def select_engine(joined: Joined, step: ModelStep, element_spec: Any, rules: Rules) -> Engine:
+def select_engine(joined: ClusterContext, step: ModelStep, element_spec: Any, rules: Rules) -> Engine:
     """The engine of the strategy that this process has joined.
 
     Args:
@@ -26,9 +26,9 @@ def select_engine(joined: Joined, step: ModelStep, element_spec: Any, rules: Rul
     """
     environment = joined.environment
     if environment.strategy == "parameter_server":
-        return CoordinatedEngine(step, joined.strategy, element_spec, rules)
+        return ParameterServerEngine(step, joined.strategy, element_spec, rules)
     if rules.updates != Updates() and environment.is_chief:
         log.info("updates: left out, since it is about parameter servers; this is %s", environment.strategy)
     names = tuple(str(task) for task in environment.members)
     index = environment.members.index(environment.task) if len(names) > 1 else 0
-    return SynchronousEngine(step, joined.strategy, element_spec, Membership(names, index, joined.mesh), rules)
+    return MirroredEngine(step, joined.strategy, element_spec, Membership(names, index, joined.mesh), rules)

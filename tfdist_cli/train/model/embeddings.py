@@ -67,7 +67,7 @@ class _Calls:
     """What a forward pass looks up, in the order of its calls.
 
     Args:
-        tables: the table of each call, by its number in `Tables.tables`.
+        tables: the table of each call, by its number in `EmbeddingTables.tables`.
         numbers: a batch's tensors → the numbers that each call looks up, flat.
     """
 
@@ -75,7 +75,7 @@ class _Calls:
     numbers: Callable[..., list[tf.Tensor]]
 
 
-class Tables:
+class EmbeddingTables:
     """The tables of a model that are looked up rather than read.
 
     Args:
@@ -259,7 +259,7 @@ class _Trace:
 
     @contextlib.contextmanager
     def _given(self, parameters: Tensors) -> Iterator[Tensors]:
-        """As `Tables.given`: a table's parameter is the rows that were fetched, and the model reads another one."""
+        """As `EmbeddingTables.given`: a table's parameter is the fetched rows; the model reads another one."""
 
         def taken(layer: Any, numbers: tf.Tensor) -> tf.Tensor:
             table = layer._embeddings

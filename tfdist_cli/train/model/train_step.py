@@ -34,7 +34,7 @@ from tfdist_cli.train.variables.weight_tensors import functions_inlined
 
 Tensors = list[tf.Tensor]
 Given = Callable[[Tensors], AbstractContextManager[Tensors]]
-"""How the values that a step is given become those that its model is called with; see `Tables.given`."""
+"""How the values that a step is given become those that its model is called with; see `EmbeddingTables.given`."""
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def apply(
     if rule is None:
         _apply_by_keras(optimizer, gradients, parameters, number, rate)
     else:
-        held = [Held.of(variable, rule.slots(optimizer, variable)) for variable in parameters]
+        held = [LocalCopy.of(variable, rule.slots(optimizer, variable)) for variable in parameters]
         apply_by_rule(rule, optimizer, gradients, held, number, rate)
     return number
 
@@ -160,7 +160,7 @@ def rate_of(own: Any, number: tf.Tensor, learning_rate: Rate | None) -> tf.Tenso
 
 
 @dataclass(frozen=True)
-class Held:
+class LocalCopy:
     """A parameter, and where it is.
 
     Args:
@@ -174,7 +174,7 @@ class Held:
     slots: list[list[Any]]
 
     @classmethod
-    def of(cls, variable: keras.Variable, slots: Sequence[keras.Variable]) -> Held:
+    def of(cls, variable: keras.Variable, slots: Sequence[keras.Variable]) -> LocalCopy:
         """One that is where its variable lives."""
         return cls(variable, parts(variable), [parts(slot) for slot in slots])
 
@@ -183,7 +183,7 @@ def apply_by_rule(
     rule: Rule,
     optimizer: Any,
     gradients: Sequence[Gradient | None],
-    parameters: Sequence[Held],
+    parameters: Sequence[LocalCopy],
     number: tf.Tensor,
     rate: tf.Tensor,
 ) -> None:
@@ -248,7 +248,7 @@ class _Sent:
         return self._there[device]
 
 
-def _clipped(optimizer: Any, present: list[tuple[Held, Gradient]]) -> list[tuple[Held, Gradient]]:
+def _clipped(optimizer: Any, present: list[tuple[LocalCopy, Gradient]]) -> list[tuple[LocalCopy, Gradient]]:
     """Gradients as Keras clips them; a parameter's norm is that of all its pieces."""
     if not (optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm):
         return present

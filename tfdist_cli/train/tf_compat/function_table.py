@@ -17,7 +17,7 @@ _PER_DEVICE = 8
 """Entries of each device: more than twice those that were seen (3 for each worker)."""
 
 
-def make_room(devices: Sequence[str]) -> None:
+def reserve_function_table(devices: Sequence[str]) -> None:
     """Lets this task's list of functions grow to hold some for each device.
 
     Args:

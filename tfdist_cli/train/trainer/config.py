@@ -79,7 +79,7 @@ class Saving:
         folder: where they go.
         every_steps: save each time this many global steps are done.
         every_seconds: save each time this many seconds have passed.
-        asynchronous: whether training goes on meanwhile, see `Saver`.
+        asynchronous: whether training goes on meanwhile, see `CheckpointWriter`.
     """
 
     folder: CheckpointFolder
@@ -89,7 +89,7 @@ class Saving:
 
 
 @dataclass(frozen=True)
-class Assignment:
+class TrainingConfig:
     """All that a training is given.
 
     Args:
@@ -116,7 +116,7 @@ class Assignment:
     saving: Saving | None = None
     rules: Rules = field(default_factory=Rules)
 
-    def within_limits(self) -> Assignment:
+    def within_limits(self) -> TrainingConfig:
         """The same, no longer than Keras's own limits for trials (`keras.config.set_max_epochs`) allow."""
         epochs, steps = keras.config.max_epochs(), keras.config.max_steps_per_epoch()
         limited = self

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist_cli.protocol.records import emit
 from tfdist_cli.train.checkpoint.store import CheckpointFolder, Damaged, Found
 from tfdist_cli.train.data.pipeline import Shard, check_ends, checked
-from tfdist_cli.train.engine.mirrored.engine import Membership, SynchronousEngine
+from tfdist_cli.train.engine.mirrored.engine import Membership, MirroredEngine
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.trainer.config import Validation
 from tfdist_cli.train.trainer.metrics_file import MetricsFile
@@ -48,7 +48,7 @@ def run_evaluator(
     step = ModelStep(model)
     spec = checked(validation.data, Shard()).element_spec
     step.build(spec)
-    engine = SynchronousEngine(step, tf.distribute.get_strategy(), spec, Membership(("evaluator:0",)))
+    engine = MirroredEngine(step, tf.distribute.get_strategy(), spec, Membership(("evaluator:0",)))
     scored: list[int] = []
     _mark(folder, scored)
     file = MetricsFile(run_dir / EVALUATION_FILE) if run_dir else None

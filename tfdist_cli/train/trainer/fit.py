@@ -20,7 +20,7 @@ from tfdist_cli.spec.sections.updates import EmbeddingRule, Jit, LearningRate, U
 from tfdist_cli.train.checkpoint.store import CheckpointFolder
 from tfdist_cli.train.checkpoint.writer import Asynchronous
 from tfdist_cli.train.cluster.data_service import DataService
-from tfdist_cli.train.cluster.join import Joined, join, leave_together
+from tfdist_cli.train.cluster.join import ClusterContext, join, leave_together
 from tfdist_cli.train.data.mismatch import found_in_step
 from tfdist_cli.train.data.pipeline import (
     ArrayBatches,
@@ -44,7 +44,7 @@ from tfdist_cli.train.trainer.arguments import (
     refuse_unknown,
 )
 from tfdist_cli.train.trainer.batch_callbacks import acts_on_batches
-from tfdist_cli.train.trainer.config import Assignment, Saving, Schedule, Validation
+from tfdist_cli.train.trainer.config import Saving, Schedule, TrainingConfig, Validation
 from tfdist_cli.train.trainer.evaluator import run_evaluator
 from tfdist_cli.train.trainer.loop import TrainingLoop
 from tfdist_cli.train.trainer.reporting import Progress, log, speak
@@ -177,7 +177,7 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
         function = DataService.of(joined.environment).whole_batches(function, repeat=repeats)
     elif repeats:
         function = repeated(function)
-    assignment = Assignment(
+    assignment = TrainingConfig(
         function,
         steps_per_epoch,
         share=share,
@@ -192,7 +192,7 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
     return train(joined, model, assignment)
 
 
-def train(joined: Joined, model: keras.Model, assignment: Assignment) -> keras.callbacks.History:
+def train(joined: ClusterContext, model: keras.Model, assignment: TrainingConfig) -> keras.callbacks.History:
     """Carries out an assignment with a model that was built under the strategy's scope.
 
     Raises:
@@ -236,7 +236,7 @@ def train(joined: Joined, model: keras.Model, assignment: Assignment) -> keras.c
     return history
 
 
-def full_pass(joined: Joined, data: DatasetFunction, rules: Rules, share: Share) -> int:
+def full_pass(joined: ClusterContext, data: DatasetFunction, rules: Rules, share: Share) -> int:
     """Global steps that show the data once: once to all workers together, or once to each where they don't divide it.
 
     Raises:
@@ -260,7 +260,7 @@ def full_pass(joined: Joined, data: DatasetFunction, rules: Rules, share: Share)
     return max(1, steps // (replicas if share == "service" else replicas // workers))
 
 
-def shards_of(joined: Joined, share: Share) -> list[Shard]:
+def shards_of(joined: ClusterContext, share: Share) -> list[Shard]:
     """What each worker sees of the data; a data service is asked for all of it."""
     if share == "service":
         return [Shard()]
@@ -271,7 +271,7 @@ def shards_of(joined: Joined, share: Share) -> list[Shard]:
     return [Shard(n if split else 0, workers if split else 1, n) for n in range(workers)]
 
 
-def check_validation(joined: Joined, validation: Validation | None) -> None:
+def check_validation(joined: ClusterContext, validation: Validation | None) -> None:
     """Looks at what is to be scored before the training begins.
 
     Raises:
@@ -302,7 +302,7 @@ def naming_misfits(model: keras.Model) -> Iterator[None]:
         raise told from error
 
 
-def _schedule(assignment: Assignment, engine: Engine, model: keras.Model, start: Start) -> Schedule:
+def _schedule(assignment: TrainingConfig, engine: Engine, model: keras.Model, start: Start) -> Schedule:
     size = assignment.steps_per_execution
     if size is None and model.steps_per_execution > 1:
         size = model.steps_per_execution
@@ -318,7 +318,7 @@ def _schedule(assignment: Assignment, engine: Engine, model: keras.Model, start:
     return Schedule(assignment.steps_per_epoch, assignment.total(start.origin), size, adapts, start.origin)
 
 
-def _check_alike(assignment: Assignment, engine: Engine) -> None:
+def _check_alike(assignment: TrainingConfig, engine: Engine) -> None:
     """Tasks that were given different lengths would wait for each other for ever.
 
     Raises:
@@ -340,7 +340,7 @@ def _check_alike(assignment: Assignment, engine: Engine) -> None:
             )
 
 
-def _check_scope(joined: Joined) -> None:
+def _check_scope(joined: ClusterContext) -> None:
     """TensorFlow does not allow one strategy within another.
 
     Raises:
@@ -358,7 +358,7 @@ def _current_strategy() -> str:
     return type(tf.distribute.get_strategy()).__name__
 
 
-def _check_callbacks(assignment: Assignment) -> None:
+def _check_callbacks(assignment: TrainingConfig) -> None:
     """Two that restore a training would each undo what the other has restored.
 
     Raises:

@@ -20,13 +20,13 @@ from tfdist_cli.errors import ResultNotSaved, TrainingError
 from tfdist_cli.protocol.records import emit
 from tfdist_cli.train.checkpoint.callback_state import CallbackStates, random_states
 from tfdist_cli.train.checkpoint.store import TrainingState
-from tfdist_cli.train.checkpoint.writer import Content, Saver
+from tfdist_cli.train.checkpoint.writer import CheckpointWriter, Content
 from tfdist_cli.train.engine.base import Engine, Execution
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.optimizers.apply import updating
 from tfdist_cli.train.trainer.batch_callbacks import BatchGroup, acts_on_batches, acts_on_test_batches
-from tfdist_cli.train.trainer.config import Assignment, Saving, Schedule, Validation
+from tfdist_cli.train.trainer.config import Saving, Schedule, TrainingConfig, Validation
 from tfdist_cli.train.trainer.reporting import Progress
 from tfdist_cli.train.trainer.resume import Position, Start, position, rates_of, take_back
 from tfdist_cli.train.trainer.sigterm import Termination
@@ -51,7 +51,7 @@ class TrainingLoop:
         engine: Engine,
         step: ModelStep,
         schedule: Schedule,
-        assignment: Assignment,
+        assignment: TrainingConfig,
         *,
         progress: Progress,
         termination: Termination,
@@ -64,7 +64,7 @@ class TrainingLoop:
         self._validation = assignment.validation
         self._saving = saving = assignment.saving
         callbacks = assignment.callbacks
-        self._saver = Saver(saving.folder, step, saving.asynchronous) if saving and engine.is_chief else None
+        self._saver = CheckpointWriter(saving.folder, step, saving.asynchronous) if saving and engine.is_chief else None
         self._progress = progress
         self._pause = _LoopPause(termination, saving if engine.is_chief else None)
         self._totals = MetricTotals(step)

@@ -15,7 +15,7 @@ from tfdist_cli.train.checkpoint.store import CheckpointFolder, Found, TrainingS
 from tfdist_cli.train.engine.base import Engine
 from tfdist_cli.train.model.train_step import ModelStep, values
 from tfdist_cli.train.optimizers.apply import learning_rates
-from tfdist_cli.train.trainer.config import Assignment, Schedule
+from tfdist_cli.train.trainer.config import Schedule, TrainingConfig
 
 log = logging.getLogger("tfdist")
 
@@ -60,7 +60,7 @@ class Position:
     totals: np.ndarray
 
 
-def resume(engine: Engine, step: ModelStep, assignment: Assignment) -> Start:
+def resume(engine: Engine, step: ModelStep, assignment: TrainingConfig) -> Start:
     """Restores the newest whole checkpoint on the chief, and gives it to the others.
 
     Raises:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist_cli.train.engine.mirrored.gradient_packing import Exchange
+from tfdist_cli.train.engine.mirrored.gradient_packing import GradientPacking
 
 SHAPES = [(2, 3), (4,), (3, 2), ()]
 random = np.random.default_rng(0)
@@ -15,11 +15,11 @@ OWN, OTHERS = ([random.normal(size=shape).astype(np.float32) for shape in SHAPES
 
 def exchanged(wire, own, others, shapes=SHAPES):
     """What two replicas come to, and the types and sizes of what they sent."""
-    sent = [_sent(Exchange(shapes, wire), gradients) for gradients in (own, others)]
+    sent = [_sent(GradientPacking(shapes, wire), gradients) for gradients in (own, others)]
     results = []
     for gradients in (own, others):
         pairs = zip(*sent, strict=True)
-        results.append(Exchange(shapes, wire).sums(gradients, partial(_next_sum, pairs)))
+        results.append(GradientPacking(shapes, wire).sums(gradients, partial(_next_sum, pairs)))
     return results, [(value.dtype.name, int(value.shape[0])) for value in sent[0]]
 
 
@@ -82,7 +82,7 @@ def test_the_size_of_what_is_summed_is_known_though_that_of_a_gradient_is_not():
     @tf.function(autograph=False)
     def sums(rows):
         sparse = tf.IndexedSlices(tf.ones([2, 3]), tf.constant([1, 1]), tf.stack([rows, 3]))
-        return Exchange(SHAPES[:2], "float32").sums([sparse, tf.ones([4])], sum_up)[0]
+        return GradientPacking(SHAPES[:2], "float32").sums([sparse, tf.ones([4])], sum_up)[0]
 
     np.testing.assert_array_equal(sums(tf.constant(2))[0], [[0, 0, 0], [2, 2, 2]])
     assert summed == [[10]]
@@ -113,7 +113,7 @@ def test_what_was_float16_before_has_not_overflowed_on_the_wire():
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])
 def test_the_bytes_told_are_those_of_what_is_summed(wire):
     gradients = [OWN[0], None, *OWN[2:]]
-    exchange = Exchange(SHAPES, wire)
+    exchange = GradientPacking(SHAPES, wire)
     tensors = [None if each is None else tf.constant(each) for each in gradients]
     summed = _sent(exchange, tensors)
     assert exchange.size(tensors) == sum(value.shape[0] * value.dtype.size for value in summed)

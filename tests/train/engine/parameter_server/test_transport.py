@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist_cli.spec.sections.updates import ShardRule
-from tfdist_cli.train.engine.parameter_server.transport import Beside, Wire
+from tfdist_cli.train.engine.parameter_server.transport import Beside, Transport
 from tfdist_cli.train.model.embeddings import Lookup
 from tfdist_cli.train.variables.sharding import parts
 
@@ -65,14 +65,14 @@ def operations(function):
 
 def test_all_values_arrive():
     variables = parameters()
-    same(tf.function(lambda: Wire(variables).pull().values)(), variables)
+    same(tf.function(lambda: Transport(variables).pull().values)(), variables)
 
 
 def test_gradients_arrive_in_the_type_of_their_variable_and_none_as_zeros():
     variables = parameters()
     gradients = [tf.convert_to_tensor(variable.value) for variable in variables]
     gradients[1] = None
-    _, ((*arrived,)) = sent(Wire(variables), [Lookup([], [])], [gradients])
+    _, ((*arrived,)) = sent(Transport(variables), [Lookup([], [])], [gradients])
     variables[1].assign(0.0)
     same([part for (part,) in arrived], variables)
 
@@ -80,21 +80,21 @@ def test_gradients_arrive_in_the_type_of_their_variable_and_none_as_zeros():
 def test_a_dense_gradient_of_rows_arrives_whole():
     variables = [variable(np.ones((4, 2)))]
     rows = tf.IndexedSlices(tf.ones([3, 2]), tf.constant([0, 2, 0]), tf.constant([4, 2]))
-    _, (gradient,) = sent(Wire(variables), [Lookup([], [])], [[rows]])
+    _, (gradient,) = sent(Transport(variables), [Lookup([], [])], [[rows]])
     np.testing.assert_array_equal(whole(gradient, variables[0]), [[2, 2], [0, 0], [1, 1], [0, 0]])
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_each_type_crosses_in_one_piece(count):
     variables = [variable(np.ones((2, 2), np.float32)) for _ in range(count)]
-    pulled = tf.function(lambda: Wire(variables).pull().values)
+    pulled = tf.function(lambda: Transport(variables).pull().values)
     assert [op.type for op in operations(pulled)].count("ConcatV2") == (count > 1)
 
 
 def test_no_parameters():
-    assert Wire([]).pull().values == []
-    pulled = Wire([]).pull()
-    assert Wire([]).gradients([Wire([]).push([], pulled)]) == []
+    assert Transport([]).pull().values == []
+    pulled = Transport([]).pull()
+    assert Transport([]).gradients([Transport([]).push([], pulled)]) == []
 
 
 ROWS = 10
@@ -153,7 +153,7 @@ def in_the_whole(worker, variables, gradients):
 
 
 def test_of_tables_the_rows_arrive_in_the_order_of_their_numbers(model):
-    wire = Wire(model, TABLES)
+    wire = Transport(model, TABLES)
     for worker in range(3):
         (values,), _ = sent(wire, [lookup(worker, model)], [gradients_of(worker, model)])
         same([values[0], values[2]], [model[0], model[2]])
@@ -164,7 +164,7 @@ def test_of_tables_the_rows_arrive_in_the_order_of_their_numbers(model):
 
 @pytest.mark.parametrize("workers", [(0,), (1,), (0, 1), (0, 1, 2)])
 def test_the_mean_of_gradients_arrives_where_each_row_is(model, workers):
-    wire = Wire(model, TABLES)
+    wire = Transport(model, TABLES)
     given = {worker: gradients_of(worker, model) for worker in workers}
     _, arrived = sent(wire, [lookup(worker, model) for worker in workers], list(given.values()))
     wanted = np.mean([np.array(in_the_whole(n, model, own), object) for n, own in given.items()], axis=0)
@@ -178,7 +178,7 @@ def test_the_mean_of_gradients_arrives_where_each_row_is(model, workers):
 
 
 def test_no_ps_sends_a_whole_table(model):
-    wire = Wire(model, TABLES)
+    wire = Transport(model, TABLES)
     pulled = tf.function(lambda: wire.pull(lookup(0, model)).values).get_concrete_function()
     read = {
         capture.name for op in pulled.graph.get_operations() if op.type == "ReadVariableOp" for capture in op.inputs
@@ -190,7 +190,7 @@ def test_no_ps_sends_a_whole_table(model):
 
 
 def test_held_values_are_not_read_again(model):
-    wire = Wire(model, TABLES)
+    wire = Transport(model, TABLES)
     held = wire.pull(Lookup([tf.zeros([0], tf.int32) for place in TABLES for _ in parts(model[place])], [])).values
     again = tf.function(lambda: wire.pull(lookup(1, model), held).values)
     assert "ReadVariableOp" not in {op.type for op in operations(again)}
@@ -201,7 +201,7 @@ def test_held_values_are_not_read_again(model):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_narrow_wire_rounds_once_each_way_and_keeps_types(model, dtype):
-    wire = Wire(model, TABLES, dtype)
+    wire = Transport(model, TABLES, dtype)
     given = gradients_of(0, model)
     (values,), arrived = sent(wire, [lookup(0, model)], [given])
     for place, (value, gradient) in enumerate(zip(values, arrived, strict=True)):
@@ -223,17 +223,17 @@ def casts(function, dtype):
 
 def test_a_narrow_wire_casts_once_for_each_ps_and_way():
     variables = [variable(np.ones((2, 2))) for _ in range(5)]
-    wire = Wire(variables, dtype="float16")
+    wire = Transport(variables, dtype="float16")
     assert casts(tf.function(lambda: wire.pull().values), tf.float16) == (1, 1)
     pulled = wire.pull()
     gradients = [tf.ones((2, 2))] * 5
     assert casts(tf.function(lambda: wire.gradients([wire.push(gradients, pulled)])), tf.float16) == (1, 1)
-    plain = Wire(variables)
+    plain = Transport(variables)
     assert casts(tf.function(lambda: plain.pull().values), tf.float16) == (0, 0)
 
 
 def test_compensation_is_the_papers_formula(model):
-    wire = Wire(model, TABLES)
+    wire = Transport(model, TABLES)
     given, factor = gradients_of(0, model), 0.3
     pulled = wire.pull(lookup(0, model))
     before = [np.float64(each.numpy()) for each in model]
@@ -248,7 +248,7 @@ def test_compensation_is_the_papers_formula(model):
 
 
 def test_what_has_not_changed_needs_no_compensation_whatever_crosses(model):
-    wire = Wire(model, TABLES, "bfloat16")
+    wire = Transport(model, TABLES, "bfloat16")
     given = gradients_of(0, model)
     pulled = wire.pull(lookup(0, model))
     arrival = wire.push(given, pulled)
@@ -261,7 +261,7 @@ def test_what_has_not_changed_needs_no_compensation_whatever_crosses(model):
 @pytest.mark.parametrize("tables", [(), (0,), (0, 4)])
 @pytest.mark.parametrize("crossing", ["float32", "float16"])
 def test_numbers_cross_beside_gradients_to_the_bit(dtypes, tables, crossing):
-    wire = Wire(parameters(dtypes), tables, crossing)
+    wire = Transport(parameters(dtypes), tables, crossing)
     carrier = wire.carrier(wire.posts[0].device)
     numbers = [[np.pi, np.nan, 1e-310, -0.0], [2.0**62, -np.inf, 3.0, 1 / 3]]
     gradients = [tf.cast(tf.fill(shape, 1.5), dtype) for shape, dtype in zip(SHAPES, dtypes, strict=True)]
@@ -282,7 +282,7 @@ def test_numbers_cross_beside_gradients_to_the_bit(dtypes, tables, crossing):
 
 
 def test_numbers_cross_only_where_gradients_are_joined():
-    alone, joined = (Wire(parameters()[:count]) for count in (1, 2))
+    alone, joined = (Transport(parameters()[:count]) for count in (1, 2))
     device = alone.posts[0].device
     assert (alone.carrier(device), joined.carrier(device), joined.carrier("/job:ps/task:7")) == (None, 0, None)
 
@@ -290,7 +290,7 @@ def test_numbers_cross_only_where_gradients_are_joined():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tables", [(), (0,), (0, 4)])
 def test_the_bytes_told_are_those_of_what_crosses(monkeypatch, dtype, tables):
-    wire = Wire(parameters(["float32"] * len(SHAPES)), tables, dtype)
+    wire = Transport(parameters(["float32"] * len(SHAPES)), tables, dtype)
     lookup = Lookup([tf.constant([1, 0][: place // 4 + 1]) for place in tables], [])
     crossed, numbers = [], []
 
@@ -302,8 +302,8 @@ def test_the_bytes_told_are_those_of_what_crosses(monkeypatch, dtype, tables):
 
         return call
 
-    monkeypatch.setattr(Wire, "_rounded", keeping(crossed, 0, Wire._rounded))
-    monkeypatch.setattr(Wire, "_numbers", keeping(numbers, 1, Wire._numbers))
+    monkeypatch.setattr(Transport, "_rounded", keeping(crossed, 0, Transport._rounded))
+    monkeypatch.setattr(Transport, "_numbers", keeping(numbers, 1, Transport._numbers))
     wire.push([None] * len(SHAPES), wire.pull(lookup))
 
     def size(values):

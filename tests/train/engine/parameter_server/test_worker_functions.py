@@ -7,7 +7,7 @@ import pytest
 from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
 
 from tfdist_cli.train.engine.parameter_server import worker_functions
-from tfdist_cli.train.engine.parameter_server.worker_functions import Crew
+from tfdist_cli.train.engine.parameter_server.worker_functions import WorkerFunctions
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def remotes(monkeypatch):
 
 
 def of(remotes):
-    return Crew(2, lambda worker, _: remotes[worker])
+    return WorkerFunctions(2, lambda worker, _: remotes[worker])
 
 
 def test_messages_come_in_their_order_and_none_after_a_while_without(remotes):

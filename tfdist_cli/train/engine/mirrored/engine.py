@@ -20,11 +20,11 @@ import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.recipe import Share
-from tfdist_cli.train.cluster.all_reduce import Mesh
+from tfdist_cli.train.cluster.all_reduce import AllReduce
 from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, checked, ended_early, next_batch
 from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules
 from tfdist_cli.train.engine.fallback import FirstExecution, attempted, reason
-from tfdist_cli.train.engine.mirrored.gradient_packing import Exchange
+from tfdist_cli.train.engine.mirrored.gradient_packing import GradientPacking
 from tfdist_cli.train.engine.step_timer import Watch
 from tfdist_cli.train.model.evaluation import batch_evaluation_function, evaluation_function
 from tfdist_cli.train.model.evaluation_state import ScoredState
@@ -61,10 +61,10 @@ class Membership:
 
     tasks: tuple[str, ...] = ("chief:0",)
     index: int = 0
-    mesh: Mesh | None = None
+    mesh: AllReduce | None = None
 
 
-class SynchronousEngine:
+class MirroredEngine:
     """Synchronous data-parallel training.
 
     Args:
@@ -89,7 +89,7 @@ class SynchronousEngine:
         self._step = step
         self._element_spec = element_spec
         self._rules = rules
-        self._exchange = Exchange([variable.shape for variable in step.parameters], rules.wire)
+        self._exchange = GradientPacking([variable.shape for variable in step.parameters], rules.wire)
         self._strategy = strategy
         self._assigned = assigned(strategy)
         self._members = membership
@@ -275,7 +275,7 @@ class SynchronousEngine:
     def _take_standard_path(self) -> None:
         self._rules = replace(self._rules, optimized=False)
         shapes = [variable.shape for variable in self._step.parameters]
-        self._exchange = Exchange(shapes, self._rules.wire, packed=False)
+        self._exchange = GradientPacking(shapes, self._rules.wire, packed=False)
         self._step.jit = self._rules.jit is True
         self._functions.clear()
         if self._data:

@@ -18,7 +18,7 @@ Sum = Callable[[tf.Tensor], tf.Tensor]
 """A replica's tensor → the sum of all replicas', the same on each of them."""
 
 
-class Exchange:
+class GradientPacking:
     """How gradients are summed.
 
     Args:

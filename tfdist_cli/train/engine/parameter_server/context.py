@@ -15,8 +15,8 @@ from tensorflow.python.distribute.coordinator.remote_value import RemoteValueSta
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.data.pipeline import ended_early
 from tfdist_cli.train.engine.base import Rules
-from tfdist_cli.train.engine.parameter_server.transport import Wire
-from tfdist_cli.train.model.embeddings import Tables
+from tfdist_cli.train.engine.parameter_server.transport import Transport
+from tfdist_cli.train.model.embeddings import EmbeddingTables
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.rng import Seeds
 from tfdist_cli.train.model.train_step import ModelStep, Tensors
@@ -32,7 +32,7 @@ _NOT_SENT = "Unable to parse tensor proto"
 
 
 @dataclass(frozen=True)
-class Workshop:
+class ParameterServerContext:
     """A model on its cluster.
 
     Args:
@@ -52,8 +52,8 @@ class Workshop:
     coordinator: Any
     workers: list[Any]
     rules: Rules
-    tables: Tables
-    wire: Wire
+    tables: EmbeddingTables
+    wire: Transport
     seeds: Seeds
     own: tuple[int, ...]
     totals: MetricTotals

@@ -23,13 +23,13 @@ from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, checked
 from tfdist_cli.train.data.service_support import calls_python
 from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules
 from tfdist_cli.train.engine.fallback import FirstExecution
-from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, Workshop, raise_cause
-from tfdist_cli.train.engine.parameter_server.transport import Wire
+from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, ParameterServerContext, raise_cause
+from tfdist_cli.train.engine.parameter_server.transport import Transport
 from tfdist_cli.train.engine.parameter_server.update_rules.asynchronous import AsynchronousUpdates
 from tfdist_cli.train.engine.parameter_server.update_rules.lockstep import LockstepUpdates
-from tfdist_cli.train.engine.parameter_server.update_rules.quorum import AggregatedUpdates
+from tfdist_cli.train.engine.parameter_server.update_rules.quorum import QuorumUpdates
 from tfdist_cli.train.model.compute_device import device_scope_of_workers
-from tfdist_cli.train.model.embeddings import Tables
+from tfdist_cli.train.model.embeddings import EmbeddingTables
 from tfdist_cli.train.model.evaluation import evaluation_function
 from tfdist_cli.train.model.evaluation_state import ScoredState
 from tfdist_cli.train.model.jit import wants_xla
@@ -38,12 +38,12 @@ from tfdist_cli.train.model.rng import Seeds
 from tfdist_cli.train.model.train_step import Given, ModelStep, Tensors
 from tfdist_cli.train.optimizers.apply import innermost, leave_sums_to_engine, updates_rows, updating, why_by_keras
 from tfdist_cli.train.optimizers.learning_rate import Rate
-from tfdist_cli.train.tf_compat.function_table import make_room
+from tfdist_cli.train.tf_compat.function_table import reserve_function_table
 
 log = logging.getLogger("tfdist")
 
 
-class CoordinatedEngine:
+class ParameterServerEngine:
     """Training on parameter servers.
 
     Args:
@@ -67,7 +67,7 @@ class CoordinatedEngine:
         # TensorFlow can create data on one worker alone only through its own list of workers.
         self._workers = coordinator._cluster.workers
         self.workers = self.sharers = len(self._workers)
-        make_room([worker.device_name for worker in self._workers])
+        reserve_function_table([worker.device_name for worker in self._workers])
         self.synchronous = rules.updates.mode != "async"
         self.one_by_one = self.synchronous or self.workers == rules.updates.span == 1
         step.batches = rules.batches(self.workers)
@@ -92,21 +92,21 @@ class CoordinatedEngine:
             self._take_standard_path,
         )
 
-    def _workshop(self, rules: Rules) -> Workshop:
+    def _workshop(self, rules: Rules) -> ParameterServerContext:
         """The model on its cluster; takes what is made up of the rules' path."""
         step, element_spec = self._step, self._element_spec
         optimizer, parameters = step.model.optimizer, step.parameters
         rows = updates_rows(optimizer, parameters) and rules.embeddings is not None
         seeds = Seeds(step, element_spec, self.workers if self.synchronous else 1)
-        tables = Tables(step, element_spec, rules.embeddings.min_bytes if rows and rules.embeddings else None)
+        tables = EmbeddingTables(step, element_spec, rules.embeddings.min_bytes if rows and rules.embeddings else None)
         scope = device_scope_of_workers()
-        workshop = Workshop(
+        workshop = ParameterServerContext(
             step,
             self._coordinator,
             self._workers,
             rules,
             tables,
-            Wire(parameters, tables.places, rules.wire, scope, packed=rules.optimized),
+            Transport(parameters, tables.places, rules.wire, scope, packed=rules.optimized),
             seeds,
             seeds.without(step.assigned(element_spec)),
             MetricTotals(step),
@@ -224,12 +224,12 @@ class CoordinatedEngine:
         with self.scope():
             self._shop.seeds.settle(step)
 
-    def _rule(self, rules: Rules) -> type[AsynchronousUpdates | AggregatedUpdates | LockstepUpdates]:
+    def _rule(self, rules: Rules) -> type[AsynchronousUpdates | QuorumUpdates | LockstepUpdates]:
         """Who makes updates."""
         if not self.synchronous:
             return AsynchronousUpdates
         all_take_part = rules.batches(self.workers) == self.workers
-        return LockstepUpdates if all_take_part and not rules.updates.staleness else AggregatedUpdates
+        return LockstepUpdates if all_take_part and not rules.updates.staleness else QuorumUpdates
 
     def _choose_jit(self) -> None:
         """Tries XLA on the first worker, if it may be used."""
@@ -282,7 +282,7 @@ class CoordinatedEngine:
         """For each batch the parameters, of which those that are no tables are read once."""
         tables = self._shop.tables
         # What is kept is scored, not what it is rounded to on its way.
-        wire = Wire(self._step.parameters, tables.places, device_scope=self._step.device_scope)
+        wire = Transport(self._step.parameters, tables.places, device_scope=self._step.device_scope)
         held = wire.pull(tables.nothing()).values
 
         def reading(batch: Any) -> tuple[Tensors, Given]:

@@ -109,7 +109,7 @@ class Beside:
     numbers: tf.Tensor
 
 
-class Wire:
+class Transport:
     """The way of a model's parameters.
 
     Args:

@@ -19,7 +19,7 @@ News = queue.SimpleQueue[_Message | Exception]
 """What threads have heard, or failed of."""
 
 
-class Crew:
+class WorkerFunctions:
     """A function on each worker.
 
     A worker that is lost and comes back begins its function anew, even when nobody waits for it any more. So each has a

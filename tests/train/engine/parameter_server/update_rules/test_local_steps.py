@@ -13,8 +13,8 @@ from tests.support.optimizers import OPTIMIZERS
 from tests.train.optimizers.test_apply import variable
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.updates import LearningRate, ShardRule
-from tfdist_cli.train.engine.parameter_server.transport import Wire
-from tfdist_cli.train.engine.parameter_server.update_rules.local_steps import Local
+from tfdist_cli.train.engine.parameter_server.transport import Transport
+from tfdist_cli.train.engine.parameter_server.update_rules.local_steps import LocalSteps
 from tfdist_cli.train.model.embeddings import Lookup
 from tfdist_cli.train.optimizers.apply import apply, why_by_keras
 from tfdist_cli.train.optimizers.learning_rate import Rate
@@ -95,8 +95,8 @@ def where_they_are(make, rounds, rate=RATE):
 def on_copies(make, *groups, wire="float32", rate=RATE):
     """Each round on a copy; those of a group are read before the first one joins."""
     variables, optimizer = model(make)
-    crossing = Wire(variables, [TABLE], wire)
-    local = Local(optimizer, variables, [TABLE], crossing, rate)
+    crossing = Transport(variables, [TABLE], wire)
+    local = LocalSteps(optimizer, variables, [TABLE], crossing, rate)
 
     def several(rounds, updates):
         begun = []
@@ -205,9 +205,9 @@ def test_a_narrow_wire_rounds_what_is_read_and_what_has_changed(servers):
 def test_sizes_are_those_of_parameters_and_slots(servers):
     with servers(1).scope():
         variables, optimizer = model(OPTIMIZERS["adam"])
-        wire = Wire(variables, [TABLE], "float16")
+        wire = Transport(variables, [TABLE], "float16")
         lookup = Lookup([tf.constant([1, 4, 5])], [])
-        sizes = Local(optimizer, variables, [TABLE], wire, None).sizes(lookup)
+        sizes = LocalSteps(optimizer, variables, [TABLE], wire, None).sizes(lookup)
     values = 21 + 3 * 2 + 2 + 1
     assert {name: int(size) for name, size in sizes.items()} == {
         "pulled": values * (2 + 2 * 4),
@@ -226,4 +226,4 @@ def test_sizes_are_those_of_parameters_and_slots(servers):
 def test_updates_that_cannot_be_joined_are_refused(name, told):
     variables, optimizer = model(OPTIMIZERS[name])
     with pytest.raises(TrainingError, match=told):
-        Local(optimizer, variables, [TABLE], Wire(variables, [TABLE]), None)
+        LocalSteps(optimizer, variables, [TABLE], Transport(variables, [TABLE]), None)

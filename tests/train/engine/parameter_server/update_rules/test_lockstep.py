@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from tfdist_cli.train.engine.parameter_server.update_rules import lockstep_functions, token_queues
-from tfdist_cli.train.engine.parameter_server.update_rules.gradient_store import Left, Staged
-from tfdist_cli.train.engine.parameter_server.update_rules.lockstep_functions import Cadence
+from tfdist_cli.train.engine.parameter_server.update_rules.gradient_store import GradientStore, Left
+from tfdist_cli.train.engine.parameter_server.update_rules.lockstep_functions import LockstepFunctions
 from tfdist_cli.train.engine.parameter_server.update_rules.token_queues import (
     END,
     ONE,
@@ -20,7 +20,7 @@ from tfdist_cli.train.engine.parameter_server.update_rules.token_queues import (
     RUN,
     WHAT,
     WITHIN,
-    Turnstile,
+    TokenQueues,
 )
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ FIRST = 7 * RUN + 30
 def two(monkeypatch):
     """A turnstile of two workers and a ps, which is this process, with one number that comes with a gradient."""
     monkeypatch.setattr(token_queues, "CHIEF_DEVICE", HERE)
-    return Turnstile([HERE], workers=2, counted=1)
+    return TokenQueues([HERE], workers=2, counted=1)
 
 
 def given(two, place, what):
@@ -105,13 +105,13 @@ class Marching:
     def __init__(self, monkeypatch, counted=1):
         monkeypatch.setattr(token_queues, "CHIEF_DEVICE", HERE)
         self.fails = tf.Variable([-1, -1], dtype=tf.int64)
-        self.turnstile = Turnstile([HERE], 2, counted)
-        staged = Staged.__new__(Staged)
+        self.turnstile = TokenQueues([HERE], 2, counted)
+        staged = GradientStore.__new__(GradientStore)
         staged.devices, staged.sizes, staged.state_size, staged.watched = [HERE], [counted, 0, 0, 0], 0, False
         monkeypatch.setattr(staged, "leave", self._leave)
         monkeypatch.setattr(staged, "update", lambda keys, state: [])
-        monkeypatch.setattr(lockstep_functions, "Staged", lambda workshop, **_: staged)
-        self.cadence = Cadence(SimpleNamespace(workers=[None, None]))
+        monkeypatch.setattr(lockstep_functions, "GradientStore", lambda workshop, **_: staged)
+        self.cadence = LockstepFunctions(SimpleNamespace(workers=[None, None]))
 
     def _leave(self, iterator, worker, number, after, keys, before, watch):
         with tf.control_dependencies([*after.values(), *before]):

@@ -7,7 +7,14 @@ import pytest
 import tensorflow as tf
 
 from tfdist_cli.train.engine.parameter_server.update_rules import messages
-from tfdist_cli.train.engine.parameter_server.update_rules.messages import KEY, NO_MORE, SEVERAL, STEP, WORKER, Channels
+from tfdist_cli.train.engine.parameter_server.update_rules.messages import (
+    KEY,
+    NO_MORE,
+    SEVERAL,
+    STEP,
+    WORKER,
+    MessageChannels,
+)
 
 DEVICES = ["/job:localhost/replica:0/task:0/device:CPU:0"]
 
@@ -16,7 +23,7 @@ DEVICES = ["/job:localhost/replica:0/task:0/device:CPU:0"]
 def two(monkeypatch):
     """Channels of two workers, a ps that is this process, and updates of two gradients with a number of state."""
     monkeypatch.setattr(messages, "CHIEF_DEVICE", DEVICES[0])
-    return Channels(DEVICES, workers=2, aggregate=2, state=1, counted=3)
+    return MessageChannels(DEVICES, workers=2, aggregate=2, state=1, counted=3)
 
 
 @tf.function(autograph=False)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdist_cli.train.engine.parameter_server.update_rules.quorum_policy import Aggregation
+from tfdist_cli.train.engine.parameter_server.update_rules.quorum_policy import QuorumPolicy
 
 
 def handed_in(rule, worker, step):
@@ -18,7 +18,7 @@ def updated(rule):
 
 
 def test_an_update_takes_one_gradient_of_each_worker():
-    rule = Aggregation(2, 2, 0, done=5, end=7)
+    rule = QuorumPolicy(2, 2, 0, done=5, end=7)
     rule.greet(0)
     assert list(rule.assign()) == [(0, 5, False)]
     rule.greet(1)
@@ -33,7 +33,7 @@ def test_an_update_takes_one_gradient_of_each_worker():
 
 
 def test_who_comes_too_late_is_dropped_and_goes_on_with_the_others():
-    rule = Aggregation(2, 1, 0, done=0, end=9)
+    rule = QuorumPolicy(2, 1, 0, done=0, end=9)
     for worker in (0, 1):
         rule.greet(worker)
     assert list(rule.assign()) == [(0, 0, False), (1, 0, False)]
@@ -46,7 +46,7 @@ def test_who_comes_too_late_is_dropped_and_goes_on_with_the_others():
 
 
 def test_a_backup_worker_is_dropped_also_before_the_update_is_made():
-    rule = Aggregation(2, 1, 0, done=0, end=1)
+    rule = QuorumPolicy(2, 1, 0, done=0, end=1)
     for worker in (0, 1):
         rule.greet(worker)
     assert list(rule.assign()) == [(0, 0, False), (1, 0, False)]
@@ -57,7 +57,7 @@ def test_a_backup_worker_is_dropped_also_before_the_update_is_made():
 
 
 def test_a_worker_may_be_ahead_by_as_much_as_is_allowed():
-    rule = Aggregation(2, 2, 3, done=0, end=99)
+    rule = QuorumPolicy(2, 2, 3, done=0, end=99)
     for worker in (0, 1):
         rule.greet(worker)
     assert list(rule.assign()) == [(0, 0, False), (1, 0, False)]
@@ -76,7 +76,7 @@ def test_a_worker_may_be_ahead_by_as_much_as_is_allowed():
 
 
 def test_a_worker_that_comes_back_is_given_again_what_it_lost():
-    rule = Aggregation(2, 2, 1, done=0, end=99)
+    rule = QuorumPolicy(2, 2, 1, done=0, end=99)
     rule.greet(0)
     assert list(rule.assign()) == [(0, 0, False)]
     assert handed_in(rule, 0, 0)
@@ -86,7 +86,7 @@ def test_a_worker_that_comes_back_is_given_again_what_it_lost():
 
 
 def test_what_a_dead_worker_has_handed_in_counts_once():
-    rule = Aggregation(2, 1, 1, done=0, end=99)
+    rule = QuorumPolicy(2, 1, 1, done=0, end=99)
     rule.greet(0)
     assert list(rule.assign()) == [(0, 0, False)]
     assert handed_in(rule, 0, 0)
@@ -94,7 +94,7 @@ def test_what_a_dead_worker_has_handed_in_counts_once():
 
 
 def test_winding_up_finishes_what_was_given_out():
-    rule = Aggregation(2, 2, 2, done=0, end=99)
+    rule = QuorumPolicy(2, 2, 2, done=0, end=99)
     for worker in (0, 1):
         rule.greet(worker)
     assert list(rule.assign()) == [(0, 0, False), (1, 0, False)]
@@ -112,7 +112,7 @@ def test_winding_up_finishes_what_was_given_out():
 
 
 def test_gradients_of_updates_that_are_never_made_are_known():
-    rule = Aggregation(2, 2, 1, done=0, end=99)
+    rule = QuorumPolicy(2, 2, 1, done=0, end=99)
     rule.greet(0)
     assert list(rule.assign()) == [(0, 0, False)]
     assert handed_in(rule, 0, 0)
@@ -120,7 +120,7 @@ def test_gradients_of_updates_that_are_never_made_are_known():
 
 
 def test_a_row_of_steps_is_promised_to_who_has_done_the_last_one_and_only_if_there_are_so_many():
-    rule = Aggregation(1, 1, 0, done=0, end=5)
+    rule = QuorumPolicy(1, 1, 0, done=0, end=5)
     rule.several = 2
     rule.greet(0)
     promised, sure = [], []
@@ -136,7 +136,7 @@ def test_a_row_of_steps_is_promised_to_who_has_done_the_last_one_and_only_if_the
 
 
 def test_nothing_is_promised_where_a_worker_can_be_left_out():
-    rule = Aggregation(2, 1, 0, done=0, end=9)
+    rule = QuorumPolicy(2, 1, 0, done=0, end=9)
     rule.several = 2
     for worker in (0, 1):
         rule.greet(worker)
@@ -146,14 +146,14 @@ def test_nothing_is_promised_where_a_worker_can_be_left_out():
 
 
 def test_what_was_promised_is_done_before_the_training_ends():
-    rule = Aggregation(2, 2, 0, done=0, end=99)
+    rule = QuorumPolicy(2, 2, 0, done=0, end=99)
     rule.several = 3
     for worker in (0, 1):
         rule.greet(worker)
     assert list(rule.assign()) == [(0, 0, True), (1, 0, True)]
     rule.wind_up()
     assert rule.end == 3
-    rule = Aggregation(1, 1, 0, done=4, end=99)
+    rule = QuorumPolicy(1, 1, 0, done=4, end=99)
     rule.greet(0)
     assert list(rule.assign()) == [(0, 4, False)]
     handed_in(rule, 0, 4)
@@ -164,7 +164,7 @@ def test_what_was_promised_is_done_before_the_training_ends():
 
 
 def test_a_worker_that_comes_back_is_promised_a_row_anew():
-    rule = Aggregation(1, 1, 0, done=0, end=99)
+    rule = QuorumPolicy(1, 1, 0, done=0, end=99)
     rule.several = 4
     rule.greet(0)
     assert list(rule.assign()) == [(0, 0, True)]
@@ -183,7 +183,7 @@ def test_any_order_of_events_comes_to_the_end(backups, data):  # noqa: PLR0915 o
     aggregate = data.draw(st.integers(1, workers)) if backups else workers
     staleness = data.draw(st.integers(0, 4))
     end = data.draw(st.integers(1, 12))
-    rule = Aggregation(workers, aggregate, staleness, done=0, end=end)
+    rule = QuorumPolicy(workers, aggregate, staleness, done=0, end=end)
     at_work, away, keys, made, given_up = {}, set(range(workers)), 0, [], False
     sure, sure_updates = dict.fromkeys(range(workers), 0), 0  # how many more steps, and updates, are promised
     for _ in range(4000):

@@ -37,7 +37,7 @@ class Message:
 
 
 @dataclass
-class Tally:
+class Accumulator:
     """What has been counted since the last execution.
 
     Args:

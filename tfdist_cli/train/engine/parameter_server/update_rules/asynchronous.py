@@ -20,10 +20,10 @@ import tensorflow as tf
 
 from tfdist_cli.train.data.pipeline import next_batch
 from tfdist_cli.train.engine.base import Execution, Pause, WorkerReport
-from tfdist_cli.train.engine.pacing import Pace
-from tfdist_cli.train.engine.parameter_server.context import Workshop, raise_cause
+from tfdist_cli.train.engine.pacing import Pacing
+from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext, raise_cause
 from tfdist_cli.train.engine.parameter_server.transport import Pulled, dense
-from tfdist_cli.train.engine.parameter_server.update_rules.local_steps import Local
+from tfdist_cli.train.engine.parameter_server.update_rules.local_steps import LocalSteps
 from tfdist_cli.train.engine.step_timer import Watch
 from tfdist_cli.train.model.embeddings import Lookup
 from tfdist_cli.train.model.train_step import Tensors, values
@@ -39,10 +39,10 @@ class AsynchronousUpdates:
         workshop: the model on its cluster.
     """
 
-    def __init__(self, workshop: Workshop) -> None:
+    def __init__(self, workshop: ParameterServerContext) -> None:
         self._shop = workshop
         self._rule = workshop.rules.updates
-        self._pace = Pace(len(workshop.workers))
+        self._pace = Pacing(len(workshop.workers))
         self._functions: dict[int, Any] = {}
         self._local = self._own() if self._rule.local_steps > 1 else None
 
@@ -67,9 +67,9 @@ class AsynchronousUpdates:
             self._pace.done(len(execution.losses))
             yield execution
 
-    def _own(self) -> Local:
+    def _own(self) -> LocalSteps:
         shop = self._shop
-        return Local(shop.step.model.optimizer, shop.step.parameters, shop.tables.places, shop.wire, shop.rate)
+        return LocalSteps(shop.step.model.optimizer, shop.step.parameters, shop.tables.places, shop.wire, shop.rate)
 
     def _rounds(self, count: int) -> list[int]:
         """So many steps by how many a worker takes between reading parameters and telling what came of them."""
@@ -162,7 +162,7 @@ class AsynchronousUpdates:
             number = shop.apply(shop.wire.gradients([arrival]), [each is not None for each in gradients])
         return number, 1, ahead
 
-    def _own_steps(self, local: Local, work: _Work, load: _Load, _following: int) -> tuple[tf.Tensor, int, None]:
+    def _own_steps(self, local: LocalSteps, work: _Work, load: _Load, _following: int) -> tuple[tf.Tensor, int, None]:
         """The same by steps of the worker's own, each an update."""
         copy, made = local.copy(load.lookup, load.pulled), len(load.batches)
         work.arrived(load, copy.slots.values)
@@ -217,7 +217,7 @@ class _Load:
 class _Work:
     """What an execution carries from one step to the next."""
 
-    def __init__(self, shop: Workshop, iterator: Any, first: tf.Tensor) -> None:
+    def __init__(self, shop: ParameterServerContext, iterator: Any, first: tf.Tensor) -> None:
         self._shop = shop
         self._iterator = iterator
         self._first = first

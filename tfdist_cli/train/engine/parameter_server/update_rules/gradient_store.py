@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist_cli.protocol.phases import COLUMNS
 from tfdist_cli.train.data.pipeline import next_batch
-from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, Workshop
+from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.transport import Arrival, Beside
 from tfdist_cli.train.engine.step_timer import Watch, noted
 from tfdist_cli.train.model.train_step import Tensors, values
@@ -37,7 +37,7 @@ class Left:
     Args:
         loss: of the batch.
         operations: for each ps those that have left it there.
-        counted: what comes with it, flat, float64, by the parts that `Staged.sizes` has.
+        counted: what comes with it, flat, float64, by the parts that `GradientStore.sizes` has.
     """
 
     loss: tf.Tensor
@@ -45,7 +45,7 @@ class Left:
     counted: tf.Tensor
 
 
-class Staged:
+class GradientStore:
     """The way of a model's gradients by way of the ps.
 
     Args:
@@ -59,7 +59,7 @@ class Staged:
         watched: whether time is taken.
     """
 
-    def __init__(self, workshop: Workshop, *, counts_first: bool = False) -> None:
+    def __init__(self, workshop: ParameterServerContext, *, counts_first: bool = False) -> None:
         self._shop = workshop
         self._name = f"tfdist-{next(_names)}"
         self._present: list[bool] = []

@@ -23,10 +23,18 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.engine.parameter_server.transport import Pulled, Wire
+from tfdist_cli.train.engine.parameter_server.transport import Pulled, Transport
 from tfdist_cli.train.model.embeddings import Lookup
 from tfdist_cli.train.model.train_step import Tensors
-from tfdist_cli.train.optimizers.apply import Held, Read, apply_by_rule, in_place_of, innermost, rate_of, why_by_keras
+from tfdist_cli.train.optimizers.apply import (
+    LocalCopy,
+    Read,
+    apply_by_rule,
+    in_place_of,
+    innermost,
+    rate_of,
+    why_by_keras,
+)
 from tfdist_cli.train.optimizers.learning_rate import Rate
 from tfdist_cli.train.optimizers.registry import Slot, in_turn, rule_of, why_not
 from tfdist_cli.train.variables.sharding import Gradient, parts
@@ -46,7 +54,7 @@ class Copy:
         touched: for each parameter how many updates it has had; a table's for each of its rows, int32, shape (n,).
     """
 
-    held: list[Held]
+    held: list[LocalCopy]
     pulled: Pulled
     slots: Pulled
     touched: list[Any]
@@ -60,7 +68,7 @@ class Copy:
         return [tf.stop_gradient(tf.convert_to_tensor(held.pieces[0])) for held in self.held]
 
 
-class Local:
+class LocalSteps:
     """Rounds of a worker's own steps.
 
     Args:
@@ -79,7 +87,7 @@ class Local:
         optimizer: keras.optimizers.Optimizer,
         parameters: Sequence[keras.Variable],
         tables: Sequence[int],
-        wire: Wire,
+        wire: Transport,
         learning_rate: Rate | None,
     ) -> None:
         if optimizer is not innermost(optimizer):
@@ -97,7 +105,7 @@ class Local:
         self._rule, self._rate, self._wire = rule, learning_rate, wire
         many = len(rule.kinds)
         # Always as they are: float16 has no room for squares of gradients.
-        self._slot_wire = Wire(
+        self._slot_wire = Transport(
             [slot for variable in parameters for slot in rule.slots(optimizer, variable)],
             [place * many + kind for place in tables for kind in range(many)],
             device_scope=wire.device_scope,
@@ -114,7 +122,7 @@ class Local:
         each = iter(slots.values)
         with self._wire.device_scope():
             held = [
-                Held(variable, [_variable(value)], [[_variable(next(each))] for _ in self._rule.kinds])
+                LocalCopy(variable, [_variable(value)], [[_variable(next(each))] for _ in self._rule.kinds])
                 for variable, value in zip(self._parameters, pulled.values, strict=True)
             ]
         touched: list[Any] = [0] * len(held)
@@ -167,7 +175,7 @@ class Local:
         return [*parameters.parcels, *slots.parcels], partial(self._add, copy, *given, left)
 
     def sizes(self, lookup: Lookup) -> dict[str, tf.Tensor]:
-        """See `Wire.sizes`; with the slots."""
+        """See `Transport.sizes`; with the slots."""
         parameters, slots = self._wire.sizes(lookup), self._slot_wire.sizes(self._of_slots(lookup))
         return {name: size + slots[name] for name, size in parameters.items()}
 

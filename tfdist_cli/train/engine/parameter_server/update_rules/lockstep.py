@@ -22,12 +22,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.engine.base import Execution, Pause
-from tfdist_cli.train.engine.pacing import Pace
-from tfdist_cli.train.engine.parameter_server.context import Workshop
-from tfdist_cli.train.engine.parameter_server.update_rules.accumulator import Message, Tally
-from tfdist_cli.train.engine.parameter_server.update_rules.lockstep_functions import Cadence
-from tfdist_cli.train.engine.parameter_server.update_rules.token_queues import END, ONE, ROW, RUN, Turnstile
-from tfdist_cli.train.engine.parameter_server.worker_functions import Crew, News
+from tfdist_cli.train.engine.pacing import Pacing
+from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
+from tfdist_cli.train.engine.parameter_server.update_rules.accumulator import Accumulator, Message
+from tfdist_cli.train.engine.parameter_server.update_rules.lockstep_functions import LockstepFunctions
+from tfdist_cli.train.engine.parameter_server.update_rules.token_queues import END, ONE, ROW, RUN, TokenQueues
+from tfdist_cli.train.engine.parameter_server.worker_functions import News, WorkerFunctions
 from tfdist_cli.train.engine.step_timer import within_wait
 from tfdist_cli.train.tf_compat.exit_hooks import GRACE_SECONDS, end_at_exit
 
@@ -44,12 +44,12 @@ class LockstepUpdates:
         workshop: the model on its cluster.
     """
 
-    def __init__(self, workshop: Workshop) -> None:
+    def __init__(self, workshop: ParameterServerContext) -> None:
         self._shop = workshop
-        self._cadence = Cadence(workshop)
-        self._turnstile: Turnstile | None = None
+        self._cadence = LockstepFunctions(workshop)
+        self._turnstile: TokenQueues | None = None
         """None before the first run, and after one that was broken off."""
-        self._pace = Pace(1)
+        self._pace = Pacing(1)
 
     def run(
         self, iterators: Any, steps: int, *, first: int, size: int, adapts: bool, pause: Pause
@@ -58,12 +58,12 @@ class LockstepUpdates:
         del adapts  # rows are short while nobody knows how long a step takes, and where it takes long
         cadence, workers = self._cadence, self._shop.workers
         if self._turnstile is None:
-            self._turnstile = Turnstile(cadence.devices, len(workers), sum(cadence.sizes))
+            self._turnstile = TokenQueues(cadence.devices, len(workers), sum(cadence.sizes))
         turnstile = self._turnstile
         place = next(_runs) * RUN + first
         with self._shop.coordinator.strategy.scope():
             turnstile.begin(place)
-        crew = Crew(len(workers), partial(self._begin, turnstile, iterators, size, place))
+        crew = WorkerFunctions(len(workers), partial(self._begin, turnstile, iterators, size, place))
         end, ordered, under_way = first + steps, first, 0
         seconds = 0.0
         self._pace.begin()
@@ -85,7 +85,7 @@ class LockstepUpdates:
                 told = crew.next(news)
                 if told is None:
                     continue
-                tally = Tally(first)
+                tally = Accumulator(first)
                 seconds = self._count(told, tally, seconds)
                 first, under_way = first + len(told), under_way - 1
                 self._pace.done(len(told))
@@ -94,12 +94,12 @@ class LockstepUpdates:
         with self._shop.coordinator.strategy.scope():
             cadence.forget()
 
-    def _begin(self, turnstile: Turnstile, iterators: Any, size: int, place: int, worker: int, _: int) -> Any:
+    def _begin(self, turnstile: TokenQueues, iterators: Any, size: int, place: int, worker: int, _: int) -> Any:
         """Begins a worker's function."""
         args = iterators, tf.constant([worker, place], tf.int64), turnstile.of(worker)
         return self._shop.on_worker(self._shop.workers[worker], self._cadence.work(size), args)
 
-    def _count(self, told: np.ndarray, tally: Tally, seconds: float) -> float:
+    def _count(self, told: np.ndarray, tally: Accumulator, seconds: float) -> float:
         """Counts what a row of updates consists of.
 
         Args:
@@ -125,7 +125,7 @@ class LockstepUpdates:
         return seconds
 
     @contextlib.contextmanager
-    def _listening(self, turnstile: Turnstile) -> Iterator[_Told]:
+    def _listening(self, turnstile: TokenQueues) -> Iterator[_Told]:
         """Has a thread receive what is told: waiting in TensorFlow would keep signals from being heard."""
         news: _Told = queue.SimpleQueue()
 
@@ -142,7 +142,7 @@ class LockstepUpdates:
             thread.join()  # else the next run's could hear this, and this one what is told in the next run
 
     @contextlib.contextmanager
-    def _updating(self, turnstile: Turnstile, news: _Told, size: int, place: int) -> Iterator[None]:
+    def _updating(self, turnstile: TokenQueues, news: _Told, size: int, place: int) -> Iterator[None]:
         """Has a thread call the function that makes updates until the end is ordered, within the context.
 
         A run that is broken off ends with what was ordered, if that comes to pass; its turnstile is left behind.

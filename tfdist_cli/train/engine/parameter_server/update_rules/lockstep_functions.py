@@ -12,9 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist_cli.train.engine.parameter_server.context import Workshop
+from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.update_rules import token_queues
-from tfdist_cli.train.engine.parameter_server.update_rules.gradient_store import Staged, There
+from tfdist_cli.train.engine.parameter_server.update_rules.gradient_store import GradientStore, There
 from tfdist_cli.train.engine.parameter_server.update_rules.token_queues import (
     END,
     PLACE,
@@ -39,7 +39,7 @@ _SURE = 2
 up, so that the next one in the queue is the next step's."""
 
 
-class Cadence:
+class LockstepFunctions:
     """The functions.
 
     Args:
@@ -47,16 +47,16 @@ class Cadence:
 
     Attributes:
         devices: the ps, the leader first.
-        sizes: the parts of what is counted, as `Staged` has them; where time is taken, an update's own seconds follow.
+        sizes: the parts of what is counted, as `GradientStore` has them; then an update's seconds, if measured.
         work: for so many steps in a row a worker's function: its iterator; its number and the run's first place; what
-            `Turnstile.of` gives.
+            `TokenQueues.of` gives.
         updates: for so many updates in a row the function that makes them until the end is ordered:
-            `Turnstile.handles`; the run's first place.
+            `TokenQueues.handles`; the run's first place.
     """
 
-    def __init__(self, workshop: Workshop) -> None:
+    def __init__(self, workshop: ParameterServerContext) -> None:
         self._shop = workshop
-        self._staged = Staged(workshop, counts_first=True)
+        self._staged = GradientStore(workshop, counts_first=True)
         self.devices, self.sizes = self._staged.devices, self._staged.sizes
         self.work = cache(self._worker_function)
         self.updates = cache(self._update_function)
@@ -238,7 +238,7 @@ class Cadence:
         """Gives the turns of the next place on each ps, when its part of an update is done.
 
         Args:
-            handles: see `Turnstile.handles`.
+            handles: see `TokenQueues.handles`.
             there: the place before, as the first number, on each ps.
             what: what they say.
             done: what is there on each ps when its part is done.

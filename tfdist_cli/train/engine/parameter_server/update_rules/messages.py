@@ -34,7 +34,7 @@ Handles = dict[str, list[tf.Tensor]]
 """Queues for a function to take: some are on the chief, others on each ps."""
 
 
-class Channels:
+class MessageChannels:
     """The queues of one training.
 
     Args:
@@ -136,7 +136,7 @@ def receive(devices: Sequence[str], queues: Sequence[tf.Tensor]) -> list[tf.Tens
 
     Args:
         devices: the ps.
-        queues: its answers in `Channels.of`.
+        queues: its answers in `MessageChannels.of`.
     """
     received = []
     for device, queue in zip(devices, queues, strict=True):

@@ -22,34 +22,40 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.engine.base import Execution, Pause
-from tfdist_cli.train.engine.pacing import Pace
-from tfdist_cli.train.engine.parameter_server.context import Workshop
-from tfdist_cli.train.engine.parameter_server.update_rules.accumulator import Message, Tally
-from tfdist_cli.train.engine.parameter_server.update_rules.messages import NO_MORE, Answer, Channels
-from tfdist_cli.train.engine.parameter_server.update_rules.quorum_functions import GREETS, LEAVES, MADE, OVER, Rounds
-from tfdist_cli.train.engine.parameter_server.update_rules.quorum_policy import Aggregation, Gradient
-from tfdist_cli.train.engine.parameter_server.worker_functions import Crew, News
+from tfdist_cli.train.engine.pacing import Pacing
+from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
+from tfdist_cli.train.engine.parameter_server.update_rules.accumulator import Accumulator, Message
+from tfdist_cli.train.engine.parameter_server.update_rules.messages import NO_MORE, Answer, MessageChannels
+from tfdist_cli.train.engine.parameter_server.update_rules.quorum_functions import (
+    GREETS,
+    LEAVES,
+    MADE,
+    OVER,
+    QuorumFunctions,
+)
+from tfdist_cli.train.engine.parameter_server.update_rules.quorum_policy import Gradient, QuorumPolicy
+from tfdist_cli.train.engine.parameter_server.worker_functions import News, WorkerFunctions
 from tfdist_cli.train.engine.step_timer import Turns
 from tfdist_cli.train.tf_compat.exit_hooks import GRACE_SECONDS, end_at_exit
 
 _Told = News[Message]
 
 
-class AggregatedUpdates:
-    """Gives out steps and makes updates as `Aggregation` says.
+class QuorumUpdates:
+    """Gives out steps and makes updates as `QuorumPolicy` says.
 
     Args:
         workshop: the model on its cluster.
     """
 
-    def __init__(self, workshop: Workshop) -> None:
+    def __init__(self, workshop: ParameterServerContext) -> None:
         self._shop = workshop
         self._aggregate = workshop.rules.batches(len(workshop.workers))
-        self._rounds = Rounds(workshop, self._aggregate)
-        self._channels: Channels | None = None
+        self._rounds = QuorumFunctions(workshop, self._aggregate)
+        self._channels: MessageChannels | None = None
         """None before the first run, and after one that was broken off."""
         self._turns = Turns()
-        self._pace = Pace(1)
+        self._pace = Pacing(1)
         self._accepted: dict[int, Message] = {}
         """What was handed in for updates that are still to be made, by key."""
 
@@ -59,11 +65,11 @@ class AggregatedUpdates:
         """See `Engine.run`; a pause comes as soon as what workers have been given, or promised, is done."""
         del adapts  # workers ask before every step, or before some short ones
         workers, staleness = len(self._shop.workers), self._shop.rules.updates.staleness or 0
-        aggregation = Aggregation(workers, self._aggregate, staleness, first, first + steps)
-        tally = Tally(first)
+        aggregation = QuorumPolicy(workers, self._aggregate, staleness, first, first + steps)
+        tally = Accumulator(first)
         self._turns = Turns()
         channels = self._channels = self._channels or self._new_channels()
-        crew = Crew(workers, partial(self._begin, channels, iterators, size))
+        crew = WorkerFunctions(workers, partial(self._begin, channels, iterators, size))
         self._accepted.clear()
         self._pace.begin()
         with self._listening(channels) as news, self._working(channels, news, size):
@@ -82,7 +88,7 @@ class AggregatedUpdates:
                     self._order(channels, gradients, self._assigned(aggregation), tally, several=several)
                     if len(tally.losses) == size or pause.wanted():
                         done.append(tally.execution(int(pause.wanted()), aggregation.largest_gap))
-                        tally = Tally(aggregation.done)
+                        tally = Accumulator(aggregation.done)
                 if answers := self._assigned(aggregation):
                     channels.answer(answers)
                 yield from done
@@ -91,18 +97,20 @@ class AggregatedUpdates:
         for gradient in aggregation.left_over():
             self._discard(gradient.key)
 
-    def _new_channels(self) -> Channels:
+    def _new_channels(self) -> MessageChannels:
         rounds = self._rounds
-        return Channels(rounds.devices, len(self._shop.workers), self._aggregate, rounds.state_size, sum(rounds.sizes))
+        return MessageChannels(
+            rounds.devices, len(self._shop.workers), self._aggregate, rounds.state_size, sum(rounds.sizes)
+        )
 
-    def _begin(self, channels: Channels, iterators: Any, size: int, worker: int, serial: int) -> Any:
+    def _begin(self, channels: MessageChannels, iterators: Any, size: int, worker: int, serial: int) -> Any:
         """Begins a worker's function."""
         numbers = tf.constant([worker, serial], tf.int64)
         args = iterators, numbers, channels.of(worker)
         return self._shop.on_worker(self._shop.workers[worker], self._rounds.work(size), args)
 
     @contextlib.contextmanager
-    def _listening(self, channels: Channels) -> Iterator[_Told]:
+    def _listening(self, channels: MessageChannels) -> Iterator[_Told]:
         """Has a thread receive what is said: waiting in TensorFlow would keep signals from being heard."""
         news: _Told = queue.SimpleQueue()
         ends, inbox = np.cumsum(self._rounds.sizes)[:-1], channels.inbox
@@ -125,7 +133,7 @@ class AggregatedUpdates:
             thread.join()  # else the next run's could hear this, and this one what is said in the next run
 
     @contextlib.contextmanager
-    def _working(self, channels: Channels, news: _Told, size: int) -> Iterator[None]:
+    def _working(self, channels: MessageChannels, news: _Told, size: int) -> Iterator[None]:
         """Has threads call the functions that make updates and give answers until these are ordered to end.
 
         A run that is broken off leaves its queues behind: workers may still ask, up to `size` times.
@@ -164,7 +172,14 @@ class AggregatedUpdates:
         answers.join()
         updates.join()
 
-    def _take(self, message: Message, channels: Channels, aggregation: Aggregation, crew: Crew, tally: Tally) -> None:
+    def _take(
+        self,
+        message: Message,
+        channels: MessageChannels,
+        aggregation: QuorumPolicy,
+        crew: WorkerFunctions,
+        tally: Accumulator,
+    ) -> None:
         worker = message.worker
         if message.step == MADE:
             self._turns.made(message.phases)
@@ -186,7 +201,7 @@ class AggregatedUpdates:
             tally.drop(message)
             self._discard(message.key)
 
-    def _assigned(self, aggregation: Aggregation) -> list[Answer]:
+    def _assigned(self, aggregation: QuorumPolicy) -> list[Answer]:
         """The answers for workers that may go on now."""
         assigned = list(aggregation.assign())
         for worker, *_ in assigned:
@@ -194,7 +209,13 @@ class AggregatedUpdates:
         return assigned
 
     def _order(
-        self, channels: Channels, gradients: list[Gradient], answers: list[Answer], tally: Tally, *, several: bool
+        self,
+        channels: MessageChannels,
+        gradients: list[Gradient],
+        answers: list[Answer],
+        tally: Accumulator,
+        *,
+        several: bool,
     ) -> None:
         """Orders an update, and the answers that follow it."""
         messages = [self._accepted.pop(gradient.key) for gradient in gradients]

@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, Workshop
-from tfdist_cli.train.engine.parameter_server.update_rules.gradient_store import Staged
+from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, ParameterServerContext
+from tfdist_cli.train.engine.parameter_server.update_rules.gradient_store import GradientStore
 from tfdist_cli.train.engine.parameter_server.update_rules.messages import (
     KEY,
     SEVERAL,
@@ -36,7 +36,7 @@ GREETS, LEAVES, MADE, OVER = -3, -4, -5, -6
 made, which is said where time is taken; nobody listens any more."""
 
 
-class Rounds:
+class QuorumFunctions:
     """The functions.
 
     Args:
@@ -48,16 +48,16 @@ class Rounds:
         state_size: how many numbers of state come with a gradient.
         sizes: the parts of what is counted: loss and examples, metrics, state, seconds and bytes.
         work: for so many steps in a row a worker's function: its iterator; its number and the function's serial number;
-            what `Channels.of` gives.
-        updates: for so many updates in a row the function that makes them until it is told to end: `Channels.handles`.
-        gives: gives answers that follow no update: `Channels.handles`.
+            what `MessageChannels.of` gives.
+        updates: for a number of updates in a row the function that makes them until the end is ordered.
+        gives: gives answers that follow no update: `MessageChannels.handles`.
         discard: forgets a gradient: its key, an int64 scalar.
     """
 
-    def __init__(self, workshop: Workshop, aggregate: int) -> None:
+    def __init__(self, workshop: ParameterServerContext, aggregate: int) -> None:
         self._shop = workshop
         self._aggregate = aggregate
-        self._staged = Staged(workshop)
+        self._staged = GradientStore(workshop)
         self.devices, self.sizes, self.state_size = self._staged.devices, self._staged.sizes, self._staged.state_size
         self.work = cache(self._worker_function)
         self.updates = cache(self._update_function)

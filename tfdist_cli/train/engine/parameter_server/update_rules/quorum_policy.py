@@ -49,7 +49,7 @@ class _Member:
     read: dict[int, int] = field(default_factory=dict)
 
 
-class Aggregation:
+class QuorumPolicy:
     """The state of synchronous training.
 
     Args:

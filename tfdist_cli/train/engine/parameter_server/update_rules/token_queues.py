@@ -32,7 +32,7 @@ Handles = dict[str, list[tf.Tensor]]
 """Queues and variables for a function to take, by what they are."""
 
 
-class Turnstile:
+class TokenQueues:
     """The queues and variables of one training.
 
     Args:
