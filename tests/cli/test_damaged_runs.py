@@ -10,6 +10,7 @@ import tempfile
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -75,14 +76,18 @@ def whole_run(path):
 
 
 def tfdist(*arguments):
-    """Runs a command as its own process would: its exit code, and what it prints, which has to be UTF-8."""
+    """Runs a command as its own process would: its exit code, and what it prints, which has to be UTF-8.
+
+    No Slurm is found by it: one that runs on this machine would be asked for jobs that damaged files name.
+    """
     written = [io.BytesIO(), io.BytesIO()]
     out, err = (io.TextIOWrapper(each, encoding="utf-8", write_through=True) for each in written)
     console._console.cache_clear()
     before, argv = signal.getsignal(signal.SIGINT), sys.argv
     sys.argv = ["tfdist", *map(str, arguments)]
     try:
-        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
+        no_slurm = patch.dict(os.environ, {"PATH": os.devnull})
+        with no_slurm, redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
             main()
     finally:
         sys.argv = argv

@@ -82,7 +82,7 @@ def test_a_run_that_is_looked_at_and_stopped(tfdist, launched, monkeypatch):
 @pytest.mark.slow
 def test_a_run_whose_launcher_is_gone(tfdist, launched):
     # The guard ends what a killed launcher leaves behind. Here it is gone as well.
-    guard = next(each for each in psutil.Process(launched.pid).children() if "guard" in " ".join(each.cmdline()))
+    guard = next(each for each in psutil.Process(launched.pid).children() if "watchdog" in " ".join(each.cmdline()))
     pids = [task["pid"] for task in told(tfdist)["tasks"]]
     guard.kill()
     launched.send_signal(signal.SIGKILL)

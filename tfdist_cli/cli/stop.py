@@ -16,7 +16,7 @@ from tfdist_cli.cli.console import console
 from tfdist_cli.cli.options import RunArgument
 from tfdist_cli.errors import ExitCode
 from tfdist_cli.launch.run.history import Outcome, RunView, end_groups, left_behind, read_run
-from tfdist_cli.launch.slurm.commands import cancel_and_wait, look
+from tfdist_cli.launch.slurm.commands import await_answer, cancel_and_wait
 from tfdist_cli.launch.slurm.run import job_of
 
 EXAMPLES = ("tfdist stop", "tfdist stop runs/digits-20260102-030405 --now")
@@ -59,8 +59,7 @@ def stop(
 def _job_is_there(run: Path) -> bool:
     """Whether a job of Slurm's goes on: a launch that was refused for it has ended, but the job has not."""
     job = job_of(run)
-    found = asyncio.run(look(job)) if job else None
-    return found is not None and found.is_there
+    return bool(job) and asyncio.run(await_answer(job)).is_there
 
 
 def _end_launcher(pid: int, *, now: bool, timeout: float) -> bool:
@@ -82,11 +81,11 @@ def _end_launcher(pid: int, *, now: bool, timeout: float) -> bool:
 
 def _end_tasks(news: RunView) -> bool:
     """Ends what a launcher has left behind; whether all of it is gone."""
-    job = job_of(news.path)
-    over = not job or asyncio.run(cancel_and_wait(job, _JOB_GRACE))
     left = left_behind(news)
     end_groups(left, signal.SIGTERM)
     _, alive = psutil.wait_procs(left, timeout=_GRACE)
     end_groups(alive, signal.SIGKILL)
     _, alive = psutil.wait_procs(alive, timeout=_GRACE)
+    job = job_of(news.path)
+    over = not job or asyncio.run(cancel_and_wait(job, _JOB_GRACE))
     return over and not alive

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tfdist_cli.errors import UsageError
+from tfdist_cli.errors import TfdistError, UsageError
 from tfdist_cli.launch.slurm import commands
 from tfdist_cli.launch.slurm.commands import Job
 
@@ -133,6 +133,29 @@ def test_a_job_is_ended(fake):
 def test_a_job_that_lasts_is_not_waited_for(fake, monkeypatch):
     monkeypatch.setattr(commands, "LOOK", 0.01)
     assert fake(commands.cancel_and_wait("12", 0.05), squeue=[0, "0 COMPLETING None\n", ""])[0] is False
+
+
+def test_slurm_is_asked_again_until_it_answers(fake, tmp_path, monkeypatch):
+    """A job is not taken for gone, nor for cancelled, because the controller is busy for a moment."""
+    monkeypatch.setattr(commands, "LOOK", 0.01)
+    looks, cancels = iter([None, None, Job("RUNNING"), Job("RUNNING"), Job("CANCELLED")]), iter([False, True])
+
+    async def look(job):
+        return next(looks)
+
+    async def cancel(job):
+        return next(cancels)
+
+    monkeypatch.setattr(commands, "look", look)
+    monkeypatch.setattr(commands, "cancel", cancel)
+    assert asyncio.run(commands.cancel_and_wait("12", 5))
+    assert list(looks) == list(cancels) == []
+
+
+def test_a_slurm_that_does_not_answer_is_told(fake, monkeypatch):
+    silent = [1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"]
+    with pytest.raises(TfdistError, match="Slurm does not say whether job 12 still runs"):
+        fake(commands.await_answer("12", 0), squeue=silent)
 
 
 def test_a_machine_without_slurm_is_told(monkeypatch, tmp_path):

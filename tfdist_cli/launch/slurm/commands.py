@@ -15,6 +15,8 @@ from tfdist_cli.errors import TfdistError, UsageError
 PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol")
 LOOK = 0.5
 """Seconds between two looks at what nothing announces: another machine's files, or the end of a job."""
+ANSWER_SECONDS = 20.0
+"""Seconds that Slurm has to answer; a controller that is busy, or starts again, takes some."""
 _WAITING = ("PENDING",)
 _ALIVE = ("CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT")
 
@@ -123,20 +125,46 @@ async def kill_tasks(job: str) -> None:
         await _run("scancel", "--full", "--signal=CONT", job)
 
 
-async def cancel(job: str) -> None:
-    """Ends the job, whether it has begun or not: its tasks are told to end, and killed when they don't."""
-    await _run("scancel", job)
+async def cancel(job: str) -> bool:
+    """Ends the job, whether it has begun or not: its tasks are told to end, and killed when they don't.
+
+    Returns:
+        Whether Slurm has taken the request.
+    """
+    code, _, _ = await _run("scancel", job)
+    return not code
 
 
 async def cancel_and_wait(job: str, timeout: float) -> bool:
-    """Ends the job; whether it is over within so many seconds."""
-    await cancel(job)
-    deadline = time.monotonic() + timeout
-    while (found := await look(job)) is None or found.is_there:
+    """Ends the job; whether it is over within so many seconds.
+
+    Raises:
+        TfdistError: Slurm does not answer.
+    """
+    cancelled, deadline = await cancel(job), time.monotonic() + timeout
+    while (await await_answer(job)).is_there:
         if time.monotonic() >= deadline:
             return False
         await asyncio.sleep(LOOK)
+        cancelled = cancelled or await cancel(job)
     return True
+
+
+async def await_answer(job: str, timeout: float = ANSWER_SECONDS) -> Job:
+    """As `look`, again and again until Slurm answers.
+
+    Raises:
+        TfdistError: it has not answered within so many seconds.
+    """
+    deadline = time.monotonic() + timeout
+    while (found := await look(job)) is None:
+        if time.monotonic() >= deadline:
+            raise TfdistError(
+                f"Slurm does not say whether job {job} still runs",
+                hint=f"see `squeue --jobs={job}`, and try again when it answers",
+            )
+        await asyncio.sleep(LOOK)
+    return found
 
 
 async def _run(*argv: str, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
