@@ -174,6 +174,10 @@ def test_a_disk_that_becomes_full_ends_no_training_even_when_it_is_started_again
         with (disk / "fills").open("wb", buffering=0) as file, suppress(OSError):
             while file.write(b"x" * 4096):
                 pass
+        # The rest of the file's last block, where what is still to come might find room.
+        with (disk / "training/run/metrics.jsonl").open("ab", buffering=0) as file, suppress(OSError):
+            while file.write(b"\n"):
+                pass
         os.kill(training.events("started", "chief:0")[0]["pid"], signal.SIGKILL)
         done = training.finish()
     finally:

@@ -199,9 +199,11 @@ def test_a_job_whose_launcher_was_killed_is_kept_alone_and_ended_by_stop(lab, tm
     process.communicate()
     job = job_of(tmp_path / "run")
     assert told_of(lab, job, "JobState") == ["RUNNING"]
+    before = sorted(path.name for path in (tmp_path / "run").iterdir())
     again = finish(start(tmp_path, "--run-dir", "run", "--", "true"))
     assert again.code == 2
     assert f"job {job} of this run is still running" in again.stderr
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
     monkeypatch.chdir(tmp_path)
     argv = [sys.executable, "-m", "tfdist_cli", "stop", "run"]
     stopped = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=PATIENCE)

@@ -14,6 +14,7 @@ from tfdist_cli.train.cluster import join
 pytestmark = pytest.mark.slow
 
 MODULE = """
+import os
 import shutil
 import keras
 import numpy as np
@@ -30,7 +31,8 @@ def dataset(params, split, shard):
 def callbacks(params):
     def remove(epoch, logs):
         for folder in params["removed"]:
-            shutil.rmtree(folder)
+            os.rename(folder, folder + ".gone")  # at once, while a checkpoint may be written
+            shutil.rmtree(folder + ".gone", ignore_errors=True)
 
     return [keras.callbacks.LambdaCallback(on_epoch_end=remove)]
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist_cli.protocol.records import RECORD_SEPARATOR
+from tfdist_cli.protocol.records import RECORD_SEPARATOR, TASK_FILE
 
 TASK = """
 import os, signal, sys, time
@@ -71,17 +71,25 @@ def test_a_launcher_that_follows_hears_of_its_beginning_and_its_end(code, ends, 
     assert lines[-1].startswith("tfdist: worker:1 has ended with")
 
 
+def begin(run_dir, attempt):
+    """What the first task of an attempt leaves when it begins."""
+    folder = run_dir / f"attempt_{attempt}" / "chief-0"
+    folder.mkdir(parents=True)
+    (folder / TASK_FILE).write_text("{}")
+
+
 def test_a_task_whose_run_has_begun_a_later_attempt_is_killed(tmp_path):
     """Slurm may run a job again while the tasks on a node that it has lost go on."""
     for attempt in (1, 4):  # an earlier one, and one that was there before, which is of another launch
-        (tmp_path / f"attempt_{attempt}").mkdir()
+        begin(tmp_path, attempt)
     process = start(tmp_path, "decides", "time.sleep(100)", {"TFDIST_ATTEMPT": "2"})
     said = tmp_path / "attempt_2" / "worker-1" / "stdout.raw"
     while not said.exists() or "here" not in said.read_text():
         assert process.poll() is None
+    (tmp_path / "attempt_5").mkdir()  # a launch that was refused, or one whose job waits in the queue
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(3)
-    (tmp_path / "attempt_3").mkdir()
+    begin(tmp_path, 3)
     assert process.wait(30) == 137
     assert (
         "worker:1 of attempt 2 is killed, since a later attempt has begun" in said.with_name("stderr.raw").read_text()

@@ -26,6 +26,7 @@ from tfdist_cli.launch.run.report import Report
 from tfdist_cli.launch.run.secrets import Secrets
 from tfdist_cli.launch.run.session import Launch
 from tfdist_cli.launch.run.snapshot import RunSnapshot
+from tfdist_cli.launch.slurm.launcher import refuse_running_job
 from tfdist_cli.launch.supervisor.launcher import Launcher
 from tfdist_cli.launch.supervisor.state import Rules, Timeouts
 from tfdist_cli.plan.plan import RECIPE_FILE
@@ -129,7 +130,7 @@ def carry_out(launcher: Launcher, job: Job, rules: Rules, *, quiet: bool) -> tup
     with ExitStack() as held:
         with console.telling(quiet=quiet):
             planner = held.enter_context(Planner(launcher, job.cluster, job.recipe, job.program).reserving())
-        opened = held.enter_context(open_run_dir(job.run_dir, job.parent, job.cluster.name, now))
+        opened = held.enter_context(open_run_dir(job.run_dir, job.parent, job.cluster.name, now, refuse_running_job))
         planned = Launch(launcher, planner.plan(opened), opened, rules, secrets, Desk(planner, opened))
         chronicle = RunSnapshot()
         with _watching(chronicle, quiet=quiet) as watchers:

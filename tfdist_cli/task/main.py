@@ -14,6 +14,9 @@ from tfdist_cli.protocol.records import OUTLASTS, emit
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.task.failure import report
 
+_RAISED = ("encountered the following error when processing", "Start cancelling closures due to error")
+"""What TensorFlow's coordinator logs of an error that it raises, too."""
+
 
 def run_task(recipe: Recipe | None) -> int:
     """Runs the task that the environment describes, in this process.
@@ -73,7 +76,7 @@ def _run(recipe: Recipe | None) -> None:
 
 def _told_by_us(record: logging.LogRecord) -> bool:
     """The coordinator logs what it then raises; it is told once, when it has reached the end of the task."""
-    return "encountered the following error when processing" not in record.getMessage()
+    return not any(told in record.getMessage() for told in _RAISED)
 
 
 def leave(code: int) -> None:

@@ -88,11 +88,14 @@ def _kill_when_replaced(pid: int, task: TaskId, run_dir: Path, attempt: int) -> 
 
 
 def _attempts(run_dir: Path) -> Iterator[int]:
-    """The numbers of a run's attempts; none while its folder cannot be read."""
+    """The numbers of a run's attempts whose tasks have begun; none while its folder cannot be read.
+
+    The folder of an attempt alone says nothing: a launch that is refused, or still waits in the queue, makes one, too.
+    """
     with suppress(OSError):
-        for path in run_dir.glob("attempt_*"):
+        for path in run_dir.glob(f"attempt_*/*/{TASK_FILE}"):
             with suppress(ValueError):
-                yield int(path.name.removeprefix("attempt_"))
+                yield int(path.parents[1].name.removeprefix("attempt_"))
 
 
 def _write_to(folder: Path, planned: Mapping[str, Any]) -> None:

@@ -56,6 +56,19 @@ def test_a_directory_that_was_made_for_a_run_becomes_private_too(tmp_path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o750
 
 
+def test_a_directory_that_is_refused_is_left_as_it_is(tmp_path):
+    path = tmp_path / "run"
+    with opened(tmp_path, path):
+        pass
+
+    def refuse(given):
+        raise UsageError(f"{given.name} is in use", hint="")
+
+    with pytest.raises(UsageError, match="run is in use"), open_run_dir(path, tmp_path, "digits", NOON, refuse):
+        pass
+    assert [each.name for each in path.glob("attempt_*")] == ["attempt_1"]
+
+
 def test_two_runs_in_one_second_have_a_directory_each(tmp_path):
     with opened(tmp_path) as first, opened(tmp_path) as second, opened(tmp_path) as third:
         assert [each.path.name for each in (first, second, third)] == [

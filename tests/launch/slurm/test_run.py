@@ -72,7 +72,8 @@ def slurm(monkeypatch):
     fake = Slurm()
     for name in ("submit", "look", "end_softly", "kill_tasks", "cancel", "cancel_and_wait"):
         monkeypatch.setattr(commands, name, getattr(fake, name))
-    monkeypatch.setattr(launcher, "look", fake.look)
+    monkeypatch.setattr(launcher, "await_answer", fake.look)
+    monkeypatch.setattr(launcher, "shutil", SimpleNamespace(which=lambda program: f"/usr/bin/{program}"))
     for name, seconds in {"LOOK": 0.01, "_ASK": 0.01, "_SETTLE": 0.1}.items():
         monkeypatch.setattr(run, name, seconds)
     return fake
@@ -427,16 +428,23 @@ def test_a_run_that_is_left_ends_its_job(followed, slurm):
     assert slurm.calls == [("submit", "1", ""), ("cancel", "12")]
 
 
-def test_a_run_whose_job_is_still_there_is_not_begun(slurm, make_cluster, plan_for, tmp_path):
+def test_a_run_whose_job_is_still_there_is_refused(slurm, tmp_path):
     (tmp_path / "slurm_job").write_text("12\n")
-
-    async def begin():
-        async with launcher.SlurmLauncher().start(plan_for(make_cluster(worker=2), "true"), None):
-            raise AssertionError
-
     with pytest.raises(UsageError, match="job 12 of this run is still running"):
-        asyncio.run(begin())
+        launcher.refuse_running_job(tmp_path)
     assert slurm.calls == []
+
+
+def test_a_run_without_a_job_that_runs_is_not_refused(slurm, tmp_path, monkeypatch):
+    launcher.refuse_running_job(tmp_path)
+    (tmp_path / "slurm_job").write_text("12\n")
+    slurm.job = Job("COMPLETED")
+    launcher.refuse_running_job(tmp_path)
+    slurm.job = Job("RUNNING")
+    monkeypatch.setattr(
+        launcher, "shutil", SimpleNamespace(which=lambda _: None)
+    )  # the directory was copied to another machine
+    launcher.refuse_running_job(tmp_path)
 
 
 def test_hosts_are_slurms_to_choose(make_cluster):

@@ -6,7 +6,7 @@ import errno
 import fcntl
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -101,7 +101,13 @@ class RunDir:
 
 
 @contextmanager
-def open_run_dir(chosen: Path | None, parent: Path, name: str, now: datetime) -> Iterator[RunDir]:
+def open_run_dir(
+    chosen: Path | None,
+    parent: Path,
+    name: str,
+    now: datetime,
+    check: Callable[[Path], None] = lambda _: None,
+) -> Iterator[RunDir]:
     """Makes a run's directory, or goes on in the one of an earlier run, and keeps other launchers out of it.
 
     Args:
@@ -109,6 +115,8 @@ def open_run_dir(chosen: Path | None, parent: Path, name: str, now: datetime) ->
         parent: the folder of runs, whose `latest` points to the one of them that was opened last.
         name: the cluster's name, which a new directory's name begins with.
         now: the time, which it ends with.
+        check: refuses a directory that something else than a launcher still uses. It is called before the directory is
+            changed: the tasks of a job end when they find a later attempt there.
 
     Raises:
         UsageError: it cannot be made, it holds something else, or another launcher runs in it.
@@ -123,6 +131,8 @@ def open_run_dir(chosen: Path | None, parent: Path, name: str, now: datetime) ->
     try:
         with _told(path):
             _lock(lock, path)
+        check(path)
+        with _told(path):
             attempt = 1 + max(_attempts(path), default=0)
             (path / f"attempt_{attempt}").mkdir()
         if path.parent.resolve() == parent.resolve():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.remote_addresses import RemoteAddresses
-from tfdist_cli.launch.slurm.commands import check_programs, look
+from tfdist_cli.launch.slurm.commands import await_answer, check_programs
 from tfdist_cli.launch.slurm.run import SlurmRun, job_of
 from tfdist_cli.launch.slurm.script import SCRIPT_FILE, render_script
 from tfdist_cli.launch.supervisor.launcher import Outlets
@@ -48,7 +51,6 @@ class SlurmLauncher(RemoteAddresses):
     @asynccontextmanager
     async def start(self, plan: Plan, outlets: Outlets) -> AsyncIterator[SlurmRun]:
         """A run whose job is submitted with its first task, and cancelled when it is left before its end."""
-        await _check_alone(plan)
         (plan.run_dir / SCRIPT_FILE).write_text(render_script(plan) + "\n", encoding="utf-8")
         run = SlurmRun(plan, outlets)
         try:
@@ -57,12 +59,21 @@ class SlurmLauncher(RemoteAddresses):
             await run.close()
 
 
-async def _check_alone(plan: Plan) -> None:
-    """Refuses a run whose last job is still there: a launcher that was killed leaves it behind."""
-    name = job_of(plan.run_dir)
-    job = await look(name) if name else None
-    if job and (job.runs or job.waits):
+def refuse_running_job(run_dir: Path) -> None:
+    """Refuses a run's directory whose job is still there: a launcher that was killed leaves it behind.
+
+    Where Slurm is not installed nothing is known of a job.
+
+    Raises:
+        UsageError: the job waits or runs.
+        TfdistError: Slurm does not answer.
+    """
+    name = job_of(run_dir)
+    if not name or shutil.which("squeue") is None:
+        return
+    job = asyncio.run(await_answer(name))
+    if job.runs or job.waits:
         raise UsageError(
             f"job {name} of this run is still {job.state.lower()}: its launcher is gone, but it is not",
-            hint=f"wait for it, or end it with `tfdist stop {plan.run_dir}`",
+            hint=f"wait for it, or end it with `tfdist stop {run_dir}`",
         )

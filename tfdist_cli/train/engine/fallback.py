@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.errors import TfdistError
+from tfdist_cli.train.engine.base import Execution, Pause
 from tfdist_cli.train.tf_compat.op_errors import comes_from_users_code, shortened
 from tfdist_cli.train.tf_compat.user_code import is_from_users_code
 from tfdist_cli.train.variables.sharding import parts
@@ -113,6 +114,9 @@ def reason(failure: Exception) -> str:
 class FirstExecution:
     """Runs executions, the first of them as an attempt.
 
+    The attempt is a whole small run. It is over before it counts, so that nothing of it is under way when the variables
+    are restored.
+
     Args:
         variables: all that an execution changes.
         scope: the strategy's.
@@ -134,27 +138,38 @@ class FirstExecution:
         self._tells = tells
         self._done = False
 
-    def run(self, executions: Callable[[], Iterator[_Result]]) -> Iterator[_Result]:
+    def run(
+        self, executions: Callable[[int, int], Iterator[Execution]], steps: int, *, attempt: int, pause: Pause
+    ) -> Iterator[Execution]:
         """Yields what an engine executes.
 
         Args:
-            executions: begins to execute, on the path that the engine takes by then.
+            executions: runs steps on the path that the engine takes by then: how many steps of this run come before
+                them, and how many they are.
+            steps: how many steps there are.
+            attempt: how many of them the attempt takes.
+            pause: asked whether more steps follow the attempt.
         """
-        if self._done or not Copies.fit_memory(self._variables()):
-            yield from executions()
-            return
-        copies = Copies(self._variables(), self._scope)
-        running = executions()
-        first = attempted(lambda: next(running, None), self._agree)
+        taken = 0
+        if not self._done and Copies.fit_memory(self._variables()):
+            for execution in self._attempted(lambda: list(executions(0, min(attempt, steps)))):
+                taken += len(execution.losses)
+                yield execution
+            if taken < steps and pause.agreed():
+                return
         self._done = True
-        if isinstance(first, Exception):
-            running.close()  # type: ignore[attr-defined] # engines yield from generators
-            self._standard()
-            copies.put_back()
-            running = executions()
-            failure, first = first, next(running, None)
-            if self._tells:
-                log.info("optimizations are off, which failed with this model: %s", reason(failure))
-        if first is not None:
-            yield first
-        yield from running
+        if taken < steps:
+            yield from executions(taken, steps - taken)
+
+    def _attempted(self, attempt: Callable[[], list[Execution]]) -> list[Execution]:
+        copies = Copies(self._variables(), self._scope)
+        executed = attempted(attempt, self._agree)
+        if not isinstance(executed, Exception):
+            return executed
+        failure = executed
+        self._standard()
+        copies.put_back()
+        executed = attempt()
+        if self._tells:
+            log.info("optimizations are off, which failed with this model: %s", reason(failure))
+        return executed

@@ -148,7 +148,11 @@ class MirroredEngine:
 
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:  # noqa: ARG002 - workers that step together would have to measure the same
         """See `Engine.run`."""
-        return self._first_execution.run(partial(self._executions, steps, first, size, pause))
+
+        def executions(taken: int, count: int) -> Iterator[Execution]:
+            return self._executions(count, first + taken, size, pause)
+
+        return self._first_execution.run(executions, steps, attempt=size, pause=pause)
 
     def _executions(self, steps: int, first: int, size: int, pause: Pause) -> Iterator[Execution]:
         left, start = steps, first

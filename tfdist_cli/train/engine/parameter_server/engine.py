@@ -38,6 +38,7 @@ from tfdist_cli.train.model.rng import Seeds
 from tfdist_cli.train.model.train_step import Given, ModelStep, Tensors
 from tfdist_cli.train.optimizers.apply import innermost, leave_sums_to_engine, updates_rows, updating, why_by_keras
 from tfdist_cli.train.optimizers.learning_rate import Rate
+from tfdist_cli.train.tf_compat.coordinator import clear_failure
 from tfdist_cli.train.tf_compat.function_table import reserve_function_table
 
 log = logging.getLogger("tfdist")
@@ -63,7 +64,7 @@ class ParameterServerEngine:
         self._strategy = strategy
         self._element_spec = element_spec
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-        _end_earlier(coordinator)
+        clear_failure(coordinator)
         # TensorFlow can create data on one worker alone only through its own list of workers.
         self._workers = coordinator._cluster.workers
         self.workers = self.sharers = len(self._workers)
@@ -116,7 +117,7 @@ class ParameterServerEngine:
         return workshop
 
     def _take_standard_path(self) -> None:
-        _end_earlier(self._coordinator)
+        clear_failure(self._coordinator)
         rules = replace(self._shop.rules, optimized=False, embeddings=None)
         self._step.jit = rules.jit is True
         self._shop = self._workshop(rules)
@@ -154,11 +155,15 @@ class ParameterServerEngine:
         with self.scope():
             self._shop.seeds.go_on()
 
-        def executions() -> Iterator[Execution]:
+        def executions(taken: int, count: int) -> Iterator[Execution]:
             steps_each = size if self._shop.rules.optimized else 1
-            return self._updates.run(self._iterators, steps, first=first, size=steps_each, adapts=adapts, pause=pause)
+            return self._updates.run(
+                self._iterators, count, first=first + taken, size=steps_each, adapts=adapts, pause=pause
+            )
 
-        return self._first_execution.run(executions)
+        whole_updates = size + -size % self._shop.rules.updates.span
+        attempt = 1 if self.synchronous else whole_updates * self.workers
+        return self._first_execution.run(executions, steps, attempt=attempt, pause=pause)
 
     def operations(self) -> int:
         """See `Engine.operations`."""
@@ -290,17 +295,6 @@ class ParameterServerEngine:
             return wire.pull(lookup, held).values, tables.given(lookup.positions[0], training=False)
 
         return reading
-
-
-def _end_earlier(coordinator: Any) -> None:
-    """Waits until nothing of an earlier training of this process is under way, and lets go of what that failed of.
-
-    TensorFlow has one coordinator for a strategy, which would raise that training's failure in this one.
-    """
-    try:
-        coordinator.join()
-    except Exception as error:  # noqa: BLE001 whatever it is, it was raised where that training ran
-        log.debug("an earlier training failed: %s", error)
 
 
 # Iterators over data that calls Python code. A worker that closes one before its end calls that code, which runs here,

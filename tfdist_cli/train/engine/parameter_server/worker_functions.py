@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
+import tensorflow as tf
 from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
 
 from tfdist_cli.train.engine.parameter_server.context import raise_cause
@@ -14,6 +16,8 @@ from tfdist_cli.train.engine.parameter_server.context import raise_cause
 _serials = count()
 _LOOK_SECONDS = 0.5
 """How often the workers are looked at while nothing is heard of them."""
+_CAUSE_SECONDS = 2.0
+"""How long the cause of cancellations is waited for."""
 _Message = TypeVar("_Message")
 News = queue.SimpleQueue[_Message | Exception]
 """What threads have heard, or failed of."""
@@ -58,20 +62,50 @@ class WorkerFunctions:
 
     def check(self) -> None:
         """Raises what one of them has failed of; that a worker is gone is no failure."""
-        for remote in self._running.values():
-            if remote._status is RemoteValueStatus.READY and remote._error is not None:
-                raise_cause(remote._error)
+        if self._failures():
+            self._raise_first_cause([], None)
 
     def next(self, news: News[_Message]) -> _Message | None:
         """The next message; None after a while without one. Raises what the thread that listens has failed of.
 
         Before it waits it looks at all workers.
         """
-        self.check()
+        if self._failures():
+            self._raise_first_cause([], news)
         try:
             message = news.get(timeout=_LOOK_SECONDS)
         except queue.Empty:
             return None
         if isinstance(message, Exception):
-            raise message
+            self._raise_first_cause([message], news)
         return message
+
+    def _failures(self) -> list[Exception]:
+        remotes = self._running.values()
+        return [each._error for each in remotes if each._status is RemoteValueStatus.READY and each._error is not None]
+
+    def _raise_first_cause(self, heard: list[Exception], news: News[_Message] | None) -> NoReturn:
+        """Raises a failure; of several one that is no cancellation, which only follows from another failure.
+
+        Where there are only cancellations, their cause is waited for a moment: it may be reported after them.
+        """
+        end = time.monotonic() + _CAUSE_SECONDS
+        while all(map(_is_cancellation, failures := [*heard, *self._failures()])) and time.monotonic() < end:
+            try:
+                message = (news or queue.SimpleQueue()).get(timeout=_CAUSE_SECONDS / 10)
+            except queue.Empty:
+                continue
+            heard += [message] if isinstance(message, Exception) else []
+        raise_cause(min(failures, key=_is_cancellation))
+
+
+def _is_cancellation(error: Exception) -> bool:
+    return isinstance(getattr(error, "original_exception", None) or error, tf.errors.CancelledError)
+
+
+def raise_failure(news: News[Any]) -> None:
+    """Raises what a thread that has ended has failed of, which nobody has heard."""
+    while not news.empty():
+        message = news.get()
+        if isinstance(message, Exception):
+            raise_cause(message)

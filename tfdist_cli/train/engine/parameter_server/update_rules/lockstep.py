@@ -27,7 +27,7 @@ from tfdist_cli.train.engine.parameter_server.context import ParameterServerCont
 from tfdist_cli.train.engine.parameter_server.update_rules.accumulator import Accumulator, Message
 from tfdist_cli.train.engine.parameter_server.update_rules.lockstep_functions import LockstepFunctions
 from tfdist_cli.train.engine.parameter_server.update_rules.token_queues import END, ONE, ROW, RUN, TokenQueues
-from tfdist_cli.train.engine.parameter_server.worker_functions import News, WorkerFunctions
+from tfdist_cli.train.engine.parameter_server.worker_functions import News, WorkerFunctions, raise_failure
 from tfdist_cli.train.engine.step_timer import within_wait
 from tfdist_cli.train.tf_compat.exit_hooks import GRACE_SECONDS, end_at_exit
 
@@ -169,6 +169,7 @@ class LockstepUpdates:
                 end_at_exit(partial(_briefly, turnstile.end_commits), updates)
             raise
         updates.join()
+        raise_failure(news)
 
 
 def _briefly(work: Any) -> None:

@@ -34,7 +34,7 @@ from tfdist_cli.train.engine.parameter_server.update_rules.quorum_functions impo
     QuorumFunctions,
 )
 from tfdist_cli.train.engine.parameter_server.update_rules.quorum_policy import Gradient, QuorumPolicy
-from tfdist_cli.train.engine.parameter_server.worker_functions import News, WorkerFunctions
+from tfdist_cli.train.engine.parameter_server.worker_functions import News, WorkerFunctions, raise_failure
 from tfdist_cli.train.engine.step_timer import Turns
 from tfdist_cli.train.tf_compat.exit_hooks import GRACE_SECONDS, end_at_exit
 
@@ -171,6 +171,7 @@ class QuorumUpdates:
         channels.close()
         answers.join()
         updates.join()
+        raise_failure(news)
 
     def _take(
         self,
