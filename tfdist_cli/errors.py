@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import IntEnum
 
 
@@ -17,21 +18,33 @@ class ExitCode(IntEnum):
 
 
 class TfdistError(Exception):
-    """Something a user can act on.
+    """An error that the user can fix.
 
     Args:
         message: what is wrong and where, in one sentence.
-        hint: what to do about it, in one sentence; shown on a line of its own.
+        code: a stable name of the problem, such as `unknown-key`. Programs and tests compare codes, never messages.
+        hint: what to do about it, in one sentence; printed on a separate line.
     """
 
     exit_code: int = ExitCode.FAILED
     retry: bool = True
     """Whether a task that ends with it may do better when it is started again."""
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, code: str = "", hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
+        self.code = code
         self.hint = hint
+
+    def labelled_lines(self) -> Iterator[tuple[str, str]]:
+        """Yields the printed lines of the message, each with its label: `error[unknown-key]`."""
+        for line in self.message.splitlines():
+            yield label(self.code), line
+
+
+def label(code: str) -> str:
+    """The label in front of a printed error: `error[unknown-key]`."""
+    return f"error[{code}]" if code else "error"
 
 
 class UsageError(TfdistError):

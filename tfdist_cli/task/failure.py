@@ -10,7 +10,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfdist_cli.errors import ExitCode, TfdistError
+from tfdist_cli.errors import ExitCode, TfdistError, label
 from tfdist_cli.protocol.masking import Mask
 from tfdist_cli.protocol.records import TASK_DIR, emit
 from tfdist_cli.train.tf_compat.op_errors import shortened
@@ -52,8 +52,9 @@ class _Told:
 
 def _told(error: BaseException) -> _Told:
     if isinstance(error, TfdistError):
-        written = f"error: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else "")
-        return _Told({"type": type(error).__name__, "message": error.message, "hint": error.hint}, written)
+        written = f"{label(error.code)}: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else "")
+        fields = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
+        return _Told(fields | ({"code": error.code} if error.code else {}), written)
     if type(error).__module__.startswith("tensorflow.") and not is_from_users_code(error):
         short = shortened(error)
         fields = {"type": short.type, "message": short.message, "hint": None}

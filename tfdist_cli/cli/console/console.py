@@ -96,8 +96,8 @@ def write(text: str) -> None:
 
 def print_error(error: TfdistError) -> None:
     """Prints an error, a line for each of its problems, and its hint."""
-    for line in error.message.splitlines():
-        _console(True).print(f"[bold red]error:[/] {_plain(line)}")
+    for name, line in error.labelled_lines():
+        _console(True).print(f"[bold red]{_plain(name)}:[/] {_plain(line)}")
     if error.hint:
         _console(True).print(f"[bold]hint:[/] {_plain(error.hint)}")
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 
-from tfdist_cli.errors import UsageError
+from tfdist_cli.errors import UsageError, label
 
 KeyPath = tuple[str | int, ...]
 """The way to a value: keys of maps and indices of lists, from the top."""
@@ -44,11 +45,13 @@ class Problem:
         place: where.
         key: the value's path, `roles.worker.replicas`; empty when the file as a whole is meant.
         message: what is wrong and what was expected.
+        code: the stable name of the problem; see `TfdistError`.
     """
 
     place: Place
     key: str
     message: str
+    code: str = ""
 
     def __str__(self) -> str:
         named = not self.key or self.place.file.startswith(f"--set {self.key}=")
@@ -69,7 +72,12 @@ class SpecError(UsageError):
         lines = [str(problem) for problem in self.problems[:_SHOWN_AT_MOST]]
         if len(self.problems) > _SHOWN_AT_MOST:
             lines.append("... and more")
-        super().__init__("\n".join(lines), hint=hint)
+        super().__init__("\n".join(lines), code=self.problems[0].code if self.problems else "", hint=hint)
+
+    def labelled_lines(self) -> Iterator[tuple[str, str]]:
+        """Yields one line for each problem, with the label of its own code."""
+        for problem, line in zip_longest(self.problems[:_SHOWN_AT_MOST], self.message.splitlines()):
+            yield label(problem.code if problem else ""), line
 
 
 def dotted(path: KeyPath) -> str:
