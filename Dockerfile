@@ -1,4 +1,4 @@
-# One image for every task of a cluster: see docs/containers.md.
+# One image for every task of a cluster: see docs/how-to/containers.md.
 #   docker build -t tfdist .                               TensorFlow for the CPU
 #   docker build -t tfdist:cuda --build-arg EXTRA=cuda .   TensorFlow for NVIDIA GPUs, CUDA included
 FROM docker.io/library/python:3.11-slim-bookworm AS build

@@ -18,7 +18,7 @@ from benchmarks.workload import Workload
 from tfdist_cli.bench.machine import describe
 from tfdist_cli.bench.plot import require_matplotlib
 
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "docs" / "reference" / "benchmark-results.md"
 PLOT = PAGE.with_suffix(".svg")
 STARTUP = "startup"
 FIRST_STEP = "`tfdist launch` (1 chief, 2 ps, 2 workers) up to the first step reported"

@@ -1,4 +1,4 @@
-"""Results as Markdown, and their place in docs/benchmarks.md."""
+"""Results as Markdown, and their place in docs/reference/benchmark-results.md."""
 
 from __future__ import annotations
 

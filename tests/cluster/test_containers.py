@@ -1,4 +1,4 @@
-"""A cluster of containers, as docs/containers.md starts it, from the image that TFDIST_TEST_IMAGE names."""
+"""A cluster of containers, as docs/how-to/containers.md starts it, from the image that TFDIST_TEST_IMAGE names."""
 
 import os
 import subprocess

@@ -104,7 +104,7 @@ def test_a_busy_port_and_a_blocked_one(doctor, lab):
 
 def test_the_firewall_that_the_manual_recommends(doctor, lab):
     """Strangers are kept out, and the cluster's own tasks are not."""
-    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "secure-ports.md").read_text(encoding="utf-8")
     rules = next(block for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if block.startswith("iptables"))
     for index, host in enumerate(lab.hosts, 1):
         rules = rules.replace(f"10.0.0.{index}", host.address)

@@ -1,4 +1,4 @@
-"""What docs/security.md recommends, carried out on hosts from the text of the page itself."""
+"""What docs/how-to/secure-ports.md recommends, carried out on hosts from the text of the page itself."""
 
 import re
 import shutil
@@ -35,7 +35,7 @@ signal.pause()
 
 def block(words):
     """The one block of the page with these words in it: a fenced one, or an indented one."""
-    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "secure-ports.md").read_text(encoding="utf-8")
     fenced = re.findall(r"```\w+\n(.*?)```", page, re.DOTALL)
     indented = [text.replace("\n    ", "\n") for text in re.findall(r"\n(?:\n    .*|\n(?=\n))+\n", page)]
     (found,) = (text for text in fenced + indented if words in text)

@@ -1,4 +1,4 @@
-"""The tables of keys in docs/ are made from the models: `TFDIST_WRITE_DOCS=1 pytest tests/docs` writes them anew."""
+"""Key tables in docs/reference are generated from the models: `TFDIST_WRITE_DOCS=1 pytest tests/docs` updates them."""
 
 import json
 import os
@@ -10,17 +10,10 @@ import pytest
 from tfdist_cli.spec.sections import cluster, compose, kubernetes, recipe, slurm, ssh
 from tfdist_cli.spec.sections.model import SpecModel
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "reference"
 MARKER = re.compile(r"<!-- keys of (\w+) -->\n(?:\n?(?:\|.*\n)+)?")
-PAGES = {
-    "cluster.md": cluster,
-    "recipe.md": recipe,
-    "ssh.md": ssh,
-    "slurm.md": slurm,
-    "containers.md": compose,
-    "kubernetes.md": kubernetes,
-}
-each_page = pytest.mark.parametrize(("name", "module"), PAGES.items())
+PAGES = {"cluster.md": (cluster, ssh, slurm, compose, kubernetes), "recipe.md": (recipe,)}
+each_page = pytest.mark.parametrize(("name", "modules"), PAGES.items())
 
 
 def default_of(field):
@@ -40,25 +33,33 @@ def table(model):
     return "\n".join(rows) + "\n"
 
 
-def written_anew(page, module):
-    return MARKER.sub(lambda match: f"<!-- keys of {match[1]} -->\n\n{table(getattr(module, match[1]))}", page)
+def models_of(modules):
+    """The sections by name: those that the modules define, and those that they import from others."""
+    return {
+        name: value
+        for module in reversed(modules)
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, SpecModel)
+    }
+
+
+def updated(page, modules):
+    models = models_of(modules)
+    return MARKER.sub(lambda match: f"<!-- keys of {match[1]} -->\n\n{table(models[match[1]])}", page)
 
 
 @each_page
-def test_the_tables_are_those_of_the_models(name, module):
+def test_the_tables_match_the_models(name, modules):
     path = DOCS / name
     page = path.read_text(encoding="utf-8")
     if os.environ.get("TFDIST_WRITE_DOCS") == "1":
-        path.write_text(page := written_anew(page, module), encoding="utf-8")
-    assert page == written_anew(page, module)
+        path.write_text(page := updated(page, modules), encoding="utf-8")
+    assert page == updated(page, modules)
 
 
 @each_page
-def test_every_model_has_its_table(name, module):
+def test_every_model_has_its_table(name, modules):
     page = (DOCS / name).read_text(encoding="utf-8")
-    models = {
-        value.__name__
-        for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, SpecModel) and value.__module__ == module.__name__
-    }
+    defined = {module.__name__ for module in modules}
+    models = {key for key, value in models_of(modules).items() if value.__module__ in defined}
     assert set(MARKER.findall(page)) >= models

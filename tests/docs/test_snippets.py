@@ -16,7 +16,7 @@ from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^]]*\]\((?!https?:)([^)#\s]*)(#[^)\s]*)?\)")
 

@@ -263,7 +263,7 @@ def test_a_public_address():
     assert told(finding) == ("exposed-port", "warning", "h2")
     assert "8.8.8.8" in finding.message
     assert "ports 2222, 2223" in finding.message
-    assert "docs/security.md" in finding.fix
+    assert "docs/how-to/secure-ports.md" in finding.fix
 
 
 def test_a_public_address_beside_a_network_of_the_tasks_own():

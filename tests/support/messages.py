@@ -1,6 +1,6 @@
 """The messages in the source, as a Markdown table: what tests pin of the wording, once.
 
-`python -m tests.support.messages` writes docs/messages.md.
+`python -m tests.support.messages` writes docs/reference/messages.md.
 """
 
 import ast
@@ -10,12 +10,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "tfdist_cli"
-PAGE = ROOT / "docs" / "messages.md"
+PAGE = ROOT / "docs" / "reference" / "messages.md"
 HEAD = """# Messages
 
 Every problem that tfdist reports has a code. The code stays the same when the wording changes. A message is printed as
-`error[code]: message`; `…` stands for a value. [Troubleshooting](troubleshooting.md) explains causes and fixes.
-This page is generated from the source by `python -m tests.support.messages`.
+`error[code]: message`; `…` stands for a value. [Troubleshooting](../how-to/troubleshooting.md) explains causes and
+fixes. This page is generated from the source by `python -m tests.support.messages`.
 
 | code | message | hint |
 |---|---|---|
@@ -66,7 +66,7 @@ def messages() -> Iterator[Message]:
 
 
 def page() -> str:
-    """docs/messages.md as it should be."""
+    """docs/reference/messages.md as it should be."""
     rows = sorted({(each.code, each.message, each.hint) for each in messages()})
     cells = (" | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) for row in rows)
     return HEAD + "".join(f"| {row} |\n" for row in cells)

@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds that one model may take")
     parser.add_argument("--keep", type=Path, help="a folder to keep results in; those found there are not made again")
     parser.add_argument("--found", action="store_true", help="train nothing, and compare what the kept folder has")
-    parser.add_argument("--page", action="store_true", help="put the results into docs/models.md")
+    parser.add_argument("--page", action="store_true", help="put the results into docs/reference/models.md")
     given = parser.parse_args()
     names, keys = given.models or list(CASES), given.engines.split(",")
     unknown = sorted({*names, *keys} - {*CASES, *ENGINES})

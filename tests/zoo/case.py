@@ -126,7 +126,7 @@ def different(most: int, each: int) -> np.ndarray:
     """Integers below `most`, so many for each example, of which no batch has one twice.
 
     Of rows that a batch looks up twice, TensorFlow's Keras squares each gradient by itself where its gradients are
-    sparse, as they are in one process; see docs/training.md.
+    sparse, as they are in one process; see docs/reference/python-api.md.
     """
     size, source = 2 * BATCH, random()
     rows = [source.permutation(most)[: size * each].reshape(size, each) for _ in range(EXAMPLES // size)]

@@ -1,4 +1,4 @@
-"""The results of the zoo as a part of docs/models.md."""
+"""The results of the zoo as a part of docs/reference/models.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.zoo.engines import ENGINES, Result
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
 BEGIN, END = "<!-- results: python -m tests.zoo --page -->", "<!-- end of results -->"
 
 

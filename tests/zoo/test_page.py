@@ -1,4 +1,4 @@
-"""docs/models.md has the results of the models that there are, and nothing among them is wrong."""
+"""docs/reference/models.md has the results of the models that there are, and nothing among them is wrong."""
 
 from tests.zoo.coverage import NOT_TRAINED
 from tests.zoo.models import CASES

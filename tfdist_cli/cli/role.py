@@ -208,7 +208,7 @@ def _cluster_of_tf_config() -> tuple[Cluster, TaskId]:
     except ValidationError as error:
         reasons = "; ".join(str(problem["msg"]) for problem in error.errors())
         message = f"TF_CONFIG describes no cluster that can train: {reasons}"
-        raise UsageError(message, hint="see docs/cluster.md") from error
+        raise UsageError(message, hint="see docs/reference/cluster.md") from error
     return cluster, environment.task
 
 

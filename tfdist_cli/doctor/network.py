@@ -101,7 +101,7 @@ def exposure_findings(one: Seen, cluster: Cluster | None) -> Iterator[Finding]:
             one.site.name,
             f"it has a public address, {public[0]}, and TensorFlow listens on every address: unless a firewall keeps "
             f"them out, strangers reach {which} and can run any operation there",
-            "let a firewall pass the cluster's own hosts alone; see docs/security.md",
+            "let a firewall pass the cluster's own hosts alone; see docs/how-to/secure-ports.md",
         )
 
 
@@ -128,7 +128,7 @@ def _reached_from_outside(one: Seen, owner: Seen, reach: Reach) -> Iterator[Find
             owner.site.name,
             f"{one.site.name}, which runs no task, reaches {reach.task} at {reach.address}: whoever else does can run "
             "any operation there",
-            "let its firewall pass the cluster's own hosts alone; see docs/security.md",
+            "let its firewall pass the cluster's own hosts alone; see docs/how-to/secure-ports.md",
         )
 
 

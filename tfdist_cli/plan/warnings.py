@@ -101,7 +101,7 @@ def _public_addresses(cluster: Cluster) -> Iterator[PlanWarning]:
             "exposed-port",
             f"{who}: anyone who reaches it can run any operation there, file access included, without a password",
             "use addresses of a private network or a VPN, or let a firewall pass the cluster's own hosts alone; "
-            "see docs/security.md",
+            "see docs/how-to/secure-ports.md",
         )
 
 

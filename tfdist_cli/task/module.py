@@ -48,7 +48,8 @@ class RecipeModule:
         for name, form in (("model", "model(params)"), ("dataset", "dataset(params, split, shard)")):
             if not callable(getattr(module, name, None)):
                 raise UsageError(
-                    f"{module.__file__} has no function {name!r}", hint=f"define {form} in it; see docs/recipe.md"
+                    f"{module.__file__} has no function {name!r}",
+                    hint=f"define {form} in it; see docs/reference/recipe.md",
                 )
         return cls(module, dict(recipe.params))
 

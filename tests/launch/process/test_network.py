@@ -65,7 +65,7 @@ def allowed():
 def test_what_is_asked_for_and_refused_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="allows no private network: Operation not permitted") as told:
         network_of(plan_of(tmp_path, network="private")).__enter__()
-    assert "docs/security.md" in (told.value.hint or "")
+    assert "docs/how-to/secure-ports.md" in (told.value.hint or "")
 
 
 @pytest.mark.usefixtures("refused")
@@ -75,7 +75,7 @@ def test_a_recipe_whose_network_is_open_is_told_once_with_what_to_do():
         assert told
         assert not told.private
         assert "Operation not permitted" in told.text
-        assert "docs/security.md" in told.text
+        assert "docs/how-to/secure-ports.md" in told.text
 
 
 @pytest.mark.parametrize(

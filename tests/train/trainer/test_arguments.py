@@ -52,7 +52,7 @@ def test_a_value_that_means_nothing_is_named(given, said):
         ({"validation_batch_size": 2}, "a dataset of batches"),
         ({"initial_epoch": 3}, "tfdist.Checkpoints(dir)"),
         ({"verbose": 0}, "leave it out"),
-        ({"epoch": 3}, "docs/training.md"),
+        ({"epoch": 3}, "docs/reference/python-api.md"),
     ],
 )
 def test_an_argument_that_fit_does_not_have_is_named(given, hint):

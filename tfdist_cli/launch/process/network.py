@@ -61,10 +61,10 @@ def network_of(plan: Plan) -> Iterator[tuple[Network, Networked | None]]:
         if reason and plan.cluster.network == "private":
             raise UsageError(
                 f"this machine allows no private network: {reason}",
-                hint="remove 'network: private', and close the tasks' ports by a firewall: see docs/security.md",
+                hint="remove 'network: private', and close the ports with a firewall: see docs/how-to/secure-ports.md",
             )
         if reason:
-            text = f"{OPEN}, and a private network is not allowed here ({reason}); docs/security.md has a firewall rule"
+            text = f"{OPEN}, and a private network is not allowed here ({reason}): see docs/how-to/secure-ports.md"
             yield network, Networked(private=False, text=text)
         else:
             yield network, Networked(private=True, text=PRIVATE)
@@ -80,7 +80,7 @@ def _default(plan: Plan) -> tuple[str, str]:
     if alone or any(not one.address.is_loopback for one in listening):
         return "host", ""
     if plan.recipe is None:
-        return "host", f"{OPEN}; 'network: private' in the cluster file closes them, see docs/security.md"
+        return "host", f"{OPEN}; 'network: private' in the cluster file closes them, see docs/how-to/secure-ports.md"
     return "private", ""
 
 

@@ -30,7 +30,7 @@ _NEEDS = ("cpus", "memory", "gpus")
 
 
 def render_script(plan: Plan) -> str:
-    """The script; see docs/slurm.md for what it does when.
+    """The script; see docs/how-to/slurm.md for what it does when.
 
     Raises:
         UsageError: `slurm.nodes` is given for a job whose parts need different nodes.

@@ -213,11 +213,11 @@ class Cluster(SpecModel):
     ssh: SshSpec | None = None
     """How the ssh launcher reaches them, and what it copies there."""
     slurm: SlurmSpec | None = None
-    """How `launcher: slurm` submits the tasks; see [Slurm](slurm.md)."""
+    """How `launcher: slurm` submits the tasks."""
     compose: Compose | None = None
-    """What `launcher: compose` runs the tasks in; see [containers](containers.md)."""
+    """What `launcher: compose` runs the tasks in."""
     kubernetes: Kubernetes | None = None
-    """What `launcher: kubernetes` makes the tasks' pods of; see [Kubernetes](kubernetes.md)."""
+    """What `launcher: kubernetes` makes the tasks' pods of."""
     recipe: PathField | None = None
     """The recipe to train, a path relative to this file."""
     run_dir: PathField | None = None

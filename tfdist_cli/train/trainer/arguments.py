@@ -22,7 +22,7 @@ _OF_KERAS = {
     "initial_epoch": "leave it out: with checkpoints=tfdist.Checkpoints(dir) a training goes on where it was",
     "verbose": "leave it out: logging.getLogger('tfdist').addHandler(logging.NullHandler()) keeps it silent",
 }
-_FIT = "tfdist.fit(model, data, epochs=..., validation_data=...): docs/training.md lists all arguments"
+_FIT = "tfdist.fit(model, data, epochs=..., validation_data=...): docs/reference/python-api.md lists all arguments"
 
 
 def refuse_unknown(more: Sequence[Any], unknown: Mapping[str, Any]) -> None:
