@@ -7,7 +7,6 @@ others through the engine before any of them acts on it.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,6 +18,7 @@ import numpy as np
 from tfdist_cli.errors import ResultNotSaved, TrainingError
 from tfdist_cli.protocol.records import emit
 from tfdist_cli.train.checkpoint.callback_state import CallbackStates, random_states
+from tfdist_cli.train.checkpoint.policy import CheckpointPolicy
 from tfdist_cli.train.checkpoint.store import TrainingState
 from tfdist_cli.train.checkpoint.writer import CheckpointWriter, Content
 from tfdist_cli.train.engine.base import Engine, Execution
@@ -26,7 +26,7 @@ from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.optimizers.apply import updating
 from tfdist_cli.train.trainer.batch_callbacks import BatchGroup, acts_on_batches, acts_on_test_batches
-from tfdist_cli.train.trainer.config import Saving, Schedule, TrainingConfig, Validation
+from tfdist_cli.train.trainer.config import Schedule, TrainingConfig, Validation
 from tfdist_cli.train.trainer.reporting import Progress
 from tfdist_cli.train.trainer.resume import Position, Start, position, rates_of, take_back
 from tfdist_cli.train.trainer.sigterm import Termination
@@ -66,15 +66,20 @@ class TrainingLoop:
         callbacks = assignment.callbacks
         self._saver = CheckpointWriter(saving.folder, step, saving.asynchronous) if saving and engine.is_chief else None
         self._progress = progress
-        self._pause = _LoopPause(termination, saving if engine.is_chief else None)
+        self._termination = termination
+        self._policy = CheckpointPolicy(
+            enabled=saving is not None,
+            every_steps=saving.every_steps if saving else None,
+            every_seconds=saving.every_seconds if saving and engine.is_chief else None,
+            termination_requested=lambda: termination.requested,
+        )
+        self._pause = _LoopPause(self._policy)
         self._totals = MetricTotals(step)
         flags = _chiefs_flags(engine, callbacks)
         self._has_callbacks, self._each_batch, self._each_test_batch, self._ends_on_nan = flags
         # What is done at the end of a training may change the variables after the last step.
         self._ends_changed = self._has_callbacks or any(inner.use_ema for inner in updating(self._model.optimizer))
         self._done = self._ended = 0
-        self._owes_save = False
-        """Whether a checkpoint is due that waits for the end of an epoch: at its last step, all else comes first."""
         self._start = Start()
         self._take_back: Callable[[], None] | None = None
         self._callbacks = keras.callbacks.CallbackList(
@@ -115,7 +120,7 @@ class TrainingLoop:
             logs = self._epoch(epoch, at)
             if self._stopped():
                 break
-            if self._owes_save and self._done < self._schedule.total:
+            if self._policy.after_epoch(training_complete=self._done >= self._schedule.total).save:
                 self._save()
         self._engine.settle(self._done)
         with self._engine.scope():
@@ -123,7 +128,8 @@ class TrainingLoop:
         self._callbacks.on_train_end(logs)
         if self._has_callbacks:
             self._engine.share_variables()
-        self._save(final=True, stopped=at.stopped or self._stopped())
+        if self._policy.after_training().save:
+            self._save(final=True, stopped=at.stopped or self._stopped())
         return self._model.history
 
     def _begin(self, start: Start) -> Position:
@@ -144,7 +150,7 @@ class TrainingLoop:
             self._take_back = partial(take_back, self._engine, found, self._model, self._states, rates)
             if not self._within_epoch():
                 self._take_back()
-        self._owes_save = self._at_epochs_end()  # it was saved before that end, which must not come a third time
+        self._policy.after_resume(epoch_complete=self._at_epochs_end())
         return at
 
     def _after_epochs_of_callbacks(self, at: Position) -> Position:
@@ -201,7 +207,7 @@ class TrainingLoop:
         self._progress.begin_epoch()
         target = min(self._schedule.first(epoch + 1), self._schedule.total)
         while self._done < target and not self._stopped():
-            self._stretch(epoch, self._boundary(target))
+            self._stretch(epoch, self._policy.last_step(self._done, target))
         logs = self._totals.logs()
         self._progress.report("train", self._done, epoch + 1, logs, done=True)
         self._engine.settle(self._done)
@@ -211,10 +217,6 @@ class TrainingLoop:
         if self._has_callbacks:
             self._agree_to_stop()
         return logs
-
-    def _boundary(self, target: int) -> int:
-        every = self._saving.every_steps if self._saving else None
-        return min(target, (self._done // every + 1) * every) if every else target
 
     def _stretch(self, epoch: int, boundary: int) -> None:
         """Trains up to `boundary` or to a pause, then saves what is to be saved."""
@@ -234,17 +236,16 @@ class TrainingLoop:
             self._take(execution, epoch)
             if each_batch:
                 self._end_group(epoch, boundary)
+        requests = None
         if self._pause.agreed() and not self._stopped():
-            terminate, save = self._engine.total(self._pause.wishes())
+            requests = self._engine.total(self._policy.requests())
             self._pause.reset()
-            if terminate:
-                self._save(last=True)
-                self._engine.total(np.zeros(1))  # nobody leaves while the chief is saving
-                self._pause.termination.carry_out(self._done)
-            if save:
-                self._save_unless_epoch_ends()
-        elif self._saving and self._saving.every_steps and self._done % self._saving.every_steps == 0:
-            self._save_unless_epoch_ends()
+        decision = self._policy.after_steps(self._done, epoch_complete=self._at_epochs_end(), requests=requests)
+        if decision.save:
+            self._save(last=decision.terminate)
+        if decision.terminate:
+            self._engine.total(np.zeros(1))  # all tasks wait until the chief has saved
+            self._termination.carry_out(self._done)
 
     def _end_group(self, epoch: int, boundary: int) -> None:
         """Tells callbacks of the batches that are done, if as many are done as they are told of at once.
@@ -276,7 +277,7 @@ class TrainingLoop:
         self._totals.add(execution.metrics)
         self._progress.count(execution)
         self._done += len(execution.losses)
-        self._pause.hear(execution.votes)
+        self._pause.count(execution.votes)
         if self._progress.due():
             self._progress.report("train", self._done, epoch + 1, self._totals.logs())
 
@@ -334,12 +335,6 @@ class TrainingLoop:
         if self._stopped():
             self._pause.agree()
 
-    def _save_unless_epoch_ends(self) -> None:
-        """Saves a checkpoint; at the last step of an epoch, when its end has been dealt with and recorded."""
-        self._owes_save = self._at_epochs_end()
-        if not self._owes_save:
-            self._save()
-
     def _save(self, *, last: bool = False, final: bool = False, stopped: bool = False) -> None:
         """Saves a checkpoint.
 
@@ -348,11 +343,8 @@ class TrainingLoop:
             final: whether the training does.
             stopped: whether a callback has ended it.
         """
-        if self._saving is None:
-            return
-        self._owes_save = False
         self._engine.settle(self._done)
-        self._pause.saved()
+        self._policy.saved()
         if self._saver is None:
             return
         callbacks, arrays = self._states.save()
@@ -374,16 +366,14 @@ class TrainingLoop:
 
 
 class _LoopPause:
-    """`engine.Pause` for a loop: told to end from outside, or time for a checkpoint."""
+    """`engine.Pause` for a loop: agreed on when a task has voted for it, or a callback has stopped the training."""
 
-    def __init__(self, termination: Termination, saving: Saving | None) -> None:
-        self.termination = termination
-        self._every = saving.every_seconds if saving else None
-        self._last_save = time.monotonic()
+    def __init__(self, policy: CheckpointPolicy) -> None:
+        self._policy = policy
         self._agreed = False
 
     def wanted(self) -> bool:
-        return self.termination.requested or self._save_due()
+        return self._policy.wants_pause()
 
     def agreed(self) -> bool:
         return self._agreed
@@ -391,20 +381,11 @@ class _LoopPause:
     def agree(self) -> None:
         self._agreed = True
 
-    def hear(self, votes: int) -> None:
+    def count(self, votes: int) -> None:
         self._agreed = self._agreed or votes > 0
-
-    def wishes(self) -> np.ndarray:
-        return np.array([float(self.termination.requested), float(self._save_due())])
 
     def reset(self) -> None:
         self._agreed = False
-
-    def saved(self) -> None:
-        self._last_save = time.monotonic()
-
-    def _save_due(self) -> bool:
-        return self._every is not None and time.monotonic() - self._last_save >= self._every
 
 
 def _chiefs_flags(engine: Engine, callbacks: Sequence[Any]) -> tuple[bool, bool, bool, bool]:
