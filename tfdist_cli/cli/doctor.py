@@ -20,7 +20,6 @@ from tfdist_cli.doctor.finding import Finding
 from tfdist_cli.doctor.findings import as_json, findings_of
 from tfdist_cli.doctor.sites import HERE, sites_of
 from tfdist_cli.errors import ExitCode, UsageError
-from tfdist_cli.launch.local.launcher import LocalLauncher
 from tfdist_cli.launch.registry import launcher_of
 from tfdist_cli.plan.resources import Machine
 from tfdist_cli.plan.warnings import warnings_of
@@ -81,10 +80,9 @@ def _foreseen(cluster: Cluster) -> Iterator[Finding]:
     """What the files and this machine show by themselves."""
     for caution in warnings_of(cluster, Machine.here()):
         yield Finding(caution.code, "warning", HERE, caution.message, caution.hint)
-    launcher = launcher_of(cluster)
-    if not isinstance(launcher, LocalLauncher):  # that one needs nothing but what is looked at anyway
+    if not cluster.launcher_traits.local_processes:  # those need nothing but what the doctor examines anyway
         try:
-            launcher.check(cluster, ())
+            launcher_of(cluster).check(cluster, ())
         except UsageError as error:
             yield Finding("launcher", "error", HERE, error.message, error.hint or "")
 

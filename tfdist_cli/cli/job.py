@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.slurm.restarts import job_restarts
+from tfdist_cli.launch.restart_rules import restart_rules
 from tfdist_cli.launch.supervisor.launcher import Launcher
 from tfdist_cli.launch.supervisor.state import Rules, Timeouts
 from tfdist_cli.plan.plan import Plan, make_plan
@@ -56,7 +56,7 @@ class Job:
         Raises:
             SpecError: there is no such module.
         """
-        if self.recipe is None or self.cluster.launcher != "local":
+        if self.recipe is None or not self.cluster.launcher_traits.local_processes:
             return
         paths = [spec.env.get("PYTHONPATH", "") for role in ROLES if (spec := self.cluster.roles.of(role))]
         folders = [folder for path in paths for folder in path.split(os.pathsep) if folder]
@@ -64,9 +64,7 @@ class Job:
 
     def rules(self, timeouts: Timeouts, max_restarts: int | None) -> Rules:
         """When the job is over; a role that says how often it may be restarted need not be allowed to once more."""
-        given = {role: spec.restart for role in ROLES if (spec := self.cluster.roles.of(role)) and spec.restart}
-        if self.cluster.launcher == "slurm":
-            given = job_restarts(self.cluster)
+        given = restart_rules(self.cluster)
         if max_restarts is None:
             own = MAX_RESTARTS if self.recipe and self.recipe.checkpoint else 0
             max_restarts = max([own, *(spec.max or 0 for spec in given.values())])

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from tfdist_cli.spec.launchers import launcher_names
+
 LATEST = Path("runs/latest")
 
 ClusterArgument = Annotated[
@@ -38,7 +40,7 @@ OnOption = Annotated[
     typer.Option(
         "--on",
         metavar="LAUNCHER",
-        help="What starts the tasks, in place of the cluster's own: local, ssh, slurm, compose or kubernetes.",
+        help=f"What starts the tasks, in place of the cluster's own: {launcher_names()}.",
         show_default=False,
     ),
 ]

@@ -78,7 +78,7 @@ def sites_of(cluster: Cluster | None, recipe: Recipe | None, runs: str) -> tuple
 
 def _placed(cluster: Cluster) -> dict[TaskId, HostSpec | None]:
     """The host of each task; None for this machine."""
-    if cluster.launcher == "ssh":
+    if cluster.launcher_traits.uses_hosts:
         return dict(place(cluster))
     names = {cluster.address(task).host for task in cluster.tasks}
     machines = {name: None if is_here(name) else cluster.machine(name) for name in names}
@@ -90,7 +90,7 @@ def _site(cluster: Cluster, recipe: Recipe | None, host: HostSpec | None, tasks:
     ports = {task: _address(cluster, task, host) for task in tasks if task.role != "evaluator"}
     saves = next((task for task in cluster.tasks if task.role in ("chief", "worker")), None)
     writes = not host or any(task in (saves, TaskId("evaluator")) for task in tasks)
-    folders = {"run directories": _runs(cluster, host, runs)} if writes or cluster.launcher == "ssh" else {}
+    folders = {"run directories": _runs(cluster, host, runs)} if writes or cluster.launcher_traits.uses_hosts else {}
     own = recipe.checkpoint.dir if recipe and recipe.checkpoint else None
     if own and tasks and writes:
         folders["checkpoints"] = str(own)
@@ -106,6 +106,6 @@ def _address(cluster: Cluster, task: TaskId, host: HostSpec | None) -> Address:
 
 def _runs(cluster: Cluster, host: HostSpec | None, runs: str) -> str:
     """The folder of run directories on a host."""
-    if cluster.launcher == "ssh" and host and not cluster.over_ssh.shared:
+    if cluster.launcher_traits.uses_hosts and host and not cluster.over_ssh.shared:
         return cluster.over_ssh.run_dir or "~/.tfdist/runs"
     return str(cluster.run_dir) if cluster.run_dir else runs if not host or cluster.over_ssh.shared else "~"

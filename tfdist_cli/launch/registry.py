@@ -1,27 +1,15 @@
-"""Which launchers there are, by the names that a cluster file and `--on` give them."""
+"""Imports the launcher that a cluster names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from importlib import import_module
 
-from tfdist_cli.launch.compose.launcher import ComposeLauncher
-from tfdist_cli.launch.kubernetes.launcher import KubernetesLauncher
-from tfdist_cli.launch.local.launcher import LocalLauncher
-from tfdist_cli.launch.slurm.launcher import SlurmLauncher
-from tfdist_cli.launch.ssh.launcher import SshLauncher
 from tfdist_cli.launch.supervisor.launcher import Launcher
-from tfdist_cli.spec.sections.cluster import Cluster, LauncherName
-
-LAUNCHERS: Mapping[LauncherName, type[Launcher]] = {
-    "local": LocalLauncher,
-    "ssh": SshLauncher,
-    "slurm": SlurmLauncher,
-    "compose": ComposeLauncher,
-    "kubernetes": KubernetesLauncher,
-}
-"""Each is one module, or one package."""
+from tfdist_cli.spec.sections.cluster import Cluster
 
 
 def launcher_of(cluster: Cluster) -> Launcher:
-    """What starts the cluster's tasks."""
-    return LAUNCHERS[cluster.launcher]()
+    """Returns a new launcher for the cluster's tasks."""
+    module, _, name = cluster.launcher_traits.implementation.partition(":")
+    launcher: Launcher = getattr(import_module(module), name)()
+    return launcher

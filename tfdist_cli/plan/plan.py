@@ -103,7 +103,7 @@ def fixed_addresses(cluster: Cluster) -> dict[TaskId, Address]:
         UsageError: a task is to be on another host, where only a launch finds it a port.
     """
     addresses = {task: cluster.address(task) for task in cluster.tasks}
-    if cluster.launcher == "ssh":
+    if cluster.launcher_traits.uses_hosts:
         for task in (task for task, address in addresses.items() if not address.port):
             raise UsageError(
                 f"{task} has no address before `tfdist launch` puts it on one of the hosts",

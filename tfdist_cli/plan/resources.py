@@ -27,9 +27,6 @@ HERE = ""
 NO_PROXY = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
 """Variables with the hosts that no proxy is asked for."""
 
-_CHOOSERS = {"slurm": "Slurm", "kubernetes": "Kubernetes"}
-"""Launchers whose scheduler chooses a task's machine, and its GPUs there, after the plan is made."""
-
 
 @dataclass(frozen=True)
 class Machine:
@@ -133,16 +130,17 @@ def share_out(
         machine: this machine; one that is not among `others` is taken to be like it.
         others: what is known of other machines, by the hosts of the addresses.
 
-    Slurm and Kubernetes give each task what its role asks for, wherever it runs.
+    Where a scheduler places the tasks, each gets what its role asks for.
 
     Raises:
         UsageError: the tasks of this machine are to have more GPUs than it has, or others.
     """
-    if cluster.launcher in _CHOOSERS:
+    traits = cluster.launcher_traits
+    if traits.scheduler:
         return {task: _as_asked_for(cluster, task) for task in addresses}
     hosts: dict[str, list[TaskId]] = {}
     for task, address in addresses.items():
-        here = address.is_loopback or cluster.launcher == "compose"  # whose containers have names, but one machine
+        here = address.is_loopback or traits.containers
         hosts.setdefault(HERE if here else address.host, []).append(task)
     shares: dict[TaskId, Resources] = {}
     for host, tasks in hosts.items():
@@ -158,18 +156,18 @@ def share_out(
 
 def machine_of(cluster: Cluster, address: Address, machine: Machine, others: Mapping[str, Machine]) -> Machine:
     """The machine of a task's address, as far as it is known; the arguments are those of `share_out`."""
-    return Machine(1) if cluster.launcher in _CHOOSERS else others.get(address.host, machine)
+    return Machine(1) if cluster.launcher_traits.scheduler else others.get(address.host, machine)
 
 
 def _as_asked_for(cluster: Cluster, task: TaskId) -> Resources:
-    """What a scheduler gives to a task: of its GPUs the number is known. In Slurm a task has one core by default."""
-    spec, gpus = cluster.role(task), cluster.role(task).gpus
+    """What a scheduler gives to a task: of its GPUs only the number is known."""
+    spec, gpus, traits = cluster.role(task), cluster.role(task).gpus, cluster.launcher_traits
     if isinstance(gpus, list) or gpus == "all":
         raise UsageError(
-            f"roles.{task.role}.gpus is {gpus!r}, but {_CHOOSERS[cluster.launcher]} chooses the GPUs",
+            f"roles.{task.role}.gpus is {gpus!r}, but {traits.scheduler} chooses the GPUs",
             hint="give it a number of GPUs",
         )
-    return make_resources(spec, 1 if cluster.launcher == "slurm" else None, tuple(map(str, range(gpus or 0))))
+    return make_resources(spec, traits.scheduled_cpus, tuple(map(str, range(gpus or 0))))
 
 
 def make_resources(spec: RoleSpec, fair: int | None, gpus: tuple[str, ...]) -> Resources:

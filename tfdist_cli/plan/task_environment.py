@@ -24,10 +24,6 @@ from tfdist_cli.spec.task_id import DATA_ROLES, TaskId
 MALLOC = f"glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold={32 * 2**20}:glibc.malloc.trim_threshold={256 * 2**20}"
 """Has malloc ask for huge pages, in which rows of a large table are looked up twice as fast (glibc from 2.35 on; others
 ignore it), and keep what is free for the next step: the kernel would clear its pages anew."""
-_CONTAINERS = ("compose", "kubernetes")
-"""Launchers whose tasks each run in a container. It has the GPUs that it was given, and CUDA counts them from 0."""
-_SERVICES = (".svc", ".cluster.local")
-"""Ends of the names by which Kubernetes's own DNS knows pods; a TFJob's operator writes such names into `TF_CONFIG`."""
 
 
 def planned_environment(
@@ -53,13 +49,13 @@ def planned_environment(
         machine: the machine that the task runs on.
         environ: the environment of whoever plans: its log level and its settings of malloc are the user's, and hold.
     """
-    spec = cluster.role(task)
+    spec, traits = cluster.role(task), cluster.launcher_traits
     return {
-        **({"HOME": "/tmp"} if cluster.launcher in _CONTAINERS else {}),  # noqa: S108 the container's own
+        **({"HOME": "/tmp"} if traits.containers else {}),  # noqa: S108 the container's own
         "TF_CONFIG": tf_config_json(addresses, task),
         STRATEGY: cluster.strategy,
         RUN_DIR: str(run_dir),
-        **_of_resources(resources, renumbered=cluster.launcher in _CONTAINERS),
+        **_of_resources(resources, renumbered=traits.containers),
         "TF_CPP_MIN_LOG_LEVEL": environ.get("TF_CPP_MIN_LOG_LEVEL", _log_level(cluster, task)),
         "PYTHONUNBUFFERED": "1",
         **({SECRETS: ",".join(spec.secrets)} if spec.secrets else {}),
@@ -115,8 +111,7 @@ def _without_proxy(
     For the user's own downloads they stay.
     """
     hosts = {address.host for address in addresses.values()} | {"localhost", "127.0.0.1", "::1"}
-    if cluster.launcher == "kubernetes":
-        hosts.update(_SERVICES)
+    hosts.update(cluster.launcher_traits.dns_suffixes)
     names = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
     return {name: _joined(before.get(name), ",".join(sorted(hosts)), ",") for name in names}
 

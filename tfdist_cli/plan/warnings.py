@@ -44,7 +44,7 @@ def warnings_of(cluster: Cluster, machine: Machine) -> Iterator[PlanWarning]:
     """
     yield from _public_addresses(cluster)
     yield from _many_tasks(cluster)
-    if cluster.launcher == "local":
+    if cluster.launcher_traits.local_processes:
         yield from _more_than_there_is(cluster, machine)
         yield from _shared_cores(cluster, machine)
         yield from _idle_gpus(cluster, machine)

@@ -29,7 +29,7 @@ from tfdist_cli.launch.object_names import label
 from tfdist_cli.plan.plan import RECIPE_FILE, Plan
 from tfdist_cli.spec.address import DEFAULT_PORT
 from tfdist_cli.spec.loading.dump import dump
-from tfdist_cli.spec.sections.cluster import Cluster, RestartSpec, default_restart
+from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.kubernetes import Kind, Kubernetes
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.spec.task_id import DATA_ROLES, Role, TaskId
@@ -166,11 +166,6 @@ def _recipe_files(plan: Plan, recipe: Recipe) -> dict[str, str]:
     return files
 
 
-def _restart(plan: Plan, role: Role) -> RestartSpec:
-    spec = plan.cluster.roles.of(role)
-    return (spec and spec.restart) or default_restart(plan.strategy, role)
-
-
 def _restarts(plan: Plan) -> int:
     return RESTARTS if plan.recipe and plan.recipe.checkpoint else 0
 
@@ -194,7 +189,7 @@ def _deciding(plan: Plan) -> list[Role]:
 
 def _jobset(plan: Plan) -> Iterator[Manifest]:
     wanted = settings(plan)
-    never = [role_name(role) for role in _roles(plan) if _restart(plan, role).policy == "never"]
+    never = [role_name(role) for role in _roles(plan) if plan.cluster.restart(role).policy == "never"]
     rules = [{"name": "HopelessOrKilled", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}]
     rules += [{"name": "NeverAgain", "action": "FailJobSet", "targetReplicatedJobs": never}] if never else []
     yield {
@@ -215,7 +210,7 @@ def _jobset(plan: Plan) -> Iterator[Manifest]:
 
 
 def _replicated(plan: Plan, role: Role) -> Manifest:
-    count, restart = _count(plan, role), _restart(plan, role)
+    count, restart = _count(plan, role), plan.cluster.restart(role)
     alone = restart.policy == "replace"
     most = RESTARTS if restart.max is None else restart.max
     template = pod_template(plan, role, role_argv(plan, role, f"$({INDEX})"), indexed_env(plan, role))
@@ -247,7 +242,7 @@ def _tfjob(plan: Plan) -> Iterator[Manifest]:
                 TF_ROLES[role]: {
                     "replicas": _count(plan, role),
                     # The operator starts again what a signal has ended, and nothing that has failed of itself.
-                    "restartPolicy": "Never" if _restart(plan, role).policy == "never" else "ExitCode",
+                    "restartPolicy": "Never" if plan.cluster.restart(role).policy == "never" else "ExitCode",
                     "template": pod_template(plan, role, role_argv(plan, role, None), operators_env(plan, role), None),
                 }
                 for role in _roles(plan)
@@ -282,7 +277,7 @@ def _template(plan: Plan, task: TaskId) -> Manifest:
 def _plain(plan: Plan) -> Iterator[Manifest]:
     for planned in plan.tasks:
         role, index = planned.task.role, planned.task.index
-        restart = _restart(plan, role)
+        restart = plan.cluster.restart(role)
         most = RESTARTS if restart.policy == "replace" else _restarts(plan)
         job = {
             "ttlSecondsAfterFinished": settings(plan).ttl_seconds,

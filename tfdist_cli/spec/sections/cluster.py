@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.address import LOOPBACK, Address
+from tfdist_cli.spec.launchers import LAUNCHERS, LauncherTraits, check_launcher
 from tfdist_cli.spec.sections.compose import Compose
 from tfdist_cli.spec.sections.kubernetes import Kubernetes
-from tfdist_cli.spec.sections.model import AddressField, Inconsistent, PathField, SpecModel
+from tfdist_cli.spec.sections.model import VARIABLE_SCHEMA, AddressField, Inconsistent, PathField, SpecModel
 from tfdist_cli.spec.sections.resources import GpuMemoryField, GpusField, SizeField, ThreadsSpec
 from tfdist_cli.spec.sections.secret import SecretSpec
 from tfdist_cli.spec.sections.slurm import SlurmSpec
@@ -19,7 +20,11 @@ from tfdist_cli.spec.sections.ssh import HostName, HostSpec, SshSpec
 from tfdist_cli.spec.task_id import DATA_ROLES, ROLES, Role, TaskId
 
 Strategy = Literal["parameter_server", "multi_worker_mirrored", "mirrored", "single"]
-LauncherName = Literal["local", "ssh", "slurm", "compose", "kubernetes"]
+LauncherName = Annotated[
+    str,
+    PlainValidator(check_launcher),
+    WithJsonSchema({"anyOf": [{"type": "string", "enum": [*LAUNCHERS]}, VARIABLE_SCHEMA]}),
+]
 SERVING_ROLES: tuple[Role, ...] = ("chief", "worker", "ps")
 """The roles that stand in `TF_CONFIG`'s cluster, in the order their tasks are listed."""
 DATA_KEY = "data_service"
@@ -187,6 +192,11 @@ class Roles(SpecModel):
         return 0 if spec is None else spec.count
 
 
+_LAUNCHER_HELP = (
+    "What starts the tasks: " + "; ".join(f"`{name}`, {row.summary}" for name, row in LAUNCHERS.items()) + "."
+)
+
+
 class Cluster(SpecModel):
     """A cluster: its roles, its strategy, and the recipe it trains.
 
@@ -199,9 +209,7 @@ class Cluster(SpecModel):
     strategy: Strategy
     """How tasks train together: `parameter_server`, `multi_worker_mirrored`, `mirrored` (one process, all its GPUs)
     or `single` (one process)."""
-    launcher: LauncherName = "local"
-    """What starts the tasks: `local`, this machine; `ssh`, the machines that `hosts` names; `slurm`, Slurm's `srun`;
-    `compose`, containers of this machine; `kubernetes`, pods, which kubectl starts."""
+    launcher: LauncherName = Field(default="local", description=_LAUNCHER_HELP)
     network: Literal["private", "host"] | None = None
     """The tasks' network on this machine: `private`, one of their own, where nobody else reaches them and they reach
     no other host; `host`, this machine's. By default `private` for a recipe, where it is possible, and `host` for a
@@ -229,6 +237,11 @@ class Cluster(SpecModel):
         if problems:
             raise Inconsistent(problems)
         return self
+
+    @property
+    def launcher_traits(self) -> LauncherTraits:
+        """What is known of the launcher without importing it."""
+        return LAUNCHERS[self.launcher]
 
     @property
     def over_ssh(self) -> SshSpec:
@@ -277,6 +290,11 @@ class Cluster(SpecModel):
         if spec is None:
             raise KeyError(str(task))
         return spec
+
+    def restart(self, role: Role) -> RestartSpec:
+        """Returns what is done when a task of the role is lost, the default where the file says nothing."""
+        spec = self.roles.of(role)
+        return (spec and spec.restart) or default_restart(self.strategy, role)
 
     def address(self, task: TaskId) -> Address:
         """The task's address as written, or a free port of this machine."""

@@ -1,0 +1,23 @@
+"""The restart rules of a cluster's roles, as far as its launcher can follow them."""
+
+from __future__ import annotations
+
+from tfdist_cli.spec.sections.cluster import Cluster, RestartSpec
+from tfdist_cli.spec.task_id import ROLES, Role
+
+
+def restart_rules(cluster: Cluster) -> dict[Role, RestartSpec]:
+    """Returns the rules of the roles whose rule is not the default.
+
+    Where the launcher cannot start one task again, the job starts again in its place. Without an evaluator the training
+    continues.
+    """
+    if cluster.launcher_traits.restarts_tasks:
+        return {role: spec.restart for role in ROLES if (spec := cluster.roles.of(role)) and spec.restart}
+    return {role: _job_rule(role, cluster.restart(role)) for role in ROLES if cluster.roles.count(role)}
+
+
+def _job_rule(role: Role, rule: RestartSpec) -> RestartSpec:
+    if rule.policy != "replace":
+        return rule
+    return rule.model_copy(update={"policy": "never" if role == "evaluator" else "job"})

@@ -1,0 +1,88 @@
+"""The launchers: one row for each, with the traits that the rest of tfdist asks for and the path of its class.
+
+To add a launcher, write its class in a folder of `tfdist_cli/launch` and add a row here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic_core import PydanticKnownError
+
+
+@dataclass(frozen=True)
+class LauncherTraits:
+    """What is known of a launcher without importing it.
+
+    Args:
+        implementation: the launcher's class, `package.module:Class`. It is imported on first use.
+        summary: what starts the tasks, for the reference of the cluster file.
+        local_processes: whether tasks are processes of this machine, with its files and its Python modules.
+        uses_hosts: whether the launcher chooses one of the cluster file's `hosts` for each task that has no address.
+            The task's address is known only after that.
+        scheduler: the name of the system that chooses each task's machine, and its GPUs there, after the plan is made;
+            empty where the plan decides.
+        scheduled_cpus: cores that the scheduler gives to a task whose role names none; None when that is not known.
+        containers: whether each task runs in a container. It sees only its own GPUs, and CUDA counts them from 0.
+            Containers that no scheduler places run on this machine.
+        dns_suffixes: ends of the host names that tasks may have for each other. No proxy is used for them.
+        restarts_tasks: whether one task can be started again while the others run. Otherwise all tasks start and end
+            together.
+    """
+
+    implementation: str
+    summary: str
+    local_processes: bool = False
+    uses_hosts: bool = False
+    scheduler: str = ""
+    scheduled_cpus: int | None = None
+    containers: bool = False
+    dns_suffixes: tuple[str, ...] = ()
+    restarts_tasks: bool = True
+
+
+LAUNCHERS: dict[str, LauncherTraits] = {
+    "local": LauncherTraits(
+        "tfdist_cli.launch.local.launcher:LocalLauncher", summary="this machine", local_processes=True
+    ),
+    "ssh": LauncherTraits(
+        "tfdist_cli.launch.ssh.launcher:SshLauncher", summary="the machines that `hosts` names", uses_hosts=True
+    ),
+    "slurm": LauncherTraits(
+        "tfdist_cli.launch.slurm.launcher:SlurmLauncher",
+        summary="Slurm's `srun`",
+        scheduler="Slurm",
+        scheduled_cpus=1,
+        restarts_tasks=False,
+    ),
+    "compose": LauncherTraits(
+        "tfdist_cli.launch.compose.launcher:ComposeLauncher", summary="containers of this machine", containers=True
+    ),
+    "kubernetes": LauncherTraits(
+        "tfdist_cli.launch.kubernetes.launcher:KubernetesLauncher",
+        summary="pods, which kubectl starts",
+        scheduler="Kubernetes",
+        containers=True,
+        # A TFJob's operator writes names with these suffixes into TF_CONFIG.
+        dns_suffixes=(".svc", ".cluster.local"),
+    ),
+}
+"""The launchers by the names that a cluster file and `--on` give them."""
+
+
+def check_launcher(name: object) -> str:
+    """Returns the name of a launcher.
+
+    Raises:
+        PydanticKnownError: `literal_error`, as for a value that is not in a `Literal`.
+    """
+    if isinstance(name, str) and name in LAUNCHERS:
+        return name
+    *most, last = map(repr, LAUNCHERS)
+    raise PydanticKnownError("literal_error", {"expected": f"{', '.join(most)} or {last}"})
+
+
+def launcher_names() -> str:
+    """Returns the names as they stand in a sentence: `local, ssh or slurm`."""
+    *most, last = LAUNCHERS
+    return f"{', '.join(most)} or {last}"
