@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from tfdist_cli.errors import TfdistError, UsageError
-from tfdist_cli.launch.addresses_by_name import named_addresses
+from tfdist_cli.launch.addresses import RemoteAddresses, named_addresses
 from tfdist_cli.launch.compose import watchdog
 from tfdist_cli.launch.compose.services import (
     RUN_LABEL,
@@ -25,7 +25,6 @@ from tfdist_cli.launch.compose.services import (
 )
 from tfdist_cli.launch.process.background_tasks import BackgroundTasks
 from tfdist_cli.launch.process.stream import TaskStream
-from tfdist_cli.launch.remote_addresses import RemoteAddresses
 from tfdist_cli.launch.supervisor.events import Action, Exited, How, Start, Started, Stream
 from tfdist_cli.launch.supervisor.exit_ordering import ExitOrdering
 from tfdist_cli.launch.supervisor.launcher import Outlets

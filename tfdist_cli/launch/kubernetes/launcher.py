@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.addresses_by_name import named_addresses
+from tfdist_cli.launch.addresses import RemoteAddresses, named_addresses
 from tfdist_cli.launch.kubernetes.manifests import host_name, manifests
 from tfdist_cli.launch.kubernetes.run import PodsRun
-from tfdist_cli.launch.remote_addresses import RemoteAddresses
 from tfdist_cli.launch.run.documents import to_yaml
 from tfdist_cli.launch.supervisor.launcher import Outlets
 from tfdist_cli.plan.plan import Plan

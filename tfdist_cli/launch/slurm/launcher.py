@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.remote_addresses import RemoteAddresses
+from tfdist_cli.launch.addresses import RemoteAddresses
 from tfdist_cli.launch.slurm.commands import await_answer, check_programs
 from tfdist_cli.launch.slurm.run import SlurmRun, job_of
 from tfdist_cli.launch.slurm.script import SCRIPT_FILE, render_script

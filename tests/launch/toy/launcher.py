@@ -1,0 +1,70 @@
+"""A launcher as small as one can be: each task is a subprocess. Written as a guide to the `Launcher` protocol."""
+
+import asyncio
+import os
+import shlex
+from contextlib import asynccontextmanager
+
+from tfdist_cli.launch.addresses import RemoteAddresses
+from tfdist_cli.launch.process.background_tasks import BackgroundTasks
+from tfdist_cli.launch.process.process import SIGNALS
+from tfdist_cli.launch.process.stream import TaskStream
+from tfdist_cli.launch.supervisor.events import Exited, Start, Started
+from tfdist_cli.spec.address import LOOPBACK, Address
+
+
+class ToyLauncher(RemoteAddresses):
+    """Starts subprocesses."""
+
+    def check(self, cluster, command):
+        """Nothing is needed."""
+
+    def preview_addresses(self, cluster):
+        return {task: Address(LOOPBACK, 40_000 + index) for index, task in enumerate(cluster.tasks)}
+
+    def render(self, plan):
+        return "\n".join(f"toy {planned.task}: {shlex.join(planned.argv)}" for planned in plan.tasks)
+
+    @asynccontextmanager
+    async def start(self, plan, outlets):
+        run = ToyRun(plan, outlets)
+        try:
+            yield run
+        finally:
+            await run.close()
+
+
+class ToyRun:
+    """The subprocesses of one run."""
+
+    def __init__(self, plan, outlets):
+        self.plan = plan
+        self.outlets = outlets
+        self.processes = {}
+        self.background = BackgroundTasks(outlets.events)
+
+    def act(self, action):
+        if isinstance(action, Start):
+            env = {**os.environ, **self.plan[action.task].env, **self.outlets.prepare(action)}
+            self.background.keep(self.run_task(action.task, env))
+        elif action.task in self.processes:
+            self.processes[action.task].send_signal(SIGNALS[action.how])
+
+    async def run_task(self, task, env):
+        reading, writing = os.pipe()
+        process = await asyncio.create_subprocess_exec(
+            *self.plan[task].argv, env=env, stdout=writing, stderr=writing, start_new_session=True
+        )
+        os.close(writing)
+        self.processes[task] = process
+        self.outlets.events.put(Started(task, process.pid))
+        output = TaskStream(task, "stderr", os.fdopen(reading, "rb", 0), self.outlets)
+        code = await process.wait()
+        await output.drain()
+        self.outlets.events.put(Exited(task, code))
+
+    async def close(self):
+        for process in self.processes.values():
+            if process.returncode is None:
+                process.kill()
+        await self.background.finish(5.0)
