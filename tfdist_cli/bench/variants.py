@@ -83,7 +83,7 @@ def measured_recipe(recipe: Recipe, variant: Variant, steps: int) -> Recipe:
         variant: what trains it.
         steps: steps of each worker to measure, as `whole` has them.
     """
-    takes_turns = variant.cluster.strategy == "parameter_server" and recipe.updates.mode == "async"
+    takes_turns = variant.cluster.strategy == "parameter_server" and not recipe.updates.synchronous
     length = {"epochs": EPOCHS, "steps_per_epoch": steps * (variant.workers if takes_turns else 1)}
     train = recipe.train.model_copy(update={**length, "max_steps": None, "repeat": True})
     return recipe.model_copy(update={"train": train, "checkpoint": None, "evaluate": None, "export": None})
@@ -93,7 +93,7 @@ def whole(recipe: Recipe, steps: int) -> int:
     """So many steps or a few more: an execution that is cut short would be a function of its own, yet to be traced."""
     size = recipe.train.steps_per_execution
     size = _AUTO_EXECUTION if size == "auto" else size
-    unit = math.lcm(size, size + -size % recipe.updates.span)
+    unit = math.lcm(size, size + -size % recipe.updates.steps_per_round)
     return steps + -steps % unit
 
 

@@ -152,7 +152,7 @@ def train(case):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(OPTIMIZERS[optimizer](), loss, metrics=["accuracy", Counts()])
     counted.clear()
-    steps = STEPS * (int(fold) if IN_CLUSTER and given.get("updates", Updates()).mode == "async" else 1)
+    steps = STEPS * (1 if not IN_CLUSTER or given.get("updates", Updates()).synchronous else int(fold))
     steps += 1 if "odd" in options else 0
     epochs = 1 if "odd" in options else 20 if "long" in options else 2
     steps *= 10 if "long" in options else 1

@@ -1,10 +1,12 @@
-"""How gradients become updates: the rule, the learning rate, and where variables live."""
+"""How gradients become updates: the update mode, the learning rate, and where variables live."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import core_schema
 
 from tfdist_cli.spec.sections.model import Inconsistent, SpecModel
 
@@ -12,26 +14,74 @@ Jit = bool | Literal["auto"]
 WireType = Literal["float32", "bfloat16", "float16"]
 PlacementRule = Literal["greedy", "round_robin"]
 _Count = Annotated[int, Field(ge=1)]
+_RULES = "tfdist_cli.train.engine.parameter_server.update_rules"
 
-_OF_MODE = {
-    "async": ("local_steps", "push_every", "delay_compensation", "prefetch"),
-    "sync": ("aggregate",),
-    "bounded": ("staleness",),
+
+@dataclass(frozen=True)
+class UpdateMode:
+    """One value of `updates.mode`: a row of `UPDATE_MODES`.
+
+    Args:
+        meaning: what it does, for the documentation of `mode`.
+        implementation: the class that implements it, an `UpdateRule`, as `module:class`. It is named, not imported:
+            files are read without TensorFlow.
+        synchronous: whether a step is one batch of every worker; otherwise it is one batch of any worker.
+        keys: the keys of `updates` that belong to this mode only.
+        required: those of its keys that have no default, each with an example.
+        exclusive: pairs of its keys that cannot be combined.
+    """
+
+    meaning: str
+    implementation: str
+    synchronous: bool
+    keys: tuple[str, ...] = ()
+    required: tuple[tuple[str, str], ...] = ()
+    exclusive: tuple[tuple[str, str], ...] = ()
+
+
+UPDATE_MODES = {
+    "async": UpdateMode(
+        "each worker updates when it is ready",
+        f"{_RULES}.asynchronous:AsynchronousUpdates",
+        synchronous=False,
+        keys=("local_steps", "push_every", "delay_compensation", "prefetch"),
+        exclusive=(
+            ("prefetch", "push_every"),
+            ("push_every", "local_steps"),
+            ("delay_compensation", "local_steps"),
+            ("prefetch", "local_steps"),
+        ),
+    ),
+    "sync": UpdateMode(
+        "all workers' gradients make one update",
+        f"{_RULES}.synchronous:SynchronousUpdates",
+        synchronous=True,
+        keys=("aggregate",),
+    ),
+    "bounded": UpdateMode(
+        "the same, but a worker may run a few steps ahead",
+        f"{_RULES}.synchronous:SynchronousUpdates",
+        synchronous=True,
+        keys=("staleness",),
+        required=(("staleness", "the steps a worker may be ahead, such as 3"),),
+    ),
 }
-_APART = (
-    ("prefetch", "push_every"),
-    ("push_every", "local_steps"),
-    ("delay_compensation", "local_steps"),
-    ("prefetch", "local_steps"),
-)
+"""The update rules of parameter servers. A new one is a row here and a module that implements it."""
+
+
+class _OneOfTheModes:
+    """Validates `mode` as a `Literal` of the names in `UPDATE_MODES`."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.literal_schema(list(UPDATE_MODES))
 
 
 class Updates(SpecModel):
     """When a worker's gradients are applied to the variables on parameter servers."""
 
-    mode: Literal["async", "sync", "bounded"] = "async"
-    """`async`: each worker updates when it is ready; `sync`: all workers' gradients make one update; `bounded`: the
-    same, but a worker may run a few steps ahead."""
+    mode: Annotated[str, _OneOfTheModes()] = Field(
+        default="async", description="; ".join(f"`{name}`: {mode.meaning}" for name, mode in UPDATE_MODES.items()) + "."
+    )
     local_steps: _Count = 1
     """async: steps that a worker takes on a copy of its own, each an update by the optimizer, before the ps have what
     they changed."""
@@ -50,29 +100,36 @@ class Updates(SpecModel):
 
     @model_validator(mode="after")
     def _fits_the_mode(self) -> Updates:
+        row = UPDATE_MODES[self.mode]
         problems = [
-            ((key,), f"{key} belongs to mode: {mode}, not {self.mode}")
-            for mode, keys in _OF_MODE.items()
-            for key in keys
-            if mode != self.mode and self._chosen(key)
+            ((key,), f"{key} belongs to mode: {name}, not {self.mode}")
+            for name, mode in UPDATE_MODES.items()
+            for key in mode.keys
+            if key not in row.keys and self._is_given(key)
         ]
-        if self.mode == "bounded" and self.staleness is None:
-            problems.append((("staleness",), "bounded needs staleness: the steps a worker may be ahead, such as 3"))
+        problems += [
+            ((key,), f"{self.mode} needs {key}: {example}") for key, example in row.required if not self._is_given(key)
+        ]
         problems += [
             ((key,), f"{key} and {other} don't go together: choose one")
-            for key, other in _APART
-            if self._chosen(key) and self._chosen(other)
+            for key, other in row.exclusive
+            if self._is_given(key) and self._is_given(other)
         ]
         if problems:
             raise Inconsistent(problems)
         return self
 
     @property
-    def span(self) -> int:
-        """async: steps that a worker takes between reading parameters and telling the ps what came of them."""
+    def synchronous(self) -> bool:
+        """Whether a step is one batch of every worker; otherwise it is one batch of any worker."""
+        return UPDATE_MODES[self.mode].synchronous
+
+    @property
+    def steps_per_round(self) -> int:
+        """Steps that a worker takes between reading parameters and sending what it changes to the ps."""
         return max(self.push_every, self.local_steps)
 
-    def _chosen(self, key: str) -> bool:
+    def _is_given(self, key: str) -> bool:
         return bool(getattr(self, key) != type(self).model_fields[key].default)
 
 

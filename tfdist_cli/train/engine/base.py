@@ -37,12 +37,6 @@ class Rules:
     phases: bool = False
     optimized: bool = True
 
-    def batches(self, workers: int) -> int:
-        """Workers' batches that make one update on parameter servers."""
-        if self.updates.mode == "async":
-            return self.updates.push_every
-        return self.updates.aggregate or workers
-
 
 DEFAULT_RULES = Rules()
 """Asynchronous updates, the optimizer's own learning rate, and everything as it is on the wire."""

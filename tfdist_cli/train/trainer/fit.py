@@ -243,7 +243,7 @@ def full_pass(joined: ClusterContext, data: DatasetFunction, rules: Rules, share
         TrainingError: the data does not say how long it is, or is empty.
     """
     coordinated = joined.environment.strategy == "parameter_server"
-    asynchronous = coordinated and rules.updates.mode == "async"
+    asynchronous = coordinated and not rules.updates.synchronous
     shards, workers = shards_of(joined, share), len(shards_of(joined, "split"))
     steps = steps_in(data, shards, synchronous=not asynchronous)
     if steps is None:

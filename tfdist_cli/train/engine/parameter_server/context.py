@@ -46,6 +46,7 @@ class ParameterServerContext:
         own: the places in the model's state of what a step makes itself: what it assigns, but for the seeds.
         totals: packs metrics.
         rate: what becomes of the learning rate.
+        batches_per_update: how many batches of workers make one update.
     """
 
     step: ModelStep
@@ -58,6 +59,7 @@ class ParameterServerContext:
     own: tuple[int, ...]
     totals: MetricTotals
     rate: Rate | None
+    batches_per_update: int
 
     def apply(self, gradients: list[Gradient], present: list[bool]) -> tf.Tensor:
         """Updates the parameters; returns how many updates there were before this one.

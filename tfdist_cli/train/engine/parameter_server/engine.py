@@ -1,6 +1,6 @@
 """The engine of `ParameterServerStrategy`: the chief gives out steps, workers take them, variables are on the ps.
 
-How gradients become updates is the business of a rule: `asynchronous.py` or `quorum.py`.
+How gradients become updates is the business of an `UpdateRule`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops
 from tensorflow.python.distribute.coordinator import values as coordinator_values
 
-from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.recipe import Share
 from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, checked
 from tfdist_cli.train.data.service_support import calls_python
@@ -25,9 +24,7 @@ from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules
 from tfdist_cli.train.engine.fallback import FirstExecution
 from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, ParameterServerContext, raise_cause
 from tfdist_cli.train.engine.parameter_server.transport import Transport
-from tfdist_cli.train.engine.parameter_server.update_rules.asynchronous import AsynchronousUpdates
-from tfdist_cli.train.engine.parameter_server.update_rules.lockstep import LockstepUpdates
-from tfdist_cli.train.engine.parameter_server.update_rules.quorum import QuorumUpdates
+from tfdist_cli.train.engine.parameter_server.update_rule import rule_of
 from tfdist_cli.train.model.compute_device import device_scope_of_workers
 from tfdist_cli.train.model.embeddings import EmbeddingTables
 from tfdist_cli.train.model.evaluation import evaluation_function
@@ -36,7 +33,7 @@ from tfdist_cli.train.model.jit import wants_xla
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.rng import Seeds
 from tfdist_cli.train.model.train_step import Given, ModelStep, Tensors
-from tfdist_cli.train.optimizers.apply import innermost, leave_sums_to_engine, updates_rows, updating, why_by_keras
+from tfdist_cli.train.optimizers.apply import leave_sums_to_engine, updates_rows, why_by_keras
 from tfdist_cli.train.optimizers.learning_rate import Rate
 from tfdist_cli.train.tf_compat.coordinator import clear_failure
 from tfdist_cli.train.tf_compat.function_table import reserve_function_table
@@ -69,19 +66,20 @@ class ParameterServerEngine:
         self._workers = coordinator._cluster.workers
         self.workers = self.sharers = len(self._workers)
         reserve_function_table([worker.device_name for worker in self._workers])
-        self.synchronous = rules.updates.mode != "async"
-        self.one_by_one = self.synchronous or self.workers == rules.updates.span == 1
-        step.batches = rules.batches(self.workers)
+        self.synchronous = rules.updates.synchronous
+        self.one_by_one = self.synchronous or self.workers == rules.updates.steps_per_round == 1
+        self._rule = rule_of(rules.updates)
+        self._rule.check(rules.updates, step.model.optimizer, self.workers)
+        step.batches = self._batches_per_update = self._rule.batches_per_update(rules.updates, self.workers)
         self._evaluations: dict[bool, Any] = {}
         self._scored_state: ScoredState | None = None
         self._iterators: Any = None
         optimizer, parameters = step.model.optimizer, step.parameters
         leave_sums_to_engine(optimizer)
-        self._check(rules)
         self._coordinator = coordinator
         self._reopen: Callable[[], None] | None = None
         self._shop = self._workshop(rules)
-        self._updates = self._rule(rules)(self._shop)
+        self._updates = self._rule(self._shop)
         self._choose_jit()
         reason = why_by_keras(optimizer, parameters)
         if reason:
@@ -111,7 +109,8 @@ class ParameterServerEngine:
             seeds,
             seeds.without(step.assigned(element_spec)),
             MetricTotals(step),
-            Rate(rules.learning_rate, rules.batches(self.workers)),
+            Rate(rules.learning_rate, self._batches_per_update),
+            self._batches_per_update,
         )
         step.device_scope = scope
         return workshop
@@ -121,7 +120,7 @@ class ParameterServerEngine:
         rules = replace(self._shop.rules, optimized=False, embeddings=None)
         self._step.jit = rules.jit is True
         self._shop = self._workshop(rules)
-        self._updates = self._rule(rules)(self._shop)
+        self._updates = self._rule(self._shop)
         self._evaluations.clear()
         if self._reopen:
             self._reopen()
@@ -161,7 +160,7 @@ class ParameterServerEngine:
                 self._iterators, count, first=first + taken, size=steps_each, adapts=adapts, pause=pause
             )
 
-        whole_updates = size + -size % self._shop.rules.updates.span
+        whole_updates = size + -size % self._shop.rules.updates.steps_per_round
         attempt = 1 if self.synchronous else whole_updates * self.workers
         return self._first_execution.run(executions, steps, attempt=attempt, pause=pause)
 
@@ -229,13 +228,6 @@ class ParameterServerEngine:
         with self.scope():
             self._shop.seeds.settle(step)
 
-    def _rule(self, rules: Rules) -> type[AsynchronousUpdates | QuorumUpdates | LockstepUpdates]:
-        """Who makes updates."""
-        if not self.synchronous:
-            return AsynchronousUpdates
-        all_take_part = rules.batches(self.workers) == self.workers
-        return LockstepUpdates if all_take_part and not rules.updates.staleness else QuorumUpdates
-
     def _choose_jit(self) -> None:
         """Tries XLA on the first worker, if it may be used."""
         wanted = self._shop.rules.jit
@@ -250,27 +242,6 @@ class ParameterServerEngine:
                 raise_cause(error)
 
         self._step.jit = wants_xla(self._step, self._element_spec, wanted, run)
-
-    def _check(self, rules: Rules) -> None:
-        """Refuses what would go wrong without a word."""
-        optimizer, updates = self._step.model.optimizer, rules.updates
-        steps = max(inner.gradient_accumulation_steps or 0 for inner in updating(optimizer))
-        if steps and self.workers > 1 and not self.synchronous:
-            raise TrainingError(
-                f"gradient_accumulation_steps is {steps}, which asynchronous workers cannot share",
-                hint="take larger batches, updates: {push_every: N}, or strategy: multi_worker_mirrored",
-            )
-        scales = optimizer is not innermost(optimizer) or optimizer.loss_scale_factor is not None
-        if updates.delay_compensation and scales:
-            raise TrainingError(
-                "delay_compensation needs gradients as they are, but the optimizer scales the loss (mixed_float16)",
-                hint="take the mixed_bfloat16 policy, or leave delay_compensation or loss_scale_factor out",
-            )
-        if updates.aggregate is not None and updates.aggregate > self.workers:
-            raise TrainingError(
-                f"updates.aggregate is {updates.aggregate}, but there are {self.workers} workers",
-                hint="aggregate at most as many gradients as there are workers",
-            )
 
     def _evaluation_function(self, data: DatasetFunction, *, each_batch: bool) -> Any:
         if each_batch not in self._evaluations:

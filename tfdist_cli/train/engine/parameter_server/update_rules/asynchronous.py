@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist_cli.errors import TrainingError
+from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.train.data.pipeline import next_batch
 from tfdist_cli.train.engine.base import Execution, Pause, WorkerReport
 from tfdist_cli.train.engine.pacing import Pacing
@@ -27,7 +30,7 @@ from tfdist_cli.train.engine.parameter_server.update_rules.local_steps import Lo
 from tfdist_cli.train.engine.step_timer import Watch
 from tfdist_cli.train.model.embeddings import Lookup
 from tfdist_cli.train.model.train_step import Tensors, values
-from tfdist_cli.train.optimizers.apply import innermost
+from tfdist_cli.train.optimizers.apply import innermost, updating
 
 _AGAIN_SECONDS = 0.05
 
@@ -45,6 +48,29 @@ class AsynchronousUpdates:
         self._pace = Pacing(len(workshop.workers))
         self._functions: dict[int, Any] = {}
         self._local = self._own() if self._rule.local_steps > 1 else None
+
+    @classmethod
+    def check(cls, updates: Updates, optimizer: keras.optimizers.Optimizer, workers: int) -> None:
+        """See `UpdateRule.check`."""
+        steps = max(inner.gradient_accumulation_steps or 0 for inner in updating(optimizer))
+        if steps and workers > 1:
+            raise TrainingError(
+                f"gradient_accumulation_steps is {steps}, but asynchronous workers cannot accumulate together",
+                code="accumulation-needs-synchronous-workers",
+                hint="use larger batches, updates: {push_every: N}, or strategy: multi_worker_mirrored",
+            )
+        scales = optimizer is not innermost(optimizer) or optimizer.loss_scale_factor is not None
+        if updates.delay_compensation and scales:
+            raise TrainingError(
+                "delay_compensation needs unscaled gradients, but the optimizer scales the loss (mixed_float16)",
+                code="loss-scaling-unsupported",
+                hint="use the mixed_bfloat16 policy, or remove delay_compensation or loss_scale_factor",
+            )
+
+    @classmethod
+    def batches_per_update(cls, updates: Updates, workers: int) -> int:  # noqa: ARG003 whatever they are
+        """See `UpdateRule.batches_per_update`."""
+        return updates.push_every
 
     def run(
         self, iterators: Any, steps: int, *, first: int, size: int, adapts: bool, pause: Pause
@@ -73,12 +99,12 @@ class AsynchronousUpdates:
 
     def _rounds(self, count: int) -> list[int]:
         """So many steps by how many a worker takes between reading parameters and telling what came of them."""
-        every = self._rule.span
+        every = self._rule.steps_per_round
         return [min(every, count - begin) for begin in range(0, count, every)]
 
     def _count(self, wanted: int, left: int) -> int:
         """Steps in the next execution: whole updates as far as there are steps for them."""
-        every = self._rule.span
+        every = self._rule.steps_per_round
         wanted += -wanted % every
         return wanted if left >= wanted else min(every, left)
 

@@ -51,11 +51,8 @@ class LockstepUpdates:
         """None before the first run, and after one that was broken off."""
         self._pace = Pacing(1)
 
-    def run(
-        self, iterators: Any, steps: int, *, first: int, size: int, adapts: bool, pause: Pause
-    ) -> Iterator[Execution]:
+    def run(self, iterators: Any, steps: int, *, first: int, size: int, pause: Pause) -> Iterator[Execution]:
         """See `Engine.run`; a pause comes as soon as the rows are done that have been ordered."""
-        del adapts  # rows are short while nobody knows how long a step takes, and where it takes long
         cadence, workers = self._cadence, self._shop.workers
         if self._turnstile is None:
             self._turnstile = TokenQueues(cadence.devices, len(workers), sum(cadence.sizes))

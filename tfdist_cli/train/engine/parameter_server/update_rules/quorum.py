@@ -50,7 +50,7 @@ class QuorumUpdates:
 
     def __init__(self, workshop: ParameterServerContext) -> None:
         self._shop = workshop
-        self._aggregate = workshop.rules.batches(len(workshop.workers))
+        self._aggregate = workshop.batches_per_update
         self._rounds = QuorumFunctions(workshop, self._aggregate)
         self._channels: MessageChannels | None = None
         """None before the first run, and after one that was broken off."""
@@ -59,11 +59,8 @@ class QuorumUpdates:
         self._accepted: dict[int, Message] = {}
         """What was handed in for updates that are still to be made, by key."""
 
-    def run(
-        self, iterators: Any, steps: int, *, first: int, size: int, adapts: bool, pause: Pause
-    ) -> Iterator[Execution]:
+    def run(self, iterators: Any, steps: int, *, first: int, size: int, pause: Pause) -> Iterator[Execution]:
         """See `Engine.run`; a pause comes as soon as what workers have been given, or promised, is done."""
-        del adapts  # workers ask before every step, or before some short ones
         workers, staleness = len(self._shop.workers), self._shop.rules.updates.staleness or 0
         aggregation = QuorumPolicy(workers, self._aggregate, staleness, first, first + steps)
         tally = Accumulator(first)

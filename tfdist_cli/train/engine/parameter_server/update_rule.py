@@ -1,0 +1,56 @@
+"""The protocol of update rules, and how the rule of an update mode is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any, Protocol
+
+import keras
+
+from tfdist_cli.spec.sections.updates import UPDATE_MODES, Updates
+from tfdist_cli.train.engine.base import Execution, Pause
+from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
+
+
+class UpdateRule(Protocol):
+    """Decides when the gradients of workers are applied to the variables on the ps.
+
+    Args:
+        context: the model on its cluster.
+    """
+
+    def __init__(self, context: ParameterServerContext) -> None: ...
+
+    @classmethod
+    def check(cls, updates: Updates, optimizer: keras.optimizers.Optimizer, workers: int) -> None:
+        """Checks that the rule can train with an optimizer and a number of workers.
+
+        Raises:
+            TrainingError: it cannot.
+        """
+
+    @classmethod
+    def batches_per_update(cls, updates: Updates, workers: int) -> int:
+        """Returns how many batches of workers make one update."""
+
+    def run(
+        self, iterators: Any, steps: int, *, first: int, size: int, adapts: bool, pause: Pause
+    ) -> Iterator[Execution]:
+        """Trains, see `Engine.run`.
+
+        Args:
+            iterators: each worker's data.
+            steps: how many steps, see `UpdateMode.synchronous`.
+            first: the global number of the first one.
+            size: steps in an execution.
+            adapts: whether an execution may have fewer steps if steps take long.
+            pause: tells when no more steps are started.
+        """
+
+
+def rule_of(updates: Updates) -> type[UpdateRule]:
+    """Returns the class that implements an update mode, see `UPDATE_MODES`."""
+    module, _, name = UPDATE_MODES[updates.mode].implementation.partition(":")
+    rule: type[UpdateRule] = getattr(import_module(module), name)
+    return rule
