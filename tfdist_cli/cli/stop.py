@@ -59,7 +59,7 @@ def stop(
 def _job_is_there(run: Path) -> bool:
     """Whether a job of Slurm's goes on: a launch that was refused for it has ended, but the job has not."""
     job = job_of(run)
-    return bool(job) and asyncio.run(await_answer(job)).is_there
+    return bool(job) and asyncio.run(await_answer(job)).is_active
 
 
 def _end_launcher(pid: int, *, now: bool, timeout: float) -> bool:

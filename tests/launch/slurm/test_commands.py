@@ -1,4 +1,4 @@
-"""How Slurm's programs are called, and what is made of their answers: programs that only look like them."""
+"""Calls of Slurm's programs and the reading of their answers, with stand-ins for the programs."""
 
 import asyncio
 import json
@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.support.codes import raises
 from tfdist_cli.errors import TfdistError, UsageError
 from tfdist_cli.launch.slurm import commands
 from tfdist_cli.launch.slurm.commands import Job
@@ -26,7 +27,7 @@ sys.exit(code)
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """Calls a function where Slurm's programs give these answers: its result, and how they were called."""
+    """Calls a function while Slurm's programs give these answers; returns its result and the programs' calls."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in commands.PROGRAMS:
@@ -72,10 +73,10 @@ def test_a_job_is_submitted(answer, name, output, fake, tmp_path):
         ("", "exit code 255"),
     ],
 )
-def test_what_slurm_does_not_take_is_told_in_its_words(errors, reason, fake, tmp_path):
-    with pytest.raises(UsageError) as caught:
+def test_a_rejected_job_is_reported_with_slurms_reason(errors, reason, fake, tmp_path):
+    with raises(UsageError, "slurm-job-rejected") as caught:
         fake(commands.submit(tmp_path / "s.sh", tmp_path / "log", [], {}), sbatch=[255, "", errors])
-    assert str(caught.value) == f"sbatch does not take the job: {reason}"
+    assert str(caught.value).partition(": ")[2] == reason
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_what_slurm_does_not_take_is_told_in_its_words(errors, reason, fake, tmp
     [
         ([0, "0           RUNNING                 None            \n", ""], Job("RUNNING", 0, "None")),
         ([0, "2           PENDING                 BeginTime       \n", ""], Job("PENDING", 2, "BeginTime")),
-        # A heterogeneous job has a line for each part; the first is its leader's.
+        # A heterogeneous job has a line for each component; the first is the leader's.
         ([0, "1  COMPLETING  None\n0  PENDING  Priority\n", ""], Job("COMPLETING", 1, "None")),
         ([0, "0  FAILED  Node failure, perhaps\n", ""], Job("FAILED", 0, "Node failure, perhaps")),
         ([0, "", ""], Job("GONE")),
@@ -91,15 +92,15 @@ def test_what_slurm_does_not_take_is_told_in_its_words(errors, reason, fake, tmp
         ([1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"], None),
     ],
 )
-def test_how_a_job_stands(answer, job, fake):
-    found, ((program, *argv),) = fake(commands.look("12"), squeue=answer)
-    assert found == job
+def test_the_status_of_a_job(answer, job, fake):
+    status, ((program, *argv),) = fake(commands.query("12"), squeue=answer)
+    assert status == job
     assert program == "squeue"
     assert "--jobs=12" in argv
 
 
 @pytest.mark.parametrize(
-    ("state", "waits", "runs", "there"),
+    ("state", "pending", "running", "active"),
     [
         ("PENDING", True, False, True),
         ("RUNNING", False, True, True),
@@ -109,13 +110,13 @@ def test_how_a_job_stands(answer, job, fake):
         ("GONE", False, False, False),
     ],
 )
-def test_what_a_state_means(state, waits, runs, there):
+def test_job_states(state, pending, running, active):
     job = Job(state)
-    assert (job.waits, job.runs, job.is_there) == (waits, runs, there)
+    assert (job.is_pending, job.is_running, job.is_active) == (pending, running, active)
 
 
-def test_a_job_is_ended(fake):
-    assert fake(commands.end_softly("12"))[1] == [
+def test_a_job_is_terminated_killed_and_cancelled(fake):
+    assert fake(commands.terminate_tasks("12"))[1] == [
         ["scontrol", "update", "JobId=12", "Requeue=0"],
         ["scancel", "--signal=TERM", "12"],
     ]
@@ -130,36 +131,37 @@ def test_a_job_is_ended(fake):
     assert [call[0] for call in calls] == ["scancel", "squeue"]
 
 
-def test_a_job_that_lasts_is_not_waited_for(fake, monkeypatch):
-    monkeypatch.setattr(commands, "LOOK", 0.01)
+def test_waiting_for_a_job_has_a_timeout(fake, monkeypatch):
+    monkeypatch.setattr(commands, "POLL_SECONDS", 0.01)
     assert fake(commands.cancel_and_wait("12", 0.05), squeue=[0, "0 COMPLETING None\n", ""])[0] is False
 
 
-def test_slurm_is_asked_again_until_it_answers(fake, tmp_path, monkeypatch):
-    """A job is not taken for gone, nor for cancelled, because the controller is busy for a moment."""
-    monkeypatch.setattr(commands, "LOOK", 0.01)
-    looks, cancels = iter([None, None, Job("RUNNING"), Job("RUNNING"), Job("CANCELLED")]), iter([False, True])
+def test_slurm_is_queried_until_it_answers(fake, tmp_path, monkeypatch):
+    """A busy controller does not mean that a job is gone or cancelled."""
+    monkeypatch.setattr(commands, "POLL_SECONDS", 0.01)
+    answers, cancels = iter([None, None, Job("RUNNING"), Job("RUNNING"), Job("CANCELLED")]), iter([False, True])
 
-    async def look(job):
-        return next(looks)
+    async def query(job):
+        return next(answers)
 
     async def cancel(job):
         return next(cancels)
 
-    monkeypatch.setattr(commands, "look", look)
+    monkeypatch.setattr(commands, "query", query)
     monkeypatch.setattr(commands, "cancel", cancel)
     assert asyncio.run(commands.cancel_and_wait("12", 5))
-    assert list(looks) == list(cancels) == []
+    assert list(answers) == list(cancels) == []
 
 
-def test_a_slurm_that_does_not_answer_is_told(fake, monkeypatch):
+def test_a_controller_that_does_not_answer(fake, monkeypatch):
     silent = [1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"]
-    with pytest.raises(TfdistError, match="Slurm does not say whether job 12 still runs"):
+    with raises(TfdistError, "slurm-unreachable"):
         fake(commands.await_answer("12", 0), squeue=silent)
 
 
-def test_a_machine_without_slurm_is_told(monkeypatch, tmp_path):
+def test_a_machine_without_slurm(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="no program 'sbatch'") as caught:
+    with raises(UsageError, "program-missing") as caught:
         commands.check_programs()
-    assert "tfdist render --to slurm" in str(caught.value.hint)
+    assert "'sbatch'" in str(caught.value)
+    assert "--to slurm" in str(caught.value.hint)

@@ -42,7 +42,7 @@ class Slurm:
         self.job = RUNNING
         return str(11 + len([call for call in self.calls if call[0] == "submit"]))
 
-    async def look(self, job):
+    async def query(self, job):
         self.looks += 1
         return self.job
 
@@ -53,7 +53,7 @@ class Slurm:
             assert time.monotonic() < deadline, "it is not asked any more"
             await asyncio.sleep(0.01)
 
-    async def end_softly(self, job):
+    async def terminate_tasks(self, job):
         self.calls.append(("term", job))
 
     async def kill_tasks(self, job):
@@ -70,11 +70,11 @@ class Slurm:
 @pytest.fixture
 def slurm(monkeypatch):
     fake = Slurm()
-    for name in ("submit", "look", "end_softly", "kill_tasks", "cancel", "cancel_and_wait"):
+    for name in ("submit", "query", "terminate_tasks", "kill_tasks", "cancel", "cancel_and_wait"):
         monkeypatch.setattr(commands, name, getattr(fake, name))
-    monkeypatch.setattr(launcher, "await_answer", fake.look)
+    monkeypatch.setattr(launcher, "await_answer", fake.query)
     monkeypatch.setattr(launcher, "shutil", SimpleNamespace(which=lambda program: f"/usr/bin/{program}"))
-    for name, seconds in {"LOOK": 0.01, "_ASK": 0.01, "_SETTLE": 0.1}.items():
+    for name, seconds in {"POLL_SECONDS": 0.01, "_ASK": 0.01, "_SETTLE": 0.1}.items():
         monkeypatch.setattr(run, name, seconds)
     return fake
 

@@ -1,4 +1,4 @@
-"""Slurm's programs, as far as a launcher needs them."""
+"""Calls Slurm's programs: submits, queries, signals and cancels a job."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from pathlib import Path
 from tfdist_cli.errors import TfdistError, UsageError
 
 PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol")
-LOOK = 0.5
-"""Seconds between two looks at what nothing announces: another machine's files, or the end of a job."""
+POLL_SECONDS = 0.5
+"""Seconds between two polls of what sends no notification: another machine's files, or the end of a job."""
 ANSWER_SECONDS = 20.0
-"""Seconds that Slurm has to answer; a controller that is busy, or starts again, takes some."""
-_WAITING = ("PENDING",)
-_ALIVE = ("CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT")
+"""Timeout in seconds for an answer from Slurm. A controller that is busy or restarts answers late."""
+_PENDING = ("PENDING",)
+_RUNNING = ("CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT")
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job as Slurm last told of it.
+    """The last status of a job that Slurm reported.
 
     Args:
-        state: such as `RUNNING`, in Slurm's words; `GONE` for one that Slurm has forgotten.
-        restarts: how often Slurm has put it back into the queue.
-        reason: why it waits, or of what it ended.
+        state: Slurm's job state, such as `RUNNING`; `GONE` for a job that Slurm no longer knows.
+        restarts: how often Slurm has requeued the job.
+        reason: why the job is pending, or why it failed.
     """
 
     state: str
@@ -36,34 +36,39 @@ class Job:
     reason: str = ""
 
     @property
-    def waits(self) -> bool:
+    def is_pending(self) -> bool:
         """Whether its tasks have not been started yet."""
-        return self.state in _WAITING
+        return self.state in _PENDING
 
     @property
-    def runs(self) -> bool:
-        """Whether its tasks may be there."""
-        return self.state in _ALIVE
+    def is_running(self) -> bool:
+        """Whether its tasks may be running."""
+        return self.state in _RUNNING
 
     @property
-    def is_there(self) -> bool:
-        """Whether it waits, runs or is being ended."""
-        return self.waits or self.runs or self.ends
+    def is_active(self) -> bool:
+        """Whether it is pending, running or completing."""
+        return self.is_pending or self.is_running or self.is_completing
 
     @property
-    def ends(self) -> bool:
-        """Whether its tasks are gone, though what becomes of it is not settled."""
+    def is_completing(self) -> bool:
+        """Whether its tasks have exited, and Slurm has not decided yet whether it requeues the job."""
         return self.state in ("COMPLETING", "REQUEUED")
 
 
 def check_programs() -> None:
-    """Raises `UsageError` where Slurm's programs are not installed."""
+    """Checks that Slurm's programs are on PATH.
+
+    Raises:
+        UsageError: one is missing.
+    """
     for program in PROGRAMS:
         if shutil.which(program) is None:
             raise UsageError(
-                f"there is no program {program!r} here, which comes with Slurm",
-                hint="launch on a machine that jobs are submitted from; `tfdist render --to slurm` makes the script "
-                "anywhere",
+                f"{program!r} is not on PATH: Slurm is not installed on this machine",
+                code="program-missing",
+                hint="launch from a machine that can submit jobs; `tfdist render --to slurm` prints the script on any "
+                "machine",
             )
 
 
@@ -72,27 +77,28 @@ async def submit(script: Path, log: Path, arguments: Sequence[str], env: Mapping
 
     Args:
         script: the file.
-        log: where what the script itself writes goes; a log that is there is gone on with.
-        arguments: what the script is given.
-        env: variables that the job has, unless `SBATCH_EXPORT` keeps it from the environment here.
+        log: the file for the script's own output, which is appended.
+        arguments: the script's arguments.
+        env: variables that the job gets, unless `SBATCH_EXPORT` excludes this environment.
 
     Returns:
-        The job's number.
+        The job's id.
 
     Raises:
-        UsageError: Slurm does not take it.
+        UsageError: Slurm rejects the job.
     """
     code, out, err = await _run("sbatch", "--parsable", f"--output={_literal(log)}", str(script), *arguments, env=env)
     if code:
         raise UsageError(
-            f"sbatch does not take the job: {_reason(err) or f'exit code {code}'}",
-            hint="see the cluster file's slurm section; `sinfo` lists the partitions",
+            f"sbatch rejects the job: {_reason(err) or f'exit code {code}'}",
+            code="slurm-job-rejected",
+            hint="check the slurm section of the cluster file; `sinfo` lists the partitions",
         )
     return out.strip().partition(";")[0]
 
 
-async def look(job: str) -> Job | None:
-    """How a job stands; None when Slurm does not answer at the moment."""
+async def query(job: str) -> Job | None:
+    """Returns the job's status; None when Slurm does not answer at the moment."""
     code, out, err = await _run(
         "squeue", "--noheader", "--states=all", f"--jobs={job}", "--Format=RestartCnt:12,State:24,Reason:48"
     )
@@ -104,19 +110,19 @@ async def look(job: str) -> Job | None:
     return Job("GONE")
 
 
-async def end_softly(job: str) -> None:
-    """Tells the tasks to end, for good: the job does not go back into the queue then."""
+async def terminate_tasks(job: str) -> None:
+    """Sends SIGTERM to the tasks. The job is not requeued after that."""
     await _run("scontrol", "update", f"JobId={job}", "Requeue=0")
     await _run("scancel", "--signal=TERM", job)
 
 
 async def kill_tasks(job: str) -> None:
-    """Kills the tasks; the script sees that, and ends by itself.
+    """Sends SIGKILL to the tasks. The script notices that, and exits.
 
-    srun stands still meanwhile: where it sees one task killed before the others are, it has Slurm end these, which
-    tells them to end, and hears of nothing else until `KillWait` is over, by default 30 s.
+    srun is stopped meanwhile. Otherwise it would see one task killed before the others and would have Slurm terminate
+    these: Slurm then sends SIGTERM, and srun handles nothing else until `KillWait`, by default 30 s, has passed.
     """
-    # Each part of a heterogeneous job has a number of its own, by which alone its part of the step can be named.
+    # Each component of a heterogeneous job has its own id, and its part of the step can be named only by that.
     _, parts, _ = await _run("squeue", "--noheader", f"--jobs={job}", "--format=%A")
     await _run("scancel", "--full", "--signal=STOP", job)
     try:
@@ -126,53 +132,68 @@ async def kill_tasks(job: str) -> None:
 
 
 async def cancel(job: str) -> bool:
-    """Ends the job, whether it has begun or not: its tasks are told to end, and killed when they don't.
+    """Cancels the job, whether it is pending or running: Slurm sends SIGTERM to its tasks, and SIGKILL later.
 
     Returns:
-        Whether Slurm has taken the request.
+        Whether Slurm has accepted the request.
     """
     code, _, _ = await _run("scancel", job)
     return not code
 
 
 async def cancel_and_wait(job: str, timeout: float) -> bool:
-    """Ends the job; whether it is over within so many seconds.
+    """Cancels the job, and waits until it is over.
+
+    Args:
+        job: the job's id.
+        timeout: the most seconds to wait.
+
+    Returns:
+        Whether the job is over.
 
     Raises:
         TfdistError: Slurm does not answer.
     """
     cancelled, deadline = await cancel(job), time.monotonic() + timeout
-    while (await await_answer(job)).is_there:
+    while (await await_answer(job)).is_active:
         if time.monotonic() >= deadline:
             return False
-        await asyncio.sleep(LOOK)
+        await asyncio.sleep(POLL_SECONDS)
         cancelled = cancelled or await cancel(job)
     return True
 
 
 async def await_answer(job: str, timeout: float = ANSWER_SECONDS) -> Job:
-    """As `look`, again and again until Slurm answers.
+    """Returns the job's status; queries again until Slurm answers.
+
+    Args:
+        job: the job's id.
+        timeout: the most seconds to wait for an answer.
 
     Raises:
-        TfdistError: it has not answered within so many seconds.
+        TfdistError: Slurm does not answer within the timeout.
     """
     deadline = time.monotonic() + timeout
-    while (found := await look(job)) is None:
+    while (status := await query(job)) is None:
         if time.monotonic() >= deadline:
             raise TfdistError(
-                f"Slurm does not say whether job {job} still runs",
-                hint=f"see `squeue --jobs={job}`, and try again when it answers",
+                f"Slurm does not answer whether job {job} is still running",
+                code="slurm-unreachable",
+                hint=f"run `squeue --jobs={job}`, and try again when it answers",
             )
-        await asyncio.sleep(LOOK)
-    return found
+        await asyncio.sleep(POLL_SECONDS)
+    return status
 
 
 async def _run(*argv: str, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
-    """Runs a program out of reach of a Ctrl-C in the terminal: its exit code, what it printed, and its errors.
+    """Runs a program in its own session, so that Ctrl-C in the terminal does not reach it.
 
     Args:
         argv: the program and its arguments.
-        env: variables on top of those of this process.
+        env: variables that are added to those of this process.
+
+    Returns:
+        The exit code, stdout and stderr.
     """
     try:
         process = await asyncio.create_subprocess_exec(
@@ -184,17 +205,21 @@ async def _run(*argv: str, env: Mapping[str, str] | None = None) -> tuple[int, s
             start_new_session=True,
         )
     except OSError as error:
-        raise TfdistError(f"{argv[0]} cannot be run: {error.strerror}") from error
+        raise TfdistError(
+            f"{argv[0]} cannot be run: {error.strerror}",
+            code="program-not-runnable",
+            hint=f"check the installation of {argv[0]}",
+        ) from error
     out, err = await process.communicate()
     return process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace")
 
 
 def _reason(errors: str) -> str:
-    """The last that a program says of what is wrong; some end with where to find help."""
-    said = [line for line in errors.strip().splitlines() if not line.startswith("Try ")]
-    return said[-1].removeprefix("sbatch: ").removeprefix("error: ") if said else ""
+    """Returns the last error line of a program; some programs print a pointer to their help after it."""
+    lines = [line for line in errors.strip().splitlines() if not line.startswith("Try ")]
+    return lines[-1].removeprefix("sbatch: ").removeprefix("error: ") if lines else ""
 
 
 def _literal(path: Path) -> str:
-    """A path without sbatch's patterns; it looks for none in one with a backslash."""
+    """Escapes sbatch's filename patterns in a path; sbatch expands none in a path with a backslash."""
     return str(path) if "\\" in str(path) else str(path).replace("%", "%%")

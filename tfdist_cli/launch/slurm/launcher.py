@@ -72,7 +72,7 @@ def refuse_running_job(run_dir: Path) -> None:
     if not name or shutil.which("squeue") is None:
         return
     job = asyncio.run(await_answer(name))
-    if job.runs or job.waits:
+    if job.is_running or job.is_pending:
         raise UsageError(
             f"job {name} of this run is still {job.state.lower()}: its launcher is gone, but it is not",
             hint=f"wait for it, or end it with `tfdist stop {run_dir}`",

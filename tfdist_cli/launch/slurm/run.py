@@ -18,7 +18,7 @@ from pathlib import Path
 from tfdist_cli.launch.process.background_tasks import BackgroundTasks
 from tfdist_cli.launch.run.logs import ERROR_FILE
 from tfdist_cli.launch.slurm import commands
-from tfdist_cli.launch.slurm.commands import LOOK, Job
+from tfdist_cli.launch.slurm.commands import POLL_SECONDS, Job
 from tfdist_cli.launch.slurm.files import TaskFiles
 from tfdist_cli.launch.slurm.script import SCRIPT_FILE
 from tfdist_cli.launch.supervisor.events import Action, Exited, How, Output, Queued, Start
@@ -117,9 +117,9 @@ class SlurmRun:
         if not self._number:
             return
         deadline = time.monotonic() + (_SETTLE if over else 0)
-        while (job := await self._look()).runs and job.restarts <= self._restarts and time.monotonic() < deadline:
-            await asyncio.sleep(LOOK)
-        if job.is_there:
+        while (job := await self._look()).is_running and job.restarts <= self._restarts and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_SECONDS)
+        if job.is_active:
             await commands.cancel_and_wait(self._number, _LAST_WORDS)
 
     async def _attempt(self, folders: dict[TaskId, Path], before: asyncio.Task[None] | None) -> None:
@@ -152,11 +152,11 @@ class SlurmRun:
         """Waits until Slurm has settled what becomes of the last job, if there was one."""
         deadline = time.monotonic() + _SETTLE
         while self._number and self._is_unsettled(await self._look()) and time.monotonic() < deadline:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _begin(self, attempt: Path) -> None:
         """Has a job that waits, or runs already, for the attempt of this folder."""
-        if self._number and (self._job.waits or self._job.runs) and self._job.restarts > self._restarts:
+        if self._number and (self._job.is_pending or self._job.is_running) and self._job.restarts > self._restarts:
             self._restarts = self._job.restarts
             await self._say(f"Slurm has put job {self._number} back into its queue")
             return
@@ -171,21 +171,21 @@ class SlurmRun:
         await self._say(f"submitted as job {self._number}")
 
     def _is_unsettled(self, job: Job) -> bool:
-        return job.ends or ((job.runs or job.waits) and job.restarts <= self._restarts)
+        return job.is_completing or ((job.is_running or job.is_pending) and job.restarts <= self._restarts)
 
     async def _follow(self) -> None:
         """Passes on the tasks' news until all have ended, or this restart of the job is over."""
         asked = 0.0
         deadline = time.monotonic() + _ENDING
         while not (self._is_over() or self._all_told) and time.monotonic() < deadline:
-            if not self._job.waits:
+            if not self._job.is_pending:
                 await self._read()
             if time.monotonic() - asked >= _ASK:
                 asked = time.monotonic()
                 await self._tell_of_waiting(await self._look())
-            if not self._job.ends:
+            if not self._job.is_completing:
                 deadline = time.monotonic() + _ENDING
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_SECONDS)
         await self._await_last_words()
         if self._ended is None and not self._all_told:
             await self._tell_end()
@@ -197,7 +197,7 @@ class SlurmRun:
             for files in self._files.values():
                 await files.read()
                 files.tell_end()
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _read(self) -> None:
         """Passes on what the tasks have written, and how they have ended.
@@ -207,7 +207,7 @@ class SlurmRun:
         for files in self._files.values():
             await files.read()
         failed = [files for files in self._files.values() if files.code and not files.exited]
-        if failed and not self._told and not (await self._look()).runs:
+        if failed and not self._told and not (await self._look()).is_running:
             return
         for files in self._files.values():
             files.tell_end()
@@ -227,9 +227,9 @@ class SlurmRun:
         return f"Slurm has its job for {self._job.state.lower().replace('_', ' ')}"
 
     def _is_over(self) -> bool:
-        if self._told and self._job.ends:
+        if self._told and self._job.is_completing:
             return True
-        return self._job.restarts > self._restarts or not self._job.is_there
+        return self._job.restarts > self._restarts or not self._job.is_active
 
     @property
     def _is_cancelled(self) -> bool:
@@ -242,7 +242,7 @@ class SlurmRun:
         await commands.cancel(self._number)
 
     async def _look(self) -> Job:
-        self._job = await commands.look(self._number) or self._job
+        self._job = await commands.query(self._number) or self._job
         return self._job
 
     async def _end(self) -> None:
@@ -252,25 +252,25 @@ class SlurmRun:
         if how is None or not self._number or self._is_over() or (how is self._ended is How.KILL):
             return
         self._ended = how
-        if (await self._look()).waits:
+        if (await self._look()).is_pending:
             await self._cancel()
-        elif self._job.runs:
+        elif self._job.is_running:
             if how is How.KILL:
                 await self._kill()
             else:
-                await commands.end_softly(self._number)
+                await commands.terminate_tasks(self._number)
 
     async def _kill(self) -> None:
         """Kills the tasks, until all are gone: while Slurm tells parts of a job to end, it may miss that for one."""
         killed = -_ASK
-        while self._ended is How.KILL and self._job.runs and not (self._is_over() or self._all_told):
+        while self._ended is How.KILL and self._job.is_running and not (self._is_over() or self._all_told):
             if time.monotonic() - killed >= _ASK:
                 killed = time.monotonic()
                 await commands.kill_tasks(self._number)
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _tell_of_waiting(self, job: Job) -> None:
-        if job.waits and job.reason not in ("", "None"):
+        if job.is_pending and job.reason not in ("", "None"):
             await self._say(f"job {self._number} waits: {job.reason}")
 
     async def _tell_end(self) -> None:
