@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from tfdist_cli.cli.options import CommandArgument, RecipeOption, SetOption
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.slurm.task_environment import Place, find_place, in_step
+from tfdist_cli.launch.slurm.task_environment import StepTask, find_step_task, in_step
 from tfdist_cli.plan.plan import PlannedTask, fixed_addresses, make_plan, plan_task
 from tfdist_cli.plan.resources import NO_PROXY, Machine, make_resources, share_out
 from tfdist_cli.protocol.environment import RUN_DIR, START_TIMEOUT, Environment
@@ -122,7 +122,7 @@ def _plan(cluster: Cluster | None, task: str | None, run_dir: Path | None) -> Pl
     if task is not None:
         return _plan_by_hand(cluster, cluster.task(task), run_dir)
     if in_step():
-        return _plan_in_step(cluster, find_place(cluster), run_dir)
+        return _plan_in_step(cluster, find_step_task(cluster), run_dir)
     raise UsageError("which task is this?", hint="name it with --task, such as --task worker:1")
 
 
@@ -145,7 +145,7 @@ def _plan_as_scheduled(named: str | None, run_dir: Path | None) -> PlannedTask:
     return replace(own, env={**own.env, **kept, **sees})
 
 
-def _plan_in_step(cluster: Cluster, place: Place, run_dir: Path | None) -> PlannedTask:
+def _plan_in_step(cluster: Cluster, place: StepTask, run_dir: Path | None) -> PlannedTask:
     """Plans the task that this process is in a step of Slurm's, of what Slurm has given to it."""
     spec = cluster.role(place.task)
     resources = make_resources(spec, place.cpus or 1, _gpus_in_step(cluster, spec, place))
@@ -153,7 +153,7 @@ def _plan_in_step(cluster: Cluster, place: Place, run_dir: Path | None) -> Plann
     return plan_task(in_slurm, place.task, place.addresses, resources, _run_dir(cluster, run_dir), Machine.here())
 
 
-def _gpus_in_step(cluster: Cluster, spec: RoleSpec, place: Place) -> tuple[str, ...]:
+def _gpus_in_step(cluster: Cluster, spec: RoleSpec, place: StepTask) -> tuple[str, ...]:
     """The task's own GPUs; those that Slurm gives to several tasks of a node together, these tasks share."""
     if isinstance(spec.gpus, int) and spec.gpus not in (0, len(place.gpus)):
         raise UsageError(

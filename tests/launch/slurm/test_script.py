@@ -1,4 +1,4 @@
-"""The batch script: what it says, and what bash makes of it."""
+"""The batch script: its text, and how bash runs it."""
 
 import json
 import os
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.slurm.launcher import SlurmLauncher
 from tfdist_cli.launch.slurm.script import render_script
@@ -61,17 +62,17 @@ END
 
 module load cuda
 
-# `tfdist launch` names the attempt and the start timeout: the tasks then write to files that it follows.
+# `tfdist launch` gives the attempt and the start timeout: the tasks then write to files that it reads.
 if [ -n "${1-}" ]; then export TFDIST_ATTEMPT=$(($1 + ${SLURM_RESTART_COUNT:-0})); fi
 if [ -n "${2-}" ]; then export TFDIST_START_TIMEOUT=$2; fi
 role=(python3 -m tfdist_cli role)
 role+=(--cluster "$run"/cluster.yaml --run-dir "$run")
-# Before the time limit the training saves a checkpoint, as it does when the job is to make room for others.
-# It ends with 143 then, and the job goes back into the queue, unless it was told not to.
-trap 'told=1; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
+# Before the time limit, and before it is preempted, the training saves a checkpoint and exits with 143.
+# The job is then requeued, unless it was cancelled.
+trap 'signalled=1; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
 srun --label --export=ALL --distribution=block --kill-on-bad-exit=1 --wait=0 --ntasks=4 --cpus-per-task=1 "${role[@]}" &
-told=1
-while [ -n "$told" ]; do told=; wait "$!"; code=$?; done
+signalled=1
+while [ -n "$signalled" ]; do signalled=; wait "$!"; code=$?; done
 [ "$code" != 143 ] || scontrol requeue "$SLURM_JOB_ID"
 exit "$code\""""
 HOSTILE = {
@@ -98,7 +99,7 @@ def plan_of(roles=PS, trained=SAVING, command=(), run_dir=Path("/shared/runs/dig
 
 
 def srun_of(script):
-    (line,) = [line for line in script.splitlines() if line.startswith(("srun ", "exec srun "))]
+    (line,) = [line for line in script.splitlines() if line.removeprefix("exec ").startswith("srun ")]
     return line.removesuffix(" &")
 
 
@@ -112,7 +113,7 @@ def test_the_whole_script(tmp_path):
     assert load_recipe(tmp_path / "recipe.yaml") == SAVING
 
 
-def test_roles_that_need_different_things_are_parts_of_a_heterogeneous_job():
+def test_roles_with_different_resources_are_components_of_a_heterogeneous_job():
     roles = {
         "chief": {},
         "worker": {"replicas": 3, "cpus": 8, "gpus": 2, "memory": "12GiB"},
@@ -134,18 +135,18 @@ def test_roles_that_need_different_things_are_parts_of_a_heterogeneous_job():
     ]
 
 
-def test_the_gpus_are_slurms_to_choose():
-    with pytest.raises(UsageError, match=r"roles\.worker\.gpus is \[0, 2\], but Slurm chooses the GPUs"):
+def test_slurm_chooses_the_gpus():
+    with pytest.raises(UsageError, match=r"roles\.worker\.gpus is \[0, 2\].*Slurm"):
         render_script(plan_of(PS | {"worker": {"gpus": [0, 2]}}))
 
 
-def test_one_number_of_nodes_is_not_for_several_parts():
-    with pytest.raises(UsageError, match="roles differ in what they need"):
+def test_a_number_of_nodes_is_refused_for_several_components():
+    with raises(UsageError, "slurm-nodes-of-different-roles"):
         render_script(plan_of(PS | {"worker": {"cpus": 2}}, slurm={"nodes": 2}))
 
 
 @pytest.mark.parametrize(
-    ("strategy", "roles", "endings"),
+    ("strategy", "roles", "options"),
     [
         ("parameter_server", PS | {"evaluator": {}}, "--kill-on-bad-exit=1 --wait=0"),
         ("single", {"chief": {}, "evaluator": {}}, "--kill-on-bad-exit=1 --wait=0"),
@@ -153,12 +154,12 @@ def test_one_number_of_nodes_is_not_for_several_parts():
         ("multi_worker_mirrored", {"worker": {"replicas": 2}, "evaluator": {}}, "--kill-on-bad-exit=0 --wait=0"),
     ],
 )
-def test_srun_ends_a_step_as_the_tasks_decide(strategy, roles, endings):
-    assert f" {endings} " in srun_of(render_script(plan_of(roles, strategy=strategy)))
+def test_srun_ends_a_step_when_the_deciding_tasks_exit(strategy, roles, options):
+    assert f" {options} " in srun_of(render_script(plan_of(roles, strategy=strategy)))
 
 
 @pytest.mark.parametrize(("trained", "command"), [(recipe(checkpoint=None), ()), (None, ("python", "t.py"))])
-def test_what_cannot_go_on_does_not_go_back_into_the_queue(trained, command):
+def test_a_job_without_checkpoints_is_not_requeued(trained, command):
     script = render_script(plan_of(trained=trained, command=command))
     assert "#SBATCH --no-requeue\n" in script
     assert "scontrol" not in script
@@ -168,7 +169,7 @@ def test_what_cannot_go_on_does_not_go_back_into_the_queue(trained, command):
 
 @pytest.fixture
 def bash(tmp_path):
-    """Runs a script with programs that only note how they were called."""
+    """Runs a script with stand-ins for Slurm's programs, which record their calls."""
     fake = f"#!{sys.executable}\nimport json, os, signal, sys, time\n"
     fake += "open(os.environ['NOTES'], 'a').write(json.dumps([os.path.basename(sys.argv[0]), *sys.argv[1:]]) + '\\n')\n"
     fake += "open(os.environ['NOTES'], 'a').write(json.dumps(os.environ.get('TFDIST_ATTEMPT')) + '\\n')\n"
@@ -194,7 +195,7 @@ def bash(tmp_path):
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_bash_takes_every_value_for_what_it_is(name, bash, tmp_path):
+def test_bash_keeps_every_value_literal(name, bash, tmp_path):
     text = HOSTILE[name]
     path = tmp_path / f"{text} / {text}"
     env = {"chief": {"env": {"TEXT": f"{text}\nEND\nEND_\n"}}}
@@ -209,14 +210,14 @@ def test_bash_takes_every_value_for_what_it_is(name, bash, tmp_path):
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_an_option_of_sbatch_is_one_word(name):
-    """As sbatch reads it; tests/cluster/test_slurm.py asks sbatch itself."""
+    """By sbatch's rules; tests/cluster/test_slurm.py runs sbatch itself."""
     script = render_script(plan_of(slurm={"constraint": HOSTILE[name]}))
     (line,) = [line for line in script.splitlines() if line.startswith("#SBATCH --constraint")]
     quoted = line.removeprefix("#SBATCH --constraint=")
     assert quoted == HOSTILE[name] or yaml.safe_load(quoted) == HOSTILE[name]
 
 
-def test_only_a_training_that_was_told_to_end_goes_back_into_the_queue(bash):
+def test_only_an_interrupted_training_is_requeued(bash):
     script = render_script(plan_of(run_dir=Path("run")))
     assert [call[0] for call in bash(script, code=0)[1]] == ["srun"]
     assert bash(script, code=1)[0] == 1
@@ -226,14 +227,14 @@ def test_only_a_training_that_was_told_to_end_goes_back_into_the_queue(bash):
 
 
 @pytest.mark.parametrize("code", [0, 138, 143])
-def test_shortly_before_the_time_limit_the_tasks_are_told_to_end_and_waited_for(code, bash):
-    ended, (_, *calls), _ = bash(render_script(plan_of(run_dir=Path("run"))), code=code, LATE="1")
-    assert ended == code
+def test_before_the_time_limit_the_tasks_get_sigterm_and_are_awaited(code, bash):
+    exit_code, (_, *calls), _ = bash(render_script(plan_of(run_dir=Path("run"))), code=code, LATE="1")
+    assert exit_code == code
     assert calls[0] == ["scancel", "--signal=TERM", "12"]
     assert calls[1:] == ([["scontrol", "requeue", "12"]] if code == 143 else [])
 
 
-def test_tasks_that_die_of_slurms_signal_for_the_script_end_the_job(bash):
+def test_tasks_killed_by_the_scripts_signal_end_the_job(bash):
     code, calls, _ = bash(render_script(plan_of(run_dir=Path("run"))), code=128 + signal.SIGUSR1)
     assert code == 138
     assert [call[0] for call in calls] == ["srun"]

@@ -1,16 +1,17 @@
-"""A task's place in its cluster, from Slurm's variables alone."""
+"""A task's id and addresses, from Slurm's variables alone."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.slurm.task_environment import (
     HIGHEST_PORT,
     LOWEST_PORT,
     expand_counts,
     expand_nodes,
-    find_place,
+    find_step_task,
     in_step,
 )
 from tfdist_cli.spec.sections.cluster import Cluster
@@ -22,8 +23,8 @@ STEP = {
     "SLURM_STEP_TASKS_PER_NODE": "4,1",
     "SLURMD_NODENAME": "n1",
 }
-# As srun 22.05 sets them in the task of number 1 of a job of two parts, which share a node.
-PARTS = {
+# As srun 22.05 sets them in task 1 of a job of two components, which share a node.
+COMPONENTS = {
     "SLURM_JOB_ID": "17",
     "SLURM_PROCID": "1",
     "SLURM_STEP_NODELIST": "n[1-4]",
@@ -64,8 +65,8 @@ def test_a_node_list(text, nodes):
 
 
 @pytest.mark.parametrize("text", ["n[1-", "n[3-1]", "n[a]", "n[]", "n1]", "n[1,,2]"])
-def test_what_is_no_node_list_is_refused(text):
-    with pytest.raises(ValueError, match="is no node list"):
+def test_an_invalid_node_list_is_refused(text):
+    with pytest.raises(ValueError, match="is not a node list"):
         expand_nodes(text)
 
 
@@ -76,39 +77,39 @@ def test_what_is_no_node_list_is_refused(text):
         max_size=6,
     )
 )  # fmt: skip
-def test_a_node_list_names_what_it_was_made_of(parts):
+def test_a_node_list_expands_to_its_nodes(parts):
     text = ",".join(f"{head}[{low:0{width}}-{low + many - 1:0{width}}]" for head, low, many, width in parts)
     names = [f"{head}{number:0{width}}" for head, low, many, width in parts for number in range(low, low + many)]
     assert list(expand_nodes(text)) == names
 
 
 @given(st.lists(st.tuples(st.integers(0, 128), st.integers(1, 50)), min_size=1, max_size=8))
-def test_counts_name_what_they_were_made_of(runs):
+def test_counts_expand_to_one_number_per_node(runs):
     text = ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)
     assert list(expand_counts(text)) == [count for count, times in runs for _ in range(times)]
 
 
 @pytest.mark.parametrize("text", ["", "a", "2(x)", "2,,1", "2(x3", "-1"])
-def test_what_is_no_list_of_counts_is_refused(text):
-    with pytest.raises(ValueError, match="is no list of counts"):
+def test_an_invalid_list_of_counts_is_refused(text):
+    with pytest.raises(ValueError, match="not a list of counts"):
         expand_counts(text)
 
 
-def test_a_tasks_place_in_a_step():
-    place = find_place(FIVE, STEP | {"SLURM_CPUS_PER_TASK": "2", "CUDA_VISIBLE_DEVICES": "0,1"})
-    assert str(place.task) == "ps:0"
-    assert (place.cpus, place.gpus) == (2, ("0", "1"))
-    hosts = {str(task): address.host for task, address in place.addresses.items()}
+def test_a_task_of_a_step():
+    found = find_step_task(FIVE, STEP | {"SLURM_CPUS_PER_TASK": "2", "CUDA_VISIBLE_DEVICES": "0,1"})
+    assert str(found.task) == "ps:0"
+    assert (found.cpus, found.gpus) == (2, ("0", "1"))
+    hosts = {str(task): address.host for task, address in found.addresses.items()}
     assert hosts == {"chief:0": "n1", "worker:0": "n1", "worker:1": "n1", "ps:0": "n1", "ps:1": "n2"}
-    ports = [address.port for address in place.addresses.values()]
+    ports = [address.port for address in found.addresses.values()]
     assert ports == list(range(LOWEST_PORT + 17 * 97, LOWEST_PORT + 17 * 97 + 5))
 
 
 def test_every_task_of_a_step_finds_the_same_cluster():
-    places = [find_place(FIVE, STEP | {"SLURM_PROCID": str(number), "SLURMD_NODENAME": "n2" if number == 4 else "n1"})
-              for number in range(5)]  # fmt: skip
-    assert [place.task for place in places] == list(FIVE.tasks)
-    assert len({tuple(place.addresses.items()) for place in places}) == 1
+    own = [{"SLURM_PROCID": str(number), "SLURMD_NODENAME": "n2" if number == 4 else "n1"} for number in range(5)]
+    found = [find_step_task(FIVE, STEP | variables) for variables in own]
+    assert [each.task for each in found] == list(FIVE.tasks)
+    assert len({tuple(each.addresses.items()) for each in found}) == 1
 
 
 @settings(deadline=None)  # the machine may be busy
@@ -121,41 +122,42 @@ def test_ports_are_below_those_of_outgoing_connections(job, workers):
         "SLURM_STEP_TASKS_PER_NODE": str(workers + 2),
         "SLURM_JOB_ID": str(job),
     }
-    ports = [address.port for address in find_place(many, STEP | count).addresses.values()]
+    ports = [address.port for address in find_step_task(many, STEP | count).addresses.values()]
     assert len(set(ports)) == workers + 2
     assert LOWEST_PORT <= min(ports) <= max(ports) <= HIGHEST_PORT
 
 
-def test_the_parts_of_a_heterogeneous_job_are_one_cluster():
-    place = find_place(FIVE, PARTS)
-    assert (str(place.task), place.cpus, place.gpus) == ("worker:0", 8, ())
-    assert [address.host for address in place.addresses.values()] == ["n1", "n1", "n1", "n2", "n2"]
-    assert find_place(FIVE, PARTS | {"SLURM_PROCID": "0"}).cpus == 1
+def test_the_components_of_a_heterogeneous_job_are_one_cluster():
+    found = find_step_task(FIVE, COMPONENTS)
+    assert (str(found.task), found.cpus, found.gpus) == ("worker:0", 8, ())
+    assert [address.host for address in found.addresses.values()] == ["n1", "n1", "n1", "n2", "n2"]
+    assert find_step_task(FIVE, COMPONENTS | {"SLURM_PROCID": "0"}).cpus == 1
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("change", "code", "values"),
     [
-        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, "has 5 tasks, and srun has started 8"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "5"}, "do not say where the tasks run"),
-        ({"SLURM_STEP_NODELIST": "n[1-"}, "'n\\[1-' is no node list"),
-        ({"SLURMD_NODENAME": "n2"}, "ps:0 runs on n2, and the others look for it on n1"),
-        ({"SLURM_JOB_ID": "x"}, "SLURM_JOB_ID is 'x', not a number"),
-        ({"SLURM_HET_SIZE": "2"}, "SLURM_JOB_NODELIST_HET_GROUP_0' is not set"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, "task-count-mismatch", ["5 tasks", "8"]),
+        ({"SLURM_STEP_TASKS_PER_NODE": "5"}, "slurm-variable-invalid", ["SLURM_STEP_TASKS_PER_NODE"]),
+        ({"SLURM_STEP_NODELIST": "n[1-"}, "slurm-variable-invalid", ["SLURM_STEP_NODELIST", "'n[1-'"]),
+        ({"SLURMD_NODENAME": "n2"}, "task-node-mismatch", ["ps:0", "n2", "n1"]),
+        ({"SLURM_JOB_ID": "x"}, "slurm-variable-invalid", ["SLURM_JOB_ID", "'x'"]),
+        ({"SLURM_HET_SIZE": "2"}, "slurm-variable-invalid", ["'SLURM_JOB_NODELIST_HET_GROUP_0'"]),
     ],
 )
-def test_what_does_not_fit_is_told(change, reason):
-    with pytest.raises(UsageError, match=reason) as caught:
-        find_place(FIVE, STEP | change)
+def test_variables_that_do_not_fit_the_cluster(change, code, values):
+    with raises(UsageError, code) as caught:
+        find_step_task(FIVE, STEP | change)
+    assert all(value in caught.value.message for value in values)
     assert caught.value.hint
 
 
-def test_hosts_that_are_written_cannot_be_those_that_slurm_chose():
+def test_hosts_in_the_file_are_refused():
     written = {"strategy": "multi_worker_mirrored", "roles": {"worker": {"hosts": ["a:1", "b:1", "c:1", "d:1", "e:1"]}}}
-    with pytest.raises(UsageError, match="Slurm has chosen the nodes"):
-        find_place(Cluster.model_validate(written), STEP)
+    with raises(UsageError, "hosts-not-supported"):
+        find_step_task(Cluster.model_validate(written), STEP)
 
 
-def test_a_batch_script_is_no_task():
+def test_a_batch_script_is_not_a_task():
     assert in_step(STEP)
     assert not in_step({"SLURM_PROCID": "0", "SLURM_JOB_ID": "17"})

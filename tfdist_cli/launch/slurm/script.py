@@ -1,7 +1,7 @@
-"""The batch script of a plan: one `srun` of `tfdist role` for all tasks. It needs nothing but tfdist on the nodes.
+"""Renders the batch script of a plan: one `srun` of `tfdist role` for all tasks. The nodes need only tfdist.
 
-How the job's end agrees with the tasks' is worked out here, and `task/slot.py` does its part: the exit code of a task
-that does not decide what came of the training is 0 for Slurm.
+This module decides how the tasks' exit codes make the job's, together with `task/slot.py`: a task whose exit code does
+not decide the result of the training exits with 0 for Slurm.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from tfdist_cli.spec.task_id import TaskId
 
 SCRIPT_FILE = "slurm.sh"
 SAVE_SECONDS = 60
-"""Seconds before the time limit when the training is told to save; Slurm itself may be as late again."""
-LEAVE_TOGETHER = 60
-"""Seconds from the end of the first of several tasks that end together to that of the last."""
+"""Seconds before the time limit at which the tasks get the signal to save; Slurm may send it this much later."""
+EXIT_TOGETHER_SECONDS = 60
+"""The most seconds between the first and the last exit of tasks that exit together."""
 _NEEDS = ("cpus", "memory", "gpus")
 
 
 def render_script(plan: Plan) -> str:
-    """The script; see docs/how-to/slurm.md for what it does when.
+    """Returns the script, which docs/how-to/slurm.md describes.
 
     Raises:
-        UsageError: `slurm.nodes` is given for a job whose parts need different nodes.
+        UsageError: `slurm.nodes` is given for a heterogeneous job, whose components have separate nodes.
     """
-    parts = _parts(plan.cluster)
-    lines = ["#!/bin/bash", *_options(plan, parts), "", *_files(plan), "", *_spec(plan).setup, ""]
-    return "\n".join([*lines, *_body(plan, parts)])
+    components = _components(plan.cluster)
+    lines = ["#!/bin/bash", *_options(plan, components), "", *_files(plan), "", *_spec(plan).setup, ""]
+    return "\n".join([*lines, *_body(plan, components)])
 
 
 def saves(plan: Plan) -> bool:
-    """Whether the job can go on where it was ended."""
+    """Whether a requeued job continues from a checkpoint."""
     return plan.recipe is not None and plan.recipe.checkpoint is not None
 
 
@@ -49,8 +49,11 @@ def _spec(plan: Plan) -> SlurmSpec:
     return plan.cluster.slurm or SlurmSpec()
 
 
-def _parts(cluster: Cluster) -> list[tuple[TaskId, int]]:
-    """Tasks that need the same, one of them and how many; several such parts make a heterogeneous job."""
+def _components(cluster: Cluster) -> list[tuple[TaskId, int]]:
+    """Groups consecutive tasks with equal resources: the first task of each group, and their number.
+
+    Several groups are the components of a heterogeneous job.
+    """
 
     def needs(task: TaskId) -> str:
         return str([getattr(cluster.role(task), name) or None for name in _NEEDS])
@@ -59,11 +62,12 @@ def _parts(cluster: Cluster) -> list[tuple[TaskId, int]]:
     return [(tasks[0], len(tasks)) for tasks in grouped]
 
 
-def _options(plan: Plan, parts: list[tuple[TaskId, int]]) -> Iterator[str]:
+def _options(plan: Plan, components: list[tuple[TaskId, int]]) -> Iterator[str]:
     spec = _spec(plan)
-    if spec.nodes is not None and len(parts) > 1:
+    if spec.nodes is not None and len(components) > 1:
         raise UsageError(
-            "slurm.nodes is given, but roles differ in what they need, and so have nodes of their own",
+            "slurm.nodes is given, but the roles need different resources and therefore have separate nodes",
+            code="slurm-nodes-of-different-roles",
             hint="remove slurm.nodes, or give all roles the same cpus, memory and gpus",
         )
     yield _option("job-name", plan.name)
@@ -71,7 +75,7 @@ def _options(plan: Plan, parts: list[tuple[TaskId, int]]) -> Iterator[str]:
     yield "#SBATCH --open-mode=append"
     if saves(plan):
         yield f"#SBATCH --signal=B:USR1@{SAVE_SECONDS}"
-    for number, (task, count) in enumerate(parts):
+    for number, (task, count) in enumerate(components):
         if number:
             yield "#SBATCH hetjob"
         yield from (f"#SBATCH {option}" for option in _size(plan.cluster, task, count))
@@ -98,7 +102,7 @@ def _option(name: str, value: str) -> str:
 
 
 def _quoted(value: str) -> str:
-    """A value as sbatch reads it in a script: unlike a shell it knows no variables, and a backslash in any quotes."""
+    """Quotes a value for an `#SBATCH` line. Unlike a shell, sbatch expands no variables, and escapes in all quotes."""
     if re.fullmatch(r"[A-Za-z0-9_./:=,@%+-]+", value):
         return value
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
@@ -106,7 +110,7 @@ def _quoted(value: str) -> str:
 
 
 def _files(plan: Plan) -> Iterator[str]:
-    """Writes what the tasks read: the script is whole without the machine that it was made on."""
+    """Yields lines that write the files that the tasks read, so that the script needs no other file."""
     yield f"run={shlex.quote(str(plan.run_dir))}"
     yield 'mkdir -p -m 700 -- "$run"'
     cluster = plan.cluster.model_copy(update={"recipe": Path(RECIPE_FILE) if plan.recipe else None})
@@ -124,8 +128,8 @@ def _file(name: str, text: str) -> Iterator[str]:
     yield end
 
 
-def _body(plan: Plan, parts: list[tuple[TaskId, int]]) -> Iterator[str]:
-    yield "# `tfdist launch` names the attempt and the start timeout: the tasks then write to files that it follows."
+def _body(plan: Plan, components: list[tuple[TaskId, int]]) -> Iterator[str]:
+    yield "# `tfdist launch` gives the attempt and the start timeout: the tasks then write to files that it reads."
     yield 'if [ -n "${1-}" ]; then export TFDIST_ATTEMPT=$(($1 + ${SLURM_RESTART_COUNT:-0})); fi'
     yield 'if [ -n "${2-}" ]; then export TFDIST_START_TIMEOUT=$2; fi'
     yield f"role=({shlex.join((_spec(plan).python or sys.executable, '-m', 'tfdist_cli', 'role'))})"
@@ -133,35 +137,36 @@ def _body(plan: Plan, parts: list[tuple[TaskId, int]]) -> Iterator[str]:
     if plan.recipe is None:
         yield f"role+=(-- {shlex.join(plan.tasks[0].argv)})"
     if not saves(plan):
-        yield f"exec {_srun(plan, parts)}"
+        yield f"exec {_srun(plan, components)}"
         return
-    yield "# Before the time limit the training saves a checkpoint, as it does when the job is to make room for others."
-    yield "# It ends with 143 then, and the job goes back into the queue, unless it was told not to."
-    yield "trap 'told=1; scancel --signal=TERM \"$SLURM_JOB_ID\"' USR1"
-    yield f"{_srun(plan, parts)} &"
-    # A signal that is caught ends `wait`, and no code tells that apart from a step which died of the same signal.
-    yield "told=1"
-    yield 'while [ -n "$told" ]; do told=; wait "$!"; code=$?; done'
+    yield "# Before the time limit, and before it is preempted, the training saves a checkpoint and exits with 143."
+    yield "# The job is then requeued, unless it was cancelled."
+    yield "trap 'signalled=1; scancel --signal=TERM \"$SLURM_JOB_ID\"' USR1"
+    yield f"{_srun(plan, components)} &"
+    # A trapped signal ends `wait`, and the exit code is the same as that of a step which this signal has killed.
+    yield "signalled=1"
+    yield 'while [ -n "$signalled" ]; do signalled=; wait "$!"; code=$?; done'
     yield '[ "$code" != 143 ] || scontrol requeue "$SLURM_JOB_ID"'
     yield 'exit "$code"'
 
 
-def _srun(plan: Plan, parts: list[tuple[TaskId, int]]) -> str:
-    common = ["--label", "--export=ALL", "--distribution=block", *_endings(plan.cluster)]
+def _srun(plan: Plan, components: list[tuple[TaskId, int]]) -> str:
+    common = ["--label", "--export=ALL", "--distribution=block", *_exit_options(plan.cluster)]
     steps = []
-    for number, (task, count) in enumerate(parts):
-        group = [f"--het-group={number}"] if len(parts) > 1 else []
+    for number, (task, count) in enumerate(components):
+        group = [f"--het-group={number}"] if len(components) > 1 else []
         steps.append(" ".join([*common, *group, *_size(plan.cluster, task, count), '"${role[@]}"']))
     return "srun " + " : ".join(steps)
 
 
-def _endings(cluster: Cluster) -> list[str]:
-    """How srun ends a step whose tasks have not all ended.
+def _exit_options(cluster: Cluster) -> list[str]:
+    """Returns the options that say when srun ends a step in which some tasks have exited.
 
-    Where one task decides, no other is of use after it, and only its exit code is not 0. Several that decide save and
-    leave together: the first that ends must not take the others with it at once. An evaluator may take longer.
+    If one task decides the result, the others are not needed after it, and only its exit code can be nonzero. If
+    several decide, they save and exit together: the first exit must not kill the others at once. An evaluator may run
+    longer.
     """
     deciding = [task for task in cluster.tasks if decides(cluster.strategy, task)]
     if len(deciding) == 1:
         return ["--kill-on-bad-exit=1", "--wait=0"]
-    return ["--kill-on-bad-exit=0", f"--wait={0 if len(cluster.tasks) > len(deciding) else LEAVE_TOGETHER}"]
+    return ["--kill-on-bad-exit=0", f"--wait={0 if len(cluster.tasks) > len(deciding) else EXIT_TOGETHER_SECONDS}"]
