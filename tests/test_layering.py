@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tfdist_cli.spec.roles import ROLES
+from tfdist_cli.spec.strategies import STRATEGIES
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tfdist_cli"
 PARTS: dict[str, set[str]] = {
@@ -30,11 +33,13 @@ PARTS: dict[str, set[str]] = {
 INSIDE: dict[str, dict[str, set[str]]] = {
     "spec": {
         "address": set(),
-        "task_id": set(),
+        "roles": set(),
+        "strategies": {"roles"},
+        "task_id": {"roles"},
         "path_scheme": set(),
         "launchers": set(),
-        "sections": {"address", "launchers", "path_scheme", "task_id"},
-        "loading": {"path_scheme", "sections", "task_id"},
+        "sections": {"address", "launchers", "path_scheme", "roles", "strategies", "task_id"},
+        "loading": {"path_scheme", "roles", "sections", "strategies"},
         "schema": {"sections"},
     },
     "launch": {
@@ -206,3 +211,44 @@ def test_no_command_but_training_imports_tensorflow(tmp_path):
 def test_plain_commands_start_without_rich_and_asyncio(tmp_path):
     imported = imported_by(tmp_path, "validate c.yaml", "tf-config c.yaml --task chief", "schema cluster")
     assert not {"rich.console", "asyncio", "psutil"} & imported
+
+
+TABLES = {PACKAGE / "spec" / "roles.py", PACKAGE / "spec" / "strategies.py"}
+"""The modules that may ask what a role or a strategy is called: all others ask for its traits."""
+NAMES = {*ROLES, *STRATEGIES}
+
+
+def compared_names(source: str) -> Iterator[str]:
+    """The names of roles and strategies that code compares a value with, or keeps a collection of to do so."""
+    for node in ast.walk(ast.parse(source)):
+        compared: list[ast.expr | ast.pattern] = []
+        if isinstance(node, ast.Compare):
+            compared = [node.left, *node.comparators]
+        elif isinstance(node, ast.match_case):
+            compared = [node.pattern]
+        elif isinstance(node, ast.Tuple | ast.List | ast.Set) and len(node.elts) > 1:
+            names = [each.value for each in node.elts if isinstance(each, ast.Constant) and each.value in NAMES]
+            compared = [node] if len(names) == len(node.elts) else []
+        for part in compared:
+            values = (each.value for each in ast.walk(part) if isinstance(each, ast.Constant))
+            yield from (value for value in values if value in NAMES)
+
+
+@each_module
+def test_only_the_tables_compare_names_of_roles_and_strategies(part, path):
+    if path not in TABLES:
+        assert not list(compared_names(path.read_text())), "use the traits of tfdist_cli.spec.roles and strategies"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "task.role == 'evaluator'",
+        "strategy not in ('single', 'mirrored')",
+        "SERVING = ('ps', 'worker')",
+        "task == TaskId('chief')",
+        "match role:\n case 'ps': pass",
+    ],
+)
+def test_compared_names_are_noticed(source):
+    assert list(compared_names(source))

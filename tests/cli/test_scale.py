@@ -98,7 +98,7 @@ def test_a_run_is_scaled_from_another_process(tmp_path):
         )
     assert another.returncode == 0
     said = (tmp_path / "run" / "said").read_text().splitlines()
-    needs = "multi_worker_mirrored needs a worker: write 'worker: {replicas: 2}' in roles"
+    needs = "multi_worker_mirrored needs a worker to compute gradients: it has 0 replicas"
     assert said[0] == f"error: cluster: roles.worker: {needs}"
     assert said[1:6] == [
         "['worker=0'] 2",

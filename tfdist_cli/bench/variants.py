@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from tfdist_cli.errors import UsageError
 from tfdist_cli.plan.resources import Machine, share_out
 from tfdist_cli.protocol.phases import WATCH
+from tfdist_cli.spec.roles import ROLES
 from tfdist_cli.spec.sections.cluster import Cluster, RoleSpec
 from tfdist_cli.spec.sections.recipe import Recipe
-from tfdist_cli.spec.task_id import ROLES
+from tfdist_cli.spec.strategies import STRATEGIES, computes_gradients
 
 EPOCHS = 2
 """One to warm up, in which functions are traced, and the measured one. They are alike: the second traces none."""
@@ -60,7 +61,8 @@ def variants_of(cluster: Cluster, recipe: Recipe, wanted: Sequence[int] = ()) ->
     for count in counts:
         _check(cluster, count, least)
     variants = [Variant(_resized(cluster, count), count) for count in counts]
-    return variants if cluster.strategy == "single" else [*variants, Variant(_alone(cluster), 1, alone=True)]
+    baseline = _alone(cluster)
+    return variants if cluster.strategy == baseline.strategy else [*variants, Variant(baseline, 1, alone=True)]
 
 
 def workers_of(text: str) -> list[int]:
@@ -83,7 +85,7 @@ def measured_recipe(recipe: Recipe, variant: Variant, steps: int) -> Recipe:
         variant: what trains it.
         steps: steps of each worker to measure, as `whole` has them.
     """
-    takes_turns = variant.cluster.strategy == "parameter_server" and not recipe.updates.synchronous
+    takes_turns = STRATEGIES[variant.cluster.strategy].coordinated and not recipe.updates.synchronous
     length = {"epochs": EPOCHS, "steps_per_epoch": steps * (variant.workers if takes_turns else 1)}
     train = recipe.train.model_copy(update={**length, "max_steps": None, "repeat": True})
     return recipe.model_copy(update={"train": train, "checkpoint": None, "evaluate": None, "export": None})
@@ -99,7 +101,7 @@ def whole(recipe: Recipe, steps: int) -> int:
 
 def watched(cluster: Cluster) -> Cluster:
     """The cluster with tasks that take the time of each phase."""
-    given: dict[str, RoleSpec | None] = {role: getattr(cluster.roles, role) for role in ROLES}
+    given: dict[str, RoleSpec | None] = {role: cluster.roles.of(role) for role in ROLES}
     roles = {role: spec.model_copy(update={"env": {**spec.env, WATCH: "1"}}) for role, spec in given.items() if spec}
     return cluster.model_copy(update={"roles": cluster.roles.model_copy(update=roles)})
 
@@ -111,13 +113,11 @@ def can_be_watched(cluster: Cluster) -> bool:
 
 
 def _own(cluster: Cluster) -> int:
-    if cluster.strategy == "parameter_server":
-        return cluster.roles.count("worker")
-    return cluster.roles.count("chief") + cluster.roles.count("worker")
+    return sum(cluster.roles.count(role) for role in ROLES if computes_gradients(cluster.strategy, role))
 
 
 def _least(cluster: Cluster, recipe: Recipe) -> int:
-    return recipe.updates.aggregate or 1 if cluster.strategy == "parameter_server" else 1
+    return recipe.updates.aggregate or 1 if STRATEGIES[cluster.strategy].coordinated else 1
 
 
 def _powers_of_2(end: int) -> list[int]:
@@ -125,7 +125,7 @@ def _powers_of_2(end: int) -> list[int]:
 
 
 def _check(cluster: Cluster, count: int, least: int) -> None:
-    if cluster.strategy in ("single", "mirrored") and count > 1:
+    if STRATEGIES[cluster.strategy].one_process and count > 1:
         raise UsageError(
             f"{count} workers cannot be measured: {cluster.strategy} trains in one process",
             hint="leave out --workers, or take strategy: parameter_server or multi_worker_mirrored",
@@ -135,7 +135,8 @@ def _check(cluster: Cluster, count: int, least: int) -> None:
             f"{count} workers cannot be measured: updates.aggregate asks for the gradients of {least}",
             hint=f"measure at least {least} workers, or set updates.aggregate=null",
         )
-    hosts = cluster.roles.worker.hosts if cluster.roles.worker else None
+    worker = cluster.roles.of("worker")
+    hosts = worker.hosts if worker else None
     most = _own(cluster)
     if hosts and count > most:
         raise UsageError(
@@ -146,18 +147,19 @@ def _check(cluster: Cluster, count: int, least: int) -> None:
 
 def _resized(cluster: Cluster, count: int) -> Cluster:
     """The cluster with so many workers; of mirrored ones the chief is the first."""
-    if cluster.strategy in ("single", "mirrored"):
+    roles, traits = cluster.roles, STRATEGIES[cluster.strategy]
+    if traits.one_process:
         return cluster
-    roles = cluster.roles
-    chiefs = roles.count("chief") if cluster.strategy == "multi_worker_mirrored" else 0
+    chiefs = 0 if traits.coordinated else roles.count("chief")
     if count == chiefs:
-        return _with(cluster, chief=None, worker=_sized(roles.chief, 1))
-    return _with(cluster, worker=_sized(roles.worker, count - chiefs))
+        return _with(cluster, chief=None, worker=_sized(roles.of("chief"), 1))
+    return _with(cluster, worker=_sized(roles.of("worker"), count - chiefs))
 
 
 def _alone(cluster: Cluster) -> Cluster:
     """One process with what chief and workers are given, who share the recipe's code on parameter servers."""
-    given = [spec for spec in (cluster.roles.worker, cluster.roles.chief) if spec]
+    training = [role for role, traits in ROLES.items() if traits.trains]
+    given = [spec for role in reversed(training) if (spec := cluster.roles.of(role))]
     env = {name: value for spec in given for name, value in spec.env.items()}
     secrets = {name: source for spec in given for name, source in spec.secrets.items()}
     chief = RoleSpec(env=env, secrets=secrets)

@@ -15,9 +15,9 @@ from tfdist_cli.plan.plan import Plan, make_plan
 from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.loading.load import load_run
 from tfdist_cli.spec.loading.recipe_module import check_module
+from tfdist_cli.spec.roles import ROLES
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
-from tfdist_cli.spec.task_id import ROLES
 
 MAX_RESTARTS = 3
 """Restarts of a recipe that has checkpoints; without them a restart loses everything."""

@@ -20,9 +20,10 @@ from tfdist_cli.plan.resources import NO_PROXY, Machine, make_resources, share_o
 from tfdist_cli.protocol.environment import RUN_DIR, START_TIMEOUT, Environment
 from tfdist_cli.requirements import require_tensorflow
 from tfdist_cli.spec.loading.load import load_recipe, load_run
-from tfdist_cli.spec.sections.cluster import Cluster, RoleSpec, decides
+from tfdist_cli.spec.sections.cluster import Cluster, RoleSpec
 from tfdist_cli.spec.sections.secret import read_secrets
-from tfdist_cli.spec.task_id import DATA_ROLES, TaskId
+from tfdist_cli.spec.strategies import decides
+from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.task.lifeline import tie_to_launcher
 from tfdist_cli.task.main import leave, run_task
 from tfdist_cli.task.slot import occupy
@@ -87,7 +88,7 @@ def role(  # noqa: PLR0913 a parameter is an option
     files = [*_option("--cluster", cluster), *_option("--recipe", recipe)]
     again = [sys.executable, "-m", "tfdist_cli", "role", "--task", str(own.task), *files, "--planned"]
     again += (f"--set={each}" for each in settings or ())
-    _become(command or again, _enter(own, decides(spec.strategy, own.task) if spec and not task else None))
+    _become(command or again, _enter(own, decides(spec.strategy, own.task.role) if spec and not task else None))
 
 
 def _option(name: str, path: Path | None) -> list[str]:
@@ -137,7 +138,7 @@ def _plan_as_scheduled(named: str | None, run_dir: Path | None) -> PlannedTask:
     cluster, task = _cluster_of_tf_config()
     _check_task(named, task)
     own, machine = _plan_by_hand(cluster, task, run_dir), Machine.here()
-    if "CUDA_VISIBLE_DEVICES" in os.environ and task.role not in ("ps", *DATA_ROLES):
+    if "CUDA_VISIBLE_DEVICES" in os.environ and task.traits.sees_gpus:
         resources = replace(own.resources, gpus=machine.gpus)
         own = plan_task(cluster, task, fixed_addresses(cluster), resources, Path(own.env[RUN_DIR]), machine)
     kept = {name: os.environ[name] for name in own.env if name in os.environ and name not in _DECIDED_HERE}

@@ -23,7 +23,7 @@ from tfdist_cli.launch.run.report import described
 from tfdist_cli.launch.run.requests import SIGNAL, Request, left
 from tfdist_cli.protocol.run_files import open_file, parse_lines
 from tfdist_cli.spec.path_scheme import refuse_scheme
-from tfdist_cli.spec.task_id import ROLES, Role
+from tfdist_cli.spec.roles import ROLES, Role
 
 EXAMPLES = (
     "tfdist scale worker=4",

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tfdist_cli.cli.console import console
-from tfdist_cli.cli.console.lines import ROLE_COLOURS, neutral
+from tfdist_cli.cli.console.lines import neutral
 from tfdist_cli.cli.console.progress import duration, metrics_text
 from tfdist_cli.cli.list import OUTCOME_COLOURS
 from tfdist_cli.cli.options import JsonOption, RunArgument
@@ -54,7 +54,7 @@ def _since(scaled: Mapping[str, Any]) -> str:
 
 def _row(task: TaskView) -> tuple[Text, ...]:
     return (
-        Text(str(task.task), style=ROLE_COLOURS[task.task.role]),
+        Text(str(task.task), style=task.task.traits.colour),
         Text(neutral(task.state)),
         Text(neutral(", ".join(_share(task.resources)))),
         Text(f"pid {task.pid}" if task.pid else "" if task.state == "done" else neutral(task.cause)),

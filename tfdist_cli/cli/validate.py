@@ -27,7 +27,9 @@ def validate(cluster: ClusterArgument, recipe: RecipeOption = None, overrides: S
     spec, recipe_spec = load_run(cluster, recipe, overrides or ())
     console.print_warnings(warnings_of(spec, Machine.here()))
     counts = Counter(task.role for task in spec.tasks)
-    tasks = ", ".join(f"{count} {role}{'s' if count > 1 and role != 'ps' else ''}" for role, count in counts.items())
+    tasks = ", ".join(
+        f"{count} {role}{'s' if count > 1 and not role.endswith('s') else ''}" for role, count in counts.items()
+    )
     trains = ""
     if recipe_spec:
         check_module(recipe_spec, str(spec.recipe))

@@ -87,9 +87,9 @@ def _placed(cluster: Cluster) -> dict[TaskId, HostSpec | None]:
 
 def _site(cluster: Cluster, recipe: Recipe | None, host: HostSpec | None, tasks: tuple[TaskId, ...], runs: str) -> Site:
     name = host.address if host else HERE
-    ports = {task: _address(cluster, task, host) for task in tasks if task.role != "evaluator"}
-    saves = next((task for task in cluster.tasks if task.role in ("chief", "worker")), None)
-    writes = not host or any(task in (saves, TaskId("evaluator")) for task in tasks)
+    ports = {task: _address(cluster, task, host) for task in tasks if task.traits.listens}
+    saves = next((task for task in cluster.tasks if task.traits.trains), None)
+    writes = not host or any(task == saves or task.traits.evaluates for task in tasks)
     folders = {"run directories": _runs(cluster, host, runs)} if writes or cluster.launcher_traits.uses_hosts else {}
     own = recipe.checkpoint.dir if recipe and recipe.checkpoint else None
     if own and tasks and writes:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tfdist_cli.spec.roles import ROLES, Role
 from tfdist_cli.spec.sections.cluster import Cluster, RestartSpec
-from tfdist_cli.spec.task_id import ROLES, Role
 
 
 def restart_rules(cluster: Cluster) -> dict[Role, RestartSpec]:
@@ -20,4 +20,4 @@ def restart_rules(cluster: Cluster) -> dict[Role, RestartSpec]:
 def _job_rule(role: Role, rule: RestartSpec) -> RestartSpec:
     if rule.policy != "replace":
         return rule
-    return rule.model_copy(update={"policy": "never" if role == "evaluator" else "job"})
+    return rule.model_copy(update={"policy": "never" if ROLES[role].optional else "job"})

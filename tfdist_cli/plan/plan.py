@@ -13,9 +13,10 @@ from tfdist_cli.errors import UsageError
 from tfdist_cli.plan.resources import Machine, Resources, machine_of, share_out
 from tfdist_cli.plan.task_environment import planned_environment
 from tfdist_cli.spec.address import DEFAULT_PORT, Address
-from tfdist_cli.spec.sections.cluster import Cluster, Strategy
+from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.spec.sections.secret import SecretSpec
+from tfdist_cli.spec.strategies import Strategy
 from tfdist_cli.spec.task_id import TaskId
 
 CLUSTER_FILE = "cluster.yaml"

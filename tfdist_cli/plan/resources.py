@@ -16,6 +16,7 @@ from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.cluster import Cluster, RoleSpec
 from tfdist_cli.spec.sections.resources import MIN_INTER_OP_THREADS, GpuMemory, Size
+from tfdist_cli.spec.strategies import computes_gradients, core_use
 from tfdist_cli.spec.task_id import TaskId
 
 ALL_GPUS = ("all",)
@@ -146,10 +147,10 @@ def share_out(
     for host, tasks in hosts.items():
         there = machine_of(cluster, addresses[tasks[0]], machine, others)
         gpus = _share_gpus(cluster, _name(host, others), tasks, there)
-        kinds = Counter(_kind(cluster, task) for task in tasks)
-        for task in tasks:
-            kind = _kind(cluster, task)
-            fair = 1 if kind == "idle" else max(1, there.cores // kinds[kind])
+        uses = {task: core_use(cluster.strategy, task.role) for task in tasks}
+        sharers = Counter(uses.values())
+        for task, use in uses.items():
+            fair = max(1, there.cores // sharers[use]) if use else 1
             shares[task] = make_resources(cluster.role(task), fair, gpus.get(task, ()))
     return {task: shares[task] for task in addresses}
 
@@ -213,7 +214,7 @@ def _share_gpus(
             shares[task], free = tuple(free[:wanted]), free[wanted:]
     if ALL_GPUS in shares.values():
         free = []
-    others = [task for task in tasks if task not in shares and _kind(cluster, task) == "learner"]
+    others = [task for task in tasks if task not in shares and computes_gradients(cluster.strategy, task.role)]
     each = len(free) // len(others) if others else 0
     for index, task in enumerate(others):
         shares[task] = tuple(free[index * each : (index + 1) * each])
@@ -241,16 +242,3 @@ def _check_ids(task: TaskId, ids: Sequence[str], machine: Machine, name: str) ->
             f"{task} is to have GPU {missing[0]}, but {name} has {', '.join(machine.gpus) or 'none'}",
             hint=f"correct roles.{task.role}.gpus; `nvidia-smi -L` lists the GPUs",
         )
-
-
-def computes_gradients(cluster: Cluster, task: TaskId) -> bool:
-    """Whether a task computes gradients, which is what GPUs are for."""
-    return _kind(cluster, task) == "learner"
-
-
-def _kind(cluster: Cluster, task: TaskId) -> str:
-    """What a task does with its cores: computes gradients, applies updates, prepares data, or next to nothing."""
-    if task.role in ("ps", "data_worker"):
-        return task.role
-    asynchronous = cluster.strategy == "parameter_server"
-    return "learner" if task.role == "worker" or (task.role == "chief" and not asynchronous) else "idle"

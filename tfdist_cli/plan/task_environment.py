@@ -19,7 +19,8 @@ from tfdist_cli.protocol.records import ENABLED, LAUNCHER_PID, TASK_DIR
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.resources import GPU_MEMORY, GPUS
-from tfdist_cli.spec.task_id import DATA_ROLES, TaskId
+from tfdist_cli.spec.strategies import serves
+from tfdist_cli.spec.task_id import TaskId
 
 MALLOC = f"glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold={32 * 2**20}:glibc.malloc.trim_threshold={256 * 2**20}"
 """Has malloc ask for huge pages, in which rows of a large table are looked up twice as fast (glibc from 2.35 on; others
@@ -99,8 +100,7 @@ def _of_resources(resources: Resources, *, renumbered: bool) -> dict[str, str]:
 
 def _log_level(cluster: Cluster, task: TaskId) -> str:
     """What fails on a task that serves reaches the chief as an error; its own log would say it a second time."""
-    serves = task.role in DATA_ROLES or (cluster.strategy == "parameter_server" and task.role in ("ps", "worker"))
-    return "3" if serves else "2"
+    return "3" if serves(cluster.strategy, task.role) else "2"
 
 
 def _without_proxy(

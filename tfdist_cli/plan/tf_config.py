@@ -8,12 +8,12 @@ own, `data_service`, which TensorFlow does not read.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tfdist_cli.spec.address import Address
-from tfdist_cli.spec.sections.cluster import DATA_KEY, SERVING_ROLES
-from tfdist_cli.spec.task_id import DATA_ROLES, Role, TaskId
+from tfdist_cli.spec.roles import CLUSTER_KEY, ROLES
+from tfdist_cli.spec.task_id import TaskId
 
 
 def tf_config(addresses: Mapping[TaskId, Address], task: TaskId) -> dict[str, Any]:
@@ -32,18 +32,13 @@ def tf_config(addresses: Mapping[TaskId, Address], task: TaskId) -> dict[str, An
     """
     if task not in addresses:
         raise KeyError(str(task))
-    roles = (*SERVING_ROLES, "evaluator") if task.role == "evaluator" else SERVING_ROLES
-    config: dict[str, Any] = {"cluster": _hosts(addresses, roles), "task": {"type": task.role, "index": task.index}}
-    served = _hosts(addresses, DATA_ROLES)
-    return config | {DATA_KEY: served} if served else config
-
-
-def _hosts(addresses: Mapping[TaskId, Address], roles: Sequence[Role]) -> dict[str, list[str]]:
-    hosts: dict[str, list[str]] = {role: [] for role in roles}
-    for task in sorted(addresses, key=lambda task: task.index):
-        if task.role in hosts:
-            hosts[task.role].append(str(addresses[task]))
-    return {role: found for role, found in hosts.items() if found}
+    config: dict[str, Any] = {CLUSTER_KEY: {}, "task": {"type": task.role, "index": task.index}}
+    order = [*ROLES]
+    for other in sorted(addresses, key=lambda other: (order.index(other.role), other.index)):
+        key = other.traits.tf_config_key or (CLUSTER_KEY if other.role == task.role else None)
+        if key is not None:
+            config.setdefault(key, {}).setdefault(other.role, []).append(str(addresses[other]))
+    return config
 
 
 def tf_config_json(addresses: Mapping[TaskId, Address], task: TaskId) -> str:

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist_cli.errors import TfdistError, UsageError
-from tfdist_cli.plan.resources import ALL_GPUS, Machine, computes_gradients, share_out
+from tfdist_cli.plan.resources import ALL_GPUS, Machine, share_out
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.loading.load import load_recipe
+from tfdist_cli.spec.roles import ROLES
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.spec.sections.resources import Size
-from tfdist_cli.spec.task_id import ROLES, TaskId
+from tfdist_cli.spec.strategies import computes_gradients
+from tfdist_cli.spec.task_id import TaskId
 
 MANY = 1000
 """Tasks of one role that are more likely a slip of the hand."""
@@ -76,7 +78,7 @@ def _idle_gpus(cluster: Cluster, machine: Machine) -> Iterator[PlanWarning]:
     addresses = {task: cluster.address(task) for task in cluster.tasks}
     with suppress(UsageError):  # the plan itself is refused then
         shares = share_out(cluster, addresses, machine)
-        sharing = [task for task in shares if computes_gradients(cluster, task) and cluster.role(task).gpus is None]
+        sharing = [task for task in shares if _trains(cluster, task) and cluster.role(task).gpus is None]
         used = {gpu for share in shares.values() for gpu in share.gpus}
         idle = [gpu for gpu in machine.gpus if gpu not in used]
         if sharing and idle and not used & set(ALL_GPUS):
@@ -118,15 +120,17 @@ def _many_tasks(cluster: Cluster) -> Iterator[PlanWarning]:
 
 def _shared_cores(cluster: Cluster, machine: Machine) -> Iterator[PlanWarning]:
     """More tasks that compute than cores; a chief of parameter servers and those that serve leave their cores free."""
-    coordinated = cluster.strategy == "parameter_server"
-    roles = ("worker",) if coordinated else ("chief", "worker")
-    here = [task for task in cluster.tasks if task.role in roles and cluster.address(task).is_loopback]
+    here = [task for task in cluster.tasks if _trains(cluster, task) and cluster.address(task).is_loopback]
     if len(here) > machine.cores and not machine.gpus:
         yield PlanWarning(
             "more-tasks-than-cores",
             f"{len(here)} tasks train on this machine, which has {machine.cores} cores",
             f"run at most {machine.cores} here: those that share a core are slower together than fewer tasks",
         )
+
+
+def _trains(cluster: Cluster, task: TaskId) -> bool:
+    return computes_gradients(cluster.strategy, task.role)
 
 
 def _more_than_there_is(cluster: Cluster, machine: Machine) -> Iterator[PlanWarning]:

@@ -7,16 +7,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.protocol.phases import WATCH
 from tfdist_cli.protocol.run_files import parse_object
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.path_scheme import refuse_scheme
-from tfdist_cli.spec.sections.cluster import DATA_KEY, Strategy
+from tfdist_cli.spec.roles import CLUSTER_KEY, DATA_KEY, ROLES
 from tfdist_cli.spec.sections.resources import GPU_MEMORY, GPUS, Size
-from tfdist_cli.spec.task_id import DATA_ROLES, ROLES, TaskId
+from tfdist_cli.spec.strategies import STRATEGIES, Strategy, StrategyTraits, infer_strategy, serves
+from tfdist_cli.spec.task_id import TaskId
 
 STRATEGY = "TFDIST_STRATEGY"
 RUN_DIR = "TFDIST_RUN_DIR"
@@ -81,7 +82,7 @@ class Environment:
     @property
     def members(self) -> tuple[TaskId, ...]:
         """The tasks that train with equal rights, in TensorFlow's order: chief first, then workers."""
-        return tuple(task for task in self.addresses if task.role in ("chief", "worker")) or (self.task,)
+        return tuple(task for task in self.addresses if task.traits.trains) or (self.task,)
 
     @property
     def chief(self) -> TaskId:
@@ -91,19 +92,22 @@ class Environment:
     @property
     def is_chief(self) -> bool:
         """Whether this process reports and saves."""
-        return self.task == self.chief and self.task.role != "evaluator"
+        return self.task == self.chief and not self.task.traits.evaluates
 
     @property
     def serves(self) -> bool:
         """Whether this process only serves a chief: a ps, a worker of one, or a task of tf.data's service."""
-        if self.task.role in DATA_ROLES:
-            return True
-        return self.strategy == "parameter_server" and self.task.role in ("ps", "worker")
+        return serves(self.strategy, self.task.role)
 
     @property
     def data_service(self) -> Mapping[TaskId, Address]:
         """The tasks of tf.data's service, the dispatcher first; empty where there is none."""
-        return {task: address for task, address in self.addresses.items() if task.role in DATA_ROLES}
+        return {task: address for task, address in self.addresses.items() if task.traits.tf_config_key == DATA_KEY}
+
+    @property
+    def traits(self) -> StrategyTraits:
+        """How the tasks train together."""
+        return STRATEGIES[self.strategy]
 
 
 def _tf_config(text: str) -> tuple[dict[TaskId, Address], TaskId]:
@@ -111,10 +115,9 @@ def _tf_config(text: str) -> tuple[dict[TaskId, Address], TaskId]:
         return {}, THE_ONE
     try:
         config = parse_object(text)
-        cluster, place = config["cluster"], config["task"]
-        served = config.get(DATA_KEY, {})
-        _check_places(cluster, served)
-        addresses = _addresses({**cluster, **served})
+        listed, place = {key: config[key] for key in _KEYS if key in config or key == CLUSTER_KEY}, config["task"]
+        _check_keys(listed)
+        addresses = _addresses({role: hosts for roles in listed.values() for role, hosts in roles.items()})
         task = TaskId.parse(f"{place['type']}:{place['index']}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
@@ -123,7 +126,7 @@ def _tf_config(text: str) -> tuple[dict[TaskId, Address], TaskId]:
             hint='write it as `tfdist tf-config` does: {"cluster": {"worker": ["host:port"]}, "task": '
             '{"type": "worker", "index": 0}}',
         ) from error
-    if task not in addresses and task.role != "evaluator":
+    if task not in addresses and task.traits.listens:
         raise UsageError(
             f"TF_CONFIG says that this is {task}, which its cluster does not have",
             hint="give the task a type and an index that its cluster lists",
@@ -131,39 +134,43 @@ def _tf_config(text: str) -> tuple[dict[TaskId, Address], TaskId]:
     return addresses, task
 
 
-def _check_places(cluster: Mapping[str, Any], served: Mapping[str, Any]) -> None:
-    for role in set(cluster) & set(DATA_ROLES):
-        raise ValueError(f"{role!r} stands in 'cluster', where TensorFlow would wait for it: put it in {DATA_KEY!r}")
-    for role in set(served) - set(DATA_ROLES):
-        raise ValueError(f"{role!r} is no role of {DATA_KEY!r}, which has {' and '.join(DATA_ROLES)}")
+_KEYS = tuple(dict.fromkeys(traits.tf_config_key for traits in ROLES.values() if traits.tf_config_key))
+"""The keys of `TF_CONFIG` that list tasks."""
+
+
+def _check_keys(listed: Mapping[str, Mapping[str, Any]]) -> None:
+    for role, traits in ROLES.items():
+        if traits.auxiliary and role in listed[CLUSTER_KEY]:
+            key = traits.tf_config_key
+            raise ValueError(f"{role!r} stands in 'cluster', where TensorFlow would wait for it: put it in {key!r}")
+    for key, roles in listed.items():
+        known = [role for role, traits in ROLES.items() if traits.tf_config_key == key]
+        for name in set(roles) - set(known):
+            if key != CLUSTER_KEY:
+                raise ValueError(f"{name!r} is no role of {key!r}, which has {' and '.join(known)}")
 
 
 def _addresses(cluster: Mapping[str, list[str]]) -> dict[TaskId, Address]:
     found: dict[TaskId, Address] = {}
-    for role in sorted(cluster, key=[*ROLES, *cluster].index):
+    order: list[str] = [*ROLES, *cluster]
+    for role in sorted(cluster, key=order.index):
         if not isinstance(cluster[role], list):
             raise TypeError(f"{role!r} is {cluster[role]!r}, not a list of addresses")
         for index, text in enumerate(cluster[role]):
             task, address = TaskId.parse(f"{role}:{index}"), Address.parse(text)
-            if address in found.values() and role != "evaluator":
+            if address in found.values() and task.traits.listens:
                 raise ValueError(f"{address} is the address of two tasks, {task} one of them")
             found[task] = address
     return found
 
 
 def _strategy(named: str | None, addresses: Mapping[TaskId, Address]) -> Strategy:
-    known: tuple[Strategy, ...] = get_args(Strategy)
-    for strategy in known:
+    for strategy in STRATEGIES:
         if named == strategy:
             return strategy
     if named:
-        raise UsageError(
-            f"{STRATEGY} is {named!r}", hint=f"set it to one of {', '.join(get_args(Strategy))}, or leave it out"
-        )
-    if any(other.role == "ps" for other in addresses):
-        return "parameter_server"
-    learners = [other for other in addresses if other.role in ("chief", "worker")]
-    return "multi_worker_mirrored" if len(learners) > 1 else "single"
+        raise UsageError(f"{STRATEGY} is {named!r}", hint=f"set it to one of {', '.join(STRATEGIES)}, or leave it out")
+    return infer_strategy(task.role for task in addresses)
 
 
 def _gpus(text: str | None) -> int:

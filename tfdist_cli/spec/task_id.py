@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
-Role = Literal["chief", "worker", "ps", "evaluator", "data_dispatcher", "data_worker"]
-ROLES: tuple[Role, ...] = get_args(Role)
-DATA_ROLES: tuple[Role, ...] = ("data_dispatcher", "data_worker")
-"""The roles of tf.data's service, which TensorFlow's own cluster knows nothing of."""
+from tfdist_cli.spec.roles import ROLES, Role, RoleTraits
 
 
 @dataclass(frozen=True)
@@ -16,7 +12,7 @@ class TaskId:
     """One task, such as `worker:1`.
 
     Args:
-        role: what it does, one of `ROLES`.
+        role: what it does, a key of `ROLES`.
         index: its number among the tasks of its role, from 0.
     """
 
@@ -30,12 +26,18 @@ class TaskId:
         Raises:
             ValueError: the role is unknown or the index is not a number.
         """
-        role, colon, index = text.partition(":")
-        if role not in ROLES:
+        name, colon, index = text.partition(":")
+        role = next((role for role in ROLES if role == name), None)
+        if role is None:
             raise ValueError(f"{text!r} names no task: a task is 'role:index' with a role of {', '.join(ROLES)}")
         if colon and not (index.isascii() and index.isdigit()):
             raise ValueError(f"{text!r} names no task: the index after ':' is a number from 0")
         return cls(role, int(index) if colon else 0)
+
+    @property
+    def traits(self) -> RoleTraits:
+        """What tasks of its role do."""
+        return ROLES[self.role]
 
     @property
     def slug(self) -> str:

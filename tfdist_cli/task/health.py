@@ -16,8 +16,9 @@ from pathlib import PurePath
 import psutil
 
 from tfdist_cli.protocol.run_files import parse_object
+from tfdist_cli.spec.roles import ROLES
 
-SERVING = ("ps", "worker", "data_dispatcher", "data_worker")
+_LISTENING = [role for role, traits in ROLES.items() if traits.listens and not traits.drives]
 _TIMEOUT = 5.0
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 """How a client of gRPC begins: HTTP/2's preface and an empty SETTINGS frame (RFC 9113, section 3.4)."""
@@ -48,7 +49,7 @@ def serves(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
         return False
     named = [after for word, after in pairwise(argv) if word == "--task"]
     named += [word.removeprefix("--task=") for word in argv if word.startswith("--task=")]
-    return (named[-1] if named else _task_of(environ)).partition(":")[0] in SERVING
+    return (named[-1] if named else _task_of(environ)).partition(":")[0] in _LISTENING
 
 
 def _task_of(environ: Mapping[str, str]) -> str:

@@ -49,7 +49,7 @@ def run_recipe(joined: ClusterContext, recipe: Recipe) -> None:
     run_dir = joined.environment.run_dir or Path.cwd()
     folder = _folder(recipe, run_dir)
     validation = _validation(recipe, module)
-    if joined.environment.task.role == "evaluator":
+    if joined.environment.task.traits.evaluates:
         _evaluate(joined, model, validation, folder)
         return
     unsaved: list[ResultNotSaved] = []

@@ -9,20 +9,14 @@ from typing import TYPE_CHECKING
 from rich.segment import Segment
 from rich.style import Style
 
+from tfdist_cli.spec.roles import ROLES
+
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-    from tfdist_cli.spec.task_id import Role, TaskId
+    from tfdist_cli.spec.task_id import TaskId
 
-ROLE_COLOURS: dict[Role, str] = {
-    "chief": "magenta",
-    "worker": "cyan",
-    "ps": "yellow",
-    "evaluator": "green",
-    "data_dispatcher": "blue",
-    "data_worker": "bright_blue",
-}
-_ROLE_STYLES = {role: Style(color=colour) for role, colour in ROLE_COLOURS.items()}
+_ROLE_STYLES = {role: Style(color=traits.colour) for role, traits in ROLES.items()}
 _SEQUENCE = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # colours, cursor movements
     r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?"  # titles, links and other strings

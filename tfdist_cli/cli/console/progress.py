@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tfdist_cli.cli.console.lines import ROLE_COLOURS, TaskLines, neutral
+from tfdist_cli.cli.console.lines import TaskLines, neutral
 from tfdist_cli.launch.run.report import cause_of, describe_end, described, signal_name
 from tfdist_cli.launch.supervisor.events import Answered, Event, Exited, Networked, Output, Resized, Signalled
 from tfdist_cli.launch.supervisor.state import JobState, Loss, Phase, Status
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from tfdist_cli.launch.run.snapshot import Progress, RunSnapshot
-    from tfdist_cli.spec.task_id import TaskId
+    from tfdist_cli.spec.roles import ROLES
+from tfdist_cli.spec.task_id import TaskId
 
 _REFRESH = 0.25
 """Seconds between two pictures of the live table; lines of tasks wait no longer than that."""
@@ -218,7 +219,7 @@ def _task_rows(state: JobState, chronicle: RunSnapshot) -> Iterator[tuple[Text, 
     for task in state.tasks:
         rate = _rate(chronicle.progress, task)
         yield (
-            Text(str(task), style=ROLE_COLOURS[task.role]),
+            Text(str(task), style=task.traits.colour),
             Text(_doing(task, state, chronicle)),
             Text(f"{rate:.1f} steps/s" if rate else "", justify="right"),
             Text(neutral(chronicle.of(task).last), style="dim"),
@@ -227,14 +228,14 @@ def _task_rows(state: JobState, chronicle: RunSnapshot) -> Iterator[tuple[Text, 
 
 def _role_rows(state: JobState, chronicle: RunSnapshot) -> Iterator[tuple[Text, ...]]:
     """A row for each role, where the tasks would not fit on the screen."""
-    for role, colour in ROLE_COLOURS.items():
+    for role, traits in ROLES.items():
         tasks = [task for task in state.tasks if task.role == role]
         ended = {task: state.tasks[task].status for task in tasks if state.tasks[task].status.ended}
         doing = Counter(ended[task].value if task in ended else _doing(task, state, chronicle) for task in tasks)
         rate = sum(_rate(chronicle.progress, task) for task in tasks)
         if tasks:
             yield (
-                Text(f"{role} ×{len(tasks)}", style=colour),
+                Text(f"{role} ×{len(tasks)}", style=traits.colour),
                 Text(", ".join(f"{count} {what}" for what, count in doing.most_common(4))),
                 Text(f"{rate:.1f} steps/s" if rate else ""),
                 Text(),

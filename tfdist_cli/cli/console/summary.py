@@ -10,10 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tfdist_cli.cli.console import console
-from tfdist_cli.cli.console.lines import ROLE_COLOURS, neutral
+from tfdist_cli.cli.console.lines import neutral
 from tfdist_cli.cli.console.progress import duration, metrics_text
 from tfdist_cli.launch.run.report import cause_of, described
 from tfdist_cli.launch.run.snapshot import numbers
+from tfdist_cli.spec.roles import ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,7 +98,7 @@ def _task_rows(report: Report) -> Iterator[tuple[Text, ...]]:
         ends = list(alike)
         seconds = [end.seconds for end in ends if end.seconds is not None]
         yield (
-            Text(_names(ends), style=ROLE_COLOURS[role]),
+            Text(_names(ends), style=ROLES[role].colour),
             Text(("done" if what == "exit code 0" else what) + (f", started {restarts + 1} times" if restarts else "")),
             Text(duration(max(seconds)) if seconds else ""),
         )

@@ -29,10 +29,12 @@ from tfdist_cli.launch.object_names import label
 from tfdist_cli.plan.plan import RECIPE_FILE, Plan
 from tfdist_cli.spec.address import DEFAULT_PORT
 from tfdist_cli.spec.loading.dump import dump
+from tfdist_cli.spec.roles import ROLES, Role
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.kubernetes import Kind, Kubernetes
 from tfdist_cli.spec.sections.recipe import Recipe
-from tfdist_cli.spec.task_id import DATA_ROLES, Role, TaskId
+from tfdist_cli.spec.strategies import STRATEGIES, decides
+from tfdist_cli.spec.task_id import TaskId
 
 RESTARTS = 3
 """How often what is lost is started again where a recipe has checkpoints, as `launch` does."""
@@ -101,7 +103,7 @@ def _check(plan: Plan) -> None:
                 f"roles.{role}.secrets: pods get secrets from a Secret, and kubernetes.secret names none",
                 hint=f"`kubectl create secret generic NAME {names}`, and write 'secret: NAME' in kubernetes",
             )
-        if wanted.kind == "tfjob" and role in DATA_ROLES:
+        if wanted.kind == "tfjob" and role not in TF_ROLES:
             raise UsageError(
                 f"roles.{role}: a TFJob has no such role", hint="use 'kind: jobset' or 'kind: plain' in kubernetes"
             )
@@ -183,8 +185,7 @@ def _failure_policy(*, ignored: bool) -> Manifest:
 
 def _deciding(plan: Plan) -> list[Role]:
     """The roles whose tasks have to end with 0 for the training to be done, and the evaluator, which then scores."""
-    learners: list[Role] = ["chief", "worker"] if plan.strategy != "parameter_server" else ["chief"]
-    return [role for role in _roles(plan) if role in (*learners, "evaluator")]
+    return [role for role in _roles(plan) if decides(plan.strategy, role) or ROLES[role].outlives_training]
 
 
 def _jobset(plan: Plan) -> Iterator[Manifest]:
@@ -237,7 +238,7 @@ def _tfjob(plan: Plan) -> Iterator[Manifest]:
                 "ttlSecondsAfterFinished": wanted.ttl_seconds,
                 "backoffLimit": _restarts(plan),
             },
-            "successPolicy": "" if plan.strategy == "parameter_server" else "AllWorkers",
+            "successPolicy": "" if STRATEGIES[plan.strategy].coordinated else "AllWorkers",
             "tfReplicaSpecs": {
                 TF_ROLES[role]: {
                     "replicas": _count(plan, role),

@@ -18,7 +18,7 @@ from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.process import network_namespace
 from tfdist_cli.launch.supervisor.events import Networked
 from tfdist_cli.plan.plan import Plan
-from tfdist_cli.spec.task_id import DATA_ROLES
+from tfdist_cli.spec.strategies import STRATEGIES
 
 _SCRIPT = (sys.executable, "-I", "-S", str(Path(network_namespace.__file__)))
 PRIVATE = "the tasks are in a network of their own: nobody else reaches them, and they reach no other host"
@@ -55,7 +55,7 @@ def network_of(plan: Plan) -> Iterator[tuple[Network, Networked | None]]:
     with ExitStack() as kept:
         reason = ""
         try:
-            network = _make([planned.address.port for planned in plan.tasks if planned.task.role != "evaluator"], kept)
+            network = _make([planned.address.port for planned in plan.tasks if planned.task.traits.listens], kept)
         except OSError as error:
             network, reason = HOST, error.strerror or str(error)
         if reason and plan.cluster.network == "private":
@@ -75,8 +75,8 @@ def _default(plan: Plan) -> tuple[str, str]:
 
     A recipe's tasks have one of their own. A program after `--` may be anything: it has what it has without tfdist.
     """
-    listening = [planned for planned in plan.tasks if planned.task.role != "evaluator"]
-    alone = plan.strategy in ("single", "mirrored") and not any(one.task.role in DATA_ROLES for one in listening)
+    listening = [planned for planned in plan.tasks if planned.task.traits.listens]
+    alone = STRATEGIES[plan.strategy].one_process and not any(one.task.traits.auxiliary for one in listening)
     if alone or any(not one.address.is_loopback for one in listening):
         return "host", ""
     if plan.recipe is None:

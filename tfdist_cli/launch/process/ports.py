@@ -45,7 +45,7 @@ def hold_addresses(wanted: Mapping[TaskId, Address]) -> Iterator[dict[TaskId, Ad
     _check_distinct(given)
     with ExitStack() as held:
         for task, address in given.items():
-            if task.role != "evaluator":  # it has no server
+            if task.traits.listens:
                 held.enter_context(_hold_given(task, address))
         for task, address in addresses.items():
             if not address.port:
@@ -79,7 +79,7 @@ def _check_distinct(addresses: Mapping[TaskId, Address]) -> None:
     """Refuses two tasks with one port: a TensorFlow server listens on every interface, whatever address it is given."""
     owners: dict[int, TaskId] = {}
     for task, address in addresses.items():
-        if task.role == "evaluator":
+        if not task.traits.listens:
             continue
         other = owners.setdefault(address.port, task)
         if other != task:

@@ -19,6 +19,7 @@ from tfdist_cli.launch.run.logs import ERROR_FILE
 from tfdist_cli.plan.plan import CLUSTER_FILE, RECIPE_FILE, Plan
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.loading.dump import dump
+from tfdist_cli.spec.roles import ROLES, Role
 from tfdist_cli.spec.sections.cluster import Cluster, Roles, RoleSpec
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.spec.task_id import TaskId
@@ -57,7 +58,7 @@ class RunDir:
         self, cluster: Cluster, recipe: Recipe | None, addresses: Mapping[TaskId, Address]
     ) -> tuple[Cluster, Recipe | None]:
         """The cluster and the recipe as this run has them: nothing is left for those who read them to choose."""
-        given = {role: _with_hosts(cluster, role, addresses) for role in Roles.model_fields}
+        given = {role: _with_hosts(cluster, role, addresses) for role in ROLES}
         update = {"roles": Roles(**given), "recipe": self.path / RECIPE_FILE if recipe else None}
         cluster = cluster.model_copy(update=update)
         if recipe and recipe.checkpoint and recipe.checkpoint.dir is None:
@@ -142,8 +143,8 @@ def open_run_dir(
         os.close(lock)
 
 
-def _with_hosts(cluster: Cluster, role: str, addresses: Mapping[TaskId, Address]) -> RoleSpec | None:
-    spec: RoleSpec | None = getattr(cluster.roles, role)
+def _with_hosts(cluster: Cluster, role: Role, addresses: Mapping[TaskId, Address]) -> RoleSpec | None:
+    spec = cluster.roles.of(role)
     hosts = [address for task, address in addresses.items() if task.role == role]
     if spec is None or not hosts:
         return None

@@ -12,7 +12,8 @@ from typing import Any
 from tfdist_cli.launch.run.logs import TaskLogs
 from tfdist_cli.launch.run.snapshot import RunSnapshot, numbers
 from tfdist_cli.launch.supervisor.state import JobState, Loss, Resize, Status, TaskState
-from tfdist_cli.spec.task_id import Role, TaskId
+from tfdist_cli.spec.roles import Role
+from tfdist_cli.spec.task_id import TaskId
 
 _NO_NETWORK = re.compile(
     r"name resolution|name or service not known|(could not|couldn't|failed to) resolve|network is unreachable"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist_cli.protocol.run_files import read_object, whole
-from tfdist_cli.spec.task_id import ROLES, Role
+from tfdist_cli.spec.roles import ROLES, Role
 
 SIGNAL = signal.SIGURG
 """What tells a launcher of a request. A process that does not listen for it (any more) ignores it, and lives on."""

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tfdist_cli.protocol.masking import RUN_SECRET, Mask
+from tfdist_cli.spec.roles import ROLES, Role
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.secret import read_secrets
-from tfdist_cli.spec.task_id import ROLES, Role
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from pathlib import Path
 from tfdist_cli.errors import UsageError
 from tfdist_cli.plan.plan import CLUSTER_FILE, RECIPE_FILE, Plan
 from tfdist_cli.spec.loading.dump import dump
-from tfdist_cli.spec.sections.cluster import Cluster, decides
+from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.resources import MIB
 from tfdist_cli.spec.sections.slurm import SlurmSpec
+from tfdist_cli.spec.strategies import decides
 from tfdist_cli.spec.task_id import TaskId
 
 SCRIPT_FILE = "slurm.sh"
@@ -166,7 +167,7 @@ def _exit_options(cluster: Cluster) -> list[str]:
     several decide, they save and exit together: the first exit must not kill the others at once. An evaluator may run
     longer.
     """
-    deciding = [task for task in cluster.tasks if decides(cluster.strategy, task)]
+    deciding = [task for task in cluster.tasks if decides(cluster.strategy, task.role)]
     if len(deciding) == 1:
         return ["--kill-on-bad-exit=1", "--wait=0"]
     return ["--kill-on-bad-exit=0", f"--wait={0 if len(cluster.tasks) > len(deciding) else EXIT_TOGETHER_SECONDS}"]

@@ -9,11 +9,8 @@ from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.ssh import HostSpec
-from tfdist_cli.spec.task_id import Role, TaskId
-
-_COMPUTE: tuple[Role, ...] = ("ps", "worker", "data_worker")
-_ORDER: tuple[Role, ...] = ("chief", "ps", "worker", "data_worker", "data_dispatcher", "evaluator")
-"""A ps and a worker come to be on different hosts as long as there are hosts left."""
+from tfdist_cli.spec.strategies import core_use
+from tfdist_cli.spec.task_id import TaskId
 
 
 def place(cluster: Cluster) -> dict[TaskId, HostSpec]:
@@ -31,11 +28,18 @@ def place(cluster: Cluster) -> dict[TaskId, HostSpec]:
     taken: Counter[tuple[str, str]] = Counter()
     for task, host in placed.items():
         taken.update(_needs_on(cluster, task, host))
-    for task in sorted(cluster.tasks, key=lambda task: (_ORDER.index(task.role), task.index)):
+    for task in sorted(cluster.tasks, key=_placed_first):
         if task not in placed:
             placed[task] = _choose(cluster, task, placed, taken)
             taken.update(_needs_on(cluster, task, placed[task]))
     return {task: placed[task] for task in cluster.tasks}
+
+
+def _placed_first(task: TaskId) -> tuple[bool | int, ...]:
+    """The order of placement. Ps come before workers, so that both have a host of their own while hosts are left."""
+    traits = task.traits
+    rank = (traits.drives, traits.holds_variables, traits.trains, traits.prepares_data, not traits.evaluates)
+    return (*(not first for first in rank), task.index)
 
 
 def _written(cluster: Cluster) -> Iterator[tuple[TaskId, list[Address]]]:
@@ -49,7 +53,7 @@ def _choose(
     cluster: Cluster, task: TaskId, placed: Mapping[TaskId, HostSpec], taken: Counter[tuple[str, str]]
 ) -> HostSpec:
     saves = cluster.tasks[0]
-    if task.role == "evaluator":
+    if task.traits.evaluates:
         return placed[saves]
     machines = cluster.machines
     if not machines:
@@ -100,4 +104,4 @@ def _needs_on(cluster: Cluster, task: TaskId, host: HostSpec) -> dict[tuple[str,
 
 def _computes(cluster: Cluster, task: TaskId) -> bool:
     """Whether a task takes a slot: a chief of parameter servers only tells others what to do."""
-    return task.role in _COMPUTE or (task.role == "chief" and cluster.strategy != "parameter_server")
+    return bool(core_use(cluster.strategy, task.role))

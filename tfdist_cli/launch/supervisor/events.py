@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
 
-from tfdist_cli.spec.task_id import Role, TaskId
+from tfdist_cli.spec.roles import Role
+from tfdist_cli.spec.task_id import TaskId
 
 Stream = Literal["stdout", "stderr"]
 _OUTPUTS_IN_FLIGHT = 64

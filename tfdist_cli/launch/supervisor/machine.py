@@ -115,13 +115,13 @@ def _go_on(state: JobState, ended: TaskId, now: float) -> Step:
 
 def _outcome(state: JobState, name: TaskId, task: TaskState) -> Status:
     """How a task that has just ended did so."""
-    wanted = state.phase is Phase.RUNNING or (state.phase is Phase.EVALUATING and name.role == "evaluator")
+    wanted = state.phase is Phase.RUNNING or (state.phase is Phase.EVALUATING and name.traits.outlives_training)
     if task.stalled and (wanted or state.failing):
         return Status.FAILED
     finished = state.resizing and state.rules.decides(name) and task.code == 0
     if task.told_at is not None and (task.ended_at is None or task.ended_at >= task.told_at) and not finished:
         return _outcome_of_told(state, name, task)
-    if name.role == "evaluator" and state.phase in (Phase.RUNNING, Phase.EVALUATING):
+    if name.traits.outlives_training and state.phase in (Phase.RUNNING, Phase.EVALUATING):
         return Status.FAILED if task.code else Status.DONE
     if state.phase is Phase.RUNNING:
         over = state.rules.decides(name) or state.is_over
@@ -157,7 +157,7 @@ def _failed(state: JobState, name: TaskId, now: float) -> Step:
     loss = verdict.loss
     if loss is None:
         state = _with(state, name, replace(state.tasks[name], not_restarted_because=verdict.not_restarted_because))
-        if name.role != "evaluator":
+        if not name.traits.optional:
             return _wind_down(replace(silent_when_it_failed(state, name, now), failing=True), now)
         over = state.phase is Phase.EVALUATING and not _evaluators(state)
         return _stop(state, now) if over else (state, ())
@@ -166,7 +166,7 @@ def _failed(state: JobState, name: TaskId, now: float) -> Step:
         lost = replace(state.tasks[name], status=Status.LOST, start_at=now + loss.delay)
         return _with(state, name, lost), ()
     state = replace(silent_when_it_failed(state, name, now), failing=True, restarting=True)
-    if state.rules.decides(name) or name.role == "ps":
+    if state.rules.decides(name) or name.traits.holds_variables:
         return _stop(state, now, RESTART_GRACE if state.rules.reports else state.rules.timeouts.shutdown)
     return _wind_down(state, now)
 
@@ -298,7 +298,7 @@ def _looked_after(state: JobState, now: float) -> Step:
 
 
 def _evaluate(state: JobState, now: float) -> Step:
-    state = _starting_none(state, but="evaluator")
+    state = _starting_none(state, training_only=True)
     if not _evaluators(state):
         return _stop(state, now)
     return replace(state, phase=Phase.EVALUATING, until=now + state.rules.timeouts.evaluator), ()
@@ -347,10 +347,10 @@ def _tell(state: JobState, names: tuple[TaskId, ...], how: How, now: float) -> S
     return replace(state, tasks={**state.tasks, **told}), tuple(End(name, how) for name in names)
 
 
-def _starting_none(state: JobState, but: str = "") -> JobState:
-    """Gives up the restarts that are due, except of the tasks of one role."""
+def _starting_none(state: JobState, *, training_only: bool = False) -> JobState:
+    """Cancels the restarts that are due: of all tasks, or of those whose work ends with the training."""
     tasks = {
-        name: task if name.role == but or task.start_at is None else replace(task, start_at=None)
+        name: task if training_only and name.traits.outlives_training else replace(task, start_at=None)
         for name, task in state.tasks.items()
     }
     return replace(state, tasks=tasks)
@@ -368,4 +368,4 @@ def _deciding(state: JobState) -> tuple[TaskId, ...]:
 def _evaluators(state: JobState) -> tuple[TaskId, ...]:
     """The evaluators that are there, or will be."""
     there = (name for name, task in state.tasks.items() if not task.status.ended or task.start_at is not None)
-    return tuple(name for name in there if name.role == "evaluator")
+    return tuple(name for name in there if name.traits.outlives_training)

@@ -10,8 +10,10 @@ from functools import cached_property
 
 from tfdist_cli.launch.supervisor.events import How, Resized
 from tfdist_cli.launch.supervisor.failure_order import causes_first
-from tfdist_cli.spec.sections.cluster import RestartSpec, Strategy, decides, default_restart
-from tfdist_cli.spec.task_id import Role, TaskId
+from tfdist_cli.spec.roles import Role
+from tfdist_cli.spec.sections.cluster import RestartSpec, default_restart
+from tfdist_cli.spec.strategies import Strategy, decides, serves
+from tfdist_cli.spec.task_id import TaskId
 
 KILL_TIMEOUT = 20.0
 """Seconds after SIGKILL in which a process in an uninterruptible wait should be gone, and a scheduler tell of it."""
@@ -54,7 +56,7 @@ class Rules:
 
     def decides(self, task: TaskId) -> bool:
         """Whether the training is done only when this task has ended with 0."""
-        return decides(self.strategy, task)
+        return decides(self.strategy, task.role)
 
     def restart(self, task: TaskId) -> RestartSpec:
         """What is done when the task is lost."""
@@ -286,7 +288,7 @@ class JobState:
         """The tasks that are to give a sign of life now and then, having begun to."""
         if not self.rules.timeouts.stall or self.phase not in (Phase.RUNNING, Phase.EVALUATING):
             return ()
-        alive = (name for name in self.alive if self.phase is Phase.RUNNING or name.role == "evaluator")
+        alive = (name for name in self.alive if self.phase is Phase.RUNNING or name.traits.outlives_training)
         return tuple(name for name in alive if self.tasks[name].beat_at is not None and self.tasks[name].told is None)
 
     @property
@@ -332,7 +334,7 @@ class JobState:
 
     def served(self, name: TaskId) -> bool:
         """Whether a task had nothing left to do when it was told to end: it served others, and they are done."""
-        return self.trained and not self.failing and not self.rules.decides(name) and name.role != "evaluator"
+        return self.trained and not self.failing and serves(self.rules.strategy, name.role)
 
     @property
     def unready(self) -> str:
@@ -350,7 +352,7 @@ class JobState:
     def failures(self) -> tuple[TaskId, ...]:
         """The tasks that failed, what ended the job first: those that failed before the evaluator's come first."""
         failed = [task for task, state in self.tasks.items() if state.status is Status.FAILED]
-        failed.sort(key=lambda task: (task.role == "evaluator", self.tasks[task].failed_at))
+        failed.sort(key=lambda task: (task.traits.optional, self.tasks[task].failed_at))
         return causes_first(failed, {task: self.tasks[task].error for task in failed})
 
     @property

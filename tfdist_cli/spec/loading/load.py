@@ -21,10 +21,11 @@ from tfdist_cli.spec.loading.overrides import Override
 from tfdist_cli.spec.loading.positions import Broken, Node, read_yaml
 from tfdist_cli.spec.loading.problems import Place, Problem, SpecError, dotted
 from tfdist_cli.spec.path_scheme import scheme_problem
+from tfdist_cli.spec.roles import Role
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.model import SpecModel
 from tfdist_cli.spec.sections.recipe import Recipe
-from tfdist_cli.spec.task_id import Role
+from tfdist_cli.spec.strategies import STRATEGIES
 
 _EXPLAINED_AT_MOST = 1000
 """Of the problems that pydantic finds: finding the nearest key takes a while."""
@@ -289,7 +290,7 @@ def _disagreements(cluster: Cluster, recipe: Recipe, recipe_file: str) -> Iterat
             f"an evaluator scores checkpoints: {recipe_file} needs {' and '.join(map(repr, missing))} for it",
         )
     least, workers = recipe.updates.aggregate, cluster.roles.count("worker")
-    if least is not None and least > workers and cluster.strategy == "parameter_server":
+    if least is not None and least > workers and STRATEGIES[cluster.strategy].coordinated:
         yield "worker", f"{recipe_file} has updates.aggregate: {least}, but there are {workers} workers"
     share, served = recipe.train.share, cluster.roles.count("data_worker")
     if served and share != "service":

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, create_model, model_validator
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.address import LOOPBACK, Address
 from tfdist_cli.spec.launchers import LAUNCHERS, LauncherTraits, check_launcher
+from tfdist_cli.spec.roles import ROLES, Role
 from tfdist_cli.spec.sections.compose import Compose
 from tfdist_cli.spec.sections.kubernetes import Kubernetes
 from tfdist_cli.spec.sections.model import VARIABLE_SCHEMA, AddressField, Inconsistent, PathField, SpecModel
@@ -17,18 +18,14 @@ from tfdist_cli.spec.sections.resources import GpuMemoryField, GpusField, SizeFi
 from tfdist_cli.spec.sections.secret import SecretSpec
 from tfdist_cli.spec.sections.slurm import SlurmSpec
 from tfdist_cli.spec.sections.ssh import HostName, HostSpec, SshSpec
-from tfdist_cli.spec.task_id import DATA_ROLES, ROLES, Role, TaskId
+from tfdist_cli.spec.strategies import STRATEGIES, Strategy, is_replaceable, serves
+from tfdist_cli.spec.task_id import TaskId
 
-Strategy = Literal["parameter_server", "multi_worker_mirrored", "mirrored", "single"]
 LauncherName = Annotated[
     str,
     PlainValidator(check_launcher),
     WithJsonSchema({"anyOf": [{"type": "string", "enum": [*LAUNCHERS]}, VARIABLE_SCHEMA]}),
 ]
-SERVING_ROLES: tuple[Role, ...] = ("chief", "worker", "ps")
-"""The roles that stand in `TF_CONFIG`'s cluster, in the order their tasks are listed."""
-DATA_KEY = "data_service"
-"""The key of `TF_CONFIG`, beside `cluster`, that the tasks of tf.data's service stand in."""
 
 Found = tuple[tuple[str, ...], str]
 """The keys of the value to look at, and what is wrong with it."""
@@ -98,19 +95,7 @@ class RestartSpec(SpecModel):
 
 def default_restart(strategy: Strategy, role: Role) -> RestartSpec:
     """What is done about a lost task where the cluster file says nothing."""
-    return RestartSpec(policy="replace" if _is_replaceable(strategy, role) else "job")
-
-
-def decides(strategy: Strategy, task: TaskId) -> bool:
-    """Whether the training is done only when this task has ended with 0."""
-    if strategy == "parameter_server":
-        return task.role == "chief"
-    return task.role != "evaluator" and task.role not in DATA_ROLES
-
-
-def _is_replaceable(strategy: Strategy, role: Role) -> bool:
-    """Whether the training can go on without a task of this role, and take it in again."""
-    return role == "evaluator" or (strategy == "parameter_server" and role == "worker")
+    return RestartSpec(policy="replace" if is_replaceable(strategy, role) else "job")
 
 
 class RoleSpec(SpecModel):
@@ -165,21 +150,8 @@ class RoleSpec(SpecModel):
         return 1 if self.replicas is None else self.replicas
 
 
-class Roles(SpecModel):
-    """Which roles the cluster has."""
-
-    chief: RoleSpec | None = None
-    """Drives the training, saves and reports; alone, it is the one process of `single` and `mirrored`."""
-    worker: RoleSpec | None = None
-    """Computes gradients."""
-    ps: RoleSpec | None = None
-    """Holds variables and applies updates to them (parameter servers)."""
-    evaluator: RoleSpec | None = None
-    """Scores each checkpoint beside the training."""
-    data_dispatcher: RoleSpec | None = None
-    """Deals out the examples to the data workers, each once (tf.data service)."""
-    data_worker: RoleSpec | None = None
-    """Prepares batches for the tasks that train, where the recipe has `train.share: service`."""
+class _ByRole:
+    """Access to the specifications of roles, by name."""
 
     def of(self, role: Role) -> RoleSpec | None:
         """What the file says of `role`; None when the cluster has none."""
@@ -191,6 +163,22 @@ class Roles(SpecModel):
         spec = self.of(role)
         return 0 if spec is None else spec.count
 
+
+if TYPE_CHECKING:
+
+    class Roles(_ByRole, SpecModel):
+        """Which roles the cluster has: an attribute for each row of `ROLES`."""
+
+        def __init__(self, **roles: RoleSpec | None) -> None: ...
+        def __getattr__(self, role: str) -> Any: ...
+
+else:
+    _FIELDS: dict[str, Any] = {
+        role: (RoleSpec | None, Field(None, description=traits.description)) for role, traits in ROLES.items()
+    }
+    Roles = create_model(
+        "Roles", __base__=(_ByRole, SpecModel), __doc__="Which roles the cluster has.", __module__=__name__, **_FIELDS
+    )
 
 _LAUNCHER_HELP = (
     "What starts the tasks: " + "; ".join(f"`{name}`, {row.summary}" for name, row in LAUNCHERS.items()) + "."
@@ -266,8 +254,7 @@ class Cluster(SpecModel):
     @property
     def tasks(self) -> tuple[TaskId, ...]:
         """Every task: chief, workers, ps, evaluator, data dispatcher, data workers."""
-        roles: tuple[Role, ...] = (*SERVING_ROLES, "evaluator", *DATA_ROLES)
-        return tuple(TaskId(role, index) for role in roles for index in range(self.roles.count(role)))
+        return tuple(TaskId(role, index) for role in ROLES for index in range(self.roles.count(role)))
 
     def task(self, text: str) -> TaskId:
         """The task that a user names, `worker:1`.
@@ -286,7 +273,7 @@ class Cluster(SpecModel):
 
     def role(self, task: TaskId) -> RoleSpec:
         """What the file says of the task's role."""
-        spec: RoleSpec | None = getattr(self.roles, task.role)
+        spec = self.roles.of(task.role)
         if spec is None:
             raise KeyError(str(task))
         return spec
@@ -303,79 +290,75 @@ class Cluster(SpecModel):
 
 
 def _role_problems(cluster: Cluster) -> Iterator[Found]:
-    roles, strategy = cluster.roles, cluster.strategy
-    chief, workers, ps = (roles.count(role) for role in SERVING_ROLES)
-    for role in _ONE_AT_MOST:
-        if roles.count(role) > 1:
-            yield ("roles", role), f"a cluster has at most one {role}, not {roles.count(role)}"
-    yield from _data_problems(roles)
+    for role, traits in ROLES.items():
+        count = cluster.roles.count(role)
+        if traits.singleton and count > 1:
+            yield ("roles", role), f"a cluster has at most one {role}, not {count}"
+    yield from _helper_problems(cluster.roles)
     yield from _restart_problems(cluster)
-    if strategy == "parameter_server":
-        for role, task in _NEEDED:
-            if not roles.count(role):
-                fix = f"write '{role}: {{}}' in roles" if getattr(roles, role) is None else "it has 0 replicas"
-                yield ("roles", role), f"parameter_server needs a {role} to {task}: {fix}"
-    elif ps:
-        yield ("roles", "ps"), f"{strategy} has no parameter servers: remove ps, or use 'strategy: parameter_server'"
-    if roles.ps and roles.ps.gpus:
-        yield ("roles", "ps", "gpus"), "a ps sees no GPU: it only holds variables, so remove gpus"
+    yield from _strategy_problems(cluster)
+    for role, traits in ROLES.items():
+        spec = cluster.roles.of(role)
+        if spec and spec.gpus and not traits.sees_gpus:
+            yield ("roles", role, "gpus"), f"a {role} sees no GPU: remove gpus"
     yield from _thread_problems(cluster)
-    if strategy == "multi_worker_mirrored" and not workers:
-        yield ("roles", "worker"), "multi_worker_mirrored needs a worker: write 'worker: {replicas: 2}' in roles"
-    if strategy in ("mirrored", "single") and chief + workers != 1:
-        many = "none" if not chief + workers else f"{chief + workers} in chief and worker together"
+
+
+def _strategy_problems(cluster: Cluster) -> Iterator[Found]:
+    """Roles that the strategy lacks, or has no use for."""
+    strategy, traits = cluster.strategy, STRATEGIES[cluster.strategy]
+    for role, purpose in traits.required.items():
+        if not cluster.roles.count(role):
+            yield ("roles", role), f"{strategy} needs a {role} to {purpose}: {_how_to_add(cluster.roles, role)}"
+    counts = {role: count for role in ROLES if (count := cluster.roles.count(role))}
+    for role in counts:
+        if ROLES[role].holds_variables and not traits.coordinated:
+            fix = "remove ps, or use 'strategy: parameter_server'"
+            yield ("roles", role), f"{strategy} has no parameter servers: {fix}"
+    training = sum(count for role, count in counts.items() if ROLES[role].trains)
+    if traits.one_process and training != 1:
+        many = f"{training} in chief and worker together" if training else "none"
         yield ("strategy",), f"{strategy} trains in one process, a chief: roles has {many}"
+
+
+def _how_to_add(roles: Roles, role: Role) -> str:
+    return f"write '{role}: {{}}' in roles" if roles.of(role) is None else "it has 0 replicas"
 
 
 def _thread_problems(cluster: Cluster) -> Iterator[Found]:
     """A server's only thread, blocked in a receive, could not send what the other side waits for."""
-    for role in ("ps", "worker"):
+    for role, traits in ROLES.items():
         spec = cluster.roles.of(role)
-        if cluster.strategy == "parameter_server" and spec and spec.threads and spec.threads.inter == 1:
+        runs_tensorflow = traits.in_tf_cluster and serves(cluster.strategy, role)
+        if runs_tensorflow and spec and spec.threads and spec.threads.inter == 1:
             yield (
                 ("roles", role, "threads", "inter"),
                 f"a {role} with one inter-op thread waits for itself for ever: give it 2 or more, or remove the key",
             )
 
 
-def _data_problems(roles: Roles) -> Iterator[Found]:
-    dispatcher, worker = DATA_ROLES
-    for role, other in ((dispatcher, worker), (worker, dispatcher)):
-        if roles.count(role) and not roles.count(other):
-            fix = f"write '{other}: {{}}' in roles" if getattr(roles, other) is None else f"{other} has 0 replicas"
-            yield ("roles", role), f"a {role} does nothing without a {other}: {fix}"
-        spec: RoleSpec | None = getattr(roles, role)
-        if spec and spec.gpus:
-            yield ("roles", role, "gpus"), f"a {role} sees no GPU: remove gpus"
+def _helper_problems(roles: Roles) -> Iterator[Found]:
+    """Roles that are of no use without another."""
+    for role, traits in ROLES.items():
+        other = next((other for other in ROLES if other == traits.needs), None)
+        if other and roles.count(role) and not roles.count(other):
+            yield ("roles", role), f"a {role} does nothing without a {other}: {_how_to_add(roles, other)}"
 
 
 def _restart_problems(cluster: Cluster) -> Iterator[Found]:
-    for role in ROLES:
+    for role, traits in ROLES.items():
         spec = cluster.roles.of(role)
-        wanted = spec and spec.restart and spec.restart.policy
-        if wanted == "replace" and not _is_replaceable(cluster.strategy, role):
-            lost = "its variables are lost with it" if role == "ps" else "the others cannot go on without it"
-            yield (
-                ("roles", role, "restart", "policy"),
-                f"a {role} of {cluster.strategy} cannot be replaced alone, {lost}: use 'job' or 'never'",
-            )
-        if wanted == "job" and role == "evaluator":
-            yield (
-                ("roles", role, "restart", "policy"),
-                "an evaluator is no reason to start all tasks again: use 'replace' or 'never'",
-            )
-
-
-_ONE_AT_MOST: tuple[Role, ...] = ("chief", "evaluator", "data_dispatcher")
-_NEEDED: tuple[tuple[Role, str], ...] = (
-    ("chief", "drive the workers"),
-    ("ps", "hold the variables"),
-    ("worker", "compute gradients"),
-)
+        policy = spec and spec.restart and spec.restart.policy
+        place = ("roles", role, "restart", "policy")
+        if policy == "replace" and not is_replaceable(cluster.strategy, role):
+            lost = "its variables are lost with it" if traits.holds_variables else "the others cannot go on without it"
+            yield place, f"a {role} of {cluster.strategy} cannot be replaced alone, {lost}: use 'job' or 'never'"
+        if policy == "job" and traits.optional:
+            yield place, f"an {role} is no reason to start all tasks again: use 'replace' or 'never'"
 
 
 def _address_problems(cluster: Cluster) -> Iterator[Found]:
-    given = {task: cluster.address(task) for task in cluster.tasks if task.role != "evaluator"}
+    given = {task: cluster.address(task) for task in cluster.tasks if task.traits.listens}
     named = {task: address for task, address in given.items() if address.port}
     sharers: dict[Address, list[TaskId]] = {}
     for task, address in named.items():

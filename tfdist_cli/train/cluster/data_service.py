@@ -69,8 +69,7 @@ class DataService:
                 "the data is to come from data workers, and this cluster has none",
                 hint="write 'data_dispatcher: {}' and 'data_worker: {replicas: 2}' in the cluster file's roles",
             )
-        together = environment.strategy == "multi_worker_mirrored"
-        readers = len(environment.members) if together else 1
+        readers = len(environment.members) if environment.traits.together else 1
         return cls(address, len(environment.data_service) - 1, readers, next(_trainings))
 
     def batches(self, examples: DatasetFunction, pipeline: Pipeline) -> DatasetFunction:

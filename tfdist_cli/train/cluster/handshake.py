@@ -173,7 +173,7 @@ class Reception:
         if not hmac.compare_digest(proof, _proof(asked.nonce, text)):
             raise ValueError(f"it did not prove that it has the run's secret ({RUN_SECRET})")
         hello = Hello.read(text)
-        if hello.task not in self._expected and hello.task.role != "evaluator":
+        if hello.task not in self._expected and hello.task.traits.listens:
             raise ValueError(f"{hello.task} is not a task that is waited for")
         if hello.tensorflow != (ours := _tensorflow()):
             reason = f"it has TensorFlow {hello.tensorflow[:40]!a}, and the chief has {ours!r}"

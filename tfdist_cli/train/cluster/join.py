@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, NoReturn, get_args
 
 import keras
@@ -22,9 +23,9 @@ from tfdist_cli.protocol import heartbeat
 from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.protocol.records import are_heard, emit
 from tfdist_cli.spec.address import Address
-from tfdist_cli.spec.sections.cluster import SERVING_ROLES
 from tfdist_cli.spec.sections.updates import PlacementRule, ShardRule
-from tfdist_cli.spec.task_id import DATA_ROLES, TaskId
+from tfdist_cli.spec.strategies import Strategy
+from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster import data_service, keep_alive
 from tfdist_cli.train.cluster.all_reduce import AllReduce
 from tfdist_cli.train.cluster.gpus import has_library, tell_missing_gpus
@@ -120,7 +121,7 @@ def join(
         _configure(environment)
         keep_alive.watch(environment.addresses.values())
         _joined = _meet(environment)
-        if environment.task.role != "evaluator":
+        if not environment.task.traits.evaluates:
             data_service.watch(environment, lost)
     return _joined
 
@@ -167,8 +168,9 @@ def serve(environment: Environment) -> None:
     heartbeat.begin()
     server = None
     keep_alive.watch(environment.addresses.values())
-    if task.role in DATA_ROLES:
-        data_service.start_server(environment)
+    if task.traits.server:
+        module, _, function = task.traits.server.partition(":")
+        server = getattr(import_module(module), function)(environment)
     else:
         await_names(_peers(environment), environment.start_timeout)
         server = _tensorflow_server(environment)
@@ -185,11 +187,11 @@ def serve(environment: Environment) -> None:
 
 def _peers(environment: Environment) -> dict[TaskId, Address]:
     """The tasks that a server of TensorFlow's speaks to."""
-    return {task: address for task, address in environment.addresses.items() if task.role in SERVING_ROLES}
+    return {task: address for task, address in environment.addresses.items() if task.traits.in_tf_cluster}
 
 
 def _end_server(environment: Environment, code: int = 0) -> NoReturn:
-    if environment.task.role in DATA_ROLES:
+    if environment.task.traits.server:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -198,7 +200,7 @@ def _end_server(environment: Environment, code: int = 0) -> NoReturn:
 
 def _configure(environment: Environment) -> tf.compat.v1.ConfigProto:
     """Prepares TensorFlow for this task, before it is used."""
-    config = configure_runtime(environment.gpu_memory, exchanges=environment.strategy == "parameter_server")
+    config = configure_runtime(environment.gpu_memory, exchanges=environment.traits.coordinated)
     tell_missing_gpus(environment.task, environment.gpus)
     return config
 
@@ -206,7 +208,7 @@ def _configure(environment: Environment) -> tf.compat.v1.ConfigProto:
 def _tensorflow_server(environment: Environment) -> tf.distribute.Server:
     cluster: dict[str, list[str]] = {}
     for task, address in environment.addresses.items():
-        if task.role in SERVING_ROLES:
+        if task.traits.in_tf_cluster:
             cluster.setdefault(task.role, []).append(str(address))
     own, task = environment.addresses[environment.task], environment.task
     config = _configure(environment)
@@ -217,40 +219,62 @@ def _tensorflow_server(environment: Environment) -> tf.distribute.Server:
 
 
 def _meet(environment: Environment) -> ClusterContext:
-    if environment.task.role == "evaluator":
+    if environment.task.traits.evaluates:
         return ClusterContext(environment, tf.distribute.get_strategy())
     met = _come_together(environment)
     lifelines = tuple(lifeline.detach() for lifeline in met.lifelines)
-    if environment.strategy == "single":
-        return ClusterContext(environment, tf.distribute.get_strategy(), lifelines)
-    if environment.strategy == "mirrored":
-        mirrored = _mirrored()
-        keras_methods.adapt_batches(mirrored)
-        return ClusterContext(environment, mirrored, lifelines)
-    if environment.strategy == "parameter_server":
-        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        strategy = tf.distribute.ParameterServerStrategy(resolver)
-        context.context().remove_function = _keep_function
-        keras_methods.adapt(strategy)
-        atexit.register(_leave_at_exit)
-        return ClusterContext(environment, strategy, lifelines, Placement(strategy))
+    return _CONTEXTS[environment.strategy](environment, met.links, lifelines)
+
+
+_Links = Mapping[TaskId, socket.socket]
+
+
+def _single(environment: Environment, _links: _Links, lifelines: tuple[int, ...]) -> ClusterContext:
+    return ClusterContext(environment, tf.distribute.get_strategy(), lifelines)
+
+
+def _mirrored(environment: Environment, _links: _Links, lifelines: tuple[int, ...]) -> ClusterContext:
+    strategy = _mirrored_strategy()
+    keras_methods.adapt_batches(strategy)
+    return ClusterContext(environment, strategy, lifelines)
+
+
+def _parameter_server(environment: Environment, _links: _Links, lifelines: tuple[int, ...]) -> ClusterContext:
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    context.context().remove_function = _keep_function
+    keras_methods.adapt(strategy)
+    atexit.register(_leave_at_exit)
+    return ClusterContext(environment, strategy, lifelines, Placement(strategy))
+
+
+def _multi_worker_mirrored(environment: Environment, links: _Links, lifelines: tuple[int, ...]) -> ClusterContext:
     strategy = _mirrored_workers(environment)
     replicas.adapt(strategy)
     keras_methods.adapt(strategy)
-    mesh = _mesh(environment, met.links)
+    mesh = _mesh(environment, links)
     if mesh is None and len(environment.members) > 1:
         _check_gpus(environment)
     atexit.register(_leave_at_exit)
     return ClusterContext(environment, strategy, lifelines, mesh=mesh)
 
 
+_CONTEXTS: Mapping[Strategy, Callable[[Environment, _Links, tuple[int, ...]], ClusterContext]] = {
+    "parameter_server": _parameter_server,
+    "multi_worker_mirrored": _multi_worker_mirrored,
+    "mirrored": _mirrored,
+    "single": _single,
+}
+"""What makes TensorFlow's strategy, once the tasks have met."""
+
+
 def _come_together(environment: Environment) -> RendezvousResult:
     """Waits until every other task that listens is there: in one process, those of tf.data's service alone."""
-    alone = environment.strategy in ("single", "mirrored")
+    alone = environment.traits.one_process
     others = {
         task: address
         for task, address in environment.addresses.items()
-        if task != environment.task and task.role in (DATA_ROLES if alone else (*SERVING_ROLES, *DATA_ROLES))
+        if task != environment.task and (task.traits.auxiliary or (task.traits.in_tf_cluster and not alone))
     }
     if alone and not others:
         return RendezvousResult()
@@ -265,7 +289,7 @@ def _come_together(environment: Environment) -> RendezvousResult:
 
 def _circle(environment: Environment) -> Mapping[TaskId, Address]:
     """The tasks that sum up over connections of their own; none where there are GPUs, which have NCCL."""
-    several = environment.strategy == "multi_worker_mirrored" and len(environment.members) > 1
+    several = environment.traits.together and len(environment.members) > 1
     if not several or tf.config.list_physical_devices("GPU"):
         return NOBODY
     return {task: environment.addresses[task] for task in environment.members}
@@ -310,7 +334,7 @@ def sums_by() -> tf.distribute.experimental.CommunicationOptions:
     return tf.distribute.experimental.CommunicationOptions(implementation=way)
 
 
-def _mirrored() -> tf.distribute.Strategy:
+def _mirrored_strategy() -> tf.distribute.Strategy:
     """One task on all GPUs that it sees. `MirroredStrategy` always takes NCCL for several."""
     gpus = len(tf.config.list_physical_devices("GPU"))
     options = sums_by() if gpus > 1 else None
@@ -387,7 +411,7 @@ def leave_together(joined: ClusterContext, *, done: bool = True) -> None:
     _left = True
     if environment.is_chief and done:
         say_done(joined.lifelines)
-    if environment.strategy != "multi_worker_mirrored" or environment.task not in environment.members:
+    if not environment.traits.together or environment.task not in environment.members:
         return
 
     if joined.mesh:

@@ -50,13 +50,17 @@ DatasetFunction = Callable[[Shard], tf.data.Dataset]
 """A shard → its batches, `(x,)`, `(x, y)` or `(x, y, sample_weight)` each."""
 
 
+_IDENTITY = {"index", "count", "worker"}
+"""The attributes that say which shard it is."""
+
+
 class _WatchedShard(Shard):
     """A shard that knows whether somebody has looked which one it is."""
 
     looked_at = False
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("index", "count", "worker"):
+        if name in _IDENTITY:
             object.__setattr__(self, "looked_at", True)
         return object.__getattribute__(self, name)
 

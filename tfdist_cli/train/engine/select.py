@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfdist_cli.spec.sections.updates import Updates
+from tfdist_cli.spec.strategies import EngineName
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.engine.base import Engine, Rules
 from tfdist_cli.train.engine.mirrored.engine import Membership, MirroredEngine
@@ -24,11 +26,23 @@ def select_engine(joined: ClusterContext, step: ModelStep, element_spec: Any, ru
         element_spec: the `tf.TypeSpec`s of a worker's batch.
         rules: how gradients become updates.
     """
+    return _ENGINES[joined.environment.traits.engine](joined, step, element_spec, rules)
+
+
+def _parameter_server(joined: ClusterContext, step: ModelStep, element_spec: Any, rules: Rules) -> Engine:
+    return ParameterServerEngine(step, joined.strategy, element_spec, rules)
+
+
+def _mirrored(joined: ClusterContext, step: ModelStep, element_spec: Any, rules: Rules) -> Engine:
     environment = joined.environment
-    if environment.strategy == "parameter_server":
-        return ParameterServerEngine(step, joined.strategy, element_spec, rules)
     if rules.updates != Updates() and environment.is_chief:
         log.info("updates: left out, since it is about parameter servers; this is %s", environment.strategy)
     names = tuple(str(task) for task in environment.members)
     index = environment.members.index(environment.task) if len(names) > 1 else 0
     return MirroredEngine(step, joined.strategy, element_spec, Membership(names, index, joined.mesh), rules)
+
+
+_ENGINES: Mapping[EngineName, Callable[[ClusterContext, ModelStep, Any, Rules], Engine]] = {
+    "parameter_server": _parameter_server,
+    "mirrored": _mirrored,
+}

@@ -14,6 +14,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist_cli.spec.roles import ROLES
+from tfdist_cli.spec.strategies import computes_gradients
+
+_WORKERS = [role for role in ROLES if computes_gradients("parameter_server", role)]
+
 log = logging.getLogger("tfdist")
 
 DeviceScope = Callable[[], AbstractContextManager[Any]]
@@ -41,4 +46,4 @@ def device_scope_of_workers() -> DeviceScope:
 
 def _gpus_of_workers() -> Counter[str]:
     devices = [tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices("GPU")]
-    return Counter(f"worker:{device.task}" for device in devices if device.job == "worker")
+    return Counter(f"{device.job}:{device.task}" for device in devices if device.job in _WORKERS)

@@ -43,7 +43,7 @@ def evaluate(
     check_counts(1, batch_size=batch_size, steps=steps)
     speak()
     joined = join()
-    if joined.environment.task.role == "evaluator":
+    if joined.environment.task.traits.evaluates:
         raise UsageError("an evaluator scores checkpoints alone", hint="call tfdist.evaluate after tfdist.fit")
     function = as_dataset_function(data, batch_size)
     check_validation(joined, Validation(function, steps))

@@ -17,6 +17,7 @@ from tfdist_cli.protocol.records import emit
 from tfdist_cli.spec.path_scheme import refuse_scheme
 from tfdist_cli.spec.sections.recipe import Share
 from tfdist_cli.spec.sections.updates import EmbeddingRule, Jit, LearningRate, Updates, WireType
+from tfdist_cli.spec.strategies import computes_gradients
 from tfdist_cli.train.checkpoint.store import CheckpointFolder
 from tfdist_cli.train.checkpoint.writer import Asynchronous
 from tfdist_cli.train.cluster.data_service import DataService
@@ -164,7 +165,7 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
     joined = join()
     function = _training_data(data, batch_size, shuffle=shuffle)
     validation = _validation(validation_data, batch_size)
-    if joined.environment.task.role == "evaluator":
+    if joined.environment.task.traits.evaluates:
         if validation is None or checkpoints is None:
             raise UsageError("an evaluator needs validation_data and checkpoints", hint="pass both to tfdist.fit")
         run_evaluator(model, validation, checkpoints.saving().folder, joined.environment.run_dir)
@@ -242,7 +243,7 @@ def full_pass(joined: ClusterContext, data: DatasetFunction, rules: Rules, share
     Raises:
         TrainingError: the data does not say how long it is, or is empty.
     """
-    coordinated = joined.environment.strategy == "parameter_server"
+    coordinated = joined.environment.traits.coordinated
     asynchronous = coordinated and not rules.updates.synchronous
     shards, workers = shards_of(joined, share), len(shards_of(joined, "split"))
     steps = steps_in(data, shards, synchronous=not asynchronous)
@@ -265,8 +266,7 @@ def shards_of(joined: ClusterContext, share: Share) -> list[Shard]:
     if share == "service":
         return [Shard()]
     environment = joined.environment
-    coordinated = environment.strategy == "parameter_server"
-    workers = sum(task.role == "worker" or not coordinated for task in environment.members)
+    workers = sum(computes_gradients(environment.strategy, task.role) for task in environment.members)
     split = share == "split"
     return [Shard(n if split else 0, workers if split else 1, n) for n in range(workers)]
 
@@ -346,7 +346,7 @@ def _check_scope(joined: ClusterContext) -> None:
     Raises:
         UsageError: this is called under the scope of a strategy that is not tfdist's.
     """
-    alone = joined.environment.strategy == "single"  # its strategy is whatever it was found in
+    alone = joined.environment.traits.current_scope  # its strategy is whatever it was found in
     if tf.distribute.has_strategy() and (alone or tf.distribute.get_strategy() is not joined.strategy):
         raise UsageError(
             f"tfdist trains under a strategy of its own, and this is the scope of a {_current_strategy()}",

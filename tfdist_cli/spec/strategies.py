@@ -1,0 +1,92 @@
+"""The strategies, one row each, and what depends on both a task's strategy and its role."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tfdist_cli.spec.roles import ROLES, Role
+
+Strategy = Literal["parameter_server", "multi_worker_mirrored", "mirrored", "single"]
+EngineName = Literal["parameter_server", "mirrored"]
+CoreUse = Literal["gradients", "updates", "data", ""]
+
+
+@dataclass(frozen=True)
+class StrategyTraits:
+    """How tasks train together.
+
+    Args:
+        engine: which engine trains.
+        coordinated: a chief drives the workers, and ps hold the variables.
+        together: all tasks that train compute each step together, with equal rights.
+        one_process: a single task trains.
+        current_scope: trains under whatever `tf.distribute` strategy is current, instead of one of its own.
+        required: the roles that a cluster has to have, each with what for.
+    """
+
+    engine: EngineName
+    coordinated: bool = False
+    together: bool = False
+    one_process: bool = False
+    current_scope: bool = False
+    required: Mapping[Role, str] = field(default_factory=dict)
+
+
+STRATEGIES: Mapping[Strategy, StrategyTraits] = {
+    "parameter_server": StrategyTraits(
+        "parameter_server",
+        coordinated=True,
+        required={"chief": "drive the workers", "ps": "hold the variables", "worker": "compute gradients"},
+    ),
+    "multi_worker_mirrored": StrategyTraits("mirrored", together=True, required={"worker": "compute gradients"}),
+    "mirrored": StrategyTraits("mirrored", one_process=True),
+    "single": StrategyTraits("mirrored", one_process=True, current_scope=True),
+}
+"""Every strategy."""
+
+
+def infer_strategy(roles: Iterable[Role]) -> Strategy:
+    """The strategy of tasks with these roles, where nothing else names it."""
+    traits = [ROLES[role] for role in roles]
+    if any(role.holds_variables for role in traits):
+        return "parameter_server"
+    return "multi_worker_mirrored" if sum(role.trains for role in traits) > 1 else "single"
+
+
+def decides(strategy: Strategy, role: Role) -> bool:
+    """Whether the training is done only when the task has exited with code 0."""
+    traits = ROLES[role]
+    return traits.trains and (traits.drives or not STRATEGIES[strategy].coordinated)
+
+
+def serves(strategy: Strategy, role: Role) -> bool:
+    """Whether the task only runs a server, until the chief exits."""
+    traits = ROLES[role]
+    coordinated = STRATEGIES[strategy].coordinated and traits.in_tf_cluster and not traits.drives
+    return traits.auxiliary or coordinated
+
+
+def computes_gradients(strategy: Strategy, role: Role) -> bool:
+    """Whether the task computes gradients, which is what GPUs are for."""
+    traits = ROLES[role]
+    return traits.trains and not (traits.drives and STRATEGIES[strategy].coordinated)
+
+
+def core_use(strategy: Strategy, role: Role) -> CoreUse:
+    """What the task does with its cores; empty when it computes next to nothing.
+
+    Tasks with the same use share the cores of a machine.
+    """
+    if computes_gradients(strategy, role):
+        return "gradients"
+    if ROLES[role].holds_variables:
+        return "updates"
+    return "data" if ROLES[role].prepares_data else ""
+
+
+def is_replaceable(strategy: Strategy, role: Role) -> bool:
+    """Whether the training can go on without the task, and admit another one in its place."""
+    worker = computes_gradients(strategy, role) and STRATEGIES[strategy].coordinated
+    return ROLES[role].optional or worker
