@@ -1,4 +1,4 @@
-"""Tables that are looked up give what whole tables give; a table that cannot be looked up is found, and said why."""
+"""A step on fetched rows equals a step on the complete table; other tables are fetched completely, with a reason."""
 
 from types import SimpleNamespace
 
@@ -38,13 +38,13 @@ def sequential(*first, **kwargs):
 
 
 def functional(function, dtype="int32", shape=(LENGTH,)):
-    """A model of one input of numbers."""
+    """A model with one input of ids."""
     ids = keras.Input(shape, dtype=dtype)
     return compiled(keras.Model(ids, layers.Dense(1)(layers.Flatten()(function(ids)))))
 
 
 def tensors(*batch):
-    """A batch as an iterator gives it."""
+    """The tensors of a batch."""
     return tf.nest.map_structure(tf.convert_to_tensor, batch)
 
 
@@ -63,22 +63,22 @@ def found(model, batch, min_bytes=0):
     return step, EmbeddingTables(step, spec_of(batch), min_bytes)
 
 
-def of_rows(step, tables, lookup):
-    """The parameters as a wire pulls them: of tables the rows."""
+def with_rows(step, tables, lookup):
+    """The parameters as a worker fetches them: the looked-up rows of tables."""
     pulled = values(step.parameters)
     for table, rows in zip(tables.tables, lookup.rows, strict=True):
-        pulled[table.place] = tf.gather(pulled[table.place], rows)
+        pulled[table.parameter_index] = tf.gather(pulled[table.parameter_index], rows)
     return pulled
 
 
 def assert_same_as_whole(step, tables, batch):
-    """Loss, state, metrics and gradients of a training step, and the scores of one that learns nothing."""
+    """Compares the results of a train step and of a test step with those on complete tables."""
     parameters, state, metrics = values(step.parameters), values(step.state), values(step.metrics)
     batch = tensors(*batch)
     for training, run in ((True, step.train), (False, step.evaluate)):
         lookup = tables.lookup([batch], training=training)
-        given = tables.given(lookup.positions[0], training=training)
-        ours = run(of_rows(step, tables, lookup), state, metrics, batch, given)
+        given = tables.parameter_scope(lookup.positions[0], training=training)
+        ours = run(with_rows(step, tables, lookup), state, metrics, batch, given)
         plain = run(parameters, state, metrics, batch)
         for one, other in zip(
             [ours.loss, *ours.state, *ours.metrics, ours.examples],
@@ -86,7 +86,7 @@ def assert_same_as_whole(step, tables, batch):
             strict=True,
         ):
             np.testing.assert_array_equal(one, other)
-        rows = {table.place: rows for table, rows in zip(tables.tables, lookup.rows, strict=True)}
+        rows = {table.parameter_index: rows for table, rows in zip(tables.tables, lookup.rows, strict=True)}
         for place, (one, other) in enumerate(zip(ours.gradients, plain.gradients, strict=True)):
             assert (one is None) == (other is None)
             if one is None:
@@ -102,7 +102,7 @@ def assert_same_as_whole(step, tables, batch):
 
 
 class Subclassed(keras.Model):
-    """Looks two inputs up in one table, and one of them in its own, through a layer of layers."""
+    """Looks up two inputs in one table, and one of them also in the table of a nested layer."""
 
     def __init__(self):
         super().__init__()
@@ -114,7 +114,7 @@ class Subclassed(keras.Model):
 
 
 class Nested(layers.Layer):
-    """A layer that holds another one."""
+    """A layer with an inner layer."""
 
     def __init__(self):
         super().__init__()
@@ -128,7 +128,7 @@ class Nested(layers.Layer):
 
 
 class Positions(layers.Layer):
-    """Looks up what follows from the batch's shape."""
+    """Looks up ids that depend on the shape of the batch."""
 
     def __init__(self):
         super().__init__()
@@ -150,7 +150,7 @@ def nested():
 
 
 def of_two_layers():
-    """Two layers that have one table."""
+    """Two layers that share a table."""
     first, second = embedding(), layers.Embedding(ROWS, WIDTH, name="second")
     first.build()
     second._embeddings, second.built = first._embeddings, True
@@ -192,7 +192,7 @@ LOOKED_UP = {
 
 
 @pytest.mark.parametrize("name", LOOKED_UP)
-def test_lookups_give_what_whole_tables_give(name, log):
+def test_fetched_rows_give_the_result_of_the_complete_table(name, log):
     build, x, count = LOOKED_UP[name]
     keras.utils.set_random_seed(4)
     y = Y[: len(tf.nest.flatten(x)[0])]
@@ -211,13 +211,15 @@ def test_other_types(policy):
     assert len(tables.tables) == 1
     parameters, state, metrics = values(step.parameters), values(step.state), values(step.metrics)
     lookup = tables.lookup([batch])
-    ours = step.train(of_rows(step, tables, lookup), state, metrics, batch, tables.given(lookup.positions[0]))
+    ours = step.train(
+        with_rows(step, tables, lookup), state, metrics, batch, tables.parameter_scope(lookup.positions[0])
+    )
     plain = step.train(parameters, state, metrics, batch)
     np.testing.assert_array_equal(ours.loss, plain.loss)
     assert ours.gradients[0].dtype == plain.gradients[0].dtype
 
 
-def test_ragged_numbers():
+def test_ragged_ids():
     class Bag(keras.Model):
         def __init__(self):
             super().__init__()
@@ -235,16 +237,16 @@ def test_ragged_numbers():
     step, tables = found(compiled(Bag()), batch)
     assert len(tables.tables) == 1
     lookup = tables.lookup([batch])
-    given = tables.given(lookup.positions[0])
+    given = tables.parameter_scope(lookup.positions[0])
     state, metrics = values(step.state), values(step.metrics)
-    ours = step.train(of_rows(step, tables, lookup), state, metrics, batch, given)
+    ours = step.train(with_rows(step, tables, lookup), state, metrics, batch, given)
     table, *out = values(step.parameters)
     summed = tf.reduce_sum(tf.gather(table, ragged), axis=1)
     np.testing.assert_allclose(ours.loss, tf.reduce_mean((summed @ out[0] + out[1] - Y) ** 2), rtol=1e-6)
 
 
 class Tied(keras.Model):
-    """Its logits are the table's rows times what it has looked up."""
+    """Its logits are the product of the table and the looked-up rows."""
 
     def __init__(self):
         super().__init__()
@@ -255,7 +257,7 @@ class Tied(keras.Model):
 
 
 class Chained(keras.Model):
-    """What it looks up second depends on what it has looked up first."""
+    """The ids of the second lookup depend on the rows of the first one."""
 
     def __init__(self):
         super().__init__()
@@ -267,7 +269,7 @@ class Chained(keras.Model):
 
 
 class Drawn(layers.Layer):
-    """Looks up what is drawn."""
+    """Looks up random ids."""
 
     def __init__(self, draw):
         super().__init__()
@@ -278,7 +280,7 @@ class Drawn(layers.Layer):
 
 
 class CellOfRows(layers.Layer):
-    """An RNN's cell that looks up one number at a time."""
+    """An RNN cell that looks up one id per time step."""
 
     def __init__(self):
         super().__init__()
@@ -293,14 +295,14 @@ class CellOfRows(layers.Layer):
 
 
 class Doubled(layers.Embedding):
-    """Does more than look up."""
+    """Multiplies the looked-up rows."""
 
     def call(self, inputs):
         return super().call(inputs) * 2
 
 
 class OtherRows(layers.Embedding):
-    """Looks up in other rows than it stores."""
+    """Looks up in a function of the stored table."""
 
     @property
     def embeddings(self):
@@ -335,15 +337,15 @@ def in_a_cell():
     return functional(lambda ids: layers.RNN(CellOfRows())(ops.cast(ids, "float32")[..., None]))
 
 
-BATCH_ALONE, OTHERS = "depends on more than the batch", "not only Embedding layers read it"
+IDS_VARY, OTHER_READERS = "more than the batch", "not only Embedding layers"
 WHOLE = {
-    "tied": (lambda: compiled(Tied()), OTHERS),
-    "regularized": (lambda: sequential(embeddings_regularizer="l2"), OTHERS),
+    "tied": (lambda: compiled(Tied()), OTHER_READERS),
+    "regularized": (lambda: sequential(embeddings_regularizer="l2"), OTHER_READERS),
     "by a trained layer": (
         lambda: functional(
             lambda ids: embedding()(ops.argmax(layers.Dense(ROWS)(ops.cast(ids, "float32")[..., None]), axis=-1))
         ),
-        BATCH_ALONE,
+        IDS_VARY,
     ),
     "by a state": (
         lambda: functional(
@@ -351,56 +353,57 @@ WHOLE = {
                 ops.cast(layers.BatchNormalization()(ops.cast(ids, "float32")[..., None])[..., 0], "int32")
             )
         ),
-        BATCH_ALONE,
+        IDS_VARY,
     ),
     "drawn by Keras": (
         lambda: functional(Drawn(lambda self, shape: keras.random.randint(shape, 0, ROWS, seed=self.seeds))),
-        BATCH_ALONE,
+        IDS_VARY,
     ),
     "drawn by TensorFlow": (
         lambda: functional(Drawn(lambda _, shape: tf.random.uniform(shape, 0, ROWS, tf.int32))),
-        BATCH_ALONE,
+        IDS_VARY,
     ),
-    "in a cell": (in_a_cell, BATCH_ALONE),
+    "in a cell": (in_a_cell, IDS_VARY),
 }
-ANOTHER_LAYER = "its layer is not Keras's own Embedding"
+ANOTHER_LAYER = "not Keras's own Embedding"
 NOT_LOOKED_UP = {
-    "constraint": (lambda: sequential(embeddings_constraint="unit_norm"), "it has a constraint"),
+    "constraint": (lambda: sequential(embeddings_constraint="unit_norm"), "a constraint"),
     "call of its class": (lambda: functional(Doubled(ROWS, WIDTH)), ANOTHER_LAYER),
     "call of its own": (with_call_of_its_own, ANOTHER_LAYER),
     "other rows": (lambda: functional(OtherRows(ROWS, WIDTH)), ANOTHER_LAYER),
-    "lora": (lora, "LoRA adds to it"),
-    "frozen": (frozen, "it is not trained"),
-    "quantized": (quantized, "it is not trained"),
+    "lora": (lora, "LoRA"),
+    "frozen": (frozen, "not trainable"),
+    "quantized": (quantized, "not trainable"),
 }
 if hasattr(layers, "ReversibleEmbedding"):
     NOT_LOOKED_UP["reversible"] = lambda: functional(layers.ReversibleEmbedding(ROWS, WIDTH)), ANOTHER_LAYER
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_what_has_to_be_read_whole_is_and_says_why(name, log):
+def test_tables_with_other_uses_are_fetched_completely(name, log):
     build, reason = WHOLE[name]
     keras.utils.set_random_seed(4)
     step, tables = found(build(), (IDS, Y))
     assert tables.tables == []
     (line,) = log
-    assert line.endswith(reason)
-    assert "table/embeddings is fetched whole in every step" in line
+    assert "table/embeddings completely" in line
+    assert reason in line
     if name != "drawn by TensorFlow":
         assert_same_as_whole(step, tables, (IDS, Y))
 
 
 @pytest.mark.parametrize("name", NOT_LOOKED_UP)
-def test_what_is_no_plain_embedding_is_read_whole(name, log):
+def test_tables_of_other_layers_are_fetched_completely(name, log):
     build, reason = NOT_LOOKED_UP[name]
     keras.utils.set_random_seed(4)
     step, tables = found(build(), (IDS, Y))
     assert tables.tables == []
-    assert [line.partition(" is fetched whole in every step: ")[2] for line in log] == [reason]
+    (line,) = log
+    assert reason in line
     assert_same_as_whole(step, tables, (IDS, Y))
 
 
-def test_a_table_beside_one_that_is_read_whole_is_looked_up(log):
+def test_a_table_beside_one_that_is_fetched_completely_is_looked_up(log):
     keras.utils.set_random_seed(4)
     step, tables = found(compiled(Chained()), (IDS, Y))
     assert [table.variable.path.split("/")[-2] for table in tables.tables] == ["first"]
@@ -408,7 +411,7 @@ def test_a_table_beside_one_that_is_read_whole_is_looked_up(log):
     assert_same_as_whole(step, tables, (IDS, Y))
 
 
-def test_small_tables_are_read_whole_without_a_word(log):
+def test_small_tables_are_fetched_completely_without_a_log_line(log):
     model, size = sequential(), ROWS * WIDTH * 4
     assert len(found(model, (IDS, Y), size)[1].tables) == 1
     assert found(model, (IDS, Y), size + 1)[1].tables == []
@@ -432,14 +435,14 @@ def test_several_batches_are_looked_up_together():
     [IDS + ROWS, IDS - 2 * ROWS, np.int64(IDS) + 2**32, np.int64(IDS) - 2**32],
     ids=["above", "below", "far above", "far below"],
 )
-def test_numbers_that_no_row_has_are_refused_by_the_tables_name(ids):
+def test_an_error_for_an_invalid_id_names_the_table(ids):
     _, tables = found(sequential(), (ids, Y))
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"rows that \S*table/embeddings does not have: it has 11"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"table/embeddings .*: it has 11"):
         tf.function(lambda *batch: tables.lookup([batch]).rows)(*tensors(ids, Y))
 
 
 def three_tables():
-    """Of 11, 5 and 7 rows."""
+    """A model with tables of 11, 5 and 7 rows."""
     ids = [keras.Input((LENGTH,), dtype="int32", name=name) for name in "abc"]
     tables = [layers.Embedding(ROWS, 2), layers.Embedding(5, 3, name="second"), layers.Embedding(7, 1)]
     found = [layers.Flatten()(table(own)) for table, own in zip(tables, ids, strict=True)]
@@ -462,7 +465,7 @@ def test_each_of_several_tables_has_its_own_rows(size):
 
 
 @pytest.mark.parametrize("size", [0, 1, EXAMPLES])
-def test_rows_of_spread_tables_are_found_shard_by_shard(servers, size):
+def test_rows_of_sharded_tables_are_found_in_each_shard(servers, size):
     with servers(3, shard=ShardRule(min_bytes=60)).scope():
         model = three_tables()
     x = tuple(random.integers(-rows, rows, (size, LENGTH)).astype(np.int32) for rows in (ROWS, 5, 7))
@@ -484,16 +487,14 @@ def test_rows_of_spread_tables_are_found_shard_by_shard(servers, size):
         counts[table.rows] = len(looked_up)
         np.testing.assert_array_equal(np.concatenate(looked_up)[places[place]], numbers[table.rows].ravel())
     assert (counts, next(rows, None)) == ({ROWS: 3, 5: 3, 7: 1}, None)
-    assert [rows.shape for rows in tables.nothing().rows] == [(0,)] * 7
+    assert [rows.shape for rows in tables.empty_lookup().rows] == [(0,)] * 7
 
 
-def test_the_table_that_lacks_a_row_is_named_among_several():
+def test_an_error_for_an_invalid_id_names_the_right_one_of_several_tables():
     x = [np.zeros((1, LENGTH), np.int32) for _ in range(3)]
     x[1][0, 2:4] = [5, -6]
     _, tables = found(three_tables(), (tuple(x), np.zeros((1, 1), np.float32)))
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match=r"(?s)rows that second/embeddings does not .* has 5\D+-1\D+5"
-    ):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)second/embeddings .* has 5\D+-1\D+5"):
         tables.lookup([tensors(tuple(x), np.zeros((1, 1), np.float32))])
 
 
@@ -517,17 +518,17 @@ def test_batches_of_any_size_are_scored(size):
     assert_same_as_whole(step, tables, (x, y))
 
 
-def test_no_operation_reads_a_table_whole():
+def test_no_operation_reads_the_complete_table():
     keras.utils.set_random_seed(4)
     model = sequential()
     step, tables = found(model, (IDS, Y))
-    wire = Transport(step.parameters, tables.places)
+    wire = Transport(step.parameters, tables.parameter_indices)
 
     @tf.function(autograph=False)
     def one(*batch):
         lookup = tables.lookup([batch])
         pulled = wire.pull(lookup)
-        given = tables.given(lookup.positions[0])
+        given = tables.parameter_scope(lookup.positions[0])
         result = step.train(pulled.values, values(step.state), values(step.metrics), batch, given)
         arrival = wire.compensated(wire.push(result.gradients, pulled), pulled, 0.1)
         return wire.gradients([arrival])
@@ -540,7 +541,7 @@ def test_no_operation_reads_a_table_whole():
     np.testing.assert_array_equal(np.sort(gradient.indices), np.unique(IDS))
 
 
-def test_layers_are_as_they_were_afterwards():
+def test_layers_are_restored():
     model = sequential()
     step, tables = found(model, (IDS, Y))
     before = model(IDS)

@@ -1,4 +1,4 @@
-"""What Keras makes of a loss within a step and outside of one."""
+"""The loss that Keras computes within a step and outside of one."""
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ from tfdist_cli.train.model import losses
 
 @pytest.fixture
 def three_replicas(monkeypatch):
-    """A strategy that says it has three, which Keras asks."""
+    """A strategy with three replicas in sync, as far as Keras knows."""
     strategy = tf.distribute.get_strategy()
     monkeypatch.setattr(type(strategy), "num_replicas_in_sync", 3)
 
@@ -23,8 +23,8 @@ def compiled(reduction):
     model.compile("sgd", keras.losses.MeanSquaredError(reduction=reduction))
     x, y = np.ones((4, FEATURES), np.float32), np.zeros((4, CLASSES), np.float32)
     model._symbolic_build(data_batch=(tf.constant(x), tf.constant(y)))
-    losses.combine_by_reduction(model)
-    losses.combine_by_reduction(model)
+    losses.wrap_sum_losses(model)
+    losses.wrap_sum_losses(model)
     return model, ops.ones((4, CLASSES)), y
 
 
@@ -34,7 +34,7 @@ def computed(model, prediction, y):
 
 @pytest.mark.usefixtures("three_replicas")
 def test_keras_still_divides_by_the_replicas():
-    """Where this fails, Keras divides no more, and nothing has to keep it from that."""
+    """If this fails, Keras no longer divides, and the patch in losses.py is not needed any more."""
     assert keras_losses.scale_loss_for_distribution(tf.constant(3.0)).numpy() == pytest.approx(1.0)
 
 
@@ -42,21 +42,21 @@ def test_keras_still_divides_by_the_replicas():
 @pytest.mark.parametrize("reduction", ["mean", "sum_over_batch_size", "mean_with_sample_weight"])
 def test_a_mean_is_divided_by_the_replicas_outside_of_steps_only(reduction):
     model, *batch = compiled(reduction)
-    with losses.one_of(3):
+    with losses.batches_per_update(3):
         assert computed(model, *batch) == pytest.approx(1.0)
     assert computed(model, *batch) == pytest.approx(1 / 3)
 
 
 def test_a_sum_counts_all_batches_of_a_step():
     model, *batch = compiled("sum")
-    with losses.one_of(3):
+    with losses.batches_per_update(3):
         assert computed(model, *batch) == pytest.approx(12.0)
     assert computed(model, *batch) == pytest.approx(4.0)
 
 
 def test_values_for_each_example_are_summed_up_in_gradients():
     model, *batch = compiled("none")
-    with losses.one_of(3):
+    with losses.batches_per_update(3):
         values = model.compute_loss(y=batch[1], y_pred=batch[0])
         np.testing.assert_allclose(values, np.ones(4))
         np.testing.assert_allclose(losses.minimized(values), np.full(4, 3.0))

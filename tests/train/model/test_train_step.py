@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tfdist_cli as tfdist
+from tests.support.codes import raises
 from tests.support.compare import (
     BATCH,
     CLASSES,
@@ -218,15 +219,17 @@ class Beneath(layers.Layer):
 
 @pytest.mark.parametrize("given", [{}, {"steps_per_execution": 1}])
 def test_a_weight_whose_gradient_would_be_lost_is_refused(given):
-    with pytest.raises(TrainingError, match=r"scale' is part of the loss, but its gradient is lost"):
+    with raises(TrainingError, "gradient-lost") as caught:
         tfdist.fit(classifier(Beneath()), batches(), **given)
+    assert "/scale'" in caught.value.message
 
 
 def test_a_model_of_which_nothing_has_a_gradient_is_refused():
     model = keras.Sequential([keras.Input((FEATURES,)), layers.Dense(CLASSES), layers.Lambda(ops.stop_gradient)])
     model.compile("sgd", "mse")
-    with pytest.raises(TrainingError, match=r"none of the weights of 'sequential.*' has a gradient"):
+    with raises(TrainingError, "no-gradients") as caught:
         tfdist.fit(model, batches(np.ones((8, FEATURES), np.float32), np.ones((8, CLASSES), np.float32)))
+    assert repr(model.name) in caught.value.message
 
 
 class DrawsByBatch(layers.Layer):
@@ -242,7 +245,7 @@ class DrawsByBatch(layers.Layer):
 
 
 def test_draws_that_depend_on_the_batch_are_refused():
-    with pytest.raises(TrainingError, match=r"how many random numbers a step draws .* depends on its batch"):
+    with raises(TrainingError, "draws-depend-on-batch"):
         tfdist.fit(classifier(DrawsByBatch()), batches())
 
 
@@ -260,11 +263,11 @@ def test_what_a_step_assigns():
     step = ModelStep(model)
     spec = (tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int64))
     step.build(spec)
-    assigned = {step.state[place].path.rpartition("/")[2] for place in step.assigned(spec)}
-    assert len(step.assigned(spec)) == len(assigned) == 3
+    assigned = {step.state[place].path.rpartition("/")[2] for place in step.assigned_state(spec)}
+    assert len(step.assigned_state(spec)) == len(assigned) == 3
     assert assigned == {"seed_generator_state", "moving_mean", "moving_variance"}
     assert {id(variable) for variable in frozen.variables}.isdisjoint(
-        id(step.state[place]) for place in step.assigned(spec)
+        id(step.state[place]) for place in step.assigned_state(spec)
     )
 
 
@@ -414,13 +417,15 @@ def test_random_numbers_without_a_seed_are_refused():
 
 
 def test_a_model_that_is_not_compiled_is_named():
-    with pytest.raises(TrainingError, match="'bare' is not compiled"):
+    with raises(TrainingError, "model-not-compiled") as caught:
         tfdist.fit(keras.Sequential([keras.Input((FEATURES,)), layers.Dense(1)], name="bare"), classes())
+    assert "'bare'" in caught.value.message
 
 
 def test_what_is_no_model_is_named():
-    with pytest.raises(TrainingError, match="str is no Keras model"):
+    with raises(TrainingError, "not-a-keras-model") as caught:
         tfdist.fit("model", classes())
+    assert "got str" in caught.value.message
 
 
 @pytest.mark.parametrize("method", ["train_step", "test_step"])
@@ -428,8 +433,9 @@ def test_a_step_of_the_users_own_is_refused(method):
     own = type("Own", (keras.Sequential,), {method: lambda self, data: {}})
     model = own([keras.Input((FEATURES,)), layers.Dense(1)])
     model.compile("sgd", "mse")
-    with pytest.raises(TrainingError, match=f"Own overrides {method}"):
+    with raises(TrainingError, "step-overridden") as caught:
         tfdist.fit(model, classes())
+    assert f"Own overrides {method}" in caught.value.message
 
 
 def test_data_that_doesnt_fit_the_model_is_described():
@@ -569,12 +575,12 @@ def test_words():
     assert_same(*train_both(build, batches(words, y), steps_per_execution=None))
 
 
-class Unkept(layers.Layer):
-    """Assigns what the model does not know of."""
+class Untracked(layers.Layer):
+    """Assigns a variable that Keras does not track."""
 
     def __init__(self):
         super().__init__()
-        variable = keras.Variable(0.0, trainable=False, name="unkept")
+        variable = keras.Variable(0.0, trainable=False, name="untracked")
         self.count = lambda: variable.assign_add(1.0)
 
     def call(self, x):
@@ -588,25 +594,27 @@ def stateful():
     return compiled(keras.Model(x, layers.Dense(CLASSES)(rnn(layers.Reshape((FEATURES, 1))(x)))))
 
 
-def unknown_seeds():
+def untracked_seeds():
     seeds = keras.random.SeedGenerator(1)
     return classifier(layers.Lambda(lambda x: x + keras.random.normal(ops.shape(x), seed=seeds)))
 
 
 LOST = {
-    "/kernel', which is learned": lambda: classifier(layers.SpectralNormalization(layers.Dense(4))),
-    "'unkept', which is none of": lambda: classifier(Unkept()),
-    "lstm.*, which is none of": stateful,
-    "seed_generator_state', which is none of": unknown_seeds,
+    "kernel": (lambda: classifier(layers.SpectralNormalization(layers.Dense(4))), "assigns-trainable-variable"),
+    "untracked": (lambda: classifier(Untracked()), "assigns-untracked-variable"),
+    "lstm": (stateful, "assigns-untracked-variable"),
+    "seed_generator_state": (untracked_seeds, "assigns-untracked-variable"),
 }
 if keras.__version__.startswith("3.12."):
-    del LOST["lstm.*, which is none of"]  # that version's own fit cannot train it on TensorFlow either
+    del LOST["lstm"]  # fit() of that version cannot train it on TensorFlow either
 
 
-@pytest.mark.parametrize("message", LOST)
-def test_what_would_be_lost_is_refused(message):
-    with pytest.raises(TrainingError, match=f"a step assigns .*({message})"):
-        tfdist.fit(LOST[message](), batches(*classes(44), batch=4))
+@pytest.mark.parametrize("variable", LOST)
+def test_assignments_that_would_be_lost_are_refused(variable):
+    build, code = LOST[variable]
+    with raises(TrainingError, code) as caught:
+        tfdist.fit(build(), batches(*classes(44), batch=4))
+    assert variable in caught.value.message
 
 
 class Own(keras.Model):

@@ -19,7 +19,7 @@ from keras.src.models.functional import Functional
 
 from tfdist_cli.errors import ResultNotSaved, TrainingError, UsageError
 from tfdist_cli.spec.path_scheme import refuse_scheme
-from tfdist_cli.train.model.train_step import built_for
+from tfdist_cli.train.model.train_step import last_build_spec
 from tfdist_cli.train.tf_compat.op_errors import shortened
 from tfdist_cli.train.variables.sharding import Block, pieces
 
@@ -168,7 +168,7 @@ def _build_like(model: keras.Model, plain: keras.Model) -> None:
 
 def _inputs(model: keras.Model) -> Any:
     """The `tf.TypeSpec`s of what the model takes, in batches of any size; None if it was not trained here."""
-    batches = built_for(model)
+    batches = last_build_spec(model)
     if batches is None:
         return None
 

@@ -1,8 +1,8 @@
-"""Whether what metrics count is a sum over batches: read off the graph that counts it.
+"""Decides from a step's graph whether the step only adds to a variable.
 
-What executions and workers count, each from the start, can be added up if a step adds to a variable something that
-follows from its batch alone. Numbers that are made up cannot tell: a maximum is a sum as long as none is exceeded. The
-graph can, and nothing need be run for it.
+Several workers count in their own copy of a metric variable, each from the initial value. Their counts can be added if
+every step adds a term to the variable that depends on the batch alone. Running the step cannot show that: a maximum
+looks like a sum as long as no value exceeds it. So the operations between the old and the new value are inspected.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-_CARRIES: dict[str, Sequence[int]] = {
+_SUMMED_OPERANDS: dict[str, Sequence[int]] = {
     "Identity": (0,),
     "StopGradient": (0,),
     "EnsureShape": (0,),
@@ -27,42 +27,42 @@ _CARRIES: dict[str, Sequence[int]] = {
     "TensorScatterAdd": (0,),
     "TensorScatterSub": (0,),
 }
-"""By the type of an operation: of which of its operands the result is the sum with what follows from the others."""
+"""By operation type: the operands to which the operation adds a term (or 0) computed from its other operands."""
 
 
 def adds_up(before: Sequence[tf.Tensor], after: Sequence[tf.Tensor]) -> list[bool]:
-    """For each value after a step whether it is the one before it, plus something that no value before has part in.
+    """Returns, for each variable, whether its new value is the old one plus a term that depends on no old value.
 
     Args:
-        before: tensors of a graph that is being built, each another one.
-        after: one for each.
+        before: the old values, distinct tensors of the graph under construction.
+        after: the new value of each.
     """
-    depends = _reached_from(before)
-    return [_is_sum(new, old, depends) for old, new in zip(before, after, strict=True)]
+    dependent = dependents(before)
+    return [_is_sum(new, old, dependent) for old, new in zip(before, after, strict=True)]
 
 
-def _is_sum(new: tf.Tensor, old: tf.Tensor, depends: set[str]) -> bool:
+def _is_sum(new: tf.Tensor, old: tf.Tensor, dependent: set[str]) -> bool:
     while tf.is_symbolic_tensor(new) and new.op.name != old.op.name:
         operation = new.op
         if operation.type == "SelectV2":
             condition, *choices = operation.inputs
-            return condition.op.name not in depends and all(_is_sum(choice, old, depends) for choice in choices)
-        places = [place for place, operand in enumerate(operation.inputs) if operand.op.name in depends]
-        if len(places) != 1 or places[0] not in _CARRIES.get(operation.type, ()):
+            return condition.op.name not in dependent and all(_is_sum(choice, old, dependent) for choice in choices)
+        operands = [index for index, operand in enumerate(operation.inputs) if operand.op.name in dependent]
+        if len(operands) != 1 or operands[0] not in _SUMMED_OPERANDS.get(operation.type, ()):
             return False
-        new = operation.inputs[places[0]]
+        new = operation.inputs[operands[0]]
         if new.dtype == tf.bool:
             return False
     return tf.is_symbolic_tensor(new)
 
 
-def _reached_from(tensors: Sequence[tf.Tensor]) -> set[str]:
-    """The names of the operations that have part of any of `tensors`, those that made them included."""
+def dependents(tensors: Sequence[tf.Tensor]) -> set[str]:
+    """Returns the names of the operations that compute any of `tensors`, or whose result may depend on one of them."""
     operations = [tensor.op for tensor in tensors]
-    reached = {operation.name for operation in operations}
+    found = {operation.name for operation in operations}
     while operations:
         for output in operations.pop().outputs:
-            new = [consumer for consumer in output.consumers() if consumer.name not in reached]
-            reached.update(consumer.name for consumer in new)
+            new = [consumer for consumer in output.consumers() if consumer.name not in found]
+            found.update(consumer.name for consumer in new)
             operations += new
-    return reached
+    return found

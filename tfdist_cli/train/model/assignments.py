@@ -1,4 +1,4 @@
-"""The scope in which a step calls the model: variables have given values, and what is assigned is kept, not written."""
+"""The stateless scope in which a step calls the model: variables have given values, and assignments are collected."""
 
 from __future__ import annotations
 
@@ -11,65 +11,71 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.variables.weight_tensors import Weight
+from tfdist_cli.train.variables.weight_tensors import WeightTensor
 
 _GLOBAL_SEED_GENERATOR = "global_seed_generator"
-"""The name by which Keras keeps the process-wide seed; not every version has a constant for it."""
+"""The global attribute that holds Keras's process-wide seed generator; not every version has a constant for it."""
 
 
 class Assignments(keras.StatelessScope):
-    """Keeps what a step assigns to variables, and knows which these are.
+    """Collects what a step assigns to variables.
 
     Args:
-        given: variables and the values that they have for the step.
+        values: the variables, each with the value that it has at the start of the step.
     """
 
-    def __init__(self, given: list[tuple[keras.Variable, tf.Tensor]]) -> None:
-        super().__init__(state_mapping=given, collect_losses=True)
+    def __init__(self, values: list[tuple[keras.Variable, tf.Tensor]]) -> None:
+        super().__init__(state_mapping=values, collect_losses=True)
         self._assigned: dict[int, keras.Variable] = {}
-        for variable, _ in given:
+        for variable, _ in values:
             value = self.state_mapping[id(variable)]
             if getattr(variable._value, "trainable", True) and value.dtype.is_floating:
-                self.state_mapping[id(variable)] = Weight(value, variable.path)
+                self.state_mapping[id(variable)] = WeightTensor(value, variable.path)
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """See `keras.StatelessScope`."""
         variable, value = update
-        # As a variable that is assigned and read again: gradients end there.
+        # As with a variable that is assigned and read again: no gradient flows through the assignment.
         super().add_update((variable, tf.stop_gradient(value)))
         self._assigned[id(variable)] = variable
 
     def current(self, variables: list[keras.Variable]) -> list[tf.Tensor]:
-        """What the variables have come to."""
+        """Returns the current values of variables."""
         current = [self.get_current_value(variable) for variable in variables]
-        return [value.handle if isinstance(value, Weight) else value for value in current]
+        return [value.handle if isinstance(value, WeightTensor) else value for value in current]
 
     def check(self, model: keras.Model) -> None:
-        """Refuses an assignment that would be lost.
+        """Rejects assignments that would be lost.
 
         Raises:
-            TrainingError: a variable was assigned that is not one of those that a step may change.
+            TrainingError: the step assigned a variable that is neither a state variable nor a metric variable of the
+                model.
         """
         kept = [*model.non_trainable_variables, *model.metrics_variables]
-        # Where a model has a `metrics` of its own, Keras counts in these even so, and reports nothing of them.
+        # If a model overrides `metrics`, Keras still updates these, and reports none of them.
         for unreported in filter(None, (model._loss_tracker, model._compile_metrics)):
             kept += unreported.variables
         for unreported in model._compile_loss.metrics if model._compile_loss else ():
             kept += unreported.variables
         lost = self._assigned.keys() - {id(variable) for variable in kept}
         for variable in (self._assigned[key] for key in lost):
-            learned = any(variable is other for other in model.trainable_variables)
+            trainable = any(variable is other for other in model.trainable_variables)
             raise TrainingError(
-                f"a step assigns {variable.path!r}, which "
-                + ("is learned" if learned else "is none of the model's variables and none of its metrics'"),
-                hint="assign what a layer or the model has made by add_weight(trainable=False), and keep seeds and "
-                "metrics as their attributes; SpectralNormalization and stateful RNNs cannot be trained",
+                f"a step assigns {variable.path!r}, which is "
+                + ("trainable" if trainable else "not a variable of the model or of its metrics"),
+                code="assigns-trainable-variable" if trainable else "assigns-untracked-variable",
+                hint="create the variable with add_weight(trainable=False) of a layer or the model, and keep seed "
+                "generators and metrics as attributes; SpectralNormalization and stateful RNNs cannot be trained",
             )
 
 
 @contextlib.contextmanager
 def seeded_draws_only() -> Iterator[None]:
-    """Refuses Keras's own process-wide seeds: counted in no model's state, they would be the same in each step."""
+    """Rejects random values drawn without a seed within the context.
+
+    They would use Keras's process-wide seed generator. It is not part of the model's state, so every step would draw
+    the same values.
+    """
     before = global_state.get_global_attribute(_GLOBAL_SEED_GENERATOR)
     global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, _ProcessWideSeeds())
     try:
@@ -79,11 +85,11 @@ def seeded_draws_only() -> Iterator[None]:
 
 
 class _ProcessWideSeeds:
-    """Stands where Keras looks for the seed of a random operation that was given none."""
+    """Replaces Keras's process-wide seed generator."""
 
     def next(self, **_: Any) -> None:
-        # A ValueError, so that Keras names the layer and the task shows the user's line.
+        # A ValueError: Keras adds the layer's name to it, and the task prints the user's line.
         raise ValueError(
-            "random numbers are drawn without a seed: give the layer a keras.random.SeedGenerator and pass it on: "
-            "keras.random.normal(shape, seed=self.seeds)"
+            "random values are drawn without a seed: create a keras.random.SeedGenerator in the layer and pass it, as "
+            "in keras.random.normal(shape, seed=self.seeds)"
         )

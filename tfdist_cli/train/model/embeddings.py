@@ -1,12 +1,12 @@
-"""Embedding tables of which a step needs only the rows that its batch names.
+"""Embedding tables on parameter servers, of which a step fetches only the rows that its batch looks up.
 
-Keras's `Embedding` takes the whole table as a tensor, which on parameter servers would cross the network in every step.
-Here the numbers that a batch looks up are found first, from the batch alone; their rows are fetched, each once; and the
-layer is given these rows in place of the table. The gradient is one of these rows, and so is the update.
+Keras's `Embedding` reads the whole table as a tensor, so the whole table would cross the network in every step. Here
+the ids that a batch looks up are computed first, from the batch alone. Their rows are fetched, each row once, and the
+layer uses them in place of the table. The gradient and the update consist of these rows, too.
 
-A table qualifies when nothing but `Embedding` layers read it and what they look up follows from the batch. Both are
-read off the model's graph. A table that is also used in another way, tied to the output layer for instance or
-regularized, is fetched whole, as any other variable.
+A table can be looked up this way if only `Embedding` layers read it, and if their ids depend on the batch alone. Both
+conditions are checked in the model's graph. Any other table, for example one that is regularized or tied to the output
+layer, is fetched completely, as other variables are.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist_cli.train.model.step_trace import reached_from, unknown
-from tfdist_cli.train.model.train_step import Given, ModelStep, Tensors
+from tfdist_cli.train.model.additivity import dependents
+from tfdist_cli.train.model.step_trace import placeholder_for
+from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, Tensors
 from tfdist_cli.train.variables.sharding import parts
-from tfdist_cli.train.variables.weight_tensors import Weight
+from tfdist_cli.train.variables.weight_tensors import WeightTensor
 
 log = logging.getLogger("tfdist")
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table that is looked up.
+    """A table of which steps fetch rows.
 
     Args:
-        place: its number among the model's parameters.
-        variable: it.
+        parameter_index: its index in the model's parameters.
+        variable: the table, shape (rows, width).
     """
 
-    place: int
+    parameter_index: int
     variable: keras.Variable
 
     @property
     def rows(self) -> int:
-        """How many rows it has."""
+        """The number of rows."""
         return int(self.variable.shape[0])
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """What some batches look up.
+    """The rows that some batches look up.
 
     Args:
-        rows: for each shard of each table the numbers of its rows, counted from its first one, each once, int32,
-            shape (n,).
-        positions: for each batch and call of an `Embedding` layer, where each number stands among its table's `rows`,
-            those of one shard behind those of the one before, int32, shape (numbers,).
+        rows: for each shard of each table, the indices of its rows within the shard, each once, int32, shape (n,).
+        positions: for each batch and each call of an `Embedding` layer, the position of each id in the `rows` of its
+            table, those of all its shards concatenated, int32, shape (ids,).
     """
 
     rows: list[tf.Tensor]
@@ -64,24 +64,24 @@ class Lookup:
 
 @dataclass(frozen=True)
 class _Calls:
-    """What a forward pass looks up, in the order of its calls.
+    """The calls of `Embedding` layers in a forward pass, in their order.
 
     Args:
-        tables: the table of each call, by its number in `EmbeddingTables.tables`.
-        numbers: a batch's tensors → the numbers that each call looks up, flat.
+        tables: for each call, the index of its table in `EmbeddingTables.tables`.
+        ids: a function from the tensors of a batch to the flat ids of each call.
     """
 
     tables: list[int]
-    numbers: Callable[..., list[tf.Tensor]]
+    ids: Callable[..., list[tf.Tensor]]
 
 
 class EmbeddingTables:
-    """The tables of a model that are looked up rather than read.
+    """The tables of a model of which steps fetch rows.
 
     Args:
-        step: the model's pure functions, built.
+        step: the model's step, built.
         element_spec: the `tf.TypeSpec`s of a batch.
-        min_bytes: smaller tables are read whole: that is quicker. None reads all of them whole.
+        min_bytes: smaller tables are fetched completely, which is faster. None: all tables are.
     """
 
     def __init__(self, step: ModelStep, element_spec: Any, min_bytes: int | None) -> None:
@@ -89,249 +89,274 @@ class EmbeddingTables:
         self._element_spec = element_spec
         self.tables: list[Table] = []
         self._calls: dict[bool, _Calls] = {}
-        places = {id(variable): place for place, variable in enumerate(step.parameters)}
+        indices = {id(variable): index for index, variable in enumerate(step.parameters)}
         self._layers = [
             layer
-            for layer in ([] if min_bytes is None else _large(step.model, min_bytes))
-            if _looks_up(layer, learned=id(layer._embeddings) in places)
+            for layer in ([] if min_bytes is None else _large_embeddings(step.model, min_bytes))
+            if _only_looks_up(layer, trainable=id(layer._embeddings) in indices)
         ]
         if self._layers:
-            self._find(places)
+            self._find_tables(indices)
         self._shards = [[int(part.shape[0]) for part in parts(table.variable)] for table in self.tables]
 
     @property
-    def places(self) -> list[int]:
-        """Their numbers among the model's parameters."""
-        return [table.place for table in self.tables]
+    def parameter_indices(self) -> list[int]:
+        """The indices of the tables in the model's parameters."""
+        return [table.parameter_index for table in self.tables]
 
     def lookup(self, batches: Sequence[Any], *, training: bool = True) -> Lookup:
-        """What batches look up together, in a forward pass for each."""
+        """Returns the rows that some batches look up together, one forward pass for each batch.
+
+        Args:
+            batches: the batches.
+            training: whether the passes are those of train steps or of test steps.
+        """
         if not self.tables:
             return Lookup([], [[] for _ in batches])
         calls = self._calls[training]
-        found = [calls.numbers(*tf.nest.flatten(batch, expand_composites=True)) for batch in batches]
-        # Table by table; all of them in one go, since each operation costs more than what it does here.
+        ids = [calls.ids(*tf.nest.flatten(batch, expand_composites=True)) for batch in batches]
+        # Sorted by table. All ids are processed at once, since the overhead of an operation exceeds its work here.
         order = sorted((table, n, call) for n in range(len(batches)) for call, table in enumerate(calls.tables))
-        flat = [found[n][call] for _, n, call in order]
+        flat = [ids[n][call] for _, n, call in order]
         sizes = [tf.size(part) for part in flat]
-        of = _repeated([table for table, _, _ in order], sizes) if len(self.tables) > 1 else tf.constant(0)
-        rows, where = self._unique(self._checked(tf.concat(flat, axis=0) if len(flat) > 1 else flat[0], of), of)
+        owners = _repeated([table for table, _, _ in order], sizes) if len(self.tables) > 1 else tf.constant(0)
+        joined = self._checked(tf.concat(flat, axis=0) if len(flat) > 1 else flat[0], owners)
+        rows, where = self._unique(joined, owners)
         positions: list[list[Any]] = [[None] * len(calls.tables) for _ in batches]
         own = tf.split(where, tf.stack(sizes), num=len(order)) if len(order) > 1 else [where]
         for (_, n, call), part in zip(order, own, strict=True):
             positions[n][call] = part
         return Lookup(rows, positions)
 
-    def nothing(self) -> Lookup:
-        """A lookup of no rows at all."""
+    def empty_lookup(self) -> Lookup:
+        """Returns a lookup of no rows."""
         return Lookup([tf.zeros([0], tf.int32) for shards in self._shards for _ in shards], [])
 
-    def given(self, positions: list[tf.Tensor], *, training: bool = True) -> Given:
-        """How a forward pass gets what it looks up, for `ModelStep`.
+    def parameter_scope(self, positions: list[tf.Tensor], *, training: bool = True) -> ParameterScope:
+        """Returns the scope in which a forward pass uses fetched rows in place of the tables.
 
         Args:
-            positions: those of its batch.
-            training: whether it is a training step's.
+            positions: the positions of its batch, from `Lookup.positions`.
+            training: whether the pass is that of a train step or of a test step.
         """
 
         @contextlib.contextmanager
-        def given(parameters: Tensors) -> Iterator[Tensors]:
+        def scope(parameters: Tensors) -> Iterator[Tensors]:
             tables = self._calls[training].tables if self.tables else []
             calls = iter(zip(tables, positions, strict=True))
 
-            def taken(_layer: Any, _numbers: tf.Tensor) -> tf.Tensor:
+            def gather(_layer: Any, _ids: tf.Tensor) -> tf.Tensor:
                 table, where = next(calls)
-                place = self.tables[table].place
-                return _gathered(parameters[place], where, self.tables[table].variable)
+                index = self.tables[table].parameter_index
+                return _gathered(parameters[index], where, self.tables[table].variable)
 
-            whole = list(parameters)
-            for table in self.tables:  # stands in for the table where Keras wants one, and is never computed
-                whole[table.place] = tf.zeros(table.variable.shape, table.variable.dtype)
-            with _taking(self._layers, taken):
-                yield whole
+            weights = list(parameters)
+            for table in self.tables:  # a placeholder for Keras, which is never computed
+                weights[table.parameter_index] = tf.zeros(table.variable.shape, table.variable.dtype)
+            with _calls_replaced(self._layers, gather):
+                yield weights
 
-        return given
+        return scope
 
-    def _checked(self, numbers: tf.Tensor, of: tf.Tensor) -> tf.Tensor:
-        """Numbers from 0 on; Keras counts those below 0 from the end.
+    def _checked(self, ids: tf.Tensor, owners: tf.Tensor) -> tf.Tensor:
+        """Returns the ids as row indices from 0 on; Keras counts negative ids from the end.
 
         Args:
-            numbers: some tables' numbers.
-            of: which table each is of.
+            ids: ids of some tables.
+            owners: for each id, the index of its table.
         """
-        limits = tf.gather(tf.constant([table.rows for table in self.tables]), of)
-        numbers = tf.where(numbers < 0, numbers + limits, numbers)
-        wrong = tf.reduce_max(tf.where((numbers >= 0) & (numbers < limits), -1, of))  # a table's, if there is one
-        says = [
+        limits = tf.gather(tf.constant([table.rows for table in self.tables]), owners)
+        ids = tf.where(ids < 0, ids + limits, ids)
+        wrong = tf.reduce_max(tf.where((ids >= 0) & (ids < limits), -1, owners))  # a table with an invalid id, or -1
+        messages = [
             f"a batch looks up rows that {each.variable.path} does not have: it has {each.rows}" for each in self.tables
         ]
-        said = tf.gather(says, tf.maximum(wrong, 0))
-        least = tf.reduce_min(tf.where(of == wrong, numbers, tf.int32.max))
-        most = tf.reduce_max(tf.where(of == wrong, numbers, tf.int32.min))
-        with tf.control_dependencies([tf.debugging.Assert(wrong < 0, [said, least, most])]):
-            return tf.identity(numbers)
+        message = tf.gather(messages, tf.maximum(wrong, 0))
+        smallest = tf.reduce_min(tf.where(owners == wrong, ids, tf.int32.max))
+        largest = tf.reduce_max(tf.where(owners == wrong, ids, tf.int32.min))
+        with tf.control_dependencies([tf.debugging.Assert(wrong < 0, [message, smallest, largest])]):
+            return tf.identity(ids)
 
-    def _unique(self, numbers: tf.Tensor, of: tf.Tensor) -> tuple[Tensors, tf.Tensor]:
-        """Each shard's rows that are looked up, and where among its table's each number stands."""
+    def _unique(self, ids: tf.Tensor, owners: tf.Tensor) -> tuple[Tensors, tf.Tensor]:
+        """Returns the distinct rows of each shard, and the position of each id in the rows of its table."""
         sizes = [rows for own in self._shards for rows in own]
         if len(sizes) == 1:
-            rows, where = tf.unique(numbers)
+            rows, where = tf.unique(ids)
             return [rows], where
-        begins = np.cumsum([0, *sizes[:-1]])  # if one stood behind the other
+        offsets = np.cumsum([0, *sizes[:-1]])  # of each shard, if all shards of all tables were concatenated
         dtype = tf.int32 if sum(sizes) <= tf.int32.max else tf.int64
-        firsts = np.cumsum([0, *(len(own) for own in self._shards[:-1])])  # each table's first shard
+        first_shards = np.cumsum([0, *(len(own) for own in self._shards[:-1])])  # of each table
         if len(self.tables) > 1:
-            numbers = tf.cast(numbers, dtype) + tf.gather(tf.constant(begins[firsts], dtype), of)
-        joined, where = tf.unique(numbers)
-        owner = tf.raw_ops.UpperBound(sorted_inputs=tf.constant(begins[None, 1:], dtype), values=joined[None])[0]
-        inside = tf.cast(joined - tf.gather(tf.constant(begins, dtype), owner), tf.int32)
-        rows = tf.dynamic_partition(inside, owner, len(sizes))
+            ids = tf.cast(ids, dtype) + tf.gather(tf.constant(offsets[first_shards], dtype), owners)
+        joined, where = tf.unique(ids)
+        shard = tf.raw_ops.UpperBound(sorted_inputs=tf.constant(offsets[None, 1:], dtype), values=joined[None])[0]
+        inside = tf.cast(joined - tf.gather(tf.constant(offsets, dtype), shard), tf.int32)
+        rows = tf.dynamic_partition(inside, shard, len(sizes))
         if len(sizes) > len(self.tables):
-            order = tf.dynamic_partition(tf.range(tf.size(joined)), owner, len(sizes))
+            order = tf.dynamic_partition(tf.range(tf.size(joined)), shard, len(sizes))
             where = tf.gather(tf.math.invert_permutation(tf.concat(order, axis=0)), where)
         if len(self.tables) > 1:
             before = tf.cumsum(tf.stack([tf.size(own) for own in rows]), exclusive=True)
-            where -= tf.gather(tf.gather(before, firsts), of)
+            where -= tf.gather(tf.gather(before, first_shards), owners)
         return rows, where
 
-    def _find(self, places: dict[int, int]) -> None:
-        given = self._step, self._element_spec, self._layers
-        traces = {training: _Trace(*given, training=training) for training in (True, False)}
+    def _find_tables(self, indices: dict[int, int]) -> None:
+        """Traces the model and keeps the tables that nothing else reads.
+
+        Args:
+            indices: the index of each parameter, by the `id` of its variable.
+        """
+        traces = {
+            training: _Trace(self._step, self._element_spec, self._layers, training=training)
+            for training in (True, False)
+        }
         for layer in dict.fromkeys(self._layers):
             table = layer._embeddings
-            reason = next(filter(None, (trace.why_whole(table) for trace in traces.values())), None)
+            reason = next(filter(None, (trace.why_not_by_rows(table) for trace in traces.values())), None)
             if reason:
-                _say_whole(table, reason)
+                _log_fetched_completely(table, reason)
                 self._layers = [other for other in self._layers if other._embeddings is not table]
         kept = {id(layer._embeddings): layer._embeddings for layer in self._layers}
-        self.tables = [Table(places[key], variable) for key, variable in kept.items()]
-        number_of = {key: number for number, key in enumerate(kept)}
+        self.tables = [Table(indices[key], variable) for key, variable in kept.items()]
+        table_index = {key: index for index, key in enumerate(kept)}
         for training, trace in traces.items():
-            calls = [(number_of[id(call.table)], call.numbers) for call in trace.calls if id(call.table) in number_of]
-            numbers = trace.function.prune(trace.inputs, [numbers for _, numbers in calls])
-            self._calls[training] = _Calls([number for number, _ in calls], numbers)
+            calls = [(table_index[id(call.table)], call.ids) for call in trace.calls if id(call.table) in table_index]
+            ids = trace.function.prune(trace.inputs, [ids for _, ids in calls])
+            self._calls[training] = _Calls([table for table, _ in calls], ids)
 
 
 @dataclass(frozen=True)
 class _Call:
+    """One call of an `Embedding` layer: its table and its flat ids."""
+
     table: keras.Variable
-    numbers: tf.Tensor
+    ids: tf.Tensor
 
 
 class _Trace:
-    """A model's forward pass as a graph, to see what its `Embedding` layers look up and who else reads their tables."""
+    """The graph of a step, which shows the ids that `Embedding` layers look up and what else reads their tables."""
 
     def __init__(self, step: ModelStep, element_spec: Any, layers: list[Any], *, training: bool) -> None:
         self.calls: list[_Call] = []
         self.inputs: list[tf.Tensor] = []
         self._step, self._layers, self._training = step, layers, training
         self._element_spec = element_spec
-        self._places = {id(variable): place for place, variable in enumerate(step.parameters)}
+        self._indices = {id(variable): index for index, variable in enumerate(step.parameters)}
         self._tables = {id(layer._embeddings): layer._embeddings for layer in layers}
         self._whole: dict[int, tf.Tensor] = {}
+        """The placeholder of each complete table, which anything but a lookup reads."""
         self._dense: set[int] = set()
-        self._others: list[tf.Tensor] = []
+        self._variables: list[tf.Tensor] = []
         flat = tf.nest.flatten(element_spec, expand_composites=True)
-        # What is scored may come in batches of another size than what is trained on.
+        # The batches of evaluation may have another size than those of training.
         specs = [tf.TensorSpec(spec.shape and [None, *spec.shape[1:]], spec.dtype) for spec in flat]
         self.function = tf.compat.v1.wrap_function(self._traced, specs)
-        # What a step changes without a gradient may be anything, so nothing that is looked up may depend on it; nor on
-        # what comes out otherwise when it is computed again, such as numbers that TensorFlow draws.
+        # Ids must not depend on variables, which the step may change, nor on operations that give another result when
+        # they are computed again, such as random ones: ids are computed before the step.
         stateful = [
             op.outputs[0] for op in self.function.graph.get_operations() if op.op_def.is_stateful and op.outputs
         ]
-        self._unsure = reached_from([*self._whole.values(), *self._others, *stateful], self.function.graph)
+        self._varying = dependents([*self._whole.values(), *self._variables, *stateful])
 
     def _traced(self, *flat: tf.Tensor) -> list[Any]:
         step = self._step
         self.inputs += flat
-        parameters = [self._rows(variable) for variable in step.parameters]
-        state, metrics = [unknown(each) for each in step.state], [unknown(each) for each in step.metrics]
-        self._others = [*parameters, *state, *metrics]
+        parameters = [self._placeholder(variable) for variable in step.parameters]
+        state, metrics = ([placeholder_for(each) for each in group] for group in (step.state, step.metrics))
+        self._variables = [*parameters, *state, *metrics]
         batch = tf.nest.pack_sequence_as(self._element_spec, flat, expand_composites=True)
-        pure = step.train if self._training else step.evaluate
-        result = pure(parameters, state, metrics, batch, self._given)
+        run = step.train if self._training else step.evaluate
+        result = run(parameters, state, metrics, batch, self._parameter_scope)
         if self._training:
-            own = {key: result.gradients[self._places[key]] for key in self._tables}
+            own = {key: result.gradients[self._indices[key]] for key in self._tables}
             self._dense = {key for key, gradient in own.items() if isinstance(gradient, tf.Tensor)}
         gradients = [gradient for gradient in result.gradients if gradient is not None]
         return [result.loss, *result.state, *result.metrics, *tf.nest.flatten(gradients, expand_composites=True)]
 
     @contextlib.contextmanager
-    def _given(self, parameters: Tensors) -> Iterator[Tensors]:
-        """As `EmbeddingTables.given`: a table's parameter is the fetched rows; the model reads another one."""
+    def _parameter_scope(self, parameters: Tensors) -> Iterator[Tensors]:
+        """As `EmbeddingTables.parameter_scope`: lookups use fetched rows, and all else reads another placeholder."""
 
-        def taken(layer: Any, numbers: tf.Tensor) -> tf.Tensor:
+        def gather(layer: Any, ids: tf.Tensor) -> tf.Tensor:
             table = layer._embeddings
-            self.calls.append(_Call(table, numbers))
-            return _gathered(parameters[self._places[id(table)]], tf.zeros_like(numbers), table)
+            self.calls.append(_Call(table, ids))
+            return _gathered(parameters[self._indices[id(table)]], tf.zeros_like(ids), table)
 
-        self._whole = {key: unknown(table) for key, table in self._tables.items()}
+        self._whole = {key: placeholder_for(table) for key, table in self._tables.items()}
         pairs = zip(self._step.parameters, parameters, strict=True)
-        with _taking(self._layers, taken):
+        with _calls_replaced(self._layers, gather):
             yield [self._whole.get(id(variable), value) for variable, value in pairs]
 
-    def _rows(self, variable: keras.Variable) -> tf.Tensor:
-        """A parameter as it arrives at a worker."""
+    def _placeholder(self, variable: keras.Variable) -> tf.Tensor:
+        """A placeholder for what a worker fetches of a parameter: of a table, any number of rows."""
         shape = [None, *variable.shape[1:]] if id(variable) in self._tables else variable.shape
         return tf.compat.v1.placeholder(variable.dtype, shape)
 
-    def why_whole(self, table: keras.Variable) -> str | None:
-        """Why a table has to be read whole; None if it need not be."""
+    def why_not_by_rows(self, table: keras.Variable) -> str | None:
+        """Returns the reason why a table has to be fetched completely, or None."""
         graph = self.function.graph
         for call in self.calls:
-            if call.table is table and (call.numbers.graph is not graph or call.numbers.op.name in self._unsure):
-                return "what is looked up in it depends on more than the batch"
+            if call.table is table and (call.ids.graph is not graph or call.ids.op.name in self._varying):
+                return "the ids depend on more than the batch"
         if id(table) in self._dense:
-            return "its gradient is one of the whole table"
-        read = reached_from([self._whole[id(table)]], graph)
-        if read & {output.op.name for output in self.function.outputs}:
+            return "its gradient is dense"
+        if dependents([self._whole[id(table)]]) & {output.op.name for output in self.function.outputs}:
             return "not only Embedding layers read it"
         return None
 
 
-def _large(model: keras.Model, min_bytes: int) -> Iterator[Any]:
-    """The `Embedding` layers whose tables have so many bytes."""
+def _large_embeddings(model: keras.Model, min_bytes: int) -> Iterator[Any]:
+    """Yields the `Embedding` layers whose tables have at least `min_bytes` bytes."""
     for layer in model._flatten_layers():
         table = getattr(layer, "_embeddings", None) if isinstance(layer, keras.layers.Embedding) else None
         if table is not None and layer.built and _bytes(table) >= min_bytes:
             yield layer
 
 
-def _looks_up(layer: Any, *, learned: bool) -> bool:
-    """Whether an `Embedding` does what Keras's does, with a table that is learned; says it where it does not."""
+def _only_looks_up(layer: Any, *, trainable: bool) -> bool:
+    """Whether an `Embedding` layer does what Keras's own does, with a trainable table. Logs the reason if not.
+
+    Args:
+        layer: the layer.
+        trainable: whether its table is a parameter of the model.
+    """
     reasons = {
         "its layer is not Keras's own Embedding": type(layer).call is not keras.layers.Embedding.call
         or type(layer).embeddings is not keras.layers.Embedding.embeddings
         or "call" in vars(layer),
         "LoRA adds to it": layer.lora_enabled,
-        "it is not trained": not learned,
+        "it is not trainable": not trainable,
         "it has a constraint": layer._embeddings.constraint is not None,
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
     if reason:
-        _say_whole(layer._embeddings, reason)
+        _log_fetched_completely(layer._embeddings, reason)
     return reason is None
 
 
-def _say_whole(table: keras.Variable, reason: str) -> None:
-    log.info("%s is fetched whole in every step: %s", table.path, reason)
+def _log_fetched_completely(table: keras.Variable, reason: str) -> None:
+    log.info("each step fetches %s completely: %s", table.path, reason)
 
 
 @contextlib.contextmanager
-def _taking(layers: Sequence[Any], take: Callable[[Any, tf.Tensor], tf.Tensor]) -> Iterator[None]:
-    """Within it, layers take rows by `take(layer, flat numbers)`, not from their tables."""
+def _calls_replaced(layers: Sequence[Any], gather: Callable[[Any, tf.Tensor], tf.Tensor]) -> Iterator[None]:
+    """Within the context, `Embedding` layers get their rows from a function, not from their tables.
+
+    Args:
+        layers: the layers.
+        gather: takes the layer and its flat ids, int32, shape (n,); returns the rows, shape (n, width).
+    """
 
     def call_of(layer: Any) -> Callable[[Any], Any]:
         def call(inputs: Any) -> Any:
             if isinstance(inputs, tf.RaggedTensor):
-                flat = take(layer, _whole(inputs.flat_values))
+                flat = gather(layer, _as_int32(inputs.flat_values))
                 return inputs.with_flat_values(tf.cast(flat, layer.compute_dtype))
             inputs = tf.convert_to_tensor(inputs)
-            rows = take(layer, tf.reshape(_whole(inputs), [-1]))
-            known = inputs.shape.rank > 0 and all(inputs.shape[1:])
+            rows = gather(layer, tf.reshape(_as_int32(inputs), [-1]))
+            static = inputs.shape.rank > 0 and all(inputs.shape[1:])
             shape: Any = [-1, *inputs.shape[1:], layer.output_dim]
-            if not known:
+            if not static:
                 shape = tf.concat([tf.shape(inputs), [layer.output_dim]], axis=0)
             rows = tf.ensure_shape(tf.reshape(rows, shape), [*inputs.shape, layer.output_dim])
             return tf.cast(rows, layer.compute_dtype)
@@ -339,7 +364,7 @@ def _taking(layers: Sequence[Any], take: Callable[[Any, tf.Tensor], tf.Tensor]) 
         return call
 
     for layer in layers:
-        vars(layer)["call"] = call_of(layer)  # setattr would have Keras track it
+        vars(layer)["call"] = call_of(layer)  # not setattr: Keras would track the function
     try:
         yield
     finally:
@@ -347,21 +372,21 @@ def _taking(layers: Sequence[Any], take: Callable[[Any, tf.Tensor], tf.Tensor]) 
             del vars(layer)["call"]
 
 
-def _whole(numbers: tf.Tensor) -> tf.Tensor:
-    """As int32; what is too large for it becomes a number that no table has."""
-    wider = numbers.dtype.is_integer and numbers.dtype.max > tf.int32.max
-    return tf.saturate_cast(numbers, tf.int32) if wider else tf.cast(numbers, tf.int32)
+def _as_int32(ids: tf.Tensor) -> tf.Tensor:
+    """Casts ids to int32. Ids that do not fit become ids that no table has."""
+    wider = ids.dtype.is_integer and ids.dtype.max > tf.int32.max
+    return tf.saturate_cast(ids, tf.int32) if wider else tf.cast(ids, tf.int32)
 
 
-def _repeated(values: list[int], times: list[tf.Tensor]) -> tf.Tensor:
-    """Each of some numbers as many times as is said, int32, shape (sum of `times`,)."""
-    ends = tf.cumsum(tf.stack(times))
+def _repeated(values: list[int], counts: list[tf.Tensor]) -> tf.Tensor:
+    """Repeats each value as often as its count, int32, shape (sum of `counts`,)."""
+    ends = tf.cumsum(tf.stack(counts))
     return tf.gather(tf.constant(values), tf.searchsorted(ends, tf.range(ends[-1]), side="right"))
 
 
-def _gathered(rows: tf.Tensor, where: tf.Tensor, table: keras.Variable) -> tf.Tensor:
-    """Some of the rows that have been fetched of a table, which gradient functions see as a variable."""
-    return Weight(rows, table.path).sparse_read(where)
+def _gathered(rows: tf.Tensor, positions: tf.Tensor, table: keras.Variable) -> tf.Tensor:
+    """Gathers some of the fetched rows of a table, which gradient functions see as a variable."""
+    return WeightTensor(rows, table.path).sparse_read(positions)
 
 
 def _bytes(variable: keras.Variable) -> int:

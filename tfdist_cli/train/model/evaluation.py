@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from tfdist_cli.train.model.evaluation_state import ScoredState
 from tfdist_cli.train.model.metrics import MetricTotals
-from tfdist_cli.train.model.train_step import Given, ModelStep, Tensors, values
+from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, Tensors, values
 
-Reading = Callable[[Any], tuple[Tensors, Given]]
+Reading = Callable[[Any], tuple[Tensors, ParameterScope]]
 """A batch → the parameters to score it with, and how the model is given them."""
 
 
@@ -66,7 +66,7 @@ def evaluation_function(
             lambda: tf.experimental.Optional.empty(iterator.element_spec),
             iterator.get_next_as_optional,
         )
-        start = [first, tf.zeros([], tf.int64), totals.start(), scored.own(state)]
+        start = [first, tf.zeros([], tf.int64), totals.initial_values(), scored.own(state)]
         if each_batch:
             shape = [totals.size + scored.size]
             start.append(tf.TensorArray(tf.float64, size=0, dynamic_size=True, element_shape=shape))
@@ -90,7 +90,7 @@ def batch_evaluation_function(step: ModelStep, totals: MetricTotals, scored: Sco
     def evaluate(batch: Any, shard: tf.Tensor) -> tf.Tensor:
         state = values(step.state)
         before = scored.put(state, scored.own(state), tf.zeros([], tf.int64), shard)
-        result = step.evaluate(values(step.parameters), before, totals.start(), batch)
+        result = step.evaluate(values(step.parameters), before, totals.initial_values(), batch)
         changed = scored.pack(state, scored.own(result.state), tf.ones([], tf.int64))
         return tf.concat([totals.pack(result.metrics), changed], axis=0)
 

@@ -28,7 +28,7 @@ class ScoredState:
 
     def __init__(self, step: ModelStep, element_spec: Any, seeds: Seeds) -> None:
         self._seeds = seeds
-        adds = step.assigned_by_scores(element_spec)
+        adds = step.state_assigned_in_evaluation(element_spec)
         self._places = seeds.without(tuple(adds))
         self._adds = [adds[place] for place in self._places]
         self._variables = [step.state[place] for place in self._places]

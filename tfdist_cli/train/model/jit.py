@@ -88,7 +88,7 @@ def _steps(step: ModelStep, element_spec: Any, *, xla: bool) -> Callable[[], tf.
 
         given = [[made_up(variable) for variable in group] for group in (step.parameters, step.state, step.metrics)]
         batch = tf.nest.map_structure(made_up, element_spec, expand_composites=True)
-        train = step.by_xla if xla else step.train
+        train = step.train_with_xla if xla else step.train
         done = tf.constant(0.0)
         for _ in range(_STEPS):
             with tf.control_dependencies([done]):  # one after the other, as in a training

@@ -1,13 +1,12 @@
-"""What the loss of several batches is that make one update together.
+"""Scales the loss of one batch so that the mean over all batches of an update is the loss of the update.
 
-Each worker, or replica, computes the loss of its own batch, and engines take the mean of these, and of their
-gradients. So a batch's loss has to be such that this mean is the loss of all batches together. That holds for a mean
-over examples as it is. A loss that compile() was given and that is a sum (`reduction="sum"`) is multiplied by the
-number of batches, and so is one that keeps a value for each example (`reduction="none"`), of which Keras's gradient is
-that of the sum. What a model adds by itself, in add_loss() or a compute_loss() of its own, is taken as a mean.
+Each worker or replica computes the loss of its own batch. Engines average the gradients of these losses. For a loss
+that is a mean over examples, this average is the gradient of the whole update. A loss passed to compile() with
+`reduction="sum"` is multiplied by the number of batches. So is one with `reduction="none"`, whose gradient in Keras is
+that of the sum. Losses from add_loss() or an overridden compute_loss() are taken as means.
 
-Keras divides by the number of replicas already in some places (its `Loss` objects that are means, `add_loss`), and not
-in others (`compute_loss`). Within a step it divides nowhere.
+Keras itself divides by the number of replicas in some places (mean `Loss` objects, `add_loss`), and not in others
+(`compute_loss`). Within a step this division is disabled.
 """
 
 from __future__ import annotations
@@ -23,46 +22,55 @@ import tensorflow as tf
 from keras.src.losses import loss as keras_losses
 
 
-class _Step(threading.local):
-    """Of how many batches the loss that this thread computes is; 0 outside of a step."""
+class _Scope(threading.local):
+    """The number of batches per update of the step that this thread computes; 0 outside of a step."""
 
     batches = 0
 
 
-_step = _Step()
+_scope = _Scope()
 
 
 @contextlib.contextmanager
-def one_of(batches: int) -> Iterator[None]:
-    """Within it Keras computes the loss of one batch of several, whose mean is the loss of all of them."""
-    _leave_replicas_to_engines()
-    before = _step.batches
-    _step.batches = batches
+def batches_per_update(batches: int) -> Iterator[None]:
+    """Within the context, Keras computes the loss of one of several batches that are combined into an update.
+
+    Args:
+        batches: the number of batches per update.
+    """
+    _disable_replica_scaling_in_steps()
+    before = _scope.batches
+    _scope.batches = batches
     try:
         yield
     finally:
-        _step.batches = before
+        _scope.batches = before
 
 
-def combine_by_reduction(model: keras.Model) -> None:
-    """Has the sums among the losses that a model was compiled with count the batches of a step.
+def wrap_sum_losses(model: keras.Model) -> None:
+    """Makes the compiled losses with `reduction="sum"` scale with the number of batches per update.
 
     Args:
         model: a compiled model, built.
     """
-    compiled = model._compile_loss  # Keras keeps its outputs' losses nowhere else
-    for place, term in enumerate((compiled and compiled._flat_losses) or ()):
-        if getattr(term.loss, "reduction", None) == "sum" and not isinstance(term.loss, _Sum):
-            compiled._flat_losses[place] = term._replace(loss=_Sum(term.loss))
+    compiled = model._compile_loss  # the only place where Keras keeps the loss of each output
+    for index, term in enumerate((compiled and compiled._flat_losses) or ()):
+        if getattr(term.loss, "reduction", None) == "sum" and not isinstance(term.loss, _SumLoss):
+            compiled._flat_losses[index] = term._replace(loss=_SumLoss(term.loss))
 
 
 def minimized(loss: tf.Tensor) -> tf.Tensor:
-    """What of a loss to take gradients of: values for each example, of which they are summed up, become a part's."""
-    return loss * tf.cast(max(1, _step.batches), loss.dtype) if loss.shape.rank else loss
+    """Returns the tensor to minimize for a batch.
+
+    Args:
+        loss: a scalar, or one value per example (`reduction="none"`). Gradients sum the latter, so it is multiplied by
+            the number of batches per update.
+    """
+    return loss * tf.cast(max(1, _scope.batches), loss.dtype) if loss.shape.rank else loss
 
 
-class _Sum:
-    """A loss that is a sum: of one batch of several it is multiplied by their number."""
+class _SumLoss:
+    """A loss with `reduction="sum"`, multiplied by the number of batches per update."""
 
     reduction = "sum"
 
@@ -71,18 +79,18 @@ class _Sum:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         value = self._loss(*args, **kwargs)
-        return value if _step.batches <= 1 else value * keras.ops.cast(_step.batches, value.dtype)
+        return value if _scope.batches <= 1 else value * keras.ops.cast(_scope.batches, value.dtype)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loss, name)
 
 
 @cache
-def _leave_replicas_to_engines() -> None:
-    """From now on Keras doesn't scale a loss by the replicas within a step."""
+def _disable_replica_scaling_in_steps() -> None:
+    """Patches Keras, for the whole process: within a step it does not scale a loss by the number of replicas."""
     for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
-        setattr(keras_losses, name, _but_in_a_step(getattr(keras_losses, name)))
+        setattr(keras_losses, name, _outside_steps(getattr(keras_losses, name)))
 
 
-def _but_in_a_step(scale: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: value if _step.batches else scale(value)
+def _outside_steps(scale: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: value if _scope.batches else scale(value)

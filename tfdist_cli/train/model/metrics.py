@@ -1,8 +1,8 @@
-"""Exact metrics: counted from nothing in each execution, summed on the chief, never shared between tasks that write.
+"""Exact metrics: each execution counts from the initial state, and the chief sums the counts of all executions.
 
-A metric variable that two asynchronous workers read, add to and write back loses counts. So a metric's variables are
-carried through an execution as values that start from the metric's initial state; what each execution counted is added
-up here in float64, which is exact for every count below 2**53.
+If two asynchronous workers updated the same metric variable, counts would be lost. So an execution carries the values
+of metric variables as tensors that start from the metric's initial state. The differences are summed here in float64,
+which is exact for counts below 2**53.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tfdist_cli.train.model.train_step import ModelStep, Tensors
 
 
 class MetricTotals:
-    """The sum of what executions have counted.
+    """The totals of all metric variables over executions.
 
     Args:
-        step: the model's pure functions, built.
+        step: the model's step, built.
 
     Raises:
-        TrainingError: a metric keeps a state that cannot be summed.
+        TrainingError: a metric variable has another aggregation than `sum`.
     """
 
     def __init__(self, step: ModelStep) -> None:
@@ -33,9 +33,11 @@ class MetricTotals:
         for variable in self._variables:
             if variable.aggregation != "sum":
                 raise TrainingError(
-                    f"the metric variable {variable.path!r} has aggregation {variable.aggregation!r}, so counts of "
-                    "several workers cannot be added up",
-                    hint="make it with add_weight() or add_variable(aggregation='sum'), and the metric from sums",
+                    f"the metric variable {variable.path!r} has aggregation {variable.aggregation!r}, so the values of "
+                    "several workers cannot be added",
+                    code="metric-not-a-sum",
+                    hint="create it with add_weight() or add_variable(aggregation='sum'), and compute the metric from "
+                    "sums",
                 )
         with keras.StatelessScope() as scope:
             self._model.reset_metrics()
@@ -49,23 +51,31 @@ class MetricTotals:
         self.reset()
 
     def reset(self) -> None:
-        """Starts from nothing."""
+        """Sets all totals to 0."""
         self._sums = np.zeros(self.size, np.float64)
 
     def add(self, counted: np.ndarray) -> None:
-        """Adds what an execution counted, as `pack` packs it."""
+        """Adds the counts of an execution.
+
+        Args:
+            counted: the result of `pack`, float64, shape (size,).
+        """
         self._sums += counted
 
     def packed(self) -> list[float]:
-        """What has been counted, for another `add`."""
+        """Returns the totals as a list, for `add` after a restart."""
         return list(self._sums.tolist())
 
-    def start(self) -> Tensors:
-        """The values an execution starts from."""
+    def initial_values(self) -> Tensors:
+        """Returns the values from which an execution counts."""
         return [tf.constant(array) for array in self.initial]
 
     def pack(self, values: Tensors) -> tf.Tensor:
-        """What an execution counted, as float64 of shape (size,)."""
+        """Returns how much an execution added to all metric variables, float64, shape (size,).
+
+        Args:
+            values: the metric variables' values after the execution.
+        """
         if not values:
             return tf.zeros([0], tf.float64)
         counted = [
@@ -75,14 +85,14 @@ class MetricTotals:
         return tf.concat(counted, axis=0)
 
     def logs(self) -> dict[str, Any]:
-        """Each metric's result, as Keras names them, the loss first: a float, or an array where it has several."""
+        """Returns the result of each metric under Keras's name, the loss first: a float, or an array."""
         parts = np.split(self._sums, np.cumsum(self._sizes)[:-1]) if self._sizes else []
         totals = [
             tf.constant((part.reshape(array.shape) + array).astype(array.dtype))
             for part, array in zip(parts, self.initial, strict=True)
         ]
         with keras.StatelessScope(state_mapping=list(zip(self._variables, totals, strict=True))):
-            # Read in here: a metric may return one of its variables.
+            # Read within the scope: a metric may return one of its variables.
             pairs = _flatten(self._model.get_metrics_result())
             results = {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in pairs}
         flat = {name: value if value.ndim else float(value) for name, value in results.items()}

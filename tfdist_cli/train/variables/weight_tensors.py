@@ -1,9 +1,9 @@
-"""What a step passes to the model in place of its weights: tensors that TensorFlow takes for variables.
+"""Tensors that TensorFlow treats as variables. A step passes them to the model in place of its weights.
 
-A gradient function of the user's (`tf.custom_gradient`, `tf.recompute_grad`, `keras.remat`, a tape within a layer)
-returns gradients for its arguments and for the *variables* that it has seen read. A tensor that it uses besides is a
-constant to it: it would get no gradient, without an error. So the model is not given the bare tensor, but a variable
-whose value and whose handle are this tensor. It adds no operation to the graph.
+A gradient function in user code (`tf.custom_gradient`, `tf.recompute_grad`, `keras.remat`, a tape within a layer)
+returns gradients for its arguments and for the *variables* that it saw being read. Any other tensor is a constant to
+it, and would silently get no gradient. So the model gets a variable whose value and handle are the tensor. This adds no
+operation to the graph.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-# Not public: TensorFlow has no other way to make something that tapes take for a variable, nor to trace a function
-# within another one. Seen in TensorFlow 2.21.
+# Private names: TensorFlow has no public way to create a variable from a tensor, nor to inline a function into
+# another one. Seen in TensorFlow 2.21.
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.eager import tape
 from tensorflow.python.eager.polymorphic_function import autograph_util
@@ -24,12 +24,12 @@ from tensorflow.python.eager.polymorphic_function.polymorphic_function import Fu
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
 
-class Weight(BaseResourceVariable):
-    """A variable whose value is a tensor, which cannot be assigned.
+class WeightTensor(BaseResourceVariable):
+    """A read-only variable whose value is a tensor.
 
     Args:
         value: the tensor. Gradients with respect to the variable are gradients with respect to this tensor.
-        name: the variable's name, for messages.
+        name: the name of the variable, for messages.
     """
 
     def __init__(self, value: tf.Tensor, name: str) -> None:
@@ -42,8 +42,8 @@ class Weight(BaseResourceVariable):
         return self._handle
 
     def accessed(self) -> None:
-        """Tells tapes and gradient functions that the variable is read."""
-        # Not `variable_accessed`: it has the function that is traced remember the variable for later calls.
+        """Records the read with tapes and gradient functions."""
+        # Not `variable_accessed`: with it, the traced function would keep the variable for later calls.
         tape.variable_accessed(self)
 
     def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
@@ -56,7 +56,7 @@ class Weight(BaseResourceVariable):
 
 
 class _Inlining(threading.local):
-    """Whether this thread traces a step."""
+    """Whether this thread inlines functions."""
 
     active = False
 
@@ -66,10 +66,10 @@ _inlining = _Inlining()
 
 @contextmanager
 def functions_inlined() -> Iterator[None]:
-    """Within it, a `tf.function` that is called becomes part of the function that is traced.
+    """Within the context, each `tf.function` that is called is inlined into the function being traced.
 
-    TensorFlow keeps what it has traced of a function: a second step would compute with the first one's weights, which
-    are other tensors. What a layer assigns within a function of its own would not leave that function.
+    TensorFlow caches the trace of a function. A second step would therefore compute with the weight tensors of the
+    first one. Also, the values that a layer assigns within a `tf.function` would be tensors of that function's graph.
     """
     before, _inlining.active = _inlining.active, True
     try:
@@ -78,10 +78,10 @@ def functions_inlined() -> Iterator[None]:
         _inlining.active = before
 
 
-def _called(call: Callable[..., Any]) -> Callable[..., Any]:
-    """`Function.__call__` that heeds `functions_inlined`."""
+def _inlining_call(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `Function.__call__` so that it inlines the function within `functions_inlined`."""
 
-    def __call__(self: Function, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 it replaces the method
+    def __call__(self: Function, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 replaces the method of this name
         if not _inlining.active or tf.executing_eagerly():
             return call(self, *args, **kwargs)
         python = self.python_function
@@ -94,5 +94,6 @@ def _called(call: Callable[..., Any]) -> Callable[..., Any]:
     return __call__
 
 
-# For the whole process, as replicas of one machine are traced by several threads; it acts within `functions_inlined`.
-Function.__call__ = _called(Function.__call__)
+# Patched for the whole process, since several threads trace the replicas of a machine. The patch is active only within
+# `functions_inlined`.
+Function.__call__ = _inlining_call(Function.__call__)

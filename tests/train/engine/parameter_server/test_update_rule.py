@@ -47,7 +47,7 @@ class InTurn:
             lookup = context.tables.lookup([batch])
             pulled = context.wire.pull(lookup)
             state = context.seeds.put(values(context.step.state), step)
-            result = context.step.train(pulled.values, state, context.totals.start(), batch)
+            result = context.step.train(pulled.values, state, context.totals.initial_values(), batch)
             gradients.append(context.wire.push(result.gradients, pulled))
             losses.append(result.loss)
         context.apply(context.wire.gradients(gradients), [True] * len(result.gradients))

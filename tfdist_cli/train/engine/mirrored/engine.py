@@ -98,7 +98,7 @@ class MirroredEngine:
         self._sums_on_gpus = self._replicas > 1 and "GPU" in strategy.extended.worker_devices[0]
         if self._sums_on_gpus and rules.wire == "bfloat16":
             log.info("wire: bfloat16 is rounded to, but crosses as float32 between GPUs; float16 crosses as such")
-        step.batches, step.summed = self._replicas, True
+        step.batches_per_update, step.sums_gradients = self._replicas, True
         self._rate = Rate(rules.learning_rate, self._replicas)
         self._watched = rules.phases
         self.workers = len(membership.tasks)
@@ -106,7 +106,7 @@ class MirroredEngine:
         self.is_chief = membership.index == 0
         self._totals = MetricTotals(step)
         self._seeds = Seeds(step, element_spec, self._replicas)
-        self._shared = self._seeds.without(step.assigned(element_spec))
+        self._shared = self._seeds.without(step.assigned_state(element_spec))
         """The places of state variables that become the mean over the replicas; seeds are computed.
 
         Integer state is the same on all replicas, so that its mean is what it was.
@@ -171,7 +171,7 @@ class MirroredEngine:
 
     def operations(self) -> int:
         """See `Engine.operations`."""
-        return self._step.operations(self._element_spec)
+        return self._step.operation_count(self._element_spec)
 
     def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
         """Each task scores its own shard of the data, once."""
@@ -333,7 +333,7 @@ class MirroredEngine:
         def replica_steps(batches: Any, first: tf.Tensor, vote: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()
             replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
-            state, metrics = values(step.state), totals.start()
+            state, metrics = values(step.state), totals.initial_values()
             losses, overflows = [], []
             examples = tf.zeros([], tf.int64)
             watch = Watch(self._watched)

@@ -32,7 +32,7 @@ from tfdist_cli.train.model.evaluation_state import ScoredState
 from tfdist_cli.train.model.jit import wants_xla
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.rng import Seeds
-from tfdist_cli.train.model.train_step import Given, ModelStep, Tensors
+from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, Tensors
 from tfdist_cli.train.optimizers.apply import leave_sums_to_engine, updates_rows, why_by_keras
 from tfdist_cli.train.optimizers.learning_rate import Rate
 from tfdist_cli.train.tf_compat.coordinator import clear_failure
@@ -70,7 +70,7 @@ class ParameterServerEngine:
         self.one_by_one = self.synchronous or self.workers == rules.updates.steps_per_round == 1
         self._rule = rule_of(rules.updates)
         self._rule.check(rules.updates, step.model.optimizer, self.workers)
-        step.batches = self._batches_per_update = self._rule.batches_per_update(rules.updates, self.workers)
+        step.batches_per_update = self._batches_per_update = self._rule.batches_per_update(rules.updates, self.workers)
         self._evaluations: dict[bool, Any] = {}
         self._scored_state: ScoredState | None = None
         self._iterators: Any = None
@@ -105,9 +105,9 @@ class ParameterServerEngine:
             self._workers,
             rules,
             tables,
-            Transport(parameters, tables.places, rules.wire, scope, packed=rules.optimized),
+            Transport(parameters, tables.parameter_indices, rules.wire, scope, packed=rules.optimized),
             seeds,
-            seeds.without(step.assigned(element_spec)),
+            seeds.without(step.assigned_state(element_spec)),
             MetricTotals(step),
             Rate(rules.learning_rate, self._batches_per_update),
             self._batches_per_update,
@@ -166,7 +166,7 @@ class ParameterServerEngine:
 
     def operations(self) -> int:
         """See `Engine.operations`."""
-        return self._step.operations(self._element_spec)
+        return self._step.operation_count(self._element_spec)
 
     def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
         """Every worker scores its own shard of the data; when it is lost meanwhile, another one scores it."""
@@ -254,16 +254,16 @@ class ParameterServerEngine:
                 self._evaluations[each_batch] = function.get_concrete_function(*specs)
         return self._evaluations[each_batch]
 
-    def _reading(self) -> Callable[[Any], tuple[Tensors, Given]]:
+    def _reading(self) -> Callable[[Any], tuple[Tensors, ParameterScope]]:
         """For each batch the parameters, of which those that are no tables are read once."""
         tables = self._shop.tables
         # What is kept is scored, not what it is rounded to on its way.
-        wire = Transport(self._step.parameters, tables.places, device_scope=self._step.device_scope)
-        held = wire.pull(tables.nothing()).values
+        wire = Transport(self._step.parameters, tables.parameter_indices, device_scope=self._step.device_scope)
+        held = wire.pull(tables.empty_lookup()).values
 
-        def reading(batch: Any) -> tuple[Tensors, Given]:
+        def reading(batch: Any) -> tuple[Tensors, ParameterScope]:
             lookup = tables.lookup([batch], training=False)
-            return wire.pull(lookup, held).values, tables.given(lookup.positions[0], training=False)
+            return wire.pull(lookup, held).values, tables.parameter_scope(lookup.positions[0], training=False)
 
         return reading
 

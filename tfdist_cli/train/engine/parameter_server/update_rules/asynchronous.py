@@ -95,7 +95,8 @@ class AsynchronousUpdates:
 
     def _own(self) -> LocalSteps:
         shop = self._shop
-        return LocalSteps(shop.step.model.optimizer, shop.step.parameters, shop.tables.places, shop.wire, shop.rate)
+        step, tables = shop.step, shop.tables.parameter_indices
+        return LocalSteps(step.model.optimizer, step.parameters, tables, shop.wire, shop.rate)
 
     def _rounds(self, count: int) -> list[int]:
         """So many steps by how many a worker takes between reading parameters and telling what came of them."""
@@ -252,7 +253,7 @@ class _Work:
         self.counter = innermost(shop.step.model.optimizer)._iterations.value
         self.updates = tf.convert_to_tensor(self.counter)
         self.state = values(shop.step.state)
-        self.metrics = shop.totals.start()
+        self.metrics = shop.totals.initial_values()
         self.losses: Tensors = []
         self.examples = tf.zeros([], tf.int64)
 
@@ -279,7 +280,7 @@ class _Work:
             parameters: tells the parameters that a batch's gradients are computed of.
         """
         for batch, positions in zip(load.batches, load.lookup.positions, strict=True):
-            given = self._shop.tables.given(positions)
+            given = self._shop.tables.parameter_scope(positions)
             state = self._shop.seeds.put(self.state, self._first + self._done)
             result = self._shop.step.train(parameters(), state, self.metrics, batch, given)
             self.state, self.metrics = result.state, result.metrics

@@ -105,7 +105,8 @@ class GradientStore:
         watch.after("data", batch)
         watch.after("pull", pulled.values)
         state = shop.seeds.put(self._state(after), number, worker)
-        result = step.train(pulled.values, state, shop.totals.start(), batch, shop.tables.given(lookup.positions[0]))
+        scope = shop.tables.parameter_scope(lookup.positions[0])
+        result = step.train(pulled.values, state, shop.totals.initial_values(), batch, scope)
         self._present = [gradient is not None for gradient in result.gradients]
         watch.after("compute", result.gradients)
         own = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in shop.own_state(result.state)]
