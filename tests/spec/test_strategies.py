@@ -1,0 +1,49 @@
+"""What tasks of each role do under each strategy."""
+
+import pytest
+
+from tfdist_cli.spec.roles import ROLES
+from tfdist_cli.spec.strategies import (
+    STRATEGIES,
+    computes_gradients,
+    core_use,
+    decides,
+    infer_strategy,
+    is_replaceable,
+    serves,
+)
+
+DATA = {"data_dispatcher", "data_worker"}
+
+
+@pytest.mark.parametrize(
+    ("question", "coordinated", "mirrored"),
+    [
+        (decides, {"chief"}, {"chief", "worker"}),
+        (serves, {"worker", "ps", *DATA}, DATA),
+        (computes_gradients, {"worker"}, {"chief", "worker"}),
+        (is_replaceable, {"worker", "evaluator"}, {"evaluator"}),
+        (core_use, {"worker", "ps", "data_worker"}, {"chief", "worker", "ps", "data_worker"}),
+    ],
+)
+def test_what_roles_do(question, coordinated, mirrored):
+    for strategy, traits in STRATEGIES.items():
+        assert {role for role in ROLES if question(strategy, role)} == (coordinated if traits.coordinated else mirrored)
+
+
+@pytest.mark.parametrize(
+    ("roles", "strategy"),
+    [
+        (["chief", "ps", "worker"], "parameter_server"),
+        (["chief", "worker"], "multi_worker_mirrored"),
+        (["worker", "worker", "evaluator"], "multi_worker_mirrored"),
+        (["chief", "evaluator", *DATA], "single"),
+        ([], "single"),
+    ],
+)
+def test_a_strategy_follows_from_the_roles(roles, strategy):
+    assert infer_strategy(roles) == strategy
+
+
+def test_a_role_needs_a_role():
+    assert {traits.needs for traits in ROLES.values()} - {""} <= set(ROLES)
