@@ -58,7 +58,7 @@ INSIDE: dict[str, dict[str, set[str]]] = {
     },
     "train": {
         "tf_compat": set(),
-        "data": set(),
+        "data": {"tf_compat"},
         "variables": {"tf_compat"},
         "optimizers": {"tf_compat", "variables"},
         "cluster": {"data", "tf_compat", "variables"},

@@ -13,8 +13,7 @@ from pathlib import Path
 from tfdist_cli.errors import ExitCode, TfdistError, label
 from tfdist_cli.protocol.masking import Mask
 from tfdist_cli.protocol.records import TASK_DIR, emit
-from tfdist_cli.train.tf_compat.op_errors import shortened
-from tfdist_cli.train.tf_compat.user_code import is_from_users_code, is_ours, is_users
+from tfdist_cli.train.tf_compat.op_errors import is_from_users_code, is_ours, is_users, shortened
 
 
 def report(error: BaseException) -> int:

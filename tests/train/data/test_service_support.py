@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.data.service_support import batch_size, check_served
+from tfdist_cli.train.data.service_support import check_served
+from tfdist_cli.train.tf_compat.data import batch_size
 
 map_and_batch = tf.data.experimental.map_and_batch
 NUMBERS = tf.data.Dataset.range(12)

@@ -18,7 +18,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import stateful_random_ops
+
+from tfdist_cli.train.tf_compat.keras_model import CALLBACK_MODEL, TENSORBOARD_PROCESS_ATTRIBUTES
+from tfdist_cli.train.tf_compat.variables import global_generator
 
 _PLAIN = (type(None), bool, int, float, str)
 _COLLECTIONS: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, set, deque)}
@@ -29,16 +31,7 @@ _COMPARISONS: dict[str, Any] = {
 }
 """What a callback chooses from to tell the better of two values."""
 _OF_THE_PROCESS: dict[Any, set[str]] = {
-    keras.callbacks.TensorBoard: {
-        "_batch_start_time",
-        "_epoch_start_time",
-        "_is_tracing",
-        "_previous_epoch_iterations",
-        "_profiler_started",
-        "_should_trace",
-        "_should_write_train_graph",
-        "_train_accumulated_time",
-    }
+    keras.callbacks.TensorBoard: TENSORBOARD_PROCESS_ATTRIBUTES,
 }
 """What belongs to files and clocks of the process that a callback is in."""
 
@@ -93,7 +86,7 @@ def random_states() -> dict[str, Any]:
     numpy: dict[str, Any] = dict(np.random.get_state(legacy=False))
     if numpy["bit_generator"] == "MT19937":
         states["numpy"] = numpy | {"state": numpy["state"] | {"key": numpy["state"]["key"].tolist()}}
-    generator = stateful_random_ops.global_generator
+    generator = global_generator()
     if generator is not None:
         states["tensorflow"] = generator.state.numpy().tolist()
     return states
@@ -126,7 +119,7 @@ def _names(callbacks: Sequence[Any]) -> list[str]:
 def _attributes(callback: Any) -> dict[str, Any]:
     """The attributes of a callback that can be written down, and may be state."""
     of_the_process = [keys for kind, keys in _OF_THE_PROCESS.items() if isinstance(callback, kind)]
-    left_out = {"_model", "params"}.union(*of_the_process)
+    left_out = {CALLBACK_MODEL, "params"}.union(*of_the_process)
     found = {}
     for key, value in vars(callback).items():
         if key in left_out:

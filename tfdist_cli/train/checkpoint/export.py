@@ -15,11 +15,11 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.models.functional import Functional
 
 from tfdist_cli.errors import ResultNotSaved, TrainingError, UsageError
 from tfdist_cli.spec.path_scheme import refuse_scheme
 from tfdist_cli.train.model.train_step import last_build_spec
+from tfdist_cli.train.tf_compat.keras_model import Functional, build_shapes, layers_of
 from tfdist_cli.train.tf_compat.op_errors import shortened
 from tfdist_cli.train.variables.sharding import Block, pieces
 
@@ -157,7 +157,7 @@ def _again(model: keras.Model) -> keras.Model:
 
 def _build_like(model: keras.Model, plain: keras.Model) -> None:
     """Makes the variables of a model that has not been called yet."""
-    if isinstance(plain, Functional) or all(layer.built for layer in plain._flatten_layers()):
+    if isinstance(plain, Functional) or all(layer.built for layer in layers_of(plain)):
         return
     inputs = _inputs(model)
     if inputs is None:
@@ -184,7 +184,7 @@ def _called_with(model: keras.Model) -> Any:
     Raises:
         TrainingError: the shapes of one input, or one structure of them, are not known.
     """
-    shapes = model._build_shapes_dict
+    shapes = build_shapes(model)
     if not shapes or len(shapes) > 1:
         raise TrainingError(
             f"the model {model.name!r} cannot be exported: what it takes is not known",
@@ -216,7 +216,7 @@ def _check_same(model: keras.Model, plain: keras.Model) -> None:
     """Raises a `TrainingError` where one model cannot be given what the other has learned."""
     some, others = ([(weight.path, tuple(weight.shape)) for weight in each.weights] for each in (model, plain))
     found = next((pair for pair in zip(some, others, strict=False) if pair[0][1] != pair[1][1]), None)
-    counts = [(len(each.weights), len(each._flatten_layers())) for each in (model, plain)]
+    counts = [(len(each.weights), len(layers_of(each))) for each in (model, plain)]
     if found:
         (path, shape), (_, other) = found
         difference = f"{path} has the shape {shape}, and that of the model made again is {other}"
@@ -240,7 +240,7 @@ def _copy(model: keras.Model, plain: keras.Model) -> None:
                 replace(piece, shard=own.value, start=piece.first).write(piece.read())
             else:
                 own.assign(piece.read())
-    for layer, same in zip(model._flatten_layers(), plain._flatten_layers(), strict=True):
+    for layer, same in zip(layers_of(model), layers_of(plain), strict=True):
         if isinstance(same, keras.layers.Normalization):
             same.finalize_state()  # what it computes with follows from its variables
         if hasattr(layer, "save_assets"):  # what has been learned without variables: vocabularies, weights of words

@@ -20,8 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.experimental.ops import data_service_ops
-from tensorflow.python.eager import context
 
 from tfdist_cli.errors import TimeoutExceeded, TrainingError, UsageError
 from tfdist_cli.protocol.environment import Environment
@@ -30,7 +28,9 @@ from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster.reachability import await_up
 from tfdist_cli.train.cluster.rendezvous import outlast, port_taken
 from tfdist_cli.train.data.pipeline import DatasetFunction, Pipeline, Shard, cardinality, checked
-from tfdist_cli.train.data.service_support import batch_size, check_served
+from tfdist_cli.train.data.service_support import check_served
+from tfdist_cli.train.tf_compat.data import batch_size, distributed
+from tfdist_cli.train.tf_compat.eager_context import global_seed
 
 _PROTOCOL = "grpc"
 _REFRESH_MS = 20
@@ -120,15 +120,13 @@ class DataService:
     def _pass(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """The same elements, once, in the order in which the data workers have them ready."""
         check_served(dataset, self.workers)
-        # The public function does not say how often to ask for the end.
-        distribute = data_service_ops._distribute(
-            tf.data.experimental.service.ShardingPolicy.DYNAMIC,
+        return distributed(
+            dataset,
             f"{_PROTOCOL}://{self.dispatcher}",
+            refresh_ms=_REFRESH_MS,
             job_name=f"training-{self.number}" if self.readers > 1 else None,
             max_outstanding_requests=self.workers if self.readers > 1 else None,
-            task_refresh_interval_hint_ms=_REFRESH_MS,
         )
-        return dataset.apply(distribute)
 
 
 @contextmanager
@@ -137,7 +135,7 @@ def _without_seed() -> Iterator[None]:
 
     A pass begins anew on every data worker: with a seed, each would be like the first, and like those of the others.
     """
-    seed = context.global_seed()
+    seed = global_seed()
     tf.random.set_seed(None)
     try:
         yield

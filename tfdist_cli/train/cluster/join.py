@@ -16,7 +16,6 @@ from typing import Any, NoReturn, get_args
 
 import keras
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 from tfdist_cli.errors import ChiefLost, TrainingError, UsageError
 from tfdist_cli.protocol import heartbeat
@@ -40,7 +39,7 @@ from tfdist_cli.train.cluster.rendezvous import (
     say_done,
 )
 from tfdist_cli.train.cluster.runtime import configure_runtime
-from tfdist_cli.train.tf_compat import keras_methods
+from tfdist_cli.train.tf_compat import eager_context, keras_model
 from tfdist_cli.train.variables import replicas
 from tfdist_cli.train.variables.placement import DEFAULT_PLACEMENT, Placement, PlacementRules
 
@@ -89,7 +88,7 @@ class ClusterContext:
 _MET = "tfdist/met"
 _GPUS = "tfdist/gpus"
 _LEAVE_SECONDS = 10.0
-_ANSWER_MILLISECONDS = 500
+_ANSWER_SECONDS = 0.5
 
 _joined: ClusterContext | None = None
 _left = False
@@ -235,15 +234,15 @@ def _single(environment: Environment, _links: _Links, lifelines: tuple[int, ...]
 
 def _mirrored(environment: Environment, _links: _Links, lifelines: tuple[int, ...]) -> ClusterContext:
     strategy = _mirrored_strategy()
-    keras_methods.adapt_batches(strategy)
+    keras_model.adapt_batches(strategy)
     return ClusterContext(environment, strategy, lifelines)
 
 
 def _parameter_server(environment: Environment, _links: _Links, lifelines: tuple[int, ...]) -> ClusterContext:
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     strategy = tf.distribute.ParameterServerStrategy(resolver)
-    context.context().remove_function = _keep_function
-    keras_methods.adapt(strategy)
+    eager_context.keep_remote_functions()
+    keras_model.adapt(strategy)
     atexit.register(_leave_at_exit)
     return ClusterContext(environment, strategy, lifelines, Placement(strategy))
 
@@ -251,7 +250,7 @@ def _parameter_server(environment: Environment, _links: _Links, lifelines: tuple
 def _multi_worker_mirrored(environment: Environment, links: _Links, lifelines: tuple[int, ...]) -> ClusterContext:
     strategy = _mirrored_workers(environment)
     replicas.adapt(strategy)
-    keras_methods.adapt(strategy)
+    keras_model.adapt(strategy)
     mesh = _mesh(environment, links)
     if mesh is None and len(environment.members) > 1:
         _check_gpus(environment)
@@ -302,23 +301,10 @@ def _mesh(environment: Environment, links: Mapping[TaskId, socket.socket]) -> Al
 
     def answers(place: int) -> bool:
         name = f"/job:{members[place].role}/replica:0/task:{members[place].index}"
-        try:
-            # TensorFlow holds the interpreter meanwhile.
-            context.context().check_collective_ops_peer_health(name, _ANSWER_MILLISECONDS)
-        except tf.errors.OpError:
-            return False
-        return True
+        return eager_context.answers(name, _ANSWER_SECONDS)
 
     places = {members.index(task): link for task, link in links.items()}
     return AllReduce(members.index(environment.task), [str(task) for task in members], places, answers)
-
-
-def _keep_function(_name: str) -> None:
-    """Leaves a function that nobody needs any more with the workers, in place of TensorFlow's way.
-
-    That waits for every worker while it holds the interpreter. A worker that closes an iterator over a generator, whose
-    Python runs here, waits for the interpreter meanwhile; one that was stopped never answers.
-    """
 
 
 def sums_by() -> tf.distribute.experimental.CommunicationOptions:
@@ -347,17 +333,9 @@ def _mirrored_strategy() -> tf.distribute.Strategy:
 
 
 def _mirrored_workers(environment: Environment) -> tf.distribute.Strategy:
-    members = Counter(task.role for task in environment.members)
-    # As TensorFlow does it, but not waiting an hour for a task that ends just now.
-    context.context().configure_coordination_service(
-        service_type="standalone",
-        service_leader=f"/job:{environment.chief.role}/replica:0/task:0",
-        cluster_register_timeout_in_ms=int(environment.start_timeout * 1000),
-        coordinated_jobs=[
-            context.coordination_config_pb2.CoordinatedJob(name=role, num_tasks=count)
-            for role, count in members.items()
-        ],
-    )
+    members = Counter(str(task.role) for task in environment.members)
+    leader = f"/job:{environment.chief.role}/replica:0/task:0"
+    eager_context.configure_coordination_service(leader, dict(members), environment.start_timeout)
     try:
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=sums_by())
     except RuntimeError as error:
@@ -375,11 +353,10 @@ def _check_gpus(environment: Environment) -> None:
     Raises:
         TrainingError: another task sees more GPUs, or fewer, than this one.
     """
-    service = context.context()  # TensorFlow shows its coordination service nowhere else
     own = len(tf.config.list_physical_devices("GPU"))
-    service.set_config_key_value(f"{_GPUS}/{environment.task}", str(own))
+    eager_context.set_shared_value(f"{_GPUS}/{environment.task}", str(own))
     for task in environment.members:
-        theirs = int(service.get_config_key_value(f"{_GPUS}/{task}", int(environment.start_timeout * 1000)))
+        theirs = int(eager_context.shared_value(f"{_GPUS}/{task}", environment.start_timeout))
         if theirs != own:
             raise TrainingError(
                 f"{environment.task} sees {own} GPU{'s' * (own != 1)}, and {task} sees {theirs}",
@@ -434,8 +411,7 @@ def _meet_by_collectives(joined: ClusterContext) -> None:
         return joined.strategy.run(add)
 
     meet()
-    service = context.context()  # TensorFlow shows its coordination service nowhere else
     if joined.environment.is_chief:
-        service.set_config_key_value(_MET, "yes")
+        eager_context.set_shared_value(_MET, "yes")
     else:
-        service.get_config_key_value(_MET, int(_LEAVE_SECONDS * 1000))
+        eager_context.shared_value(_MET, _LEAVE_SECONDS)

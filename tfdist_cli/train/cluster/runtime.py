@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.resources import MIN_INTER_OP_THREADS, Size
+from tfdist_cli.train.tf_compat.eager_context import gpu_options, is_initialized, set_config
 
 
 def configure_runtime(gpu_memory: float | Size | None, *, exchanges: bool = False) -> tf.compat.v1.ConfigProto:
@@ -33,7 +33,7 @@ def configure_runtime(gpu_memory: float | Size | None, *, exchanges: bool = Fals
     config.experimental.disable_thread_spinning = os.environ.get("TF_NUM_INTRAOP_THREADS") == "1"
     if exchanges and "TF_NUM_INTEROP_THREADS" not in os.environ:
         config.inter_op_parallelism_threads = max(MIN_INTER_OP_THREADS, os.cpu_count() or 1)
-    in_use = context.context()._context_handle is not None
+    in_use = is_initialized()
     if gpu_memory is not None and in_use:
         raise TrainingError(
             "TensorFlow was in use before the memory of its GPUs was limited",
@@ -47,9 +47,9 @@ def configure_runtime(gpu_memory: float | Size | None, *, exchanges: bool = Fals
             tf.config.set_logical_device_configuration(gpu, [tf.config.LogicalDeviceConfiguration(gpu_memory.mib)])
     if in_use:
         return config
-    context.context()._config = config
+    set_config(config)
     server = tf.compat.v1.ConfigProto()
     server.CopyFrom(config)
     if gpu_memory is not None:
-        server.gpu_options.CopyFrom(context.context().config.gpu_options)
+        server.gpu_options.CopyFrom(gpu_options())
     return server

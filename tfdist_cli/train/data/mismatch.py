@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.tf_compat.keras_model import COMPUTES_LOSS, layers_of, structure_of
 
 _PARTS = ("x", "y", "sample_weight")
 _BATCHED_TWICE = (
@@ -79,10 +80,10 @@ def explained(model: keras.Model, element_spec: Any, error: Exception) -> Traini
     """
     x, y, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
     if _in_loss(error):
-        why = _structures("y", y, _struct(model, "outputs"), "outputs")
+        why = _structures("y", y, structure_of(model, "outputs"), "outputs")
         message = why or f"y does not fit the model's output, or its loss: {_told(error)}"
         return TrainingError(message, hint=f"the data's batches are {describe(element_spec)}")
-    why = _structures("x", x, _struct(model, "inputs"), "inputs")
+    why = _structures("x", x, structure_of(model, "inputs"), "inputs")
     if why:
         return TrainingError(why, hint=f"the data's batches are {describe(element_spec)}")
     for (name, spec), own in zip(leaves(x, "x"), _inputs(model), strict=False):
@@ -154,13 +155,7 @@ def _fits(given: tuple[int | None, ...], taken: tuple[int | None, ...]) -> bool:
 
 def _inputs(model: keras.Model) -> list[Any]:
     """A model's inputs in their order; none where it is a class of its own, which does not say."""
-    return list(keras.tree.flatten(_struct(model, "inputs")))
-
-
-def _struct(model: keras.Model, which: str) -> Any:
-    """The structure of a functional model's `inputs` or `outputs`; empty where it has none."""
-    functional = getattr(model, "_functional", None) or model
-    return getattr(functional, f"_{which}_struct", ()) if isinstance(functional, keras.Model) else ()
+    return list(keras.tree.flatten(structure_of(model, "inputs")))
 
 
 def _structures(name: str, part: Any, own: Any, what: str) -> str | None:
@@ -195,7 +190,7 @@ def _listed(names: Any) -> str:
 
 def _in_loss(error: Exception) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
-    return any(frame.name in ("compute_loss", "_compute_loss") for frame in frames)
+    return any(frame.name in COMPUTES_LOSS for frame in frames)
 
 
 def _told(error: Exception) -> str:
@@ -206,6 +201,6 @@ def _told(error: Exception) -> str:
 def _embedding(model: keras.Model, node: str) -> str | None:
     """The name of the `Embedding` whose operation a node of a graph is; scopes of one name are numbered."""
     parts = node.split("/")
-    names = [layer.name for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
+    names = [layer.name for layer in layers_of(model) if isinstance(layer, keras.layers.Embedding)]
     found = [name for name in names for part in parts if re.fullmatch(rf"{re.escape(name)}(_\d+)?", part)]
     return max(found, key=len, default=None)

@@ -8,15 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute.coordinator.values import (
-    deserialize_dataset_from_graph,
-    serialize_dataset_to_graph,
-)
-from tensorflow.python.eager import context
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.data.arrays import as_arrays
-from tfdist_cli.train.data.service_support import calls_python
+from tfdist_cli.train.tf_compat.data import allow_many_batches, calls_python, recreated_on
+from tfdist_cli.train.tf_compat.eager_context import remote_caller
 
 AUTO_SHUFFLE = 10_000
 """Examples in the shuffle buffer when none is named and the data is larger."""
@@ -280,11 +276,8 @@ def _parts_of(data: tf.data.Dataset) -> DatasetFunction:
 
 def _other_task_asks() -> str | None:
     """This task's device, if what is made now is made on another task; None if it is made here."""
-    server, device = context.get_server_def(), context.context().device_name
-    job = tf.DeviceSpec.from_string(device).job if device else None
-    if server is None or job in (None, server.job_name):
-        return None
-    return f"/job:{server.job_name}/replica:0/task:{server.task_index}/device:CPU:0"
+    caller = remote_caller()
+    return caller and f"/job:{caller[0]}/replica:0/task:{caller[1]}/device:CPU:0"
 
 
 def _sent(data: tf.data.Dataset, here: str) -> tf.data.Dataset:
@@ -303,9 +296,7 @@ def _sent(data: tf.data.Dataset, here: str) -> tf.data.Dataset:
             hint="pass a function that makes the dataset, and its shard: "
             "tfdist.fit(model, lambda shard: make_dataset().shard(shard.count, shard.index))",
         )
-    with tf.device(here):
-        graph, options = serialize_dataset_to_graph(data), data.options()
-    return deserialize_dataset_from_graph(graph, data.element_spec).with_options(options)
+    return recreated_on(data, here)
 
 
 def repeated(function: DatasetFunction) -> DatasetFunction:
@@ -338,7 +329,7 @@ def next_batch(iterator: Any) -> Any:
 
     TensorFlow takes more than 32 in one function for a loop that somebody forgot to compile, and refuses them.
     """
-    iterator._get_next_call_count = 0
+    allow_many_batches(iterator)
     return next(iterator)
 
 

@@ -19,8 +19,7 @@ import tensorflow as tf
 
 from tfdist_cli.errors import TfdistError
 from tfdist_cli.train.engine.base import Execution, Pause
-from tfdist_cli.train.tf_compat.op_errors import comes_from_users_code, shortened
-from tfdist_cli.train.tf_compat.user_code import is_from_users_code
+from tfdist_cli.train.tf_compat.op_errors import comes_from_users_code, is_from_users_code, shortened
 from tfdist_cli.train.variables.sharding import parts
 
 log = logging.getLogger("tfdist")

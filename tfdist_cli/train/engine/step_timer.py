@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.protocol.phases import COLUMNS
-from tfdist_cli.train.tf_compat.control_dependencies import unordered
+from tfdist_cli.train.tf_compat.control_flow import unordered
 
 
 class Watch:

@@ -8,13 +8,10 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.variables.weight_tensors import WeightTensor
-
-_GLOBAL_SEED_GENERATOR = "global_seed_generator"
-"""The global attribute that holds Keras's process-wide seed generator; not every version has a constant for it."""
+from tfdist_cli.train.tf_compat.keras_model import compiled_metrics, global_seed_generator
+from tfdist_cli.train.tf_compat.variables import WeightTensor, stored
 
 
 class Assignments(keras.StatelessScope):
@@ -29,7 +26,7 @@ class Assignments(keras.StatelessScope):
         self._assigned: dict[int, keras.Variable] = {}
         for variable, _ in values:
             value = self.state_mapping[id(variable)]
-            if getattr(variable._value, "trainable", True) and value.dtype.is_floating:
+            if getattr(stored(variable), "trainable", True) and value.dtype.is_floating:
                 self.state_mapping[id(variable)] = WeightTensor(value, variable.path)
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
@@ -53,9 +50,7 @@ class Assignments(keras.StatelessScope):
         """
         kept = [*model.non_trainable_variables, *model.metrics_variables]
         # If a model overrides `metrics`, Keras still updates these, and reports none of them.
-        for unreported in filter(None, (model._loss_tracker, model._compile_metrics)):
-            kept += unreported.variables
-        for unreported in model._compile_loss.metrics if model._compile_loss else ():
+        for unreported in compiled_metrics(model):
             kept += unreported.variables
         lost = self._assigned.keys() - {id(variable) for variable in kept}
         for variable in (self._assigned[key] for key in lost):
@@ -76,12 +71,8 @@ def seeded_draws_only() -> Iterator[None]:
     They would use Keras's process-wide seed generator. It is not part of the model's state, so every step would draw
     the same values.
     """
-    before = global_state.get_global_attribute(_GLOBAL_SEED_GENERATOR)
-    global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, _ProcessWideSeeds())
-    try:
+    with global_seed_generator(_ProcessWideSeeds()):
         yield
-    finally:
-        global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, before)
 
 
 class _ProcessWideSeeds:

@@ -24,8 +24,9 @@ import tensorflow as tf
 from tfdist_cli.train.model.additivity import dependents
 from tfdist_cli.train.model.step_trace import placeholder_for
 from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, Tensors
+from tfdist_cli.train.tf_compat.keras_model import embeddings_of, layers_of
+from tfdist_cli.train.tf_compat.variables import WeightTensor
 from tfdist_cli.train.variables.sharding import parts
-from tfdist_cli.train.variables.weight_tensors import WeightTensor
 
 log = logging.getLogger("tfdist")
 
@@ -93,7 +94,7 @@ class EmbeddingTables:
         self._layers = [
             layer
             for layer in ([] if min_bytes is None else _large_embeddings(step.model, min_bytes))
-            if _only_looks_up(layer, trainable=id(layer._embeddings) in indices)
+            if _only_looks_up(layer, trainable=id(embeddings_of(layer)) in indices)
         ]
         if self._layers:
             self._find_tables(indices)
@@ -211,12 +212,12 @@ class EmbeddingTables:
             for training in (True, False)
         }
         for layer in dict.fromkeys(self._layers):
-            table = layer._embeddings
+            table = embeddings_of(layer)
             reason = next(filter(None, (trace.why_not_by_rows(table) for trace in traces.values())), None)
             if reason:
                 _log_fetched_completely(table, reason)
-                self._layers = [other for other in self._layers if other._embeddings is not table]
-        kept = {id(layer._embeddings): layer._embeddings for layer in self._layers}
+                self._layers = [other for other in self._layers if embeddings_of(other) is not table]
+        kept = {id(embeddings_of(layer)): embeddings_of(layer) for layer in self._layers}
         self.tables = [Table(indices[key], variable) for key, variable in kept.items()]
         table_index = {key: index for index, key in enumerate(kept)}
         for training, trace in traces.items():
@@ -242,7 +243,7 @@ class _Trace:
         self._step, self._layers, self._training = step, layers, training
         self._element_spec = element_spec
         self._indices = {id(variable): index for index, variable in enumerate(step.parameters)}
-        self._tables = {id(layer._embeddings): layer._embeddings for layer in layers}
+        self._tables = {id(embeddings_of(layer)): embeddings_of(layer) for layer in layers}
         self._whole: dict[int, tf.Tensor] = {}
         """The placeholder of each complete table, which anything but a lookup reads."""
         self._dense: set[int] = set()
@@ -278,7 +279,7 @@ class _Trace:
         """As `EmbeddingTables.parameter_scope`: lookups use fetched rows, and all else reads another placeholder."""
 
         def gather(layer: Any, ids: tf.Tensor) -> tf.Tensor:
-            table = layer._embeddings
+            table = embeddings_of(layer)
             self.calls.append(_Call(table, ids))
             return _gathered(parameters[self._indices[id(table)]], tf.zeros_like(ids), table)
 
@@ -307,8 +308,8 @@ class _Trace:
 
 def _large_embeddings(model: keras.Model, min_bytes: int) -> Iterator[Any]:
     """Yields the `Embedding` layers whose tables have at least `min_bytes` bytes."""
-    for layer in model._flatten_layers():
-        table = getattr(layer, "_embeddings", None) if isinstance(layer, keras.layers.Embedding) else None
+    for layer in layers_of(model):
+        table = embeddings_of(layer) if isinstance(layer, keras.layers.Embedding) else None
         if table is not None and layer.built and _bytes(table) >= min_bytes:
             yield layer
 
@@ -326,11 +327,11 @@ def _only_looks_up(layer: Any, *, trainable: bool) -> bool:
         or "call" in vars(layer),
         "LoRA adds to it": layer.lora_enabled,
         "it is not trainable": not trainable,
-        "it has a constraint": layer._embeddings.constraint is not None,
+        "it has a constraint": embeddings_of(layer).constraint is not None,
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
     if reason:
-        _log_fetched_completely(layer._embeddings, reason)
+        _log_fetched_completely(embeddings_of(layer), reason)
     return reason is None
 
 

@@ -19,7 +19,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.losses import loss as keras_losses
+
+from tfdist_cli.train.tf_compat.keras_model import replace_losses, skip_loss_scaling
 
 
 class _Scope(threading.local):
@@ -53,10 +54,12 @@ def wrap_sum_losses(model: keras.Model) -> None:
     Args:
         model: a compiled model, built.
     """
-    compiled = model._compile_loss  # the only place where Keras keeps the loss of each output
-    for index, term in enumerate((compiled and compiled._flat_losses) or ()):
-        if getattr(term.loss, "reduction", None) == "sum" and not isinstance(term.loss, _SumLoss):
-            compiled._flat_losses[index] = term._replace(loss=_SumLoss(term.loss))
+    replace_losses(model, _per_update)
+
+
+def _per_update(loss: Any) -> Any:
+    is_sum = getattr(loss, "reduction", None) == "sum" and not isinstance(loss, _SumLoss)
+    return _SumLoss(loss) if is_sum else loss
 
 
 def minimized(loss: tf.Tensor) -> tf.Tensor:
@@ -88,9 +91,4 @@ class _SumLoss:
 @cache
 def _disable_replica_scaling_in_steps() -> None:
     """Patches Keras, for the whole process: within a step it does not scale a loss by the number of replicas."""
-    for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
-        setattr(keras_losses, name, _outside_steps(getattr(keras_losses, name)))
-
-
-def _outside_steps(scale: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: value if _scope.batches else scale(value)
+    skip_loss_scaling(lambda: _scope.batches > 0)

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.model.train_step import ModelStep, Tensors, values
+from tfdist_cli.train.tf_compat.keras_model import layers_of, seed_generators
 
 
 class Seeds:
@@ -87,4 +88,4 @@ class Seeds:
 
 
 def _states(model: keras.Model) -> list[keras.Variable]:
-    return [generator.state for layer in model._flatten_layers() for generator in layer._seed_generators]
+    return [generator.state for layer in layers_of(model) for generator in seed_generators(layer)]

@@ -29,9 +29,11 @@ from tfdist_cli.train.model.assignments import Assignments, seeded_draws_only
 from tfdist_cli.train.model.compute_device import DeviceScope
 from tfdist_cli.train.model.step_trace import StepTrace, placeholder_for
 from tfdist_cli.train.optimizers.apply import innermost
-from tfdist_cli.train.tf_compat.user_code import is_from_users_code
+from tfdist_cli.train.tf_compat import keras_model
+from tfdist_cli.train.tf_compat.distribute import strategy_of
+from tfdist_cli.train.tf_compat.functions import functions_inlined
+from tfdist_cli.train.tf_compat.op_errors import is_from_users_code
 from tfdist_cli.train.variables.sharding import parts
-from tfdist_cli.train.variables.weight_tensors import functions_inlined
 
 Tensors = list[tf.Tensor]
 ParameterScope = Callable[[Tensors], AbstractContextManager[Tensors]]
@@ -103,7 +105,7 @@ class ModelStep:
         _build_specs[self.model] = element_spec
         # Keras has no public method that builds model, metrics and optimizer from a type specification.
         try:
-            self.model._symbolic_build(data_batch=element_spec)
+            keras_model.build(self.model, element_spec)
         except (ValueError, RuntimeError, TypeError) as error:
             if is_from_users_code(error):
                 raise
@@ -274,9 +276,9 @@ class ModelStep:
         with losses.batches_per_update(self.batches_per_update if training else 1):
             # Not `stateless_call`: it calls `call` directly and skips what `__call__` does, which passes `training` to
             # the inner layers, casts the inputs, and adds the model's own activity regularizer.
-            y_pred = model(x, **({"training": training} if model._call_has_training_arg else {}))
-            loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight, training=training)
-            model._loss_tracker.update_state(loss, sample_weight=tf.cast(_batch_size(x), tf.float32))
+            y_pred = model(x, **({"training": training} if keras_model.accepts_training(model) else {}))
+            loss = keras_model.compute_loss(model, x=x, y=y, y_pred=y_pred, sample_weight=weight, training=training)
+            keras_model.loss_tracker(model).update_state(loss, sample_weight=tf.cast(_batch_size(x), tf.float32))
             logs = model.compute_metrics(x, y, y_pred, weight)
             _check_logs(model, logs)
             minimized = losses.minimized(loss)
@@ -359,9 +361,9 @@ def _check_scope(model: keras.Model) -> None:
     if not tf.distribute.has_strategy():
         return
     strategy, optimizer = tf.distribute.get_strategy(), innermost(model.optimizer)
-    creators = {f"the model {model.name!r}": model._distribute_strategy}
-    creators[f"its optimizer {optimizer.name!r}"] = optimizer._distribution_strategy
-    creators |= {variable.path: getattr(variable.value, "_distribute_strategy", None) for variable in model.variables}
+    creators = {f"the model {model.name!r}": strategy_of(model)}
+    creators[f"its optimizer {optimizer.name!r}"] = strategy_of(optimizer)
+    creators |= {variable.path: strategy_of(variable.value) for variable in model.variables}
     for name, creator in creators.items():
         if creator is not strategy:
             raise TrainingError(

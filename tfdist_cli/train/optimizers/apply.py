@@ -18,7 +18,16 @@ import tensorflow as tf
 
 from tfdist_cli.train.optimizers.learning_rate import Rate
 from tfdist_cli.train.optimizers.registry import Rule, decay, decays, fused, in_turn, rule_of, why_not
+from tfdist_cli.train.tf_compat import keras_optimizer
+from tfdist_cli.train.tf_compat.keras_optimizer import (
+    ITERATIONS,
+    LEARNING_RATE,
+    disable_gradient_sums,
+    inner_index_of,
+    iterations,
+)
 from tfdist_cli.train.tf_compat.patching import replaced
+from tfdist_cli.train.tf_compat.variables import Read
 from tfdist_cli.train.variables.sharding import Gradient, parts
 
 _SEVERAL: Any = getattr(keras.optimizers, "MultiOptimizer", ())
@@ -45,7 +54,7 @@ def apply(
         is no update, as in Keras.
     """
     if not parameters:
-        return tf.identity(tf.convert_to_tensor(innermost(optimizer)._iterations.value))
+        return tf.identity(tf.convert_to_tensor(iterations(innermost(optimizer)).value))
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         present = [part for gradient in gradients if gradient is not None for part in gradient]
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(_values(part))) for part in present])
@@ -56,13 +65,13 @@ def apply(
         )
     if isinstance(optimizer, _SEVERAL):
         return _apply_each(optimizer, gradients, parameters, learning_rate)
-    counter = optimizer._iterations.value
+    counter = iterations(optimizer).value
     rule = None if _needs_keras(optimizer, parameters) else rule_of(optimizer)
     # All of it where the counter is: from there every ps has it by one message, not by way of the worker.
     with tf.device(counter.device):
         with tf.control_dependencies(_arrived(counter, gradients, parameters)[: None if rule is None else 1]):
             number = counter.assign_add(1, read_value=True) - 1
-        rate = rate_of(optimizer._learning_rate, number, learning_rate)
+        rate = rate_of(keras_optimizer.learning_rate(optimizer), number, learning_rate)
         with tf.control_dependencies([number]):  # what Keras's code takes beside it may be there before
             rate = tf.identity(rate)
     if rule is None:
@@ -83,7 +92,7 @@ def _apply_each(
     for inner, places in _divided_among(optimizer, parameters):
         own = [gradients[place] for place in places], [parameters[place] for place in places]
         apply(inner, *own, learning_rate)
-    counter = optimizer._iterations.value
+    counter = iterations(optimizer).value
     with tf.device(counter.device), tf.control_dependencies(_arrived(counter, gradients, parameters)[:1]):
         return counter.assign_add(1, read_value=True) - 1
 
@@ -93,7 +102,7 @@ def _divided_among(optimizer: Any, parameters: Sequence[keras.Variable]) -> list
     optimizer = innermost(optimizer)
     if not isinstance(optimizer, _SEVERAL):
         return [(optimizer, list(range(len(parameters))))]
-    numbers = [optimizer._var_to_optimizer_idx[optimizer._var_key(variable)] for variable in parameters]
+    numbers = [inner_index_of(optimizer, variable) for variable in parameters]
     each = [[place for place, own in enumerate(numbers) if own == n] for n in range(len(optimizer.optimizers))]
     return [(inner, places) for inner, places in zip(optimizer.optimizers, each, strict=True) if places]
 
@@ -313,27 +322,9 @@ def _apply_by_keras(
     # Keras updates variables from within a replica only. There is one; strategy.run would trace it in a thread of its
     # own, which the scope doesn't reach.
     replica = tf.distribute.ReplicaContext(tf.distribute.get_strategy(), replica_id_in_sync_group=0)
-    read = {"_iterations": Read(number), "_learning_rate": Read(rate)}
+    read = {ITERATIONS: Read(number), LEARNING_RATE: Read(rate)}
     with in_place_of(optimizer, read), fused(optimizer), replica:
         optimizer.apply(whole, list(parameters))
-
-
-class Read(keras.Variable):
-    """A variable that has been read: formulas see the value, and what they write is counted elsewhere."""
-
-    def __init__(self, value: tf.Tensor) -> None:  # Keras's own would create storage
-        self._read, self._autocast = value, False
-        self._dtype, self._shape, self._ndim = value.dtype.name, value.shape, value.shape.rank
-
-    @property
-    def value(self) -> tf.Tensor:
-        """What was read."""
-        return self._read
-
-    def assign(self, _value: Any) -> None:
-        """Leaves the count alone."""
-
-    assign_add = assign_sub = assign
 
 
 def in_place_of(optimizer: keras.optimizers.Optimizer, read: dict[str, Read]) -> AbstractContextManager[None]:
@@ -344,12 +335,12 @@ def in_place_of(optimizer: keras.optimizers.Optimizer, read: dict[str, Read]) ->
 def leave_sums_to_engine(optimizer: keras.optimizers.Optimizer) -> None:
     """Keeps Keras from summing gradients over replicas: engines hand it gradients that are summed already."""
     for inner in updating(optimizer):
-        inner._all_reduce_sum_gradients = lambda pairs: pairs
+        disable_gradient_sums(inner)
 
 
 def learning_rates(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """The learning rates that are variables: callbacks set them."""
-    rates = [inner._learning_rate for inner in updating(optimizer)]
+    rates = [keras_optimizer.learning_rate(inner) for inner in updating(optimizer)]
     return [rate for rate in rates if isinstance(rate, keras.Variable)]
 
 
@@ -386,4 +377,4 @@ def _take_scaled(
 def _lower_scale(optimizer: keras.optimizers.LossScaleOptimizer) -> tf.Tensor:
     optimizer.dynamic_scale.value.assign(tf.convert_to_tensor(optimizer.dynamic_scale.value) * 0.5)
     optimizer.step_counter.value.assign(0)
-    return tf.identity(tf.convert_to_tensor(innermost(optimizer)._iterations.value))
+    return tf.identity(tf.convert_to_tensor(iterations(innermost(optimizer)).value))

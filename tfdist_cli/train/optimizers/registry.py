@@ -35,8 +35,10 @@ import tensorflow as tf
 
 from tfdist_cli.train.optimizers import kernels
 from tfdist_cli.train.optimizers.kernels import Update
-from tfdist_cli.train.tf_compat.control_dependencies import last_of, unordered
+from tfdist_cli.train.tf_compat import keras_optimizer
+from tfdist_cli.train.tf_compat.control_flow import last_of, unordered
 from tfdist_cli.train.tf_compat.patching import replaced
+from tfdist_cli.train.tf_compat.variables import ShardedVariable
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Rule:
 
     def slots(self, optimizer: keras.optimizers.Optimizer, variable: Any) -> list[keras.Variable]:
         """The slots of a Keras variable, or of TensorFlow's below it, in the order in which the updates take them."""
-        place = optimizer._get_variable_index(variable)
+        place = keras_optimizer.index_of(optimizer, variable)
         return [getattr(optimizer, kind.name)[place] for kind in self.kinds]
 
     def dense(
@@ -169,40 +171,48 @@ def _sgd(optimizer: Any) -> Rule:
 
 
 def _adam(optimizer: Any) -> Rule:
-    means = Slot("_momentums", optimizer.beta_1), Slot("_velocities", optimizer.beta_2, "positive")
-    hats = (Slot("_velocity_hats", kind="largest"),) if optimizer.amsgrad else ()
+    means = (
+        Slot(keras_optimizer.MOMENTUMS, optimizer.beta_1),
+        Slot(keras_optimizer.VELOCITIES, optimizer.beta_2, "positive"),
+    )
+    hats = (Slot(keras_optimizer.VELOCITY_HATS, kind="largest"),) if optimizer.amsgrad else ()
     return Rule((*means, *hats), kernels.adam, kernels.adam_rows)
 
 
 def _rmsprop(optimizer: Any) -> Rule:
-    squares = Slot("_velocities", optimizer.rho, "positive")
-    means = (Slot("_average_gradients", optimizer.rho),) if optimizer.centered else ()
+    squares = Slot(keras_optimizer.VELOCITIES, optimizer.rho, "positive")
+    means = (Slot(keras_optimizer.AVERAGE_GRADIENTS, optimizer.rho),) if optimizer.centered else ()
     if optimizer.momentum > 0:
-        slots = squares, Slot("_momentums", optimizer.momentum), *means
+        slots = squares, Slot(keras_optimizer.MOMENTUMS, optimizer.momentum), *means
         return Rule(slots, kernels.rmsprop, kernels.rmsprop)
     return Rule((squares, *means), kernels.rmsprop_without_momentum, kernels.rmsprop_without_momentum)
 
 
 def _adagrad(_: Any) -> Rule:
-    return Rule((Slot("_accumulators", kind="positive"),), kernels.adagrad, kernels.adagrad_by_operations)
+    return Rule((Slot(keras_optimizer.ACCUMULATORS, kind="positive"),), kernels.adagrad, kernels.adagrad_by_operations)
 
 
 def _adadelta(optimizer: Any) -> Rule:
-    names = "_accumulated_grads", "_accumulated_delta_vars"
+    names = keras_optimizer.ACCUMULATED_GRADIENTS, keras_optimizer.ACCUMULATED_DELTAS
     return Rule(tuple(Slot(name, optimizer.rho, "positive") for name in names), kernels.adadelta, kernels.adadelta)
 
 
 def _adamax(optimizer: Any) -> Rule:
-    slots = Slot("_m", optimizer.beta_1), Slot("_u", optimizer.beta_2, "largest")
+    slots = (
+        Slot(keras_optimizer.ADAMAX_MEANS, optimizer.beta_1),
+        Slot(keras_optimizer.ADAMAX_NORMS, optimizer.beta_2, "largest"),
+    )
     return Rule(slots, kernels.adamax, kernels.adamax_rows)
 
 
 def _ftrl(_: Any) -> Rule:
-    return Rule((Slot("_accumulators", kind="positive"), Slot("_linears")), kernels.ftrl, kernels.ftrl)
+    return Rule(
+        (Slot(keras_optimizer.ACCUMULATORS, kind="positive"), Slot(keras_optimizer.LINEARS)), kernels.ftrl, kernels.ftrl
+    )
 
 
 def _lion(optimizer: Any) -> Rule:
-    return Rule((Slot("_momentums", optimizer.beta_2),), kernels.lion, kernels.lion)
+    return Rule((Slot(keras_optimizer.MOMENTUMS, optimizer.beta_2),), kernels.lion, kernels.lion)
 
 
 _RULES: dict[type, Callable[[Any], Rule]] = {
@@ -260,12 +270,12 @@ def why_not(optimizer: keras.optimizers.Optimizer) -> str:
 
 
 def _other_types(optimizer: Any) -> list[str]:
-    return sorted({variable.dtype for variable in optimizer._trainable_variables} - {"float32", "float64"})
+    return sorted({variable.dtype for variable in keras_optimizer.parameters_of(optimizer)} - {"float32", "float64"})
 
 
 def decays(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
     """Whether the optimizer lets a Keras variable decay."""
-    return optimizer.weight_decay is not None and optimizer._use_weight_decay(variable)
+    return optimizer.weight_decay is not None and keras_optimizer.decays(optimizer, variable)
 
 
 def decay(optimizer: keras.optimizers.Optimizer, variable: tf.Variable, rate: tf.Tensor) -> Any:
@@ -335,7 +345,7 @@ class _FusedStep:
 def _pieces(variable: Any) -> list[Any]:
     """TensorFlow's variables below a Keras one: the shards of a sharded one."""
     stored = variable.value if isinstance(variable, keras.Variable) else variable
-    return list(stored.variables) if isinstance(stored, tf.__internal__.distribute.ShardedVariable) else [stored]
+    return list(stored.variables) if isinstance(stored, ShardedVariable) else [stored]
 
 
 def _parts(gradient: tf.Tensor, pieces: list[Any]) -> list[tf.Tensor]:

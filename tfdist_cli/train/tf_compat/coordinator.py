@@ -1,23 +1,103 @@
-"""TensorFlow's coordinator after a function has failed.
-
-There is one coordinator for a strategy. What failed in one training would be raised in the next one of the same
-process (`ClusterCoordinator.join` raises it once). And a function that runs on several devices cancels the manager
-that it was started with when it fails: all later functions of workers, which share it, are cancelled at their start.
-Seen in TensorFlow 2.18 to 2.21.
-"""
+"""TensorFlow's `ClusterCoordinator`: its workers, the results that they owe, and its state after a failure."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+from tensorflow.python.distribute.coordinator import values
+from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
 from tensorflow.python.eager import cancellation
 
+_FUNCTIONS_PER_DEVICE = 8
+"""Entries reserved for each device: more than twice the number that was seen (3 for each worker)."""
 log = logging.getLogger("tfdist")
 
 
+def workers_of(coordinator: Any) -> list[Any]:
+    """Returns the coordinator's workers, in order.
+
+    Seen in TensorFlow 2.21.0: `ClusterCoordinator._cluster`. Reason: the coordinator creates a dataset on all workers
+    or on none; a shard per worker needs `Worker.create_resource`. Replace with: a public way to run on one worker.
+    """
+    return list(coordinator._cluster.workers)
+
+
+def is_dead(worker: Any) -> bool:
+    """Whether a worker failed and has not been replaced yet.
+
+    Seen in TensorFlow 2.21.0: `Worker._is_dead_with_error`. Reason: the coordinator does not publish which workers it
+    has lost. Replace with: a public property.
+    """
+    return bool(worker._is_dead_with_error)
+
+
+def error_of(remote: Any) -> Exception | None:
+    """Returns the error of a remote value that failed or was aborted; None otherwise. It does not wait.
+
+    Seen in TensorFlow 2.21.0: `RemoteValueImpl._error`. Reason: `RemoteValue.get` and `fetch` wait, and do not tell
+    whose failure they raise. Replace with: a public property.
+    """
+    return remote._error
+
+
+def failure_of(remote: Any) -> Exception | None:
+    """Returns the error of a function that ran and failed. A function that was aborted with its worker has none.
+
+    Seen in TensorFlow 2.21.0: `RemoteValueImpl._status`. Reason and replacement: as for `error_of`. Replace with: a
+    public property.
+    """
+    return remote._error if remote._status is RemoteValueStatus.READY else None
+
+
+def is_aborted(remote: Any) -> bool:
+    """Whether a remote value was aborted because its worker failed.
+
+    Seen in TensorFlow 2.21.0: `RemoteValueImpl._status`. Reason: as for `error_of`. Replace with: a public property.
+    """
+    return remote._status is RemoteValueStatus.ABORTED
+
+
+def wait_for(remote: Any, timeout: float) -> bool:
+    """Waits until a remote value is ready or aborted; returns whether it is.
+
+    Seen in TensorFlow 2.21.0: `RemoteValueImpl._status_available_event`. Reason: `RemoteValue.get` takes no timeout.
+    Replace with: one that does.
+
+    Args:
+        remote: the value.
+        timeout: seconds to wait.
+    """
+    return remote._status_available_event.wait(timeout)
+
+
+def per_worker_iterators(remotes: Sequence[Any], element_spec: Any) -> Any:
+    """Combines iterators, one created on each worker, into an argument of `ClusterCoordinator.schedule`.
+
+    Seen in TensorFlow 2.21.0: `coordinator.values.PerWorkerValues`, `RemoteValueImpl._type_spec`.
+    Reason: `create_per_worker_dataset` gives every worker the same function, and no shard.
+    Replace with: a dataset function that receives the worker's index.
+
+    Args:
+        remotes: each worker's iterator, in the order of the workers.
+        element_spec: the `tf.TypeSpec`s of a batch.
+    """
+    for remote in remotes:
+        remote._type_spec = tf.data.IteratorSpec(element_spec)
+    return values.PerWorkerValues(list(remotes))
+
+
 def clear_failure(coordinator: Any) -> None:
-    """Waits until nothing is under way, and lets the coordinator go on after a function that failed.
+    """Waits until nothing is scheduled any more, and lets the coordinator continue after a function that failed.
+
+    There is one coordinator for a strategy. The error of one training would be raised in the next one of the same
+    process (`ClusterCoordinator.join` raises it once). And a function on several devices that fails cancels the manager
+    that it was started with. All later functions of workers share this manager: they would be cancelled at their start.
+
+    Seen in TensorFlow 2.21.0, and since 2.18: `Cluster.resource_cancellation_mgr`, `cancellation.CancellationManager`.
+    Reason: above. Replace with: a coordinator that renews the manager itself.
 
     Args:
         coordinator: a `tf.distribute.coordinator.ClusterCoordinator`.
@@ -29,3 +109,34 @@ def clear_failure(coordinator: Any) -> None:
     cluster = coordinator._cluster
     if cluster.resource_cancellation_mgr.is_cancelled:
         cluster.resource_cancellation_mgr = cancellation.CancellationManager()
+
+
+def reserve_function_table(devices: Sequence[str]) -> None:
+    """Grows this task's table of remote functions before several threads use it.
+
+    A task keeps a table of the functions that it runs on other tasks (`EagerClusterFunctionLibraryRuntime`), and reads
+    an entry without the table's lock while it sends a request. When the table grows at that moment, its entries move,
+    and the request carries garbage: "Unable to parse request". The coordinator fetches results from all workers at
+    once, by a function for each worker and type that enters the table at its first use. The table doubles its size when
+    it is full. So entries without effect are added first, by one thread, until what comes later fits.
+
+    Seen in TensorFlow 2.21.0. Reason: above. Replace with: nothing, once the table is read under its lock.
+
+    Args:
+        devices: of other tasks.
+    """
+    size = 1
+    while size < _FUNCTIONS_PER_DEVICE * len(devices):
+        size *= 2
+    for _ in range(size // len(devices) + 1):  # with more than `size` entries the table has room for 2 * `size`
+        _register_on(devices)
+
+
+def _register_on(devices: Sequence[str]) -> None:
+    @tf.function(autograph=False)
+    def without_effect() -> None:
+        for device in devices:
+            with tf.device(device):
+                tf.timestamp()  # TensorFlow does not remove it
+
+    without_effect.get_concrete_function()()  # TensorFlow warns of functions that are traced at each call

@@ -1,11 +1,13 @@
-"""What TensorFlow's errors say about a function of the user's, without what they say about TensorFlow."""
+"""TensorFlow's errors in short, and whose code they come from: tfdist's, a library's, or the user's."""
 
 from __future__ import annotations
 
+import os
 import re
+import sysconfig
+import traceback
 from dataclasses import dataclass
-
-from tfdist_cli.train.tf_compat.user_code import is_ours, is_users
+from pathlib import Path
 
 _HEADER = "Traceback (most recent call last):\n"
 _FRAME = re.compile(r'  File "(?P<file>[^"\n]+)", line \d+, in .+\n(?:    .*\n)*\n?')
@@ -26,6 +28,13 @@ _END = re.compile(r"\n?\s*(\[\[\{\{node|\[Op:|\(\d+\) [A-Z_]+:|Additional GRPC e
 _WORKER = re.compile(r"/job:worker/(?:replica:\d+/)?task:(\d+)")
 _LOST_PS = re.compile(r"remote target /job:ps/(?:replica:\d+/)?task:(\d+)")
 """What a worker says when the ps that it called does not answer: the worker is only who noticed."""
+_OURS = f"{Path(__file__).resolve().parents[2]}{os.sep}"
+_INSTALLED = tuple(
+    f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
+)  # not all of sys.prefix: below /usr there may be a user's own program
+
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
+"""Folders of packages, which may also be another Python's (`--system-site-packages`) or the user's (`--user`)."""
 
 
 @dataclass(frozen=True)
@@ -100,3 +109,20 @@ def _python_error(text: str) -> OpError | None:
     users = next((number for number, (file, _) in enumerate(frames) if is_users(file)), 0)
     kept = "".join(lines for file, lines in frames[users:] if not is_ours(file))
     return OpError(last["type"], last["message"] or "", _HEADER + kept + last[0])
+
+
+def is_ours(filename: str) -> bool:
+    """Whether a file is part of tfdist."""
+    return filename.startswith(_OURS)
+
+
+def is_users(filename: str) -> bool:
+    """Whether a file is neither tfdist's nor a library's."""
+    if filename.startswith(("<", _OURS, *_INSTALLED)):
+        return False
+    return _PACKAGES.isdisjoint(Path(filename).parts)
+
+
+def is_from_users_code(error: BaseException) -> bool:
+    """Whether an error came up in code of the user's that was called from where it was caught."""
+    return any(is_users(frame.filename) for frame in traceback.extract_tb(error.__traceback__))

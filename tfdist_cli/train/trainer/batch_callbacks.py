@@ -8,6 +8,8 @@ from typing import Any
 
 import keras
 
+from tfdist_cli.train.tf_compat.keras_model import is_default, profiles_batches
+
 _TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 
@@ -25,22 +27,17 @@ def acts_on_test_batches(callback: Any) -> bool:
 def _acts(callback: Any, hook: str) -> bool:
     """Whether one hook does something: Keras's own savers have hooks that return at once when they act on epochs."""
     method = getattr(callback, hook)
-    if getattr(method, "_is_default", False):
+    if is_default(method):
         return False
     kind = next((kind for kind in _WAITS_FOR_EPOCHS if isinstance(callback, kind)), None)
     inherited = kind and getattr(kind, hook, None) is getattr(method, "__func__", None)
     return not (inherited and _WAITS_FOR_EPOCHS[kind](callback))
 
 
-def _profiles(callback: Any) -> bool:
-    """Whether a `TensorBoard` callback has been given a `profile_batch`, which it waits for batch by batch."""
-    return bool(callback._should_trace)
-
-
 _WAITS_FOR_EPOCHS: dict[Any, Callable[[Any], bool]] = {
     keras.callbacks.ModelCheckpoint: lambda callback: callback.save_freq == "epoch",
     keras.callbacks.BackupAndRestore: lambda callback: callback.save_freq == "epoch",
-    keras.callbacks.TensorBoard: lambda callback: callback.update_freq == "epoch" and not _profiles(callback),
+    keras.callbacks.TensorBoard: lambda callback: callback.update_freq == "epoch" and not profiles_batches(callback),
 }
 """Keras's callbacks that do nothing at batches unless they are told to."""
 

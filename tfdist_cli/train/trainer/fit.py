@@ -37,6 +37,7 @@ from tfdist_cli.train.engine.base import Engine, Rules
 from tfdist_cli.train.engine.pacing import auto_steps_per_execution
 from tfdist_cli.train.engine.select import select_engine
 from tfdist_cli.train.model.train_step import ModelStep
+from tfdist_cli.train.tf_compat.keras_model import has_compiled_loss
 from tfdist_cli.train.trainer.arguments import (
     as_callbacks,
     check_choice,
@@ -379,7 +380,7 @@ def _check_targets(model: keras.Model, spec: Any) -> None:
         TrainingError: there are none.
     """
     alone = not isinstance(spec, tuple) or len(spec) == 1
-    if alone and model._compile_loss is not None and type(model).compute_loss is keras.Model.compute_loss:
+    if alone and has_compiled_loss(model) and type(model).compute_loss is keras.Model.compute_loss:
         raise TrainingError(
             "the data has inputs but no targets, which the loss needs",
             hint="yield (x, y), or compile the model without a loss and add its own with add_loss or compute_loss",

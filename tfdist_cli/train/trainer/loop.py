@@ -25,6 +25,7 @@ from tfdist_cli.train.engine.base import Engine, Execution
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.optimizers.apply import updating
+from tfdist_cli.train.tf_compat.keras_model import initial_epoch
 from tfdist_cli.train.trainer.batch_callbacks import BatchGroup, acts_on_batches, acts_on_test_batches
 from tfdist_cli.train.trainer.config import Schedule, TrainingConfig, Validation
 from tfdist_cli.train.trainer.reporting import Progress
@@ -158,7 +159,7 @@ class TrainingLoop:
 
         The data begins anew then, as in Keras.
         """
-        own = (self._model._initial_epoch or 0) if self._engine.is_chief and not self._start.step else 0
+        own = initial_epoch(self._model) if self._engine.is_chief and not self._start.step else 0
         epochs = int(self._engine.total(np.array([float(own)]))[0])
         if not epochs:
             return at

@@ -8,7 +8,8 @@ from any group on are drawn by starting with its own counter, and on a ps as any
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,23 +17,20 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow import core
-from keras.src.backend.tensorflow.random import _cast_seed
-from keras.src.initializers import constant_initializers, random_initializers
-from keras.src.random.seed_generator import draw_seed
 
+from tfdist_cli.train.tf_compat.variables import random_functions, seed_tensor, wrap_initialization
 from tfdist_cli.train.variables.sharding import Block
 
 _WORDS = 4
 """32-bit words that Philox makes of one counter."""
 _RESERVED = 256
 """Words that TensorFlow keeps for each value of a truncated normal, which is drawn until it is within bounds."""
-_EVEN = {constant_initializers.Zeros.__call__, constant_initializers.Ones.__call__}
+_EVEN = {keras.initializers.Zeros.__call__, keras.initializers.Ones.__call__}
 _DRAWN = {
-    random_initializers.RandomNormal.__call__,
-    random_initializers.RandomUniform.__call__,
-    random_initializers.TruncatedNormal.__call__,
-    random_initializers.VarianceScaling.__call__,
+    keras.initializers.RandomNormal.__call__,
+    keras.initializers.RandomUniform.__call__,
+    keras.initializers.TruncatedNormal.__call__,
+    keras.initializers.VarianceScaling.__call__,
 }
 
 
@@ -56,7 +54,7 @@ class Initial:
         Initializers that don't fill or draw value by value, the user's own among them, make the whole, which is cut.
         """
         call = type(self.initializer).__call__
-        if call in _EVEN or (call is constant_initializers.Constant.__call__ and np.ndim(self.initializer.value) == 0):
+        if call in _EVEN or (call is keras.initializers.Constant.__call__ and np.ndim(self.initializer.value) == 0):
             return lambda block: self.initializer((block.count, *self.shape[1:]), dtype=self.dtype)
         if call not in _DRAWN:
             whole = tf.convert_to_tensor(self.initializer(self.shape, dtype=self.dtype))
@@ -76,16 +74,12 @@ class Initial:
     @property
     def is_zeros(self) -> bool:
         """Whether memory that is all zeros needs nothing more."""
-        return type(self.initializer).__call__ is constant_initializers.Zeros.__call__
+        return type(self.initializer).__call__ is keras.initializers.Zeros.__call__
 
     def _draw(self) -> _Draw:
         """What the initializer would draw, found by calling it with something else in the place of what draws."""
-        by_keras = random_initializers.random
-        random_initializers.random = _Draws
-        try:
+        with random_functions(_Draws):
             return self.initializer(self.shape, dtype=self.dtype)
-        finally:
-            random_initializers.random = by_keras
 
 
 @dataclass(frozen=True)
@@ -133,12 +127,12 @@ class _Draws:
     @staticmethod
     def uniform(shape: Any, minval: Any, maxval: Any, dtype: Any, seed: Any) -> _Draw:  # noqa: ARG004 Keras's own
         low, high = tf.cast(minval, dtype), tf.cast(maxval, dtype)
-        return _Draw(tf.raw_ops.StatelessRandomUniformV2, high - low, low, _cast_seed(draw_seed(seed)))
+        return _Draw(tf.raw_ops.StatelessRandomUniformV2, high - low, low, seed_tensor(seed))
 
     @staticmethod
     def normal(shape: Any, mean: Any, stddev: Any, dtype: Any, seed: Any) -> _Draw:  # noqa: ARG004 Keras's own
         scale, shift = tf.convert_to_tensor(stddev, dtype), tf.convert_to_tensor(mean, dtype)
-        return _Draw(tf.raw_ops.StatelessRandomNormalV2, scale, shift, _cast_seed(draw_seed(seed)))
+        return _Draw(tf.raw_ops.StatelessRandomNormalV2, scale, shift, seed_tensor(seed))
 
     @staticmethod
     def truncated_normal(shape: Any, mean: Any, stddev: Any, dtype: Any, seed: Any) -> _Draw:
@@ -164,13 +158,13 @@ def initial_now() -> Initial | None:
 @functools.cache
 def note_initializers() -> None:
     """From now on `initial_now` says it: TensorFlow, which is asked for storage, is told a value only."""
-    by_keras = core.Variable._initialize_with_initializer
 
-    def initialize(variable: keras.Variable, initializer: Callable[..., Any]) -> None:
-        token = _now.set(Initial(initializer, tuple(variable._shape), variable._dtype))
+    @contextmanager
+    def noted(initializer: Any, shape: tuple[int, ...], dtype: str) -> Iterator[None]:
+        token = _now.set(Initial(initializer, shape, dtype))
         try:
-            by_keras(variable, initializer)
+            yield
         finally:
             _now.reset(token)
 
-    core.Variable._initialize_with_initializer = initialize
+    wrap_initialization(noted)

@@ -21,6 +21,14 @@ import tensorflow as tf
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.protocol.records import emit
 from tfdist_cli.spec.sections.updates import PlacementRule, ShardRule
+from tfdist_cli.train.tf_compat.distribute import (
+    VariableMethods,
+    creator_of,
+    num_ps,
+    replace_variable_methods,
+    set_next_ps,
+)
+from tfdist_cli.train.tf_compat.variables import stored
 from tfdist_cli.train.variables.initializers import Initial, initial_now, note_initializers
 from tfdist_cli.train.variables.sharding import Shards, Whole, blocks, divided, parts
 
@@ -69,17 +77,13 @@ class Placement:
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, rules: PlacementRules = DEFAULT_PLACEMENT) -> None:
-        self._extended = strategy.extended
+        self._strategy = strategy
         self._rules = rules
         self._dealt = 0
-        self.bytes = [0] * self._extended._num_ps
+        self.bytes = [0] * num_ps(strategy)
         """Bytes on each ps, without slots."""
-        self._create: Callable[..., Any] = self._extended._create_variable
-        self._extended._create_variable = self._create_whole_or_spread
-        self._create_in_turn: Callable[..., Any] = self._extended._create_variable_round_robin
-        self._extended._create_variable_round_robin = self._create_on_next
-        self._update: Callable[..., Any] = self._extended._update
-        self._extended._update = self._update_spread
+        own = VariableMethods(self._create_whole_or_spread, self._update_spread, self._create_on_next)
+        self._create, self._update, self._create_in_turn = replace_variable_methods(strategy, own)
         note_initializers()
 
     def follow(self, rules: PlacementRules) -> None:
@@ -124,7 +128,7 @@ class Placement:
         count = self._rules.shards(initial.shape, initial.bytes, len(self.bytes))
         if beside is not None or count == 1:
             return self._create(creator, **kwargs)
-        creator = self._extended._create_var_creator(creator, **kwargs)
+        creator = creator_of(self._strategy, creator, kwargs)
         return _spread(initial, [functools.partial(self._create_on, ps, creator) for ps in self._next(count)], kwargs)
 
     def _create_on_next(self, creator: Callable[..., Any], **kwargs: Any) -> Any:
@@ -132,7 +136,7 @@ class Placement:
         return self._create_on(ps, creator, **kwargs)
 
     def _create_on(self, ps: int, creator: Callable[..., Any], **kwargs: Any) -> Any:
-        self._extended._variable_count = ps  # TensorFlow's next variable goes to this number's ps
+        set_next_ps(self._strategy, ps)
         variable = self._create_in_turn(creator, **kwargs)
         self.bytes[ps] += variable.dtype.size * int(np.prod(variable.shape))
         self._dealt += 1
@@ -146,11 +150,11 @@ class Placement:
         """
         if not isinstance(variable, Shards):
             return self._update(variable, function, args, kwargs, group)
-        stored = [getattr(argument, "_value", argument) for argument in args]
-        if not all(isinstance(argument, Shards) for argument in stored):
+        held = [stored(argument) for argument in args]
+        if not all(isinstance(argument, Shards) for argument in held):
             return function(variable, *args, **kwargs)
         return [
-            self._update(shard, function, [argument.variables[number] for argument in stored], kwargs, group)
+            self._update(shard, function, [argument.variables[number] for argument in held], kwargs, group)
             for number, shard in enumerate(variable.variables)
         ]
 

@@ -16,26 +16,26 @@ from weakref import WeakKeyDictionary
 import keras
 import tensorflow as tf
 
+from tfdist_cli.train.tf_compat.distribute import VariableMethods, replace_variable_methods
+from tfdist_cli.train.tf_compat.variables import stored
+
 _notes: WeakKeyDictionary[Any, Assigned] = WeakKeyDictionary()
 
 
 def adapt(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
     """Begins to note what is assigned; from now on a worker reads and assigns variables by itself."""
-    extended = strategy.extended
-    create, update, noted = extended._create_variable, extended._update, Assigned()
-    _notes[extended] = noted
+    noted = _notes[strategy.extended] = Assigned()
 
     def create_own(creator: Any, **kwargs: Any) -> Any:
         if kwargs.get("synchronization") is tf.VariableSynchronization.ON_READ:
             kwargs["synchronization"] = tf.VariableSynchronization.AUTO
-        return create(creator, **kwargs)
+        return own.create(creator, **kwargs)
 
     def update_and_note(variable: Any, function: Any, args: Any, kwargs: Any, group: bool) -> Any:
         noted.note(variable, *args)  # Keras's SwapEMAWeights assigns the arguments, too
-        return update(variable, function, args, kwargs, group)
+        return own.update(variable, function, args, kwargs, group)
 
-    # All that changes a variable outside of a replica goes through the second one.
-    extended._create_variable, extended._update = create_own, update_and_note
+    own = replace_variable_methods(strategy, VariableMethods(create_own, update_and_note))
 
 
 def assigned(strategy: tf.distribute.Strategy) -> Assigned:
@@ -59,7 +59,8 @@ class Assigned:
 
     def has(self, variable: keras.Variable) -> bool:
         """Whether it may have been assigned since the last `clear`."""
-        return id(variable._value) in self._now or id(variable._value) in self._functions
+        key = id(stored(variable))
+        return key in self._now or key in self._functions
 
     def clear(self) -> None:
         """Forgets what has been assigned."""

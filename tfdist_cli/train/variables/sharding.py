@@ -14,7 +14,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.distribute.sharded_variable import ShardedVariable
+
+from tfdist_cli.train.tf_compat.variables import ShardedVariable, stored
 
 Gradient = list[Any]
 """A variable's gradient, for each of its parts: a tensor, or `tf.IndexedSlices` that has each row once."""
@@ -43,8 +44,8 @@ def parts(variable: keras.Variable) -> list[Any]:
     Args:
         variable: one that has been initialized.
     """
-    stored = variable._value  # `value` would be another one within an autocast or a stateless scope
-    return list(stored.variables) if isinstance(stored, ShardedVariable) else [stored]
+    held = stored(variable)
+    return list(held.variables) if isinstance(held, ShardedVariable) else [held]
 
 
 def assign(variable: keras.Variable, value: Any) -> None:
@@ -140,11 +141,11 @@ class Whole:
 
 def pieces(variable: keras.Variable) -> Iterator[Block | Whole]:
     """What passes through a process at once when a variable is copied: a block of its rows, or all of it."""
-    stored = variable._value
-    if isinstance(stored, ShardedVariable):
-        yield from blocks(stored)
+    held = stored(variable)
+    if isinstance(held, ShardedVariable):
+        yield from blocks(held)
     else:
-        yield Whole(stored)
+        yield Whole(held)
 
 
 def blocks(spread: ShardedVariable) -> Iterator[Block]:

@@ -33,7 +33,6 @@ from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.rng import Seeds
 from tfdist_cli.train.model.train_step import ModelStep, values
 from tfdist_cli.train.optimizers.apply import (
-    Read,
     in_place_of,
     innermost,
     leave_sums_to_engine,
@@ -42,8 +41,11 @@ from tfdist_cli.train.optimizers.apply import (
 )
 from tfdist_cli.train.optimizers.learning_rate import Rate
 from tfdist_cli.train.optimizers.registry import fused
-from tfdist_cli.train.tf_compat.executor import SINGLE_THREADED, may_run_in_order, rehearse
-from tfdist_cli.train.tf_compat.patching import original, replaced
+from tfdist_cli.train.tf_compat.distribute import updates_apart
+from tfdist_cli.train.tf_compat.functions import SINGLE_THREADED, may_run_in_order, rehearse
+from tfdist_cli.train.tf_compat.keras_optimizer import LEARNING_RATE
+from tfdist_cli.train.tf_compat.patching import original
+from tfdist_cli.train.tf_compat.variables import Read
 from tfdist_cli.train.variables.replicas import assigned
 
 log = logging.getLogger("tfdist")
@@ -391,9 +393,9 @@ class MirroredEngine:
             accumulates = False
             for inner in updating(optimizer):
                 # Another local replica may have replaced the rate by what it has read.
-                own = original(inner, "_learning_rate")
+                own = original(inner, LEARNING_RATE)
                 rate = rate_of(own, tf.convert_to_tensor(inner.iterations), self._rate)
-                within.enter_context(in_place_of(inner, {"_learning_rate": Read(rate)}))
+                within.enter_context(in_place_of(inner, {LEARNING_RATE: Read(rate)}))
                 accumulates = accumulates or bool(inner.gradient_accumulation_steps)
                 if not accumulates and self._rules.optimized:
                     within.enter_context(fused(inner))
@@ -409,8 +411,8 @@ class MirroredEngine:
             inner.gradient_accumulation_steps or (inner.use_ema and inner.ema_overwrite_frequency)
             for inner in updating(self._step.model.optimizer)
         )
-        apart = {"_use_merge_call": lambda: False} if conditional and tf.distribute.has_strategy() else {}
-        with replaced(self._strategy.extended, apart):
+        apart = conditional and tf.distribute.has_strategy()
+        with updates_apart(self._strategy) if apart else nullcontext():
             return self._strategy.run(steps, args=args)
 
     def _check_accumulation(self) -> None:

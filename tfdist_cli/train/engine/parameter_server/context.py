@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import tensorflow as tf
-from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.data.pipeline import ended_early
@@ -23,6 +22,7 @@ from tfdist_cli.train.model.train_step import ModelStep, Tensors
 from tfdist_cli.train.optimizers.apply import apply
 from tfdist_cli.train.optimizers.learning_rate import Rate
 from tfdist_cli.train.optimizers.registry import kernels_left_out
+from tfdist_cli.train.tf_compat.coordinator import failure_of, is_dead
 from tfdist_cli.train.variables.sharding import Gradient, assign
 
 CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
@@ -96,7 +96,7 @@ class ParameterServerContext:
             try:
                 fetched = remote.fetch()
             except tf.errors.CancelledError:
-                if remote._status is RemoteValueStatus.READY and remote._error is not None:
+                if failure_of(remote) is not None:
                     raise  # the work itself was cancelled
                 fetched = None
             if fetched is not None:
@@ -107,7 +107,7 @@ class ParameterServerContext:
         pause = threading.Event()
         while True:
             for worker in self.workers:
-                if not worker._is_dead_with_error:
+                if not is_dead(worker):
                     return worker
             pause.wait(_LOOK_SECONDS)  # TensorFlow tells nobody when a worker has come back
 

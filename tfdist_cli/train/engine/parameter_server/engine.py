@@ -14,12 +14,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.data.ops import iterator_ops
-from tensorflow.python.distribute.coordinator import values as coordinator_values
 
 from tfdist_cli.spec.sections.recipe import Share
 from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, checked
-from tfdist_cli.train.data.service_support import calls_python
 from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules
 from tfdist_cli.train.engine.fallback import FirstExecution
 from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, ParameterServerContext, raise_cause
@@ -35,8 +32,13 @@ from tfdist_cli.train.model.rng import Seeds
 from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, Tensors
 from tfdist_cli.train.optimizers.apply import leave_sums_to_engine, updates_rows, why_by_keras
 from tfdist_cli.train.optimizers.learning_rate import Rate
-from tfdist_cli.train.tf_compat.coordinator import clear_failure
-from tfdist_cli.train.tf_compat.function_table import reserve_function_table
+from tfdist_cli.train.tf_compat.coordinator import (
+    clear_failure,
+    per_worker_iterators,
+    reserve_function_table,
+    workers_of,
+)
+from tfdist_cli.train.tf_compat.data import calls_python
 
 log = logging.getLogger("tfdist")
 
@@ -62,8 +64,7 @@ class ParameterServerEngine:
         self._element_spec = element_spec
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         clear_failure(coordinator)
-        # TensorFlow can create data on one worker alone only through its own list of workers.
-        self._workers = coordinator._cluster.workers
+        self._workers = workers_of(coordinator)
         self.workers = self.sharers = len(self._workers)
         reserve_function_table([worker.device_name for worker in self._workers])
         self.synchronous = rules.updates.synchronous
@@ -145,9 +146,7 @@ class ParameterServerEngine:
             self._shop.on_worker(worker, partial(_iterator, data, shard))
             for worker, shard in zip(self._workers, shards, strict=True)
         ]
-        for remote in remotes:
-            remote._type_spec = iterator_ops.IteratorSpec(self._element_spec)
-        self._iterators = coordinator_values.PerWorkerValues(remotes)
+        self._iterators = per_worker_iterators(remotes, self._element_spec)
 
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
         """See `Engine.run`."""
@@ -250,7 +249,7 @@ class ParameterServerEngine:
                 scored = self._scored_state = ScoredState(self._step, spec, self._shop.seeds)
                 totals = self._shop.totals
                 function = evaluation_function(self._step, totals, scored, self._reading, each_batch=each_batch)
-                specs = iterator_ops.IteratorSpec(spec), tf.TensorSpec([], tf.int64), tf.TensorSpec([2], tf.int64)
+                specs = tf.data.IteratorSpec(spec), tf.TensorSpec([], tf.int64), tf.TensorSpec([2], tf.int64)
                 self._evaluations[each_batch] = function.get_concrete_function(*specs)
         return self._evaluations[each_batch]
 

@@ -9,9 +9,9 @@ from itertools import count
 from typing import Any, NoReturn, TypeVar
 
 import tensorflow as tf
-from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
 
 from tfdist_cli.train.engine.parameter_server.context import raise_cause
+from tfdist_cli.train.tf_compat.coordinator import failure_of, is_aborted, wait_for
 
 _serials = count()
 _LOOK_SECONDS = 0.5
@@ -51,12 +51,12 @@ class WorkerFunctions:
     @property
     def at_work(self) -> bool:
         """Whether any of them still runs, or will."""
-        return any(remote._status is not RemoteValueStatus.ABORTED for remote in self._running.values())
+        return any(not is_aborted(remote) for remote in self._running.values())
 
     def finish(self) -> None:
         """Waits until all have ended but those whose workers are gone; raises what one has failed of."""
         for remote in self._running.values():
-            while not remote._status_available_event.wait(_LOOK_SECONDS):
+            while not wait_for(remote, _LOOK_SECONDS):
                 self.check()
         self.check()
 
@@ -81,8 +81,7 @@ class WorkerFunctions:
         return message
 
     def _failures(self) -> list[Exception]:
-        remotes = self._running.values()
-        return [each._error for each in remotes if each._status is RemoteValueStatus.READY and each._error is not None]
+        return [error for remote in self._running.values() if (error := failure_of(remote)) is not None]
 
     def _raise_first_cause(self, heard: list[Exception], news: News[_Message] | None) -> NoReturn:
         """Raises a failure; of several one that is no cancellation, which only follows from another failure.

@@ -31,6 +31,8 @@ from tfdist_cli.train.engine.step_timer import Watch
 from tfdist_cli.train.model.embeddings import Lookup
 from tfdist_cli.train.model.train_step import Tensors, values
 from tfdist_cli.train.optimizers.apply import innermost, updating
+from tfdist_cli.train.tf_compat.coordinator import error_of
+from tfdist_cli.train.tf_compat.keras_optimizer import iterations
 
 _AGAIN_SECONDS = 0.05
 
@@ -217,7 +219,7 @@ def _fetched(remote: Any) -> Any:
         try:
             fetched = remote.fetch()
         except tf.errors.OpError:
-            if remote._error is not None:
+            if error_of(remote) is not None:
                 raise  # the execution itself has failed
             pause.wait(_AGAIN_SECONDS)  # nothing tells when it has been run again
         else:
@@ -250,7 +252,7 @@ class _Work:
         self._first = first
         self._done = 0
         self.watch = Watch(shop.rules.phases)
-        self.counter = innermost(shop.step.model.optimizer)._iterations.value
+        self.counter = iterations(innermost(shop.step.model.optimizer)).value
         self.updates = tf.convert_to_tensor(self.counter)
         self.state = values(shop.step.state)
         self.metrics = shop.totals.initial_values()

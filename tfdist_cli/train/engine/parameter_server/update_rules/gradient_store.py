@@ -21,7 +21,8 @@ from tfdist_cli.train.engine.parameter_server.transport import Arrival, Beside
 from tfdist_cli.train.engine.step_timer import Watch, noted
 from tfdist_cli.train.model.train_step import Tensors, values
 from tfdist_cli.train.optimizers.apply import innermost
-from tfdist_cli.train.tf_compat.control_dependencies import unordered
+from tfdist_cli.train.tf_compat.control_flow import unordered
+from tfdist_cli.train.tf_compat.keras_optimizer import iterations
 from tfdist_cli.train.variables.sharding import parts
 
 _names = count()
@@ -69,7 +70,7 @@ class GradientStore:
         self.state_size = sum(self._state_sizes)
         devices = [post.device for post in workshop.wire.posts]
         devices += [part.device for variable in own for part in parts(variable)]
-        counter = innermost(workshop.step.model.optimizer)._iterations.value.device
+        counter = iterations(innermost(workshop.step.model.optimizer)).value.device
         self.devices = sorted(dict.fromkeys(devices), key=lambda device: device != counter) or [CHIEF_DEVICE]
         self._carrier = workshop.wire.carrier(self.devices[0]) if counts_first else None
         self.watched = bool(workshop.rules.phases)

@@ -20,7 +20,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.engine.parameter_server.transport import Pulled, Transport
@@ -28,7 +27,6 @@ from tfdist_cli.train.model.embeddings import Lookup
 from tfdist_cli.train.model.train_step import Tensors
 from tfdist_cli.train.optimizers.apply import (
     LocalCopy,
-    Read,
     apply_by_rule,
     in_place_of,
     innermost,
@@ -37,6 +35,8 @@ from tfdist_cli.train.optimizers.apply import (
 )
 from tfdist_cli.train.optimizers.learning_rate import Rate
 from tfdist_cli.train.optimizers.registry import Slot, in_turn, rule_of, why_not
+from tfdist_cli.train.tf_compat.keras_optimizer import LEARNING_RATE, learning_rate
+from tfdist_cli.train.tf_compat.variables import Read, local_variable
 from tfdist_cli.train.variables.sharding import Gradient, parts
 
 _PARAMETER = Slot("", kept=1.0)
@@ -122,7 +122,7 @@ class LocalSteps:
         each = iter(slots.values)
         with self._wire.device_scope():
             held = [
-                LocalCopy(variable, [_variable(value)], [[_variable(next(each))] for _ in self._rule.kinds])
+                LocalCopy(variable, [local_variable(value)], [[local_variable(next(each))] for _ in self._rule.kinds])
                 for variable, value in zip(self._parameters, pulled.values, strict=True)
             ]
         touched: list[Any] = [0] * len(held)
@@ -138,14 +138,14 @@ class LocalSteps:
             gradients: for each step its gradients, which are computed from the copy when they are asked for.
             updates: how many updates came before the first one, int64, shape ().
         """
-        own = self._optimizer._learning_rate
+        own = learning_rate(self._optimizer)
         # It is on a ps: once a round, not once a step.
-        read = {"_learning_rate": Read(tf.identity(own.value))} if isinstance(own, keras.Variable) else {}
+        read = {LEARNING_RATE: Read(tf.identity(own.value))} if isinstance(own, keras.Variable) else {}
         for number, given in enumerate(gradients):
             with self._wire.device_scope():
                 pieces = [self._gradient(copy, place, gradient) for place, gradient in enumerate(given)]
             with in_place_of(self._optimizer, read):
-                rate = rate_of(self._optimizer._learning_rate, updates + number, self._rate)
+                rate = rate_of(learning_rate(self._optimizer), updates + number, self._rate)
             apply_by_rule(self._rule, self._optimizer, pieces, copy.held, updates + number, rate)
 
     def join(self, copy: Copy) -> tuple[Tensors, Callable[[], None]]:
@@ -215,14 +215,6 @@ class LocalSteps:
         summed = tf.math.unsorted_segment_sum(gradient.values, where, tf.size(rows))
         copy.touched[place] += tf.math.unsorted_segment_sum(tf.ones_like(rows), rows, shape[0])
         return [tf.IndexedSlices(summed, rows, shape)]
-
-
-def _variable(value: tf.Tensor) -> BaseResourceVariable:
-    """A variable of the function that is being traced, which begins with a value and is gone when the function ends."""
-    nobody_elses = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"  # TensorFlow's name for those that have none
-    handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=nobody_elses)
-    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-    return BaseResourceVariable(handle=handle, dtype=value.dtype, shape=value.shape, trainable=False)
 
 
 def _is_never(touched: Any) -> bool:

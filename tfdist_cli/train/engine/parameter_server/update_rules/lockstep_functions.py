@@ -26,8 +26,7 @@ from tfdist_cli.train.engine.parameter_server.update_rules.token_queues import (
 )
 from tfdist_cli.train.engine.step_timer import Watch
 from tfdist_cli.train.model.train_step import Tensors
-from tfdist_cli.train.tf_compat.control_dependencies import after
-from tfdist_cli.train.tf_compat.loops import in_rows
+from tfdist_cli.train.tf_compat.control_flow import after, in_rows
 
 _KEY, _ALONE = 2, 3
 """What stands in a worker's state behind its place and what the leader's turn says: the key of its gradient, and how

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE
-from tfdist_cli.train.tf_compat.control_dependencies import unordered
+from tfdist_cli.train.tf_compat.control_flow import unordered
 
 NO_MORE = -1
 """In the place of a step: there are no more."""

@@ -28,8 +28,7 @@ from tfdist_cli.train.engine.parameter_server.update_rules.messages import (
 )
 from tfdist_cli.train.engine.step_timer import Watch
 from tfdist_cli.train.model.train_step import Tensors
-from tfdist_cli.train.tf_compat.control_dependencies import after
-from tfdist_cli.train.tf_compat.loops import in_rows
+from tfdist_cli.train.tf_compat.control_flow import after, in_rows
 
 GREETS, LEAVES, MADE, OVER = -3, -4, -5, -6
 """What a message says in the place of a step's number: a worker's function begins, or has ended; an update has been

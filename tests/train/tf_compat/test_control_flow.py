@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdist_cli.train.tf_compat.control_dependencies import after, last_of, unordered
+from tfdist_cli.train.tf_compat.control_flow import after, last_of, unordered
 
 
 def waits_for(graph, kind):

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.compare import assert_same, classifier, train_both
-from tfdist_cli.train.tf_compat.executor import SINGLE_THREADED, may_run_in_order, rehearse
+from tfdist_cli.train.tf_compat.functions import SINGLE_THREADED, may_run_in_order, rehearse
 
 ONE_BY_ONE = SINGLE_THREADED
 

@@ -1,0 +1,155 @@
+"""`tf.data`'s datasets and iterators: what a pipeline is made of, and how one is moved to another task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.data.experimental.ops import data_service_ops
+from tensorflow.python.distribute.coordinator.values import deserialize_dataset_from_graph, serialize_dataset_to_graph
+
+_CALLS_PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+_SHARD = "_ShardDataset"
+_GROUP_BY_WINDOW = "_GroupByWindowDataset"
+_BATCH = {"_BatchDataset", "_ParallelBatchDataset"}
+_PASSES_ON = {"_PrefetchDataset", "_OptionsDataset"}
+_COUNTING = {
+    "_TakeDataset": "take",
+    "_SkipDataset": "skip",
+    "_ZipDataset": "zip (or enumerate)",
+    "_ScanDataset": "scan",
+    "_TakeWhileDataset": "take_while",
+    "CacheDataset": "cache",
+}
+_GROUPING = {
+    "_BatchDataset": "batch",
+    "_ParallelBatchDataset": "batch",
+    "_PaddedBatchDataset": "padded_batch",
+    "_MapAndBatchDataset": "map_and_batch",
+    "_RebatchDataset": "rebatch",
+    "_WindowDataset": "window",
+    _GROUP_BY_WINDOW: "group_by_window (or bucket_by_sequence_length)",
+}
+_UNGROUPING = {"_UnbatchDataset", "_FlatMapDataset", "_InterleaveDataset", "_ParallelInterleaveDataset"}
+
+
+def transformations(dataset: tf.data.Dataset) -> Iterator[Any]:
+    """Yields a dataset and all datasets that it is made of, the last transformation first.
+
+    Seen in TensorFlow 2.21.0: `DatasetV2._inputs`. Reason: a dataset does not publish its inputs. Replace with: a
+    public property.
+    """
+    yield dataset
+    for part in dataset._inputs():
+        yield from transformations(part)
+
+
+def calls_python(dataset: tf.data.Dataset) -> bool:
+    """Whether the pipeline calls back into the Python process that made it.
+
+    Seen in TensorFlow 2.21.0: `DatasetV2._functions`. Reason: a dataset does not publish its functions. Replace with: a
+    public property.
+    """
+    return any(_CALLS_PYTHON & set(_operations(part)) for part in transformations(dataset))
+
+
+def _operations(part: Any) -> Iterator[str]:
+    for wrapper in part._functions():
+        graph = wrapper.function.graph.as_graph_def()
+        for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
+            yield from (node.op for node in nodes)
+
+
+def batch_size(dataset: tf.data.Dataset) -> int | None:
+    """Returns the number of examples in a batch if `batch` is the pipeline's last transformation.
+
+    Seen in TensorFlow 2.21.0: the classes `_BatchDataset`, `_ParallelBatchDataset`, `_PrefetchDataset` and
+    `_OptionsDataset`, and `_BatchDataset._batch_size`. Reason: a dataset does not publish its arguments. Replace with:
+    a public property.
+    """
+    for part in transformations(dataset):
+        if type(part).__name__ in _BATCH:
+            size = tf.get_static_value(part._batch_size)
+            return None if size is None else int(size)
+        if type(part).__name__ not in _PASSES_ON:
+            return None
+    return None
+
+
+def counting_method(part: Any) -> str | None:
+    """Returns the method of `tf.data.Dataset` that made one transformation, if it counts elements; else None.
+
+    Seen in TensorFlow 2.21.0: names of private classes, `_ShardDataset._num_shards`. Reason: a dataset publishes
+    neither its transformation nor the arguments. Replace with: public properties.
+    """
+    name = type(part).__name__
+    if name == _SHARD and tf.get_static_value(part._num_shards) != 1:
+        return "shard"
+    if name in _GROUPING and name != _GROUP_BY_WINDOW and _drops_remainder(part):
+        return f"{_GROUPING[name]}(..., drop_remainder=True)"
+    return _COUNTING.get(name)
+
+
+def grouping_method(dataset: tf.data.Dataset) -> str | None:
+    """Returns the pipeline's last method that makes one element of several, if nothing after it takes them apart.
+
+    Seen in TensorFlow 2.21.0: names of private classes. Reason: as for `counting_method`. Replace with: public
+    properties.
+    """
+    for part in transformations(dataset):
+        name = type(part).__name__
+        if name in _UNGROUPING:
+            return None
+        if name in _GROUPING:
+            return _GROUPING[name]
+    return None
+
+
+def _drops_remainder(part: Any) -> bool:
+    """TensorFlow keeps a tensor there, or a Python value."""
+    name = "_drop_remainder_t" if hasattr(part, "_drop_remainder_t") else "_drop_remainder"
+    return bool(tf.get_static_value(tf.convert_to_tensor(getattr(part, name))))
+
+
+def recreated_on(dataset: tf.data.Dataset, source: str) -> tf.data.Dataset:
+    """Makes a dataset of this process again, on the current device.
+
+    Seen in TensorFlow 2.21.0: `coordinator.values.serialize_dataset_to_graph`, `deserialize_dataset_from_graph`, and
+    the class `_VariantDataset` that the second returns. Reason: a dataset is a value of the process that made it; the
+    public `tf.data.experimental.save` writes its elements, not its graph. Replace with: public functions.
+
+    Args:
+        dataset: one that calls no Python code.
+        source: the device that `dataset` is on.
+    """
+    with tf.device(source):
+        graph, options = serialize_dataset_to_graph(dataset), dataset.options()
+    return deserialize_dataset_from_graph(graph, dataset.element_spec).with_options(options)
+
+
+def allow_many_batches(iterator: Any) -> None:
+    """Lets one `tf.function` read any number of batches.
+
+    Seen in TensorFlow 2.21.0: `OwnedIterator._get_next_call_count`. Reason: TensorFlow takes more than 32 calls in one
+    function for a loop that was not compiled, and refuses them. Replace with: an option that raises this limit.
+    """
+    iterator._get_next_call_count = 0
+
+
+def distributed(dataset: tf.data.Dataset, service: str, *, refresh_ms: int, **options: Any) -> tf.data.Dataset:
+    """Moves a dataset to `tf.data`'s service, with dynamic sharding.
+
+    Seen in TensorFlow 2.21.0: `data_service_ops._distribute`. Reason: the public
+    `tf.data.experimental.service.distribute` does not take how often a reader asks whether a pass has ended; its second
+    would pass at the end of each. Replace with: the public function, once it takes `task_refresh_interval_hint_ms`.
+
+    Args:
+        dataset: the pipeline.
+        service: the dispatcher's address, with its protocol.
+        refresh_ms: milliseconds between two such questions.
+        options: further arguments, as the public function takes them.
+    """
+    sharding = tf.data.experimental.service.ShardingPolicy.DYNAMIC
+    distribute = data_service_ops._distribute(sharding, service, task_refresh_interval_hint_ms=refresh_ms, **options)
+    return dataset.apply(distribute)

@@ -1,0 +1,135 @@
+"""TensorFlow's eager context: the configuration of the runtime, its server, and its coordination service.
+
+`tf.config` makes a part of it public. The rest is in `tensorflow.python.eager.context`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+
+def is_initialized() -> bool:
+    """Whether TensorFlow has devices already, so that their configuration cannot change any more.
+
+    Seen in TensorFlow 2.21.0: `Context._context_handle`. Reason: `tf.config` tells it only by the error that a change
+    raises. Replace with: a public function that does not start the runtime.
+    """
+    return context.context()._context_handle is not None
+
+
+def set_config(config: tf.compat.v1.ConfigProto) -> None:
+    """Sets the configuration that the context starts with.
+
+    Seen in TensorFlow 2.21.0: `Context._config`. Reason: `tf.config` has neither `disable_thread_spinning` nor a
+    fraction of a GPU's memory. Replace with: functions of `tf.config` for both.
+    """
+    context.context()._config = config
+
+
+def gpu_options() -> tf.compat.v1.GPUOptions:
+    """Returns the GPU options of the context, with what `tf.config` has set.
+
+    Seen in TensorFlow 2.21.0: `Context.config`. Reason: a `tf.distribute.Server` has devices of its own, and does not
+    take the settings of `tf.config`. Replace with: a server that does.
+    """
+    return context.context().config.gpu_options
+
+
+def global_seed() -> int | None:
+    """Returns the seed of `tf.random.set_seed`; None if there is none.
+
+    Seen in TensorFlow 2.21.0: `context.global_seed`. Reason: the seed can be set in public, and not be read. Replace
+    with: a public function that reads it.
+    """
+    return context.global_seed()
+
+
+def remote_caller() -> tuple[str, int] | None:
+    """Returns this task's role and index while operations are made on a device of another role; else None.
+
+    Seen in TensorFlow 2.21.0: `context.get_server_def`, `Context.device_name`. Reason: a dataset function does not get
+    to know on which task its dataset will be made. Replace with: a public function that returns the current device.
+    """
+    server, device = context.get_server_def(), context.context().device_name
+    job = tf.DeviceSpec.from_string(device).job if device else None
+    if server is None or job in (None, server.job_name):
+        return None
+    return server.job_name, server.task_index
+
+
+def keep_remote_functions() -> None:
+    """Leaves functions that this process has dropped registered with the workers.
+
+    TensorFlow's removal waits for every worker while it holds the interpreter. A worker that closes an iterator over a
+    generator, whose Python code runs here, waits for the interpreter meanwhile; a stopped worker never answers.
+
+    Seen in TensorFlow 2.21.0: `Context.remove_function`. Reason: the deadlock above. Replace with: a removal that
+    releases the interpreter.
+    """
+    context.context().remove_function = lambda _name: None
+
+
+def configure_coordination_service(leader: str, jobs: Mapping[str, int], timeout: float) -> None:
+    """Configures the coordination service as `MultiWorkerMirroredStrategy` does, with another timeout.
+
+    Seen in TensorFlow 2.21.0: `Context.configure_coordination_service`. Reason: the strategy waits an hour for a task
+    that exits just then. Replace with: a timeout among the strategy's arguments.
+
+    Args:
+        leader: the device of the task that runs the service, `/job:chief/replica:0/task:0`.
+        jobs: the number of tasks of each role.
+        timeout: seconds for all tasks to register.
+    """
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=leader,
+        cluster_register_timeout_in_ms=int(timeout * 1000),
+        coordinated_jobs=[
+            context.coordination_config_pb2.CoordinatedJob(name=role, num_tasks=count) for role, count in jobs.items()
+        ],
+    )
+
+
+def set_shared_value(key: str, value: str) -> None:
+    """Stores a value in the coordination service, where every task can read it.
+
+    Seen in TensorFlow 2.21.0: `Context.set_config_key_value`. Reason: the service has no public interface. Replace
+    with: one.
+    """
+    context.context().set_config_key_value(key, value)
+
+
+def shared_value(key: str, timeout: float) -> str:
+    """Waits for a value that a task stores in the coordination service.
+
+    Seen in TensorFlow 2.21.0: `Context.get_config_key_value`. Reason: the service has no public interface. Replace
+    with: one.
+
+    Args:
+        key: its name.
+        timeout: seconds to wait.
+
+    Raises:
+        tf.errors.OpError: no task stores it in time.
+    """
+    return context.context().get_config_key_value(key, int(timeout * 1000))
+
+
+def answers(task: str, timeout: float) -> bool:
+    """Whether a task's collective operations answer.
+
+    Seen in TensorFlow 2.21.0: `Context.check_collective_ops_peer_health`, which holds the interpreter meanwhile.
+    Reason: it is the only probe of a peer. Replace with: a public one.
+
+    Args:
+        task: its device, `/job:worker/replica:0/task:0`.
+        timeout: seconds to wait.
+    """
+    try:
+        context.context().check_collective_ops_peer_health(task, int(timeout * 1000))
+    except tf.errors.OpError:
+        return False
+    return True

@@ -1,0 +1,109 @@
+"""`tf.function`: which executor runs one, and calling one inside of another as part of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.eager.polymorphic_function import autograph_util
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
+
+SINGLE_THREADED = "SINGLE_THREADED_EXECUTOR"
+"""The executor that runs operations one after another. The usual one passes operations that could run at the same time
+to a pool of threads. Where a task has a single thread for an operation, since others share the cores, that wakes
+threads and makes nothing faster. Seen in TensorFlow 2.21.0. Reason: `tf.experimental.function_executor_type` takes a
+name, and no list of names is public. Replace with: a public constant."""
+
+
+def may_run_in_order(function: Any, *args: Any) -> bool:
+    """Whether the single-threaded executor may be tried for a function.
+
+    Args:
+        function: a `tf.function` whose operations need not run at the same time.
+        args: what it is called with; it is traced for that here.
+    """
+    one_thread = os.environ.get("TF_NUM_INTRAOP_THREADS") == "1"
+    gpus = tf.config.list_logical_devices("GPU")
+    return one_thread and not gpus and not _has_jumps(function.get_concrete_function(*args).graph)
+
+
+def rehearse(function: Any, nothing: tf.data.Dataset, *args: Any) -> None:
+    """Runs a function without data on the single-threaded executor: it ends when it reads, before it has any effect.
+
+    TensorFlow optimizes a graph at its first run, and may add operations that this executor does not have, such as
+    variables. The rehearsal finds that out.
+
+    Args:
+        function: a `tf.function` that takes an iterator, and reads from it first.
+        nothing: a dataset without elements, of the iterator's types.
+        args: the function's further arguments.
+
+    Raises:
+        tf.errors.OpError: the executor cannot run the function.
+    """
+    with tf.experimental.function_executor_type(SINGLE_THREADED), contextlib.suppress(tf.errors.OutOfRangeError):
+        function(iter(nothing), *args)
+
+
+def _has_jumps(graph: Any) -> bool:
+    """Whether a graph has loops or conditions that become jumps between operations.
+
+    Seen in TensorFlow 2.21.0: the node attribute `_lower_using_switch_merge`. Reason: the single-threaded executor
+    refuses jumps only when it runs. Replace with: nothing, once it runs them.
+    """
+    written = graph.as_graph_def()
+    functions = [function.node_def for function in written.library.function]
+    return any(node.attr["_lower_using_switch_merge"].b for nodes in (written.node, *functions) for node in nodes)
+
+
+class _Inlining(threading.local):
+    """Whether this thread inlines functions."""
+
+    active = False
+
+
+_inlining = _Inlining()
+
+
+@contextlib.contextmanager
+def functions_inlined() -> Iterator[None]:
+    """Within the context, each `tf.function` that is called is inlined into the function being traced.
+
+    TensorFlow caches the trace of a function. A second step would therefore compute with the weight tensors of the
+    first one. Also, the values that a layer assigns within a `tf.function` would be tensors of that function's graph.
+
+    Seen in TensorFlow 2.21.0: `polymorphic_function.Function.__call__`, `_autograph`,
+    `_experimental_autograph_options`, `ag_ctx.ControlStatusCtx`, `autograph_util.py_func_from_autograph`. Reason:
+    `tf.config.run_functions_eagerly` acts on all threads, and drops AutoGraph. Replace with: a public context.
+    """
+    before, _inlining.active = _inlining.active, True
+    try:
+        yield
+    finally:
+        _inlining.active = before
+
+
+def _inlining_call(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `Function.__call__` so that it inlines the function within `functions_inlined`."""
+
+    def __call__(self: Function, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 replaces the method of this name
+        if not _inlining.active or tf.executing_eagerly():
+            return call(self, *args, **kwargs)
+        python = self.python_function
+        if not self._autograph:
+            return python(*args, **kwargs)
+        options = self._experimental_autograph_options
+        with ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED, options=options):
+            return autograph_util.py_func_from_autograph(python, options)(*args, **kwargs)
+
+    return __call__
+
+
+# Patched for the whole process, since several threads trace the replicas of a machine. The patch is active only within
+# `functions_inlined`.
+Function.__call__ = _inlining_call(Function.__call__)

@@ -1,0 +1,160 @@
+"""Variables of TensorFlow and Keras: what stores their values, tensors in place of variables, initializers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow import core
+from keras.src.backend.tensorflow.random import _cast_seed
+from keras.src.initializers import random_initializers
+from keras.src.random.seed_generator import draw_seed
+from tensorflow.python.distribute.sharded_variable import ShardedVariable as _ShardedVariable
+from tensorflow.python.eager import tape
+from tensorflow.python.ops import stateful_random_ops
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
+
+ShardedVariable = _ShardedVariable
+"""A variable that is cut into rows. Seen in TensorFlow 2.21.0: `sharded_variable.ShardedVariable`. Reason: strategies
+create them, and the class is exported as `tf.__internal__.distribute.ShardedVariable` only. Replace with: a public
+class."""
+
+
+def stored(variable: Any) -> Any:
+    """Returns TensorFlow's variable that holds a Keras variable; anything else as it is.
+
+    Seen in Keras 3.15.1: `Variable._value`. Reason: the public `value` returns something else within an autocast or a
+    stateless scope. Replace with: a public attribute.
+    """
+    return getattr(variable, "_value", variable)
+
+
+class WeightTensor(BaseResourceVariable):
+    """A read-only variable whose value is a tensor. A step passes such variables to the model in place of its weights.
+
+    A gradient function in user code (`tf.custom_gradient`, `tf.recompute_grad`, `keras.remat`, a tape within a layer)
+    returns gradients for its arguments and for the *variables* that it saw being read. Any other tensor is a constant
+    to it, and would silently get no gradient. So the model gets a variable whose value and handle are the tensor. This
+    adds no operation to the graph.
+
+    Seen in TensorFlow 2.21.0: `resource_variable_ops.BaseResourceVariable`, `_handle`, `_read_variable_op`,
+    `tape.variable_accessed`. Reason: there is no public way to make something that tapes take for a variable. Replace
+    with: a public base class of variables.
+
+    Args:
+        value: the tensor. Gradients with respect to the variable are gradients with respect to this tensor.
+        name: the variable's name, for messages.
+    """
+
+    def __init__(self, value: tf.Tensor, name: str) -> None:
+        super().__init__(
+            trainable=True, shape=value.shape, dtype=value.dtype, handle=value, name=name, handle_name=name
+        )
+
+    def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:  # noqa: ARG002 TensorFlow's parameter
+        self.accessed()
+        return self._handle
+
+    def accessed(self) -> None:
+        """Records the read with tapes and gradient functions."""
+        # Not `variable_accessed`: with it, the traced function would keep the variable for later calls.
+        tape.variable_accessed(self)
+
+    def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """See `tf.Variable`."""
+        return tf.gather(self._read_variable_op(), indices, name=name)
+
+    def gather_nd(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """See `tf.Variable`."""
+        return tf.gather_nd(self._read_variable_op(), indices, name=name)
+
+
+def local_variable(value: tf.Tensor) -> Any:
+    """Returns a variable of the function that is being traced: it starts with a value, and ends with the function.
+
+    Seen in TensorFlow 2.21.0: `resource_variable_ops.BaseResourceVariable`, and the shared name of anonymous resources.
+    Reason: a `tf.Variable` outlives the function that creates it. Replace with: a public variable for one call.
+    """
+    anonymous = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
+    handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=anonymous)
+    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+    return BaseResourceVariable(handle=handle, dtype=value.dtype, shape=value.shape, trainable=False)
+
+
+class Read(keras.Variable):
+    """A Keras variable that has been read: formulas see the value, and assignments have no effect.
+
+    Seen in Keras 3.15.1: `Variable._autocast`, `_dtype`, `_shape`, `_ndim`. Reason: `keras.Variable` creates storage
+    for its value. Replace with: a public Keras variable without storage.
+    """
+
+    def __init__(self, value: tf.Tensor) -> None:  # Keras's own would create storage
+        self._read, self._autocast = value, False
+        self._dtype, self._shape, self._ndim = value.dtype.name, value.shape, value.shape.rank
+
+    @property
+    def value(self) -> tf.Tensor:
+        """The value that was read."""
+        return self._read
+
+    def assign(self, _value: Any) -> None:
+        """Has no effect."""
+
+    assign_add = assign_sub = assign
+
+
+def wrap_initialization(around: Callable[[Any, tuple[int, ...], str], AbstractContextManager[Any]]) -> None:
+    """Enters a context around the creation of the storage of each Keras variable, for the rest of the process.
+
+    Seen in Keras 3.15.1: `core.Variable._initialize_with_initializer`, `Variable._shape`, `_dtype`. Reason: Keras
+    passes TensorFlow a value only, not the initializer. Replace with: a public hook.
+
+    Args:
+        around: the initializer, the shape and the type of a variable → the context.
+    """
+    by_keras = core.Variable._initialize_with_initializer
+
+    def initialize(variable: keras.Variable, initializer: Callable[..., Any]) -> None:
+        with around(initializer, tuple(variable._shape), variable._dtype):
+            by_keras(variable, initializer)
+
+    core.Variable._initialize_with_initializer = initialize
+
+
+@contextmanager
+def random_functions(stand_in: Any) -> Iterator[None]:
+    """Within it, Keras's initializers draw by the functions of another object: `uniform`, `normal`, `truncated_normal`.
+
+    Seen in Keras 3.15.1: the name `random` in `random_initializers`. Reason: an initializer publishes neither the
+    distribution nor the seed that it would draw with. Replace with: a public description of a drawing.
+    """
+    by_keras = random_initializers.random
+    random_initializers.random = stand_in
+    try:
+        yield
+    finally:
+        random_initializers.random = by_keras
+
+
+def seed_tensor(seed: Any) -> tf.Tensor:
+    """Returns the seed that Keras passes to TensorFlow's stateless operations: two integers.
+
+    Seen in Keras 3.15.1: `random.seed_generator.draw_seed`, `backend.tensorflow.random._cast_seed`. Reason: Keras casts
+    seeds only on their way to its own operations. Replace with: a public function.
+
+    Args:
+        seed: as Keras's initializers take it.
+    """
+    return _cast_seed(draw_seed(seed))
+
+
+def global_generator() -> tf.random.Generator | None:
+    """Returns TensorFlow's global random number generator; None if nothing has used it yet.
+
+    Seen in TensorFlow 2.21.0: `stateful_random_ops.global_generator`. Reason: the public
+    `tf.random.get_global_generator` creates one. Replace with: a public function that does not.
+    """
+    return stateful_random_ops.global_generator
