@@ -26,7 +26,16 @@ def model(params):
 
 
 def dataset(params, split, shard):
-    return tf.data.Dataset.from_tensor_slices(digits.load(split)).shard(shard.count, shard.index)
+    examples = tf.data.Dataset.from_tensor_slices(digits.load(split)).shard(shard.count, shard.index)
+    if split != "train" or not params["shift"]:
+        return examples
+    return examples.map(lambda x, y: (shifted(x, params["shift"]), y), num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def shifted(x, most):
+    """Moves a digit by up to `most` pixels in each direction, and fills the edges with paper."""
+    image = tf.pad(tf.reshape(x, (8, 8)), [[most, most], [most, most]])
+    return tf.reshape(tf.image.random_crop(image, (8, 8)), (digits.PIXELS,))
 
 
 def callbacks(params):

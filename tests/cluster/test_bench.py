@@ -57,7 +57,7 @@ def start(folder, *arguments):
 
 
 def test_a_training_is_measured_and_nothing_of_it_stays(tmp_path):
-    process = start(tmp_path, CONFIGS / "one_process.yaml", "--rounds", 1, "--steps", 60, "--json")
+    process = start(tmp_path, CONFIGS / "local_single.yaml", "--rounds", 1, "--steps", 60, "--json")
     out, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
     (row,) = json.loads(out)["rows"]
@@ -68,7 +68,9 @@ def test_a_training_is_measured_and_nothing_of_it_stays(tmp_path):
 
 
 def test_ctrl_c_ends_all_of_it(tmp_path):
-    process = start(tmp_path, CONFIGS / "local_mirrored.yaml", "--rounds", 1, "--steps", 100_000, "--workers", 2)
+    process = start(
+        tmp_path, CONFIGS / "local_multi_worker_mirrored.yaml", "--rounds", 1, "--steps", 100_000, "--workers", 2
+    )
     while not any(tmp_path.glob("*/run/metrics.jsonl")):
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.1)

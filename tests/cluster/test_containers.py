@@ -38,7 +38,7 @@ def start(network, host, task, *arguments):
     """Starts a task whose name in the network is `host`, and returns the container's name."""
     name = f"{network}-{host}"
     place = ["--name", name, "--network", network, "--network-alias", host, "--volume", f"{network}:/tfdist/runs"]
-    command = ["role", "--task", task, "--cluster", "configs/containers.yaml", *arguments]
+    command = ["role", "--task", task, "--cluster", "configs/role_containers.yaml", *arguments]
     started = engine("run", "--detach", *place, IMAGE, *command)
     assert started.returncode == 0, started.stderr
     return name

@@ -38,7 +38,7 @@ def mnist(tmp_path, monkeypatch):
     monkeypatch.setenv("MNIST", str(tmp_path / "mnist.npz"))
 
 
-@pytest.mark.parametrize("config", ["one_process.yaml", "local_mirrored.yaml", "with_evaluator.yaml"])
+@pytest.mark.parametrize("config", ["local_single.yaml", "local_multi_worker_mirrored.yaml", "local_evaluator.yaml"])
 def test_a_config_trains_the_digits(tmp_path, config):
     report = launch_config(tmp_path, config).report
     assert report["metrics"]["test_accuracy"] >= 0.96
@@ -50,9 +50,9 @@ def test_a_config_trains_the_digits(tmp_path, config):
     ("recipe", "config", "accuracy"),
     [
         ("digits_softmax.yaml", "local.yaml", 0.92),
-        ("digits_served.yaml", "with_data_service.yaml", 0.92),
+        ("digits_augmented.yaml", "local_data_service.yaml", 0.92),
         ("digits_cnn.yaml", "local.yaml", 0.96),
-        ("digits_cnn.yaml", "local_mirrored.yaml", 0.96),
+        ("digits_cnn.yaml", "local_multi_worker_mirrored.yaml", 0.96),
     ],
 )
 def test_a_recipe_trains_on_a_cluster(tmp_path, recipe, config, accuracy):
@@ -63,7 +63,9 @@ def test_a_recipe_trains_on_a_cluster(tmp_path, recipe, config, accuracy):
 def test_clicks_are_told_nearly_as_well_as_can_be_on_parameter_servers(tmp_path):
     smaller = ["params.examples={train: 60000, test: 10000}", "params.rows=20000", "params.dim=4"]
     shorter = ["train.epochs=1", "train.steps_per_execution=6"]  # fewer steps are quicker to compile
-    launched = launch_config(tmp_path, "ctr.yaml", *(word for one in smaller + shorter for word in ("--set", one)))
+    launched = launch_config(
+        tmp_path, "local_ctr.yaml", *(word for one in smaller + shorter for word in ("--set", one))
+    )
     reached, best = launched.report["metrics"]["test_auc"], click_generator.generate(10_000, "test").best_auc
     assert best - 0.06 < reached < best
     assert launched.report["examples"] == 60_000 // 2 // 256 * 256 * 2
@@ -71,7 +73,8 @@ def test_clicks_are_told_nearly_as_well_as_can_be_on_parameter_servers(tmp_path)
 
 
 def test_three_asynchronous_workers_take_all_the_data_each(tmp_path, mnist):
-    report = launch_config(tmp_path, "one_ps_three_workers.yaml", "--set", "train.epochs=4").report
+    changes = ["--set=train.share=copy", "--set=train.max_steps=null", "--set=train.epochs=4"]
+    report = launch_config(tmp_path, "local_mnist.yaml", *changes).report
     assert report["step"] == 3 * 4 * 12
     assert report["examples"] == 3 * 4 * 1_200
 
@@ -89,7 +92,7 @@ SHORT_LINES = {"params.lines": "{train: 1600, test: 61}", "params.length": "[1, 
 FEW_STEPS = {"params.learning_rate": 3, "train.epochs": 3, "train.batch_size": 16, "train.steps_per_execution": 1}
 
 
-@pytest.mark.parametrize(("config", "steps"), [("lines.yaml", 300), ("local_mirrored.yaml", 150)])
+@pytest.mark.parametrize(("config", "steps"), [("local_crnn.yaml", 300), ("local_multi_worker_mirrored.yaml", 150)])
 def test_lines_are_read_and_what_is_said_of_it_is_exact(tmp_path, config, steps):
     changes = [f"--set={key}={value}" for key, value in {**SHORT_LINES, **FEW_STEPS}.items()]
     done = launch_config(tmp_path, config, "--recipe", ROOT / "recipes" / "crnn.yaml", *changes)

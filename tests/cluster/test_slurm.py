@@ -68,7 +68,9 @@ def await_end(lab, job):
     return state
 
 
-@pytest.mark.parametrize("cluster", ["slurm.yaml", "local_mirrored.yaml"], ids=["parameter_server", "mirrored"])
+@pytest.mark.parametrize(
+    "cluster", ["slurm.yaml", "local_multi_worker_mirrored.yaml"], ids=["parameter_server", "mirrored"]
+)
 def test_the_digits_are_learned(cluster, lab, tmp_path):
     text = (ROOT / "configs" / cluster).read_text().replace("../recipes", str(ROOT / "recipes"))
     (tmp_path / "cluster.yaml").write_text(text)

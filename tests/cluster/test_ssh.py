@@ -36,7 +36,7 @@ def folder(lab, tmp_path):
         hosts = ", ".join(host.name for host in lab.hosts)
         text = CLUSTER.format(strategy=strategy, hosts=hosts, config=lab.config, python=sys.executable, roles=roles)
         (where / "cluster.yaml").write_text(text + ("recipe: digits_mlp.yaml\n" if recipe else ""))
-        for name in ("digits_mlp.yaml", "digits_mlp.py") if recipe else ():
+        for name in ("digits_mlp.yaml", "mlp.py") if recipe else ():
             shutil.copy(ROOT / "recipes" / name, where)
         return where
 

@@ -62,7 +62,7 @@ def planned(kind, *, name="digits", strategy="parameter_server", roles=ROLES, co
 
 
 def digits(**more):
-    module = {"module": "digits_mlp", "module_dir": ROOT / "recipes", "checkpoint": {"every_steps": 10}}
+    module = {"module": "mlp", "module_dir": ROOT / "recipes", "checkpoint": {"every_steps": 10}}
     return Recipe.model_validate({**module, **more})
 
 
@@ -196,7 +196,7 @@ def test_the_tasks_know_each_other_by_their_pods_names(kind, host):
 
 def test_the_pods_have_the_recipe_and_its_module(tmp_path):
     [config] = of_kind(objects("jobset"), "ConfigMap")
-    assert config["data"]["digits_mlp.py"] == (ROOT / "recipes" / "digits_mlp.py").read_text()
+    assert config["data"]["mlp.py"] == (ROOT / "recipes" / "mlp.py").read_text()
     (tmp_path / "recipe.yaml").write_text(config["data"]["recipe.yaml"])
     assert yaml.safe_load(config["data"]["recipe.yaml"])["module_dir"] == "/tfdist/job"
 

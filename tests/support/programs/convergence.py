@@ -7,6 +7,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import keras
 
@@ -32,14 +33,14 @@ TOGETHER = {"push 4": 4, "sync 2 of 2": 2, "bounded 2": 2}
 """Batches in an update."""
 EPOCHS = {"push 4": 25, "sync 1 of 2": 25, "sync 2 of 2": 20, "bounded 2": 20}
 """How long a rule is trained that makes fewer updates of as many examples, or of older parameters; 15 otherwise."""
-recipe = Path(__file__).parents[3] / "recipes" / "digits_mlp.py"
-spec = importlib.util.spec_from_file_location("digits_mlp", recipe)
+recipe = Path(__file__).parents[3] / "recipes" / "mlp.py"
+spec = importlib.util.spec_from_file_location("mlp", recipe)
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 
 
 def data(shard):
-    return Pipeline(BATCH).batches(module.dataset({}, "train", shard), shard)
+    return Pipeline(BATCH).batches(module.dataset({"mnist": None}, "train", shard), shard)
 
 
 accuracies = {}
@@ -47,7 +48,8 @@ for rule in sys.argv[1:]:
     together = TOGETHER.get(rule, 1)
     steps = EPOCHS.get(rule, 15) * BATCHES
     updates = steps // together
-    params = {"hidden": [500, 500], "dropout": 0.3, "learning_rate": 0.002, "decay_steps": updates}
+    params: dict[str, Any] = {"mnist": None, "hidden": [500, 500], "dropout": 0.3, "optimizer": "adam"}
+    params |= {"learning_rate": 0.002, "decay_steps": updates}
     with tfdist.scope():
         keras.utils.set_random_seed(5)
         model = module.model(params)
