@@ -1,10 +1,47 @@
-"""What all tests have alike."""
+"""Shared by all tests: signals as in a terminal, and long tests that take turns from day to day."""
 
+import datetime
+import os
 import signal
+from zlib import crc32
+
+import pytest
+
+_DAY = "TFDIST_TEST_DAY"
+"""The number of the day, which chooses the rotating tests. One process sets it for all, also when midnight comes."""
 
 
 def pytest_configure():
-    """Signals are what they are in a terminal: under nohup, or behind a `&`, all that is started would ignore some."""
+    """Restores default signal handling: below nohup, or behind a `&`, started programs would ignore some signals."""
     for each, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
         if signal.getsignal(each) is signal.SIG_IGN:
             signal.signal(each, usual)
+    os.environ.setdefault(_DAY, str(datetime.datetime.now(datetime.timezone.utc).toordinal()))
+
+
+def pytest_report_header():
+    """Tells how to repeat the choice of rotating tests."""
+    return f"rotating tests: {_DAY}={os.environ[_DAY]}; TFDIST_TEST_LONG=1 runs all"
+
+
+def pytest_collection_modifyitems(config, items):
+    """Deselects rotating tests on the days that are not theirs.
+
+    Tests of a module with the same parameters share a fixture that trains: they run on the same days.
+    """
+    if os.environ.get("TFDIST_TEST_LONG") == "1":
+        return
+    left_out = [item for item in items if not _runs_today(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
+def _runs_today(item: pytest.Item) -> bool:
+    marker = item.get_closest_marker("rotates")
+    if marker is None:
+        return True
+    (days,) = marker.args
+    callspec = getattr(item, "callspec", None)
+    group = f"{item.path.name}[{callspec.id}]" if callspec else item.nodeid
+    return (int(os.environ[_DAY]) + crc32(group.encode())) % days == 0
