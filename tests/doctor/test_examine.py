@@ -180,7 +180,7 @@ def test_any_python_will_do_where_none_has_tfdist(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     for python, has_it in ((bare / "bin" / "python", False), (sys.executable, True)):
         host = HostSpec(address="h", python=str(python))
-        command = python_command(host, ("-c", "import sys; print(sys.executable)"), without=True)
+        command = python_command(host, ("-c", "import sys; print(sys.executable)"), without_tfdist=True)
         run = subprocess.run(["sh", "-c", command], cwd=tmp_path, env={}, capture_output=True, text=True, check=True)
         assert run.stdout.strip() == str(python)
         own = python_command(host, ("-c", "pass"))

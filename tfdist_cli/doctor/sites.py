@@ -54,7 +54,7 @@ class Site:
         """The command that runs the Python of its tasks, or any where none has tfdist."""
         if self.ssh is None:
             return [sys.executable, *arguments]
-        return ssh_argv(*self.ssh, python_command(self.ssh[1], arguments, without=True))
+        return ssh_argv(*self.ssh, python_command(self.ssh[1], arguments, without_tfdist=True))
 
 
 def sites_of(cluster: Cluster | None, recipe: Recipe | None, runs: str) -> tuple[Site, ...]:

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tfdist_cli.launch.ssh.files import Entry, Listed
-from tfdist_cli.launch.ssh.frames import Channel, Ended, Frame
+from tfdist_cli.launch.ssh.frames import Channel, ConnectionEnded, Frame
 from tfdist_cli.launch.ssh.paths import Places, files_at, task_at
 from tfdist_cli.launch.supervisor.events import How
 from tfdist_cli.plan.plan import make_plan
@@ -48,7 +48,7 @@ class Agent(Channel):
     def rest(self):
         """The kinds of the frames until the end."""
         kinds = []
-        with suppress(Ended):
+        with suppress(ConnectionEnded):
             while True:
                 kinds.append(self.read().kind)
         return kinds

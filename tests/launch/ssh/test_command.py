@@ -1,4 +1,4 @@
-"""What `ssh` is given, and what the shell on a host makes of it."""
+"""The `ssh` command, and how the shell on a host runs it."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ def run(command, **env):
     return subprocess.run(["sh", "-c", command], env=env, capture_output=True, text=True, check=False)
 
 
-def test_the_users_settings_and_ours(make_cluster, tmp_path):
+def test_options_of_the_user_and_of_tfdist(make_cluster, tmp_path):
     cluster = make_cluster("single", ssh={"config": str(tmp_path / "a b")}, chief=1)
     argv = ssh_argv(cluster, HostSpec(address="h1", port=2224, user="me"), "true")
     assert argv[:3] == ["ssh", "-F", str(tmp_path / "a b")]
@@ -25,13 +25,13 @@ def test_the_users_settings_and_ours(make_cluster, tmp_path):
 
 
 @pytest.mark.parametrize("word", ["a'; echo foo", "ü", "", " two words ", "$HOME `id`", "line\nfeed", "x" * 250, "!!"])
-def test_words_reach_python_as_they_are(word):
+def test_words_reach_python_unchanged(word):
     host = HostSpec(address="h1", python=sys.executable)
     assert run(python_command(host, (*PRINT, word))).stdout == f"{[word]}\n"
 
 
 @pytest.mark.parametrize("folder", ["a'; echo foo", "ü b", "$HOME"])
-def test_pythons_of_any_name_in_the_home_folder_too(tmp_path, folder):
+def test_pythons_with_any_path(tmp_path, folder):
     (tmp_path / folder).mkdir()
     (tmp_path / folder / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (tmp_path / folder / "python").chmod(0o755)
@@ -40,7 +40,7 @@ def test_pythons_of_any_name_in_the_home_folder_too(tmp_path, folder):
         assert run(python_command(host, (*PRINT, "x")), HOME=str(tmp_path), PATH="/bin:/usr/bin").stdout == "['x']\n"
 
 
-def test_a_python_without_tfdist_is_none(tmp_path):
+def test_a_python_without_tfdist_is_not_used(tmp_path):
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     python.chmod(0o755)
@@ -48,7 +48,7 @@ def test_a_python_without_tfdist_is_none(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (NO_PYTHON, "", "")
 
 
-def test_python3_is_taken_where_this_one_is_not(tmp_path, monkeypatch):
+def test_python3_is_the_fallback(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     real = tmp_path / "python3"
     real.write_text("#!/bin/sh\ncase $2 in *find_spec*) exit 0;; esac\necho found\n")

@@ -25,7 +25,7 @@ from tfdist_cli.launch.process.ports import hold_addresses
 from tfdist_cli.launch.process.watchdog import GRACE
 from tfdist_cli.launch.run.history import METRICS_FILE
 from tfdist_cli.launch.ssh.files import Incoming, Listed, lacking, remove_former, write_whole
-from tfdist_cli.launch.ssh.frames import Channel, Ended, Frame
+from tfdist_cli.launch.ssh.frames import Channel, ConnectionEnded, Frame
 from tfdist_cli.launch.ssh.versions import installed
 from tfdist_cli.launch.supervisor.events import (
     End,
@@ -62,10 +62,10 @@ def main() -> None:
     channel = Channel(source, sink)
     try:
         _serve(channel)
-    except Ended:
+    except ConnectionEnded:
         return
     except TfdistError as error:
-        with suppress(Ended):
+        with suppress(ConnectionEnded):
             channel.write(_problem(error))
 
 
@@ -198,7 +198,7 @@ class _Teller:
         with suppress(RuntimeError):  # the loop has ended
             while True:
                 frame, told = self._frames.get()
-                with suppress(Ended):
+                with suppress(ConnectionEnded):
                     self._channel.write(frame)
                 self._loop.call_soon_threadsafe(_settle, told)
 
@@ -253,7 +253,7 @@ class _Tasks:
         while True:
             try:
                 frame = self._channel.read()
-            except Ended:
+            except ConnectionEnded:
                 loop.call_soon_threadsafe(orders.put_nowait, None)
                 return
             loop.call_soon_threadsafe(orders.put_nowait, frame)

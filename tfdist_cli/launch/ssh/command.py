@@ -1,4 +1,4 @@
-"""The commands that reach a host: what `ssh` is given, and what the shell at the other end runs."""
+"""The `ssh` commands that reach a host, and the shell commands that they run there."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tfdist_cli.spec.sections.ssh import HostSpec
 AGENT = "tfdist_cli.launch.ssh.agent"
 CONNECT_TIMEOUT = 10
 ALIVE_INTERVAL, ALIVE_COUNT = 4, 2
-"""A host is lost when nothing has come from it for 4 s, and two questions then find no answer in 4 s each: 12 s."""
+"""After 4 s without data, ssh sends two keep-alives, 4 s apart. A host that answers none is lost after 12 s."""
 NO_PYTHON = 113
-"""What the remote shell ends with when it finds no Python with tfdist."""
+"""The exit code of the remote shell when no Python there has tfdist."""
 _OPTIONS = {
-    "BatchMode": "yes",  # it never waits for a password
+    "BatchMode": "yes",  # fails where a password would be asked for
     "ConnectTimeout": str(CONNECT_TIMEOUT),
     "ServerAliveInterval": str(ALIVE_INTERVAL),
     "ServerAliveCountMax": str(ALIVE_COUNT),
-    # A connection of its own: one that others share does not follow these settings, and outlives its first user.
+    # No shared connection: it would not use these settings, and it outlives its first user.
     "ControlMaster": "no",
     "ControlPath": "none",
-    # What a user's configuration may want of a login, and no launch.
+    # Settings that a user's configuration may have for logins.
     "ClearAllForwardings": "yes",
     "RemoteCommand": "none",
     "RequestTTY": "no",
@@ -32,7 +32,7 @@ _OPTIONS = {
 
 
 def ssh_argv(cluster: Cluster, host: HostSpec, command: str) -> list[str]:
-    """The `ssh` command that runs a shell command on a host."""
+    """Returns the `ssh` command that runs a shell command on a host."""
     argv = ["ssh"]
     if cluster.over_ssh.config:
         argv += ["-F", str(cluster.over_ssh.config)]
@@ -46,35 +46,35 @@ def ssh_argv(cluster: Cluster, host: HostSpec, command: str) -> list[str]:
 
 
 def pythons(host: HostSpec) -> tuple[str, ...]:
-    """The Pythons that may be the host's, the best first."""
+    """Returns the Python interpreters to try on the host, in order of preference."""
     return (host.python,) if host.python else (sys.executable, "python3")
 
 
-def python_command(host: HostSpec, arguments: Sequence[str], *, without: bool = False) -> str:
-    """A shell command that runs the host's Python, the first that has tfdist.
+def python_command(host: HostSpec, arguments: Sequence[str], *, without_tfdist: bool = False) -> str:
+    """Returns a shell command that runs the host's first Python that has tfdist.
 
     Args:
-        host: which host.
-        arguments: what Python is given.
-        without: whether, where none has tfdist, the first Python that there is will do.
+        host: the host.
+        arguments: Python's arguments.
+        without_tfdist: whether to fall back to the first Python without tfdist.
     """
     has_tfdist = "import importlib.util, sys; sys.exit(importlib.util.find_spec('tfdist_cli') is None)"
     tried = " ".join(_word(python) for python in pythons(host))
     conditions = [f'"$python" -c {shlex.quote(has_tfdist)} 2>/dev/null']
-    if without:
+    if without_tfdist:
         conditions.append('command -v "$python" >/dev/null')
     script = " ".join(
         f'for python in {tried}; do {condition} && exec "$python" {shlex.join(arguments)}; done;'
         for condition in conditions
     )
-    return f"exec sh -c {shlex.quote(f'{script} exit {NO_PYTHON}')}"  # whichever shell the user has there
+    return f"exec sh -c {shlex.quote(f'{script} exit {NO_PYTHON}')}"  # the user's login shell may not be a POSIX shell
 
 
 def agent_command(host: HostSpec) -> str:
-    """A shell command that runs the agent."""
+    """Returns a shell command that runs the agent."""
     return python_command(host, ("-m", AGENT))
 
 
 def _word(path: str) -> str:
-    """A word of a shell command; the home folder is the host's to fill in."""
+    """Quotes a word of a shell command. The remote shell expands a leading `~/`."""
     return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)

@@ -1,7 +1,7 @@
-"""What a launcher and the agent on a host say to one another: frames, each a kind, fields and bytes.
+"""The protocol between the launcher and the agent on a host: frames, each with a kind, fields and a payload.
 
-On the wire a frame is a line `KIND n m`, then n bytes of JSON, then m bytes as they are. Both sides read and write in
-blocking calls: a host that is not read from is slowed down to the speed of the launcher.
+On the wire a frame is a line `KIND n m`, then n bytes of JSON, then m bytes of payload. Both sides read and write in
+blocking calls. A host whose frames are not read blocks, and so runs no faster than the launcher.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 GREETING = b"tfdist-agent 1\n"
-"""What an agent says first; what a shell's start files have printed stands before it."""
+"""The first line that an agent sends. Output of the shell's start files may precede it."""
 _LONGEST_LINE = 100
 
 
-class Ended(Exception):
-    """Nothing more comes: the connection is gone."""
+class ConnectionEnded(Exception):
+    """The other side has closed the connection, or it is broken."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Frame:
     """One message.
 
     Args:
-        kind: what it is about.
-        fields: what it says, in plain JSON types.
-        payload: bytes that go with it.
+        kind: the type of message.
+        fields: its values, in plain JSON types.
+        payload: raw bytes.
     """
 
     kind: str
@@ -38,17 +38,17 @@ class Frame:
         return self.fields[name]
 
     def encode(self) -> bytes:
-        """Its bytes on the wire."""
-        said = json.dumps(self.fields, separators=(",", ":")).encode()
-        return b"%s %d %d\n" % (self.kind.encode(), len(said), len(self.payload)) + said + self.payload
+        """Returns the frame's bytes on the wire."""
+        fields = json.dumps(self.fields, separators=(",", ":")).encode()
+        return b"%s %d %d\n" % (self.kind.encode(), len(fields), len(self.payload)) + fields + self.payload
 
 
 class Channel:
-    """Both directions of one connection. Any thread may write; one reads.
+    """Both directions of one connection. Any thread may write; only one thread may read.
 
     Args:
-        source: where the other side's frames come from, buffered.
-        sink: where ours go, not buffered.
+        source: the stream of incoming frames, buffered.
+        sink: the stream of outgoing frames, unbuffered.
     """
 
     def __init__(self, source: IO[bytes], sink: IO[bytes]) -> None:
@@ -57,25 +57,25 @@ class Channel:
         self._writing = threading.Lock()
 
     def read(self) -> Frame:
-        """The next frame, once it is there.
+        """Waits for the next frame, and returns it.
 
         Raises:
-            Ended: there is none.
+            ConnectionEnded: the other side sends no more.
         """
         try:
             words = self._source.readline(_LONGEST_LINE).split()
             if len(words) != 3:
-                raise Ended
-            kind, said, payload = words[0].decode(), self._exactly(int(words[1])), self._exactly(int(words[2]))
+                raise ConnectionEnded
+            kind, fields, payload = words[0].decode(), self._exactly(int(words[1])), self._exactly(int(words[2]))
         except (OSError, ValueError) as error:
-            raise Ended from error
-        return Frame(kind, json.loads(said), payload)
+            raise ConnectionEnded from error
+        return Frame(kind, json.loads(fields), payload)
 
     def write(self, frame: Frame) -> None:
-        """Sends a frame; waits while the other side has enough to read.
+        """Sends a frame. Blocks while the other side does not read.
 
         Raises:
-            Ended: nobody reads.
+            ConnectionEnded: the other side has closed the connection.
         """
         data = memoryview(frame.encode())
         try:
@@ -83,33 +83,33 @@ class Channel:
                 while data:
                     data = data[self._sink.write(data) :]
         except (OSError, ValueError) as error:
-            raise Ended from error
+            raise ConnectionEnded from error
 
     def await_greeting(self) -> None:
-        """Passes over what comes before the agent's first word; a start file may print no line feed at its end.
+        """Skips the output before the greeting, whose last line may have no line feed.
 
         Raises:
-            Ended: it never comes.
+            ConnectionEnded: the agent sends no greeting.
         """
         line = b""
         while not line.endswith(GREETING):
             line = self._source.readline(64 * 1024)
             if not line:
-                raise Ended
+                raise ConnectionEnded
 
     def greet(self) -> None:
-        """Says the agent's first word."""
+        """Sends the agent's greeting."""
         self._sink.write(GREETING)
 
     def close(self) -> None:
-        """Sends no more, which tells the other side to end."""
+        """Closes the outgoing direction. The other side exits when it reads the end."""
         try:
             self._sink.close()
         except OSError:
-            return  # it is gone already
+            return  # the connection is broken already
 
     def _exactly(self, size: int) -> bytes:
         data = self._source.read(size)
         if len(data) < size:
-            raise Ended
+            raise ConnectionEnded
         return data

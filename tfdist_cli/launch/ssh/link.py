@@ -15,7 +15,7 @@ from typing import IO, Any
 from tfdist_cli.errors import TfdistError, UsageError
 from tfdist_cli.launch.ssh.command import NO_PYTHON, agent_command, python_command, pythons, ssh_argv
 from tfdist_cli.launch.ssh.files import Listed, pieces
-from tfdist_cli.launch.ssh.frames import Channel, Ended, Frame
+from tfdist_cli.launch.ssh.frames import Channel, ConnectionEnded, Frame
 from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.cluster import Cluster
@@ -84,7 +84,7 @@ class Link:
         try:
             self._channel.await_greeting()
             said = self._channel.read()
-        except Ended:
+        except ConnectionEnded:
             raise self._unreachable(late=not overdue.is_alive()) from None
         finally:
             overdue.cancel()
@@ -141,13 +141,13 @@ class Link:
         """The next frame.
 
         Raises:
-            Ended: the host is gone.
+            ConnectionEnded: the host is gone.
         """
         return self._channel.read()
 
     def send(self, frame: Frame) -> None:
         """Sends a frame; a host that is gone is noticed where its frames are read."""
-        with suppress(Ended):
+        with suppress(ConnectionEnded):
             self._channel.write(frame)
 
     @property
@@ -175,7 +175,7 @@ class Link:
         self._send(frame)
         try:
             answer = self._channel.read()
-        except Ended:
+        except ConnectionEnded:
             raise HostLost(self.cause, hint="see whether the host is up, and launch again") from None
         if answer.kind == "error":
             kind = UsageError if answer["usage"] else HostLost
@@ -185,7 +185,7 @@ class Link:
     def _send(self, frame: Frame) -> None:
         try:
             self._channel.write(frame)
-        except Ended:
+        except ConnectionEnded:
             raise HostLost(self.cause, hint="see whether the host is up, and launch again") from None
 
     def _listen(self) -> None:

@@ -1,4 +1,4 @@
-"""Which host takes which task: a pure function of the cluster file."""
+"""Places tasks on hosts: a pure function of the cluster file."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tfdist_cli.spec.task_id import TaskId
 
 
 def place(cluster: Cluster) -> dict[TaskId, HostSpec]:
-    """Puts each task on a host, in the order of the cluster's tasks.
+    """Returns the host of each task, in the order of the cluster's tasks.
 
-    A task with an address is there. The others go where the least is to be done: one after another, to the host with
-    the fewest tasks that compute for its weight, the first of those that are equal, among those that have a slot, the
-    cores and the GPUs that the task is to have. The task that saves, the chief or worker 0, goes to the first host,
-    and the evaluator to the same, since it reads what that one has saved.
+    A task with an address runs on that host. Each other task is placed on the host with the fewest computing tasks per
+    weight, among the hosts that have a slot, the cores and the GPUs that it needs; the first of equal hosts is chosen.
+    The task that saves checkpoints, the chief or worker 0, is placed on the first host, and the evaluator beside it,
+    because it reads the checkpoints.
 
     Raises:
-        UsageError: there are no hosts for a task, or they have too little.
+        UsageError: the cluster file lists no hosts, or they have too few slots, cores or GPUs.
     """
-    placed = {task: cluster.machine(hosts[task.index].host) for task, hosts in _written(cluster)}
+    placed = {task: cluster.machine(hosts[task.index].host) for task, hosts in _tasks_with_addresses(cluster)}
     taken: Counter[tuple[str, str]] = Counter()
     for task, host in placed.items():
         taken.update(_needs_on(cluster, task, host))
@@ -36,13 +36,13 @@ def place(cluster: Cluster) -> dict[TaskId, HostSpec]:
 
 
 def _placed_first(task: TaskId) -> tuple[bool | int, ...]:
-    """The order of placement. Ps come before workers, so that both have a host of their own while hosts are left."""
+    """Returns the key that tasks are placed by: ps before workers, so that they get different hosts while some are free."""
     traits = task.traits
     rank = (traits.drives, traits.holds_variables, traits.trains, traits.prepares_data, not traits.evaluates)
     return (*(not first for first in rank), task.index)
 
 
-def _written(cluster: Cluster) -> Iterator[tuple[TaskId, list[Address]]]:
+def _tasks_with_addresses(cluster: Cluster) -> Iterator[tuple[TaskId, list[Address]]]:
     for task in cluster.tasks:
         hosts = cluster.role(task).hosts
         if hosts is not None:
@@ -59,13 +59,14 @@ def _choose(
     if not machines:
         raise UsageError(
             f"{task} has no host to run on",
+            code="no-hosts",
             hint="list the machines as 'hosts' in the cluster file, such as 'hosts: [gpu01, gpu02]'",
         )
     for kind, wanted in _needs(cluster, task).items():
         bounds = {host.address: getattr(host, kind) for host in machines}
         machines = tuple(host for host in machines if _fits(bounds[host.address], taken[host.address, kind] + wanted))
         if not machines:
-            raise _too_little(task, kind, wanted, bounds, taken)
+            raise _no_capacity(task, kind, wanted, bounds, taken)
     if task == saves:
         return machines[0]
     return min(machines, key=lambda host: (taken[host.address, "slots"] + 1) / (host.slots or host.cpus or 1))
@@ -75,23 +76,25 @@ def _fits(bound: int | None, taken: int) -> bool:
     return bound is None or taken <= bound
 
 
-def _too_little(
+def _no_capacity(
     task: TaskId, kind: str, wanted: int, bounds: Mapping[str, int], taken: Counter[tuple[str, str]]
 ) -> UsageError:
     if kind == "slots":
         return UsageError(
-            f"there is no slot for {task}: the hosts have {sum(bounds.values())} for tasks that compute",
+            f"no slot is left for {task}: the hosts have {sum(bounds.values())} slots for computing tasks",
+            code="no-slot-left",
             hint="add hosts, raise their slots, or lower the replicas",
         )
     free = ", ".join(f"{host} {bound - taken[host, kind]} of {bound}" for host, bound in bounds.items())
     return UsageError(
-        f"no host has the {wanted} {kind} of {task} left: {free}",
+        f"{task} needs {wanted} {kind}, and no host has as many left: {free}",
+        code="host-capacity-exceeded",
         hint=f"add hosts, lower roles.{task.role}.{kind} or the replicas, or correct the {kind} of the hosts",
     )
 
 
 def _needs(cluster: Cluster, task: TaskId) -> dict[str, int]:
-    """What a task takes of its host: a slot, cores and GPUs, as far as it takes any."""
+    """Returns the slots, cores and GPUs that a task needs of its host, without those that are 0."""
     spec = cluster.role(task)
     gpus = len(spec.gpus) if isinstance(spec.gpus, list) else spec.gpus if isinstance(spec.gpus, int) else 0
     needs = {"slots": int(_computes(cluster, task)), "cpus": spec.cpus or 0, "gpus": gpus}

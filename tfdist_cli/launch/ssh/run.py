@@ -16,7 +16,7 @@ from tfdist_cli.launch.process.task_output import OutputParser, Parsed
 from tfdist_cli.launch.run.history import METRICS_FILE
 from tfdist_cli.launch.ssh.agent import PING_PERIOD
 from tfdist_cli.launch.ssh.files import write_whole
-from tfdist_cli.launch.ssh.frames import Ended, Frame
+from tfdist_cli.launch.ssh.frames import ConnectionEnded, Frame
 from tfdist_cli.launch.ssh.link import Link
 from tfdist_cli.launch.ssh.paths import Places
 from tfdist_cli.launch.supervisor.events import Action, End, Exited, How, Output, Recorded, Start, Started, Stream
@@ -152,7 +152,7 @@ class _Host:
             while not self._closing:
                 try:
                     frame = link.read()
-                except Ended:
+                except ConnectionEnded:
                     if not self._closing:
                         self._loop.call_soon_threadsafe(self._lost, link, link.cause)
                     return

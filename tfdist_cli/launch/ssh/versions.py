@@ -1,4 +1,4 @@
-"""The versions that tasks depend on, read from what is installed without importing it, and compared between hosts."""
+"""Reads the versions of installed packages without importing them, and compares them between hosts."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from importlib.metadata import PackageNotFoundError, version
 from tfdist_cli.errors import UsageError
 
 TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tensorflow-rocm", "tf-nightly", "tf-nightly-cpu")
-"""The names that TensorFlow goes by."""
+"""The names of TensorFlow's packages."""
 _SHOWN = {"python": "Python", "tfdist": "tfdist", "tensorflow": "TensorFlow", "keras": "Keras"}
 
 
 def installed() -> dict[str, str]:
-    """The versions here; empty for what is not installed. Of Python only the first two numbers matter."""
-    found = (_version(name) for name in TENSORFLOW)
+    """Returns the versions on this machine: of Python major and minor; empty for a package that is not installed."""
+    versions = (_version(name) for name in TENSORFLOW)
     return {
         "python": ".".join(platform.python_version_tuple()[:2]),
         "tfdist": _version("tfdist-cli"),
-        "tensorflow": next(filter(None, found), ""),
+        "tensorflow": next(filter(None, versions), ""),
         "keras": _version("keras"),
     }
 
@@ -32,21 +32,22 @@ def _version(name: str) -> str:
 
 
 def compare(hosts: Mapping[str, Mapping[str, str]], here: Mapping[str, str], *, trains: bool, same: bool) -> None:
-    """Refuses hosts that cannot train together.
+    """Checks that the hosts can train together.
 
     Args:
         hosts: each host's versions.
-        here: those of this machine, which need not have TensorFlow.
-        trains: whether the tasks train a recipe; a program of the user's own needs what it needs.
-        same: whether all must have the same.
+        here: this machine's versions; TensorFlow may be missing.
+        trains: whether the tasks train a recipe. The needs of a user's program are unknown.
+        same: whether all versions must be equal.
 
     Raises:
-        UsageError: naming the host and both versions.
+        UsageError: TensorFlow is missing on a host, or versions differ.
     """
     for host, versions in hosts.items():
         if trains and not versions.get("tensorflow"):
             raise UsageError(
                 f"TensorFlow is not installed on {host}, and training needs it",
+                code="tensorflow-missing",
                 hint=f"install 'tfdist-cli[cpu]' or 'tfdist-cli[cuda]' on {host}, or name the Python that has it "
                 "as 'python' of the host",
             )
@@ -63,6 +64,7 @@ def _check(package: str, host: str, there: Mapping[str, str], where: str, wanted
     if there.get(package) != wanted.get(package):
         name = _SHOWN[package]
         raise UsageError(
-            f"{host} has {name} {there.get(package) or 'not at all'}, and {where} it is {wanted.get(package) or 'not'}",
+            f"{name} is {there.get(package) or 'missing'} on {host}, and {wanted.get(package) or 'missing'} {where}",
+            code="versions-differ",
             hint=f"install the same {name} on all hosts, or allow it with 'ssh: {{versions: any}}'",
         )
