@@ -9,9 +9,9 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from tfdist_cli.launch.ssh.files import Entry, Listed
+from tfdist_cli.launch.ssh.files import Entry, FileList
 from tfdist_cli.launch.ssh.frames import Channel, ConnectionEnded, Frame
-from tfdist_cli.launch.ssh.paths import Places, files_at, task_at
+from tfdist_cli.launch.ssh.paths import PathMap, files_at, task_at
 from tfdist_cli.launch.supervisor.events import How
 from tfdist_cli.plan.plan import make_plan
 from tfdist_cli.plan.resources import Machine
@@ -69,8 +69,8 @@ def begin(make_cluster, tmp_path):
         plan = make_plan(cluster, None, addresses=addresses, run_dir=run_dir, machine=Machine(1), command=command)
         orders = {
             "run_dir": str(run_dir),
-            "files": files_at(plan, Places()),
-            "tasks": [task_at(plan.tasks[0], Places(), sys.executable)],
+            "files": files_at(plan, PathMap()),
+            "tasks": [task_at(plan.tasks[0], PathMap(), sys.executable)],
             "start": str(start),
             "copied": True,
             "tells_metrics": tells_metrics,
@@ -156,7 +156,7 @@ def test_programs_start_in_a_folder_that_no_file_was_copied_to(begin, tmp_path):
 def test_a_file_under_way_is_dropped_when_the_launcher_goes(begin, tmp_path):
     agent = Agent(60)
     to = tmp_path / "to"
-    listed = Listed("here", (Entry("p/large", 10, 1, 0o644),))
+    listed = FileList("here", (Entry("p/large", 10, 1, 0o644),))
     agent.write(Frame("copy", {"to": str(to), **listed.as_json()}))
     assert agent.read()["wanted"] == [0]
     agent.write(Frame("piece", {"file": 0, "last": False}, b"part"))

@@ -24,7 +24,7 @@ from tfdist_cli.launch.local.launcher import LocalLauncher
 from tfdist_cli.launch.process.ports import hold_addresses
 from tfdist_cli.launch.process.watchdog import GRACE
 from tfdist_cli.launch.run.history import METRICS_FILE
-from tfdist_cli.launch.ssh.files import Incoming, Listed, lacking, remove_former, write_whole
+from tfdist_cli.launch.ssh.files import FileList, IncomingFile, lacking, remove_former, write_whole
 from tfdist_cli.launch.ssh.frames import Channel, ConnectionEnded, Frame
 from tfdist_cli.launch.ssh.versions import installed
 from tfdist_cli.launch.supervisor.events import (
@@ -121,8 +121,8 @@ class _Copying:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._to = Path()
-        self._listed = Listed()
-        self._open: Incoming | None = None
+        self._listed = FileList()
+        self._open: IncomingFile | None = None
 
     def drop(self) -> None:
         """Leaves no part of a file behind, whose rest never comes."""
@@ -146,11 +146,11 @@ class _Copying:
     def _take(self, frame: Frame) -> None:
         if frame.kind == "copy":
             self._to = Path(frame["to"])
-            self._listed = Listed.from_json(frame.fields)
+            self._listed = FileList.from_json(frame.fields)
             remove_former(self._to, self._listed)
             self._channel.write(Frame("wanted", {"wanted": lacking(self._to, self._listed.entries)}))
         elif frame.kind == "piece":
-            self._open = self._open or Incoming(self._to, self._listed.entries[frame["file"]])
+            self._open = self._open or IncomingFile(self._to, self._listed.entries[frame["file"]])
             self._open.add(frame.payload, last=frame["last"])
             if frame["last"]:
                 self._open = None

@@ -1,7 +1,7 @@
-"""Copying files to hosts: what there is to copy, what a host lacks of it, and taking it in.
+"""Copies files to hosts: lists the files here, finds those that a host lacks, and writes them there.
 
-As with rsync, a file is taken to be the same when its size, its time of change and its permissions are. What was copied
-before and is no longer here is removed there; nothing else is. The directories of runs stay where they are.
+As in rsync, two files are equal if their sizes, modification times and permissions are. Files that were copied before
+and no longer exist here are removed there; other files are not. Run directories are not copied.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tfdist_cli.launch.run.directory import LOCK_FILE
 
 CHUNK = 1024 * 1024
 LIST_FILE = ".tfdist-files.json"
-"""In the folder that files are copied to: what was, and whose it is."""
+"""A file in the target folder: the origin and the paths of the copied files."""
 _CACHE = "__pycache__"
 _NEVER = (".git", _CACHE)
 _NEW = ".tfdist-new"
@@ -38,34 +38,35 @@ class Entry:
     """A file to copy.
 
     Args:
-        path: where it is, from the folder that all are in, with '/'.
+        path: the path relative to the common folder, with '/'.
         size: bytes.
-        changed: when it was changed last, in microseconds: not every file system keeps more.
-        mode: its permissions.
+        modified: the modification time in microseconds; not every file system is more precise.
+        mode: the permissions.
     """
 
     path: str
     size: int
-    changed: int
+    modified: int
     mode: int
 
     @classmethod
     def of(cls, path: Path, base: Path) -> Entry:
-        """A file as it is now."""
-        found = path.stat()
-        return cls(path.relative_to(base).as_posix(), found.st_size, found.st_mtime_ns // 1000, found.st_mode & 0o777)
+        """Returns the entry of a file as it is now."""
+        status = path.stat()
+        name, modified = path.relative_to(base).as_posix(), status.st_mtime_ns // 1000
+        return cls(name, status.st_size, modified, status.st_mode & 0o777)
 
     def as_json(self) -> list[object]:
-        """In plain JSON types; `Entry(*fields)` reads it."""
+        """Returns the fields in plain JSON types; `Entry(*fields)` is the inverse."""
         return list(astuple(self))
 
 
 @dataclass(frozen=True)
-class Listed:
-    """The files of a folder on a host.
+class FileList:
+    """The files to copy to a folder on a host.
 
     Args:
-        origin: whose they are, in words that nobody else's files have.
+        origin: a unique name of the machine and the folder that they come from.
         entries: the files.
     """
 
@@ -73,36 +74,36 @@ class Listed:
     entries: tuple[Entry, ...] = ()
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Listed:
-        """Reads what `as_json` gives."""
+    def from_json(cls, fields: Mapping[str, Any]) -> FileList:
+        """Returns the list that `as_json` has encoded."""
         return cls(fields["origin"], tuple(Entry(*entry) for entry in fields["files"]))
 
     def as_json(self) -> dict[str, Any]:
-        """In plain JSON types."""
+        """Returns the list in plain JSON types."""
         return {"origin": self.origin, "files": [entry.as_json() for entry in self.entries]}
 
 
 def common_folder(roots: Sequence[Path]) -> Path:
-    """The folder that files and folders are in, from which their places to one another are kept."""
+    """Returns the folder that contains all roots; paths relative to it are kept on the host."""
     return Path(os.path.commonpath([root.parent for root in roots]))
 
 
 def list_files(roots: Sequence[Path], exclude: Sequence[str]) -> list[Entry]:
-    """The files below some roots, or that are roots themselves; in a work tree of git those that it does not ignore.
+    """Lists the files below the roots, or that are roots themselves; in a git work tree without ignored files.
 
     Args:
         roots: absolute paths.
-        exclude: patterns as a shell has them, of a name or of a path from its root.
+        exclude: shell patterns of a name, or of a path relative to its root.
     """
     base = common_folder(roots)
     patterns = [pattern.rstrip("/").removeprefix("./") for pattern in exclude]
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     for root in roots:
         for path in _below(root, partial(_is_excluded, root, patterns)):
-            if path.is_file() and not _is_of_a_run(path.parent, root):
+            if path.is_file() and not _is_in_run_dir(path.parent, root):
                 entry = Entry.of(path, base)
-                found[entry.path] = entry
-    return [found[path] for path in sorted(found)]
+                entries[entry.path] = entry
+    return [entries[path] for path in sorted(entries)]
 
 
 def _is_excluded(root: Path, patterns: Sequence[str], path: Path) -> bool:
@@ -112,20 +113,20 @@ def _is_excluded(root: Path, patterns: Sequence[str], path: Path) -> bool:
 
 
 @cache
-def _is_of_a_run(folder: Path, root: Path) -> bool:
-    """Whether a folder is a run's directory, or in one."""
+def _is_in_run_dir(folder: Path, root: Path) -> bool:
+    """Whether a folder is a run directory, or inside one."""
     if folder == root or root not in folder.parents:
         return False
-    return (folder / LOCK_FILE).exists() or _is_of_a_run(folder.parent, root)
+    return (folder / LOCK_FILE).exists() or _is_in_run_dir(folder.parent, root)
 
 
 def _below(root: Path, excluded: Callable[[Path], bool], within: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """What is in a folder, and in those that it has from elsewhere: links, submodules, repositories of their own.
+    """Yields the files of a folder, and of its linked folders, submodules and nested repositories.
 
     Args:
         root: the folder, or a file.
-        excluded: whether something is left out.
-        within: the folders that have led here, without links; a link back to what holds one of them is left out.
+        excluded: whether a path is excluded.
+        within: the resolved folders on the path to `root`. A link to one of them, or to a parent, is skipped.
     """
     if not root.is_dir():
         if not excluded(root):
@@ -141,7 +142,7 @@ def _below(root: Path, excluded: Callable[[Path], bool], within: tuple[Path, ...
 
 
 def _listed(root: Path) -> Iterator[Path]:
-    """The files of a folder, and the folders that it has from elsewhere."""
+    """Yields the files of a folder, and the folders that `_below` descends into separately."""
     known = _known_to_git(root)
     if known is not None:
         yield from known
@@ -153,25 +154,26 @@ def _listed(root: Path) -> Iterator[Path]:
 
 
 def _known_to_git(root: Path) -> list[Path] | None:
-    """What of a work tree git keeps or would add; None outside of one, and for what it ignores altogether.
+    """Returns the files that git tracks or would add; None outside a work tree, and for an ignored folder.
 
     Raises:
-        UsageError: git does not say, so that what it ignores is not known.
+        UsageError: git fails, so the ignored files are unknown.
     """
     try:
         if _git(root, "check-ignore", "--quiet", str(root)).returncode == 0:
             return None
         listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    except OSError:  # there is no git
+    except OSError:  # git is not installed
         return None
     if listed.returncode == 0:
         return [root / os.fsdecode(name) for name in listed.stdout.split(b"\0") if name]
-    said = listed.stderr.decode(errors="replace").strip()
-    if "not a git repository" in said:
+    errors = listed.stderr.decode(errors="replace").strip()
+    if "not a git repository" in errors:
         return None
     raise UsageError(
-        f"git does not say which files of {root} it ignores: {said.partition(chr(10))[0].removeprefix('fatal: ')}",
-        hint=f"mend what `git -C {shlex.quote(str(root))} status` tells",
+        f"git cannot list the files of {root}: {errors.partition(chr(10))[0].removeprefix('fatal: ')}",
+        code="git-failed",
+        hint=f"fix what `git -C {shlex.quote(str(root))} status` reports",
     )
 
 
@@ -181,7 +183,7 @@ def _git(root: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def lacking(to: Path, entries: Sequence[Entry]) -> list[int]:
-    """Which files a folder does not have as they are, by their places in the list."""
+    """Returns the indices of the entries that a folder lacks, or has different versions of."""
     return [index for index, entry in enumerate(entries) if not _has(to, entry)]
 
 
@@ -191,11 +193,11 @@ def _has(to: Path, entry: Entry) -> bool:
     return False
 
 
-def remove_former(to: Path, listed: Listed) -> None:
-    """Removes what was copied to a folder before and is not among the files any more.
+def remove_former(to: Path, listed: FileList) -> None:
+    """Removes files that were copied to a folder before and are not in the list any more.
 
     Raises:
-        UsageError: what is there was copied from elsewhere.
+        UsageError: the files in the folder have another origin.
     """
     listing = to / LIST_FILE
     try:
@@ -205,8 +207,9 @@ def remove_former(to: Path, listed: Listed) -> None:
         origin, before = listed.origin, set()
     if origin != listed.origin:
         raise UsageError(
-            f"{to} has the files of {origin}, and those of {listed.origin} would take their place",
-            hint="name another folder, 'ssh: {to: …}', or remove that one",
+            f"{to} contains files of {origin}, which the files of {listed.origin} would replace",
+            code="folder-has-other-files",
+            hint="name another folder, 'ssh: {to: …}', or remove this one",
         )
     now = {entry.path for entry in listed.entries}
     _remove_parts({to, *((to / path).parent for path in before | now)})
@@ -219,10 +222,10 @@ def remove_former(to: Path, listed: Listed) -> None:
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:
-    """Removes folders from the innermost outwards, until one holds more than what Python has compiled of its modules.
+    """Removes folders from the innermost outwards, together with Python's bytecode caches in them.
 
     Raises:
-        OSError: one does.
+        OSError: a folder contains other files.
     """
     for folder in folders:
         if [path.name for path in folder.iterdir()] == [_CACHE]:
@@ -231,7 +234,7 @@ def _remove_empty(folders: Sequence[Path]) -> None:
 
 
 def _remove_parts(folders: Iterable[Path]) -> None:
-    """Removes the parts of files that processes of this host have left, which were killed as they wrote them."""
+    """Removes incomplete files that were left by killed processes of this host."""
     host = f".{socket.gethostname()}-"
     for folder in folders:
         for path in folder.glob(f"{host}*{_NEW}"):
@@ -241,18 +244,18 @@ def _remove_parts(folders: Iterable[Path]) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file at once: several hosts may have one home, and one of them read what another writes."""
+    """Writes a file atomically: hosts may share a home folder, and read while another one writes."""
     new = path.with_name(f".{socket.gethostname()}-{os.getpid()}{_NEW}")
     new.write_bytes(data)
     new.replace(path)
 
 
-class Incoming:
-    """A file that comes in pieces; it is seen when it is whole.
+class IncomingFile:
+    """A file that is received in pieces. It appears under its name when it is complete.
 
     Args:
-        to: the folder that all are copied to.
-        entry: which file.
+        to: the target folder of all files.
+        entry: the file.
     """
 
     def __init__(self, to: Path, entry: Entry) -> None:
@@ -263,23 +266,23 @@ class Incoming:
         self._file = self._new.open("wb")
 
     def drop(self) -> None:
-        """Forgets what there is of it."""
+        """Discards the received pieces."""
         self._file.close()
         self._new.unlink(missing_ok=True)
 
     def add(self, data: bytes, *, last: bool) -> None:
-        """Takes the next piece."""
+        """Writes the next piece."""
         self._file.write(data)
         if last:
             self._file.close()
             self._new.chmod(self._entry.mode)
-            changed = self._entry.changed * 1000
-            os.utime(self._new, ns=(changed, changed))
+            modified = self._entry.modified * 1000
+            os.utime(self._new, ns=(modified, modified))
             self._new.replace(self._path)
 
 
 def pieces(path: Path) -> Iterator[tuple[bytes, bool]]:
-    """A file's content in pieces, each with whether it is the last."""
+    """Yields a file's content in pieces, each with whether it is the last."""
     with path.open("rb") as file:
         data = file.read(CHUNK)
         while True:

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.local.launcher import assignments
 from tfdist_cli.launch.ssh.command import agent_command, pythons, ssh_argv
-from tfdist_cli.launch.ssh.files import Entry, Listed, common_folder, list_files
+from tfdist_cli.launch.ssh.files import Entry, FileList, common_folder, list_files
 from tfdist_cli.launch.ssh.link import Hello, Link, no_ssh
-from tfdist_cli.launch.ssh.paths import Copies, Places, files_at, give_id, places_of, task_at
+from tfdist_cli.launch.ssh.paths import Copies, PathMap, files_at, give_id, paths_of, task_at
 from tfdist_cli.launch.ssh.placement import place
 from tfdist_cli.launch.ssh.run import Site, SshRun
 from tfdist_cli.launch.ssh.versions import compare, installed
@@ -117,11 +117,11 @@ class SshLauncher:
     def render(self, plan: Plan) -> str:
         """For each host the command that starts the agent, and what the agent then does."""
         copies = Copies.of(plan.cluster, plan.cluster.recipe if plan.recipe else None)
-        places, placed = places_of(plan, copies), place(plan.cluster)
+        paths, placed = paths_of(plan, copies), place(plan.cluster)
         return "\n".join(
             line
             for host in dict.fromkeys(placed.values())
-            for line in _rendered(plan, host, places, copies, [task for task in placed if placed[task] == host])
+            for line in _rendered(plan, host, paths, copies, [task for task in placed if placed[task] == host])
         )
 
     @asynccontextmanager
@@ -170,15 +170,15 @@ class SshLauncher:
         _at_once(partial(_copy_to, copies, entries), self._reached)
 
     def _site(self, plan: Plan, reached: _Reached) -> Site:
-        places = places_of(plan, self._copies).at_home(reached.hello.home)
+        paths = paths_of(plan, self._copies).at_home(reached.hello.home)
         saves = plan.tasks[0].task in reached.tasks
         orders = {
-            "run_dir": places.there(str(plan.run_dir)),
-            "files": files_at(plan, places),
-            "tasks": [task_at(each, places, reached.hello.python) for each in plan.tasks if each.task in reached.tasks],
-            "start": places.start,
-            "copied": bool(places.pairs),
-            "tells_metrics": saves and bool(places.pairs),
+            "run_dir": paths.there(str(plan.run_dir)),
+            "files": files_at(plan, paths),
+            "tasks": [task_at(each, paths, reached.hello.python) for each in plan.tasks if each.task in reached.tasks],
+            "start": paths.start,
+            "copied": bool(paths.pairs),
+            "tells_metrics": saves and bool(paths.pairs),
         }
 
         def reconnect() -> Link:
@@ -191,7 +191,7 @@ class SshLauncher:
                 raise
             return link
 
-        return Site(reached.host.address, reached.link, reconnect, places, orders, tuple(reached.tasks), saves)
+        return Site(reached.host.address, reached.link, reconnect, paths, orders, tuple(reached.tasks), saves)
 
 
 def _at_once(function: Callable[[Any], Answer], hosts: Sequence[Any]) -> list[Answer]:
@@ -214,7 +214,7 @@ def _copy_to(copies: Copies, entries: Sequence[Entry], reached: _Reached) -> Non
             told = time.monotonic()
             log.info("copying to %s: %s of %s", reached.host.address, _bytes(copied), _bytes(size))
 
-    listed = Listed(copies.origin, tuple(entries))
+    listed = FileList(copies.origin, tuple(entries))
     files, size = reached.link.copy(common_folder(copies.roots), listed, to, tell)
     seconds = time.monotonic() - began
     reached.copied = (
@@ -257,18 +257,18 @@ def _is_link_local(name: str) -> bool:
 
 
 def _rendered(
-    plan: Plan, host: HostSpec, places: Places, copies: Copies | None, tasks: Sequence[TaskId]
+    plan: Plan, host: HostSpec, paths: PathMap, copies: Copies | None, tasks: Sequence[TaskId]
 ) -> Iterator[str]:
     yield f"# {host.address}: {', '.join(map(str, tasks))}"
     yield shlex.join(ssh_argv(plan.cluster, host, agent_command(host)))
     for root in copies.roots if copies else ():
-        yield f"# is sent what is new of {_one_line(root)}, for {_one_line(places.there(str(root)))}, and runs"
+        yield f"# is sent what is new of {_one_line(root)}, for {_one_line(paths.there(str(root)))}, and runs"
     python = pythons(host)[0]
     for planned in plan.tasks:
         if planned.task in tasks:
-            task = task_at(planned, places, python)
+            task = task_at(planned, paths, python)
             given = assignments(task["env"], planned.secrets)
-            yield " ".join(("env", "-C", shlex.quote(places.start), *given, shlex.join(task["argv"])))
+            yield " ".join(("env", "-C", shlex.quote(paths.start), *given, shlex.join(task["argv"])))
 
 
 def _one_line(path: object) -> str:

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from tfdist_cli.errors import TfdistError, UsageError
 from tfdist_cli.launch.ssh.command import NO_PYTHON, agent_command, python_command, pythons, ssh_argv
-from tfdist_cli.launch.ssh.files import Listed, pieces
+from tfdist_cli.launch.ssh.files import FileList, pieces
 from tfdist_cli.launch.ssh.frames import Channel, ConnectionEnded, Frame
 from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.address import Address
@@ -103,7 +103,7 @@ class Link:
         held = self._ask(Frame("hold", {"addresses": wanted}))["addresses"]
         return {task: Address(*held[str(task)]) for task in addresses}
 
-    def copy(self, base: Path, listed: Listed, to: str, tell: Callable[[int, int], None]) -> tuple[int, int]:
+    def copy(self, base: Path, listed: FileList, to: str, tell: Callable[[int, int], None]) -> tuple[int, int]:
         """Copies what the host lacks.
 
         Args:

@@ -18,7 +18,7 @@ from tfdist_cli.launch.ssh.agent import PING_PERIOD
 from tfdist_cli.launch.ssh.files import write_whole
 from tfdist_cli.launch.ssh.frames import ConnectionEnded, Frame
 from tfdist_cli.launch.ssh.link import Link
-from tfdist_cli.launch.ssh.paths import Places
+from tfdist_cli.launch.ssh.paths import PathMap
 from tfdist_cli.launch.supervisor.events import Action, End, Exited, How, Output, Recorded, Start, Started, Stream
 from tfdist_cli.launch.supervisor.launcher import Outlets
 from tfdist_cli.plan.plan import Plan
@@ -41,7 +41,7 @@ class Site:
         name: the host's, for messages.
         link: the connection, with the host's ports held.
         reconnect: makes another one.
-        places: where folders are there.
+        paths: where folders are there.
         orders: what the agent is given of the plan.
         tasks: its tasks.
         saves: whether the task that saves is among them.
@@ -50,7 +50,7 @@ class Site:
     name: str
     link: Link
     reconnect: Callable[[], Link]
-    places: Places
+    paths: PathMap
     orders: Mapping[str, Any]
     tasks: tuple[TaskId, ...]
     saves: bool
@@ -107,7 +107,7 @@ class _Host:
     def act(self, action: Action) -> None:
         """Has a task started or told to end."""
         if isinstance(action, Start):
-            env = {name: self._site.places.there(value) for name, value in self._outlets.prepare(action).items()}
+            env = {name: self._site.paths.there(value) for name, value in self._outlets.prepare(action).items()}
             frame = Frame("start", {"task": str(action.task), "attempt": action.attempt, "env": env})
             if self._link:
                 self._start(action.task, frame)
@@ -239,7 +239,7 @@ class _Host:
 
     def _located(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """A record whose paths say which host they are on."""
-        if not self._site.places.pairs:
+        if not self._site.paths.pairs:
             return dict(record)
         located = dict(record)
         if isinstance(record.get("path"), str):
