@@ -36,7 +36,7 @@ def place(cluster: Cluster) -> dict[TaskId, HostSpec]:
 
 
 def _placed_first(task: TaskId) -> tuple[bool | int, ...]:
-    """Returns the key that tasks are placed by: ps before workers, so that they get different hosts while some are free."""
+    """Returns the sort key of placement: ps before workers, so that they get different hosts while some are free."""
     traits = task.traits
     rank = (traits.drives, traits.holds_variables, traits.trains, traits.prepares_data, not traits.evaluates)
     return (*(not first for first in rank), task.index)
