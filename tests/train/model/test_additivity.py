@@ -1,4 +1,4 @@
-"""Sums are told from what only looks like one."""
+"""Sums are distinguished from other updates of a variable."""
 
 import inspect
 
@@ -43,25 +43,25 @@ OTHERS = {
 }
 
 
-def told(count):
+def results(count):
     with tf.Graph().as_default():
         old, other, x = (tf.compat.v1.placeholder(tf.float32, (3,)) for _ in range(3))
         return adds_up([old, other], [count(old, other, x), other])
 
 
 @pytest.mark.parametrize("name", SUMS)
-def test_a_sum(name):
-    assert told(SUMS[name]) == [True, True]
+def test_sums(name):
+    assert results(SUMS[name]) == [True, True]
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_none(name):
-    assert told(OTHERS[name]) == [False, True]
+def test_other_updates(name):
+    assert results(OTHERS[name]) == [False, True]
 
 
-def test_a_tensor_of_another_time():
+def test_a_tensor_outside_of_the_graph():
     now = tf.ones([3])
-    assert told(lambda old, other, x: now) == [False, True]
+    assert results(lambda old, other, x: now) == [False, True]
 
 
 NEEDED = {
@@ -87,7 +87,7 @@ METRICS = [
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_metrics_of_kerass(name):
+def test_metrics_of_keras(name):
     kind = getattr(keras.metrics, name)
     metric = kind(**NEEDED.get(name, {}))
     y = tf.zeros((4,), tf.int32) if name.startswith("Sparse") else tf.eye(4, 3)

@@ -1,4 +1,4 @@
-"""What layers assign and draw while a model is scored stays, and training goes on from it, as in Keras."""
+"""State that layers assign and random values that they draw during evaluation are kept, as in Keras."""
 
 import keras
 import pytest
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 
 
 class Counts(layers.Layer):
-    """Counts all batches, keeps a mean of the last ones, and draws for each."""
+    """Counts batches, keeps a moving mean, and draws random values."""
 
     def build(self, shape):
         self.batches = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="batches")
@@ -23,14 +23,14 @@ class Counts(layers.Layer):
         return x + self.mean + keras.random.normal(ops.shape(x), stddev=0.3, seed=self.seeds)
 
 
-def quiet():
-    """A callback that acts on validation batches, which are then scored one by one."""
+def on_each_batch():
+    """A callback for validation batches, with which these are evaluated one by one."""
     return keras.callbacks.LambdaCallback(on_test_batch_end=lambda batch, logs: None)
 
 
-@pytest.mark.parametrize("callbacks", [[], [quiet]])
+@pytest.mark.parametrize("callbacks", [[], [on_each_batch]])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_state_and_random_numbers_go_on_from_validation(optimizer, callbacks):
+def test_state_and_random_numbers_continue_after_validation(optimizer, callbacks):
     scored = batches(*classes(21, seed=1))
     plain, ours = train_both(
         lambda: classifier(Counts(), layers.Dropout(0.3), layers.Dense(4), optimizer=optimizer),

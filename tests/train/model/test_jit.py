@@ -1,4 +1,4 @@
-"""XLA computes the same, and is left out where it cannot or where it gains nothing."""
+"""XLA computes the same values, and is not used if it cannot compile the model or is not faster."""
 
 import keras
 import numpy as np
@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist_cli as tfdist
+from tests.support.codes import raises
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.model import jit
 from tfdist_cli.train.model.train_step import ModelStep
@@ -46,7 +47,7 @@ def test_steps_compiled_by_xla_train_to_the_same():
         np.testing.assert_allclose(plain, by_xla, rtol=1e-5, atol=1e-6)
 
 
-def test_a_step_that_is_compiled_says_so_in_its_graph():
+def test_a_compiled_step_is_marked_in_its_graph():
     step = step_of()
     batch = (tf.zeros([2, 4]), tf.zeros([2], tf.int64))
 
@@ -70,22 +71,22 @@ def nodes(function):
 
 
 @pytest.mark.parametrize(("seconds", "chosen"), [((1.0, 2.0), True), ((1.0, 1.02), False), ((2.0, 1.0), False)])
-def test_auto_takes_what_is_quicker(monkeypatch, caplog, seconds, chosen):
-    taken = iter(seconds)
-    monkeypatch.setattr(jit, "_timed", lambda *_: next(taken))
+def test_auto_chooses_the_faster_variant(monkeypatch, caplog, seconds, chosen):
+    durations = iter(seconds)
+    monkeypatch.setattr(jit, "_timed", lambda *_: next(durations))
     with caplog.at_level("INFO", "tfdist"):
-        assert jit.wants_xla(step_of(), SPEC, "auto", jit.runs_here) is chosen
-    assert f"{seconds[0] / seconds[1]:.2f} of the time" in caplog.text
+        assert jit.choose_xla(step_of(), SPEC, "auto", jit.run_locally) is chosen
+    assert f"{seconds[0] / seconds[1]:.2f} times" in caplog.text
 
 
 def test_a_model_that_xla_cannot_compile_trains_without_it(caplog):
     step = step_of(keras.layers.Lambda(through_text))
     with caplog.at_level("INFO", "tfdist"):
-        assert jit.wants_xla(step, SPEC, "auto", jit.runs_here) is False
-    assert "XLA cannot compile the model" in caplog.text
-    with pytest.raises(TrainingError, match="XLA cannot compile the model"):
-        jit.wants_xla(step, SPEC, True, jit.runs_here)
+        assert jit.choose_xla(step, SPEC, "auto", jit.run_locally) is False
+    assert "training without XLA" in caplog.text
+    with raises(TrainingError, "xla-cannot-compile"):
+        jit.choose_xla(step, SPEC, True, jit.run_locally)
 
 
-def test_nothing_is_tried_that_is_not_asked_for():
-    assert jit.wants_xla(step_of(), SPEC, False, run=None) is False
+def test_nothing_is_timed_without_jit():
+    assert jit.choose_xla(step_of(), SPEC, False, run=None) is False

@@ -1,1 +1,1 @@
-"""A compiled Keras model as pure functions: train step, losses, metrics, evaluation, random numbers."""
+"""The train and test step of a Keras model as pure functions: losses, metrics, evaluation, random seeds, embeddings."""

@@ -1,7 +1,7 @@
-"""Where the workers of parameter servers compute: on their GPUs, where they have some.
+"""The device on which workers of a `ParameterServerStrategy` compute: their first GPU, if any worker has one.
 
-TensorFlow runs a worker's function on the worker's CPU, unless its operations name another device. In such a function
-"GPU:0" is the first GPU of the worker that runs it; a worker without one takes its CPU instead.
+TensorFlow runs the functions of a worker on its CPU unless their operations have another device. In such a function,
+"GPU:0" is the first GPU of the worker that runs it. On a worker without a GPU, TensorFlow uses the CPU instead.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _WORKERS = [role for role in ROLES if computes_gradients("parameter_server", rol
 log = logging.getLogger("tfdist")
 
 DeviceScope = Callable[[], AbstractContextManager[Any]]
-"""A context in which operations are given a device; `nullcontext` leaves them where they are."""
+"""A context that places operations on a device; `nullcontext` does not change their device."""
 
 
 def on_gpu() -> AbstractContextManager[Any]:
-    """Within it, operations of a worker's function go to the worker's first GPU."""
+    """Within the context, the operations of a worker's function are placed on the worker's first GPU."""
     return tf.device("/device:GPU:0")
 
 
-def device_scope_of_workers() -> DeviceScope:
-    """Where the workers that this process coordinates compute; warns of GPUs that stay idle."""
+def worker_device_scope() -> DeviceScope:
+    """Returns the device scope of the workers of this process's cluster; logs a warning about unused GPUs."""
     gpus = _gpus_of_workers()
     several = {worker: count for worker, count in gpus.items() if count > 1}
     if several:
         worker, count = next(iter(several.items()))
         log.warning(
-            "%s sees %d GPUs and computes on the first of them: start a worker for each GPU (roles.worker.replicas)",
+            "%s has %d GPUs and uses the first one: start one worker per GPU (roles.worker.replicas)",
             worker,
             count,
         )

@@ -1,4 +1,4 @@
-"""Scoring a model on data: the same function for every engine."""
+"""The evaluation loop: one `tf.function` that all engines use."""
 
 from __future__ import annotations
 
@@ -8,53 +8,54 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist_cli.train.model.evaluation_state import ScoredState
+from tfdist_cli.train.model.evaluation_state import EvaluationState
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, Tensors, values
 
-Reading = Callable[[Any], tuple[Tensors, ParameterScope]]
-"""A batch → the parameters to score it with, and how the model is given them."""
+ParameterReader = Callable[[Any], tuple[Tensors, ParameterScope]]
+"""Takes a batch; returns the values of the parameters for it, and the scope in which the model uses them."""
 
 
 def evaluation_function(
     step: ModelStep,
     totals: MetricTotals,
-    scored: ScoredState,
-    read: Callable[[], Reading] | None = None,
+    evaluation_state: EvaluationState,
+    make_reader: Callable[[], ParameterReader] | None = None,
     *,
     each_batch: bool = False,
 ) -> Any:
-    """A function of (iterator, limit, shard) that scores batches until the iterator ends or `limit` are done.
+    """Returns a `tf.function` that evaluates batches until the iterator ends.
 
-    A limit below 0 is none; a shard is its index and how many there are. It returns what was counted, as
-    `MetricTotals.pack` packs it, and behind it what has become of the state, as `ScoredState.pack` does.
+    Its arguments are the iterator; the largest number of batches, int64, shape (), negative for no limit; and the shard
+    as its index and the number of shards, int64, shape (2,). Its result is the concatenation of `MetricTotals.pack` and
+    `EvaluationState.pack`, float64, shape (size,).
 
     Args:
-        step: the model's pure functions.
+        step: the model's step.
         totals: packs the metrics.
-        scored: packs the state.
-        read: called once in the function; None reads all parameters at its begin.
-        each_batch: whether to return what it came to after each batch, shape (batches, size).
+        evaluation_state: packs the state.
+        make_reader: called once within the function; None reads all parameters at its start.
+        each_batch: whether to return the result after each batch, shape (batches, size).
     """
 
     @tf.function(autograph=False)
     def evaluate(iterator: Any, limit: tf.Tensor, shard: tf.Tensor) -> tf.Tensor:
-        parameters_for, state = (read or _read_once(step))(), values(step.state)
+        read, state = (make_reader or _read_once(step))(), values(step.state)
 
         def packed(done: tf.Tensor, metrics: Any, own: Any) -> tf.Tensor:
-            return tf.concat([totals.pack(list(metrics)), scored.pack(state, list(own), done)], axis=0)
+            return tf.concat([totals.pack(list(metrics)), evaluation_state.pack(state, list(own), done)], axis=0)
 
-        def follows(optional: Any, *_: Any) -> tf.Tensor:
+        def has_batch(optional: Any, *_: Any) -> tf.Tensor:
             return optional.has_value()
 
-        def score(optional: Any, done: tf.Tensor, metrics: Any, own: Any, *history: Any) -> list[Any]:
+        def evaluate_batch(optional: Any, done: tf.Tensor, metrics: Any, own: Any, *history: Any) -> list[Any]:
             batch = optional.get_value()
-            parameters, given = parameters_for(batch)
-            before = scored.put(state, list(own), done, shard)
-            result = step.evaluate(parameters, before, list(metrics), batch, given)
-            place, done = tf.cast(done, tf.int32), done + 1
-            metrics, own = result.metrics, scored.own(result.state)
-            history = tuple(kept.write(place, packed(done, metrics, own)) for kept in history)
+            parameters, parameter_scope = read(batch)
+            before = evaluation_state.insert(state, list(own), done, shard)
+            result = step.evaluate(parameters, before, list(metrics), batch, parameter_scope)
+            index, done = tf.cast(done, tf.int32), done + 1
+            metrics, own = result.metrics, evaluation_state.select(result.state)
+            history = tuple(results.write(index, packed(done, metrics, own)) for results in history)
             more = tf.logical_or(limit < 0, done < limit)
             following = tf.cond(
                 more, iterator.get_next_as_optional, lambda: tf.experimental.Optional.empty(iterator.element_spec)
@@ -66,40 +67,42 @@ def evaluation_function(
             lambda: tf.experimental.Optional.empty(iterator.element_spec),
             iterator.get_next_as_optional,
         )
-        start = [first, tf.zeros([], tf.int64), totals.initial_values(), scored.own(state)]
+        start = [first, tf.zeros([], tf.int64), totals.initial_values(), evaluation_state.select(state)]
         if each_batch:
-            shape = [totals.size + scored.size]
+            shape = [totals.size + evaluation_state.size]
             start.append(tf.TensorArray(tf.float64, size=0, dynamic_size=True, element_shape=shape))
-        _, done, metrics, own, *history = tf.while_loop(follows, score, start, parallel_iterations=1)
+        _, done, metrics, own, *history = tf.while_loop(has_batch, evaluate_batch, start, parallel_iterations=1)
         return history[0].stack() if each_batch else packed(done, metrics, own)
 
     return evaluate
 
 
-def batch_evaluation_function(step: ModelStep, totals: MetricTotals, scored: ScoredState, element_spec: Any) -> Any:
-    """A function of (batch, shard) that scores one batch, and returns what `evaluation_function` does.
+def batch_evaluation_function(
+    step: ModelStep, totals: MetricTotals, evaluation_state: EvaluationState, element_spec: Any
+) -> Any:
+    """Returns a `tf.function` of a batch and a shard that evaluates one batch; see `evaluation_function`.
 
     Args:
-        step: the model's pure functions.
+        step: the model's step.
         totals: packs the metrics.
-        scored: packs the state.
+        evaluation_state: packs the state.
         element_spec: the `tf.TypeSpec`s of a batch.
     """
 
     @tf.function(autograph=False, input_signature=[element_spec, tf.TensorSpec([2], tf.int64)])
     def evaluate(batch: Any, shard: tf.Tensor) -> tf.Tensor:
         state = values(step.state)
-        before = scored.put(state, scored.own(state), tf.zeros([], tf.int64), shard)
+        before = evaluation_state.insert(state, evaluation_state.select(state), tf.zeros([], tf.int64), shard)
         result = step.evaluate(values(step.parameters), before, totals.initial_values(), batch)
-        changed = scored.pack(state, scored.own(result.state), tf.ones([], tf.int64))
+        changed = evaluation_state.pack(state, evaluation_state.select(result.state), tf.ones([], tf.int64))
         return tf.concat([totals.pack(result.metrics), changed], axis=0)
 
     return evaluate
 
 
-def _read_once(step: ModelStep) -> Callable[[], Reading]:
-    def read() -> Reading:
+def _read_once(step: ModelStep) -> Callable[[], ParameterReader]:
+    def make_reader() -> ParameterReader:
         parameters = values(step.parameters)
         return lambda _batch: (parameters, contextlib.nullcontext)
 
-    return read
+    return make_reader

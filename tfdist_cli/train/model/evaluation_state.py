@@ -1,8 +1,8 @@
-"""State that layers assign while a model is scored, which stays assigned, as in Keras.
+"""State variables that layers assign during evaluation. As in Keras, they keep the new values.
 
-Workers score different batches side by side. What a batch adds to a variable is added up over all of them. What is
-more than a sum over batches, a moving average for instance, changes by the mean over the batches. The counters of
-random numbers move by the number of batches that were scored, each of which has drawn its own.
+Workers evaluate different batches in parallel. If a step only adds to a variable, the terms of all batches are summed.
+Any other variable, for example a moving average, changes by the mean over all batches. The counters of seed generators
+advance by the number of evaluated batches, each of which draws its own random values.
 """
 
 from __future__ import annotations
@@ -12,64 +12,78 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist_cli.train.model.rng import Seeds
+from tfdist_cli.train.model.rng import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep, Tensors
 from tfdist_cli.train.variables.sharding import assign
 
 
-class ScoredState:
-    """What scoring changes of a model's state.
+class EvaluationState:
+    """The part of a model's state that evaluation changes.
 
     Args:
-        step: the model's pure functions, built.
-        element_spec: the `tf.TypeSpec`s of a batch that is scored.
-        seeds: the model's counters of random numbers.
+        step: the model's step, built.
+        element_spec: the `tf.TypeSpec`s of a batch of the evaluation.
+        seeds: the model's seed counters.
     """
 
-    def __init__(self, step: ModelStep, element_spec: Any, seeds: Seeds) -> None:
+    def __init__(self, step: ModelStep, element_spec: Any, seeds: SeedCounters) -> None:
         self._seeds = seeds
         adds = step.state_assigned_in_evaluation(element_spec)
-        self._places = seeds.without(tuple(adds))
-        self._adds = [adds[place] for place in self._places]
-        self._variables = [step.state[place] for place in self._places]
+        self._indices = seeds.exclude(tuple(adds))
+        self._adds = [adds[index] for index in self._indices]
+        self._variables = [step.state[index] for index in self._indices]
         self._sizes = [int(np.prod(variable.shape)) for variable in self._variables]
         self.size = sum(self._sizes) + 1
-        """How many numbers `pack` gives."""
+        """The size of the result of `pack`."""
 
-    def own(self, state: Tensors) -> Tensors:
-        """Of a model's state what scoring assigns, but for the seeds."""
-        pairs = zip(self._places, self._variables, strict=True)
-        return [tf.ensure_shape(state[place], variable.shape) for place, variable in pairs]
-
-    def put(self, state: Tensors, own: Tensors, number: tf.Tensor, shard: tf.Tensor) -> Tensors:
-        """The state that a batch is scored with.
+    def select(self, state: Tensors) -> Tensors:
+        """Returns the values that evaluation changes, without the seed counters.
 
         Args:
-            state: what it was when scoring began.
-            own: what scoring has made of it since.
-            number: how many batches the worker has scored, int64, shape ().
-            shard: the worker's index and how many there are, int64, shape (2,).
+            state: the values of the model's state.
         """
-        state = self._seeds.put_scored(state, number * shard[1] + shard[0])
-        for place, value in zip(self._places, own, strict=True):
-            state[place] = value
+        pairs = zip(self._indices, self._variables, strict=True)
+        return [tf.ensure_shape(state[index], variable.shape) for index, variable in pairs]
+
+    def insert(self, state: Tensors, own: Tensors, number: tf.Tensor, shard: tf.Tensor) -> Tensors:
+        """Returns the state with which a batch is evaluated.
+
+        Args:
+            state: the state at the start of the evaluation.
+            own: the current values of what `select` returns.
+            number: the number of batches that the worker has evaluated, int64, shape ().
+            shard: the worker's index and the number of workers, int64, shape (2,).
+        """
+        state = self._seeds.state_for_evaluation(state, number * shard[1] + shard[0])
+        for index, value in zip(self._indices, own, strict=True):
+            state[index] = value
         return state
 
     def pack(self, before: Tensors, own: Tensors, batches: tf.Tensor) -> tf.Tensor:
-        """What some batches have changed, float64, shape (size,): such tensors of all workers are added up."""
+        """Returns the changes by some batches, float64, shape (size,). The sum over all workers is passed to `apply`.
+
+        Args:
+            before: the state at the start of the evaluation.
+            own: the current values of what `select` returns.
+            batches: the number of batches, int64, shape ().
+        """
         count = tf.cast(batches, tf.float64)
         changed = [
             tf.reshape(tf.cast(new, tf.float64) - tf.cast(old, tf.float64), [-1]) * (1.0 if adds else count)
-            for old, new, adds in zip(self.own(before), own, self._adds, strict=True)
+            for old, new, adds in zip(self.select(before), own, self._adds, strict=True)
         ]
         return tf.concat([*changed, count[None]], axis=0)
 
     def apply(self, packed: np.ndarray) -> None:
-        """Changes the variables by what was packed; within the strategy's scope."""
+        """Applies the changes to the variables. Call it within the strategy's scope.
+
+        Args:
+            packed: the sum of `pack` over all workers.
+        """
         *changes, (batches,) = np.split(packed, np.cumsum(self._sizes))
         if not batches:
             return
-        self._seeds.scored(int(batches))
+        self._seeds.advance(int(batches))
         for variable, change, adds in zip(self._variables, changes, self._adds, strict=True):
             value = np.asarray(variable.numpy(), np.float64) + np.reshape(change, variable.shape) / (
                 1.0 if adds else batches

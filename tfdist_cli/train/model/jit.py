@@ -1,7 +1,7 @@
-"""Whether XLA compiles a model's forward and backward pass: tried before the training, where the steps will run.
+"""Decides whether XLA compiles the train step, by timing it before training on the device that will run it.
 
-What XLA gains depends on the model and the machine: many small operations become one, and on a CPU convolutions become
-slower than TensorFlow's own.
+The gain of XLA depends on the model and the machine. It fuses many small operations into one. On a CPU, its
+convolutions are slower than TensorFlow's own.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from tfdist_cli.train.model.train_step import ModelStep
 log = logging.getLogger("tfdist")
 
 Runner = Callable[[Callable[[], tf.Tensor]], Any]
-"""Runs a function where the training's steps run, and returns its result once it is there."""
+"""Runs a function on the device that runs the train steps, and returns its result when it is computed."""
 
-_STEPS, _ROUNDS = 5, 3
+_STEPS, _REPEATS = 5, 3
 _GAIN = 1.05
-"""How much faster XLA has to be."""
-_UNKNOWN = 32
-"""What is taken for a size that a batch's shape leaves open."""
+"""XLA is chosen if it is faster by at least this factor."""
+_DEFAULT_DIMENSION = 32
+"""The size of a dimension of the batch that is not known."""
 
 
-def wants_xla(step: ModelStep, element_spec: Any, wanted: Jit, run: Runner) -> bool:
-    """Whether steps are to be compiled by XLA.
+def choose_xla(step: ModelStep, element_spec: Any, wanted: Jit, run: Runner) -> bool:
+    """Returns whether XLA compiles the train step.
 
     Args:
-        step: the model's pure functions, built.
+        step: the model's step, built.
         element_spec: the `tf.TypeSpec`s of a batch.
-        wanted: what the user asks for; `auto` takes the quicker way of the two.
-        run: runs something where the steps will run.
+        wanted: the `jit` setting; with `auto`, both variants are timed.
+        run: runs a function on the device that will run the steps.
 
     Raises:
-        TrainingError: it is asked for, and XLA cannot compile the model.
+        TrainingError: `jit` is true, and XLA cannot compile the model.
     """
     if wanted is False:
         return False
@@ -50,62 +50,66 @@ def wants_xla(step: ModelStep, element_spec: Any, wanted: Jit, run: Runner) -> b
         why = error.message.strip().splitlines()[0]
         if wanted is True:
             raise TrainingError(
-                f"XLA cannot compile the model: {why}", hint="leave jit out, or let it be auto"
+                f"XLA cannot compile the model: {why}", code="xla-cannot-compile", hint="remove jit, or set it to auto"
             ) from error
-        log.info("jit: XLA cannot compile the model, which trains without it: %s", why)
+        log.info("jit: training without XLA, which cannot compile the model: %s", why)
         return False
     if wanted is True:
         return True
     gain = _timed(_steps(step, element_spec, xla=False), run) / compiled
     chosen = gain >= _GAIN
-    log.info("jit: %s XLA, which takes a step in %.2f of the time", "with" if chosen else "without", 1 / gain)
+    log.info("jit: training %s XLA; it takes %.2f times as long", "with" if chosen else "without", 1 / gain)
     return chosen
 
 
 def _timed(steps: Callable[[], tf.Tensor], run: Runner) -> float:
-    """Seconds that the steps take at the least; they have run once before, so that they are compiled."""
+    """Returns the shortest time of the steps in seconds, after a first run that compiles them."""
     run(steps)
     seconds = []
-    for _ in range(_ROUNDS):
-        began = time.perf_counter()
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
         run(steps)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - start)
     return min(seconds)
 
 
 def _steps(step: ModelStep, element_spec: Any, *, xla: bool) -> Callable[[], tf.Tensor]:
-    """Some steps with values that are made up, one after the other."""
+    """Returns a function that runs some train steps on synthetic values, one after another."""
 
     @tf.function(autograph=False)
     def steps() -> tf.Tensor:
-        # Drawn, so that TensorFlow cannot compute in advance what follows from it.
-        drawn = tf.random.uniform([])
+        # Random, so that TensorFlow cannot fold the step into constants.
+        random = tf.random.uniform([])
 
-        def made_up(spec: Any) -> tf.Tensor:
-            value = tf.strings.as_string(drawn) if spec.dtype == tf.string else tf.cast(drawn, spec.dtype)
-            sizes = [] if spec.shape.rank is None else [size or _UNKNOWN for size in spec.shape]
+        def synthetic(spec: Any) -> tf.Tensor:
+            value = tf.strings.as_string(random) if spec.dtype == tf.string else tf.cast(random, spec.dtype)
+            sizes = [] if spec.shape.rank is None else [size or _DEFAULT_DIMENSION for size in spec.shape]
             return tf.fill(sizes, value)
 
-        given = [[made_up(variable) for variable in group] for group in (step.parameters, step.state, step.metrics)]
-        batch = tf.nest.map_structure(made_up, element_spec, expand_composites=True)
+        variables = [
+            [synthetic(variable) for variable in group] for group in (step.parameters, step.state, step.metrics)
+        ]
+        batch = tf.nest.map_structure(synthetic, element_spec, expand_composites=True)
         train = step.train_with_xla if xla else step.train
         done = tf.constant(0.0)
         for _ in range(_STEPS):
-            with tf.control_dependencies([done]):  # one after the other, as in a training
-                begun = tf.nest.map_structure(tf.identity, (*given, batch))
-            result = train(*begun)
-            done = result.loss + tf.add_n([_any(gradient) for gradient in result.gradients if gradient is not None])
+            with tf.control_dependencies([done]):  # one after another, as in training
+                inputs = tf.nest.map_structure(tf.identity, (*variables, batch))
+            result = train(*inputs)
+            done = result.loss + tf.add_n(
+                [_first_value(gradient) for gradient in result.gradients if gradient is not None]
+            )
         return done
 
     return steps
 
 
-def _any(gradient: Any) -> tf.Tensor:
-    """One of a gradient's values, so that it has to be computed."""
+def _first_value(gradient: Any) -> tf.Tensor:
+    """Returns one value of a gradient, so that the gradient has to be computed."""
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
     return tf.cast(tf.reshape(values, [-1])[0], tf.float32)
 
 
-def runs_here(steps: Callable[[], tf.Tensor]) -> np.ndarray:
-    """A runner for engines whose steps run in this process."""
+def run_locally(steps: Callable[[], tf.Tensor]) -> np.ndarray:
+    """The `Runner` of engines whose steps run in this process."""
     return np.asarray(steps())

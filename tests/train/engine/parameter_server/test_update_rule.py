@@ -46,7 +46,7 @@ class InTurn:
             batch = next_batch(iterator)
             lookup = context.tables.lookup([batch])
             pulled = context.wire.pull(lookup)
-            state = context.seeds.put(values(context.step.state), step)
+            state = context.seeds.state_for_step(values(context.step.state), step)
             result = context.step.train(pulled.values, state, context.totals.initial_values(), batch)
             gradients.append(context.wire.push(result.gradients, pulled))
             losses.append(result.loss)

@@ -27,10 +27,10 @@ from tfdist_cli.train.engine.fallback import FirstExecution, attempted, reason
 from tfdist_cli.train.engine.mirrored.gradient_packing import GradientPacking
 from tfdist_cli.train.engine.step_timer import Watch
 from tfdist_cli.train.model.evaluation import batch_evaluation_function, evaluation_function
-from tfdist_cli.train.model.evaluation_state import ScoredState
-from tfdist_cli.train.model.jit import runs_here, wants_xla
+from tfdist_cli.train.model.evaluation_state import EvaluationState
+from tfdist_cli.train.model.jit import choose_xla, run_locally
 from tfdist_cli.train.model.metrics import MetricTotals
-from tfdist_cli.train.model.rng import Seeds
+from tfdist_cli.train.model.rng import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep, values
 from tfdist_cli.train.optimizers.apply import (
     in_place_of,
@@ -107,8 +107,8 @@ class MirroredEngine:
         self.sharers = self._replicas
         self.is_chief = membership.index == 0
         self._totals = MetricTotals(step)
-        self._seeds = Seeds(step, element_spec, self._replicas)
-        self._shared = self._seeds.without(step.assigned_state(element_spec))
+        self._seeds = SeedCounters(step, element_spec, self._replicas)
+        self._shared = self._seeds.exclude(step.assigned_state(element_spec))
         """The places of state variables that become the mean over the replicas; seeds are computed.
 
         Integer state is the same on all replicas, so that its mean is what it was.
@@ -117,14 +117,14 @@ class MirroredEngine:
         self._told_executor = False
         self._evaluation: Any = None
         self._batch_evaluation: Any = None
-        self._scored_state: ScoredState | None = None
+        self._scored_state: EvaluationState | None = None
         self._iterator: Any = None
         self._dataset: Any = None
         self._data: Callable[[], tf.data.Dataset] | None = None
         self._sum = membership.mesh.sum if membership.mesh else self._summing_function()
         leave_sums_to_engine(step.model.optimizer)
         self._check_accumulation()
-        faster = wants_xla(step, element_spec, rules.jit, runs_here)
+        faster = choose_xla(step, element_spec, rules.jit, run_locally)
         step.jit = bool(self.total(np.array([float(faster and self.is_chief)]))[0])
         self._first_execution = FirstExecution(
             lambda: [*step.parameters, *step.state, *step.model.optimizer.variables],
@@ -140,7 +140,7 @@ class MirroredEngine:
 
     def open(self, data: DatasetFunction, *, share: Share, step: int, batches: int) -> None:
         """Opens this task's part of the data."""
-        self._seeds.begin(step)
+        self._seeds.start_at(step)
         index, count = self._members.index, self.workers
         done = batches // self.workers
         shard = Shard(index, count, index, done) if share == "split" else Shard(0, 1, index, done)
@@ -159,7 +159,7 @@ class MirroredEngine:
     def _executions(self, steps: int, first: int, size: int, pause: Pause) -> Iterator[Execution]:
         left, start = steps, first
         with self.scope(), self._assigned.paused():
-            self._seeds.go_on()
+            self._seeds.write_starts()
         while left and not pause.agreed():
             count = size if left >= size and self._rules.optimized else 1
             vote = tf.constant(float(pause.wanted()), tf.float64)
@@ -242,7 +242,7 @@ class MirroredEngine:
     def settle(self, step: int) -> None:
         """See `Engine.settle`."""
         with self.scope(), self._assigned.paused():
-            self._seeds.settle(step)
+            self._seeds.write(step)
 
     def leave(self) -> None:
         """Waits until every task is here: one that left earlier would make the others fail."""
@@ -262,9 +262,9 @@ class MirroredEngine:
                 counted = self._batch_evaluation(batch, self._shard()).numpy()
         return self._added_up(counted)
 
-    def _scoring(self, dataset: tf.data.Dataset) -> ScoredState:
+    def _scoring(self, dataset: tf.data.Dataset) -> EvaluationState:
         if self._scored_state is None:
-            self._scored_state = ScoredState(self._step, dataset.element_spec, self._seeds)
+            self._scored_state = EvaluationState(self._step, dataset.element_spec, self._seeds)
         return self._scored_state
 
     def _shard(self) -> tf.Tensor:
@@ -341,7 +341,7 @@ class MirroredEngine:
             watch = Watch(self._watched)
             for number, batch in enumerate(batches):
                 watch.after("data", batch)
-                state = seeds.put(state, first + number, replica)
+                state = seeds.state_for_step(state, first + number, replica)
                 result = step.train(values(step.parameters), state, metrics, batch)
                 watch.after("compute", result.gradients)
                 gradients, overflow = self._summed(result.gradients, context, watch)

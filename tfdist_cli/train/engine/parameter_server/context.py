@@ -17,7 +17,7 @@ from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.parameter_server.transport import Transport
 from tfdist_cli.train.model.embeddings import EmbeddingTables
 from tfdist_cli.train.model.metrics import MetricTotals
-from tfdist_cli.train.model.rng import Seeds
+from tfdist_cli.train.model.rng import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep, Tensors
 from tfdist_cli.train.optimizers.apply import apply
 from tfdist_cli.train.optimizers.learning_rate import Rate
@@ -55,7 +55,7 @@ class ParameterServerContext:
     rules: Rules
     tables: EmbeddingTables
     wire: Transport
-    seeds: Seeds
+    seeds: SeedCounters
     own: tuple[int, ...]
     totals: MetricTotals
     rate: Rate | None

@@ -22,13 +22,13 @@ from tfdist_cli.train.engine.fallback import FirstExecution
 from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, ParameterServerContext, raise_cause
 from tfdist_cli.train.engine.parameter_server.transport import Transport
 from tfdist_cli.train.engine.parameter_server.update_rule import rule_of
-from tfdist_cli.train.model.compute_device import device_scope_of_workers
+from tfdist_cli.train.model.compute_device import worker_device_scope
 from tfdist_cli.train.model.embeddings import EmbeddingTables
 from tfdist_cli.train.model.evaluation import evaluation_function
-from tfdist_cli.train.model.evaluation_state import ScoredState
-from tfdist_cli.train.model.jit import wants_xla
+from tfdist_cli.train.model.evaluation_state import EvaluationState
+from tfdist_cli.train.model.jit import choose_xla
 from tfdist_cli.train.model.metrics import MetricTotals
-from tfdist_cli.train.model.rng import Seeds
+from tfdist_cli.train.model.rng import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, Tensors
 from tfdist_cli.train.optimizers.apply import leave_sums_to_engine, updates_rows, why_by_keras
 from tfdist_cli.train.optimizers.learning_rate import Rate
@@ -73,7 +73,7 @@ class ParameterServerEngine:
         self._rule.check(rules.updates, step.model.optimizer, self.workers)
         step.batches_per_update = self._batches_per_update = self._rule.batches_per_update(rules.updates, self.workers)
         self._evaluations: dict[bool, Any] = {}
-        self._scored_state: ScoredState | None = None
+        self._scored_state: EvaluationState | None = None
         self._iterators: Any = None
         optimizer, parameters = step.model.optimizer, step.parameters
         leave_sums_to_engine(optimizer)
@@ -97,9 +97,9 @@ class ParameterServerEngine:
         step, element_spec = self._step, self._element_spec
         optimizer, parameters = step.model.optimizer, step.parameters
         rows = updates_rows(optimizer, parameters) and rules.embeddings is not None
-        seeds = Seeds(step, element_spec, self.workers if self.synchronous else 1)
+        seeds = SeedCounters(step, element_spec, self.workers if self.synchronous else 1)
         tables = EmbeddingTables(step, element_spec, rules.embeddings.min_bytes if rows and rules.embeddings else None)
-        scope = device_scope_of_workers()
+        scope = worker_device_scope()
         workshop = ParameterServerContext(
             step,
             self._coordinator,
@@ -108,7 +108,7 @@ class ParameterServerEngine:
             tables,
             Transport(parameters, tables.parameter_indices, rules.wire, scope, packed=rules.optimized),
             seeds,
-            seeds.without(step.assigned_state(element_spec)),
+            seeds.exclude(step.assigned_state(element_spec)),
             MetricTotals(step),
             Rate(rules.learning_rate, self._batches_per_update),
             self._batches_per_update,
@@ -133,7 +133,7 @@ class ParameterServerEngine:
     def open(self, data: DatasetFunction, *, share: Share, step: int, batches: int) -> None:
         """Creates each worker's iterator on the worker; a restarted worker creates its own again."""
         self._reopen = partial(self.open, data, share=share, step=step, batches=batches)
-        self._shop.seeds.begin(step)
+        self._shop.seeds.start_at(step)
         if share == "service":
             self._iterators = _dealt(data, batches)
             return
@@ -151,7 +151,7 @@ class ParameterServerEngine:
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
         """See `Engine.run`."""
         with self.scope():
-            self._shop.seeds.go_on()
+            self._shop.seeds.write_starts()
 
         def executions(taken: int, count: int) -> Iterator[Execution]:
             steps_each = size if self._shop.rules.optimized else 1
@@ -225,7 +225,7 @@ class ParameterServerEngine:
     def settle(self, step: int) -> None:
         """See `Engine.settle`."""
         with self.scope():
-            self._shop.seeds.settle(step)
+            self._shop.seeds.write(step)
 
     def _choose_jit(self) -> None:
         """Tries XLA on the first worker, if it may be used."""
@@ -240,13 +240,13 @@ class ParameterServerEngine:
             except Exception as error:  # noqa: BLE001 it is raised again, or its cause
                 raise_cause(error)
 
-        self._step.jit = wants_xla(self._step, self._element_spec, wanted, run)
+        self._step.jit = choose_xla(self._step, self._element_spec, wanted, run)
 
     def _evaluation_function(self, data: DatasetFunction, *, each_batch: bool) -> Any:
         if each_batch not in self._evaluations:
             spec = checked(data, Shard()).element_spec
             with self.scope():
-                scored = self._scored_state = ScoredState(self._step, spec, self._shop.seeds)
+                scored = self._scored_state = EvaluationState(self._step, spec, self._shop.seeds)
                 totals = self._shop.totals
                 function = evaluation_function(self._step, totals, scored, self._reading, each_batch=each_batch)
                 specs = tf.data.IteratorSpec(spec), tf.TensorSpec([], tf.int64), tf.TensorSpec([2], tf.int64)

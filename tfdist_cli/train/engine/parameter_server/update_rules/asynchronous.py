@@ -283,7 +283,7 @@ class _Work:
         """
         for batch, positions in zip(load.batches, load.lookup.positions, strict=True):
             given = self._shop.tables.parameter_scope(positions)
-            state = self._shop.seeds.put(self.state, self._first + self._done)
+            state = self._shop.seeds.state_for_step(self.state, self._first + self._done)
             result = self._shop.step.train(parameters(), state, self.metrics, batch, given)
             self.state, self.metrics = result.state, result.metrics
             self.losses.append(result.loss)

@@ -105,7 +105,7 @@ class GradientStore:
         pulled = shop.wire.pull(lookup, after=after)
         watch.after("data", batch)
         watch.after("pull", pulled.values)
-        state = shop.seeds.put(self._state(after), number, worker)
+        state = shop.seeds.state_for_step(self._state(after), number, worker)
         scope = shop.tables.parameter_scope(lookup.positions[0])
         result = step.train(pulled.values, state, shop.totals.initial_values(), batch, scope)
         self._present = [gradient is not None for gradient in result.gradients]
