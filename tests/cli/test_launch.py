@@ -15,7 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.codes import codes_in
 from tfdist_cli.cli.job import load_job
+from tfdist_cli.launch.supervisor.restarts import SAME_FAILURE
 from tfdist_cli.spec.loading.problems import SpecError
 
 ROOT = str(Path(__file__).parents[2])
@@ -89,8 +91,8 @@ def test_a_program_in_every_task(tfdist, cluster_file):
 def test_a_failure_is_told_first_with_its_last_lines_and_its_log(tfdist, mirrored):
     result = tfdist("launch", mirrored, "--", "sh", "-c", SECOND % ("seq 1 12 >&2; exit 7", "sleep 1000"))
     assert result.code == 7
-    told = result.err[result.err.index("error: ") :].splitlines()
-    assert told[0].startswith("error: worker:1 failed after ")
+    told = result.err[result.err.index("error[") :].splitlines()
+    assert told[0].startswith("error[task-failed]: worker:1 failed ")
     assert told[0].endswith(" s, exit code 7")
     assert told[1:11] == [f"  {number}" for number in range(3, 13)]
     log = (mirrored.parent / "runs" / "latest").resolve() / "attempt_1" / "worker-1" / "stderr.log"
@@ -117,7 +119,7 @@ def test_an_error_that_a_task_reports_is_told_once_and_consequences_after_it(tfd
     """
     monkeypatch.setenv("PYTHONPATH", ROOT)
     result = tfdist("launch", mirrored, "--", sys.executable, "-c", textwrap.dedent(code))
-    told = result.err[result.err.index("error: ") :].splitlines()
+    told = result.err[result.err.index("error[") :].splitlines()
     assert told[0].endswith("s, exit code 1: ValueError: bad shape")
     assert told[1:4] == ["  Traceback (most recent call last):", "    my code", "  ValueError: bad shape"]
     assert told[4].startswith("log: ")
@@ -131,7 +133,7 @@ def test_json(tfdist, mirrored):
     assert json.loads(result.out)["exit_code"] == 4
     assert json.loads(result.out)["run_dir"] == str((mirrored.parent / "runs" / "latest").resolve())
     assert "[worker:0] hi" not in result.err
-    assert result.err.startswith("error: worker:")
+    assert codes_in(result.err) == ["task-failed"]
 
 
 def test_json_has_null_for_what_is_no_number(tfdist, mirrored, tmp_path):
@@ -242,8 +244,9 @@ def test_a_signal_lets_the_tasks_save_and_end(start, mirrored, tmp_path, signum,
     out, err = process.communicate()
     assert process.returncode == code
     assert err.count("] saved\n") == 2
-    assert f"error: ended by {signum.name}\n" in err
-    assert "worker:0-1  ended by the launcher" in out
+    assert codes_in(err) == ["stopped-by-signal"]
+    assert signum.name in err
+    assert "worker:0-1 " in out
     assert result_of(tmp_path)["exit_code"] == code
 
 
@@ -334,9 +337,9 @@ def test_a_worker_is_started_again_alone_and_goes_on_in_its_logs(tfdist, cluster
 def test_why_a_program_is_not_started_again_is_told(tfdist, mirrored):
     result = tfdist("launch", mirrored, "--max-restarts", 5, "--", "sh", "-c", SECOND % ("exit 7", "sleep 1000"))
     assert result.code == 7
-    assert result.err.count("error: ") == 1
-    assert "note: not started again: it failed as it did before its restart, without a step in between" in result.err
-    assert result_of(mirrored.parent)["not_restarted_because"].startswith("not started again")
+    assert codes_in(result.err) == ["task-failed"]
+    assert f"note: {SAME_FAILURE}\n" in result.err
+    assert result_of(mirrored.parent)["not_restarted_because"] == SAME_FAILURE
 
 
 @pytest.mark.parametrize(("restart", "lives"), [("{policy: job, max: 2}", 3), ("{policy: never}", 1)])
@@ -362,9 +365,7 @@ def test_a_task_that_gives_no_sign_of_life_is_killed_and_named(tfdist, mirrored)
     """
     result = tfdist("launch", mirrored, "--stall-timeout", 1, "--", sys.executable, "-c", textwrap.dedent(code))
     assert result.code == 124
-    assert re.search(
-        r"^error: worker:1 failed after \S+ s, it gave no sign of life for 1\.\d s", result.err, re.MULTILINE
-    )
+    assert re.search(r"^error\[task-stalled\]: worker:1 .* 1\.\d s", result.err, re.MULTILINE)
 
 
 SECRETS = """

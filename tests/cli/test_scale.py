@@ -10,10 +10,10 @@ import pytest
 
 from tfdist_cli.launch.local.launcher import LocalLauncher
 from tfdist_cli.launch.run.directory import open_run_dir
-from tfdist_cli.launch.run.planner import Desk, Planner
+from tfdist_cli.launch.run.planner import Planner, RequestHandler
 from tfdist_cli.launch.run.session import Launch
 from tfdist_cli.launch.run.snapshot import RunSnapshot
-from tfdist_cli.launch.supervisor.state import Rules, Timeouts
+from tfdist_cli.launch.supervisor.state import JobPolicy, Timeouts
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
 
@@ -86,16 +86,16 @@ def test_a_run_is_scaled_from_another_process(tmp_path):
     cluster = Cluster.model_validate({"strategy": "multi_worker_mirrored", "roles": roles})
     recipe = Recipe.model_validate({"module": "x", "module_dir": "/", "checkpoint": {"every_steps": 5}})
     program = (sys.executable, "-c", textwrap.dedent(PROGRAM))
-    rules = Rules(cluster.strategy, reports=True, timeouts=Timeouts(shutdown=10))
+    rules = JobPolicy(cluster.strategy, reports=True, timeouts=Timeouts(shutdown=10))
     now = datetime(2026, 1, 1, tzinfo=timezone.utc)
     with (
         Planner(LocalLauncher(), cluster, recipe, program).reserving() as planner,
         open_run_dir(tmp_path / "run", tmp_path, "x", now) as run_dir,
         subprocess.Popen([sys.executable, "-c", ANOTHER, run_dir.path]) as another,
     ):
-        report = Launch(LocalLauncher(), planner.plan(run_dir), run_dir, rules, desk=Desk(planner, run_dir)).carry_out(
-            RunSnapshot()
-        )
+        report = Launch(
+            LocalLauncher(), planner.plan(run_dir), run_dir, rules, request_handler=RequestHandler(planner, run_dir)
+        ).run(RunSnapshot())
     assert another.returncode == 0
     said = (tmp_path / "run" / "said").read_text().splitlines()
     needs = "multi_worker_mirrored needs a worker to compute gradients: it has 0 replicas"

@@ -2,7 +2,7 @@ import pytest
 
 from tests.support.outcome import Outcome
 from tfdist_cli.launch.local.launcher import LocalLauncher
-from tfdist_cli.launch.supervisor.state import Rules, Timeouts
+from tfdist_cli.launch.supervisor.state import JobPolicy, Timeouts
 from tfdist_cli.plan.plan import make_plan
 from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.sections.cluster import Cluster
@@ -39,8 +39,8 @@ def run(plan_for, make_cluster):
 
     def run(*command, cluster=None, shutdown=20.0, react=lambda event, state: None, keep=True, max_restarts=0):
         plan = plan_for(cluster or make_cluster(worker=1), *command)
-        rules = Rules(plan.strategy, timeouts=Timeouts(shutdown=shutdown), max_restarts=max_restarts)
-        return Outcome(react, keep=keep).carry_out(
+        rules = JobPolicy(plan.strategy, timeouts=Timeouts(shutdown=shutdown), max_restarts=max_restarts)
+        return Outcome(react, keep=keep).run(
             LocalLauncher(), plan, rules, lambda start: {"OWN": f"{start.task} {start.attempt}"}
         )
 

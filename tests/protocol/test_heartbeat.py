@@ -20,8 +20,8 @@ PROGRAM = """
 import sys
 from tfdist_cli.protocol import heartbeat
 heartbeat.PERIOD, heartbeat.PROBE_PERIOD = 0.01, 0.05
-heartbeat.begin()
-heartbeat.begin()
+heartbeat.start()
+heartbeat.start()
 """
 WAITS = "sys.stdin.read()\n"
 HELD = "import ctypes; ctypes.PyDLL(None).sleep(int(sys.stdin.readline()))  # unlike a CDLL, it keeps the interpreter\n"

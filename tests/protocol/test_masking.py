@@ -32,9 +32,9 @@ def test_of_two_values_the_longer_one_goes_first():
 
 
 def test_a_task_masks_what_it_was_given():
-    mask = Mask.here({SECRETS: "A,B,GONE", "A": "value-of-a", "B": "value-of-b", "C": "value-of-c"})
+    mask = Mask.from_environment({SECRETS: "A,B,GONE", "A": "value-of-a", "B": "value-of-b", "C": "value-of-c"})
     assert mask.text("value-of-a value-of-b value-of-c") == "*** *** value-of-c"
-    assert Mask.here({}).text("x") == "x"
+    assert Mask.from_environment({}).text("x") == "x"
 
 
 def test_bytes_that_are_no_text_stay():

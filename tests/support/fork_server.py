@@ -85,7 +85,7 @@ class ForkServerClient:
         os.close(write)
         if "error" in packet:
             raise OSError(packet["error"], os.strerror(packet["error"]))
-        self._tasks[packet["pid"]] = task = Forked(self, packet["pid"])
+        self._tasks[packet["pid"]] = task = ForkedTask(self, packet["pid"])
         return task
 
     def listen(self, seconds):
@@ -112,7 +112,7 @@ class ForkServerClient:
         self._channel.send(json.dumps({"reap": packet["exited"]}).encode())
 
 
-class Forked:
+class ForkedTask:
     """A task, as far as it is a `subprocess.Popen`.
 
     Args:

@@ -3,31 +3,39 @@
 import signal
 from collections import Counter
 
-from tfdist_cli.launch.supervisor.events import End, Exited, How, Recorded, Resized, Signalled, Start
+from tfdist_cli.launch.supervisor.events import (
+    Exited,
+    RecordReceived,
+    ResizeAccepted,
+    SignalReceived,
+    Start,
+    Stop,
+    StopSignal,
+)
 from tfdist_cli.launch.supervisor.machine import begin, step
-from tfdist_cli.launch.supervisor.state import Phase, Rules, Timeouts
+from tfdist_cli.launch.supervisor.state import JobPolicy, Phase, Timeouts
 from tfdist_cli.spec.task_id import TaskId
 
 CHIEF, PS, W0, W1, EVALUATOR = (TaskId.parse(name) for name in ("chief", "ps", "worker:0", "worker:1", "evaluator"))
 W2 = TaskId("worker", 2)
 PS_TASKS = (CHIEF, W0, W1, PS)
-TERM, KILL = How.TERMINATE, How.KILL
-INT, TERMINATED = Signalled(signal.SIGINT), Signalled(signal.SIGTERM)
+TERM, KILL = StopSignal.TERMINATE, StopSignal.KILL
+INT, TERMINATED = SignalReceived(signal.SIGINT), SignalReceived(signal.SIGTERM)
 TIMES = Timeouts(start=100, evaluator=50, shutdown=30)
 
 
-def rules(strategy="parameter_server", *, reports=False, **options):
-    return Rules(strategy, reports, TIMES, **options)
+def make_policy(strategy="parameter_server", *, reports=False, **options):
+    return JobPolicy(strategy, reports, TIMES, **options)
 
 
-PS_RULES = rules()
+PS_POLICY = make_policy()
 
 
 class History:
     """Plays events to the supervisor, and keeps what it answers."""
 
-    def __init__(self, *tasks, rules=PS_RULES):
-        self.state, self.actions = begin(rules, tasks, 0.0)
+    def __init__(self, *tasks, policy=PS_POLICY):
+        self.state, self.actions = begin(policy, tasks, 0.0)
         assert self.actions == tuple(Start(task) for task in tasks)
 
     def at(self, now, *events):
@@ -36,7 +44,7 @@ class History:
         for event in events:
             self.state, actions = step(self.state, event, float(now))
             self.actions += actions
-        return {action.task: action.how for action in self.actions if isinstance(action, End)}
+        return {action.task: action.signal for action in self.actions if isinstance(action, Stop)}
 
     @property
     def ended(self):
@@ -47,36 +55,36 @@ class History:
 
 
 def up(*tasks):
-    return [Recorded(task, {"kind": "state", "state": "serving"}) for task in tasks]
+    return [RecordReceived(task, {"kind": "state", "state": "serving"}) for task in tasks]
 
 
 def error(task, message="no", *, of="ValueError"):
-    return Recorded(task, {"kind": "error", "type": of, "message": message})
+    return RecordReceived(task, {"kind": "error", "type": of, "message": message})
 
 
-def beat(task, computed=0.0):
-    return Recorded(task, {"kind": "beat", "computed": computed})
+def beat(task, cpu_seconds=0.0):
+    return RecordReceived(task, {"kind": "beat", "computed": cpu_seconds})
 
 
 def progress(step, task=CHIEF, **rates):
-    return Recorded(task, {"kind": "progress", "step": step, "workers": rates})
+    return RecordReceived(task, {"kind": "progress", "step": step, "workers": rates})
 
 
 def resized(*tasks, **replicas):
     """Other tasks are asked for."""
-    return Resized("request", replicas, tasks)
+    return ResizeAccepted("request", replicas, tasks)
 
 
 def doing(what):
-    return Recorded(CHIEF, {"kind": "state", "state": what})
+    return RecordReceived(CHIEF, {"kind": "state", "state": what})
 
 
 class CheckedHistory(History):
     """Holds what must be true of any history."""
 
-    def __init__(self, *tasks, rules):
-        super().__init__(*tasks, rules=rules)
-        self.gone, self.told, self.signalled = set(), {}, False
+    def __init__(self, *tasks, policy):
+        super().__init__(*tasks, policy=policy)
+        self.gone, self.stop_sent, self.signalled = set(), {}, False
         self.started = Counter(tasks)
         """How often each task that is to be there has been started since it has been."""
         self.alone, self.attempt = 0, 1
@@ -87,12 +95,12 @@ class CheckedHistory(History):
         resizing = self.state.resizing
         if isinstance(event, Exited):
             self.gone.add(event.task)
-        self.signalled |= isinstance(event, Signalled)
+        self.signalled |= isinstance(event, SignalReceived)
         answers = super().at(now, event)
         for task, how in answers.items():
             assert task not in self.gone, "nothing is done to a task that has ended"
-            assert (self.told.get(task), how) not in {(KILL, KILL), (KILL, TERM), (TERM, TERM)}, "no task is told twice"
-            self.told[task] = how
+            assert (self.stop_sent.get(task), how) not in {(KILL, KILL), (KILL, TERM), (TERM, TERM)}, "no signal twice"
+            self.stop_sent[task] = how
         assert not (was_over and self.actions), "nothing is done once the job has ended"
         self._check_starts([action for action in self.actions if isinstance(action, Start)])
         too_late = resizing and self.state.phase in (Phase.EVALUATING, Phase.STOPPING) and not self.state.resizing
@@ -102,34 +110,34 @@ class CheckedHistory(History):
         return answers
 
     def _check_starts(self, starts):
-        rules, tasks, resizes = self.state.rules, self.state.tasks, len(self.state.resizes)
+        policy, tasks, resizes = self.state.policy, self.state.tasks, len(self.state.resizes)
         assert not (starts and self.signalled), "nothing is started after a signal"
         for start in starts:
             assert start.task in self.gone or start.task not in self.started, "nothing is started that is still there"
             assert start.attempt == self.state.attempt
             self.gone.discard(start.task)
-            self.told.pop(start.task, None)
+            self.stop_sent.pop(start.task, None)
             self.started[start.task] += 1
         if starts and self.state.attempt > self.attempt:
             assert [start.task for start in starts] == list(tasks), "all are started in a new attempt"
             self.attempt = self.state.attempt
             self.gone &= tasks.keys()
-            self.told = {task: how for task, how in self.told.items() if task in tasks}
+            self.stop_sent = {task: how for task, how in self.stop_sent.items() if task in tasks}
             self.started = Counter({task: count for task, count in self.started.items() if task in tasks})
         else:
             self.alone += len(starts)
         assert {task: each.restarts + 1 for task, each in tasks.items()} == self.started
         restarts = self.alone + self.state.attempt - 1 - resizes
-        assert restarts <= len(self.state.losses)
-        assert self.state.restarts <= rules.max_restarts, "restarts have a limit"
+        assert restarts <= len(self.state.lost_tasks)
+        assert self.state.restarts <= policy.max_restarts, "restarts have a limit"
         for role in {task.role for task in tasks}:
-            most = rules.restarts.get(role)
+            most = policy.restarts.get(role)
             if most and most.max is not None:
-                counts = Counter(loss.task for loss in self.state.losses if loss.alone and loss.task.role == role)
+                counts = Counter(loss.task for loss in self.state.lost_tasks if loss.alone and loss.task.role == role)
                 assert max(counts.values(), default=0) <= most.max
 
     def obey(self, now):
         """Every process ends as it is told."""
-        while self.told.keys() - self.gone:
-            task = min(self.told.keys() - self.gone, key=str)
-            self.at(now, Exited(task, -9 if self.told[task] is KILL else -15))
+        while self.stop_sent.keys() - self.gone:
+            task = min(self.stop_sent.keys() - self.gone, key=str)
+            self.at(now, Exited(task, -9 if self.stop_sent[task] is KILL else -15))

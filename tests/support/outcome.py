@@ -6,7 +6,7 @@ from typing import Any
 
 from tfdist_cli.launch.run.event_loop import run_job
 from tfdist_cli.launch.supervisor.events import EventQueue, Exited, Output
-from tfdist_cli.launch.supervisor.launcher import Outlets
+from tfdist_cli.launch.supervisor.launcher import LaunchContext
 
 
 class Outcome:
@@ -25,12 +25,12 @@ class Outcome:
         self.events = []
         self.logs = defaultdict(bytes)
 
-    def carry_out(self, launcher, plan, rules, own=lambda start: {}):
+    def run(self, launcher, plan, policy, own=lambda start: {}):
         """Runs a plan; `own` gives the variables of a task that is about to start."""
 
         async def whole():
             self.queue = EventQueue()
-            return await run_job(launcher, plan, rules, Outlets(self.queue, self, own), (self,))
+            return await run_job(launcher, plan, policy, LaunchContext(self.queue, self, own), (self,))
 
         self.state = asyncio.run(whole())
         return self
@@ -39,7 +39,7 @@ class Outcome:
         if self.keep:
             self.logs[task, stream] += data
 
-    def saw(self, event, state, now):
+    def on_event(self, event, state, now):
         if self.keep:
             self.events.append(event)
         for answer in self.react(event, state) or ():

@@ -10,7 +10,7 @@ from pathlib import Path
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.restart_rules import restart_rules
 from tfdist_cli.launch.supervisor.launcher import Launcher
-from tfdist_cli.launch.supervisor.state import Rules, Timeouts
+from tfdist_cli.launch.supervisor.state import JobPolicy, Timeouts
 from tfdist_cli.plan.plan import Plan, make_plan
 from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.loading.load import load_run
@@ -62,13 +62,13 @@ class Job:
         folders = [folder for path in paths for folder in path.split(os.pathsep) if folder]
         check_module(self.recipe, str(self.cluster.recipe), [*folders, str(Path.cwd())])
 
-    def rules(self, timeouts: Timeouts, max_restarts: int | None) -> Rules:
+    def rules(self, timeouts: Timeouts, max_restarts: int | None) -> JobPolicy:
         """When the job is over; a role that says how often it may be restarted need not be allowed to once more."""
         given = restart_rules(self.cluster)
         if max_restarts is None:
             own = MAX_RESTARTS if self.recipe and self.recipe.checkpoint else 0
             max_restarts = max([own, *(spec.max or 0 for spec in given.values())])
-        return Rules(self.cluster.strategy, self.recipe is not None, timeouts, max_restarts, given)
+        return JobPolicy(self.cluster.strategy, self.recipe is not None, timeouts, max_restarts, given)
 
 
 def load_job(

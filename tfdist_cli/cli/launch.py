@@ -21,14 +21,14 @@ from tfdist_cli.launch.registry import launcher_of
 from tfdist_cli.launch.run.directory import open_run_dir
 from tfdist_cli.launch.run.documents import to_json
 from tfdist_cli.launch.run.event_loop import Watcher
-from tfdist_cli.launch.run.planner import Desk, Planner
+from tfdist_cli.launch.run.planner import Planner, RequestHandler
 from tfdist_cli.launch.run.report import Report
 from tfdist_cli.launch.run.secrets import Secrets
 from tfdist_cli.launch.run.session import Launch
 from tfdist_cli.launch.run.snapshot import RunSnapshot
 from tfdist_cli.launch.slurm.launcher import refuse_running_job
 from tfdist_cli.launch.supervisor.launcher import Launcher
-from tfdist_cli.launch.supervisor.state import Rules, Timeouts
+from tfdist_cli.launch.supervisor.state import JobPolicy, Timeouts
 from tfdist_cli.plan.plan import RECIPE_FILE
 from tfdist_cli.plan.resources import Machine
 from tfdist_cli.plan.warnings import recipe_warnings, warnings_of
@@ -119,7 +119,7 @@ def launch(  # noqa: PLR0913 a parameter is an option
     raise typer.Exit(report.exit_code)
 
 
-def carry_out(launcher: Launcher, job: Job, rules: Rules, *, quiet: bool) -> tuple[Report, Path]:
+def carry_out(launcher: Launcher, job: Job, rules: JobPolicy, *, quiet: bool) -> tuple[Report, Path]:
     """Runs a job to its end.
 
     Returns:
@@ -131,20 +131,20 @@ def carry_out(launcher: Launcher, job: Job, rules: Rules, *, quiet: bool) -> tup
         with console.telling(quiet=quiet):
             planner = held.enter_context(Planner(launcher, job.cluster, job.recipe, job.program).reserving())
         opened = held.enter_context(open_run_dir(job.run_dir, job.parent, job.cluster.name, now, refuse_running_job))
-        planned = Launch(launcher, planner.plan(opened), opened, rules, secrets, Desk(planner, opened))
-        chronicle = RunSnapshot()
-        with _watching(chronicle, quiet=quiet) as watchers:
-            return planned.carry_out(chronicle, watchers), opened.path
+        planned = Launch(launcher, planner.plan(opened), opened, rules, secrets, RequestHandler(planner, opened))
+        snapshot = RunSnapshot()
+        with _watching(snapshot, quiet=quiet) as watchers:
+            return planned.run(snapshot, watchers), opened.path
 
 
 @contextmanager
-def _watching(chronicle: RunSnapshot, *, quiet: bool) -> Iterator[Sequence[Watcher]]:
+def _watching(snapshot: RunSnapshot, *, quiet: bool) -> Iterator[Sequence[Watcher]]:
     if quiet:
         yield ()
         return
     with console.err_that_never_waits() as err:
         if err.is_terminal and not err.is_dumb_terminal:
-            with LiveDisplay(err, chronicle).on_screen() as display:
+            with LiveDisplay(err, snapshot).on_screen() as display:
                 yield (display,)
         else:
-            yield (Display(err, chronicle),)
+            yield (Display(err, snapshot),)

@@ -19,8 +19,8 @@ from tfdist_cli.cli.options import LATEST
 from tfdist_cli.errors import TfdistError, TimeoutExceeded, UsageError
 from tfdist_cli.launch.run.directory import EVENTS_FILE
 from tfdist_cli.launch.run.history import RunView, launcher_of, read_run
-from tfdist_cli.launch.run.report import described
-from tfdist_cli.launch.run.requests import SIGNAL, Request, left
+from tfdist_cli.launch.run.report import format_replicas
+from tfdist_cli.launch.run.requests import SIGNAL, Request, post_request
 from tfdist_cli.protocol.run_files import open_file, parse_lines
 from tfdist_cli.spec.path_scheme import refuse_scheme
 from tfdist_cli.spec.roles import ROLES, Role
@@ -72,12 +72,12 @@ def scale(
             hint=f"tfdist launch CLUSTER --run-dir {run} {_settings(replicas)} goes on from its last checkpoint",
         )
     asked = _Asked(news, time.monotonic() + timeout)
-    with left(news.path, replicas, dry_run=dry_run) as request:
+    with post_request(news.path, replicas, dry_run=dry_run) as request:
         asked.number = request.number
         answer = asked.hear("scale")
     if _settled(answer, request):
         return
-    what = described(answer["replicas"])
+    what = format_replicas(answer["replicas"])
     console.write(f"{what}: the training saves a checkpoint, and goes on with these numbers")
     if wait:
         scaled = asked.hear("scaled")
@@ -125,7 +125,7 @@ def _settled(answer: Mapping[str, Any], request: Request) -> bool:
             numbers = ", ".join(f"{role} {number}" for role, number in request.replicas.items())
             console.write(f"nothing to do: the run has {numbers} already")
         case "possible":
-            console.write(f"{described(answer['replicas'])}: possible; nothing was changed")
+            console.write(f"{format_replicas(answer['replicas'])}: possible; nothing was changed")
         case _:
             return False
     return True

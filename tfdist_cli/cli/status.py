@@ -14,8 +14,8 @@ from tfdist_cli.cli.console.progress import duration, metrics_text
 from tfdist_cli.cli.list import OUTCOME_COLOURS
 from tfdist_cli.cli.options import JsonOption, RunArgument
 from tfdist_cli.launch.run.documents import to_json
-from tfdist_cli.launch.run.history import Outcome, RunView, TaskView, left_behind, read_run
-from tfdist_cli.launch.run.report import described
+from tfdist_cli.launch.run.history import Outcome, RunView, TaskView, leftover_processes, read_run
+from tfdist_cli.launch.run.report import format_replicas
 
 EXAMPLES = ("tfdist status", "tfdist status runs/digits-20260102-030405 --json")
 
@@ -77,12 +77,12 @@ def _facts(news: RunView) -> Iterator[tuple[str, str]]:
     if news.step is not None:
         yield "training", f"step {news.step}  {metrics_text(news.metrics)}"
     for each in news.scaled:
-        yield "scaled", f"{described(each['replicas'])} after {duration(each['seconds'])}{_since(each)}"
+        yield "scaled", f"{format_replicas(each['replicas'])} after {duration(each['seconds'])}{_since(each)}"
     if news.headline:
         yield "stopped" if news.outcome is Outcome.STOPPED else "error", news.headline
     if news.outcome is Outcome.LOST:
-        alive = len(left_behind(news))
+        alive = len(leftover_processes(news))
         yield "launcher", "gone, without a word" + (f"; {alive} of its tasks are still there" if alive else "")
-    if news.can_go_on:
+    if news.can_resume:
         yield "to go on", f"launch again with --run-dir {news.path}"
     yield "run", str(news.path)

@@ -15,7 +15,7 @@ import typer
 from tfdist_cli.cli.console import console
 from tfdist_cli.cli.options import RunArgument
 from tfdist_cli.errors import ExitCode
-from tfdist_cli.launch.run.history import Outcome, RunView, end_groups, left_behind, read_run
+from tfdist_cli.launch.run.history import Outcome, RunView, leftover_processes, read_run, signal_groups
 from tfdist_cli.launch.slurm.commands import await_answer, cancel_and_wait
 from tfdist_cli.launch.slurm.run import job_of
 
@@ -81,10 +81,10 @@ def _end_launcher(pid: int, *, now: bool, timeout: float) -> bool:
 
 def _end_tasks(news: RunView) -> bool:
     """Ends what a launcher has left behind; whether all of it is gone."""
-    left = left_behind(news)
-    end_groups(left, signal.SIGTERM)
+    left = leftover_processes(news)
+    signal_groups(left, signal.SIGTERM)
     _, alive = psutil.wait_procs(left, timeout=_GRACE)
-    end_groups(alive, signal.SIGKILL)
+    signal_groups(alive, signal.SIGKILL)
     _, alive = psutil.wait_procs(alive, timeout=_GRACE)
     job = job_of(news.path)
     over = not job or asyncio.run(cancel_and_wait(job, _JOB_GRACE))

@@ -25,7 +25,7 @@ START_TIMEOUT = "TFDIST_START_TIMEOUT"
 DEFAULT_START_TIMEOUT = 120.0
 
 
-THE_ONE = TaskId("chief")
+SINGLE_TASK = TaskId("chief")
 """The task of a process without a cluster."""
 
 
@@ -50,7 +50,7 @@ class Environment:
     """
 
     strategy: Strategy = "single"
-    task: TaskId = THE_ONE
+    task: TaskId = SINGLE_TASK
     addresses: Mapping[TaskId, Address] = field(default_factory=dict)
     run_dir: Path | None = None
     start_timeout: float = DEFAULT_START_TIMEOUT
@@ -112,7 +112,7 @@ class Environment:
 
 def _tf_config(text: str) -> tuple[dict[TaskId, Address], TaskId]:
     if not text.strip():
-        return {}, THE_ONE
+        return {}, SINGLE_TASK
     try:
         config = parse_object(text)
         listed, place = {key: config[key] for key in _KEYS if key in config or key == CLUSTER_KEY}, config["task"]

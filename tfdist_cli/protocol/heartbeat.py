@@ -25,14 +25,14 @@ PERIOD = 2.0
 PROBE_PERIOD = 1.0
 """Seconds from one look of the process beside the task to the next."""
 log = logging.getLogger("tfdist")
-_begun = threading.Event()
+_started = threading.Event()
 
 
-def begin() -> None:
+def start() -> None:
     """Gives a sign of life every few seconds from now on, if a launcher listens; the second call does nothing."""
-    if os.environ.get(ENABLED) != "1" or _begun.is_set():
+    if os.environ.get(ENABLED) != "1" or _started.is_set():
         return
-    _begun.set()
+    _started.set()
     threading.Thread(target=_beat, args=(_start_probe(),), name="heartbeat", daemon=True).start()
 
 

@@ -28,7 +28,7 @@ class Mask:
         self._forms = tuple(sorted((form.encode(errors="surrogateescape") for form in forms), key=len, reverse=True))
 
     @classmethod
-    def here(cls, environ: Mapping[str, str] = os.environ) -> Mask:
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Mask:
         """The mask of a task's own secrets."""
         return cls(environ.get(name, "") for name in (RUN_SECRET, *environ.get(SECRETS, "").split(",")))
 
@@ -42,7 +42,7 @@ class Mask:
             data = data.replace(form, MASK.encode())
         return data
 
-    def begun(self, data: bytes) -> int:
+    def partial_match_length(self, data: bytes) -> int:
         """How many bytes at the end may be the beginning of a value."""
         return max((_overlap(data, form) for form in self._forms), default=0)
 
@@ -61,7 +61,7 @@ class MaskedStream:
     def feed(self, data: bytes) -> bytes:
         """The next bytes that can be shown."""
         data = self._mask.apply(self._held + data)
-        kept = len(data) - self._mask.begun(data)
+        kept = len(data) - self._mask.partial_match_length(data)
         self._held = data[kept:]
         return data[:kept]
 

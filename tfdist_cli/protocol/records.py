@@ -50,14 +50,14 @@ STATES = ("starting", "waiting", "serving", "training", "evaluating", "saving", 
 _LIMIT = select.PIPE_BUF if hasattr(select, "PIPE_BUF") else 512
 
 
-def are_heard() -> bool:
+def records_enabled() -> bool:
     """Whether a launcher listens."""
     return os.environ.get(ENABLED) == "1"
 
 
 def emit(kind: str, **fields: Any) -> None:
     """Sends one record, if a launcher listens; what is too long for one write loses the ends of its longest parts."""
-    if not are_heard():
+    if not records_enabled():
         return
     sys.stderr.flush()
     os.write(2, _encode({"kind": kind, **fields}))

@@ -112,7 +112,7 @@ def whole(value: object) -> int | None:
     return int(value) if isinstance(value, int) and number(value) is not None else None
 
 
-def moment(value: object) -> datetime | None:
+def timestamp(value: object) -> datetime | None:
     """A time in ISO 8601, in UTC; None for what is none, or one that no clock has shown."""
     try:
         found = datetime.fromisoformat(str(value))

@@ -30,7 +30,7 @@ def report(error: BaseException) -> int:
     code = error.exit_code if isinstance(error, TfdistError) else ExitCode.FAILED
     folder = os.environ.get(TASK_DIR)
     if folder:
-        text = Mask.here().text(
+        text = Mask.from_environment().text(
             json.dumps(told.fields | {"traceback": told.traceback, "exit_code": int(code)}, indent=2)
         )
         with contextlib.suppress(OSError):  # a full disk, perhaps: what was written to standard error says it too

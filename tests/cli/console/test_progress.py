@@ -15,9 +15,17 @@ from rich.console import Console
 from tfdist_cli.cli.console.lines import TaskLines, neutral
 from tfdist_cli.cli.console.progress import Display, LiveDisplay, duration, progress_text
 from tfdist_cli.launch.run.snapshot import Progress, RunSnapshot
-from tfdist_cli.launch.supervisor.events import Answered, Exited, Output, Recorded, Resized, Signalled, Tick
+from tfdist_cli.launch.supervisor.events import (
+    Exited,
+    Output,
+    RecordReceived,
+    RequestAnswered,
+    ResizeAccepted,
+    SignalReceived,
+    Tick,
+)
 from tfdist_cli.launch.supervisor.machine import begin, step
-from tfdist_cli.launch.supervisor.state import Rules
+from tfdist_cli.launch.supervisor.state import JobPolicy
 from tfdist_cli.spec.task_id import TaskId
 
 ROOT = str(Path(__file__).parents[3])
@@ -30,15 +38,15 @@ class Screen:
     def __init__(self, kind, tasks, *, terminal, height=40):
         self.file = io.StringIO()
         console = Console(file=self.file, force_terminal=terminal, width=100, height=height, _environ={"TERM": "xterm"})
-        self.chronicle = RunSnapshot()
-        self.display = kind(console, self.chronicle)
-        self.state, _ = begin(Rules("parameter_server"), tasks, 0.0)
+        self.snapshot = RunSnapshot()
+        self.display = kind(console, self.snapshot)
+        self.state, _ = begin(JobPolicy("parameter_server"), tasks, 0.0)
 
     def at(self, now, *events):
         for event in events:
             self.state, _ = step(self.state, event, now)
-            self.chronicle.saw(event, self.state, now)
-            self.display.saw(event, self.state, now)
+            self.snapshot.on_event(event, self.state, now)
+            self.display.on_event(event, self.state, now)
         return self
 
     @property
@@ -55,7 +63,7 @@ def live(*tasks, height=40):
 
 
 def progress(step, **fields):
-    return Recorded(CHIEF, {"kind": "progress", "step": step, "total": 100, **fields})
+    return RecordReceived(CHIEF, {"kind": "progress", "step": step, "total": 100, **fields})
 
 
 def without_colours(text):
@@ -86,11 +94,11 @@ def test_what_the_launcher_does_is_told():
         "[tfdist] evaluator:0 failed: exit code 3\n"
     )
     assert "waiting for the evaluator" in plain(CHIEF, PS, EVALUATOR).at(1, Exited(CHIEF, 0)).text
-    assert plain(CHIEF, PS).at(1, Signalled(2), Signalled(2)).text.splitlines() == [
+    assert plain(CHIEF, PS).at(1, SignalReceived(2), SignalReceived(2)).text.splitlines() == [
         "[tfdist] SIGINT: telling the training to save and end, for 30 s; Ctrl-C kills every task",
         "[tfdist] killing the tasks that are left: chief:0, ps:0",
     ]
-    asked = (Answered("a", "refused", reason="no"), Resized("b", {"ps": (1, 0)}, (CHIEF,)))
+    asked = (RequestAnswered("a", "refused", reason="no"), ResizeAccepted("b", {"ps": (1, 0)}, (CHIEF,)))
     assert plain(CHIEF, PS).at(1, *asked).text.splitlines() == [
         "[tfdist] other numbers of tasks were asked for, and refused: no",
         "[tfdist] going on with other numbers of tasks: ps 1 → 0",
@@ -102,7 +110,7 @@ def test_the_live_table():
     screen = live(CHIEF, PS, WORKER)
     with screen.display.on_screen():
         screen.at(0.1, Output(WORKER, "stderr", ("scrolls by",), "10%"))
-        screen.at(1, Recorded(WORKER, {"kind": "state", "state": "serving"}))
+        screen.at(1, RecordReceived(WORKER, {"kind": "state", "state": "serving"}))
         screen.at(2, progress(50, epoch=1, epochs=2, steps_per_second=5, workers={"worker:0": 5.0}))
         screen.at(3, Exited(PS, -9))
     shown = without_colours(screen.text)

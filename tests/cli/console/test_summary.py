@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tfdist_cli.cli.console.summary import print_failure, print_report
-from tfdist_cli.launch.run.report import Failure, Report, TaskEnd
-from tfdist_cli.launch.supervisor.events import Resized
+from tfdist_cli.launch.run.report import Failure, Report, TaskExit
+from tfdist_cli.launch.supervisor.events import ResizeAccepted
 from tfdist_cli.launch.supervisor.state import Resize, Status
 from tfdist_cli.spec.task_id import TaskId
 
@@ -17,8 +17,8 @@ def failure(index, *, message="", what="exit code 1", lines=(), traceback="", hi
 
 
 def failed(*failures, **fields):
-    ends = tuple(TaskEnd(each.task, Status.FAILED, each.what, 1, 2.0) for each in failures)
-    return Report(1, failures[0].sentence, failures, ends, 3.0, **fields)
+    ends = tuple(TaskExit(each.task, Status.FAILED, each.reason, 1, 2.0) for each in failures)
+    return Report(1, failures[0].summary, failures, ends, 3.0, **fields)
 
 
 def test_a_mistake_that_says_what_to_do_needs_no_lines(capsys):
@@ -47,12 +47,12 @@ def test_consequences_are_short_and_few(capsys):
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_what_came_of_the_run(capsys, code):
-    workers = [TaskEnd(TaskId("worker", index), Status.STOPPED, "ended by the launcher", -15, 2.0) for index in (0, 1)]
+    workers = [TaskExit(TaskId("worker", index), Status.STOPPED, "ended by the launcher", -15, 2.0) for index in (0, 1)]
     report = Report(
         code,
         "",
         (),
-        (TaskEnd(TaskId("chief"), Status.DONE, "exit code 0", 0, 61.0), *workers),
+        (TaskExit(TaskId("chief"), Status.DONE, "exit code 0", 0, 61.0), *workers),
         3723.0,
         {"step": 20, "examples": 640, "seconds": 1.5, "metrics": {"loss": 0.123456}},
         {"step": 20, "metrics": {"loss": 0.5}},
@@ -84,6 +84,6 @@ def test_what_came_of_the_run(capsys, code):
     ],
 )
 def test_other_numbers_of_tasks(capsys, fields, said):
-    resize = Resize(Resized("a", {"worker": (1, 3), "ps": (2, 1)}, ()), 2.0, 1, **fields)
+    resize = Resize(ResizeAccepted("a", {"worker": (1, 3), "ps": (2, 1)}, ()), 2.0, 1, **fields)
     print_failure(Report(0, "", (), (), 3.0, resizes=(resize,)))
     assert capsys.readouterr().err == f"scaled: worker 1 → 3, ps 2 → 1 after 2.0 s{said}\n"

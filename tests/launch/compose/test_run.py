@@ -7,8 +7,8 @@ import pytest
 from tests.support.outcome import Outcome
 from tfdist_cli.errors import TfdistError
 from tfdist_cli.launch.compose.launcher import ComposeLauncher
-from tfdist_cli.launch.supervisor.events import Exited, Output, Signalled
-from tfdist_cli.launch.supervisor.state import Rules, Timeouts
+from tfdist_cli.launch.supervisor.events import Exited, Output, SignalReceived
+from tfdist_cli.launch.supervisor.state import JobPolicy, Timeouts
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.task_id import TaskId
 
@@ -43,8 +43,8 @@ def run(tmp_path, monkeypatch, plan_for):
         roles = {"chief": {}, "worker": {}, "ps": {}}
         cluster = Cluster.model_validate({"strategy": "parameter_server", "launcher": "compose", "roles": roles})
         plan = plan_for(cluster, "program", addresses=ComposeLauncher().preview_addresses(cluster))
-        rules = Rules("parameter_server", timeouts=Timeouts(shutdown=20.0))
-        outcome = Outcome(react).carry_out(ComposeLauncher(), plan, rules)
+        rules = JobPolicy("parameter_server", timeouts=Timeouts(shutdown=20.0))
+        outcome = Outcome(react).run(ComposeLauncher(), plan, rules)
         return outcome.state, outcome.of(Exited), (tmp_path / "calls").read_text().splitlines()
 
     return run
@@ -71,7 +71,7 @@ def test_a_container_that_is_not_yet_running_is_told_again(run):
     def react(event, state):
         if isinstance(event, Output) and not told:
             told.append(signal.SIGTERM)
-            return [Signalled(signal.SIGTERM)]
+            return [SignalReceived(signal.SIGTERM)]
         return ()
 
     state, exits, calls = run("echo early; " + STAYS, "echo early; " + STAYS, react)

@@ -12,8 +12,8 @@ from tests.support.outcome import Outcome
 from tfdist_cli.errors import TfdistError, UsageError
 from tfdist_cli.launch.kubernetes import run as run_module
 from tfdist_cli.launch.kubernetes.launcher import KubernetesLauncher
-from tfdist_cli.launch.supervisor.events import Exited, Output, Recorded, Signalled
-from tfdist_cli.launch.supervisor.state import Rules, Timeouts
+from tfdist_cli.launch.supervisor.events import Exited, Output, RecordReceived, SignalReceived
+from tfdist_cli.launch.supervisor.state import JobPolicy, Timeouts
 from tfdist_cli.plan.plan import make_plan
 from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.sections.cluster import Cluster
@@ -74,8 +74,8 @@ def run(kubectl, monkeypatch):
             command=("train",),
         )
         own = {"TFDIST_RECORDS": "1", "TFDIST_LAUNCHER_PID": "1", "TFDIST_TASK_DIR": "/here"}
-        rules = Rules("parameter_server", timeouts=Timeouts(shutdown=20.0), max_restarts=restarts)
-        return PodsOutcome(kubectl, react).carry_out(launcher, plan, rules, lambda start: own)
+        rules = JobPolicy("parameter_server", timeouts=Timeouts(shutdown=20.0), max_restarts=restarts)
+        return PodsOutcome(kubectl, react).run(launcher, plan, rules, lambda start: own)
 
     return run
 
@@ -86,7 +86,7 @@ def test_a_job_ends_with_its_chief(run):
     assert outcome.of(Exited)[0] == Exited(CHIEF, 0)
     assert {(event.task, event.code) for event in outcome.of(Exited)[1:]} == {(WORKER, 143), (PS, 143)}
     assert "done" in outcome.lines(stream=None)
-    assert Recorded(CHIEF, {"kind": "state", "state": "training"}) in outcome.events
+    assert RecordReceived(CHIEF, {"kind": "state", "state": "training"}) in outcome.events
     assert outcome.calls[-1].startswith("delete pods,services,configmaps,networkpolicies --selector")
 
 
@@ -134,7 +134,7 @@ def test_what_is_created(run):
     ],
 )
 def test_a_pod_that_does_not_start_is_told_with_its_reason(run, trouble, said):
-    left = [Signalled(signal.SIGTERM)]
+    left = [SignalReceived(signal.SIGTERM)]
 
     def react(event, state):
         return [left.pop()] if isinstance(event, Output) and left and any(said in line for line in event.lines) else ()
@@ -159,7 +159,7 @@ def test_a_pod_that_fails_ends_the_job_with_its_code(run, monkeypatch):
 
 def test_a_pod_that_is_gone_is_replaced(run, monkeypatch):
     monkeypatch.setattr(run_module, "_HEAD_START", 0.05)
-    left = [Signalled(signal.SIGINT)]
+    left = [SignalReceived(signal.SIGINT)]
 
     def react(event, state):
         return [left.pop()] if isinstance(event, Output) and "again" in event.lines and left else ()

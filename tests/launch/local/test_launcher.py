@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tfdist_cli.launch.process import process, stream
-from tfdist_cli.launch.supervisor.events import Exited, Output, Recorded, Signalled, Started
+from tfdist_cli.launch.supervisor.events import Exited, Output, RecordReceived, SignalReceived, Started
 from tfdist_cli.launch.supervisor.state import Status
 from tfdist_cli.spec.task_id import TaskId
 
@@ -82,7 +82,7 @@ def test_streams_are_kept_apart_and_logged_as_they_came(run):
     assert outcome.lines() == ["a", "�b", "last"]
     assert outcome.logs[W0, "stderr"] == b"err\nmore\n"
     assert outcome.lines(stream="stderr") == ["err", "more"]
-    assert outcome.of(Recorded) == [Recorded(W0, {"kind": "state"})]
+    assert outcome.of(RecordReceived) == [RecordReceived(W0, {"kind": "state"})]
 
 
 def test_everything_a_task_wrote_is_heard_before_its_end(run):
@@ -125,7 +125,9 @@ def test_a_shell_that_ends_at_once_does_not_take_the_time_to_save_from_its_child
         print("ready", flush=True)
         signal.pause()
     """
-    outcome = run("sh", "-c", '"$@" & wait', "sh", *python(code), react=when_says("ready", Signalled(signal.SIGTERM)))
+    outcome = run(
+        "sh", "-c", '"$@" & wait', "sh", *python(code), react=when_says("ready", SignalReceived(signal.SIGTERM))
+    )
     assert "saved" in outcome.lines()
     assert outcome.state.exit_code == 143
 
@@ -140,7 +142,7 @@ def test_a_child_that_is_started_after_its_group_was_told_is_ended_too(run):
         os.write(1, b"ready\\n")
         time.sleep(1000)
     """
-    outcome = run(*python(code), react=when_says("ready", Signalled(signal.SIGTERM)))
+    outcome = run(*python(code), react=when_says("ready", SignalReceived(signal.SIGTERM)))
     assert outcome.of(Exited) == [Exited(W0, 0)]  # long before the shutdown timeout's SIGKILL
     assert not is_alive(int(outcome.lines()[1]))
 
@@ -222,14 +224,14 @@ def test_a_role_may_name_its_own_temporary_folder(run, make_cluster, tmp_path):
 
 def test_a_task_that_ignores_sigterm_is_killed_with_its_children(run):
     script = "trap '' TERM; sleep 1000 & echo $!; echo ready; wait; wait; while true; do sleep 1; done"
-    outcome = run("sh", "-c", script, shutdown=0.2, react=when_says("ready", Signalled(signal.SIGTERM)))
+    outcome = run("sh", "-c", script, shutdown=0.2, react=when_says("ready", SignalReceived(signal.SIGTERM)))
     assert outcome.of(Exited) == [Exited(W0, -9)]
     assert outcome.state.exit_code == 143
     assert not is_alive(int(outcome.lines()[0]))
 
 
 def test_a_second_interrupt_kills_at_once(run):
-    interrupt = Signalled(signal.SIGINT)
+    interrupt = SignalReceived(signal.SIGINT)
     outcome = run("sh", "-c", "trap '' TERM; echo ready; sleep 1000", react=when_says("ready", interrupt, interrupt))
     assert outcome.of(Exited) == [Exited(W0, -9)]
     assert outcome.state.exit_code == 130
@@ -241,7 +243,7 @@ def test_signals_to_the_launcher_reach_the_queue(run):
             os.kill(os.getpid(), signal.SIGTERM)
 
     outcome = run("sleep", "1000", react=react)
-    assert outcome.of(Signalled) == [Signalled(signal.SIGTERM)]
+    assert outcome.of(SignalReceived) == [SignalReceived(signal.SIGTERM)]
     assert outcome.state.exit_code == 143
 
 

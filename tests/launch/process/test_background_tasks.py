@@ -21,8 +21,8 @@ def test_what_is_done_in_time_is_awaited_and_the_rest_given_up():
             finally:
                 done.append("cleaned up")
 
-        works.keep(quick())
-        kept = works.keep(endless())
+        works.start(quick())
+        kept = works.start(endless())
         await works.finish(0.01)
         await works.finish(0.01)  # there is nothing any more
         return done, kept.cancelled()
@@ -37,7 +37,7 @@ def test_an_error_in_it_ends_the_run():
         async def broken():
             raise RuntimeError("a bug")
 
-        BackgroundTasks(events).keep(broken())
+        BackgroundTasks(events).start(broken())
         await events.get(1.0)
 
     with pytest.raises(RuntimeError, match="a bug"):

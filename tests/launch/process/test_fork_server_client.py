@@ -18,12 +18,12 @@ from tfdist_cli.launch.local import launcher as local
 from tfdist_cli.launch.process import fork_server_client
 from tfdist_cli.launch.process.fork_server_client import (
     ForkServerClient,
-    Gone,
+    ForkServerExited,
     fork_server_environment,
     import_environment,
 )
 from tfdist_cli.launch.process.orphans import adopting
-from tfdist_cli.launch.supervisor.events import Exited, Output, Signalled, Started
+from tfdist_cli.launch.supervisor.events import Exited, Output, SignalReceived, Started
 from tfdist_cli.spec.task_id import TaskId
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
@@ -106,7 +106,7 @@ def test_ps_shows_which_task_it_is(forked):
     def react(event, state):
         if isinstance(event, Output) and event.lines:
             shown.extend(psutil.Process(int(event.lines[0])).cmdline())
-            return (Signalled(signal.SIGTERM),)
+            return (SignalReceived(signal.SIGTERM),)
         return ()
 
     shown = []
@@ -128,7 +128,7 @@ def test_imports_that_make_threads_are_not_forked(forked):
 
 
 def test_a_task_that_is_told_to_end_while_its_fork_server_imports(forked, caplog):
-    answers = [Signalled(signal.SIGTERM)]
+    answers = [SignalReceived(signal.SIGTERM)]
 
     def react(event, state):
         return [answers.pop()] if answers else ()
@@ -206,7 +206,7 @@ def test_a_fork_server_that_is_stopped_when_a_task_is_wanted_is_given_up(program
         try:
             await server.ready
             os.kill(server.pid, signal.SIGSTOP)
-            with pytest.raises(Gone):
+            with pytest.raises(ForkServerExited):
                 await server.fork(argv, os.environ)
         finally:
             server.close()
@@ -300,7 +300,7 @@ def test_a_fork_server_that_has_died_is_replaced(forked, make_cluster, tmp_path,
     def react(event, state):
         if isinstance(event, Output) and event.lines:
             said.append(event.lines[0].split())
-            return [Signalled(signal.SIGTERM)] if len(said) == 2 else ()
+            return [SignalReceived(signal.SIGTERM)] if len(said) == 2 else ()
         return ()
 
     said = []
@@ -333,7 +333,7 @@ def test_a_fork_server_of_whose_death_nobody_has_heard_yet_is_replaced(forked, m
             os.waitid(os.P_PID, guarded["+"][0], os.WEXITED | os.WNOWAIT)
         if isinstance(event, Output) and event.lines:
             said.extend(event.lines)
-            return [Signalled(signal.SIGTERM)] if len(said) == 2 else ()
+            return [SignalReceived(signal.SIGTERM)] if len(said) == 2 else ()
         return ()
 
     said = []
@@ -359,7 +359,7 @@ async def _death_with_an_order_unread(program, tmp_path):
         os.waitid(os.P_PID, server.pid, os.WSTOPPED)
         second = asyncio.ensure_future(server.fork(argv, os.environ))
         asyncio.get_running_loop().call_soon(os.kill, server.pid, signal.SIGKILL)
-        with pytest.raises(Gone):
+        with pytest.raises(ForkServerExited):
             await second
         task = await first
         ended = asyncio.Event()

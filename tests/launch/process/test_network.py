@@ -12,7 +12,7 @@ from tests.launch.local.test_launcher import python
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.process import network, network_namespace
 from tfdist_cli.launch.process.network import HOST, network_of
-from tfdist_cli.launch.supervisor.events import Exited, Networked, Output, Signalled
+from tfdist_cli.launch.supervisor.events import Exited, NetworkReady, Output, SignalReceived
 from tfdist_cli.plan.plan import make_plan
 from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.sections.cluster import Cluster
@@ -134,13 +134,13 @@ def test_tasks_meet_where_nobody_else_reaches_them(run, free_port):
         if isinstance(event, Output) and "met" in event.lines:
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("localhost", ports[0]), timeout=5)
-            return [Signalled(15)]
+            return [SignalReceived(15)]
         return ()
 
     outcome = run(*python(MEET), cluster=Cluster.model_validate(keys), react=react)
     assert outcome.lines(W0) == ["lo", "listens", "met"]
     assert outcome.lines(W1) == ["lo"]
-    assert outcome.of(Networked) == [Networked(private=True, text=network.PRIVATE)]
+    assert outcome.of(NetworkReady) == [NetworkReady(private=True, text=network.PRIVATE)]
 
 
 @pytest.mark.usefixtures("allowed")

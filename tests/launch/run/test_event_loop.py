@@ -7,23 +7,23 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tfdist_cli.launch.run.event_loop import Supervision, _signals_to, run_job
+from tfdist_cli.launch.run.event_loop import Supervisor, _signals_to, run_job
 from tfdist_cli.launch.run.requests import SIGNAL as REQUEST
 from tfdist_cli.launch.supervisor.events import (
-    Answered,
-    End,
     EventQueue,
     Exited,
-    How,
     Output,
-    Recorded,
-    Resized,
-    Signalled,
+    RecordReceived,
+    RequestAnswered,
+    ResizeAccepted,
+    SignalReceived,
     Start,
+    Stop,
+    StopSignal,
     Tick,
 )
-from tfdist_cli.launch.supervisor.launcher import Outlets
-from tfdist_cli.launch.supervisor.state import Phase, Rules, Timeouts
+from tfdist_cli.launch.supervisor.launcher import LaunchContext
+from tfdist_cli.launch.supervisor.state import JobPolicy, Phase, Timeouts
 from tfdist_cli.spec.task_id import TaskId
 
 _DEFAULTS = Timeouts()
@@ -70,13 +70,13 @@ class Seen:
     def __init__(self):
         self.all = []
 
-    def saw(self, event, state, now):
+    def on_event(self, event, state, now):
         self.all.append((event, state.phase, now))
 
 
-async def supervise(run, plan, rules, events, watchers, clock, worked=lambda: 0.0):
-    job = Supervision(rules, plan, events, watchers, clock=clock, worked=worked)
-    await job.carry_out(run)
+async def supervise(run, plan, rules, events, watchers, clock, cpu_clock=lambda: 0.0):
+    job = Supervisor(rules, plan, events, watchers, clock=clock, cpu_clock=cpu_clock)
+    await job.supervise(run)
     return job.state
 
 
@@ -87,7 +87,7 @@ def play(cluster, plan_for, script, timeouts=_DEFAULTS):
     async def run():
         events = ScriptedQueue(clock)
         scripted = ScriptedRun(events, script)
-        rules = Rules(cluster.strategy, timeouts=timeouts)
+        rules = JobPolicy(cluster.strategy, timeouts=timeouts)
         return await supervise(scripted, plan_for(cluster, "true"), rules, events, (seen,), clock), scripted
 
     state, scripted = asyncio.run(run())
@@ -105,12 +105,18 @@ def test_a_run_to_its_end(cluster, plan_for):
         plan_for,
         {
             Start(PS): [Exited(CHIEF, 0)],
-            End(PS, How.TERMINATE): [Exited(PS, -15)],
-            End(WORKER, How.TERMINATE): [Exited(WORKER, -15)],
+            Stop(PS, StopSignal.TERMINATE): [Exited(PS, -15)],
+            Stop(WORKER, StopSignal.TERMINATE): [Exited(WORKER, -15)],
         },
     )
     assert state.exit_code == 0
-    assert actions == [Start(CHIEF), Start(WORKER), Start(PS), End(WORKER, How.TERMINATE), End(PS, How.TERMINATE)]
+    assert actions == [
+        Start(CHIEF),
+        Start(WORKER),
+        Start(PS),
+        Stop(WORKER, StopSignal.TERMINATE),
+        Stop(PS, StopSignal.TERMINATE),
+    ]
     assert [phase for _, phase, _ in seen] == [Phase.STOPPING, Phase.STOPPING, Phase.ENDED]
 
 
@@ -120,11 +126,11 @@ def test_time_passes_without_events(cluster, plan_for):
         plan_for,
         {
             Start(PS): [Exited(CHIEF, 0), Exited(WORKER, -15)],
-            End(PS, How.KILL): [Exited(PS, -9)],
+            Stop(PS, StopSignal.KILL): [Exited(PS, -9)],
         },
         Timeouts(shutdown=7),
     )
-    assert actions[-1] == End(PS, How.KILL)
+    assert actions[-1] == Stop(PS, StopSignal.KILL)
     assert seen[-1][2] == pytest.approx(7)
     assert state.exit_code == 0
 
@@ -139,16 +145,16 @@ def test_a_deadline_is_kept_however_many_events_come(cluster, plan_for):
 
     async def run():
         events = EventQueue()
-        scripted = ScriptedRun(events, {End(PS, How.KILL): [Exited(PS, -9)]})
+        scripted = ScriptedRun(events, {Stop(PS, StopSignal.KILL): [Exited(PS, -9)]})
         for event in (Exited(CHIEF, 0), Exited(WORKER, 0)):
             events.put(event)
         for output in flood:
             await events.put_output(output)
-        rules = Rules(cluster.strategy, timeouts=Timeouts(shutdown=10))
+        rules = JobPolicy(cluster.strategy, timeouts=Timeouts(shutdown=10))
         await supervise(scripted, plan_for(cluster, "true"), rules, events, (), Busy())
         return scripted.actions
 
-    assert asyncio.run(run())[-1] == End(PS, How.KILL)
+    assert asyncio.run(run())[-1] == Stop(PS, StopSignal.KILL)
 
 
 def test_a_task_that_floods_waits_until_it_is_heard():
@@ -162,7 +168,7 @@ def test_a_task_that_floods_waits_until_it_is_heard():
         writer = asyncio.create_task(flood())
         await asyncio.sleep(0)
         assert events._events.qsize() < 100
-        events.put(Signalled(signal.SIGINT))  # never waits
+        events.put(SignalReceived(signal.SIGINT))  # never waits
         heard = [await events.get(1) for _ in range(1001)]
         await writer
         assert [event.lines[0] for event in heard if isinstance(event, Output)] == [str(n) for n in range(1000)]
@@ -174,7 +180,7 @@ def test_a_task_that_floods_waits_until_it_is_heard():
 def test_records_wait_like_output_does():
     async def run():
         events = EventQueue()
-        writers = [asyncio.create_task(events.put_output(Recorded(PS, {"kind": "x"}))) for _ in range(200)]
+        writers = [asyncio.create_task(events.put_output(RecordReceived(PS, {"kind": "x"}))) for _ in range(200)]
         await asyncio.sleep(0)
         assert events._events.qsize() < 100
         for _ in range(200):
@@ -205,7 +211,7 @@ def test_signals_are_heard_during_a_job_and_go_to_their_old_handler_after_it():
             return await events.get(5.0)
 
     try:
-        assert asyncio.run(job()) == asyncio.run(job()) == Signalled(signal.SIGINT)
+        assert asyncio.run(job()) == asyncio.run(job()) == SignalReceived(signal.SIGINT)
         assert heard == []
         signal.raise_signal(signal.SIGINT)
         assert heard == ["before or after"]
@@ -225,9 +231,9 @@ class ScriptedDesk:
             yield self.left.pop(0)
 
     def answer(self, request, state):
-        if state.unready:
-            return Answered(request, "refused", reason=state.unready)
-        return Resized(request, {"worker": (1, 3)}, (CHIEF, *(TaskId("worker", n) for n in range(3)), PS))
+        if state.not_resizable_because:
+            return RequestAnswered(request, "refused", code="job-not-resizable")
+        return ResizeAccepted(request, {"worker": (1, 3)}, (CHIEF, *(TaskId("worker", n) for n in range(3)), PS))
 
 
 class ScriptedLauncher:
@@ -237,10 +243,10 @@ class ScriptedLauncher:
         self.runs = []
 
     @asynccontextmanager
-    async def start(self, plan, outlets):
+    async def start(self, plan, context):
         tasks = [planned.task for planned in plan.tasks]
-        told = {End(task, How.TERMINATE): [Exited(task, 143 if task == CHIEF else -15)] for task in tasks}
-        self.runs.append(ScriptedRun(outlets.events, told | ({Start(PS, 2): [Exited(CHIEF, 0)]} if self.runs else {})))
+        told = {Stop(task, StopSignal.TERMINATE): [Exited(task, 143 if task == CHIEF else -15)] for task in tasks}
+        self.runs.append(ScriptedRun(context.events, told | ({Start(PS, 2): [Exited(CHIEF, 0)]} if self.runs else {})))
         if len(self.runs) == 1:
             os.kill(os.getpid(), REQUEST)
         yield self.runs[-1]
@@ -249,15 +255,17 @@ class ScriptedLauncher:
 def test_a_request_gives_the_job_another_plan_and_a_run_of_its_own(cluster, make_cluster, plan_for):
     launcher, seen = ScriptedLauncher(), Seen()
     desk = ScriptedDesk(plan_for(make_cluster("parameter_server", chief=1, worker=3, ps=1), "true"))
-    outlets = Outlets(EventQueue(), None, lambda _: {})
-    state = asyncio.run(run_job(launcher, plan_for(cluster, "true"), Rules(cluster.strategy), outlets, (seen,), desk))
-    assert (state.phase, state.exit_code, state.attempt, state.losses) == (Phase.ENDED, 0, 2, ())
+    context = LaunchContext(EventQueue(), None, lambda _: {})
+    state = asyncio.run(
+        run_job(launcher, plan_for(cluster, "true"), JobPolicy(cluster.strategy), context, (seen,), desk)
+    )
+    assert (state.phase, state.exit_code, state.attempt, state.lost_tasks) == (Phase.ENDED, 0, 2, ())
     before, after = ([action.task for action in run.actions if isinstance(action, Start)] for run in launcher.runs)
     assert before == [CHIEF, WORKER, PS]
     assert after == [CHIEF, *(TaskId("worker", number) for number in range(3)), PS]
-    answers = [event for event, _, _ in seen.all if isinstance(event, Resized | Answered)]
-    assert [type(answer) for answer in answers] == [Resized, Answered]
-    assert answers[1].reason == "the numbers of its tasks are being changed already"
+    answers = [event for event, _, _ in seen.all if isinstance(event, ResizeAccepted | RequestAnswered)]
+    assert [type(answer) for answer in answers] == [ResizeAccepted, RequestAnswered]
+    assert answers[1].code == "job-not-resizable"
     assert signal.getsignal(REQUEST) is signal.SIG_DFL
 
 
@@ -275,14 +283,14 @@ def test_nobody_is_late_for_a_launcher_that_was_stopped_itself(cluster, plan_for
 
     async def run():
         events = Stopped(clock)
-        script = {Start(PS): [Exited(CHIEF, 0), Exited(WORKER, 0)], End(PS, How.KILL): [Exited(PS, -9)]}
+        script = {Start(PS): [Exited(CHIEF, 0), Exited(WORKER, 0)], Stop(PS, StopSignal.KILL): [Exited(PS, -9)]}
         scripted = ScriptedRun(events, script)
-        rules = Rules(cluster.strategy, timeouts=Timeouts(shutdown=10))
+        rules = JobPolicy(cluster.strategy, timeouts=Timeouts(shutdown=10))
         seen = Seen()
         worked = (lambda: clock.now - 1000) if works else (lambda: 0.0)
         await supervise(scripted, plan_for(cluster, "true"), rules, events, (seen,), clock, worked)
         return scripted.actions[-1], seen.all[-1][2]
 
     action, ended = asyncio.run(run())
-    assert action == End(PS, How.KILL)
+    assert action == Stop(PS, StopSignal.KILL)
     assert ended == pytest.approx(late, abs=1)

@@ -10,9 +10,9 @@ import pytest
 from tests.support.histories import CHIEF, PS, W0, W1, W2, History
 from tfdist_cli.launch.local.launcher import LocalLauncher
 from tfdist_cli.launch.run.directory import open_run_dir
-from tfdist_cli.launch.run.planner import Desk, Planner
+from tfdist_cli.launch.run.planner import Planner, RequestHandler
 from tfdist_cli.launch.run.requests import Request
-from tfdist_cli.launch.supervisor.events import Answered, Exited, Resized
+from tfdist_cli.launch.supervisor.events import Exited, RequestAnswered, ResizeAccepted
 from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.loading.load import load_run
 from tfdist_cli.spec.sections.cluster import RoleSpec
@@ -34,43 +34,45 @@ def desk_of(tmp_path, make_cluster):
         opened.enter_context(planner.reserving())
         run_dir = opened.enter_context(open_run_dir(tmp_path / "run", tmp_path, "x", now))
         planner.plan(run_dir)
-        return Desk(planner, run_dir)
+        return RequestHandler(planner, run_dir)
 
     with ExitStack() as opened:
         yield make
 
 
 def test_a_request_that_can_be_met_has_a_plan_with_addresses_of_its_own(desk_of, tmp_path):
-    desk = desk_of()
-    event = desk.answer(Request("a", {"worker": 3, "ps": 1}), RUNNING)
-    assert event == Resized("a", {"worker": (1, 3)}, (CHIEF, W0, W1, W2, PS))
-    plan = desk.plan()
+    request_handler = desk_of()
+    event = request_handler.answer(Request("a", {"worker": 3, "ps": 1}), RUNNING)
+    assert event == ResizeAccepted("a", {"worker": (1, 3)}, (CHIEF, W0, W1, W2, PS))
+    plan = request_handler.plan()
     assert [planned.task for planned in plan.tasks] == list(event.tasks)
     assert len({planned.address.port for planned in plan.tasks} - {0}) == 5
     written = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert [task["task"] for task in written["tasks"]] == [str(task) for task in event.tasks]
     assert load_run(tmp_path / "run" / "cluster.yaml")[0].roles.count("worker") == 3
-    assert desk.answer(Request("b", {"worker": 3}), RUNNING) == Answered("b", "unchanged")
+    assert request_handler.answer(Request("b", {"worker": 3}), RUNNING) == RequestAnswered("b", "unchanged")
 
 
 def test_a_port_that_is_given_is_let_go_and_taken_again(desk_of):
-    desk = desk_of(chief=["127.0.0.1:23456"])
-    desk.answer(Request("a", {"worker": 2}), RUNNING)
-    assert str(desk.plan()[CHIEF].address) == "127.0.0.1:23456"
+    request_handler = desk_of(chief=["127.0.0.1:23456"])
+    request_handler.answer(Request("a", {"worker": 2}), RUNNING)
+    assert str(request_handler.plan()[CHIEF].address) == "127.0.0.1:23456"
 
 
 def test_whether_it_could_be_met_changes_nothing(desk_of):
-    desk = desk_of()
-    assert desk.answer(Request("a", {"ps": 2}, dry_run=True), RUNNING) == Answered("a", "possible", {"ps": (1, 2)})
+    request_handler = desk_of()
+    assert request_handler.answer(Request("a", {"ps": 2}, dry_run=True), RUNNING) == RequestAnswered(
+        "a", "possible", {"ps": (1, 2)}
+    )
     with pytest.raises(RuntimeError, match="no request"):
-        desk.plan()
+        request_handler.plan()
 
 
 @pytest.mark.parametrize(
     ("options", "replicas", "reason"),
     [
-        ({"checkpoint": ""}, {"worker": 2}, "run a program of its own"),
-        ({"checkpoint": "no"}, {"worker": 2}, "keeps no checkpoints"),
+        ({"checkpoint": ""}, {"worker": 2}, "only a recipe"),
+        ({"checkpoint": "no"}, {"worker": 2}, "no checkpoints"),
         ({}, {"worker": 0}, "parameter_server needs a worker to compute gradients: it has 0 replicas"),
         ({"ps": ["127.0.0.1:23457"]}, {"ps": 2}, "replicas is 2 but hosts names 1"),
         ({}, {"data_worker": 1}, "a data_worker does nothing without a data_dispatcher"),
@@ -84,23 +86,24 @@ def test_what_is_refused(options, replicas, reason, desk_of):
 
 def test_more_gpus_than_the_machine_has_are_refused_before_anything_ends(desk_of, monkeypatch):
     monkeypatch.setattr(Machine, "here", lambda: Machine(2, ("0",)))
-    desk = desk_of()
-    roles = desk._planner.cluster.roles
+    request_handler = desk_of()
+    roles = request_handler._planner.cluster.roles
     one = roles.model_copy(update={"worker": RoleSpec(replicas=1, gpus=1)})
-    desk._planner.cluster = desk._planner.cluster.model_copy(update={"roles": one})
-    event = desk.answer(Request("a", {"worker": 2}), RUNNING)
+    request_handler._planner.cluster = request_handler._planner.cluster.model_copy(update={"roles": one})
+    event = request_handler.answer(Request("a", {"worker": 2}), RUNNING)
     assert event.answer == "refused"
-    assert "is to have 1 GPUs, but this machine has 1, 0 of them free" in event.reason
+    assert "GPUs" in event.reason
 
 
 def test_more_open_files_than_the_launcher_may_have_are_refused_before_anything_ends(desk_of, monkeypatch):
-    desk = desk_of()
+    request_handler = desk_of()
     monkeypatch.setattr(resource, "getrlimit", lambda limit: (300, 300))
     monkeypatch.setattr(resource, "setrlimit", lambda limit, wanted: None)
     for dry_run in (True, False):
-        event = desk.answer(Request("a", {"worker": 30}, dry_run=dry_run), RUNNING)
+        event = request_handler.answer(Request("a", {"worker": 30}, dry_run=dry_run), RUNNING)
         assert (event.answer, event.replicas) == ("refused", {})
-        assert event.reason == "a launcher of 32 tasks has up to 320 files open, and may open 300"
+        assert event.code == "too-few-open-files"
+        assert all(number in event.reason for number in ("32", "320", "300"))
         assert "ulimit -n" in event.hint
 
 
@@ -108,4 +111,4 @@ def test_a_job_that_does_something_else_is_not_resized(desk_of):
     job = History(CHIEF, W0, PS)
     job.at(5, Exited(CHIEF, 0))
     event = desk_of().answer(Request("a", {"worker": 2}), job.state)
-    assert (event.answer, event.reason) == ("refused", "the job cannot be resized now: it is ending")
+    assert (event.answer, event.code) == ("refused", "job-not-resizable")

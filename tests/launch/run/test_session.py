@@ -15,8 +15,8 @@ from tfdist_cli.launch.run.directory import open_run_dir
 from tfdist_cli.launch.run.history import Outcome, read_run
 from tfdist_cli.launch.run.session import Launch
 from tfdist_cli.launch.run.snapshot import RunSnapshot
-from tfdist_cli.launch.supervisor.events import Recorded
-from tfdist_cli.launch.supervisor.state import Rules, Timeouts
+from tfdist_cli.launch.supervisor.events import RecordReceived
+from tfdist_cli.launch.supervisor.state import JobPolicy, Timeouts
 from tfdist_cli.spec.task_id import TaskId
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -28,11 +28,11 @@ def carry_out(tmp_path, make_cluster, plan_for):
 
     def carry_out(code, **timeouts):
         cluster = make_cluster(worker=2)
-        rules = Rules(cluster.strategy, reports=True, timeouts=Timeouts(**timeouts))
+        rules = JobPolicy(cluster.strategy, reports=True, timeouts=Timeouts(**timeouts))
         with open_run_dir(tmp_path / "run", tmp_path, "x", NOW) as run_dir:
             plan = plan_for(cluster, sys.executable, "-c", textwrap.dedent(PROGRAM + code), run_dir=run_dir.path)
             run_dir.save(plan)
-            return Launch(LocalLauncher(), plan, run_dir, rules).carry_out(RunSnapshot())
+            return Launch(LocalLauncher(), plan, run_dir, rules).run(RunSnapshot())
 
     return carry_out
 
@@ -54,15 +54,16 @@ def test_tasks_that_do_not_come_up(carry_out, tmp_path):
             emit("state", state="waiting")
         else:
             emit("state", state="starting")
-            print("waiting for the disk", flush=True)
+            print("downloading data", flush=True)
         time.sleep(1000)
         """,
         start=0.5,
     )
     assert report.exit_code == 124
-    assert report.headline == "1 of 2 tasks did not come up within 0.5 s: worker:1"
+    assert report.code == "start-timeout"
+    assert report.headline.endswith("0.5 s: worker:1")
     (failure,) = report.failures
-    assert failure.lines == ("waiting for the disk",)
+    assert failure.last_lines == ("downloading data",)
     assert failure.log == tmp_path / "run" / "attempt_1" / "worker-1" / "stdout.log"
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["exit_code"], result["attempt"], result["run_dir"]) == (124, 1, str(tmp_path / "run"))
@@ -107,7 +108,7 @@ class FailingLauncher:
     def __init__(self, error):
         self.error = error
 
-    def start(self, plan, outlets):
+    def start(self, plan, context):
         raise self.error
 
 
@@ -127,9 +128,11 @@ class Saves(ScriptedLauncher):
     """Has the chief tell of a checkpoint."""
 
     @asynccontextmanager
-    async def start(self, plan, outlets):
-        await outlets.events.put_output(Recorded(TaskId("chief"), {"kind": "checkpoint", "step": 5, "path": "/c/5"}))
-        async with super().start(plan, outlets) as run:
+    async def start(self, plan, context):
+        await context.events.put_output(
+            RecordReceived(TaskId("chief"), {"kind": "checkpoint", "step": 5, "path": "/c/5"})
+        )
+        async with super().start(plan, context) as run:
             yield run
 
 
@@ -153,11 +156,11 @@ def test_an_error_of_the_launcher_is_what_came_of_the_run(
         plan = plan_for(cluster, "true", run_dir=run_dir.path)
         run_dir.save(plan)
         with pytest.raises(type(error)) as raised:
-            Launch(launcher, plan, run_dir, Rules(cluster.strategy), desk=desk).carry_out(RunSnapshot())
+            Launch(launcher, plan, run_dir, JobPolicy(cluster.strategy), request_handler=desk).run(RunSnapshot())
     assert raised.value is error
     news = read_run(tmp_path / "run")
     assert (news.outcome, news.phase, news.headline) == (Outcome.FAILED, "ended", headline)
     assert (news.result["exit_code"], len(news.result["tasks"])) == (code, 3)
-    assert news.can_go_on == resized
+    assert news.can_resume == resized
     last = json.loads((tmp_path / "run" / "events.jsonl").read_text().splitlines()[-1])
     assert (last["event"], last["phase"], last["cause"]) == ("phase", "ended", headline)

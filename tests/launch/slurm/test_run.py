@@ -12,18 +12,18 @@ from tfdist_cli.launch.run.logs import TaskLogs
 from tfdist_cli.launch.slurm import commands, launcher, run
 from tfdist_cli.launch.slurm.commands import Job
 from tfdist_cli.launch.supervisor.events import (
-    End,
     EventQueue,
     Exited,
-    How,
     Output,
     Queued,
-    Recorded,
+    RecordReceived,
     Start,
     Started,
+    Stop,
+    StopSignal,
     Tick,
 )
-from tfdist_cli.launch.supervisor.launcher import Outlets
+from tfdist_cli.launch.supervisor.launcher import LaunchContext
 from tfdist_cli.protocol.records import RECORD_SEPARATOR, TASK_DIR
 
 RUNNING, PENDING = Job("RUNNING"), Job("PENDING", 0, "Resources")
@@ -96,8 +96,8 @@ def followed(slurm, make_cluster, plan_for, tmp_path):
                     return event
 
         async def whole():
-            outlets = Outlets(events, logs, lambda start: {TASK_DIR: str(logs.begin(start.task, start.attempt))})
-            followed = run.SlurmRun(plan, outlets)
+            context = LaunchContext(events, logs, lambda start: {TASK_DIR: str(logs.begin(start.task, start.attempt))})
+            followed = run.SlurmRun(plan, context)
 
             def start(attempt=1):
                 for planned in plan.tasks:
@@ -105,7 +105,7 @@ def followed(slurm, make_cluster, plan_for, tmp_path):
 
             def end(how):
                 for planned in plan.tasks:
-                    followed.act(End(planned.task, how))
+                    followed.act(Stop(planned.task, how))
 
             tasks = [planned.task for planned in plan.tasks]
             await scenario(SimpleNamespace(start=start, end=end, next=next_of, tasks=tasks, run=followed))
@@ -138,7 +138,7 @@ def test_a_job_from_its_submission_to_its_end(followed, slurm, tmp_path):
         writes(tmp_path, 1, first, {"kind": "started"}, {"kind": "started", "pid": 7, "host": "n1"}, text="hello\nhalf")
         assert await on.next(Started) == Started(first, 7)
         assert (await on.next(Output)).lines == ("hello",)
-        assert (await on.next(Recorded)).record == {"kind": "started"}, "a program's own records are none of ours"
+        assert (await on.next(RecordReceived)).record == {"kind": "started"}, "a program's own records are none of ours"
         writes(tmp_path, 1, first, text=" a line\n")
         assert (await on.next(Output)).lines == ("half a line",)
         writes(tmp_path, 1, second, exited(3))
@@ -200,7 +200,7 @@ def test_last_words_that_never_show_are_given_up(told, followed, slurm, tmp_path
         slurm.job = Job("COMPLETED")
         await slurm.looked_at(1)
         if told:
-            on.end(How.TERMINATE)
+            on.end(StopSignal.TERMINATE)
         cause = "" if told else "Slurm has its job for completed"
         for task in on.tasks:
             assert await on.next(Exited) == Exited(task, -15, cause=cause)
@@ -282,8 +282,8 @@ def test_a_job_that_others_cancel_is_over_whatever_its_tasks_come_to(followed, s
         writes(tmp_path, 1, second, text="saved\n")
         assert (await on.next(Output)).lines == ("saved",)
         slurm.job = CANCELLED
-        assert await on.next(Exited) == Exited(first, 143, cause=BY_OTHERS, final=True)
-        assert await on.next(Exited) == Exited(second, -15, cause=BY_OTHERS, final=True)
+        assert await on.next(Exited) == Exited(first, 143, cause=BY_OTHERS, cancelled=True)
+        assert await on.next(Exited) == Exited(second, -15, cause=BY_OTHERS, cancelled=True)
 
     followed(scenario)
     assert slurm.calls == [("submit", "1", "")]
@@ -295,7 +295,7 @@ def test_a_job_that_others_cancel_in_the_queue_is_over(followed, slurm):
         await on.next(Output)
         slurm.job = CANCELLED
         for task in on.tasks:
-            assert await on.next(Exited) == Exited(task, -15, cause=BY_OTHERS, final=True)
+            assert await on.next(Exited) == Exited(task, -15, cause=BY_OTHERS, cancelled=True)
 
     followed(scenario)
     assert slurm.calls == [("submit", "1", "")]
@@ -312,7 +312,7 @@ def test_a_job_that_others_cancel_while_its_tasks_end_has_no_successor(followed,
         await slurm.looked_at(2)
         slurm.job = CANCELLED
         for task in on.tasks:
-            assert await on.next(Exited) == Exited(task, -15, cause=BY_OTHERS, final=True)
+            assert await on.next(Exited) == Exited(task, -15, cause=BY_OTHERS, cancelled=True)
 
     followed(scenario)
     assert slurm.calls == [("submit", "1", "")]
@@ -351,10 +351,10 @@ def test_the_tasks_are_told_to_end_once_however_many_there_are(followed, slurm, 
         on.start()
         writes(tmp_path, 1, on.tasks[0], {"kind": "started", "pid": 7})
         await on.next(Started)
-        on.end(How.TERMINATE)
+        on.end(StopSignal.TERMINATE)
         while ("term", "12") not in slurm.calls:
             await asyncio.sleep(0.01)
-        on.end(How.KILL)
+        on.end(StopSignal.KILL)
         while slurm.calls.count(("kill", "12")) < 3:  # as often as it takes
             await asyncio.sleep(0.01)
         slurm.job = Job("FAILED")
@@ -379,7 +379,7 @@ def test_what_is_started_after_a_kill_is_not_killed(followed, slurm, tmp_path, m
         monkeypatch.setattr(commands, "kill_tasks", slow)
         on.start()
         await on.next(Output)
-        on.end(How.KILL)
+        on.end(StopSignal.KILL)
         await began.wait()
         for task in on.tasks:
             writes(tmp_path, 1, task, exited(-9))
@@ -402,7 +402,7 @@ def test_a_job_that_waits_is_cancelled(followed, slurm):
         await on.next(Output)
         slurm.job = PENDING
         assert (await on.next(Output)).lines == ("slurm: job 12 waits: Resources",)
-        on.end(How.TERMINATE)
+        on.end(StopSignal.TERMINATE)
         assert {(await on.next(Exited)).code, (await on.next(Exited)).code} == {-15}
 
     followed(scenario)
@@ -412,7 +412,7 @@ def test_a_job_that_waits_is_cancelled(followed, slurm):
 def test_tasks_that_are_told_to_end_before_there_is_a_job_have_none_left(followed, slurm):
     async def scenario(on):
         on.start()
-        on.end(How.TERMINATE)
+        on.end(StopSignal.TERMINATE)
         assert {(await on.next(Exited)).code, (await on.next(Exited)).code} == {-15}
 
     followed(scenario)

@@ -12,7 +12,7 @@ import pytest
 from tfdist_cli.launch.ssh.files import Entry, FileList
 from tfdist_cli.launch.ssh.frames import Channel, ConnectionEnded, Frame
 from tfdist_cli.launch.ssh.paths import PathMap, files_at, task_at
-from tfdist_cli.launch.supervisor.events import How
+from tfdist_cli.launch.supervisor.events import StopSignal
 from tfdist_cli.plan.plan import make_plan
 from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.address import Address
@@ -119,7 +119,7 @@ def test_what_a_task_leaves_behind_ends_with_the_agent(begin, goes_on):
         told += agent.next("output").payload
         agent.left = [int(pid) for pid in told.split()]
     if not goes_on:
-        agent.write(Frame("end", {"task": "chief:0", "how": How.TERMINATE.value}))
+        agent.write(Frame("end", {"task": "chief:0", "how": StopSignal.TERMINATE.value}))
         agent.next("exited")
     assert all(map(is_alive, agent.left))
     agent.end()

@@ -21,8 +21,8 @@ from tfdist_cli.launch.ssh.launcher import SshLauncher, _one_line
 from tfdist_cli.launch.ssh.link import HostLost, run_program
 from tfdist_cli.launch.ssh.placement import place
 from tfdist_cli.launch.ssh.run import LOST
-from tfdist_cli.launch.supervisor.events import Exited, Output, Recorded, Signalled, Started
-from tfdist_cli.launch.supervisor.state import Rules, Timeouts
+from tfdist_cli.launch.supervisor.events import Exited, Output, RecordReceived, SignalReceived, Started
+from tfdist_cli.launch.supervisor.state import JobPolicy, Timeouts
 from tfdist_cli.plan.plan import make_plan
 from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.sections.cluster import RestartSpec
@@ -66,8 +66,8 @@ def run(fake_ssh, tmp_path, monkeypatch):
             )
             ran.plan, ran.addresses = plan, addresses
             timeouts, policy = Timeouts(shutdown=0.5), {"worker": RestartSpec(policy="job")}
-            rules = Rules(plan.strategy, timeouts=timeouts, max_restarts=restarts, restarts=policy)
-            ran.carry_out(launcher, plan, rules, own)
+            rules = JobPolicy(plan.strategy, timeouts=timeouts, max_restarts=restarts, restarts=policy)
+            ran.run(launcher, plan, rules, own)
         return ran
 
     return run
@@ -95,7 +95,7 @@ def test_tasks_run_on_their_hosts_as_they_would_here(run, make_cluster, fake_ssh
     ran = run(mirrored(make_cluster), "sh", "-c", script)
     assert ran.state.exit_code == 3
     assert ran.logs[W0, "stderr"] == b"err\nlast"
-    assert Recorded(W0, {"kind": "state", "state": "training"}) in ran.events
+    assert RecordReceived(W0, {"kind": "state", "state": "training"}) in ran.events
     out, strange, copied, folder, run_dir, config, attempt, python = ran.lines(W0)
     assert (out, strange, copied, attempt) == ("out", "\ufffdb", "copied", "1")
     assert folder.startswith(f"{fake_ssh}/h1/.tfdist/sync/cluster-")
@@ -208,7 +208,7 @@ def test_a_signal_reaches_every_host_and_whatever_is_left_is_killed(run, make_cl
     def react(event, state):
         if isinstance(event, Output) and event.lines[0].startswith("ready"):
             pids.append(int(event.lines[0].split()[1]))
-            return (Signalled(signal.SIGTERM),) if len(pids) == 2 else ()
+            return (SignalReceived(signal.SIGTERM),) if len(pids) == 2 else ()
         return ()
 
     ran = run(mirrored(make_cluster), "sh", "-c", code, react=react)
@@ -230,7 +230,7 @@ def test_a_lost_connection_is_the_cause_and_the_host_is_reached_again(run, make_
 
     ran = run(mirrored(make_cluster), "sh", "-c", "[ $N = 2 ] || exec sleep 1000", react=react, restarts=1)
     assert ran.state.exit_code == 0
-    [loss] = ran.state.losses
+    [loss] = ran.state.lost_tasks
     assert (loss.task, loss.ended.code) == (W1, 255)
     assert loss.ended.cause.startswith("the connection to h2 was lost")
     assert not [event.pid for event in started if is_alive(event.pid)]

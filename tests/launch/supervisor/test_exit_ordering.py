@@ -19,8 +19,8 @@ def told(*ends, head_start=LONG, afterthought=LONG):
     async def whole():
         events = EventQueue()
         order = ExitOrdering(events, CHIEF, head_start, afterthought)
-        order.starts(CHIEF)
-        await asyncio.wait_for(asyncio.gather(*(order.tell(Exited(task, code)) for task, code in ends)), 10)
+        order.task_started(CHIEF)
+        await asyncio.wait_for(asyncio.gather(*(order.report(Exited(task, code)) for task, code in ends)), 10)
         return [(each.task, each.code) for each in [await events.get(0) for _ in ends]]
 
     return asyncio.run(whole())
@@ -55,7 +55,7 @@ def test_a_first_task_that_goes_on_holds_nobody_up():
 def test_it_is_told_how_long_ago_an_end_was():
     async def whole():
         events = EventQueue()
-        await ExitOrdering(events, CHIEF, 0.1, 0.0).tell(Exited(WORKER, 7, ago=1.0))
+        await ExitOrdering(events, CHIEF, 0.1, 0.0).report(Exited(WORKER, 7, ago=1.0))
         return await events.get(0)
 
     assert asyncio.run(whole()).ago >= 1.1
@@ -65,9 +65,9 @@ def test_a_first_task_that_was_started_again_is_waited_for_again():
     async def whole():
         events = EventQueue()
         order = ExitOrdering(events, CHIEF, LONG, 0.01)
-        await order.tell(Exited(CHIEF, 137))
-        order.starts(CHIEF)
-        await asyncio.gather(order.tell(Exited(WORKER, 0)), order.tell(Exited(CHIEF, 0)))
+        await order.report(Exited(CHIEF, 137))
+        order.task_started(CHIEF)
+        await asyncio.gather(order.report(Exited(WORKER, 0)), order.report(Exited(CHIEF, 0)))
         return [(await events.get(0)).task for _ in range(3)]
 
     assert asyncio.run(whole()) == [CHIEF, CHIEF, WORKER]

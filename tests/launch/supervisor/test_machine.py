@@ -25,23 +25,23 @@ from tests.support.histories import (
     beat,
     doing,
     error,
+    make_policy,
     progress,
     resized,
-    rules,
     up,
 )  # fmt: skip
 from tfdist_cli.launch.supervisor.events import (
     Exited,
     Output,
     Queued,
-    Recorded,
-    Resized,
-    Signalled,
+    RecordReceived,
+    ResizeAccepted,
+    SignalReceived,
     Start,
     Started,
     Tick,
 )
-from tfdist_cli.launch.supervisor.state import KILL_TIMEOUT, Phase, Rules, Status
+from tfdist_cli.launch.supervisor.state import KILL_TIMEOUT, JobPolicy, Phase, Status
 from tfdist_cli.spec.sections.cluster import RestartSpec
 from tfdist_cli.spec.task_id import TaskId
 
@@ -49,11 +49,11 @@ from tfdist_cli.spec.task_id import TaskId
 @pytest.mark.parametrize("strategy", ["single", "multi_worker_mirrored", "parameter_server"])
 def test_data_workers_are_told_to_end_after_the_training_and_end_it_when_they_fail(strategy):
     data = TaskId("data_worker")
-    job = History(CHIEF, data, rules=rules(strategy))
+    job = History(CHIEF, data, policy=make_policy(strategy))
     assert job.at(5, Exited(CHIEF, 0)) == {data: TERM}
     job.at(6, Exited(data, -15))
     assert job.state.exit_code == 0
-    job = History(CHIEF, data, rules=rules(strategy))
+    job = History(CHIEF, data, policy=make_policy(strategy))
     assert job.at(5, Exited(data, 0)) == {CHIEF: TERM}
     assert job.statuses()[data] is Status.FAILED
 
@@ -114,7 +114,7 @@ def test_the_first_failure_gives_the_exit_code_and_the_others_are_consequences()
 
 
 def test_who_reported_an_error_first_failed_first_even_if_it_takes_long_to_end():
-    job = History(W0, W1, rules=rules("multi_worker_mirrored"))
+    job = History(W0, W1, policy=make_policy("multi_worker_mirrored"))
     job.at(5, error(W1))
     assert job.at(6, error(W0), Exited(W0, 4)) == {W1: TERM}
     assert job.state.phase is Phase.SAVING
@@ -131,7 +131,7 @@ def test_what_a_failed_program_leaves_behind_does_not_make_it_fail_later():
 
 
 def test_a_first_failure_that_the_launcher_had_to_end_leaves_the_code_to_the_next():
-    job = History(W0, W1, rules=rules("multi_worker_mirrored"))
+    job = History(W0, W1, policy=make_policy("multi_worker_mirrored"))
     job.at(5, error(W1))
     job.at(6, error(W0), Exited(W0, 4))
     job.at(7, Exited(W1, -15))
@@ -149,7 +149,7 @@ def test_failures_without_a_code_of_their_own_are_no_success():
 
 
 def test_what_a_task_answers_to_being_told_to_end_is_no_failure():
-    job = History(W0, W1, rules=rules("multi_worker_mirrored"))
+    job = History(W0, W1, policy=make_policy("multi_worker_mirrored"))
     job.at(5, Exited(W0, 4))
     job.at(6, Exited(W1, 1))
     assert job.state.failures == (W0,)
@@ -165,7 +165,7 @@ def test_a_chief_that_saves_and_ends_as_it_is_told_is_no_consequence():
 
 
 def test_mirrored_training_is_done_when_all_workers_are():
-    job = History(W0, W1, rules=rules("multi_worker_mirrored"))
+    job = History(W0, W1, policy=make_policy("multi_worker_mirrored"))
     assert job.at(5, Exited(W1, 0)) == {}
     assert not job.ended
     job.at(6, Exited(W0, 0))
@@ -176,7 +176,7 @@ def test_mirrored_training_is_done_when_all_workers_are():
 @pytest.mark.parametrize("strategy", ["single", "mirrored"])
 @pytest.mark.parametrize(("code", "expected"), [(0, 0), (7, 7), (-11, 139)])
 def test_one_process(strategy, code, expected):
-    job = History(CHIEF, rules=rules(strategy))
+    job = History(CHIEF, policy=make_policy(strategy))
     job.at(5, Exited(CHIEF, code))
     assert job.ended
     assert job.state.exit_code == expected
@@ -190,7 +190,7 @@ def test_the_evaluator_is_waited_for_with_the_servers_still_there():
     job.at(7, Exited(PS, -15))
     assert job.ended
     assert job.state.exit_code == 0
-    assert not job.state.unscored
+    assert not job.state.evaluator_timed_out
 
 
 def test_a_server_that_ends_while_the_evaluator_scores_is_no_failure():
@@ -208,7 +208,7 @@ def test_the_evaluator_has_bounded_time():
     assert job.at(55, Tick()) == {PS: TERM, EVALUATOR: TERM}
     job.at(56, Exited(PS, -15), Exited(EVALUATOR, -15))
     assert job.ended
-    assert job.state.unscored
+    assert job.state.evaluator_timed_out
     assert job.state.exit_code == 0
 
 
@@ -250,7 +250,7 @@ def test_a_chief_that_takes_too_long_to_save_is_killed():
 
 
 def test_mirrored_workers_save_together():
-    job = History(W0, W1, EVALUATOR, rules=rules("multi_worker_mirrored"))
+    job = History(W0, W1, EVALUATOR, policy=make_policy("multi_worker_mirrored"))
     assert job.at(5, INT) == {W0: TERM, W1: TERM}
     assert job.at(6, Exited(W0, 0)) == {}
     assert job.at(7, Exited(W1, 0)) == {EVALUATOR: TERM}
@@ -290,25 +290,25 @@ def test_a_signal_while_the_evaluator_scores():
 
 
 def test_tasks_that_do_not_come_up_end_the_job():
-    job = History(*PS_TASKS, rules=rules(reports=True))
-    job.at(1, *up(CHIEF, PS), Recorded(W0, {"kind": "state", "state": "starting"}))
+    job = History(*PS_TASKS, policy=make_policy(reports=True))
+    job.at(1, *up(CHIEF, PS), RecordReceived(W0, {"kind": "state", "state": "starting"}))
     assert job.at(99, Tick()) == {}
     assert job.at(100, Tick()) == dict.fromkeys(PS_TASKS, TERM)
-    assert job.state.late == (W0, W1)
+    assert job.state.start_timed_out == (W0, W1)
     job.at(101, *(Exited(task, -15) for task in PS_TASKS))
     assert job.ended
     assert job.state.exit_code == 124
 
 
 def test_once_all_are_up_the_start_has_no_deadline():
-    job = History(*PS_TASKS, rules=rules(reports=True))
+    job = History(*PS_TASKS, policy=make_policy(reports=True))
     job.at(1, *up(*PS_TASKS))
     assert job.state.deadline is None
     assert job.at(1000, Tick()) == {}
 
 
 def test_an_evaluator_that_failed_at_its_start_is_not_waited_for():
-    job = History(CHIEF, EVALUATOR, rules=rules("single", reports=True))
+    job = History(CHIEF, EVALUATOR, policy=make_policy("single", reports=True))
     job.at(1, *up(CHIEF), Exited(EVALUATOR, 1))
     assert job.state.deadline is None
 
@@ -318,7 +318,7 @@ def test_a_command_need_not_say_that_it_is_up():
     assert job.at(10_000, Tick()) == {}
 
 
-@pytest.mark.parametrize("event", [Started(W0, 1), Output(W0, "stdout", ("x",)), Recorded(W0, {"kind": "odd"})])
+@pytest.mark.parametrize("event", [Started(W0, 1), Output(W0, "stdout", ("x",)), RecordReceived(W0, {"kind": "odd"})])
 def test_other_events_change_no_phase(event):
     job = History(CHIEF, W0, PS)
     assert job.at(1, event) == {}
@@ -331,10 +331,10 @@ def test_numbers_that_a_program_cannot_mean_change_nothing(kind, value):
     job = resized_job()
     job.at(6, Exited(CHIEF, 143), *(Exited(task, -15) for task in (W0, W1, PS, EVALUATOR)))
     job.at(6, Tick())
-    job.at(7, Recorded(CHIEF, {"kind": kind, "step": value, "computed": value, "workers": {"worker:0": value}}))
-    assert (job.state.step, job.state.here, job.state.resizes[0].resumed) == (40, None, None)
+    job.at(7, RecordReceived(CHIEF, {"kind": kind, "step": value, "computed": value, "workers": {"worker:0": value}}))
+    assert (job.state.step, job.state.attempt_step, job.state.resizes[0].resumed) == (40, None, None)
     assert job.at(8, progress(41)) == {}
-    assert job.state.here == 41
+    assert job.state.attempt_step == 41
 
 
 MORE = resized(CHIEF, W0, W1, W2, PS, worker=(2, 3))
@@ -342,7 +342,7 @@ MORE = resized(CHIEF, W0, W1, W2, PS, worker=(2, 3))
 
 def resized_job(**options):
     """One that has trained to step 40, and is told of a third worker; the chief saves."""
-    job = History(*PS_TASKS, EVALUATOR, rules=rules(reports=True, **options))
+    job = History(*PS_TASKS, EVALUATOR, policy=make_policy(reports=True, **options))
     job.at(1, *up(*PS_TASKS, EVALUATOR), progress(40))
     assert job.at(5, MORE) == {CHIEF: TERM}
     return job
@@ -358,14 +358,14 @@ def test_a_job_is_resized_when_its_training_has_been_saved():
     assert job.actions == tuple(Start(task, 2) for task in (CHIEF, W0, W1, W2, PS))
     assert tuple(job.state.tasks) == (CHIEF, W0, W1, W2, PS)
     assert [job.state.tasks[task].restarts for task in (W1, W2)] == [1, 0]
-    assert (job.state.losses, job.state.exit_code) == ((), 0)
-    job.at(9, *up(*MORE.tasks), Recorded(CHIEF, {"kind": "resumed", "step": 44}))
-    assert "being changed already" in job.state.unready
+    assert (job.state.lost_tasks, job.state.exit_code) == ((), 0)
+    job.at(9, *up(*MORE.tasks), RecordReceived(CHIEF, {"kind": "resumed", "step": 44}))
+    assert "resize" in job.state.not_resizable_because
     assert job.at(10, MORE) == {}
     job.at(11, progress(50))
     (resize,) = job.state.resizes
     assert (resize.asked_at, resize.step, resize.resumed, resize.trained_at) == (5, 40, 44, 11)
-    assert job.state.unready == ""
+    assert job.state.not_resizable_because == ""
 
 
 def test_a_task_that_is_lost_after_it_is_the_first_loss():
@@ -374,7 +374,7 @@ def test_a_task_that_is_lost_after_it_is_the_first_loss():
     job.at(8, *(Exited(task, 143) for task in (W0, W1, PS, EVALUATOR)))
     job.at(8, Tick())
     job.at(9, Exited(PS, -9), *(Exited(task, 143) for task in (CHIEF, W0, W1, W2)))
-    assert [loss.task for loss in job.state.losses] == [PS]
+    assert [loss.task for loss in job.state.lost_tasks] == [PS]
     job.at(9, Tick())
     assert job.actions == tuple(Start(task, 3) for task in MORE.tasks)
 
@@ -413,9 +413,9 @@ def test_a_signal_ends_a_job_that_is_being_resized():
 
 @pytest.mark.parametrize("events", [[INT], [Exited(CHIEF, 0)], [Exited(PS, -9)]], ids=["ending", "done", "restarting"])
 def test_a_job_is_not_resized_when_it_does_something_else(events):
-    job = History(*PS_TASKS, EVALUATOR, rules=rules(max_restarts=3))
+    job = History(*PS_TASKS, EVALUATOR, policy=make_policy(max_restarts=3))
     job.at(5, *events)
-    assert job.state.unready
+    assert job.state.not_resizable_because
     assert job.at(6, MORE) == {}
     assert job.state.resizes == ()
 
@@ -466,13 +466,13 @@ POLICIES = st.fixed_dictionaries(
 def test_any_history_comes_to_an_end(strategy, reports, history, stubborn, most, policies, stall):
     tasks = CLUSTERS[strategy]
     times = replace(TIMES, stall=stall)
-    job = CheckedHistory(*tasks, rules=Rules(strategy, reports, times, most, policies))
+    job = CheckedHistory(*tasks, policy=JobPolicy(strategy, reports, times, most, policies))
     now = 0.0
     for make_event, which, pause in ((make, which, pause) for (make, which), pause in history):
         tasks, now = tuple(job.state.tasks), now + pause
         size = resized(*SIZES[strategy][which % 2])
         event = size if make_event is RESIZE else make_event(tasks[which % len(tasks)])
-        if isinstance(event, Signalled | Tick | Resized) or event.task not in job.gone:
+        if isinstance(event, SignalReceived | Tick | ResizeAccepted) or event.task not in job.gone:
             job.at(now, event)
         if job.state.deadline is not None and job.state.deadline <= now:
             job.at(now, Tick())
@@ -495,7 +495,7 @@ def test_any_history_comes_to_an_end(strategy, reports, history, stubborn, most,
 def test_without_signals_a_job_that_always_loses_tasks_ends_by_itself(history):
     """Whatever is told to end does, and whatever is to be started is: only the limit on restarts ends it."""
     tasks = CLUSTERS["parameter_server"]
-    job = CheckedHistory(*tasks, rules=rules(max_restarts=3))
+    job = CheckedHistory(*tasks, policy=make_policy(max_restarts=3))
     now = 0.0
     for code, which, pause in history * 5 + [(1, 0, 0.0)] * 6:
         now += pause
@@ -513,18 +513,18 @@ def test_without_signals_a_job_that_always_loses_tasks_ends_by_itself(history):
 
 
 def test_the_time_in_a_queue_does_not_count():
-    history = History(CHIEF, W0, PS, rules=rules(reports=True))
+    history = History(CHIEF, W0, PS, policy=make_policy(reports=True))
     history.at(0, *(Queued(task) for task in (CHIEF, W0, PS)))
     assert history.at(5000, Tick()) == {}
     history.at(5000, *(Started(task, 1) for task in (CHIEF, W0, PS)))
     assert history.at(5099, Tick()) == {}
     assert history.at(5100, Tick()) == dict.fromkeys((CHIEF, W0, PS), TERM)
-    assert history.state.late == (CHIEF, W0, PS)
+    assert history.state.start_timed_out == (CHIEF, W0, PS)
 
 
 def test_a_task_that_served_may_end_before_the_chief_that_is_done():
     """It hears of that from the chief; and after a pause of the machine the ends are heard of in any order."""
-    history = History(*PS_TASKS, rules=rules(reports=True))
+    history = History(*PS_TASKS, policy=make_policy(reports=True))
     history.at(0, *up(*PS_TASKS), progress(40), doing("done"))
     assert history.at(5, Exited(PS, 0), Exited(W0, 0)) == {}
     assert history.statuses()[PS] is Status.DONE
@@ -534,7 +534,7 @@ def test_a_task_that_served_may_end_before_the_chief_that_is_done():
 
 
 def test_a_task_that_served_and_fails_has_failed_though_the_chief_is_done():
-    history = History(*PS_TASKS, rules=rules(reports=True))
+    history = History(*PS_TASKS, policy=make_policy(reports=True))
     history.at(0, *up(*PS_TASKS), doing("done"))
     assert history.at(5, Exited(PS, 1)) == {CHIEF: TERM}
     assert history.statuses()[PS] is Status.FAILED

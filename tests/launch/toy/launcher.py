@@ -26,8 +26,8 @@ class ToyLauncher(RemoteAddresses):
         return "\n".join(f"toy {planned.task}: {shlex.join(planned.argv)}" for planned in plan.tasks)
 
     @asynccontextmanager
-    async def start(self, plan, outlets):
-        run = ToyRun(plan, outlets)
+    async def start(self, plan, context):
+        run = ToyRun(plan, context)
         try:
             yield run
         finally:
@@ -37,18 +37,18 @@ class ToyLauncher(RemoteAddresses):
 class ToyRun:
     """The subprocesses of one run."""
 
-    def __init__(self, plan, outlets):
+    def __init__(self, plan, context):
         self.plan = plan
-        self.outlets = outlets
+        self.context = context
         self.processes = {}
-        self.background = BackgroundTasks(outlets.events)
+        self.background = BackgroundTasks(context.events)
 
     def act(self, action):
         if isinstance(action, Start):
-            env = {**os.environ, **self.plan[action.task].env, **self.outlets.prepare(action)}
-            self.background.keep(self.run_task(action.task, env))
+            env = {**os.environ, **self.plan[action.task].env, **self.context.prepare(action)}
+            self.background.start(self.run_task(action.task, env))
         elif action.task in self.processes:
-            self.processes[action.task].send_signal(SIGNALS[action.how])
+            self.processes[action.task].send_signal(SIGNALS[action.signal])
 
     async def run_task(self, task, env):
         reading, writing = os.pipe()
@@ -57,11 +57,11 @@ class ToyRun:
         )
         os.close(writing)
         self.processes[task] = process
-        self.outlets.events.put(Started(task, process.pid))
-        output = TaskStream(task, "stderr", os.fdopen(reading, "rb", 0), self.outlets)
+        self.context.events.put(Started(task, process.pid))
+        output = TaskStream(task, "stderr", os.fdopen(reading, "rb", 0), self.context)
         code = await process.wait()
         await output.drain()
-        self.outlets.events.put(Exited(task, code))
+        self.context.events.put(Exited(task, code))
 
     async def close(self):
         for process in self.processes.values():

@@ -15,15 +15,23 @@ from rich.table import Table
 from rich.text import Text
 
 from tfdist_cli.cli.console.lines import TaskLines, neutral
-from tfdist_cli.launch.run.report import cause_of, describe_end, described, signal_name
-from tfdist_cli.launch.supervisor.events import Answered, Event, Exited, Networked, Output, Resized, Signalled
-from tfdist_cli.launch.supervisor.state import JobState, Loss, Phase, Status
+from tfdist_cli.launch.run.report import cause_of, describe_exit, format_replicas, signal_name
+from tfdist_cli.launch.supervisor.events import (
+    Event,
+    Exited,
+    NetworkReady,
+    Output,
+    RequestAnswered,
+    ResizeAccepted,
+    SignalReceived,
+)
+from tfdist_cli.launch.supervisor.state import JobState, LostTask, Phase, Status
+from tfdist_cli.spec.roles import ROLES
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from tfdist_cli.launch.run.snapshot import Progress, RunSnapshot
-    from tfdist_cli.spec.roles import ROLES
 from tfdist_cli.spec.task_id import TaskId
 
 _REFRESH = 0.25
@@ -40,26 +48,26 @@ class Display:
 
     Args:
         console: the terminal, or a file.
-        chronicle: what the tasks have told.
+        snapshot: what the tasks have reported.
     """
 
-    def __init__(self, console: Console, chronicle: RunSnapshot) -> None:
+    def __init__(self, console: Console, snapshot: RunSnapshot) -> None:
         self._console = console
-        self._chronicle = chronicle
+        self._snapshot = snapshot
         self._phase = Phase.RUNNING
         self._losses = 0
         self._told = 0.0
         self._shown: Progress | None = None
 
-    def saw(self, event: Event, state: JobState, now: float) -> None:
+    def on_event(self, event: Event, state: JobState, now: float) -> None:
         """Shows what is new."""
         if isinstance(event, Output):
             self._lines(event)
-        for loss in state.losses[self._losses :]:
+        for loss in state.lost_tasks[self._losses :]:
             self._notice(_restart(loss, state))
         for notice in (*_of_requests(event), *_notices(event, state, self._phase)):
             self._notice(notice)
-        self._phase, self._losses = state.phase, len(state.losses)
+        self._phase, self._losses = state.phase, len(state.lost_tasks)
         self._tick(state, now)
 
     def _lines(self, event: Output) -> None:
@@ -71,7 +79,7 @@ class Display:
         self._print(Text(f"[tfdist] {text}\n", style="bold"))
 
     def _tick(self, state: JobState, now: float) -> None:  # noqa: ARG002
-        progress = self._chronicle.progress
+        progress = self._snapshot.progress
         if progress is None or progress is self._shown or now - self._told < _PLAIN_PERIOD:
             return
         self._shown, self._told = progress, now
@@ -90,8 +98,8 @@ class Display:
 class LiveDisplay(Display):
     """Shows a job on a terminal: a table that is redrawn, with the tasks' lines scrolling by above it."""
 
-    def __init__(self, console: Console, chronicle: RunSnapshot) -> None:
-        super().__init__(console, chronicle)
+    def __init__(self, console: Console, snapshot: RunSnapshot) -> None:
+        super().__init__(console, snapshot)
         self._live = Live(
             console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
         )
@@ -121,7 +129,7 @@ class LiveDisplay(Display):
         if now - self._drawn < _REFRESH:
             return
         self._drawn = now
-        self._live.update(_picture(state, self._chronicle, now, self._console.size.height))
+        self._live.update(_picture(state, self._snapshot, now, self._console.size.height))
         self._flush()
         self._write(self._live.refresh)
 
@@ -160,79 +168,78 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _restart(loss: Loss, state: JobState) -> str:
+def _restart(loss: LostTask, state: JobState) -> str:
     what = "starting it again" if loss.alone else "starting all tasks again from the last checkpoint"
     when = f" in {loss.delay:g} s" if loss.delay else ""
-    return (
-        f"{loss.task} was lost: {cause_of(loss)}; {what}{when} (restart {state.restarts} of {state.rules.max_restarts})"
-    )
+    used = f"restart {state.restarts} of {state.policy.max_restarts}"
+    return f"{loss.task} was lost: {cause_of(loss)}; {what}{when} ({used})"
 
 
 def _of_requests(event: Event) -> Iterator[str]:
     """What other terminals have asked for."""
     match event:
-        case Resized(_, replicas, _):
-            yield f"going on with other numbers of tasks: {described(replicas)}"
-        case Answered(_, "refused", _, reason, _):
+        case ResizeAccepted(_, replicas, _):
+            yield f"going on with other numbers of tasks: {format_replicas(replicas)}"
+        case RequestAnswered(_, "refused", _, reason, _):
             yield f"other numbers of tasks were asked for, and refused: {reason}"
 
 
 def _notices(event: Event, state: JobState, before: Phase) -> Iterator[str]:
     """What the launcher does about an event, for whoever wonders why tasks end."""
-    if isinstance(event, Networked):
+    if isinstance(event, NetworkReady):
         yield event.text
     if isinstance(event, Exited) and state.tasks[event.task].status is Status.FAILED:
         not_restarted_because = state.tasks[event.task].not_restarted_because
         if not state.restarting:
-            yield f"{event.task} failed: {describe_end(state.tasks[event.task])}" + (
+            yield f"{event.task} failed: {describe_exit(state.tasks[event.task])}" + (
                 f"; {not_restarted_because}" if not_restarted_because else ""
             )
     if state.phase is before:
         return
-    limit = f"{state.rules.timeouts.shutdown:g} s"
+    limit = f"{state.policy.timeouts.shutdown:g} s"
     match state.phase:
         case Phase.EVALUATING:
             yield "the training is done; waiting for the evaluator to score the last checkpoint"
         case Phase.SAVING if state.restarting:
             yield f"telling the training to save first, for {limit}"
         case Phase.SAVING:
-            before_that = f"{signal_name(event.signum)}: " if isinstance(event, Signalled) else ""
+            before_that = f"{signal_name(event.signum)}: " if isinstance(event, SignalReceived) else ""
             yield f"{before_that}telling the training to save and end, for {limit}; Ctrl-C kills every task"
-        case Phase.STOPPING if state.late:
+        case Phase.STOPPING if state.start_timed_out:
             yield "not every task has come up in time; telling all of them to end"
         case Phase.KILLING if not state.restarting:
             yield "killing the tasks that are left: " + ", ".join(str(task) for task in state.alive)
 
 
-def _picture(state: JobState, chronicle: RunSnapshot, now: float, height: int) -> Group:
+def _picture(state: JobState, snapshot: RunSnapshot, now: float, height: int) -> Group:
     table = Table.grid(padding=(0, 2), expand=True)
     for _ in range(3):
         table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-    rows = _task_rows(state, chronicle) if len(state.tasks) <= max(height - 6, 3) else _role_rows(state, chronicle)
+    rows = _task_rows(state, snapshot) if len(state.tasks) <= max(height - 6, 3) else _role_rows(state, snapshot)
     for row in rows:
         table.add_row(*row)
-    return Group(Text(), table, _progress_row(chronicle.progress, now))
+    return Group(Text(), table, _progress_row(snapshot.progress, now))
 
 
-def _task_rows(state: JobState, chronicle: RunSnapshot) -> Iterator[tuple[Text, ...]]:
+def _task_rows(state: JobState, snapshot: RunSnapshot) -> Iterator[tuple[Text, ...]]:
     for task in state.tasks:
-        rate = _rate(chronicle.progress, task)
+        rate = _rate(snapshot.progress, task)
         yield (
             Text(str(task), style=task.traits.colour),
-            Text(_doing(task, state, chronicle)),
+            Text(_doing(task, state, snapshot)),
             Text(f"{rate:.1f} steps/s" if rate else "", justify="right"),
-            Text(neutral(chronicle.of(task).last), style="dim"),
+            Text(neutral(snapshot.of(task).last), style="dim"),
         )
 
 
-def _role_rows(state: JobState, chronicle: RunSnapshot) -> Iterator[tuple[Text, ...]]:
+def _role_rows(state: JobState, snapshot: RunSnapshot) -> Iterator[tuple[Text, ...]]:
     """A row for each role, where the tasks would not fit on the screen."""
     for role, traits in ROLES.items():
         tasks = [task for task in state.tasks if task.role == role]
         ended = {task: state.tasks[task].status for task in tasks if state.tasks[task].status.ended}
-        doing = Counter(ended[task].value if task in ended else _doing(task, state, chronicle) for task in tasks)
-        rate = sum(_rate(chronicle.progress, task) for task in tasks)
+        doing = Counter(ended[task].value if task in ended else _doing(task, state, snapshot) for task in tasks)
+        rate = sum(_rate(snapshot.progress, task) for task in tasks)
         if tasks:
             yield (
                 Text(f"{role} ×{len(tasks)}", style=traits.colour),
@@ -242,15 +249,15 @@ def _role_rows(state: JobState, chronicle: RunSnapshot) -> Iterator[tuple[Text, 
             )
 
 
-def _doing(task: TaskId, state: JobState, chronicle: RunSnapshot) -> str:
+def _doing(task: TaskId, state: JobState, snapshot: RunSnapshot) -> str:
     each = state.tasks[task]
     if each.start_at is not None or state.phase is Phase.PAUSED:
-        return f"{describe_end(each)}; to be started again"
+        return f"{describe_exit(each)}; to be started again"
     if each.status.ended:
-        return "done" if each.status is Status.DONE else describe_end(each)
-    if each.told:
+        return "done" if each.status is Status.DONE else describe_exit(each)
+    if each.stop_sent:
         return "ending"
-    return neutral(chronicle.of(task).state) or ("starting" if state.rules.reports else "running")
+    return neutral(snapshot.of(task).state) or ("starting" if state.policy.reports else "running")
 
 
 def _rate(progress: Progress | None, task: TaskId) -> float:

@@ -12,14 +12,15 @@ from rich.text import Text
 from tfdist_cli.cli.console import console
 from tfdist_cli.cli.console.lines import neutral
 from tfdist_cli.cli.console.progress import duration, metrics_text
-from tfdist_cli.launch.run.report import cause_of, described
+from tfdist_cli.errors import label
+from tfdist_cli.launch.run.report import cause_of, format_replicas
 from tfdist_cli.launch.run.snapshot import numbers
 from tfdist_cli.spec.roles import ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tfdist_cli.launch.run.report import Failure, Report, TaskEnd
+    from tfdist_cli.launch.run.report import Failure, Report, TaskExit
     from tfdist_cli.launch.supervisor.state import Resize
 
 _CONSEQUENCES = 10
@@ -30,21 +31,21 @@ _WORDS = 100
 
 def print_failure(report: Report) -> None:
     """Tells on stderr what ended the job, and what followed from it; before that, what it has survived."""
-    for loss in report.losses:
+    for loss in report.lost_tasks:
         again = "it was started again" if loss.alone else "all were started again from the last checkpoint"
         when = f"after {loss.ended.failed_at:.1f} s" + (f", at step {loss.step}" if loss.step else "")
         _say("lost:", f"{loss.task} {when}, {cause_of(loss)}; {again}")
     for resize in report.resizes:
         _say("scaled:", _went_on(resize))
     if report.headline:
-        _say("error:", report.headline)
+        _say(f"{label(report.code)}:", report.headline)
     if report.failures:
         _print_details(report.failures[0])
         if report.failures[0].not_restarted_because:
             _say("note:", report.failures[0].not_restarted_because)
     after = report.failures[1:]
     for failure in after[:_CONSEQUENCES]:
-        _say("then:", failure.sentence.partition("\n")[0] + _last_words(failure))
+        _say("then:", failure.summary.partition("\n")[0] + _last_words(failure))
     if len(after) > _CONSEQUENCES:
         _say("then:", f"{len(after) - _CONSEQUENCES} more tasks failed")
     for warning in report.warnings:
@@ -65,7 +66,7 @@ def _print_details(failure: Failure) -> None:
     if failure.hint:
         _say("hint:", failure.hint)
     # An error that says what to do has said it all; otherwise where it was raised counts, or else what came last.
-    lines = failure.traceback.splitlines() if failure.traceback else [] if failure.message else failure.lines
+    lines = failure.traceback.splitlines() if failure.traceback else [] if failure.message else failure.last_lines
     for line in lines:
         console.err.print(Text(f"  {neutral(line)}"), soft_wrap=True)
     _say("log:", str(failure.log))
@@ -73,7 +74,7 @@ def _print_details(failure: Failure) -> None:
 
 def _went_on(resize: Resize) -> str:
     """When the numbers of tasks changed, and from where the training went on."""
-    when = f"{described(resize.wanted.replicas)} after {resize.asked_at:.1f} s"
+    when = f"{format_replicas(resize.wanted.replicas)} after {resize.asked_at:.1f} s"
     if resize.trained_at is None:
         return f"{when}; no step was made after that"
     where = "from the beginning" if resize.resumed is None else f"from step {resize.resumed}"
@@ -81,20 +82,22 @@ def _went_on(resize: Resize) -> str:
 
 
 def _last_words(failure: Failure) -> str:
-    if failure.message or not failure.lines or failure.what.startswith("killed"):
+    if failure.message or not failure.last_lines or failure.reason.startswith("killed"):
         return ""
-    return f': "{failure.lines[-1][:_WORDS]}"'
+    return f': "{failure.last_lines[-1][:_WORDS]}"'
 
 
 def _say(what: str, text: str) -> None:
-    label = (what, "bold red" if what == "error:" else "bold")
+    prefix = (what, "bold red" if what.startswith("error") else "bold")
     lines = "\n".join(neutral(line) for line in text.splitlines())
-    console.err.print(Text.assemble(label, " ", lines), soft_wrap=True)
+    console.err.print(Text.assemble(prefix, " ", lines), soft_wrap=True)
 
 
 def _task_rows(report: Report) -> Iterator[tuple[Text, ...]]:
     """A row for each task, or for several of one role that ended alike."""
-    for (role, what, restarts), alike in groupby(report.tasks, key=lambda end: (end.task.role, end.what, end.restarts)):
+    for (role, what, restarts), alike in groupby(
+        report.tasks, key=lambda end: (end.task.role, end.reason, end.restarts)
+    ):
         ends = list(alike)
         seconds = [end.seconds for end in ends if end.seconds is not None]
         yield (
@@ -104,7 +107,7 @@ def _task_rows(report: Report) -> Iterator[tuple[Text, ...]]:
         )
 
 
-def _names(ends: list[TaskEnd]) -> str:
+def _names(ends: list[TaskExit]) -> str:
     first, last = ends[0].task, ends[-1].task
     return str(first) if len(ends) == 1 else f"{first}-{last.index}"
 

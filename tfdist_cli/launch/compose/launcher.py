@@ -25,9 +25,9 @@ from tfdist_cli.launch.compose.services import (
 )
 from tfdist_cli.launch.process.background_tasks import BackgroundTasks
 from tfdist_cli.launch.process.stream import TaskStream
-from tfdist_cli.launch.supervisor.events import Action, Exited, How, Start, Started, Stream
+from tfdist_cli.launch.supervisor.events import Action, Exited, Start, Started, StopSignal, Stream
 from tfdist_cli.launch.supervisor.exit_ordering import ExitOrdering
-from tfdist_cli.launch.supervisor.launcher import Outlets
+from tfdist_cli.launch.supervisor.launcher import LaunchContext
 from tfdist_cli.plan.plan import Plan
 from tfdist_cli.protocol.records import LAUNCHER_PID
 from tfdist_cli.spec.address import Address
@@ -73,12 +73,12 @@ class ComposeLauncher(RemoteAddresses):
         return compose_file(plan, _engine(plan.cluster) or "docker")
 
     @asynccontextmanager
-    async def start(self, plan: Plan, outlets: Outlets) -> AsyncIterator[ComposeRun]:
+    async def start(self, plan: Plan, context: LaunchContext) -> AsyncIterator[ComposeRun]:
         """A run in a network of its own. Containers and network go with the launcher even when that is killed."""
         engine = _engine(plan.cluster)
         if engine is None:
             raise UsageError("there is no container engine on PATH", hint="install podman or docker")
-        run = ComposeRun(plan, outlets, engine)
+        run = ComposeRun(plan, context, engine)
         try:
             await run.open()
             yield run
@@ -91,21 +91,21 @@ class ComposeRun:
 
     Args:
         plan: the tasks.
-        outlets: where their news goes.
+        context: takes the events and the output of the tasks.
         engine: the program that runs containers.
     """
 
-    def __init__(self, plan: Plan, outlets: Outlets, engine: str) -> None:
+    def __init__(self, plan: Plan, context: LaunchContext, engine: str) -> None:
         self._plan = plan
-        self._outlets = outlets
+        self._context = context
         self._engine = engine
         self._project = f"{project_name(plan.run_dir)}-{os.getpid()}"
         self._containers: dict[TaskId, _Container] = {}
-        self._told: dict[TaskId, How] = {}
+        self._told: dict[TaskId, StopSignal] = {}
         """How tasks were told to end whose client was not yet there to be told."""
         self._starts = 0
-        self._works = BackgroundTasks(outlets.events)
-        self._ends = ExitOrdering(outlets.events, plan.tasks[0].task, _HEAD_START, _AFTERTHOUGHT)
+        self._background = BackgroundTasks(context.events)
+        self._exit_ordering = ExitOrdering(context.events, plan.tasks[0].task, _HEAD_START, _AFTERTHOUGHT)
         self._watchman = _start_last_will(engine, self._project)
 
     async def open(self) -> None:
@@ -124,36 +124,36 @@ class ComposeRun:
     def act(self, action: Action) -> None:
         """Starts a task's container, or tells it to end."""
         if isinstance(action, Start):
-            self._ends.starts(action.task)
+            self._exit_ordering.task_started(action.task)
             self._containers.pop(action.task, None)
             self._told.pop(action.task, None)
-            self._works.keep(self._live(action.task, self._outlets.prepare(action)))
+            self._background.start(self._live(action.task, self._context.prepare(action)))
         else:
-            self._end(action.task, action.how)
+            self._end(action.task, action.signal)
 
     async def close(self) -> None:
         """Kills what is left, and has the network removed."""
         for planned in self._plan.tasks:
-            self._end(planned.task, How.KILL)
-        await self._works.finish(_CLEANUP_SECONDS)
+            self._end(planned.task, StopSignal.KILL)
+        await self._background.finish(_CLEANUP_SECONDS)
         if self._watchman.stdin is not None:
             self._watchman.stdin.close()
         await asyncio.to_thread(self._watchman.wait)
 
-    def _end(self, task: TaskId, how: How) -> None:
+    def _end(self, task: TaskId, how: StopSignal) -> None:
         if task in self._containers:
-            self._works.keep(self._containers[task].end(how))
+            self._background.start(self._containers[task].end(how))
         else:
             self._told[task] = how
 
     async def _live(self, task: TaskId, own: Mapping[str, str]) -> None:
         """One container, from its start until it is gone."""
         container = await self._start(task, own)
-        self._outlets.events.put(Started(task, container.pid))
-        pipes = [TaskStream(task, stream, output, self._outlets) for stream, output in container.outputs.items()]
+        self._context.events.put(Started(task, container.pid))
+        pipes = [TaskStream(task, stream, output, self._context) for stream, output in container.outputs.items()]
         code = await container.wait()
         await asyncio.gather(*(pipe.drain() for pipe in pipes))
-        await self._ends.tell(Exited(task, code))
+        await self._exit_ordering.report(Exited(task, code))
         await container.remove()
 
     async def _start(self, task: TaskId, own: Mapping[str, str]) -> _Container:
@@ -220,9 +220,9 @@ class _Container:
         """Removes what has ended: an engine that does so itself leaves its client nothing to tell the exit code of."""
         await _succeeds(self._engine, "rm", "--force", self._name)
 
-    async def end(self, how: How) -> None:
+    async def end(self, how: StopSignal) -> None:
         """Tells it to end, again and again as long as it is not yet running; a client forgets what came too early."""
-        signal_name = "TERM" if how is How.TERMINATE else "KILL"
+        signal_name = "TERM" if how is StopSignal.TERMINATE else "KILL"
         while self._client.returncode is None:
             if await _succeeds(self._engine, "kill", "--signal", signal_name, self._name):
                 return

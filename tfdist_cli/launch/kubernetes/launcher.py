@@ -12,7 +12,7 @@ from tfdist_cli.launch.addresses import RemoteAddresses, named_addresses
 from tfdist_cli.launch.kubernetes.manifests import host_name, manifests
 from tfdist_cli.launch.kubernetes.run import PodsRun
 from tfdist_cli.launch.run.documents import to_yaml
-from tfdist_cli.launch.supervisor.launcher import Outlets
+from tfdist_cli.launch.supervisor.launcher import LaunchContext
 from tfdist_cli.plan.plan import Plan
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.cluster import Cluster
@@ -57,9 +57,9 @@ class KubernetesLauncher(RemoteAddresses):
         return to_yaml(manifests(plan))
 
     @asynccontextmanager
-    async def start(self, plan: Plan, outlets: Outlets) -> AsyncIterator[PodsRun]:
+    async def start(self, plan: Plan, context: LaunchContext) -> AsyncIterator[PodsRun]:
         """A run of pods, which are deleted when the launcher ends, also when it is killed."""
-        run = PodsRun(plan, outlets)
+        run = PodsRun(plan, context)
         try:
             await run.open()
             yield run

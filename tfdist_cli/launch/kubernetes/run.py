@@ -19,9 +19,9 @@ from tfdist_cli.launch.kubernetes.pods import CONTAINER, job_name, settings
 from tfdist_cli.launch.process.background_tasks import BackgroundTasks
 from tfdist_cli.launch.process.stream import TaskStream
 from tfdist_cli.launch.run.documents import to_yaml
-from tfdist_cli.launch.supervisor.events import Action, Exited, How, Output, Start, Started
+from tfdist_cli.launch.supervisor.events import Action, Exited, Output, Start, Started, StopSignal
 from tfdist_cli.launch.supervisor.exit_ordering import ExitOrdering
-from tfdist_cli.launch.supervisor.launcher import Outlets
+from tfdist_cli.launch.supervisor.launcher import LaunchContext
 from tfdist_cli.plan.plan import Plan
 from tfdist_cli.protocol.records import LAUNCHER_PID, TASK_DIR
 from tfdist_cli.spec.task_id import TaskId
@@ -47,12 +47,12 @@ class PodsRun:
 
     Args:
         plan: the tasks.
-        outlets: where their news goes.
+        context: takes the events and the output of the tasks.
     """
 
-    def __init__(self, plan: Plan, outlets: Outlets) -> None:
+    def __init__(self, plan: Plan, context: LaunchContext) -> None:
         self._plan = plan
-        self._outlets = outlets
+        self._context = context
         namespace = settings(plan).namespace
         self._kubectl = ["kubectl", *(["--namespace", namespace] if namespace else ())]
         self._names: dict[TaskId, str] = {}
@@ -61,8 +61,8 @@ class PodsRun:
         self._deleted: set[str] = set()
         """The names of pods that were told to end."""
         self._starts = 0
-        self._works = BackgroundTasks(outlets.events)
-        self._ends = ExitOrdering(outlets.events, plan.tasks[0].task, _HEAD_START, _AFTERTHOUGHT)
+        self._background = BackgroundTasks(context.events)
+        self._exit_ordering = ExitOrdering(context.events, plan.tasks[0].task, _HEAD_START, _AFTERTHOUGHT)
         self._watchman: subprocess.Popen[bytes] | None = None
 
     async def open(self) -> None:
@@ -84,18 +84,18 @@ class PodsRun:
     def act(self, action: Action) -> None:
         """Creates a task's pod, or deletes it."""
         if isinstance(action, Start):
-            self._ends.starts(action.task)
+            self._exit_ordering.task_started(action.task)
             self._starts += 1
             name = f"{job_name(self._plan)}-{action.task.slug.replace('_', '-')}-{self._starts}"
             self._names[action.task] = name
             self._ended[name] = asyncio.Event()
-            self._works.keep(self._live(action.task, name, self._outlets.prepare(action)))
+            self._background.start(self._live(action.task, name, self._context.prepare(action)))
         else:
-            self._works.keep(self._delete(self._names[action.task], action.how))
+            self._background.start(self._delete(self._names[action.task], action.signal))
 
     async def close(self) -> None:
         """Has all that is left deleted."""
-        await self._works.finish(0.0)
+        await self._background.finish(0.0)
         if self._watchman is not None and self._watchman.stdin is not None:
             self._watchman.stdin.close()
             await asyncio.to_thread(self._watchman.wait)
@@ -107,12 +107,12 @@ class PodsRun:
         code, said = await self._call("create", "--filename", "-", stdin=to_yaml([pod(self._plan, task, name, inside)]))
         if code:
             await self._say(task, f"the pod {name} cannot be made: {said}")
-            self._outlets.events.put(Exited(task, 126))
+            self._context.events.put(Exited(task, 126))
             return
-        self._outlets.events.put(Started(task, os.getpid()))
+        self._context.events.put(Started(task, os.getpid()))
         end = await self._follow(task, name)
         await self._call(*_DELETE, name, *_AT_ONCE)  # its name in the DNS is the next one's, and led to either
-        await self._ends.tell(end)
+        await self._exit_ordering.report(end)
 
     async def _follow(self, task: TaskId, name: str) -> Exited:
         """Watches a pod, telling why it doesn't start, and what it writes; its end."""
@@ -177,7 +177,7 @@ class PodsRun:
             )
         finally:
             os.close(writing)
-        pipe = TaskStream(task, "stderr", os.fdopen(reading, "rb", 0), self._outlets)
+        pipe = TaskStream(task, "stderr", os.fdopen(reading, "rb", 0), self._context)
         try:
             await client.wait()
             await pipe.drain()
@@ -210,18 +210,18 @@ class PodsRun:
         finally:
             _end(client)
 
-    async def _delete(self, name: str, how: How) -> None:
-        if how is How.TERMINATE and self._ends.first_is_over:
+    async def _delete(self, name: str, how: StopSignal) -> None:
+        if how is StopSignal.TERMINATE and self._exit_ordering.first_exited:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._ended[name].wait(), _FAREWELL)
                 return
         self._deleted.add(name)
-        await self._call(*_DELETE, name, *(_AT_ONCE if how is How.KILL else ()))
+        await self._call(*_DELETE, name, *(_AT_ONCE if how is StopSignal.KILL else ()))
 
     async def _say(self, task: TaskId, text: str) -> None:
         line = f"tfdist: {text}"
-        self._outlets.logs.write(task, "stderr", f"{line}\n".encode())
-        await self._outlets.events.put_output(Output(task, "stderr", (line,)))
+        self._context.logs.write(task, "stderr", f"{line}\n".encode())
+        await self._context.events.put_output(Output(task, "stderr", (line,)))
 
     async def _call(self, *arguments: str, stdin: str = "") -> tuple[int, str]:
         """Calls kubectl; its exit code, and the last line of what it complained of."""

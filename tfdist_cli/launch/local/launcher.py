@@ -26,7 +26,7 @@ from tfdist_cli.launch.process import watchdog
 from tfdist_cli.launch.process.background_tasks import BackgroundTasks
 from tfdist_cli.launch.process.fork_server_client import (
     ForkServerClient,
-    Gone,
+    ForkServerExited,
     can_fork,
     fork_server_environment,
     import_environment,
@@ -37,8 +37,8 @@ from tfdist_cli.launch.process.orphans import adopting, end_orphans, reap_orphan
 from tfdist_cli.launch.process.ports import hold
 from tfdist_cli.launch.process.process import SIGNALS, Process, Program, Spawned
 from tfdist_cli.launch.process.stream import TaskStream
-from tfdist_cli.launch.supervisor.events import Action, End, Exited, How, Output, Start, Started
-from tfdist_cli.launch.supervisor.launcher import Outlets
+from tfdist_cli.launch.supervisor.events import Action, Exited, Output, Start, Started, Stop, StopSignal
+from tfdist_cli.launch.supervisor.launcher import LaunchContext
 from tfdist_cli.plan.plan import Plan, PlannedTask
 from tfdist_cli.plan.resources import Machine
 from tfdist_cli.requirements import require_tensorflow
@@ -99,13 +99,13 @@ class LocalLauncher:
         )
 
     @asynccontextmanager
-    async def start(self, plan: Plan, outlets: Outlets) -> AsyncIterator[LocalRun]:
+    async def start(self, plan: Plan, context: LaunchContext) -> AsyncIterator[LocalRun]:
         """A run whose tasks are guarded: they end with the launcher even when that is killed."""
         with network_of(plan) as (network, told), adopting():
             if told:
-                outlets.events.put(told)
+                context.events.put(told)
             scratch = _make_scratch()
-            run = LocalRun(plan, outlets, network, _start_guard(scratch), scratch)
+            run = LocalRun(plan, context, network, _start_guard(scratch), scratch)
             try:
                 yield run
             finally:
@@ -117,22 +117,27 @@ class LocalRun:
 
     Args:
         plan: the tasks.
-        outlets: where their news goes.
+        context: takes the events and the output of the tasks.
         network: the tasks' network.
         watchman: the guard, which is told of each process group.
         scratch: the tasks' temporary folder, which the guard removes; None where there can be none.
     """
 
     def __init__(
-        self, plan: Plan, outlets: Outlets, network: Network, watchman: subprocess.Popen[bytes], scratch: str | None
+        self,
+        plan: Plan,
+        context: LaunchContext,
+        network: Network,
+        watchman: subprocess.Popen[bytes],
+        scratch: str | None,
     ) -> None:
         self._plan = plan
         self._network = network
-        self._outlets = outlets
+        self._context = context
         self._watchman = watchman
         self._scratch = {} if scratch is None else {"TMPDIR": scratch}
         self._processes: dict[TaskId, Process] = {}
-        self._awaited: dict[TaskId, asyncio.Future[How]] = {}
+        self._awaited: dict[TaskId, asyncio.Future[StopSignal]] = {}
         """The tasks that are about to start, and how they are told to end before they have."""
         self._fork_servers: dict[tuple[tuple[str, str], ...], ForkServerClient] = {}
         """By what must stand in the environment when they import."""
@@ -140,7 +145,7 @@ class LocalRun:
         """Those that have died, whose tasks may live."""
         self._before = {child.pid for child in psutil.Process().children()}
         """The processes that this one has had before: none of them is a task's."""
-        self._works = BackgroundTasks(outlets.events)
+        self._background = BackgroundTasks(context.events)
         self._leaving: deque[TaskId] = deque()
         """Tasks whose program has ended, in this order, which the order of their `Exited` follows."""
         self._left: dict[TaskId, tuple[int, float]] = {}
@@ -150,21 +155,21 @@ class LocalRun:
     def act(self, action: Action) -> None:
         """Starts a task, or tells it to end."""
         if isinstance(action, Start):
-            planned, own = self._plan[action.task], self._outlets.prepare(action)
+            planned, own = self._plan[action.task], self._context.prepare(action)
             self._processes.pop(action.task, None)
             self._awaited[action.task] = asyncio.get_running_loop().create_future()
-            self._works.keep(self._start(planned, {**os.environ, **self._scratch, **planned.env, **own}))
+            self._background.start(self._start(planned, {**os.environ, **self._scratch, **planned.env, **own}))
         elif action.task in self._awaited:
             if not self._awaited[action.task].done():
-                self._awaited[action.task].set_result(action.how)
+                self._awaited[action.task].set_result(action.signal)
         elif action.task in self._processes:
-            self._processes[action.task].end(action.how)
+            self._processes[action.task].end(action.signal)
 
     async def close(self) -> None:
         """Kills what is left of the tasks, ends what they have left behind, and lets the guard go."""
         for task in (*self._awaited, *self._processes):
-            self.act(End(task, How.KILL))
-        await self._works.finish(_CLEANUP_SECONDS)
+            self.act(Stop(task, StopSignal.KILL))
+        await self._background.finish(_CLEANUP_SECONDS)
         for fork_server in self._fork_servers.values():
             fork_server.close()
         for fork_server in (*self._fork_servers.values(), *self._replaced):
@@ -195,13 +200,13 @@ class LocalRun:
         finally:
             del self._awaited[task]
         if program is None:
-            self._outlets.events.put(Exited(task, -SIGNALS[told.result()]))
+            self._context.events.put(Exited(task, -SIGNALS[told.result()]))
             return
         process = self._processes[task] = Process(program)
         self._tell_guard("+", process.pid)
         if told.done():
             process.end(told.result())
-        self._outlets.events.put(Started(task, process.pid))
+        self._context.events.put(Started(task, process.pid))
         await self._live(task, process)
 
     async def _program(self, planned: PlannedTask, env: Mapping[str, str]) -> Program | None:
@@ -218,7 +223,7 @@ class LocalRun:
             await asyncio.wait((fork_server.ready, told), return_when=asyncio.FIRST_COMPLETED)
             if told.done():
                 return None
-            with suppress(Gone):
+            with suppress(ForkServerExited):
                 return await fork_server.fork(planned.argv, env)
         # Where no fork server can import, an interpreter goes wrong of the same, and says so in the task's log.
         return self._spawn(planned, env)
@@ -241,16 +246,16 @@ class LocalRun:
 
     async def _not_started(self, planned: PlannedTask, error: OSError) -> None:
         text = f"tfdist: {planned.argv[0]} cannot be started: {_reason(error)}"
-        self._outlets.logs.write(planned.task, "stderr", f"{text}\n".encode())
-        await self._outlets.events.put_output(Output(planned.task, "stderr", (text,)))
-        self._outlets.events.put(Exited(planned.task, 127 if isinstance(error, FileNotFoundError) else 126))
+        self._context.logs.write(planned.task, "stderr", f"{text}\n".encode())
+        await self._context.events.put_output(Output(planned.task, "stderr", (text,)))
+        self._context.events.put(Exited(planned.task, 127 if isinstance(error, FileNotFoundError) else 126))
 
     async def _live(self, task: TaskId, process: Process) -> None:
         """One task, from its start until it and everything it started is gone."""
         ended = asyncio.Event()
         process.on_exit(ended.set)
         stdout, stderr = process.outputs
-        pipes = (TaskStream(task, "stdout", stdout, self._outlets), TaskStream(task, "stderr", stderr, self._outlets))
+        pipes = (TaskStream(task, "stdout", stdout, self._context), TaskStream(task, "stderr", stderr, self._context))
         await ended.wait()
         ended_at = time.monotonic()
         if task != self._plan.tasks[0].task:
@@ -268,7 +273,7 @@ class LocalRun:
             left = self._leaving.popleft()
             code, ended_at = self._left.pop(left)
             oom_killed = self._kernel.claim() if code in _KILLED else None
-            self._outlets.events.put(Exited(left, code, time.monotonic() - ended_at, oom_killed))
+            self._context.events.put(Exited(left, code, time.monotonic() - ended_at, oom_killed))
 
     def _tell_guard(self, sign: str, group: int) -> None:
         if self._watchman.stdin is None:
@@ -299,7 +304,8 @@ def _make_room_for_files(tasks: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         if limit < (needed := 64 + _FILES_PER_TASK * tasks):
             raise UsageError(
-                f"a launcher of {tasks} tasks has up to {needed} files open, and may open {limit}",
+                f"a launcher of {tasks} tasks needs up to {needed} open files, and the limit is {limit}",
+                code="too-few-open-files",
                 hint="raise the limit on open files (ulimit -n), or launch fewer tasks",
             )
 

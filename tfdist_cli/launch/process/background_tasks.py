@@ -22,7 +22,7 @@ class BackgroundTasks:
         self._events = events
         self._kept: set[asyncio.Task[None]] = set()
 
-    def keep(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Lets work go on in the background."""
         kept = asyncio.get_running_loop().create_task(work)
         self._kept.add(kept)

@@ -79,7 +79,7 @@ def fork_server_environment(env: Mapping[str, str], run_dir: Path) -> dict[str, 
     return {**os.environ, **dict(import_environment(env)), **level, **own}
 
 
-class Gone(Exception):
+class ForkServerExited(Exception):
     """A fork server has ended, or could not import: the task is to be started in another way."""
 
 
@@ -129,7 +129,7 @@ class ForkServerClient:
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._orders: dict[int, _Order] = {}
-        self._tasks: dict[int, Forked] = {}
+        self._tasks: dict[int, ForkedTask] = {}
         self._loop.add_reader(ours, self._hear)
         self._loop.add_reader(said, self._overhear)
 
@@ -153,7 +153,7 @@ class ForkServerClient:
         """Done when it can fork, or has ended instead."""
         return self._ready
 
-    async def fork(self, argv: Sequence[str], env: Mapping[str, str]) -> Forked:
+    async def fork(self, argv: Sequence[str], env: Mapping[str, str]) -> ForkedTask:
         """Makes a task, once it is `ready`.
 
         Args:
@@ -165,7 +165,7 @@ class ForkServerClient:
             OSError: there can be no more processes.
         """
         if self._gone:
-            raise Gone
+            raise ForkServerExited
         with ExitStack() as given:
             content = os.memfd_create("order")
             given.callback(os.close, content)
@@ -227,10 +227,10 @@ class ForkServerClient:
         os.close(self._said)
         self._ended(self.pid)
         if not self._ready.done():
-            self._ready.set_exception(Gone())
+            self._ready.set_exception(ForkServerExited())
             self._ready.exception()  # nobody may wait for it any more
         for order in self._orders.values():
-            order.forked.set_exception(Gone())
+            order.forked.set_exception(ForkServerExited())
         self._orders.clear()
         for task in self._tasks.values():
             task.adopt()
@@ -273,7 +273,7 @@ class ForkServerClient:
                     self._loop.remove_writer(self._channel)
             except OSError:
                 self.close()
-                raise Gone from None
+                raise ForkServerExited from None
             else:
                 return
 
@@ -311,7 +311,7 @@ class ForkServerClient:
         if "error" in packet:
             order.forked.set_exception(OSError(packet["error"], os.strerror(packet["error"])))
             return
-        task = Forked(self, packet["pid"], order.outputs)
+        task = ForkedTask(self, packet["pid"], order.outputs)
         self._tasks[task.pid] = task
         # Its end is seen here too: a stopped fork server cannot report it, and nobody else knows the exit code.
         task.watch(lambda: self._expect_word(lambda: task.pid in self._tasks))
@@ -340,10 +340,10 @@ class _Order:
 
     outputs: tuple[IO[bytes], IO[bytes]]
     begin: IO[bytes]
-    forked: asyncio.Future[Forked]
+    forked: asyncio.Future[ForkedTask]
 
 
-class Forked:
+class ForkedTask:
     """A task of a fork server, as `process.Program` wants it.
 
     Args:

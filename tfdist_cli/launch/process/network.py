@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.process import network_namespace
-from tfdist_cli.launch.supervisor.events import Networked
+from tfdist_cli.launch.supervisor.events import NetworkReady
 from tfdist_cli.plan.plan import Plan
 from tfdist_cli.spec.strategies import STRATEGIES
 
@@ -42,7 +42,7 @@ HOST = Network()
 
 
 @contextmanager
-def network_of(plan: Plan) -> Iterator[tuple[Network, Networked | None]]:
+def network_of(plan: Plan) -> Iterator[tuple[Network, NetworkReady | None]]:
     """The network for a plan's tasks, and what a user should know of it; it is there until the context is left.
 
     Raises:
@@ -50,7 +50,7 @@ def network_of(plan: Plan) -> Iterator[tuple[Network, Networked | None]]:
     """
     wanted, warning = (plan.cluster.network, "") if plan.cluster.network else _default(plan)
     if wanted == "host":
-        yield HOST, Networked(private=False, text=warning) if warning else None
+        yield HOST, NetworkReady(private=False, text=warning) if warning else None
         return
     with ExitStack() as kept:
         reason = ""
@@ -65,9 +65,9 @@ def network_of(plan: Plan) -> Iterator[tuple[Network, Networked | None]]:
             )
         if reason:
             text = f"{OPEN}, and a private network is not allowed here ({reason}): see docs/how-to/secure-ports.md"
-            yield network, Networked(private=False, text=text)
+            yield network, NetworkReady(private=False, text=text)
         else:
-            yield network, Networked(private=True, text=PRIVATE)
+            yield network, NetworkReady(private=True, text=PRIVATE)
 
 
 def _default(plan: Plan) -> tuple[str, str]:

@@ -14,9 +14,9 @@ from typing import IO, Protocol
 
 import psutil
 
-from tfdist_cli.launch.supervisor.events import How
+from tfdist_cli.launch.supervisor.events import StopSignal
 
-SIGNALS = {How.TERMINATE: signal.SIGTERM, How.KILL: signal.SIGKILL}
+SIGNALS = {StopSignal.TERMINATE: signal.SIGTERM, StopSignal.KILL: signal.SIGKILL}
 _CLOCK_TICK = 0.05
 """Seconds by which the kernel's times of two processes may be off."""
 _LEFTOVER_SECONDS = 2.0
@@ -179,7 +179,7 @@ class Process:
         """The ends to read stdout and stderr from."""
         return self._program.outputs
 
-    def end(self, how: How) -> None:
+    def end(self, how: StopSignal) -> None:
         """Signals the whole group, if any of it is left."""
         if self._told_after is None:
             self._told_after = time.monotonic() - self._begun

@@ -6,8 +6,8 @@ import asyncio
 from typing import IO
 
 from tfdist_cli.launch.process.task_output import OutputParser, Parsed
-from tfdist_cli.launch.supervisor.events import Output, Recorded, Stream
-from tfdist_cli.launch.supervisor.launcher import Outlets
+from tfdist_cli.launch.supervisor.events import Output, RecordReceived, Stream
+from tfdist_cli.launch.supervisor.launcher import LaunchContext
 from tfdist_cli.spec.task_id import TaskId
 
 _CHUNK = 64 * 1024
@@ -24,13 +24,13 @@ class TaskStream:
         task: who writes.
         stream: which of its streams.
         pipe: the end to read from; closed when it has ended.
-        outlets: where the news goes.
+        context: takes the events and the output.
     """
 
-    def __init__(self, task: TaskId, stream: Stream, pipe: IO[bytes], outlets: Outlets) -> None:
+    def __init__(self, task: TaskId, stream: Stream, pipe: IO[bytes], context: LaunchContext) -> None:
         self._task = task
         self._stream: Stream = stream
-        self._outlets = outlets
+        self._context = context
         self._left: int | None = None
         self._waiting_since: float | None = None
         self._reading = asyncio.get_running_loop().create_task(self._read(pipe))
@@ -54,11 +54,11 @@ class TaskStream:
         reader = asyncio.StreamReader(limit=_CHUNK)
         loop = asyncio.get_running_loop()
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-        parser = OutputParser(self._outlets.mask)
+        parser = OutputParser(self._context.mask)
         try:
             while data := await self._next(reader):
-                await pass_on(self._task, self._stream, parser.feed(data), parser.unfinished, self._outlets)
-            await pass_on(self._task, self._stream, parser.close(), "", self._outlets)
+                await forward(self._task, self._stream, parser.feed(data), parser.unfinished, self._context)
+            await forward(self._task, self._stream, parser.close(), "", self._context)
         finally:
             transport.close()
 
@@ -73,11 +73,11 @@ class TaskStream:
         return data
 
 
-async def pass_on(task: TaskId, stream: Stream, parsed: Parsed, unfinished: str, outlets: Outlets) -> None:
+async def forward(task: TaskId, stream: Stream, parsed: Parsed, unfinished: str, context: LaunchContext) -> None:
     """Passes on what some of a task's output came to."""
     if parsed.log:
-        outlets.logs.write(task, stream, parsed.log)
+        context.logs.write(task, stream, parsed.log)
     if parsed.lines or unfinished:
-        await outlets.events.put_output(Output(task, stream, tuple(parsed.lines), unfinished))
+        await context.events.put_output(Output(task, stream, tuple(parsed.lines), unfinished))
     for record in parsed.records:
-        await outlets.events.put_output(Recorded(task, record))
+        await context.events.put_output(RecordReceived(task, record))

@@ -1,4 +1,4 @@
-"""The directory of a run: what was asked for, what happened, and what came of it."""
+"""The directory of a run: its configuration, its events, its logs and its result."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ _ATTEMPT = re.compile(r"attempt_([0-9]+)")
 
 @dataclass(frozen=True)
 class RunDir:
-    """A run's directory, which this launcher has for itself.
+    """A run's directory, locked by this launcher.
 
     Args:
         path: the directory, absolute.
-        attempt: which start of the run this launch begins with, from 1.
+        attempt: the run's attempt with which this launch begins, from 1.
     """
 
     path: Path
     attempt: int
 
     def attempt_folder(self, number: int = 1) -> Path:
-        """Where the logs of this launch's first, second, … attempt are, a folder for each task."""
+        """The folder of this launch's first, second, … attempt, with a folder of logs for each task."""
         return self.path / f"attempt_{self.attempt - 1 + number}"
 
     @property
     def events(self) -> Path:
-        """What happened, a line for each transition."""
+        """The file of the run's events."""
         return self.path / EVENTS_FILE
 
     def resolve(
         self, cluster: Cluster, recipe: Recipe | None, addresses: Mapping[TaskId, Address]
     ) -> tuple[Cluster, Recipe | None]:
-        """The cluster and the recipe as this run has them: nothing is left for those who read them to choose."""
-        given = {role: _with_hosts(cluster, role, addresses) for role in ROLES}
-        update = {"roles": Roles(**given), "recipe": self.path / RECIPE_FILE if recipe else None}
+        """The cluster and the recipe of this run, with all defaults replaced by the values chosen."""
+        resolved = {role: _with_hosts(cluster, role, addresses) for role in ROLES}
+        update = {"roles": Roles(**resolved), "recipe": self.path / RECIPE_FILE if recipe else None}
         cluster = cluster.model_copy(update=update)
         if recipe and recipe.checkpoint and recipe.checkpoint.dir is None:
             checkpoint = recipe.checkpoint.model_copy(update={"dir": self.path / CHECKPOINTS})
@@ -68,7 +68,7 @@ class RunDir:
 
     def save(self, plan: Plan) -> None:
         """Writes the plan, its cluster and its recipe."""
-        with _told(self.path):
+        with _file_errors(self.path):
             self._write_json(PLAN_FILE, plan.as_json())
             relative = plan.cluster.model_copy(update={"recipe": Path(RECIPE_FILE) if plan.recipe else None})
             self._write(CLUSTER_FILE, dump(relative))
@@ -76,11 +76,11 @@ class RunDir:
                 self._write(RECIPE_FILE, dump(plan.recipe))
 
     def save_result(self, result: Mapping[str, Any]) -> None:
-        """Writes what came of the run."""
+        """Writes the result of the run."""
         self._write_json(RESULT_FILE, {**result, "run_dir": str(self.path), "attempt": self.attempt})
 
     def save_error(self, folder: Path, error: Mapping[str, Any]) -> None:
-        """Writes why a task failed, into its folder, unless the task has done so itself."""
+        """Writes a task's error to its folder, unless the task has written it itself."""
         path = folder / ERROR_FILE
         if not path.exists():
             self._write_json(str(path.relative_to(self.path)), error)
@@ -89,7 +89,7 @@ class RunDir:
         self._write(name, to_json(value, indent=2) + "\n")
 
     def _write(self, name: str, text: str) -> None:
-        """Writes a file whole or, on a full disk, not at all: what an earlier launch has written stays."""
+        """Writes a file atomically: on a full disk the file of an earlier launch stays."""
         path = self.path / name
         new = path.with_name(f".{path.name}.new")
         try:
@@ -109,31 +109,31 @@ def open_run_dir(
     now: datetime,
     check: Callable[[Path], None] = lambda _: None,
 ) -> Iterator[RunDir]:
-    """Makes a run's directory, or goes on in the one of an earlier run, and keeps other launchers out of it.
+    """Creates a run's directory, or opens that of an earlier run, and locks it.
 
     Args:
-        chosen: the directory to use; None makes a new one in `parent`.
-        parent: the folder of runs, whose `latest` points to the one of them that was opened last.
-        name: the cluster's name, which a new directory's name begins with.
-        now: the time, which it ends with.
-        check: refuses a directory that something else than a launcher still uses. It is called before the directory is
-            changed: the tasks of a job end when they find a later attempt there.
+        chosen: the directory to use; None creates a new one in `parent`.
+        parent: the folder of runs; its link `latest` points to the run that was opened last.
+        name: the cluster's name, the prefix of a new directory's name.
+        now: the time, its suffix.
+        check: raises an error for a directory that is still in use, although no launcher has locked it. It is called
+            before the directory is changed: the tasks of a Slurm job exit when they find a later attempt there.
 
     Raises:
-        UsageError: it cannot be made, it holds something else, or another launcher runs in it.
+        UsageError: it cannot be created, it contains other files, or another launcher has locked it.
     """
-    with _told(chosen or parent):
-        path = _followed(chosen or _make_new(parent, f"{name}-{now:%Y%m%d-%H%M%S}"))
+    with _file_errors(chosen or parent):
+        path = _follow_links(chosen or _make_new(parent, f"{name}-{now:%Y%m%d-%H%M%S}"))
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_ours(path)
         if not any(path.iterdir()):
-            path.chmod(0o700)  # made by hand, for this run; one that holds a run stays as its owner has left it
+            path.chmod(0o700)  # the user created it for this run; that of an earlier run keeps its mode
         lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        with _told(path):
+        with _file_errors(path):
             _lock(lock, path)
         check(path)
-        with _told(path):
+        with _file_errors(path):
             attempt = 1 + max(_attempts(path), default=0)
             (path / f"attempt_{attempt}").mkdir()
         if path.parent.resolve() == parent.resolve():
@@ -149,7 +149,7 @@ def _with_hosts(cluster: Cluster, role: Role, addresses: Mapping[TaskId, Address
     if spec is None or not hosts:
         return None
     if not all(address.port for address in hosts):
-        return spec  # they are found when the tasks start
+        return spec  # the ports are chosen when the tasks start
     return spec.model_copy(update={"hosts": hosts, "replicas": None})
 
 
@@ -163,31 +163,36 @@ def _make_new(parent: Path, stem: str, number: int = 1) -> Path:
     return path
 
 
-def _followed(path: Path) -> Path:
-    """What a link such as `latest` points to now: soon it may point to another run.
+def _follow_links(path: Path) -> Path:
+    """The target of a link such as `latest`, which may point to another run later.
 
-    The folders above stay as they are written, since another host may know them by no other name.
+    Links in the parent folders are kept, since other hosts may not have their targets.
     """
     with suppress(FileNotFoundError):
-        path.stat()  # links in a circle are an error
+        path.stat()  # raises an error for links in a circle
     while path.is_symlink():
         path = path.parent / path.readlink()
     return path.absolute()
 
 
 def _check_ours(path: Path) -> None:
-    """Refuses a directory with other things in it: logs and checkpoints of a run don't belong between them.
+    """Raises an error for a directory with other files in it.
 
-    A named pipe in the place of one of its files would be waited for.
+    A named pipe in place of one of the run's files would block the launcher.
     """
     for each in path.iterdir():
         if each.exists() and not (each.is_file() or each.is_dir()):
-            raise UsageError(f"{each} is neither a file nor a folder", hint="remove it, or name another --run-dir")
+            raise UsageError(
+                f"{each} is neither a file nor a folder",
+                code="not-a-run-directory",
+                hint="remove it, or choose another --run-dir",
+            )
     found = sorted(each.name for each in path.iterdir() if each.name != LOCK_FILE and not _ATTEMPT.fullmatch(each.name))
     if found and PLAN_FILE not in found:
         raise UsageError(
-            f"{path} is not a run's directory: it holds {found[0]} and no {PLAN_FILE}",
-            hint="name a new directory with --run-dir, or the one of an earlier run to go on there",
+            f"{path} is not a run's directory: it contains {found[0]} and no {PLAN_FILE}",
+            code="not-a-run-directory",
+            hint="choose a new directory with --run-dir, or that of an earlier run to resume it",
         )
 
 
@@ -203,17 +208,19 @@ def _lock(lock: int, path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            return  # a file system without locks keeps nobody out
+            return  # the file system has no locks
         pid = os.pread(lock, 32, 0).decode(errors="replace").strip()
         raise UsageError(
-            f"another launch runs in {path}: pid {pid or 'unknown'}", hint="wait for it, or name another --run-dir"
+            f"another launch runs in {path}: pid {pid or 'unknown'}",
+            code="run-directory-in-use",
+            hint="wait for it, or choose another --run-dir",
         ) from None
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
 
 
 def _link_latest(parent: Path, path: Path) -> None:
-    """Points `latest` at the run that was launched last; a file system without links does without."""
+    """Points `latest` to this run, if the file system supports links."""
     new = parent / f".{LATEST}.{os.getpid()}"
     with suppress(OSError):
         new.symlink_to(path.name)
@@ -221,11 +228,15 @@ def _link_latest(parent: Path, path: Path) -> None:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Turns an error of the file system into one that says what to do."""
+def _file_errors(path: Path) -> Iterator[None]:
+    """Translates a file system error into a UsageError with a hint."""
     try:
         yield
     except OSError as error:
         where = error.filename or path
-        hint = "name another with --run-dir" if error.errno != errno.ENOSPC else "make room, or name another --run-dir"
-        raise UsageError(f"the run directory cannot be used: {where}: {error.strerror}", hint=hint) from error
+        full = error.errno == errno.ENOSPC
+        raise UsageError(
+            f"the run directory cannot be used: {where}: {error.strerror}",
+            code="disk-full" if full else "run-directory-unusable",
+            hint="free space on the disk, or choose another --run-dir" if full else "choose another --run-dir",
+        ) from error

@@ -1,4 +1,4 @@
-"""YAML and JSON for other programs to read, and for people."""
+"""Writes YAML and JSON for programs and people."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import yaml
 
 
 def to_yaml(documents: Iterable[Any]) -> str:
-    """Plain values as one file of YAML, a document for each."""
+    """Returns plain values as YAML, a document for each."""
     return yaml.dump_all(
         documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=10_000
     )
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Plain values as JSON, which has no numbers that are not finite: a loss of NaN is null."""
+    """Returns a plain value as JSON. JSON has no NaN and no infinity: they become null."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
@@ -31,7 +31,7 @@ def _finite(value: Any) -> Any:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Repeats what is the same in two places, and keeps a text of several lines as it is."""
+    """Writes no aliases, and multi-line text as literal blocks."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         return True

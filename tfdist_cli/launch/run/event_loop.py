@@ -1,4 +1,4 @@
-"""The one loop of a launch: it takes an event, asks the supervisor what follows, and has it done."""
+"""The loop of a launch: takes an event, asks the supervisor what follows, and carries out the actions."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from tfdist_cli.launch.run.planner import Desk
+from tfdist_cli.launch.run.planner import RequestHandler
 from tfdist_cli.launch.run.requests import SIGNAL as REQUEST_SIGNAL
-from tfdist_cli.launch.supervisor.events import Asked, Event, EventQueue, Signalled, Tick
-from tfdist_cli.launch.supervisor.launcher import Launcher, Outlets, Run
+from tfdist_cli.launch.supervisor.events import Event, EventQueue, RequestReceived, SignalReceived, Tick
+from tfdist_cli.launch.supervisor.launcher import LaunchContext, Launcher, Run
 from tfdist_cli.launch.supervisor.machine import begin, step
-from tfdist_cli.launch.supervisor.state import JobState, Phase, Rules
+from tfdist_cli.launch.supervisor.state import JobPolicy, JobState, Phase
 from tfdist_cli.plan.plan import Plan
 
 PERIOD = 0.25
-"""Seconds after which watchers are woken when nothing happens."""
+"""Seconds after which watchers get a `Tick` if no event arrives."""
 _STANDSTILL = 2.0
-"""Seconds over its time, without work, after which the loop has not merely waited for a processor."""
+"""Seconds beyond the end of a wait, without processor time, that show that the launcher itself was stopped."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Watcher(Protocol):
-    """Is shown everything that happens: a display, a log, a record for the report."""
+    """Observes all events: a display, a log, the collector of the report's data."""
 
-    def saw(self, event: Event, state: JobState, now: float) -> None:
-        """Takes an event, or a `Tick` now and then.
+    def on_event(self, event: Event, state: JobState, now: float) -> None:
+        """Handles an event, or a `Tick` now and then.
 
         Args:
-            event: what has happened.
-            state: the job after it.
+            event: the event.
+            state: the job's state after it.
             now: seconds since the job began.
         """
 
@@ -40,127 +40,127 @@ class Watcher(Protocol):
 async def run_job(
     launcher: Launcher,
     plan: Plan,
-    rules: Rules,
-    outlets: Outlets,
+    policy: JobPolicy,
+    context: LaunchContext,
     watchers: Sequence[Watcher],
-    desk: Desk | None = None,
+    request_handler: RequestHandler | None = None,
 ) -> JobState:
     """Runs a plan to its end.
 
     Args:
-        launcher: what starts the tasks.
+        launcher: starts the tasks.
         plan: the tasks.
-        rules: when the job is over.
-        outlets: where the run's news goes; its queue is the one that is read here.
-        watchers: who is shown what happens.
-        desk: answers requests, and makes the plan of a job that is resized; without it there are none.
+        policy: the user's configuration of timeouts and restarts.
+        context: what the launcher gets; this loop reads its queue.
+        watchers: observers of the events.
+        request_handler: answers requests, and plans the job after a resize; None to accept no requests.
 
     Returns:
         The final state.
 
     Raises:
-        UsageError: a task of a job that is resized cannot run where the cluster wants it.
+        UsageError: after a resize, a task cannot run at its configured address.
     """
-    with _signals_to(outlets.events, requests=desk is not None):
-        job = Supervision(rules, plan, outlets.events, watchers, desk)
+    with _signals_to(context.events, requests=request_handler is not None):
+        supervisor = Supervisor(policy, plan, context.events, watchers, request_handler)
         while True:
-            async with launcher.start(plan, outlets) as run:
-                await job.carry_out(run)
-            if desk is None or job.state.phase is Phase.ENDED:
-                return job.state
-            plan = desk.plan()
+            async with launcher.start(plan, context) as run:
+                await supervisor.supervise(run)
+            if request_handler is None or supervisor.state.phase is Phase.ENDED:
+                return supervisor.state
+            plan = request_handler.plan()
 
 
-class Supervision:
+class Supervisor:
     """The loop; see `run_job`.
 
     Args:
-        rules: when the job is over.
-        plan: the tasks that it begins with.
-        events: what it hears.
-        watchers: who is shown what happens.
-        desk: answers requests.
-        clock: seconds from any moment on.
-        worked: seconds of processor time that this process has used.
+        policy: the user's configuration of timeouts and restarts.
+        plan: the first plan.
+        events: the queue of events.
+        watchers: observers of the events.
+        request_handler: answers requests.
+        clock: a monotonic clock, in seconds.
+        cpu_clock: seconds of processor time that this process has used.
     """
 
     def __init__(
         self,
-        rules: Rules,
+        policy: JobPolicy,
         plan: Plan,
         events: EventQueue,
         watchers: Sequence[Watcher],
-        desk: Desk | None = None,
+        request_handler: RequestHandler | None = None,
         clock: Callable[[], float] = time.monotonic,
-        worked: Callable[[], float] = time.process_time,
+        cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
         self._events = events
-        self._worked = worked
+        self._cpu_clock = cpu_clock
         self._watchers = watchers
-        self._desk = desk
+        self._request_handler = request_handler
         self._clock = clock
-        self._began = clock()
-        self.state, self._actions = begin(rules, (planned.task for planned in plan.tasks), 0.0)
+        self._started = clock()
+        self.state, self._actions = begin(policy, (planned.task for planned in plan.tasks), 0.0)
 
-    async def carry_out(self, run: Run) -> None:
-        """Goes on until the job has ended, or all tasks have for others, which need a run of their own."""
+    async def supervise(self, run: Run) -> None:
+        """Handles events until the job has ended, or until a resize needs a run with another plan."""
         while True:
             actions, self._actions = self._actions, ()
             for action in actions:
                 run.act(action)
             if self.state.phase is Phase.ENDED:
                 return
-            emptied = self._emptied
-            await self._hear()
-            if self._emptied and not emptied:
+            needed_plan = self._needs_plan
+            await self._handle_next()
+            if self._needs_plan and not needed_plan:
                 return
 
     @property
-    def _emptied(self) -> bool:
-        """Whether no task is there any more, and the next ones are of another plan."""
+    def _needs_plan(self) -> bool:
+        """Whether all tasks have exited for a resize, so that the next ones need another plan."""
         return self.state.phase is Phase.PAUSED and self.state.resizing
 
-    async def _hear(self) -> None:
-        """Takes the next event, and has due what is due."""
-        asked, worked = self._clock(), self._worked()
+    async def _handle_next(self) -> None:
+        """Waits for the next event, and handles it and the timeouts that are due."""
+        began, cpu_began = self._clock(), self._cpu_clock()
         deadline = self.state.deadline
-        patience = PERIOD if deadline is None else min(PERIOD, deadline - (asked - self._began))
+        patience = PERIOD if deadline is None else min(PERIOD, deadline - (began - self._started))
         event = await self._events.get(max(0.0, patience))
-        stood = self._clock() - asked - (self._worked() - worked)
-        if stood > PERIOD + _STANDSTILL:
-            self._began += stood  # the launcher itself was stopped; nobody is late for that
-        now = self._clock() - self._began
-        if isinstance(event, Asked) and self._desk:
-            for request in self._desk.requests():
-                self._take(self._desk.answer(request, self.state), now)
-        emptied = self._emptied
-        self._take(event, now)
+        stopped = self._clock() - began - (self._cpu_clock() - cpu_began)
+        if stopped > PERIOD + _STANDSTILL:
+            self._started += stopped  # the launcher was stopped itself, so no task has missed a timeout
+        now = self._clock() - self._started
+        if isinstance(event, RequestReceived) and self._request_handler:
+            for request in self._request_handler.requests():
+                self._handle(self._request_handler.answer(request, self.state), now)
+        needed_plan = self._needs_plan
+        self._handle(event, now)
         deadline = self.state.deadline
-        if deadline is not None and now >= deadline and emptied == self._emptied:  # however many events come
-            self._take(Tick(), now)
+        if deadline is not None and now >= deadline and needed_plan == self._needs_plan:  # even if events keep coming
+            self._handle(Tick(), now)
 
-    def _take(self, event: Event, now: float) -> None:
+    def _handle(self, event: Event, now: float) -> None:
         self.state, actions = step(self.state, event, now)
         self._actions += actions
         for watcher in self._watchers:
-            watcher.saw(event, self.state, now)
+            watcher.on_event(event, self.state, now)
 
 
 @contextmanager
 def _signals_to(events: EventQueue, *, requests: bool = False) -> Iterator[None]:
-    """Puts the signals to the launcher on the queue. A hang-up that nohup has switched off stays off."""
+    """Puts signals to the launcher on the queue. SIGHUP stays ignored if nohup has set it to be."""
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in _SIGNALS}
-    heard = [number for number in _SIGNALS if number != signal.SIGHUP or before[number] != signal.SIG_IGN]
-    for number in heard:
-        loop.add_signal_handler(number, events.put, Signalled(number))
+    handled = [number for number in _SIGNALS if number != signal.SIGHUP or before[number] != signal.SIG_IGN]
+    for number in handled:
+        loop.add_signal_handler(number, events.put, SignalReceived(number))
     if requests:
-        loop.add_signal_handler(REQUEST_SIGNAL, events.put, Asked())
+        loop.add_signal_handler(REQUEST_SIGNAL, events.put, RequestReceived())
     try:
         yield
     finally:
-        for number in heard:
+        for number in handled:
             loop.remove_signal_handler(number)
-            signal.signal(number, before[number])  # asyncio puts Python's own in its place, not what was there
+            signal.signal(number, before[number])  # asyncio sets Python's default handler, not the previous one
         if requests:
             loop.remove_signal_handler(REQUEST_SIGNAL)

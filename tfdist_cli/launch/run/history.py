@@ -1,4 +1,4 @@
-"""What has come of runs, read from their directories alone: during a run, after it, after a crash."""
+"""The state of runs, read from their directories alone: during a run, after it, and after a crash."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.run.directory import CHECKPOINTS, EVENTS_FILE, LOCK_FILE, PLAN_FILE, RESULT_FILE
 from tfdist_cli.launch.run.snapshot import numbers
 from tfdist_cli.protocol.records import TASK_DIR, TASK_FILE
-from tfdist_cli.protocol.run_files import moment, number, read_bytes, read_lines, read_object, whole
+from tfdist_cli.protocol.run_files import number, read_bytes, read_lines, read_object, timestamp, whole
 from tfdist_cli.spec.task_id import TaskId
 
 METRICS_FILE = "metrics.jsonl"
 RESOURCES = ("gpus", "gpu_memory", "intra_op_threads", "inter_op_threads", "cpus", "memory")
 """The keys of a task's share in the plan."""
 _PIDS = 2**31
-"""Beyond all numbers of processes."""
+"""Larger than any process id."""
 
 
 class Outcome(Enum):
-    """Where a run is."""
+    """The state of a run."""
 
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
     STOPPED = "stopped"
-    """It ended because its launcher was told to."""
+    """Its launcher was stopped by a signal."""
     LOST = "lost"
-    """Its launcher is gone, and has not said what came of it."""
+    """Its launcher exited without writing a result."""
 
 
 @dataclass
 class TaskView:
-    """One task, as the run's events tell of it.
+    """One task, according to the run's events.
 
     Args:
-        task: which task.
-        state: what it last said it does, or how it ended.
-        pid: its process; None when it has ended.
-        cause: how it ended, in words.
+        task: the task.
+        state: the state that it last reported, or its status after its exit.
+        pid: its process; None after its exit.
+        cause: how it exited, in words.
         starts: how often it was started since the run's last launch.
-        resources: what it was given: `gpus`, `gpu_memory`, `intra_op_threads`, `memory`, … as the plan has them.
+        resources: its resources: `gpus`, `gpu_memory`, `intra_op_threads`, `memory`, … as the plan has them.
     """
 
     task: TaskId
@@ -70,18 +70,18 @@ class RunView:
         path: its directory.
         name: the cluster's name.
         strategy: its strategy.
-        outcome: where it is.
-        launcher: the launcher's process; None when it is gone.
-        began: when its last launch began; None when nothing was started.
-        seconds: how long that launch has taken: until now, or else until the last that is known of it.
-        phase: what the launch was about at last.
+        outcome: its state.
+        launcher: the launcher's process; None if it has exited.
+        began: when its last launch began; None if nothing was started.
+        seconds: the duration of that launch: until now, or until its last event.
+        phase: the last phase of the launch.
         tasks: its tasks.
-        step: the last step that was told; None before the first.
-        metrics: the training's metrics then.
-        result: `result.json` of this launch; empty when there is none.
-        scaled: for each time that `tfdist scale` was heeded in this launch, `replicas` {role: [before, after]},
-            `seconds`: when, `resumed`: the step it went on from, and `took`: seconds until the first step after that;
-            the last two are null until then.
+        step: the last step in the metrics; None before the first.
+        metrics: the training's metrics at that step.
+        result: `result.json` of this launch; empty if there is none.
+        scaled: for each accepted `tfdist scale` in this launch: `replicas` {role: [before, after]}, `seconds`: when,
+            `resumed`: the step from which it resumed, and `took`: seconds until the first step after that. The last two
+            are null until then.
     """
 
     path: Path
@@ -100,18 +100,18 @@ class RunView:
 
     @property
     def headline(self) -> str:
-        """What ended it, if anything but the end of the training did."""
+        """What ended the run; empty if its training was done."""
         return str(self.result.get("headline") or "")
 
     @property
-    def can_go_on(self) -> bool:
-        """Whether another launch would take up the training where this one has left it."""
+    def can_resume(self) -> bool:
+        """Whether another launch would resume the training from a checkpoint."""
         if self.outcome is Outcome.LOST:
             return any((self.path / CHECKPOINTS).glob("step-*"))
         return self.outcome in (Outcome.FAILED, Outcome.STOPPED) and bool(self.result.get("checkpoints"))
 
     def as_json(self) -> dict[str, Any]:
-        """The news in plain JSON types."""
+        """The state in plain JSON types."""
         return {
             "run_dir": str(self.path),
             "name": self.name,
@@ -135,9 +135,9 @@ class RunView:
 
 
 def runs_in(parent: Path) -> Iterator[Path]:
-    """The directories of runs in a folder, the one that was launched last at the end.
+    """The directories of runs in a folder, ordered by their last launch.
 
-    Those that this user may not look into are among them, since they may be runs, and come first.
+    Directories that this user may not read come first, since they may be runs.
 
     Raises:
         UsageError: the folder cannot be read.
@@ -145,9 +145,13 @@ def runs_in(parent: Path) -> Iterator[Path]:
     try:
         folders = list(parent.iterdir())
     except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"there is no folder {parent}", hint="name the folder of runs, or launch one first") from None
+        raise UsageError(
+            f"there is no folder {parent}",
+            code="file-not-found",
+            hint="give the folder that contains runs, or launch a run first",
+        ) from None
     except OSError as error:
-        raise UsageError(f"the folder {parent} cannot be read: {error.strerror}") from error
+        raise UsageError(f"the folder {parent} cannot be read: {error.strerror}", code="file-unreadable") from error
     found: dict[Path, float] = {}
     for each in folders:
         try:
@@ -156,21 +160,23 @@ def runs_in(parent: Path) -> Iterator[Path]:
                 found[each] = dated.stat().st_mtime
         except PermissionError:
             found[each] = 0.0
-        except OSError:  # it is gone, or its name is longer than names may be
+        except OSError:  # it was removed, or its name is too long
             continue
     yield from sorted(found, key=lambda each: found[each])
 
 
 def read_run(path: Path) -> RunView:
-    """Reads a run's directory; of files that are damaged, what can be understood.
+    """Reads a run's directory; damaged files are read as far as possible.
 
     Raises:
-        UsageError: it is none, or cannot be read.
+        UsageError: it is not a run's directory, or cannot be read.
     """
     try:
         return _read_run(path.absolute())
     except OSError as error:
-        raise UsageError(f"{error.filename or path} cannot be read: {error.strerror}") from error
+        raise UsageError(
+            f"{error.filename or path} cannot be read: {error.strerror}", code="file-unreadable"
+        ) from error
 
 
 def _read_run(path: Path) -> RunView:
@@ -181,9 +187,9 @@ def _read_run(path: Path) -> RunView:
     path, launcher = path.resolve(), launcher_of(path)
     events = list(_of_last_launch(path / EVENTS_FILE))
     for event in events:
-        _follow(event, tasks)
+        _apply(event, tasks)
     for task in tasks.values():
-        with suppress(OSError, ValueError):  # there is none where the plan knows all
+        with suppress(OSError, ValueError):  # the file is missing if the plan has all resources
             attempt = whole(events[-1].get("attempt")) if events else None
             task.resources = _resources(read_object(path / f"attempt_{attempt}" / task.task.slug / TASK_FILE))
     phase = next((str(event.get("phase")) for event in reversed(events) if event.get("event") == "phase"), "running")
@@ -196,7 +202,7 @@ def _read_run(path: Path) -> RunView:
         str(plan.get("strategy", "")),
         _outcome(launcher, ended, result),
         launcher,
-        moment(events[0]["time"]) if events else None,
+        timestamp(events[0]["time"]) if events else None,
         _seconds(events, launcher),
         phase,
         list(tasks.values()),
@@ -215,24 +221,29 @@ def _read_plan(path: Path) -> tuple[dict[str, Any], list[TaskId]]:
     """The plan of a run, and its tasks.
 
     Raises:
-        UsageError: it cannot be read, so that the directory is no run's.
+        UsageError: it cannot be read, so the directory is not a run's.
     """
     try:
         plan = read_object(path / PLAN_FILE)
         tasks = [TaskId.parse(each["task"]) for each in plan["tasks"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        refused = isinstance(error, PermissionError)
-        message = "cannot be looked into" if refused else "is not the directory of a run"
         reason = f": {error.strerror}" if isinstance(error, OSError) else ""
+        if isinstance(error, PermissionError):
+            raise UsageError(
+                f"the run {path} cannot be read: {PLAN_FILE}{reason}",
+                code="file-unreadable",
+                hint="give this user read permission",
+            ) from error
         raise UsageError(
-            f"{path} {message}: its {PLAN_FILE} cannot be read{reason}",
-            hint="see to it that this user may read it" if refused else "name a directory that `tfdist list` shows",
+            f"{path} is not the directory of a run: its {PLAN_FILE} cannot be read{reason}",
+            code="not-a-run-directory",
+            hint="give a directory that `tfdist list` shows",
         ) from error
     return plan, tasks
 
 
 def launcher_of(run: Path) -> int | None:
-    """The process that launches in a run's directory now; None when there is none on this machine."""
+    """The process id of the launcher that has locked a run's directory; None if there is none on this machine."""
     lock = run.absolute() / LOCK_FILE
     with suppress(OSError, ValueError, OverflowError, RuntimeError, psutil.Error):  # RuntimeError: links in a circle
         process = psutil.Process(int(read_bytes(lock)))
@@ -241,19 +252,19 @@ def launcher_of(run: Path) -> int | None:
     return None
 
 
-def left_behind(news: RunView) -> list[psutil.Process]:
-    """Processes of a run whose launcher is gone, which should have ended with it."""
+def leftover_processes(run: RunView) -> list[psutil.Process]:
+    """Processes of a run that outlived its launcher."""
     found = []
-    for pid in (each.pid for each in news.tasks if each.pid):
+    for pid in (each.pid for each in run.tasks if each.pid):
         with suppress(psutil.Error):
             process = psutil.Process(pid)
-            # Another process may have the number by now.
-            if Path(process.environ().get(TASK_DIR, "/")).is_relative_to(news.path):
+            # Another process may have got the id since.
+            if Path(process.environ().get(TASK_DIR, "/")).is_relative_to(run.path):
                 found.append(process)
     return found
 
 
-def end_groups(processes: list[psutil.Process], signum: signal.Signals) -> None:
+def signal_groups(processes: list[psutil.Process], signum: signal.Signals) -> None:
     """Signals the process groups of tasks."""
     for process in processes:
         with suppress(ProcessLookupError, PermissionError):
@@ -261,7 +272,7 @@ def end_groups(processes: list[psutil.Process], signum: signal.Signals) -> None:
 
 
 def log_files(run: Path) -> dict[tuple[int, TaskId, str], Path]:
-    """The logs of a run's tasks: (attempt, task, stream) → file, in this order."""
+    """The logs of a run's tasks: (attempt, task, stream) → file, in that order."""
     found = {}
     for path in run.glob("attempt_*/*-*/*.log"):
         number = re.fullmatch(r"attempt_([0-9]+)", path.parts[-3])
@@ -273,11 +284,11 @@ def log_files(run: Path) -> dict[tuple[int, TaskId, str], Path]:
 
 
 def _seconds(events: list[dict[str, Any]], launcher: int | None) -> float:
-    """How long the launch has taken: until now while it goes on, and otherwise until the last that is known."""
+    """The duration of the launch: until now while it runs, otherwise until its last event."""
     if not events:
         return 0.0
     last = float(events[-1]["seconds"])
-    since = moment(events[-1]["time"])
+    since = timestamp(events[-1]["time"])
     if launcher is None or since is None:
         return last
     return round(last + max(0.0, (datetime.now(timezone.utc) - since).total_seconds()), 3)
@@ -293,17 +304,18 @@ def _outcome(launcher: int | None, ended: bool, result: Mapping[str, Any]) -> Ou
 
 
 def _of_last_launch(path: Path) -> list[dict[str, Any]]:
-    """The events since the launcher last began, whose seconds count from then."""
+    """The events since the last launch began; their seconds count from there."""
     events: list[dict[str, Any]] = []
     for event in read_lines(path):
         if event.get("event") == "launch":
             events.clear()
-        if number(event.get("seconds")) is not None and moment(event.get("time")):  # a launcher wrote it
+        if number(event.get("seconds")) is not None and timestamp(event.get("time")):  # only the launcher writes both
             events.append(event)
     return events
 
 
-def _follow(event: Mapping[str, Any], tasks: Mapping[str, TaskView]) -> None:
+def _apply(event: Mapping[str, Any], tasks: Mapping[str, TaskView]) -> None:
+    """Updates the task that an event is about."""
     task = tasks.get(str(event.get("task")))
     if task is None:
         return
@@ -319,7 +331,7 @@ def _follow(event: Mapping[str, Any], tasks: Mapping[str, TaskView]) -> None:
 
 
 def _scaled(events: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """What came of the requests for other numbers of tasks that were heeded."""
+    """The accepted requests for other numbers of tasks, and their results."""
     found: dict[str, dict[str, Any]] = {}
     for event in events:
         request = str(event.get("request"))
@@ -332,7 +344,7 @@ def _scaled(events: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...
 
 
 def _changes(event: Mapping[str, Any]) -> dict[str, list[int]]:
-    """The numbers of tasks before and after; none where the event is damaged."""
+    """The numbers of tasks before and after; empty if the event is malformed."""
     replicas = event.get("replicas")
     changes = replicas.items() if isinstance(replicas, dict) else ()
     return {
@@ -343,7 +355,7 @@ def _changes(event: Mapping[str, Any]) -> dict[str, list[int]]:
 
 
 def _last_of_training(path: Path) -> Mapping[str, Any]:
-    """The last line of metrics of the training."""
+    """The last line of the training's metrics."""
     lines = [line for line in read_lines(path, tail=True) if line.get("split") == "train"]
     return lines[-1] if lines else {}
 

@@ -1,4 +1,4 @@
-"""The logs of tasks: every byte they wrote but their records, a folder for each task of an attempt."""
+"""The logs of tasks: their whole output without their records, in a folder for each task of an attempt."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ERROR_FILE = "error.json"
 class TaskLogs:
     """Log files, opened when there is something to write.
 
-    A log that cannot be written, on a full disk say, is no reason to end a training: the first such problem is kept,
-    and told at the end.
+    A log that cannot be written, for example on a full disk, does not end the training: the first such problem is kept
+    and reported at the end.
 
     Args:
-        folder_of: an attempt's number in this launch, from 1 → its folder.
+        folder_of: returns the folder of an attempt, by its number in this launch, from 1.
     """
 
     def __init__(self, folder_of: Callable[[int], Path]) -> None:
@@ -34,35 +34,35 @@ class TaskLogs:
         return self._folders.get(task) or self._folder_of(1) / task.slug
 
     def path(self, task: TaskId, stream: Stream) -> Path:
-        """The file that a stream is logged to."""
+        """The log file of a stream."""
         return self.folder(task) / f"{stream}.log"
 
     def of(self, task: TaskId) -> Path:
-        """The file that most likely says why the task ended."""
+        """The log file that most likely contains the cause of the task's exit."""
         found = (path for path in (self.path(task, "stderr"), self.path(task, "stdout")) if path.exists())
         return next(found, self.folder(task))
 
     def begin(self, task: TaskId, attempt: int) -> Path:
-        """Makes the task's folder before the task starts; one that is started again alone goes on in its logs."""
+        """Creates the task's folder before the task starts; a task that is restarted alone appends to its logs."""
         folder = self._folder_of(attempt) / task.slug
-        again = folder == self._folders.get(task)
-        if again:
+        restarted = folder == self._folders.get(task)
+        if restarted:
             self.write(task, "stderr", b"tfdist: started again\n")
         else:
             self._close(task)
             self._folders[task] = folder
         try:
-            if again:
-                _put_aside(folder / ERROR_FILE)
+            if restarted:
+                _rename_old(folder / ERROR_FILE)
             else:
-                folder.parent.mkdir(exist_ok=True)  # the run's directory is there, or somebody has removed it
+                folder.parent.mkdir(exist_ok=True)  # without parents: the run's directory exists unless it was removed
                 folder.mkdir(exist_ok=True)
         except OSError as error:
-            self.problem = self.problem or f"{folder} cannot be made ready: {error.strerror}"
+            self.problem = self.problem or f"{folder} cannot be created: {error.strerror}"
         return folder
 
     def write(self, task: TaskId, stream: Stream, data: bytes) -> None:
-        """Adds to a log at once, for whoever follows it."""
+        """Appends to a log without buffering, for readers that follow it."""
         try:
             if (task, stream) not in self._files:
                 self._files[task, stream] = self.path(task, stream).open("ab", buffering=0)
@@ -83,8 +83,8 @@ class TaskLogs:
                     file.close()
 
 
-def _put_aside(path: Path) -> None:
-    """Makes room for what comes of the next start: error.json becomes error_1.json, or the next number."""
+def _rename_old(path: Path) -> None:
+    """Renames error.json of an earlier start to error_1.json, or the next free number."""
     if path.exists():
         number = 1 + len(list(path.parent.glob(f"{path.stem}_*{path.suffix}")))
         path.rename(path.with_name(f"{path.stem}_{number}{path.suffix}"))

@@ -1,4 +1,4 @@
-"""The plans of a launch: of its first attempt, and of one with other numbers of tasks."""
+"""The plans of a launch: for its first attempt, and for the attempts after a resize."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.run.directory import RunDir
-from tfdist_cli.launch.run.requests import Request, taken
-from tfdist_cli.launch.supervisor.events import Answered, Resized
+from tfdist_cli.launch.run.requests import Request, take_requests
+from tfdist_cli.launch.supervisor.events import RequestAnswered, ResizeAccepted
 from tfdist_cli.launch.supervisor.launcher import Launcher
 from tfdist_cli.launch.supervisor.state import JobState
 from tfdist_cli.plan.plan import Plan, make_plan
@@ -24,10 +24,10 @@ class Planner:
     """Reserves addresses for a cluster's tasks, and makes their plan.
 
     Args:
-        launcher: what is to start them.
-        cluster: the cluster, as it was asked for.
-        recipe: what they train.
-        program: what they run instead.
+        launcher: starts the tasks.
+        cluster: the cluster.
+        recipe: the recipe that the tasks train; None if they run a program.
+        program: the program that they run instead.
     """
 
     def __init__(
@@ -36,23 +36,23 @@ class Planner:
         self._launcher = launcher
         self._recipe = recipe
         self._program = program
-        self._held = ExitStack()
+        self._reservation = ExitStack()
         self.cluster = cluster
         self._addresses: Mapping[TaskId, Address] = {}
 
     @contextmanager
     def reserving(self) -> Iterator[Planner]:
-        """Keeps the tasks' addresses for them until the context is left.
+        """Reserves the tasks' addresses until the context is left.
 
         Raises:
-            UsageError: a task cannot run where the cluster wants it.
+            UsageError: a task cannot run at its configured address.
         """
-        with self._held:
+        with self._reservation:
             self._reserve()
             yield self
 
     def plan(self, run_dir: RunDir) -> Plan:
-        """Makes the plan, and writes it into the run's directory."""
+        """Makes the plan, and writes it to the run's directory."""
         cluster, recipe = run_dir.resolve(self.cluster, self._recipe, self._addresses)
         plan = make_plan(
             cluster,
@@ -66,46 +66,48 @@ class Planner:
         run_dir.save(plan)
         return plan
 
-    def changed(self, request: Request) -> Cluster:
-        """The cluster as a request wants it.
+    def resized(self, request: Request) -> Cluster:
+        """The cluster with the numbers of tasks that a request asks for.
 
         Raises:
-            UsageError: it cannot be had, or could not go on from where it is.
+            UsageError: that cluster cannot run here, or the training could not resume from a checkpoint.
         """
         if self._recipe is None:
             raise UsageError(
-                "the run's tasks run a program of its own, and only a recipe is known to go on from a checkpoint",
-                hint="stop it, and launch it anew with --set roles.ROLE.replicas=N",
+                "the run's tasks run a program: only a recipe can resume from a checkpoint",
+                code="no-checkpoints",
+                hint="stop the run, and launch it again with --set roles.ROLE.replicas=N",
             )
         if self._recipe.checkpoint is None:
             raise UsageError(
-                "the recipe keeps no checkpoints: all that has been learned would be lost",
-                hint="give the recipe 'checkpoint: {every_seconds: 60}', and stop and launch the run once",
+                "the recipe saves no checkpoints: the training would start from the beginning",
+                code="no-checkpoints",
+                hint="add 'checkpoint: {every_seconds: 60}' to the recipe, then stop and launch the run once",
             )
         wanted = resized(self.cluster, self._recipe, request.replicas)
         self._launcher.check(wanted, self._program)
         share_out(wanted, self._launcher.preview_addresses(wanted), Machine.here(), self._launcher.machines())
         return wanted
 
-    def adopt(self, cluster: Cluster) -> None:
-        """Lets the addresses go, and reserves those of another cluster.
+    def switch_to(self, cluster: Cluster) -> None:
+        """Releases the reserved addresses, and reserves those of another cluster.
 
         Raises:
-            UsageError: a task cannot run where the cluster wants it.
+            UsageError: a task cannot run at its configured address.
         """
         self.cluster = cluster
-        self._held.close()
+        self._reservation.close()
         self._reserve()
 
     def _reserve(self) -> None:
-        self._addresses = self._held.enter_context(self._launcher.reserve(self.cluster))
+        self._addresses = self._reservation.enter_context(self._launcher.reserve(self.cluster))
 
 
-class Desk:
-    """Answers the requests that are left in a run's directory.
+class RequestHandler:
+    """Answers the requests in a run's directory.
 
     Args:
-        planner: knows the cluster.
+        planner: has the cluster.
         run_dir: the directory.
     """
 
@@ -115,38 +117,39 @@ class Desk:
         self._wanted: Cluster | None = None
 
     def requests(self) -> Iterator[Request]:
-        """Takes the requests that are there."""
-        return taken(self._run_dir.path)
+        """Takes the current requests out of the directory."""
+        return take_requests(self._run_dir.path)
 
-    def answer(self, request: Request, state: JobState) -> Resized | Answered:
-        """Says what becomes of a request, as an event."""
+    def answer(self, request: Request, state: JobState) -> ResizeAccepted | RequestAnswered:
+        """Answers a request with an event."""
         now = self._planner.cluster
         try:
-            wanted = self._planner.changed(request)
+            wanted = self._planner.resized(request)
         except UsageError as error:
-            return Answered(request.number, "refused", {}, error.message, error.hint or "")
+            return RequestAnswered(request.number, "refused", {}, error.message, error.hint or "", error.code)
         changes = {
             role: (now.roles.count(role), wanted.roles.count(role))
             for role in request.replicas
             if now.roles.count(role) != wanted.roles.count(role)
         }
         if not changes:
-            return Answered(request.number, "unchanged")
-        if state.unready:
-            hint = "ask again when it trains: `tfdist status` says what it does"
-            return Answered(request.number, "refused", changes, f"the job cannot be resized now: {state.unready}", hint)
+            return RequestAnswered(request.number, "unchanged")
+        if state.not_resizable_because:
+            reason = f"the job cannot be resized now: {state.not_resizable_because}"
+            hint = "try again while it trains; `tfdist status` shows its state"
+            return RequestAnswered(request.number, "refused", changes, reason, hint, "job-not-resizable")
         if request.dry_run:
-            return Answered(request.number, "possible", changes)
+            return RequestAnswered(request.number, "possible", changes)
         self._wanted = wanted
-        return Resized(request.number, changes, wanted.tasks)
+        return ResizeAccepted(request.number, changes, wanted.tasks)
 
     def plan(self) -> Plan:
-        """The plan of the job that was resized last; none of the tasks of the one before is there any more.
+        """The plan of the last accepted resize; all earlier tasks have exited.
 
         Raises:
-            UsageError: somebody has taken an address meanwhile.
+            UsageError: another program has taken an address in the meantime.
         """
         if self._wanted is None:
             raise RuntimeError("no request has been accepted")
-        self._planner.adopt(self._wanted)
+        self._planner.switch_to(self._wanted)
         return self._planner.plan(self._run_dir)

@@ -1,4 +1,4 @@
-"""What came of a job: the first failure is the headline, and what failed after it a consequence."""
+"""The report of a finished job: the first failure is the headline; failures after it are consequences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from tfdist_cli.launch.run.logs import TaskLogs
 from tfdist_cli.launch.run.snapshot import RunSnapshot, numbers
-from tfdist_cli.launch.supervisor.state import JobState, Loss, Resize, Status, TaskState
+from tfdist_cli.launch.supervisor.state import JobState, LostTask, Resize, Status, TaskState
 from tfdist_cli.spec.roles import Role
 from tfdist_cli.spec.task_id import TaskId
 
@@ -20,59 +20,66 @@ _NO_NETWORK = re.compile(
     r"|getaddrinfo",
     re.IGNORECASE,
 )
-"""What libraries say where there is no network but the loopback one."""
-_NEEDS_HOST = "the tasks' network is their own and reaches no other host: a recipe that needs one has 'network: host'"
+"""What libraries report when there is only the loopback network."""
+_MEMORY_ERROR = re.compile(r"(\w+\.)*_?(Array)?MemoryError\b")  # of Python itself, and of NumPy
+_HINTS = {
+    "out-of-memory": "use less memory per task (a smaller batch_size, embedding tables on more ps), run fewer tasks on "
+    "this machine, or use one with more memory",
+    "no-network": "the tasks' private network reaches no other host: set 'network: host' if the recipe needs one",
+}
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One task that failed.
+    """A task that failed.
 
     Args:
-        task: which task.
-        seconds: when, from the start of the run.
-        what: how it ended, such as `exit code 3`.
-        message: what it raised, `ValueError: …`; empty when it didn't say.
-        hint: what to do about it.
-        traceback: where it was raised in the user's code.
-        lines: the last lines of its output.
+        task: the task.
+        seconds: when it failed, from the start of the run.
+        reason: how it exited, such as `exit code 3`.
+        message: the error that it reported, `ValueError: …`; empty if it reported none.
+        hint: what the user can do about it.
+        traceback: the traceback in the user's code.
+        last_lines: the last lines of its output.
         log: the file with all of its standard error.
-        not_restarted_because: why it was not started again, where restarts were allowed.
+        not_restarted_because: why it was not restarted, although restarts are allowed.
+        code: the code of the problem: the one that the task reported, or the kind of its exit.
     """
 
     task: TaskId
     seconds: float
-    what: str
+    reason: str
     message: str
     hint: str
     traceback: str
-    lines: tuple[str, ...]
+    last_lines: tuple[str, ...]
     log: Path
     not_restarted_because: str = ""
+    code: str = ""
 
     @property
-    def sentence(self) -> str:
-        """All of it in a sentence."""
-        said = f": {self.message}" if self.message else ""
-        return f"{self.task} failed after {self.seconds:.1f} s, {self.what}{said}"
+    def summary(self) -> str:
+        """The failure in one sentence."""
+        error = f": {self.message}" if self.message else ""
+        return f"{self.task} failed after {self.seconds:.1f} s, {self.reason}{error}"
 
 
 @dataclass(frozen=True)
-class TaskEnd:
-    """How one task ended.
+class TaskExit:
+    """How a task exited.
 
     Args:
-        task: which task.
-        status: done, failed or stopped; done is also who served until the others were done.
-        what: in words.
-        code: its exit code, or -n for signal n; None if it is still there.
+        task: the task.
+        status: done, failed or stopped. A task that served others until they were done is done as well.
+        reason: how it exited, such as `exit code 0`.
+        code: its exit code, or -n for signal n; None if it has not exited.
         seconds: when, from the start of the run.
-        restarts: how often it was started again.
+        restarts: how often it was restarted.
     """
 
     task: TaskId
     status: Status
-    what: str
+    reason: str
     code: int | None
     seconds: float | None
     restarts: int = 0
@@ -80,71 +87,63 @@ class TaskEnd:
 
 @dataclass(frozen=True)
 class Report:
-    """What came of a job.
+    """The result of a job.
 
     Args:
-        exit_code: what the launch returns.
-        headline: what ended it, if anything but the end of the training did.
-        failures: the tasks that failed, in order; the first is the headline's.
-        tasks: how each task ended.
-        seconds: how long it took.
+        exit_code: the exit code of the launch.
+        headline: what ended the job; empty if its training was done.
+        failures: the failed tasks, in order; the first is the headline's.
+        tasks: how each task exited.
+        seconds: how long the job took.
         result: the chief's `result` record.
         evaluation: the evaluator's last scores, with their step.
-        checkpoints: path and step, oldest first.
-        exports: what was written of the model.
-        warnings: what else a user should know.
-        losses: the tasks that were lost and brought about a restart, oldest first.
+        checkpoints: path and step of each, oldest first.
+        exports: the paths of the exported models.
+        warnings: other problems that the user should know.
+        lost_tasks: the failures that led to a restart, oldest first.
         attempts: how often all tasks were started.
-        resizes: the other numbers of tasks that were asked for meanwhile, oldest first.
-        signum: the signal to the launcher that ended it.
+        resizes: the changes of the numbers of tasks, oldest first.
+        signum: the signal to the launcher that ended the job.
+        code: the code of the headline's problem.
     """
 
     exit_code: int
     headline: str
     failures: tuple[Failure, ...]
-    tasks: tuple[TaskEnd, ...]
+    tasks: tuple[TaskExit, ...]
     seconds: float
     result: Mapping[str, Any] = field(default_factory=dict)
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     checkpoints: Mapping[str, int] = field(default_factory=dict)
     exports: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    losses: tuple[Loss, ...] = ()
+    lost_tasks: tuple[LostTask, ...] = ()
     attempts: int = 1
     resizes: tuple[Resize, ...] = ()
     signum: int | None = None
+    code: str = ""
 
     @property
     def metrics(self) -> dict[str, float]:
         """The final metrics of the training."""
         return numbers(self.result.get("metrics"))
 
-    def warned(self, warning: str) -> Report:
-        """The report with one more thing that a user should know."""
+    def with_warning(self, warning: str) -> Report:
+        """The report with one more warning."""
         return replace(self, warnings=(*self.warnings, warning))
 
     def as_json(self) -> dict[str, Any]:
-        """The report in plain JSON types, as result.json has it."""
+        """The report in plain JSON types, as in result.json."""
         return {
             "exit_code": self.exit_code,
             "headline": self.headline or None,
+            "code": self.code or None,
             "signal": signal_name(self.signum) if self.signum else None,
-            "consequences": [failure.sentence for failure in self.failures[1:]],
+            "consequences": [failure.summary for failure in self.failures[1:]],
             "not_restarted_because": self.failures[0].not_restarted_because or None if self.failures else None,
             "attempts": self.attempts,
-            "losses": [
-                {
-                    "task": str(loss.task),
-                    "attempt": loss.attempt,
-                    "seconds": _rounded(loss.ended.failed_at),
-                    "cause": cause_of(loss),
-                    "restarts": "task" if loss.alone else "job",
-                    "step": loss.step,
-                    "follows": str(loss.follows) if loss.follows else None,
-                }
-                for loss in self.losses
-            ],
-            "resizes": [_as_json(resize) for resize in self.resizes],
+            "losses": [_lost_task_as_json(lost) for lost in self.lost_tasks],
+            "resizes": [_resize_as_json(resize) for resize in self.resizes],
             "warnings": list(self.warnings),
             "seconds": round(self.seconds, 3),
             "step": self.result.get("step"),
@@ -154,20 +153,23 @@ class Report:
             "evaluation": {key: value for key, value in self.evaluation.items() if key != "kind"} or None,
             "checkpoints": [{"path": path, "step": step} for path, step in self.checkpoints.items()],
             "exports": list(self.exports),
-            "tasks": [
-                {
-                    "task": str(end.task),
-                    "status": end.status.value,
-                    "code": end.code,
-                    "seconds": _rounded(end.seconds),
-                    "restarts": end.restarts,
-                }
-                for end in self.tasks
-            ],
+            "tasks": [_task_as_json(task) for task in self.tasks],
         }
 
 
-def _as_json(resize: Resize) -> dict[str, Any]:
+def _lost_task_as_json(lost: LostTask) -> dict[str, Any]:
+    return {
+        "task": str(lost.task),
+        "attempt": lost.attempt,
+        "seconds": _rounded(lost.ended.failed_at),
+        "cause": cause_of(lost),
+        "restarts": "task" if lost.alone else "job",
+        "step": lost.step,
+        "follows": str(lost.caused_by) if lost.caused_by else None,
+    }
+
+
+def _resize_as_json(resize: Resize) -> dict[str, Any]:
     return {
         "replicas": {role: list(counts) for role, counts in resize.wanted.replicas.items()},
         "attempt": resize.attempt,
@@ -178,131 +180,155 @@ def _as_json(resize: Resize) -> dict[str, Any]:
     }
 
 
-def make_report(state: JobState, chronicle: RunSnapshot, logs: TaskLogs, seconds: float) -> Report:
-    """Puts together what came of a job that has ended.
+def _task_as_json(task: TaskExit) -> dict[str, Any]:
+    return {
+        "task": str(task.task),
+        "status": task.status.value,
+        "code": task.code,
+        "seconds": _rounded(task.seconds),
+        "restarts": task.restarts,
+    }
+
+
+def make_report(state: JobState, snapshot: RunSnapshot, logs: TaskLogs, seconds: float) -> Report:
+    """Makes the report of a finished job.
 
     Args:
         state: its final state.
-        chronicle: what its tasks told.
-        logs: where their output is.
+        snapshot: what its tasks reported.
+        logs: their output.
         seconds: how long it took.
     """
-    names = state.late or state.failures
-    failures = tuple(make_failure(task, state, chronicle, logs) for task in names)
-    ends = tuple(
-        TaskEnd(task, each.status, describe_end(each), each.code, each.ended_at, each.restarts)
+    names = state.start_timed_out or state.failures
+    failures = tuple(make_failure(task, state, snapshot, logs) for task in names)
+    exits = tuple(
+        TaskExit(task, each.status, describe_exit(each), each.code, each.ended_at, each.restarts)
         for task, each in state.tasks.items()
     )
+    headline, code = _headline(state, failures)
     return Report(
         state.exit_code,
-        _headline(state, failures),
+        headline,
         failures,
-        ends,
+        exits,
         seconds,
-        chronicle.result,
-        chronicle.evaluation,
-        chronicle.checkpoints,
-        tuple(chronicle.exports),
-        (*chronicle.warnings, *_warnings(state, logs)),
-        state.losses,
+        snapshot.result,
+        snapshot.evaluation,
+        snapshot.checkpoints,
+        tuple(snapshot.exports),
+        (*snapshot.warnings, *_warnings(state, logs)),
+        state.lost_tasks,
         state.attempt,
         state.resizes,
         state.signum,
+        code,
     )
 
 
-def describe_end(task: TaskState) -> str:
-    """How a task ended, in words."""
+def describe_exit(task: TaskState) -> str:
+    """How a task exited, in words."""
     if task.code is None:
-        return "still there" if task.told else "running"
-    if task.stalled:
-        return f"{task.stalled}, so that it was killed"
+        return "not exited" if task.stop_sent else "running"
+    if task.stall_reason:
+        return f"{task.stall_reason}, so the launcher killed it"
     if task.cause:
         return task.cause
-    if task.told and (task.status is Status.STOPPED or (task.status is Status.DONE and task.code)):
-        return _as_told(task)
-    if task.code and task.obeyed:
-        return "ended by the launcher after its error"
+    if task.stop_sent and (task.status is Status.STOPPED or (task.status is Status.DONE and task.code)):
+        return _describe_stop(task)
+    if task.code and task.ended_by_launcher:
+        return "stopped by the launcher after its error"
     early = ", before the training was done" if task.code == 0 and task.status is Status.FAILED else ""
-    return f"{_code(task)}{early}"
+    return f"{_describe_code(task)}{early}"
 
 
-def _as_told(task: TaskState) -> str:
+def _describe_stop(task: TaskState) -> str:
     if task.status is Status.DONE:
         return "done"
-    if not task.obeyed:
-        return f"ended by the launcher, {_code(task)}"
-    return "killed by the launcher: it did not end when told to" if task.was_killed else "ended by the launcher"
+    if not task.ended_by_launcher:
+        return f"stopped by the launcher, {_describe_code(task)}"
+    return "killed by the launcher: it did not exit after SIGTERM" if task.was_killed else "stopped by the launcher"
 
 
-def cause_of(loss: Loss) -> str:
-    """What a task was lost of."""
-    error = loss.ended.error.partition("\n")[0]
-    of = f", which came of the loss of {loss.follows} before" if loss.follows else ""
-    return describe_end(loss.ended) + (f": {error}" if error else "") + of
+def cause_of(lost: LostTask) -> str:
+    """Why a task was lost."""
+    error = lost.ended.error.text.partition("\n")[0]
+    cause = f", caused by the earlier failure of {lost.caused_by}" if lost.caused_by else ""
+    return describe_exit(lost.ended) + (f": {error}" if error else "") + cause
 
 
-def described(replicas: Mapping[Role, Sequence[int]]) -> str:
-    """`worker 1 → 3, ps 1 → 2`."""
+def format_replicas(replicas: Mapping[Role, Sequence[int]]) -> str:
+    """Returns `worker 1 → 3, ps 1 → 2`."""
     return ", ".join(f"{role} {before} → {after}" for role, (before, after) in replicas.items())
 
 
-def _code(task: TaskState) -> str:
+def _describe_code(task: TaskState) -> str:
     code = task.code or 0
     if not task.was_killed:
         return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
     which = "killed by SIGKILL" if code < 0 else f"exit code {code} (SIGKILL)"
-    return which + _BY_THE_KERNEL[task.oom_killed]
+    return which + _OOM_KILLED[task.oom_killed]
 
 
-_BY_THE_KERNEL = {
-    True: ", by the kernel for want of memory",
-    False: ", not by the kernel for want of memory",
-    None: ", which may be for want of memory",
+_OOM_KILLED = {
+    True: ", by the kernel for lack of memory",
+    False: ", not by the kernel for lack of memory",
+    None: ", perhaps for lack of memory",
 }
 
 
 def signal_name(number: int) -> str:
-    """`SIGTERM` for 15."""
+    """Returns `SIGTERM` for 15."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
 
 
-def make_failure(name: TaskId, state: JobState, chronicle: RunSnapshot, logs: TaskLogs) -> Failure:
-    """What is known of a task that has failed."""
-    task, news = state.tasks[name], chronicle.of(name)
-    error = news.error or {}
+def make_failure(name: TaskId, state: JobState, snapshot: RunSnapshot, logs: TaskLogs) -> Failure:
+    """Describes a task that has failed."""
+    task, seen = state.tasks[name], snapshot.of(name)
+    error = seen.error or {}
     traceback = str(error.get("traceback") or "")
     if traceback and not traceback.startswith("Traceback"):
-        traceback = f"…\n{traceback.partition(chr(10))[2]}"  # a record has room for its end
+        traceback = f"…\n{traceback.partition(chr(10))[2]}"  # a record has room for its end only
     message = str(error.get("message", ""))
     if traceback:
-        message = message.partition("\n")[0]  # the traceback ends with all of it
+        message = message.partition("\n")[0]  # the traceback ends with the whole message
     kind = str(error.get("type", ""))
-    lines = (*news.lines, *([news.unfinished] if news.unfinished else []))
-    if name in state.late:
-        what, seconds = "it did not come up", state.rules.timeouts.start
+    lines = (*seen.lines, *([seen.unfinished] if seen.unfinished else []))
+    if name in state.start_timed_out:
+        reason, seconds, code = "it was not up in time", state.policy.timeouts.start, "start-timeout"
     else:
-        what, seconds = describe_end(task), task.failed_at
-    oom_killed = _is_oom_killed(task, kind, message, lines)
-    cut_off = chronicle.private and any(_NO_NETWORK.search(text) for text in (message, traceback, *lines))
+        reason, seconds, code = describe_exit(task), task.failed_at, str(error.get("code") or "")
+    if not code and _is_out_of_memory(task, kind, message, lines):
+        code = "out-of-memory"
+    elif not code and snapshot.private and any(_NO_NETWORK.search(text) for text in (message, traceback, *lines)):
+        code = "no-network"
     return Failure(
         name,
         seconds,
-        what,
+        reason,
         ": ".join(part for part in (kind, message) if part),
-        str(error.get("hint") or "") or (_NEEDS_HOST if cut_off else _MORE_MEMORY if oom_killed else ""),
+        str(error.get("hint") or "") or _HINTS.get(code, ""),
         traceback,
         lines,
         logs.of(name),
         task.not_restarted_because,
+        code or _exit_kind(task),
     )
 
 
-def _is_oom_killed(task: TaskState, kind: str, message: str, lines: tuple[str, ...]) -> bool:
-    """Whether it was memory that a task lacked; a full disk is a `ResourceExhaustedError` of TensorFlow's too."""
+def _exit_kind(task: TaskState) -> str:
+    """The code of a failure for which the task reported none."""
+    if task.stall_reason:
+        return "task-stalled"
+    if task.cause:
+        return "task-lost"
+    return "task-killed" if (task.code or 0) < 0 else "task-failed"
+
+
+def _is_out_of_memory(task: TaskState, kind: str, message: str, lines: tuple[str, ...]) -> bool:
+    """Whether the task lacked memory; TensorFlow raises `ResourceExhaustedError` for a full disk as well."""
     if task.oom_killed or kind == "MemoryError":
         return True
     if kind == "ResourceExhaustedError":
@@ -310,23 +336,18 @@ def _is_oom_killed(task: TaskState, kind: str, message: str, lines: tuple[str, .
     return not kind and any("std::bad_alloc" in line or _MEMORY_ERROR.match(line) for line in lines)
 
 
-_MEMORY_ERROR = re.compile(r"(\w+\.)*_?(Array)?MemoryError\b")  # of Python itself, and of NumPy
-_MORE_MEMORY = (
-    "it ran out of memory: let each task hold less (a smaller batch_size, tables on more ps), run fewer tasks on this "
-    "machine, or find one with more memory"
-)
-
-
-def _headline(state: JobState, failures: tuple[Failure, ...]) -> str:
+def _headline(state: JobState, failures: tuple[Failure, ...]) -> tuple[str, str]:
+    """What ended the job, and the code of that problem."""
     if state.signum is not None:
-        return f"ended by {signal_name(state.signum)}"
-    if state.late:
-        seconds = f"{state.rules.timeouts.start:g} s"
-        names = ", ".join(str(task) for task in state.late[:10]) + (" …" if len(state.late) > 10 else "")
-        return f"{len(state.late)} of {len(state.tasks)} tasks did not come up within {seconds}: {names}"
+        return f"ended by {signal_name(state.signum)}", "stopped-by-signal"
+    if state.start_timed_out:
+        late = state.start_timed_out
+        names = ", ".join(str(task) for task in late[:10]) + (" …" if len(late) > 10 else "")
+        within = f"within {state.policy.timeouts.start:g} s"
+        return f"{len(late)} of {len(state.tasks)} tasks were not up {within}: {names}", "start-timeout"
     if state.resizing:
-        return "the job could not go on with other numbers of tasks: not all of those before could be ended"
-    return failures[0].sentence if failures else ""
+        return "the job cannot continue with other numbers of tasks: some tasks did not exit", "resize-failed"
+    return (failures[0].summary, failures[0].code) if failures else ("", "")
 
 
 def _rounded(seconds: float | None) -> float | None:
@@ -335,12 +356,14 @@ def _rounded(seconds: float | None) -> float | None:
 
 def _warnings(state: JobState, logs: TaskLogs) -> tuple[str, ...]:
     warnings = []
-    if state.unscored:
-        seconds = f"{state.rules.timeouts.evaluator:g} s"
-        warnings.append(f"the evaluator was ended {seconds} after the training: the last checkpoint may have no score")
+    if state.evaluator_timed_out:
+        seconds = f"{state.policy.timeouts.evaluator:g} s"
+        warnings.append(
+            f"the evaluator was stopped {seconds} after the training: the last checkpoint may have no score"
+        )
     if state.alive:
-        left = ", ".join(str(task) for task in state.alive)
-        warnings.append(f"still there after SIGKILL, in a wait that the kernel does not interrupt: {left}")
+        alive = ", ".join(str(task) for task in state.alive)
+        warnings.append(f"not exited after SIGKILL, because of an uninterruptible wait in the kernel: {alive}")
     if logs.problem:
         warnings.append(logs.problem)
     return tuple(warnings)

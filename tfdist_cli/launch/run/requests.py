@@ -1,7 +1,7 @@
-"""Requests to a launcher: files that other processes leave in the run's directory, and tell it of by a signal.
+"""Requests to a launcher: files in the run's directory, which another process writes and announces by a signal.
 
-A request is answered in `events.jsonl`, where whoever has made it reads the answer. Once it is read it is removed, and
-one that nobody has read is removed by whoever has made it.
+The launcher answers a request in `events.jsonl`. It removes the file when it reads it; a file that it has not read is
+removed by the process that wrote it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from tfdist_cli.protocol.run_files import read_object, whole
 from tfdist_cli.spec.roles import ROLES, Role
 
 SIGNAL = signal.SIGURG
-"""What tells a launcher of a request. A process that does not listen for it (any more) ignores it, and lives on."""
+"""The signal that announces a request. A process without a handler for it ignores it."""
 _FILES = "request-*.json"
 
 
 @dataclass(frozen=True)
 class Request:
-    """Other numbers of tasks, asked for while a job runs.
+    """A request for other numbers of tasks while a job runs.
 
     Args:
-        number: by which its answer is known.
-        replicas: role → how many tasks it is to have.
-        dry_run: whether it is only asked if that could be done.
+        number: the id that its answer refers to.
+        replicas: the wanted number of tasks of each role that changes.
+        dry_run: whether to answer only, and change nothing.
     """
 
     number: str
@@ -39,7 +39,7 @@ class Request:
 
     @classmethod
     def read(cls, value: Any) -> Request | None:
-        """A request from its file; None for what is none."""
+        """Reads a request from its file; None if it is malformed."""
         replicas = value.get("replicas") if isinstance(value, dict) else None
         if not isinstance(replicas, dict) or not all(role in ROLES for role in replicas):
             return None
@@ -49,8 +49,8 @@ class Request:
 
 
 @contextmanager
-def left(run: Path, replicas: Mapping[Role, int], *, dry_run: bool) -> Iterator[Request]:
-    """A request in a run's directory, until it is taken or the context is left."""
+def post_request(run: Path, replicas: Mapping[Role, int], *, dry_run: bool) -> Iterator[Request]:
+    """Puts a request into a run's directory until it is taken or the context is left."""
     request = Request(uuid.uuid4().hex, replicas, dry_run)
     path = run / _FILES.replace("*", request.number)
     writing = path.with_suffix(".writing")
@@ -64,10 +64,10 @@ def left(run: Path, replicas: Mapping[Role, int], *, dry_run: bool) -> Iterator[
         path.unlink(missing_ok=True)
 
 
-def taken(run: Path) -> Iterator[Request]:
+def take_requests(run: Path) -> Iterator[Request]:
     """Takes the requests out of a run's directory."""
     for path in sorted(run.glob(_FILES)):
-        with suppress(OSError, ValueError):  # whoever made it has taken it back
+        with suppress(OSError, ValueError):  # its writer has removed it
             request = Request.read(read_object(path))
             path.unlink()
             if request:

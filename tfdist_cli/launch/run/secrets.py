@@ -1,4 +1,4 @@
-"""The secrets of a run: read or made when it is launched, kept in memory alone, and given to each task that starts."""
+"""The secrets of a run: read or generated at the launch, kept in memory only, and passed to each task at its start."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tfdist_cli.spec.sections.secret import read_secrets
 
 @dataclass(frozen=True)
 class Secrets:
-    """The values of a cluster's secrets, and the run's own.
+    """The values of a cluster's secrets, and the run's own secret.
 
     Args:
         values: role → variable → value.
-        run: what tasks prove to each other with that they are of this run. Text seldom ends like its beginning, so that
-            masking it keeps no output back.
+        run: the secret with which tasks prove that they belong to this run. It begins with a character that output
+            rarely ends with, so that masking rarely holds output back.
     """
 
     values: Mapping[Role, Mapping[str, str]] = field(default_factory=dict, repr=False)
@@ -28,19 +28,19 @@ class Secrets:
 
     @classmethod
     def read(cls, cluster: Cluster, environ: Mapping[str, str] = os.environ) -> Secrets:
-        """Reads those of every role that has tasks.
+        """Reads the secrets of every role that has tasks.
 
         Raises:
-            UsageError: one of them has no value.
+            UsageError: a secret has no value.
         """
         specs = {role: cluster.roles.of(role) for role in ROLES if cluster.roles.count(role)}
         return cls({role: read_secrets(spec.secrets, role, environ) for role, spec in specs.items() if spec})
 
     @property
     def mask(self) -> Mask:
-        """Takes all of them out of text: a task may also print what another one was given."""
+        """Removes all of them from text: a task may also print the secret of another one."""
         return Mask((self.run, *(value for values in self.values.values() for value in values.values())))
 
     def environment(self, role: Role) -> Mapping[str, str]:
-        """The variables of a role's tasks."""
+        """The environment variables of a role's tasks."""
         return {RUN_SECRET: self.run, **self.values.get(role, {})}

@@ -1,4 +1,4 @@
-"""One launch of a run: from a plan and its directory, through its attempts, to a report of what came of it."""
+"""One launch of a run: from a plan and a run directory, through its attempts, to a report."""
 
 from __future__ import annotations
 
@@ -14,88 +14,89 @@ from tfdist_cli.launch.run.directory import RunDir
 from tfdist_cli.launch.run.event_log import EventLog
 from tfdist_cli.launch.run.event_loop import Watcher, run_job
 from tfdist_cli.launch.run.logs import TaskLogs
-from tfdist_cli.launch.run.planner import Desk
+from tfdist_cli.launch.run.planner import RequestHandler
 from tfdist_cli.launch.run.report import Failure, Report, make_failure, make_report
 from tfdist_cli.launch.run.secrets import Secrets
 from tfdist_cli.launch.run.snapshot import RunSnapshot
 from tfdist_cli.launch.supervisor.events import Event, EventQueue, Exited, Start
-from tfdist_cli.launch.supervisor.launcher import Launcher, Outlets
+from tfdist_cli.launch.supervisor.launcher import LaunchContext, Launcher
 from tfdist_cli.launch.supervisor.machine import begin
-from tfdist_cli.launch.supervisor.state import JobState, Rules, Status, shell_code
+from tfdist_cli.launch.supervisor.state import JobPolicy, JobState, Status, shell_code
 from tfdist_cli.plan.plan import Plan
 from tfdist_cli.plan.task_environment import start_environment
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Everything that is settled before the first task starts.
+    """What a launch consists of before the first task starts.
 
     Args:
-        launcher: what starts the tasks.
+        launcher: starts the tasks.
         plan: the tasks.
-        run_dir: where the run is kept.
-        rules: when the job is over.
-        secrets: what the tasks are given, and nobody else is to see.
-        desk: answers requests to the launcher; without it there are none.
+        run_dir: the run's directory.
+        policy: the user's configuration of timeouts and restarts.
+        secrets: values that only the tasks may see.
+        request_handler: answers requests to the launcher; None to accept none.
     """
 
     launcher: Launcher
     plan: Plan
     run_dir: RunDir
-    rules: Rules
+    policy: JobPolicy
     secrets: Secrets = field(default_factory=Secrets)
-    desk: Desk | None = None
+    request_handler: RequestHandler | None = None
 
-    def carry_out(self, chronicle: RunSnapshot, watchers: Sequence[Watcher] = ()) -> Report:
-        """Runs the plan to its end, keeping all that happens in the run's directory.
+    def run(self, snapshot: RunSnapshot, watchers: Sequence[Watcher] = ()) -> Report:
+        """Runs the plan to its end, and records everything in the run's directory.
 
         Args:
-            chronicle: takes what the tasks tell.
-            watchers: who else is shown what happens.
+            snapshot: collects what the tasks report.
+            watchers: other observers of the events.
 
         Raises:
-            TfdistError: the job cannot begin, or not go on with other numbers of tasks; the run's directory says so.
+            TfdistError: the job cannot start, or cannot continue after a resize; the run's directory has the error.
         """
-        began = time.monotonic()
-        journal = EventLog(self.run_dir.events, self.run_dir.attempt)
-        journal.begin()
-        with _writing_the_end():
+        started = time.monotonic()
+        event_log = EventLog(self.run_dir.events, self.run_dir.attempt)
+        event_log.begin()
+        with _sigint_ignored():
             with closing(TaskLogs(self.run_dir.attempt_folder)) as logs:
-                errors = _Errors(self.run_dir, chronicle, logs)
-                last = _Last(begin(self.rules, (planned.task for planned in self.plan.tasks), 0.0)[0])
+                errors = _ErrorFiles(self.run_dir, snapshot, logs)
+                last = _LastState(begin(self.policy, (planned.task for planned in self.plan.tasks), 0.0)[0])
                 try:
-                    state = asyncio.run(self._run(logs, (chronicle, journal, errors, last, *watchers)))
+                    state = asyncio.run(self._run(logs, (snapshot, event_log, errors, last, *watchers)))
                 except Exception as error:
-                    broken = _broken(error, make_report(last.state, chronicle, logs, time.monotonic() - began))
-                    journal.break_off(broken.headline, broken.seconds)
-                    with suppress(OSError):  # the error itself is told, whatever can be written of it
-                        self.run_dir.save_result(broken.as_json())
+                    report = make_report(last.state, snapshot, logs, time.monotonic() - started)
+                    report = _with_error(report, error)
+                    event_log.job_failed(report.headline, report.seconds)
+                    with suppress(OSError):  # the error itself is printed, whether or not the file can be written
+                        self.run_dir.save_result(report.as_json())
                     raise
-            report = make_report(state, chronicle, logs, time.monotonic() - began)
-            if journal.problem:
-                report = report.warned(journal.problem)
+            report = make_report(state, snapshot, logs, time.monotonic() - started)
+            if event_log.problem:
+                report = report.with_warning(event_log.problem)
             try:
                 self.run_dir.save_result(report.as_json())
                 for failure in report.failures:
                     errors.save(failure, state)
-            except OSError as error:  # a full disk must not take away the exit code
-                report = report.warned(
-                    f"what came of the run could not be written to {self.run_dir.path}: {error.strerror}"
+            except OSError as error:  # a full disk must not change the exit code
+                report = report.with_warning(
+                    f"the result of the run could not be written to {self.run_dir.path}: {error.strerror}"
                 )
         return report
 
     async def _run(self, logs: TaskLogs, watchers: Sequence[Watcher]) -> JobState:
         def prepare(start: Start) -> Mapping[str, str]:
             secrets = self.secrets.environment(start.task.role)
-            return start_environment(logs.begin(start.task, start.attempt), self.rules.timeouts.start, secrets)
+            return start_environment(logs.begin(start.task, start.attempt), self.policy.timeouts.start, secrets)
 
-        outlets = Outlets(EventQueue(), logs, prepare, self.secrets.mask)
-        return await run_job(self.launcher, self.plan, self.rules, outlets, watchers, self.desk)
+        context = LaunchContext(EventQueue(), logs, prepare, self.secrets.mask)
+        return await run_job(self.launcher, self.plan, self.policy, context, watchers, self.request_handler)
 
 
 @contextmanager
-def _writing_the_end() -> Iterator[None]:
-    """Ctrl-C is the job's while there is one; after that, one that comes late must not cost the report."""
+def _sigint_ignored() -> Iterator[None]:
+    """Ignores Ctrl-C outside the job, which handles it itself: a late one must not prevent the report."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
@@ -103,45 +104,47 @@ def _writing_the_end() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _broken(error: Exception, report: Report) -> Report:
-    """The report of a job that an error of the launcher's own has ended."""
+def _with_error(report: Report, error: Exception) -> Report:
+    """The report of a job that the launcher's own error has ended."""
     if isinstance(error, TfdistError):
-        return replace(report, exit_code=error.exit_code, headline=error.message)
-    return replace(report, exit_code=ExitCode.FAILED, headline=f"{type(error).__name__}: {error}")
+        return replace(report, exit_code=error.exit_code, headline=error.message, code=error.code)
+    headline = f"{type(error).__name__}: {error}"
+    return replace(report, exit_code=ExitCode.FAILED, headline=headline, code="internal-error")
 
 
 @dataclass
-class _Last:
-    """Keeps how the job last was; a watcher of it."""
+class _LastState:
+    """Keeps the last state of the job; a watcher."""
 
     state: JobState
 
-    def saw(self, event: Event, state: JobState, now: float) -> None:  # noqa: ARG002
-        """Takes the state."""
+    def on_event(self, event: Event, state: JobState, now: float) -> None:  # noqa: ARG002
+        """Stores the state."""
         self.state = state
 
 
 @dataclass(frozen=True)
-class _Errors:
-    """Writes error.json for a task that has failed and has not done so itself; a watcher of the job."""
+class _ErrorFiles:
+    """Writes error.json for a failed task that has not written it itself; a watcher."""
 
     run_dir: RunDir
-    chronicle: RunSnapshot
+    snapshot: RunSnapshot
     logs: TaskLogs
 
-    def saw(self, event: Event, state: JobState, now: float) -> None:  # noqa: ARG002
-        """Writes it while what the task said is still known: one that is started again says other things."""
+    def on_event(self, event: Event, state: JobState, now: float) -> None:  # noqa: ARG002
+        """Writes the file while the snapshot still has the failed process: a restart replaces it."""
         if isinstance(event, Exited) and state.tasks[event.task].status in (Status.FAILED, Status.LOST):
             with suppress(OSError):  # a full disk must not end a training
-                self.save(make_failure(event.task, state, self.chronicle, self.logs), state)
+                self.save(make_failure(event.task, state, self.snapshot, self.logs), state)
 
     def save(self, failure: Failure, state: JobState) -> None:
         error = {
             "type": "",
-            "message": failure.message or failure.what,
+            "message": failure.message or failure.reason,
+            "code": failure.code,
             "hint": failure.hint or None,
             "traceback": failure.traceback,
             "exit_code": shell_code(state.tasks[failure.task]) or None,
-            "last_lines": list(failure.lines),
+            "last_lines": list(failure.last_lines),
         }
         self.run_dir.save_error(self.logs.folder(failure.task), error)

@@ -1,4 +1,4 @@
-"""What is known of each task while it runs: its last lines, and what its records said."""
+"""What is known of each task while it runs: its last lines of output, and its last records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfdist_cli.launch.supervisor.events import Event, Networked, Output, Recorded, Started
+from tfdist_cli.launch.supervisor.events import Event, NetworkReady, Output, RecordReceived, Started
 from tfdist_cli.launch.supervisor.state import JobState
 from tfdist_cli.protocol.run_files import number
 from tfdist_cli.spec.task_id import TaskId
@@ -17,15 +17,15 @@ KEPT_LINES = 10
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the training is, as the chief last said.
+    """The chief's last progress record.
 
     Args:
         step: global steps done.
-        total: the step it ends at; None when unknown.
-        epoch: the epoch under way, from 1.
-        epochs: how many there will be.
-        steps_per_second: the rate now.
-        metrics: each metric's value now.
+        total: the last step of the training; None if unknown.
+        epoch: the current epoch, from 1.
+        epochs: the number of epochs.
+        steps_per_second: the current rate.
+        metrics: each metric's current value.
         workers: steps per second of each worker.
     """
 
@@ -39,7 +39,7 @@ class Progress:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> Progress | None:
-        """Reads a `progress` record; None for one that is not as it should be, which a user's program can send."""
+        """Reads a `progress` record. Returns None for a malformed one, which a user's program may send."""
         step = number(record.get("step"))
         if step is None:
             return None
@@ -56,13 +56,13 @@ class Progress:
 
 
 @dataclass
-class TaskNews:
-    """What one task has told.
+class TaskSnapshot:
+    """What is known of one task.
 
     Args:
-        lines: its last lines that are not empty, from both streams.
-        unfinished: the line that it is writing.
-        state: what it last said it does.
+        lines: its last nonempty lines, from both streams.
+        unfinished: the incomplete line at the end of its output.
+        state: the state that it last reported.
         error: its `error` record.
     """
 
@@ -73,15 +73,15 @@ class TaskNews:
 
     @property
     def last(self) -> str:
-        """The last thing it said."""
+        """The last line of its output."""
         return self.unfinished or (self.lines[-1] if self.lines else "")
 
 
 class RunSnapshot:
-    """Keeps the news of every task; a watcher of the job."""
+    """Collects the output and the records of every task; a watcher of the job."""
 
     def __init__(self) -> None:
-        self._news: dict[TaskId, TaskNews] = {}
+        self._tasks: dict[TaskId, TaskSnapshot] = {}
         self.progress: Progress | None = None
         self.result: Mapping[str, Any] = {}
         self.evaluation: Mapping[str, Any] = {}
@@ -89,37 +89,37 @@ class RunSnapshot:
         """Paths of checkpoints, and their steps, in the order they were saved."""
         self.exports: list[str] = []
         self.private = False
-        """Whether the tasks' network is the run's own."""
+        """Whether the tasks have a private network."""
         self._unsaved: list[Mapping[str, Any]] = []
         self._damaged: dict[str, str] = {}
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What its tasks said of checkpoints and metrics that could not be written, or that were damaged."""
+        """Problems that tasks reported: checkpoints and metrics that could not be written, damaged checkpoints."""
         warnings = [*self._damaged.values()]
         if self._unsaved:
             last, count = self._unsaved[-1], len(self._unsaved)
             which = "a checkpoint" if count == 1 else f"{count} checkpoints"
             reason = f"that of step {last.get('step')}: {last.get('reason')}"
-            warnings.append(f"{which} could not be written, {'' if count == 1 else 'at last '}{reason}")
+            warnings.append(f"{which} could not be written, {'' if count == 1 else 'the last one '}{reason}")
         return tuple(warnings)
 
-    def of(self, task: TaskId) -> TaskNews:
-        """What the task has told so far."""
-        return self._news.setdefault(task, TaskNews())
+    def of(self, task: TaskId) -> TaskSnapshot:
+        """What is known of the task so far."""
+        return self._tasks.setdefault(task, TaskSnapshot())
 
-    def saw(self, event: Event, state: JobState, now: float) -> None:  # noqa: ARG002
-        """Takes what a task said."""
+    def on_event(self, event: Event, state: JobState, now: float) -> None:  # noqa: ARG002
+        """Takes the data of an event."""
         match event:
             case Started(task):
-                self._news[task] = TaskNews()  # what it said before it was started again is in its log
+                self._tasks[task] = TaskSnapshot()  # the log keeps the output from before a restart
             case Output():
-                news = self.of(event.task)
-                news.lines.extend(line for line in event.lines[-KEPT_LINES:] if line.strip())
-                news.unfinished = event.unfinished.strip()
-            case Recorded():
+                task_snapshot = self.of(event.task)
+                task_snapshot.lines.extend(line for line in event.lines[-KEPT_LINES:] if line.strip())
+                task_snapshot.unfinished = event.unfinished.strip()
+            case RecordReceived():
                 self._read(event.task, event.record)
-            case Networked(private):
+            case NetworkReady(private):
                 self.private = private
 
     def _read(self, task: TaskId, record: Mapping[str, Any]) -> None:
@@ -135,17 +135,17 @@ class RunSnapshot:
             case "evaluation":
                 self.evaluation = record
             case _:
-                self._read_of_files(record)
+                self._read_file_record(record)
 
-    def _read_of_files(self, record: Mapping[str, Any]) -> None:
-        """What was written, and what could not be written or read."""
+    def _read_file_record(self, record: Mapping[str, Any]) -> None:
+        """Reads a record about a file that was written, or that could not be written or read."""
         match record["kind"]:
             case "checkpoint":
                 self.checkpoints[str(record.get("path", ""))] = int(number(record.get("step")) or 0)
             case "checkpoint_failed":
                 self._unsaved.append(record)
             case "checkpoint_damaged":
-                text = f"the checkpoint of step {record.get('step')} is damaged, and was left out"
+                text = f"the checkpoint of step {record.get('step')} is damaged and was skipped"
                 self._damaged[text] = f"{text}: {record.get('reason')}"
             case "metrics_failed":
                 self._damaged[str(record.get("reason"))] = str(record.get("reason"))
@@ -155,6 +155,6 @@ class RunSnapshot:
 
 
 def numbers(value: object) -> dict[str, float]:
-    """The entries of a map that are numbers; one that is not finite says something of a metric, too."""
+    """The entries of a map that are numbers, including infinite ones and NaN, which are valid values of a metric."""
     entries = value.items() if isinstance(value, Mapping) else ()
     return {str(key): item for key, item in entries if isinstance(item, float) or number(item) is not None}

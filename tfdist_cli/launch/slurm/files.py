@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from tfdist_cli.launch.process.stream import pass_on
+from tfdist_cli.launch.process.stream import forward
 from tfdist_cli.launch.process.task_output import OutputParser, Parsed
 from tfdist_cli.launch.supervisor.events import Exited, Started, Stream
-from tfdist_cli.launch.supervisor.launcher import Outlets
+from tfdist_cli.launch.supervisor.launcher import LaunchContext
 from tfdist_cli.protocol.masking import Mask
 from tfdist_cli.spec.task_id import TaskId
 
@@ -22,19 +22,19 @@ class TaskFiles:
     Args:
         task: who writes.
         folder: where its `stdout.raw` and `stderr.raw` are, or will be.
-        outlets: where the news goes.
+        context: takes the events and the output.
     """
 
-    def __init__(self, task: TaskId, folder: Path, outlets: Outlets) -> None:
+    def __init__(self, task: TaskId, folder: Path, context: LaunchContext) -> None:
         self.task = task
         self.code: int | None = None
         """Its exit code, once it has said so."""
         self.exited = False
         """Whether its end has been told."""
         self._ended_at: float | None = None
-        self._outlets = outlets
+        self._context = context
         # Standard error comes last: it tells that the task has ended, when standard output is there to be read.
-        self._streams = [_File(folder / f"{stream}.raw", stream, outlets.mask) for stream in _ORDER]
+        self._streams = [_File(folder / f"{stream}.raw", stream, context.mask) for stream in _ORDER]
 
     async def read(self) -> None:
         """Passes on what has been written since the last call."""
@@ -47,20 +47,20 @@ class TaskFiles:
         if self.code is not None:
             self._exit(self.code)
 
-    async def close(self, code: int, cause: str, *, final: bool = False) -> None:
+    async def close(self, code: int, cause: str, *, cancelled: bool = False) -> None:
         """Passes on the rest, and tells what the task came to; then the files are of no more use.
 
         Args:
             code: the exit code of one that has not said so.
             cause: why that one is gone.
-            final: whether that is why any other is gone, too, and for good.
+            cancelled: whether that is why any other is gone, too, and for good.
         """
         await self.read()
         for each in self._streams:
             await self._pass_on(each, each.parser.close(), "")
             each.close()
-        if self.code is None or (self.code and final):
-            self._exit(self.code or code, cause, final=final)
+        if self.code is None or (self.code and cancelled):
+            self._exit(self.code or code, cause, cancelled=cancelled)
         self.tell_end()
 
     async def _pass_on(self, stream: _File, parsed: Parsed, unfinished: str) -> None:
@@ -68,17 +68,17 @@ class TaskFiles:
         parsed.records = [record for record in parsed.records if record not in own]
         for record in own:
             if record["kind"] == "started":
-                self._outlets.events.put(Started(self.task, record["pid"]))
-        await pass_on(self.task, stream.name, parsed, unfinished, self._outlets)
+                self._context.events.put(Started(self.task, record["pid"]))
+        await forward(self.task, stream.name, parsed, unfinished, self._context)
         for record in own:
             if record["kind"] == "exited":
                 self.code, self._ended_at = record["code"], time.monotonic()
 
-    def _exit(self, code: int, cause: str = "", *, final: bool = False) -> None:
+    def _exit(self, code: int, cause: str = "", *, cancelled: bool = False) -> None:
         if not self.exited:
             self.exited = True
             ago = 0.0 if self._ended_at is None else time.monotonic() - self._ended_at
-            self._outlets.events.put(Exited(self.task, code, ago, cause=cause, final=final))
+            self._context.events.put(Exited(self.task, code, ago, cause=cause, cancelled=cancelled))
 
 
 _ORDER: tuple[Stream, ...] = ("stdout", "stderr")

@@ -13,7 +13,7 @@ from tfdist_cli.launch.addresses import RemoteAddresses
 from tfdist_cli.launch.slurm.commands import await_answer, check_programs
 from tfdist_cli.launch.slurm.run import SlurmRun, job_of
 from tfdist_cli.launch.slurm.script import SCRIPT_FILE, render_script
-from tfdist_cli.launch.supervisor.launcher import Outlets
+from tfdist_cli.launch.supervisor.launcher import LaunchContext
 from tfdist_cli.plan.plan import Plan
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.cluster import Cluster
@@ -49,10 +49,10 @@ class SlurmLauncher(RemoteAddresses):
         return render_script(plan)
 
     @asynccontextmanager
-    async def start(self, plan: Plan, outlets: Outlets) -> AsyncIterator[SlurmRun]:
+    async def start(self, plan: Plan, context: LaunchContext) -> AsyncIterator[SlurmRun]:
         """A run whose job is submitted with its first task, and cancelled when it is left before its end."""
         (plan.run_dir / SCRIPT_FILE).write_text(render_script(plan) + "\n", encoding="utf-8")
-        run = SlurmRun(plan, outlets)
+        run = SlurmRun(plan, context)
         try:
             yield run
         finally:

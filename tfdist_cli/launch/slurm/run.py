@@ -21,8 +21,8 @@ from tfdist_cli.launch.slurm import commands
 from tfdist_cli.launch.slurm.commands import POLL_SECONDS, Job
 from tfdist_cli.launch.slurm.files import TaskFiles
 from tfdist_cli.launch.slurm.script import SCRIPT_FILE
-from tfdist_cli.launch.supervisor.events import Action, Exited, How, Output, Queued, Start
-from tfdist_cli.launch.supervisor.launcher import Outlets
+from tfdist_cli.launch.supervisor.events import Action, Exited, Output, Queued, Start, StopSignal
+from tfdist_cli.launch.supervisor.launcher import LaunchContext
 from tfdist_cli.plan.plan import Plan
 from tfdist_cli.protocol.environment import START_TIMEOUT
 from tfdist_cli.protocol.masking import RUN_SECRET
@@ -61,12 +61,12 @@ class SlurmRun:
 
     Args:
         plan: the tasks.
-        outlets: where their news goes.
+        context: takes the events and the output of the tasks.
     """
 
-    def __init__(self, plan: Plan, outlets: Outlets) -> None:
+    def __init__(self, plan: Plan, context: LaunchContext) -> None:
         self._plan = plan
-        self._outlets = outlets
+        self._context = context
         self._first = plan.tasks[0].task
         self._number = ""
         """The job's number; empty before the first."""
@@ -80,12 +80,12 @@ class SlurmRun:
         self._timeout = ""
         self._shared: dict[str, str] = {}
         """What all tasks are given through the job's environment."""
-        self._wanted: How | None = None
+        self._wanted: StopSignal | None = None
         """How the tasks are to be ended, once all that are to be told have been named."""
         self._told = False
         """Whether tasks of this attempt have been told to end: it may not have had a job then."""
-        self._ended: How | None = None
-        self._works = BackgroundTasks(outlets.events)
+        self._ended: StopSignal | None = None
+        self._background = BackgroundTasks(context.events)
         self._current: asyncio.Task[None] | None = None
         self._said = ""
         self._cancelled = False
@@ -94,26 +94,26 @@ class SlurmRun:
     def act(self, action: Action) -> None:
         """Starts all tasks, when the last of them is named, or tells all to end that are left."""
         if isinstance(action, Start):
-            prepared = self._outlets.prepare(action)
+            prepared = self._context.prepare(action)
             self._folders[action.task] = Path(prepared[TASK_DIR])
             self._timeout = prepared.get(START_TIMEOUT, "")
             self._shared = {name: prepared[name] for name in (RUN_SECRET,) if name in prepared}
             self._told = False
             if len(self._folders) == len(self._plan.tasks):
                 folders, self._folders = self._folders, {}
-                self._current = self._works.keep(self._attempt(folders, self._current))
+                self._current = self._background.start(self._attempt(folders, self._current))
             return
         self._told = True
         if self._wanted is None:
-            self._wanted = action.how
-            self._works.keep(self._end())
-        elif action.how is How.KILL:
-            self._wanted = How.KILL
+            self._wanted = action.signal
+            self._background.start(self._end())
+        elif action.signal is StopSignal.KILL:
+            self._wanted = StopSignal.KILL
 
     async def close(self) -> None:
         """Waits for the script to end when all its tasks have; otherwise, or if it lasts, cancels the job."""
         over = self._all_told
-        await self._works.finish(_LAST_WORDS if over else 0.0)
+        await self._background.finish(_LAST_WORDS if over else 0.0)
         if not self._number:
             return
         deadline = time.monotonic() + (_SETTLE if over else 0)
@@ -125,25 +125,25 @@ class SlurmRun:
     async def _attempt(self, folders: dict[TaskId, Path], before: asyncio.Task[None] | None) -> None:
         """One time that all tasks run, after the time before."""
         for task in folders:
-            self._outlets.events.put(Queued(task))
+            self._context.events.put(Queued(task))
         if before:
             await before
         self._ended = None
         await self._settle()
         if self._is_cancelled:
             for task in folders:
-                self._outlets.events.put(Exited(task, -signal.SIGTERM, cause=self._fate(), final=True))
+                self._context.events.put(Exited(task, -signal.SIGTERM, cause=self._fate(), cancelled=True))
             return
         await self._begin(folders[self._first].parent)
         if self._told:
             await self._cancel()
         attempt = self._submitted_as + self._restarts
         where = {task: folder.parent.with_name(f"attempt_{attempt}") / folder.name for task, folder in folders.items()}
-        self._files = {task: TaskFiles(task, where[task], self._outlets) for task in folders}
+        self._files = {task: TaskFiles(task, where[task], self._context) for task in folders}
         await self._follow()
         fate = self._fate()
         for task, files in self._files.items():
-            await files.close(-signal.SIGTERM, fate, final=self._is_cancelled)
+            await files.close(-signal.SIGTERM, fate, cancelled=self._is_cancelled)
             error = where[task] / ERROR_FILE
             if where[task] != folders[task] and error.exists():
                 error.rename(folders[task] / ERROR_FILE)
@@ -249,13 +249,13 @@ class SlurmRun:
         """Ends the tasks, however many of them were named."""
         await asyncio.sleep(0)  # the actions of one moment come one by one
         how, self._wanted = self._wanted, None
-        if how is None or not self._number or self._is_over() or (how is self._ended is How.KILL):
+        if how is None or not self._number or self._is_over() or (how is self._ended is StopSignal.KILL):
             return
         self._ended = how
         if (await self._look()).is_pending:
             await self._cancel()
         elif self._job.is_running:
-            if how is How.KILL:
+            if how is StopSignal.KILL:
                 await self._kill()
             else:
                 await commands.terminate_tasks(self._number)
@@ -263,7 +263,7 @@ class SlurmRun:
     async def _kill(self) -> None:
         """Kills the tasks, until all are gone: while Slurm tells parts of a job to end, it may miss that for one."""
         killed = -_ASK
-        while self._ended is How.KILL and self._job.is_running and not (self._is_over() or self._all_told):
+        while self._ended is StopSignal.KILL and self._job.is_running and not (self._is_over() or self._all_told):
             if time.monotonic() - killed >= _ASK:
                 killed = time.monotonic()
                 await commands.kill_tasks(self._number)
@@ -286,5 +286,5 @@ class SlurmRun:
         if text != self._said:
             self._said = text
             line = f"slurm: {text}"
-            self._outlets.logs.write(self._first, "stderr", f"{line}\n".encode())
-            await self._outlets.events.put_output(Output(self._first, "stderr", (line,)))
+            self._context.logs.write(self._first, "stderr", f"{line}\n".encode())
+            await self._context.events.put_output(Output(self._first, "stderr", (line,)))

@@ -28,18 +28,18 @@ from tfdist_cli.launch.ssh.files import FileList, IncomingFile, lacking, remove_
 from tfdist_cli.launch.ssh.frames import Channel, ConnectionEnded, Frame
 from tfdist_cli.launch.ssh.versions import installed
 from tfdist_cli.launch.supervisor.events import (
-    End,
     Event,
     EventQueue,
     Exited,
-    How,
     Output,
-    Recorded,
+    RecordReceived,
     Start,
     Started,
+    Stop,
+    StopSignal,
     Stream,
 )
-from tfdist_cli.launch.supervisor.launcher import Outlets, Run
+from tfdist_cli.launch.supervisor.launcher import LaunchContext, Run
 from tfdist_cli.plan.plan import CLUSTER_FILE, Plan, PlannedTask
 from tfdist_cli.plan.resources import Machine, Resources
 from tfdist_cli.protocol.records import LAUNCHER_PID, RECORD_SEPARATOR, TASK_DIR
@@ -232,7 +232,7 @@ class _Tasks:
         loop = asyncio.get_running_loop()
         orders: asyncio.Queue[Frame | None] = asyncio.Queue()
         threading.Thread(target=self._hear, args=(loop, orders), daemon=True).start()
-        async with LocalLauncher().start(self._plan, Outlets(events, self._unsent, self._prepare)) as run:
+        async with LocalLauncher().start(self._plan, LaunchContext(events, self._unsent, self._prepare)) as run:
             telling = loop.create_task(self._tell(events))
             while (frame := await _next(orders)) is not None:
                 self._carry_out(frame, run)
@@ -240,7 +240,7 @@ class _Tasks:
                     break
             self._channel.close()  # a launcher that hears again later has lost this host, however its tasks end
             for task in tuple(self._alive):
-                run.act(End(task, How.TERMINATE))
+                run.act(Stop(task, StopSignal.TERMINATE))
             deadline = time.monotonic() + GRACE
             while self._alive and not telling.done() and time.monotonic() < deadline:
                 await asyncio.sleep(0.05)
@@ -265,7 +265,7 @@ class _Tasks:
             self._alive.add(task)
             run.act(Start(task, frame["attempt"]))
         elif frame.kind == "end":
-            run.act(End(TaskId.parse(frame["task"]), How(frame["how"])))
+            run.act(Stop(TaskId.parse(frame["task"]), StopSignal(frame["how"])))
 
     def _prepare(self, start: Start) -> Mapping[str, str]:
         own = {**self._own[start.task], LAUNCHER_PID: str(os.getpid())}
@@ -288,7 +288,7 @@ class _Tasks:
                 return [Frame("started", {"task": str(task), "pid": pid})]
             case Output(task, stream):
                 return self._output(task, stream)
-            case Recorded(task, record):
+            case RecordReceived(task, record):
                 self._unsent.write(task, "stderr", f"{RECORD_SEPARATOR}{json.dumps(record)}\n".encode())
                 return self._output(task, "stderr")
             case Exited(task):

@@ -24,7 +24,7 @@ from tfdist_cli.launch.ssh.placement import place
 from tfdist_cli.launch.ssh.run import Site, SshRun
 from tfdist_cli.launch.ssh.versions import compare, installed
 from tfdist_cli.launch.supervisor.events import Output
-from tfdist_cli.launch.supervisor.launcher import Outlets
+from tfdist_cli.launch.supervisor.launcher import LaunchContext
 from tfdist_cli.plan.plan import Plan
 from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.address import Address
@@ -125,14 +125,14 @@ class SshLauncher:
         )
 
     @asynccontextmanager
-    async def start(self, plan: Plan, outlets: Outlets) -> AsyncIterator[SshRun]:
+    async def start(self, plan: Plan, context: LaunchContext) -> AsyncIterator[SshRun]:
         """A run on the hosts that were reserved."""
         if self._copies:
             give_id(plan.run_dir)
-        run = SshRun(plan, outlets, [self._site(plan, each) for each in self._reached])
+        run = SshRun(plan, context, [self._site(plan, each) for each in self._reached])
         for each in self._reached:
             if each.copied:
-                await outlets.events.put_output(Output(next(iter(each.tasks)), "stderr", (f"tfdist: {each.copied}",)))
+                await context.events.put_output(Output(next(iter(each.tasks)), "stderr", (f"tfdist: {each.copied}",)))
         try:
             yield run
         finally:

@@ -19,8 +19,18 @@ from tfdist_cli.launch.ssh.files import write_whole
 from tfdist_cli.launch.ssh.frames import ConnectionEnded, Frame
 from tfdist_cli.launch.ssh.link import Link
 from tfdist_cli.launch.ssh.paths import PathMap
-from tfdist_cli.launch.supervisor.events import Action, End, Exited, How, Output, Recorded, Start, Started, Stream
-from tfdist_cli.launch.supervisor.launcher import Outlets
+from tfdist_cli.launch.supervisor.events import (
+    Action,
+    Exited,
+    Output,
+    RecordReceived,
+    Start,
+    Started,
+    Stop,
+    StopSignal,
+    Stream,
+)
+from tfdist_cli.launch.supervisor.launcher import LaunchContext
 from tfdist_cli.plan.plan import Plan
 from tfdist_cli.spec.task_id import TaskId
 
@@ -61,12 +71,12 @@ class SshRun:
 
     Args:
         plan: the tasks.
-        outlets: where their news goes.
+        context: takes the events and the output of the tasks.
         sites: the hosts.
     """
 
-    def __init__(self, plan: Plan, outlets: Outlets, sites: Iterable[Site]) -> None:
-        self._hosts = [_Host(plan, outlets, site) for site in sites]
+    def __init__(self, plan: Plan, context: LaunchContext, sites: Iterable[Site]) -> None:
+        self._hosts = [_Host(plan, context, site) for site in sites]
         self._host_of = {task: host for host in self._hosts for task in host.tasks}
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
 
@@ -89,10 +99,10 @@ class SshRun:
 class _Host:
     """The tasks of one host."""
 
-    def __init__(self, plan: Plan, outlets: Outlets, site: Site) -> None:
+    def __init__(self, plan: Plan, context: LaunchContext, site: Site) -> None:
         self.tasks = site.tasks
         self._plan = plan
-        self._outlets = outlets
+        self._context = context
         self._site = site
         self._loop = asyncio.get_running_loop()
         self._link: Link | None = None
@@ -107,7 +117,7 @@ class _Host:
     def act(self, action: Action) -> None:
         """Has a task started or told to end."""
         if isinstance(action, Start):
-            env = {name: self._site.paths.there(value) for name, value in self._outlets.prepare(action).items()}
+            env = {name: self._site.paths.there(value) for name, value in self._context.prepare(action).items()}
             frame = Frame("start", {"task": str(action.task), "attempt": action.attempt, "env": env})
             if self._link:
                 self._start(action.task, frame)
@@ -117,9 +127,9 @@ class _Host:
         elif action.task in self._waiting:
             del self._waiting[action.task]
             cause = f"{self._site.name} could not be reached again: {self._trouble}"
-            self._outlets.events.put(Exited(action.task, LOST, cause=cause))
+            self._context.events.put(Exited(action.task, LOST, cause=cause))
         elif self._link:
-            self._link.send(Frame("end", {"task": str(action.task), "how": action.how.value}))
+            self._link.send(Frame("end", {"task": str(action.task), "how": action.signal.value}))
 
     def ping(self) -> None:
         """Gives the agent a sign of life."""
@@ -133,11 +143,11 @@ class _Host:
             self._reconnecting.cancel()
         if self._link:
             for task in self._alive:
-                self.act(End(task, How.KILL))
+                self.act(Stop(task, StopSignal.KILL))
             await asyncio.to_thread(self._link.close)
 
     def _start(self, task: TaskId, frame: Frame) -> None:
-        self._alive[task] = {stream: OutputParser(self._outlets.mask) for stream in get_args(Stream)}
+        self._alive[task] = {stream: OutputParser(self._context.mask) for stream in get_args(Stream)}
         if self._link:
             self._link.send(frame)
 
@@ -162,7 +172,7 @@ class _Host:
         try:
             await self._heard(frame)
         except Exception as error:  # noqa: BLE001 an error of ours ends the run, in the loop that acts
-            self._outlets.events.fail(error)
+            self._context.events.fail(error)
 
     async def _heard(self, frame: Frame) -> None:
         if frame.kind == "error":
@@ -173,7 +183,7 @@ class _Host:
         task = TaskId.parse(frame["task"])
         match frame.kind:
             case "started":
-                self._outlets.events.put(Started(task, frame["pid"]))
+                self._context.events.put(Started(task, frame["pid"]))
             case "output":
                 stream: Stream = frame["stream"]
                 parser = self._alive[task][stream]
@@ -187,23 +197,23 @@ class _Host:
             keep_metrics(path, frame.payload, anew=frame["anew"])
         except OSError as error:  # a full disk here is no reason to end a training there
             record = {"kind": "metrics_failed", "reason": f"{path} is not complete: {error.strerror}"}
-            await self._outlets.events.put_output(Recorded(self._plan.tasks[0].task, record))
+            await self._context.events.put_output(RecordReceived(self._plan.tasks[0].task, record))
 
     async def _pass_on(self, task: TaskId, stream: Stream, parsed: Parsed, unfinished: str) -> None:
         """Passes on what was written: what is for the log, lines to show, and records."""
         if parsed.log:
-            self._outlets.logs.write(task, stream, parsed.log)
+            self._context.logs.write(task, stream, parsed.log)
         if parsed.lines or unfinished:
-            await self._outlets.events.put_output(Output(task, stream, tuple(parsed.lines), unfinished))
+            await self._context.events.put_output(Output(task, stream, tuple(parsed.lines), unfinished))
         for record in parsed.records:
-            await self._outlets.events.put_output(Recorded(task, self._located(record)))
+            await self._context.events.put_output(RecordReceived(task, self._located(record)))
 
     async def _exited(self, task: TaskId, frame: Frame) -> None:
         for stream, parser in self._alive.pop(task).items():
             await self._pass_on(task, stream, parser.close(), "")
         wait = 0.0 if self._site.saves else _HEAD_START
         exited = Exited(task, frame["code"], frame["ago"] + wait, frame["oom_killed"])
-        self._loop.call_later(wait, self._outlets.events.put, exited)
+        self._loop.call_later(wait, self._context.events.put, exited)
 
     def _lost(self, link: Link, cause: str) -> None:
         """All tasks of a host that is lost count as gone: the agent ends them, or the host has."""
@@ -213,7 +223,7 @@ class _Host:
         self._trouble = cause
         for task in tuple(self._alive):
             del self._alive[task]
-            self._outlets.events.put(Exited(task, LOST, cause=cause))
+            self._context.events.put(Exited(task, LOST, cause=cause))
 
     def _reconnect(self) -> None:
         if self._reconnecting is None or self._reconnecting.done():

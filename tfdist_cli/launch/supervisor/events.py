@@ -1,4 +1,4 @@
-"""What a launcher hears of its tasks, and what it does to them: plain values on one queue."""
+"""The events of a job and the launcher's actions: immutable values, and the queue that carries the events."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tfdist_cli.spec.roles import Role
 from tfdist_cli.spec.task_id import TaskId
 
 Stream = Literal["stdout", "stderr"]
-_OUTPUTS_IN_FLIGHT = 64
-"""Chunks of output that may wait to be handled; past that, reading stops and the task's writes block."""
+_QUEUED_OUTPUTS = 64
+"""Chunks of output that may wait in the queue. At that number reading stops, and the task's writes block."""
 
 
 @dataclass(frozen=True)
 class Queued:
-    """A task waits for a place to run in; how long is not for it to say, so its time to come up has not begun."""
+    """A task waits in a scheduler's queue. Its start timeout begins when it leaves the queue."""
 
     task: TaskId
 
 
 @dataclass(frozen=True)
 class Started:
-    """A task's process is there."""
+    """A task's process runs."""
 
     task: TaskId
     pid: int
@@ -36,10 +36,10 @@ class Output:
     """A task has written text.
 
     Args:
-        task: who wrote it.
-        stream: where it was written.
-        lines: the lines that are complete, without their line feeds.
-        unfinished: what the line that goes on shows so far, such as a progress bar.
+        task: the task.
+        stream: the stream.
+        lines: the complete lines, without their line feeds.
+        unfinished: the visible part of an incomplete last line, such as a progress bar.
     """
 
     task: TaskId
@@ -49,7 +49,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordReceived:
     """A task has sent a record; see `tfdist_cli.protocol.records`."""
 
     task: TaskId
@@ -58,16 +58,16 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Exited:
-    """A task's process is gone, and all it wrote has been read.
+    """A task's process has exited, and all of its output has been read.
 
     Args:
-        task: which task.
-        code: its exit code, or -n when signal n ended it.
-        ago: seconds since its program ended; what it left behind took this long.
-        oom_killed: for one that was killed by SIGKILL, whether the kernel did it for want of memory; None if unknown.
-        cause: why it counts as gone, where no program has ended of its own: its host was lost, say. The code is then
-            the launcher's choice, unless the program's own is known.
-        final: whether somebody else has ended its job on purpose, so that it must not be started again.
+        task: the task.
+        code: its exit code, or -n for signal n.
+        ago: seconds since its program exited; its remaining child processes took this long.
+        oom_killed: for a task killed by SIGKILL, whether the kernel did it for lack of memory; None if unknown.
+        cause: why it counts as exited although its program did not exit by itself, such as a lost host. Then the
+            launcher chooses the code, unless the program's own is known.
+        cancelled: whether its job was cancelled from outside, so that it must not be restarted.
     """
 
     task: TaskId
@@ -75,28 +75,28 @@ class Exited:
     ago: float = field(default=0.0, compare=False)
     oom_killed: bool | None = field(default=None, compare=False)
     cause: str = ""
-    final: bool = False
+    cancelled: bool = False
 
 
 @dataclass(frozen=True)
-class Signalled:
-    """The launcher itself has been sent a signal."""
+class SignalReceived:
+    """The launcher has received a signal."""
 
     signum: int
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Somebody has left a request in the run's directory."""
+class RequestReceived:
+    """There is a request in the run's directory."""
 
 
 @dataclass(frozen=True)
-class Resized:
-    """The job is to go on with other numbers of tasks.
+class ResizeAccepted:
+    """The job continues with other numbers of tasks.
 
     Args:
-        request: the request's number.
-        replicas: for each role that changes, how many tasks it has and how many it is to have.
+        request: the request's id.
+        replicas: for each role that changes, the numbers of tasks before and after.
         tasks: every task of the next attempt.
     """
 
@@ -106,15 +106,16 @@ class Resized:
 
 
 @dataclass(frozen=True)
-class Answered:
-    """A request has been answered, and changes nothing.
+class RequestAnswered:
+    """A request has been answered without a change of the job.
 
     Args:
-        request: the request's number.
-        answer: `refused`, `unchanged` when all is as it asks for, or `possible` when it only asks whether it is.
-        replicas: as in `Resized`.
+        request: the request's id.
+        answer: `refused`; `unchanged` if the numbers are already those requested; `possible` for a dry run.
+        replicas: as in `ResizeAccepted`.
         reason: why it was refused.
-        hint: what to do about it.
+        hint: what the user can do about it.
+        code: the problem's code.
     """
 
     request: str
@@ -122,31 +123,44 @@ class Answered:
     replicas: Mapping[Role, tuple[int, int]] = field(default_factory=dict)
     reason: str = ""
     hint: str = ""
+    code: str = ""
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Nothing has happened, but time has passed."""
+    """Time has passed without another event."""
 
 
 @dataclass(frozen=True)
-class Networked:
-    """The tasks' network is there.
+class NetworkReady:
+    """The tasks' network is set up.
 
     Args:
-        private: whether it is the run's own, which nobody else reaches.
-        text: what a user is to know of it.
+        private: whether it is a private network of the run, which other processes cannot reach.
+        text: what the user should know about it.
     """
 
     private: bool
     text: str
 
 
-Event = Queued | Started | Output | Recorded | Exited | Signalled | Asked | Resized | Answered | Networked | Tick
+Event = (
+    Queued
+    | Started
+    | Output
+    | RecordReceived
+    | Exited
+    | SignalReceived
+    | RequestReceived
+    | ResizeAccepted
+    | RequestAnswered
+    | NetworkReady
+    | Tick
+)
 
 
-class How(Enum):
-    """How a task is told to end."""
+class StopSignal(Enum):
+    """The signal that stops a task."""
 
     TERMINATE = "terminate"
     KILL = "kill"
@@ -157,8 +171,8 @@ class Start:
     """Start the task's process.
 
     Args:
-        task: which task.
-        attempt: which start of the whole job it belongs to, from 1.
+        task: the task.
+        attempt: the attempt of the whole job, from 1.
     """
 
     task: TaskId
@@ -166,42 +180,42 @@ class Start:
 
 
 @dataclass(frozen=True)
-class End:
-    """Tell a task to end, and the processes that it has started, but for those that have made sessions of their own."""
+class Stop:
+    """Signal a task's process and its children, except children in sessions of their own."""
 
     task: TaskId
-    how: How
+    signal: StopSignal
 
 
-Action = Start | End
+Action = Start | Stop
 
 
 class EventQueue:
-    """The one queue between whatever hears of tasks and the loop that acts.
+    """The queue between the sources of events and the supervisor's loop.
 
-    Signal handlers and ended processes never wait to be heard. Output does: a task that floods is slowed down to the
-    speed at which its lines are shown.
+    Signals and exits are never delayed. Output is: a task that writes too much is slowed down to the speed at which its
+    lines are shown.
     """
 
     def __init__(self) -> None:
         self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
-        self._room = asyncio.Semaphore(_OUTPUTS_IN_FLIGHT)
+        self._output_slots = asyncio.Semaphore(_QUEUED_OUTPUTS)
 
-    def put(self, event: Queued | Started | Exited | Signalled | Asked | Networked) -> None:
-        """Adds what must not wait."""
+    def put(self, event: Queued | Started | Exited | SignalReceived | RequestReceived | NetworkReady) -> None:
+        """Adds an event that must not wait."""
         self._events.put_nowait(event)
 
-    async def put_output(self, event: Output | Recorded) -> None:
-        """Adds what a task has written, once there is room for it."""
-        await self._room.acquire()
+    async def put_output(self, event: Output | RecordReceived) -> None:
+        """Adds a task's output once the queue has a free slot for it."""
+        await self._output_slots.acquire()
         self._events.put_nowait(event)
 
     def fail(self, error: BaseException) -> None:
-        """Has `get` raise an error: what feeds the queue has broken, and the loop must not wait for it."""
+        """Makes `get` raise an error: a source of events has failed, and the loop must not wait for it."""
         self._events.put_nowait(error)
 
     async def get(self, timeout: float) -> Event:
-        """The next event; a `Tick` when there is none for `timeout` seconds."""
+        """The next event; a `Tick` if there is none for `timeout` seconds."""
         try:
             event = self._events.get_nowait()
         except asyncio.QueueEmpty:
@@ -211,6 +225,6 @@ class EventQueue:
                 return Tick()
         if isinstance(event, BaseException):
             raise event
-        if isinstance(event, Output | Recorded):
-            self._room.release()
+        if isinstance(event, Output | RecordReceived):
+            self._output_slots.release()
         return event

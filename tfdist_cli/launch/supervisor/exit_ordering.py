@@ -1,4 +1,4 @@
-"""The ends of tasks, in the order in which one came of another, where they are heard of in any order."""
+"""Reports the exits of remote tasks in causal order, although their notifications arrive in any order."""
 
 from __future__ import annotations
 
@@ -11,68 +11,70 @@ from tfdist_cli.launch.supervisor.events import EventQueue, Exited
 from tfdist_cli.spec.task_id import TaskId
 
 _SIGNALLED = 128
-"""Codes from this one on are of a signal: nothing that came of another task's end."""
+"""Exit codes from this one on come from a signal. Such an exit is never the consequence of another task's exit."""
 
 
 class ExitOrdering:
-    """Tells of the ends of containers, wherever those run.
+    """Reports the exits of containers and pods, wherever they run.
 
-    The other tasks follow the first one out, the chief or worker 0, and must not pass for having left it alone; and
-    when the first fails, that may have come of another's death, which is then to be told before.
+    When the first task (the chief, or worker 0) exits, the other tasks follow. Their exits must not be reported before
+    the first task's exit, or they would count as failures. When the first task itself fails, the cause may be that
+    another task was killed. That exit is then reported first.
 
     Args:
-        events: where they are told.
+        events: the queue to which exits are reported.
         first: the task that the others follow.
-        head_start: seconds that the first task's end is waited for before another's is told.
-        afterthought: seconds that a failure of the first task waits for the word of a death that it came of.
+        first_exit_timeout: seconds to wait for the first task's exit before another task's exit is reported.
+        cause_timeout: seconds for which a failure of the first task waits for the exit that caused it.
     """
 
-    def __init__(self, events: EventQueue, first: TaskId, head_start: float, afterthought: float) -> None:
+    def __init__(self, events: EventQueue, first: TaskId, first_exit_timeout: float, cause_timeout: float) -> None:
         self._events = events
         self._first = first
-        self._head_start = head_start
-        self._afterthought = afterthought
-        self._held: dict[TaskId, Exited] = {}
-        self._heard_at: dict[TaskId, float] = {}
+        self._first_exit_timeout = first_exit_timeout
+        self._cause_timeout = cause_timeout
+        self._pending: dict[TaskId, Exited] = {}
+        self._received_at: dict[TaskId, float] = {}
         self._killed = asyncio.Event()
-        """Whether a signal has ended a task whose end is held."""
-        self._over = asyncio.Event()
-        """Whether the end of the first task has been told."""
+        """Set while the pending exits include one that was caused by a signal."""
+        self._first_reported = asyncio.Event()
+        """Set once the exit of the first task has been reported."""
 
-    def starts(self, task: TaskId) -> None:
-        """Hears that a task is started, perhaps not for the first time."""
+    def task_started(self, task: TaskId) -> None:
+        """Notes that a task starts, which may be a restart."""
         if task == self._first:
-            self._over.clear()
+            self._first_reported.clear()
 
     @property
-    def first_is_over(self) -> bool:
-        """Whether the first task has ended, and was not started again."""
-        return self._over.is_set()
+    def first_exited(self) -> bool:
+        """Whether the first task has exited and was not started again."""
+        return self._first_reported.is_set()
 
-    async def tell(self, end: Exited) -> None:
-        """Tells that a task has ended, as soon as it is clear before or after which."""
-        self._held[end.task] = end
-        self._heard_at[end.task] = time.monotonic()
-        if end.task != self._first:
-            if end.code >= _SIGNALLED:
+    async def report(self, exited: Exited) -> None:
+        """Reports a task's exit once its place in the order is known."""
+        self._pending[exited.task] = exited
+        self._received_at[exited.task] = time.monotonic()
+        if exited.task != self._first:
+            if exited.code >= _SIGNALLED:
                 self._killed.set()
-            await _wait(self._over, self._head_start)
-            self._let_go(end.task)
+            await _wait(self._first_reported, self._first_exit_timeout)
+            self._release(exited.task)
             return
-        if 0 < end.code < _SIGNALLED:
-            await _wait(self._killed, self._afterthought)
-        self._heard_at = dict.fromkeys(self._held, time.monotonic())  # the order of these ends is now that of telling
-        failures = [each for each in self._held.values() if each.code] if end.code else []
-        for each in sorted(failures, key=lambda each: (each.code < _SIGNALLED, each is end)):
-            self._let_go(each.task)
-        self._let_go(end.task)
-        self._over.set()
+        if 0 < exited.code < _SIGNALLED:
+            await _wait(self._killed, self._cause_timeout)
+        # The supervisor orders exits by time, so the pending ones get the time at which they are reported.
+        self._received_at = dict.fromkeys(self._pending, time.monotonic())
+        failures = [each for each in self._pending.values() if each.code] if exited.code else []
+        for each in sorted(failures, key=lambda each: (each.code < _SIGNALLED, each is exited)):
+            self._release(each.task)
+        self._release(exited.task)
+        self._first_reported.set()
 
-    def _let_go(self, task: TaskId) -> None:
-        if task in self._held:
-            end = self._held.pop(task)
-            self._events.put(replace(end, ago=end.ago + time.monotonic() - self._heard_at[task]))
-        if not any(each.code >= _SIGNALLED for each in self._held.values()):
+    def _release(self, task: TaskId) -> None:
+        if task in self._pending:
+            exited = self._pending.pop(task)
+            self._events.put(replace(exited, ago=exited.ago + time.monotonic() - self._received_at[task]))
+        if not any(each.code >= _SIGNALLED for each in self._pending.values()):
             self._killed.clear()
 
 

@@ -1,53 +1,72 @@
-"""Which failure came first where the clock cannot tell: a task may hear of another's end before the launcher does."""
+"""Orders failures by cause where times cannot: a task may notice another task's exit before the launcher does."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from tfdist_cli.spec.task_id import TaskId
 
-_OF_ANOTHER = re.compile(
-    r"(UnavailableError|AbortedError|CancelledError|DeadlineExceededError|CoordinationServiceError|.* has ended)"
-)
-"""How an error begins that tells of another task's end."""
-_NAME = re.compile(r"/job:(?P<job>\w+)/(?:replica:\d+/)?task:(?P<number>\d+)|\b(?P<role>[a-z_]+):(?P<index>\d+)\b")
+_TASK_LOST = ("task-lost", "chief-lost")
+"""The codes of tfdist's errors that say that another task has exited or does not answer."""
+_TENSORFLOW = re.compile("UnavailableError|AbortedError|CancelledError|DeadlineExceededError|CoordinationServiceError")
+"""The types of TensorFlow's errors that say the same."""
+_TASK = re.compile(r"/job:(?P<job>\w+)/(?:replica:\d+/)?task:(?P<number>\d+)|\b(?P<role>[a-z_]+):(?P<index>\d+)\b")
 
 
-def tells_of_another(error: str) -> bool:
-    """Whether an error, `type: message`, is that another task is gone or does not answer."""
-    return bool(_OF_ANOTHER.match(error))
-
-
-def causes_first(failed: Sequence[TaskId], errors: Mapping[TaskId, str]) -> tuple[TaskId, ...]:
-    """The failed tasks in their order, but each behind those whose end its error tells of.
+@dataclass(frozen=True)
+class ReportedError:
+    """The first error that a task reported.
 
     Args:
-        failed: the tasks, in the order in which their failures were heard of.
-        errors: what they reported, `type: message`.
+        text: `type: message`; empty when it reported none.
+        code: the problem's code; empty where the error is not one of tfdist's own.
+        retry: whether a restart of the task may help.
+    """
+
+    text: str = ""
+    code: str = ""
+    retry: bool = True
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether another task caused it: that task has exited or does not answer."""
+        return self.code in _TASK_LOST or bool(_TENSORFLOW.match(self.text))
+
+    @property
+    def tasks(self) -> set[TaskId]:
+        """The tasks that it names."""
+        found = set()
+        for each in _TASK.finditer(self.text):
+            with suppress(ValueError):  # "file:3" is not a task
+                found.add(TaskId.parse(f"{each['job'] or each['role']}:{each['number'] or each['index']}"))
+        return found
+
+
+NO_ERROR = ReportedError()
+
+
+def causes_first(failed: Sequence[TaskId], errors: Mapping[TaskId, ReportedError]) -> tuple[TaskId, ...]:
+    """Sorts failed tasks so that each task comes after those that caused its failure.
+
+    Args:
+        failed: the tasks, in the order in which their failures were reported.
+        errors: what they reported.
     """
     ordered: dict[TaskId, None] = {}
     visited: set[TaskId] = set()
+    causes = {task: errors[task].tasks if task in errors and errors[task].is_consequence else set() for task in failed}
 
     def add(task: TaskId) -> None:
         if task not in visited:
             visited.add(task)
             for other in failed:
-                if other in told[task]:
+                if other in causes[task]:
                     add(other)
             ordered[task] = None
 
-    told = {task: names(error) if tells_of_another(error := errors.get(task, "")) else set() for task in failed}
     for task in failed:
         add(task)
     return tuple(ordered)
-
-
-def names(error: str) -> set[TaskId]:
-    """The tasks that an error names."""
-    found = set()
-    for each in _NAME.finditer(error):
-        with suppress(ValueError):  # "file:3" is none
-            found.add(TaskId.parse(f"{each['job'] or each['role']}:{each['number'] or each['index']}"))
-    return found

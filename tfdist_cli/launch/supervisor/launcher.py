@@ -1,4 +1,4 @@
-"""What every launcher is: one module behind these few calls."""
+"""The interface of a launcher."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from tfdist_cli.spec.task_id import TaskId
 
 
 class Run(Protocol):
-    """Tasks that are being started, watched and ended."""
+    """The tasks of a started plan."""
 
     def act(self, action: Action) -> None:
-        """Carries out one action; what comes of it is heard on the queue."""
+        """Carries out an action; its effects arrive as events."""
 
 
 class Logs(Protocol):
-    """Where the output of tasks is kept."""
+    """Stores the output of tasks."""
 
     def write(self, task: TaskId, stream: Stream, data: bytes) -> None:
-        """Adds to a task's log."""
+        """Appends to a task's log."""
 
 
 @dataclass(frozen=True)
-class Outlets:
-    """Where a run's news goes.
+class LaunchContext:
+    """What a launcher gets to run tasks.
 
     Args:
-        events: the queue of the loop that acts.
-        logs: keeps all output, byte for byte but without records.
-        prepare: called before a task is started; gives the variables that it gets on top of those of its plan.
-        mask: takes secrets out of what tasks write.
+        events: the queue that takes the events of the tasks.
+        logs: stores all output, byte for byte but without records.
+        prepare: called before a task starts; returns variables for its environment, beside those of the plan.
+        mask: removes secrets from the tasks' output.
     """
 
     events: EventQueue
@@ -48,34 +48,34 @@ class Outlets:
 
 
 class Launcher(Protocol):
-    """A way to run tasks somewhere."""
+    """Runs tasks on one kind of platform."""
 
     def check(self, cluster: Cluster, command: Sequence[str]) -> None:
-        """Refuses what every task would fail of, before anything is reserved or started.
+        """Checks what every task needs, before anything is reserved or started.
 
         Args:
-            cluster: which tasks there are to be.
-            command: a user's own program; empty when the tasks train a recipe.
+            cluster: the cluster.
+            command: a user's program; empty if the tasks train a recipe.
 
         Raises:
             UsageError: something is missing.
         """
 
     def preview_addresses(self, cluster: Cluster) -> Mapping[TaskId, Address]:
-        """The tasks' addresses as far as they are known before the start; a port that is chosen then is 0."""
+        """The tasks' addresses as far as they are known before the start; port 0 stands for one that is chosen then."""
 
     def reserve(self, cluster: Cluster) -> AbstractContextManager[Mapping[TaskId, Address]]:
-        """An address for each task, free and kept for it until the context is left.
+        """A free address for each task, reserved until the context is left.
 
         Raises:
-            UsageError: a task cannot run where the cluster wants it.
+            UsageError: a task cannot run at its configured address.
         """
 
     def machines(self) -> Mapping[str, Machine]:
-        """What other machines have, by the hosts of the tasks' addresses, as far as it is known after `reserve`."""
+        """The resources of remote machines, by the hosts of the tasks' addresses, as far as known after `reserve`."""
 
     def render(self, plan: Plan) -> str:
-        """What `start` would do, as text a user can read and run by hand."""
+        """The commands or manifests of `start`, as text that a user can read and run by hand."""
 
-    def start(self, plan: Plan, outlets: Outlets) -> AbstractAsyncContextManager[Run]:
-        """A run of the plan, with no task started yet; whatever of it is alive when the context is left is killed."""
+    def start(self, plan: Plan, context: LaunchContext) -> AbstractAsyncContextManager[Run]:
+        """A run of the plan. No task is started yet. The tasks still alive when the context is left are killed."""

@@ -1,20 +1,20 @@
-"""When a job goes on, starts again and ends: a pure state machine, (state, event, now) → (state, actions).
+"""When a job continues, restarts and ends: a pure state machine, (state, event, now) → (state, actions).
 
-It has no clock and no processes. The rules, which docs and exit codes rest on:
+It has no clock and no processes. Its rules, on which the documentation and the exit codes rest:
 
-* The tasks that *decide* are the chief in `parameter_server`, and every task that trains elsewhere. The training is
-  done when each of them has ended with 0.
-* A task that ends with another code before that is a failure, and so is a ps or worker of `parameter_server`, or a task
-  of tf.data's service, that ends at all before the chief has said that it is done, and a task that the launcher killed
-  because it stood still. What follows is its role's restart policy: it is started again alone, or all tasks are, or the
-  job ends. See `restarts.py` for when a restart is worth it. A failed evaluator never ends the training.
-* After the training the evaluator has bounded time for the last checkpoint; then every task is told to end, and killed
-  if it doesn't.
-* When a failed task ends the attempt, and on a signal to the launcher, the tasks that decide are told to end first, so
-  that they can save; then the others. Without a ps, or another task that decides, nothing can be saved.
-* A job that is started again first ends as any other, and then begins anew, after a pause. A signal ends it for good.
-* A job that is resized ends like one that is told to, so that it can save, and begins anew at once with its new tasks.
-  That is no restart: no limit counts it. When its training is done before it has ended, it is done.
+* The *deciding* tasks are the chief with `parameter_server`, and every training task otherwise. The training is done
+  when each of them has exited with code 0.
+* These are failures: a deciding task that exits with another code; a ps or worker of `parameter_server`, or a task of
+  tf.data's service, that exits before the chief has reported that it is done; a stalled task that the launcher kills.
+  The restart policy of the task's role follows: the task restarts alone, all tasks restart, or the job ends. See
+  `restarts.py` for when a restart is useful. A failed evaluator never ends the training.
+* After the training the evaluator has limited time for the last checkpoint. Then every task gets SIGTERM, and SIGKILL
+  if it does not exit.
+* When a failed task ends the attempt, or the launcher gets a signal, the deciding tasks get SIGTERM first, so that they
+  can save; the other tasks get it afterwards. Without a ps, or without another deciding task, nothing can be saved.
+* A job that restarts first ends like any other. After a delay all its tasks start again. A signal ends it for good.
+* A job that is resized ends as after a signal, so that it can save. All tasks of its new size start at once. That is
+  not a restart: no limit counts it. If its training is done before all tasks have exited, it is done.
 """
 
 from __future__ import annotations
@@ -26,64 +26,70 @@ from typing import Any
 
 from tfdist_cli.launch.supervisor.events import (
     Action,
-    End,
     Event,
     Exited,
-    How,
     Queued,
-    Recorded,
-    Resized,
-    Signalled,
+    RecordReceived,
+    ResizeAccepted,
+    SignalReceived,
     Start,
     Started,
+    Stop,
+    StopSignal,
     Tick,
 )
-from tfdist_cli.launch.supervisor.restarts import judge
-from tfdist_cli.launch.supervisor.stall import beat, look, moved, silent_when_it_failed
-from tfdist_cli.launch.supervisor.state import KILL_TIMEOUT, JobState, Phase, Resize, Rules, Status, TaskState
+from tfdist_cli.launch.supervisor.failure_order import ReportedError
+from tfdist_cli.launch.supervisor.restarts import decide_restart
+from tfdist_cli.launch.supervisor.stall import find_stalled, with_heartbeat, with_progress, with_silent_tasks
+from tfdist_cli.launch.supervisor.state import KILL_TIMEOUT, JobPolicy, JobState, Phase, Resize, Status, TaskState
 from tfdist_cli.protocol.run_files import number
 from tfdist_cli.spec.task_id import TaskId
 
 RESTART_GRACE = 1.0
-"""Seconds that a recipe's tasks have to end, before a restart, when there is nothing that they could save."""
+"""Seconds from SIGTERM to SIGKILL for a recipe's tasks before a restart, if there is nothing that they could save."""
 
 Step = tuple[JobState, tuple[Action, ...]]
 
 
-def begin(rules: Rules, tasks: Iterable[TaskId], now: float) -> Step:
-    """The state before anything has happened, and the start of every task."""
+def begin(policy: JobPolicy, tasks: Iterable[TaskId], now: float) -> Step:
+    """The initial state, and the start of every task."""
     states = {task: TaskState(started_at=now) for task in tasks}
-    return JobState(rules, states, began=now, moved_at=now), tuple(Start(task) for task in states)
+    state = JobState(policy, states, attempt_started_at=now, progressed_at=now)
+    return state, tuple(Start(task) for task in states)
 
 
 def step(state: JobState, event: Event, now: float) -> Step:
-    """What follows from one event."""
+    """The state and the actions after one event."""
     match event:
         case Exited():
             return _exited(state, event, now)
-        case Queued() | Started() | Recorded():
-            return _told(state, event, now), ()
-        case Signalled():
+        case Queued() | Started() | RecordReceived():
+            return _reported(state, event, now), ()
+        case SignalReceived():
             return _signalled(state, event.signum, now)
-        case Resized() if not state.unready:
-            resize = Resize(event, now, state.attempt, state.here)
+        case ResizeAccepted() if not state.not_resizable_because:
+            resize = Resize(event, now, state.attempt, state.attempt_step)
             state = replace(state, resizes=(*state.resizes, resize), restarting=True, resizing=True)
-            return _wind_down(state, now)
-        case Tick():
-            return _ticked(state, now)
+            return _save_and_stop(state, now)
+        case Tick() if state.deadline is not None and now >= state.deadline:
+            return _timed_out(state, now)
     return state, ()
 
 
-def _told(state: JobState, event: Queued | Started | Recorded, now: float) -> JobState:
-    """The state after news of a task. The time of one that waits for a place to run in begins when it has got one."""
-    if isinstance(event, Recorded):
+def _reported(state: JobState, event: Queued | Started | RecordReceived, now: float) -> JobState:
+    """The state after a task was queued or started, or sent a record.
+
+    The start timeout of a queued task begins when it leaves the queue.
+    """
+    if isinstance(event, RecordReceived):
         return _recorded(state, event.task, event.record, now)
     task = state.tasks[event.task]
     if isinstance(event, Queued):
         return _with(state, event.task, replace(task, queued=True))
     if not task.queued:
         return state
-    return _with(replace(moved(state, now), began=now), event.task, replace(task, queued=False, started_at=now))
+    state = replace(with_progress(state, now), attempt_started_at=now)
+    return _with(state, event.task, replace(task, queued=False, started_at=now))
 
 
 def _exited(state: JobState, event: Exited, now: float) -> Step:
@@ -91,128 +97,132 @@ def _exited(state: JobState, event: Exited, now: float) -> Step:
     if task.status.ended:
         return state, ()
     task = replace(task, code=event.code, ended_at=now - event.ago, oom_killed=event.oom_killed)
-    task = replace(task, cause=event.cause, final=event.final)
-    task = replace(task, status=_outcome(state, event.task, task))
+    task = replace(task, cause=event.cause, cancelled=event.cancelled)
+    task = replace(task, status=_exit_status(state, event.task, task))
     state = _with(state, event.task, task)
-    return _go_on(state, event.task, now)
+    return _after_exit(state, event.task, now)
 
 
-def _go_on(state: JobState, ended: TaskId, now: float) -> Step:
-    """What follows when a task has ended."""
+def _after_exit(state: JobState, exited: TaskId, now: float) -> Step:
     match state.phase:
-        case Phase.RUNNING | Phase.EVALUATING if state.tasks[ended].status is Status.FAILED:
-            return _failed(state, ended, now)
+        case Phase.RUNNING | Phase.EVALUATING if state.tasks[exited].status is Status.FAILED:
+            return _failed(state, exited, now)
         case Phase.RUNNING:
-            return _evaluate(state, now) if state.trained else (state, ())
+            return _evaluate(state, now) if state.training_done else (state, ())
         case Phase.EVALUATING if not _evaluators(state):
             return _stop(state, now)
         case Phase.SAVING if not _deciding(state):
-            if state.resizing and state.trained:
+            if state.resizing and state.training_done:
                 return _evaluate(replace(state, restarting=False, resizing=False), now)
             return _stop(state, now)
     return (state, ()) if state.alive else _end(state, now)
 
 
-def _outcome(state: JobState, name: TaskId, task: TaskState) -> Status:
-    """How a task that has just ended did so."""
-    wanted = state.phase is Phase.RUNNING or (state.phase is Phase.EVALUATING and name.traits.outlives_training)
-    if task.stalled and (wanted or state.failing):
+def _exit_status(state: JobState, name: TaskId, task: TaskState) -> Status:
+    """The status of a task that has just exited."""
+    needed = state.phase is Phase.RUNNING or (state.phase is Phase.EVALUATING and name.traits.outlives_training)
+    if task.stall_reason and (needed or state.failing):
         return Status.FAILED
-    finished = state.resizing and state.rules.decides(name) and task.code == 0
-    if task.told_at is not None and (task.ended_at is None or task.ended_at >= task.told_at) and not finished:
-        return _outcome_of_told(state, name, task)
+    finished = state.resizing and state.policy.decides(name) and task.code == 0
+    if task.stop_sent_at is not None and (task.ended_at is None or task.ended_at >= task.stop_sent_at) and not finished:
+        return _exit_status_after_stop(state, name, task)
     if name.traits.outlives_training and state.phase in (Phase.RUNNING, Phase.EVALUATING):
         return Status.FAILED if task.code else Status.DONE
     if state.phase is Phase.RUNNING:
-        over = state.rules.decides(name) or state.is_over
-        return Status.DONE if task.code == 0 and over else Status.FAILED
+        may_exit = state.policy.decides(name) or state.deciding_tasks_done
+        return Status.DONE if task.code == 0 and may_exit else Status.FAILED
     if state.failing and task.code != 0:
         return Status.FAILED
     return Status.DONE if task.code == 0 else Status.STOPPED
 
 
-def _outcome_of_told(state: JobState, name: TaskId, task: TaskState) -> Status:
-    """How a task ended that was told to; one that only served, until the others were done, is done itself."""
-    if (state.failing or state.late) and _failed_all_the_same(task):
+def _exit_status_after_stop(state: JobState, name: TaskId, task: TaskState) -> Status:
+    """The status of a task that exited after a stop signal. One that only served others is done if they are."""
+    if (state.failing or state.start_timed_out) and _failed_before_stop(task):
         return Status.FAILED
-    return Status.DONE if state.served(name) and task.obeyed and not task.was_killed else Status.STOPPED
+    return Status.DONE if state.has_served(name) and task.ended_by_launcher and not task.was_killed else Status.STOPPED
 
 
-def _failed_all_the_same(task: TaskState) -> bool:
-    """Whether a task that was told to end reported an error of its own, before that or instead of ending as told.
+def _failed_before_stop(task: TaskState) -> bool:
+    """Whether a task that exited after a stop signal had failed before it, or failed instead of stopping.
 
-    The exit code alone says nothing: it is the program's answer to the signal, whatever it is. SIGKILL is no answer:
-    where the launcher has not sent it, the task was lost just before it was told.
+    The exit code alone does not show this: it is the program's own answer to the signal. SIGKILL is no answer: if the
+    launcher has not sent it, the task was killed just before the launcher's signal.
     """
-    if task.code == -signal.SIGKILL and not task.obeyed:
+    if task.code == -signal.SIGKILL and not task.ended_by_launcher:
         return True
     if task.error_at is None or task.code == 0:
         return False
-    return not task.obeyed or (task.told_at is not None and task.error_at < task.told_at)
+    return not task.ended_by_launcher or (task.stop_sent_at is not None and task.error_at < task.stop_sent_at)
 
 
 def _failed(state: JobState, name: TaskId, now: float) -> Step:
-    """A task has failed while the training or the evaluator went on."""
-    verdict = judge(state, name)
-    loss = verdict.loss
-    if loss is None:
-        state = _with(state, name, replace(state.tasks[name], not_restarted_because=verdict.not_restarted_because))
+    """After a failure during the training or the evaluation."""
+    decision = decide_restart(state, name)
+    lost = decision.restart
+    if lost is None:
+        task = replace(state.tasks[name], not_restarted_because=decision.not_restarted_because)
+        state = _with(state, name, task)
         if not name.traits.optional:
-            return _wind_down(replace(silent_when_it_failed(state, name, now), failing=True), now)
+            return _save_and_stop(replace(with_silent_tasks(state, name, now), failing=True), now)
         over = state.phase is Phase.EVALUATING and not _evaluators(state)
         return _stop(state, now) if over else (state, ())
-    state = replace(state, losses=(*state.losses, loss))
-    if loss.alone:
-        lost = replace(state.tasks[name], status=Status.LOST, start_at=now + loss.delay)
-        return _with(state, name, lost), ()
-    state = replace(silent_when_it_failed(state, name, now), failing=True, restarting=True)
-    if state.rules.decides(name) or name.traits.holds_variables:
-        return _stop(state, now, RESTART_GRACE if state.rules.reports else state.rules.timeouts.shutdown)
-    return _wind_down(state, now)
+    state = replace(state, lost_tasks=(*state.lost_tasks, lost))
+    if lost.alone:
+        task = replace(state.tasks[name], status=Status.LOST, start_at=now + lost.delay)
+        return _with(state, name, task), ()
+    state = replace(with_silent_tasks(state, name, now), failing=True, restarting=True)
+    if state.policy.decides(name) or name.traits.holds_variables:
+        return _stop(state, now, RESTART_GRACE if state.policy.reports else state.policy.timeouts.shutdown)
+    return _save_and_stop(state, now)
 
 
 def _start_due(state: JobState, now: float) -> Step:
-    """Starts the lost tasks whose time has come."""
+    """Starts the lost tasks whose delay is over."""
     due = [name for name, task in state.tasks.items() if task.start_at is not None and task.start_at <= now]
-    again = {name: TaskState(started_at=now, restarts=state.tasks[name].restarts + 1) for name in due}
-    return replace(state, tasks={**state.tasks, **again}), tuple(Start(name, state.attempt) for name in due)
+    started = {name: TaskState(started_at=now, restarts=state.tasks[name].restarts + 1) for name in due}
+    return replace(state, tasks={**state.tasks, **started}), tuple(Start(name, state.attempt) for name in due)
 
 
-def _again(state: JobState, now: float) -> Step:
-    """Starts every task once more, or those that there are to be from now on."""
+def _start_attempt(state: JobState, now: float) -> Step:
+    """Starts every task again, or those of the new size."""
     attempt = state.attempt + 1
     names = state.resizes[-1].wanted.tasks if state.resizing else state.tasks
     restarts = {name: task.restarts + 1 for name, task in state.tasks.items()}
     tasks = {name: TaskState(started_at=now, restarts=restarts.get(name, 0)) for name in names}
-    state = replace(moved(state, now), tasks=tasks, attempt=attempt, began=now, here=None)
+    state = replace(with_progress(state, now), tasks=tasks, attempt=attempt, attempt_started_at=now, attempt_step=None)
     state = replace(state, phase=Phase.RUNNING, until=None, restarting=False, resizing=False, failing=False)
     return state, tuple(Start(name, attempt) for name in tasks)
 
 
 def _recorded(state: JobState, name: TaskId, record: Mapping[str, Any], now: float) -> JobState:
+    """The state after a task's record."""
     task, kind = state.tasks[name], record.get("kind")
     if task.status.ended:
         return state
     if kind == "beat":
-        return beat(state, name, number(record.get("computed")), now, held=bool(record.get("held")))
+        blocked = bool(record.get("held"))
+        return with_heartbeat(state, name, number(record.get("computed")), now, gil_blocked=blocked)
     if kind == "error":
-        error = f"{record.get('type', '')}: {record.get('message', '')}"
-        told = replace(task, error_at=now, error=error, in_vain=record.get("retry") is False)
-        return state if task.error_at is not None else _with(state, name, told)
+        if task.error_at is not None:
+            return state
+        text = f"{record.get('type', '')}: {record.get('message', '')}"
+        error = ReportedError(text, str(record.get("code") or ""), record.get("retry") is not False)
+        return _with(state, name, replace(task, error_at=now, error=error))
     if kind == "state":
-        task = replace(task, doing=str(record.get("state", "")))
+        task = replace(task, reported_state=str(record.get("state", "")))
     if task.status is Status.STARTING and record.get("state") != "starting":
         task = replace(task, status=Status.UP)
-    state = _with(state, name, replace(task, worked=task.worked or kind == "evaluation"))
+    state = _with(state, name, replace(task, made_progress=task.made_progress or kind == "evaluation"))
     if kind == "progress":
-        return _progressed(_trained_again(state, now), record, now)
+        return _progressed(_trained_after_resize(state, now), record, now)
     if kind == "resumed":
         state = _resumed(state, number(record.get("step")))
-    return moved(state, now) if state.rules.decides(name) else state
+    return with_progress(state, now) if state.policy.decides(name) else state
 
 
 def _resumed(state: JobState, step: float | None) -> JobState:
-    """The state after the training has said which checkpoint it goes on from."""
+    """The state after the training has reported the checkpoint from which it resumes."""
     if not state.resizes or state.resizing or step is None:
         return state
     *before, last = state.resizes
@@ -220,8 +230,8 @@ def _resumed(state: JobState, step: float | None) -> JobState:
     return replace(state, resizes=(*before, last))
 
 
-def _trained_again(state: JobState, now: float) -> JobState:
-    """The state after a step of the training, which may be the first with other numbers of tasks."""
+def _trained_after_resize(state: JobState, now: float) -> JobState:
+    """The state after a training step, which may be the first one since a resize."""
     if not state.resizes or state.resizing or state.resizes[-1].trained_at is not None:
         return state
     *before, last = state.resizes
@@ -229,23 +239,25 @@ def _trained_again(state: JobState, now: float) -> JobState:
 
 
 def _progressed(state: JobState, record: Mapping[str, Any], now: float) -> JobState:
-    here, rates = number(record.get("step")), record.get("workers")
-    if here is None or here == state.here:
+    """The state after a progress record."""
+    current, rates = number(record.get("step")), record.get("workers")
+    if current is None or current == state.attempt_step:
         return state
-    state = replace(moved(state, now), here=int(here), step=max(state.step, int(here)))
-    took = {str(name): bool(rate) for name, rate in rates.items()} if isinstance(rates, Mapping) else {}
-    tasks = {
-        name: replace(task, worked=task.worked or took[str(name)], lags=not took[str(name)] and any(took.values()))
-        if str(name) in took
-        else task
-        for name, task in state.tasks.items()
-    }
+    state = replace(with_progress(state, now), attempt_step=int(current), step=max(state.step, int(current)))
+    active = {str(name): bool(rate) for name, rate in rates.items()} if isinstance(rates, Mapping) else {}
+    tasks = dict(state.tasks)
+    for name, task in state.tasks.items():
+        if str(name) in active:
+            own = active[str(name)]
+            tasks[name] = replace(
+                task, made_progress=task.made_progress or own, lagging=not own and any(active.values())
+            )
     return replace(state, tasks=tasks)
 
 
 def _signalled(state: JobState, signum: int, now: float) -> Step:
     if state.phase is Phase.RUNNING:
-        return _wind_down(replace(state, signum=signum), now)
+        return _save_and_stop(replace(state, signum=signum), now)
     if state.phase is Phase.EVALUATING:
         return _stop(replace(state, signum=signum), now)
     if state.restarting:
@@ -256,98 +268,103 @@ def _signalled(state: JobState, signum: int, now: float) -> Step:
     return state, ()
 
 
-def _ticked(state: JobState, now: float) -> Step:
-    if state.deadline is None or now < state.deadline:
-        return state, ()
-    if state.phase in (Phase.RUNNING, Phase.EVALUATING) and (state.until is None or now < state.until):
-        return _looked_after(state, now)
-    return _timed_out(state, now)
-
-
 def _timed_out(state: JobState, now: float) -> Step:
-    """What follows when a phase's time is over."""
+    """What is due at the deadline."""
+    if state.phase in (Phase.RUNNING, Phase.EVALUATING) and (state.until is None or now < state.until):
+        return _check_tasks(state, now)
+    return _phase_timed_out(state, now)
+
+
+def _phase_timed_out(state: JobState, now: float) -> Step:
     match state.phase:
         case Phase.EVALUATING:
-            return _stop(replace(state, unscored=True), now)
+            return _stop(replace(state, evaluator_timed_out=True), now)
         case Phase.SAVING:
             slow = _deciding(state)
-            state, killed = _tell(state, slow, How.KILL, now)
-            state, told = _stop(state, now)
-            return state, killed + told
+            state, killed = _send(state, slow, StopSignal.KILL, now)
+            state, stopped = _stop(state, now)
+            return state, killed + stopped
         case Phase.STOPPING:
             return _kill(state, now)
         case Phase.PAUSED:
-            return _again(state, now)
+            return _start_attempt(state, now)
     return _end(state, now)
 
 
-def _looked_after(state: JobState, now: float) -> Step:
-    """Starts who is to be started, and kills who doesn't come up or stands still; what follows is heard as an exit."""
-    overdue = [name for name in state.expected if now >= state.tasks[name].started_at + state.rules.timeouts.start]
-    if any(state.tasks[name].started_at <= state.began for name in overdue):
-        return _stop(replace(state, late=state.starting), now)
-    if any(now >= (state.tasks[name].told_at or 0.0) + KILL_TIMEOUT for name in state.dying):
-        return _wind_down(replace(state, failing=True), now)
+def _check_tasks(state: JobState, now: float) -> Step:
+    """Starts tasks that are due, and kills tasks that are not up in time or stalled; their exits are events."""
+    timeout = state.policy.timeouts.start
+    overdue = [name for name in state.start_pending if now >= state.tasks[name].started_at + timeout]
+    if any(state.tasks[name].started_at <= state.attempt_started_at for name in overdue):
+        return _stop(replace(state, start_timed_out=state.starting), now)
+    if any(now >= (state.tasks[name].stop_sent_at or 0.0) + KILL_TIMEOUT for name in state.being_killed):
+        return _save_and_stop(replace(state, failing=True), now)
     state, started = _start_due(state, now)
-    state, standing = look(state, now)
-    standing |= dict.fromkeys(overdue, f"it did not come up within {state.rules.timeouts.start:g} s")
-    for name, reason in standing.items():
-        state = _with(state, name, replace(state.tasks[name], stalled=reason))
-    state, killed = _tell(state, tuple(standing), How.KILL, now)
+    state, stalled = find_stalled(state, now)
+    stalled |= dict.fromkeys(overdue, f"it was not up within {timeout:g} s")
+    for name, reason in stalled.items():
+        state = _with(state, name, replace(state.tasks[name], stall_reason=reason))
+    state, killed = _send(state, tuple(stalled), StopSignal.KILL, now)
     return state, started + killed
 
 
 def _evaluate(state: JobState, now: float) -> Step:
-    state = _starting_none(state, training_only=True)
+    """After the training: waits for the evaluator."""
+    state = _without_due_starts(state, training_only=True)
     if not _evaluators(state):
         return _stop(state, now)
-    return replace(state, phase=Phase.EVALUATING, until=now + state.rules.timeouts.evaluator), ()
+    return replace(state, phase=Phase.EVALUATING, until=now + state.policy.timeouts.evaluator), ()
 
 
-def _wind_down(state: JobState, now: float) -> Step:
-    """Tells the tasks that decide to end, with the others still there: without them a chief cannot end its step."""
+def _save_and_stop(state: JobState, now: float) -> Step:
+    """Sends SIGTERM to the deciding tasks only: a chief needs the other tasks to finish its step and save."""
     if not _deciding(state):
         return _stop(state, now)
-    state = replace(_starting_none(state), phase=Phase.SAVING, until=now + state.rules.timeouts.shutdown)
-    return _tell(state, _deciding(state), How.TERMINATE, now)
+    state = replace(_without_due_starts(state), phase=Phase.SAVING, until=now + state.policy.timeouts.shutdown)
+    return _send(state, _deciding(state), StopSignal.TERMINATE, now)
 
 
 def _stop(state: JobState, now: float, grace: float | None = None) -> Step:
-    """Tells every task to end that has not been told yet."""
-    state = _starting_none(state)
+    """Sends SIGTERM to every task that has not got a signal yet."""
+    state = _without_due_starts(state)
     if not state.alive:
         return _end(state, now)
-    grace = state.rules.timeouts.shutdown if grace is None else min(grace, state.rules.timeouts.shutdown)
+    grace = state.policy.timeouts.shutdown if grace is None else min(grace, state.policy.timeouts.shutdown)
     state = replace(state, phase=Phase.STOPPING, until=now + grace)
-    return _tell(state, tuple(task for task in state.alive if state.tasks[task].told is None), How.TERMINATE, now)
+    unsignalled = tuple(task for task in state.alive if state.tasks[task].stop_sent is None)
+    return _send(state, unsignalled, StopSignal.TERMINATE, now)
 
 
 def _kill(state: JobState, now: float) -> Step:
+    """Sends SIGKILL to every task that has not got it yet."""
     state = replace(state, phase=Phase.KILLING, until=now + KILL_TIMEOUT)
-    return _tell(state, tuple(task for task in state.alive if state.tasks[task].told is not How.KILL), How.KILL, now)
+    remaining = tuple(task for task in state.alive if state.tasks[task].stop_sent is not StopSignal.KILL)
+    return _send(state, remaining, StopSignal.KILL, now)
 
 
 def _end(state: JobState, now: float) -> Step:
-    """All tasks have ended, or those that are left cannot be ended: the last of it, or the pause before a restart."""
+    """After all tasks have exited, or cannot be killed: the end of the job, or the delay before a restart."""
     if not state.restarting or state.alive:
         return replace(state, phase=Phase.ENDED, until=None, restarting=False), ()
     if state.resizing:
         return replace(state, phase=Phase.PAUSED, until=now), ()
-    *before, loss = state.losses
-    first = state.failures[0]  # what was seen first may be a consequence
-    loss = replace(loss, task=first, ended=state.tasks[first])
-    return replace(state, losses=(*before, loss), phase=Phase.PAUSED, until=now + loss.delay), ()
+    *before, lost = state.lost_tasks
+    cause = state.failures[0]  # the failure that was noticed first may be a consequence
+    lost = replace(lost, task=cause, ended=state.tasks[cause])
+    return replace(state, lost_tasks=(*before, lost), phase=Phase.PAUSED, until=now + lost.delay), ()
 
 
-def _tell(state: JobState, names: tuple[TaskId, ...], how: How, now: float) -> Step:
-    told = {}
+def _send(state: JobState, names: tuple[TaskId, ...], stop_signal: StopSignal, now: float) -> Step:
+    """Sends a stop signal to tasks."""
+    sent = {}
     for name in names:
         task = state.tasks[name]
-        told[name] = replace(task, told=how, told_at=now if task.told_at is None else task.told_at)
-    return replace(state, tasks={**state.tasks, **told}), tuple(End(name, how) for name in names)
+        first = now if task.stop_sent_at is None else task.stop_sent_at
+        sent[name] = replace(task, stop_sent=stop_signal, stop_sent_at=first)
+    return replace(state, tasks={**state.tasks, **sent}), tuple(Stop(name, stop_signal) for name in names)
 
 
-def _starting_none(state: JobState, *, training_only: bool = False) -> JobState:
+def _without_due_starts(state: JobState, *, training_only: bool = False) -> JobState:
     """Cancels the restarts that are due: of all tasks, or of those whose work ends with the training."""
     tasks = {
         name: task if training_only and name.traits.outlives_training else replace(task, start_at=None)
@@ -361,11 +378,11 @@ def _with(state: JobState, name: TaskId, task: TaskState) -> JobState:
 
 
 def _deciding(state: JobState) -> tuple[TaskId, ...]:
-    """The tasks that can save."""
-    return tuple(task for task in state.alive if state.rules.decides(task) and not state.tasks[task].stalled)
+    """The deciding tasks that run and can save."""
+    return tuple(task for task in state.alive if state.policy.decides(task) and not state.tasks[task].stall_reason)
 
 
 def _evaluators(state: JobState) -> tuple[TaskId, ...]:
-    """The evaluators that are there, or will be."""
-    there = (name for name, task in state.tasks.items() if not task.status.ended or task.start_at is not None)
-    return tuple(name for name in there if name.traits.outlives_training)
+    """The evaluators that run, or are due to be restarted."""
+    present = (name for name, task in state.tasks.items() if not task.status.ended or task.start_at is not None)
+    return tuple(name for name in present if name.traits.outlives_training)

@@ -1,4 +1,4 @@
-"""Whether a lost task is worth a restart, of itself or of the whole job, and how soon."""
+"""Decides whether a failed task is restarted, alone or with the whole job, and after which delay."""
 
 from __future__ import annotations
 
@@ -7,111 +7,112 @@ import signal
 from dataclasses import dataclass, replace
 
 from tfdist_cli.errors import ExitCode
-from tfdist_cli.launch.supervisor.failure_order import names, tells_of_another
-from tfdist_cli.launch.supervisor.state import JobState, Loss, TaskState, shell_code
+from tfdist_cli.launch.supervisor.state import JobState, LostTask, TaskState, shell_code
 from tfdist_cli.spec.task_id import TaskId
 
 BACK_OFF = 1.0
-"""Seconds before the second restart in a row that has brought nothing; each further one waits twice as long."""
+"""Seconds before the second restart in a row without progress. The delay doubles with each further one."""
 LONGEST_BACK_OFF = 60.0
 LONG_LIFE = 60.0
-"""Seconds of life that count as progress of a program which says nothing of its own."""
+"""Seconds after which a program that reports nothing counts as having made progress."""
+SAME_FAILURE = "not started again: it failed as before its restart, without a step in between"
+NOT_RETRYABLE = "not started again: its error says that a restart cannot help"
+USAGE_ERROR = "not started again: a restart cannot correct a usage error"
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that say nothing of the program: it was preempted, or its memory was wanted elsewhere."""
+"""Signals that do not point to a fault of the program: preemption, or lack of memory on the machine."""
 
 
 @dataclass(frozen=True)
 class RestartDecision:
-    """What is done about a lost task.
+    """What follows from a task's failure.
 
     Args:
-        loss: what is to be started again; None when nothing is.
-        not_restarted_because: why nothing is, where restarts are allowed.
+        restart: what is restarted; None if nothing is.
+        not_restarted_because: why nothing is restarted, although restarts are allowed.
     """
 
-    loss: Loss | None = None
+    restart: LostTask | None = None
     not_restarted_because: str = ""
 
 
-def judge(state: JobState, name: TaskId) -> RestartDecision:
-    """Decides about a task that has just failed, by its role's policy, the limits, and what restarts have brought."""
-    rule, most = state.rules.restart(name), state.rules.max_restarts
-    if not most or rule.policy == "never" or state.tasks[name].final:
+def decide_restart(state: JobState, name: TaskId) -> RestartDecision:
+    """Decides about a task that has just failed: by its role's policy, the limits, and the progress since restarts."""
+    spec, most = state.policy.restart(name), state.policy.max_restarts
+    if not most or spec.policy == "never" or state.tasks[name].cancelled:
         return RestartDecision()
-    task, alone = state.tasks[name], rule.policy == "replace"
-    before = [loss for loss in state.losses if loss.alone == alone and (not alone or loss.task == name)]
-    made_progress = not before or _has_worked(state, name, before[-1])
-    if not_restarted_because := _in_vain(state, task):
-        return RestartDecision(not_restarted_because=not_restarted_because)
-    follows = _follows(state, name)
-    if not made_progress and not follows and _same(name, task, before[-1]):
+    task, alone = state.tasks[name], spec.policy == "replace"
+    before = [lost for lost in state.lost_tasks if lost.alone == alone and (not alone or lost.task == name)]
+    made_progress = not before or _made_progress(state, name, before[-1])
+    if reason := _not_retryable(state, task):
+        return RestartDecision(not_restarted_because=reason)
+    cause = _cause(state, name)
+    if not made_progress and not cause and _same_failure(name, task, before[-1]):
+        return RestartDecision(not_restarted_because=SAME_FAILURE)
+    if state.restarts >= most and not cause:
         return RestartDecision(
-            not_restarted_because="not started again: it failed as it did before its restart, without a step in between"
+            not_restarted_because=f"not started again: all restarts of --max-restarts {most} are used"
         )
-    if state.restarts >= most and not follows:
-        return RestartDecision(
-            not_restarted_because=f"not started again: there have been {most} restarts, "
-            "as many as --max-restarts allows"
-        )
-    own = sum(loss.task == name and not loss.follows for loss in state.losses)
-    if rule.max is not None and own >= rule.max and not follows:
-        return RestartDecision(not_restarted_because=f"not started again: roles.{name.role}.restart.max is {rule.max}")
-    loss = Loss(name, task, state.attempt, alone, state.step, made_progress, 0.0, follows)
-    return RestartDecision(replace(loss, delay=_delay([*before, loss])))
+    own = sum(lost.task == name and not lost.caused_by for lost in state.lost_tasks)
+    if spec.max is not None and own >= spec.max and not cause:
+        return RestartDecision(not_restarted_because=f"not started again: roles.{name.role}.restart.max is {spec.max}")
+    lost = LostTask(name, task, state.attempt, alone, state.step, made_progress, 0.0, cause)
+    return RestartDecision(replace(lost, delay=_delay([*before, lost])))
 
 
-def _follows(state: JobState, name: TaskId) -> TaskId | None:
-    """The task of whose loss a failure came: one that was lost alone, and has been of no use since.
+def _cause(state: JobState, name: TaskId) -> TaskId | None:
+    """The lost task that caused a failure: one that is restarted alone and has not trained since.
 
-    A chief that builds its model has nobody to give the work of a worker to that is lost then.
+    For example, a chief that builds its model cannot give a lost worker's work to another worker.
     """
     error = state.tasks[name].error
-    if not tells_of_another(error):
+    if not error.is_consequence:
         return None
-    named = names(error)
-    lost = (loss.task for loss in reversed(state.losses) if loss.alone and loss.attempt == state.attempt)
-    idle = (task for task in lost if task != name and task in state.tasks and not state.tasks[task].worked)
+    named = error.tasks
+    recent = (lost.task for lost in reversed(state.lost_tasks) if lost.alone and lost.attempt == state.attempt)
+    idle = (task for task in recent if task != name and task in state.tasks and not state.tasks[task].made_progress)
     return next((task for task in idle if not named or task in named), None)
 
 
-def _in_vain(state: JobState, task: TaskState) -> str:
-    """Why the task's own error rules another start out; empty when it does not."""
-    if task.in_vain:
-        return "not started again: its error says that this could not help"
-    if state.rules.reports and task.code == ExitCode.USAGE:
-        return "not started again: what it was asked to do cannot be done, now or later"
+def _not_retryable(state: JobState, task: TaskState) -> str:
+    """Why the task's own error rules out a restart; empty if it does not."""
+    if not task.error.retry:
+        return NOT_RETRYABLE
+    if state.policy.reports and task.code == ExitCode.USAGE:
+        return USAGE_ERROR
     return ""
 
 
-def _has_worked(state: JobState, name: TaskId, before: Loss) -> bool:
+def _made_progress(state: JobState, name: TaskId, before: LostTask) -> bool:
+    """Whether there was progress since an earlier restart."""
     task = state.tasks[name]
-    if not state.rules.reports and (task.ended_at or 0.0) - task.started_at >= LONG_LIFE:
+    if not state.policy.reports and (task.ended_at or 0.0) - task.started_at >= LONG_LIFE:
         return True
-    return task.worked if before.alone else state.step > before.step
+    return task.made_progress if before.alone else state.step > before.step
 
 
-def _same(name: TaskId, task: TaskState, before: Loss) -> bool:
-    """Whether a task failed of what one of its role failed of before; numbers in the message may differ."""
-    sign = _sign(task)
-    return sign is not None and name.role == before.task.role and sign == _sign(before.ended)
+def _same_failure(name: TaskId, task: TaskState, before: LostTask) -> bool:
+    """Whether a task failed like a task of its role failed before; numbers in the message may differ."""
+    signature = _signature(task)
+    return signature is not None and name.role == before.task.role and signature == _signature(before.ended)
 
 
-def _sign(task: TaskState) -> tuple[object, ...] | None:
-    if task.stalled:
+def _signature(task: TaskState) -> tuple[object, ...] | None:
+    """What identifies a failure; None for one from outside the program."""
+    if task.stall_reason:
         return ("stalled",)
     if task.cause:
         return None
     code = shell_code(task)
-    if code - 128 in _FROM_OUTSIDE and not task.error:
+    if code - 128 in _FROM_OUTSIDE and not task.error.text:
         return None
-    return code, re.sub(r"\d+", "#", task.error)
+    return code, re.sub(r"\d+", "#", task.error.text)
 
 
-def _delay(losses: list[Loss]) -> float:
-    """Nothing after progress; otherwise twice as long as the time before."""
+def _delay(lost: list[LostTask]) -> float:
+    """No delay after progress; otherwise twice the previous one."""
     fruitless = 0
-    for loss in reversed(losses):
-        if loss.made_progress:
+    for each in reversed(lost):
+        if each.made_progress:
             break
         fruitless += 1
     return min(BACK_OFF * 2 ** min(fruitless - 1, 32), LONGEST_BACK_OFF) if fruitless else 0.0

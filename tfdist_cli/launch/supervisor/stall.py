@@ -1,10 +1,10 @@
-"""Which task is waited for when a training stands still.
+"""Finds the task that a stalled training waits for.
 
-Each task gives a sign of life every few seconds, from a thread of its own: a process that is stopped, or a host that is
-cut off, gives none. A training whose tasks all answer may still make no step. What counts as getting on is anything
-new that a task which decides says: a further step, another thing that it does (evaluating, saving), a checkpoint. Where
-no steps are to be expected (before the first one, in an evaluation, while saving) work counts as well: as long as the
-tasks use the processor, they compile, score or read.
+Each task sends a heartbeat every few seconds, from a separate thread. A stopped process or an unreachable host sends
+none. A training whose tasks all send heartbeats may still make no step. Progress is anything new that a deciding task
+reports: a further step, another state (evaluating, saving), a checkpoint. Where no steps are expected (before the first
+one, during an evaluation, while saving), processor time counts as progress as well: tasks that use the processor
+compile, evaluate or read data.
 """
 
 from __future__ import annotations
@@ -12,97 +12,100 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tfdist_cli.launch.supervisor.failure_order import tells_of_another
 from tfdist_cli.launch.supervisor.state import JobState
 from tfdist_cli.spec.task_id import TaskId
 
 SILENCE = 6.0
-"""Seconds without a sign of life after which a task is the one that a training without steps waits for."""
-_WORK = 0.2
-"""Cores that have to be busy over the stall timeout for the tasks to be at work."""
+"""Seconds without a heartbeat after which a task is the one that a training without steps waits for."""
+_BUSY_CORES = 0.2
+"""Cores that must be busy, averaged over the stall timeout, for the tasks to count as computing."""
 
 
-def look(state: JobState, now: float) -> tuple[JobState, dict[TaskId, str]]:
-    """Looks for tasks of which nothing comes any more.
+def find_stalled(state: JobState, now: float) -> tuple[JobState, dict[TaskId, str]]:
+    """Finds tasks that do not answer, or that keep the training from making steps.
 
     Returns:
-        The state, and the tasks that are to be killed, each with the reason.
+        The state, and the tasks to kill, each with the reason.
     """
-    timeout = state.rules.timeouts.stall
+    timeout = state.policy.timeouts.stall
     silent = _silent(state, now, timeout)
     if silent:
-        reasons = {name: _no_sign(seconds) for name, seconds in silent.items()}
-        return moved(state, now), reasons
-    if not state.watches_steps or now < state.moved_at + timeout:
+        reasons = {name: _no_heartbeat(seconds) for name, seconds in silent.items()}
+        return with_progress(state, now), reasons
+    if not state.step_expected or now < state.progressed_at + timeout:
         return state, {}
-    since = now - state.moved_at
-    at_work = _without_steps(state) and state.computed >= _WORK * timeout
-    return moved(state, now), {} if at_work else _waited_for(state, f"no step was made for {since:.1f} s", now)
+    since = now - state.progressed_at
+    computing = _without_steps(state) and state.cpu_seconds >= _BUSY_CORES * timeout
+    return with_progress(state, now), {} if computing else _waited_for(state, f"no step for {since:.1f} s", now)
 
 
-def silent_when_it_failed(state: JobState, failed: TaskId, now: float) -> JobState:
-    """The state in which tasks that stand still are blamed for the failure of one that has missed them.
+def with_silent_tasks(state: JobState, failed: TaskId, now: float) -> JobState:
+    """Marks the silent tasks as stalled when another task fails because it gets no answer from them.
 
-    TensorFlow's own patience with a task that does not answer may be shorter than the stall timeout.
+    TensorFlow's own timeouts may be shorter than the stall timeout.
     """
-    if not tells_of_another(state.tasks[failed].error):
+    if not state.tasks[failed].error.is_consequence:
         return state
-    blamed = {
-        name: replace(state.tasks[name], stalled=_no_sign(seconds), silent_since=state.tasks[name].beat_at)
+    stalled = {
+        name: replace(
+            state.tasks[name], stall_reason=_no_heartbeat(seconds), silent_since=state.tasks[name].heartbeat_at
+        )
         for name, seconds in _silent(state, now, SILENCE).items()
     }
-    return replace(state, tasks={**state.tasks, **blamed})
+    return replace(state, tasks={**state.tasks, **stalled})
 
 
-def _no_sign(seconds: float) -> str:
-    return f"it gave no sign of life for {seconds:.1f} s"
-
-
-def _waited_for(state: JobState, what: str, now: float) -> dict[TaskId, str]:
-    """The tasks that the others wait for."""
-    silent = _silent(state, now, SILENCE)
-    if silent:
-        return {name: f"{what}, and {_no_sign(seconds)}" for name, seconds in silent.items()}
-    lagging = [name for name in state.alive if state.tasks[name].lags]
-    if lagging:
-        return dict.fromkeys(lagging, f"{what}, and it was the one that had taken none before that")
-    held = [name for name in state.alive if state.tasks[name].held]
-    if held:
-        return dict.fromkeys(held, f"{what}, and a call in it does not return and keeps the interpreter")
-    doing = ", ".join(f"{name} says {state.tasks[name].doing or 'nothing'!r}" for name in state.alive[:10])
-    first = next((name for name in state.alive if state.rules.decides(name)), state.alive[0])
-    return {first: f"{what}, though every task gives signs of life: they wait for one another ({doing})"}
-
-
-def _without_steps(state: JobState) -> bool:
-    """Whether the training does something that has no steps: it compiles the first one, scores or saves."""
-    deciding = (task for name, task in state.tasks.items() if state.rules.decides(name))
-    return state.here is None or any(task.doing not in ("", "training") for task in deciding)
-
-
-def _silent(state: JobState, now: float, patience: float) -> Mapping[TaskId, float]:
-    """The tasks that have given no sign of life for so long, and how long it is."""
-    silence = {name: now - (state.tasks[name].beat_at or 0.0) for name in state.watched}
-    return {name: seconds for name, seconds in silence.items() if seconds >= patience}
-
-
-def beat(state: JobState, name: TaskId, computed: float | None, now: float, *, held: bool = False) -> JobState:
-    """The state after a sign of life.
+def with_heartbeat(
+    state: JobState, name: TaskId, cpu_seconds: float | None, now: float, *, gil_blocked: bool = False
+) -> JobState:
+    """The state after a heartbeat.
 
     Args:
         state: the state before.
-        name: who gave it.
-        computed: seconds of processor time that the task has used since it was started; None when it did not say.
+        name: the task that sent it.
+        cpu_seconds: processor time that the task has used since its start; None if it reported none.
         now: the time.
-        held: whether a call keeps the task's interpreter to itself.
+        gil_blocked: whether a native call keeps the task's Python threads from running.
     """
     task = state.tasks[name]
-    computed = task.computed if computed is None else computed
-    more = max(0.0, computed - task.computed)
-    tasks = {**state.tasks, name: replace(task, beat_at=now, computed=computed, held=held)}
-    return replace(state, tasks=tasks, computed=state.computed + more)
+    cpu_seconds = task.cpu_seconds if cpu_seconds is None else cpu_seconds
+    more = max(0.0, cpu_seconds - task.cpu_seconds)
+    task = replace(task, heartbeat_at=now, cpu_seconds=cpu_seconds, gil_blocked=gil_blocked)
+    return replace(state, tasks={**state.tasks, name: task}, cpu_seconds=state.cpu_seconds + more)
 
 
-def moved(state: JobState, now: float) -> JobState:
-    """The state after the training has got on."""
-    return replace(state, moved_at=now, computed=0.0)
+def with_progress(state: JobState, now: float) -> JobState:
+    """The state after the training has made progress."""
+    return replace(state, progressed_at=now, cpu_seconds=0.0)
+
+
+def _no_heartbeat(seconds: float) -> str:
+    return f"no heartbeat for {seconds:.1f} s"
+
+
+def _waited_for(state: JobState, what: str, now: float) -> dict[TaskId, str]:
+    """The tasks that the others wait for, each with the reason."""
+    silent = _silent(state, now, SILENCE)
+    if silent:
+        return {name: f"{what}, and {_no_heartbeat(seconds)}" for name, seconds in silent.items()}
+    lagging = [name for name in state.alive if state.tasks[name].lagging]
+    if lagging:
+        return dict.fromkeys(lagging, f"{what}, and it was the task that had made no step before that")
+    blocked = [name for name in state.alive if state.tasks[name].gil_blocked]
+    if blocked:
+        return dict.fromkeys(blocked, f"{what}, and a native call in it does not return and holds the interpreter lock")
+    reported = ", ".join(f"{name}: {state.tasks[name].reported_state or 'no state'}" for name in state.alive[:10])
+    first = next((name for name in state.alive if state.policy.decides(name)), state.alive[0])
+    return {first: f"{what}, although every task sends heartbeats: they wait for one another ({reported})"}
+
+
+def _without_steps(state: JobState) -> bool:
+    """Whether the training is in a part without steps: compiling the first one, evaluating or saving."""
+    deciding = (task for name, task in state.tasks.items() if state.policy.decides(name))
+    return state.attempt_step is None or any(task.reported_state not in ("", "training") for task in deciding)
+
+
+def _silent(state: JobState, now: float, patience: float) -> Mapping[TaskId, float]:
+    """The tasks without a heartbeat for at least `patience` seconds, and how long that is."""
+    silence = {name: now - (state.tasks[name].heartbeat_at or 0.0) for name in state.heartbeat_expected}
+    return {name: seconds for name, seconds in silence.items() if seconds >= patience}

@@ -1,4 +1,4 @@
-"""What is known of a job: plain values that the supervisor makes anew with each event."""
+"""The state of a job: immutable values, which the supervisor replaces after each event."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
-from tfdist_cli.launch.supervisor.events import How, Resized
-from tfdist_cli.launch.supervisor.failure_order import causes_first
+from tfdist_cli.launch.supervisor.events import ResizeAccepted, StopSignal
+from tfdist_cli.launch.supervisor.failure_order import NO_ERROR, ReportedError, causes_first
 from tfdist_cli.spec.roles import Role
 from tfdist_cli.spec.sections.cluster import RestartSpec, default_restart
 from tfdist_cli.spec.strategies import Strategy, decides, serves
 from tfdist_cli.spec.task_id import TaskId
 
 KILL_TIMEOUT = 20.0
-"""Seconds after SIGKILL in which a process in an uninterruptible wait should be gone, and a scheduler tell of it."""
+"""Seconds from SIGKILL until a process in an uninterruptible wait has exited, and a scheduler has reported it."""
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long each thing may take, in seconds.
+    """How long each step of a job may take, in seconds.
 
     Args:
-        start: until every task of a recipe has come up.
-        evaluator: after the training, for the evaluator to score the last checkpoint.
-        shutdown: between telling a task to end and killing it.
-        stall: from one step of the training to the next, and from one sign of life of a task to the next; 0 for ever.
+        start: until every task of a recipe is up.
+        evaluator: from the end of the training until the evaluator has scored the last checkpoint.
+        shutdown: from SIGTERM to SIGKILL.
+        stall: from one training step to the next, and from one heartbeat of a task to the next; 0 for no limit.
     """
 
     start: float = 120.0
@@ -37,15 +37,15 @@ class Timeouts:
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What the machine has to know of the job.
+class JobPolicy:
+    """What the user configured about the end of the job and its restarts.
 
     Args:
-        strategy: says which tasks decide, and what a lost task takes with it.
-        reports: whether tasks say when they have come up: a recipe's do, a user's command need not.
-        timeouts: how long each thing may take.
-        max_restarts: restarts in all, of single tasks and of the whole job.
-        restarts: what the cluster file says of the restarts of a role.
+        strategy: determines which tasks decide the end of the training, and what a lost task means for the others.
+        reports: whether tasks report that they are up. The tasks of a recipe do; a user's program need not.
+        timeouts: how long each step may take.
+        max_restarts: restarts in total, of single tasks and of the whole job.
+        restarts: the restart policies of the cluster file, by role.
     """
 
     strategy: Strategy
@@ -55,86 +55,84 @@ class Rules:
     restarts: Mapping[Role, RestartSpec] = field(default_factory=dict)
 
     def decides(self, task: TaskId) -> bool:
-        """Whether the training is done only when this task has ended with 0."""
+        """Whether the training is done only after this task has exited with code 0."""
         return decides(self.strategy, task.role)
 
     def restart(self, task: TaskId) -> RestartSpec:
-        """What is done when the task is lost."""
+        """The restart policy of the task's role."""
         return self.restarts.get(task.role) or default_restart(self.strategy, task.role)
 
 
 class Phase(Enum):
-    """What an attempt is about, in the order that it goes through them; it can leave out any but the last two."""
+    """The phases of an attempt, in order. An attempt can skip any of them except the last two."""
 
     RUNNING = "running"
     EVALUATING = "evaluating"
-    """The training is done, the evaluator is not."""
+    """The training is done; the evaluator is not."""
     SAVING = "saving"
-    """A signal came, or a task failed: those that decide have been told to end, and the others still serve them."""
+    """After a signal or a failure: the deciding tasks have got SIGTERM and save; the other tasks still serve them."""
     STOPPING = "stopping"
-    """Every task has been told to end."""
+    """Every task has got SIGTERM."""
     KILLING = "killing"
-    """Every task has been killed."""
+    """Every task has got SIGKILL."""
     PAUSED = "paused"
-    """No task is there; after a while all are started again, in the next attempt."""
+    """No task runs. After a delay all tasks start in the next attempt."""
     ENDED = "ended"
 
 
 class Status(Enum):
-    """Where a task is, and once it has ended, how."""
+    """The status of a task: before its exit, or the kind of its exit."""
 
     STARTING = "starting"
     UP = "up"
     LOST = "lost"
-    """It has failed, and the training goes on without it, perhaps until it is started again."""
+    """The task failed. The training continues without it, perhaps until it is restarted."""
     DONE = "done"
-    """It ended with 0, or after the training was done."""
+    """The task exited with code 0, or after the training was done."""
     FAILED = "failed"
     STOPPED = "stopped"
-    """The launcher ended it, or it ended while the job was on its way out."""
+    """The launcher stopped the task, or it exited while the job was shutting down."""
 
     @property
     def ended(self) -> bool:
-        """Whether the process is gone."""
+        """Whether the process has exited."""
         return self not in (Status.STARTING, Status.UP)
 
 
 @dataclass(frozen=True)
 class TaskState:
-    """One task.
+    """The state of one task. All times are in seconds since the job began.
 
     Args:
-        status: where it is.
-        told: how the launcher has last told it to end.
-        told_at: when the launcher first told it to end.
-        error: the error that it reported, in a line.
-        in_vain: whether it has said that starting it again cannot help.
-        error_at: when it first reported one.
-        ended_at: when its process was gone.
+        status: its status.
+        stop_sent: the last stop signal that the launcher sent it.
+        stop_sent_at: when the launcher sent it the first stop signal.
+        error: the first error that it reported.
+        error_at: when it reported that error.
+        ended_at: when its process exited.
         code: its exit code, or -n for signal n.
-        oom_killed: whether the kernel killed it for want of memory; None if that is unknown.
+        oom_killed: whether the kernel killed it for lack of memory; None if unknown.
         started_at: when it was last started.
-        queued: whether it waits for a place to run in.
-        start_at: when it is to be started again.
-        restarts: how often it has been started again.
-        worked: whether it has been of use since it was started.
-        lags: whether it took no step while others did, as the chief last told.
-        beat_at: when it last gave a sign of life.
-        computed: seconds of processor time that it had used then.
-        held: whether a call in it keeps its interpreter from all its threads.
-        doing: what it last said it does.
-        stalled: why the launcher took it to stand still and killed it; empty when it didn't.
-        silent_since: when it last gave a sign of life, where it was found to give none when another failed of that.
-        not_restarted_because: why it was not started again when it had failed, where restarts were allowed.
-        cause: why it was taken to be gone, where its program did not end of its own, such as a host that was lost.
-        final: whether somebody else has ended its job on purpose, so that it must not be started again.
+        queued: whether it waits in a scheduler's queue.
+        start_at: when it is due to be restarted.
+        restarts: how often it was restarted.
+        made_progress: whether it trained or evaluated since its last start.
+        lagging: whether it made no step while others did, according to the chief's last report.
+        heartbeat_at: when it sent its last heartbeat.
+        cpu_seconds: the processor time that it had used at that heartbeat.
+        gil_blocked: whether a native call keeps its Python threads from running.
+        reported_state: the state that it last reported.
+        stall_reason: why the launcher considered it stalled and killed it; empty otherwise.
+        silent_since: its last heartbeat, if it was found silent when another task failed because of it.
+        not_restarted_because: why it was not restarted after it failed, although restarts are allowed.
+        cause: why it counts as exited although its program did not exit by itself, such as a lost host.
+        cancelled: whether its job was cancelled from outside, so that it must not be restarted.
     """
 
     status: Status = Status.STARTING
-    told: How | None = None
-    told_at: float | None = None
-    error: str = ""
-    in_vain: bool = False
+    stop_sent: StopSignal | None = None
+    stop_sent_at: float | None = None
+    error: ReportedError = NO_ERROR
     error_at: float | None = None
     ended_at: float | None = None
     code: int | None = None
@@ -143,51 +141,55 @@ class TaskState:
     queued: bool = False
     start_at: float | None = None
     restarts: int = 0
-    worked: bool = False
-    lags: bool = False
-    beat_at: float | None = None
-    computed: float = 0.0
-    held: bool = False
-    doing: str = ""
-    stalled: str = ""
+    made_progress: bool = False
+    lagging: bool = False
+    heartbeat_at: float | None = None
+    cpu_seconds: float = 0.0
+    gil_blocked: bool = False
+    reported_state: str = ""
+    stall_reason: str = ""
     silent_since: float | None = None
     not_restarted_because: str = ""
     cause: str = ""
-    final: bool = False
+    cancelled: bool = False
 
     @property
     def failed_at(self) -> float:
-        """When it failed: a task that reports an error may take long to end, and others fail of it meanwhile."""
+        """When it failed. A task that reports an error may exit much later, and other tasks fail of it in between."""
         times = [time for time in (self.error_at, self.ended_at, self.silent_since) if time is not None]
         return min(times, default=float("inf"))
 
     @property
     def was_killed(self) -> bool:
-        """Whether SIGKILL ended it, or the program that it ran in its turn."""
+        """Whether SIGKILL ended it, or the program that it ran as a child."""
         return self.code in (-signal.SIGKILL, 128 + signal.SIGKILL)
 
     @property
-    def obeyed(self) -> bool:
-        """Whether the launcher's own signal accounts for the exit code."""
-        if self.final:
+    def ended_by_launcher(self) -> bool:
+        """Whether the exit code is 0 or follows from the launcher's own signal."""
+        if self.cancelled:
             return False
-        accounted = {None: (), How.TERMINATE: (signal.SIGTERM,), How.KILL: (signal.SIGTERM, signal.SIGKILL)}[self.told]
-        return self.code in (0, *(-number for number in accounted), *(128 + number for number in accounted))
+        sent = {
+            None: (),
+            StopSignal.TERMINATE: (signal.SIGTERM,),
+            StopSignal.KILL: (signal.SIGTERM, signal.SIGKILL),
+        }[self.stop_sent]
+        return self.code in (0, *(-number for number in sent), *(128 + number for number in sent))
 
 
 @dataclass(frozen=True)
-class Loss:
-    """A task that was lost, for which it or the whole job is started again.
+class LostTask:
+    """A failed task that leads to a restart, of itself or of the whole job.
 
     Args:
-        task: which task.
-        ended: how it was when it had ended.
-        attempt: which attempt that was, from 1.
-        alone: whether it is started again alone.
-        step: the furthest step that the training had come to.
-        fruitful: whether there was progress since the restart before this one, if there was one.
+        task: the task.
+        ended: its state at its exit.
+        attempt: the attempt in which it failed, from 1.
+        alone: whether the task is restarted alone; otherwise the whole job is.
+        step: the furthest step that the training had reached.
+        made_progress: whether there was progress since the previous restart, if there was one.
         delay: seconds until the restart.
-        follows: the task of whose loss it came, where no limit counts it: that one has been counted.
+        caused_by: the lost task that caused this failure. Only that one counts toward the limits then.
     """
 
     task: TaskId
@@ -197,23 +199,23 @@ class Loss:
     step: int
     made_progress: bool
     delay: float
-    follows: TaskId | None = None
+    caused_by: TaskId | None = None
 
 
 @dataclass(frozen=True)
 class Resize:
-    """Other numbers of tasks, which were asked for while the job ran.
+    """A change of the numbers of tasks while the job runs.
 
     Args:
-        wanted: what was asked for.
-        asked_at: when.
-        attempt: which attempt ended for it, from 1.
-        step: the step that had been told last then; None before the first.
-        resumed: the step of the checkpoint that the next attempt went on from; None when it has not said so.
-        trained_at: when the next attempt told of its first step; None before.
+        wanted: the request.
+        asked_at: when it was accepted.
+        attempt: the attempt that ended because of it, from 1.
+        step: the last step reported before it; None before the first.
+        resumed: the step of the checkpoint from which the next attempt resumed; None until that is reported.
+        trained_at: when the next attempt reported its first step; None until then.
     """
 
-    wanted: Resized
+    wanted: ResizeAccepted
     asked_at: float
     attempt: int
     step: int | None = None
@@ -223,155 +225,158 @@ class Resize:
 
 @dataclass(frozen=True)
 class JobState:
-    """The whole job.
+    """The state of the whole job. All times are in seconds since the job began.
 
     Args:
-        rules: what holds for it.
+        policy: the user's configuration.
         tasks: every task, in the order of the plan.
-        phase: what the job is about.
-        until: when the phase's time is over; None when it has no bound.
-        attempt: how often all tasks have been started, from 1.
-        began: when they were started last.
-        losses: the tasks that were lost and brought about a restart, oldest first.
-        resizes: the other numbers of tasks that were asked for, oldest first.
-        restarting: whether the job is started again, from its last checkpoint, when all tasks have ended.
-        resizing: whether that is with other numbers of tasks, those asked for last.
+        phase: the phase of the attempt.
+        until: when the phase times out; None for no limit.
+        attempt: how often all tasks were started, from 1.
+        attempt_started_at: when they were last started.
+        lost_tasks: the failures that led to a restart, oldest first.
+        resizes: the changes of the numbers of tasks, oldest first.
+        restarting: whether the job restarts from its last checkpoint once all tasks have exited.
+        resizing: whether that restart is with other numbers of tasks, those of the last resize.
         step: the furthest step of the training.
-        here: the step that was told last in this attempt; None before the first.
-        moved_at: when the training last got on.
-        computed: seconds of processor time that all tasks have used since.
+        attempt_step: the last step reported in this attempt; None before the first.
+        progressed_at: when the training last made progress.
+        cpu_seconds: the processor time that all tasks have used since then.
         failing: whether a task's failure ended the attempt.
-        signum: the signal to the launcher that ended it.
-        late: the tasks that did not come up in time, which ended it.
-        unscored: whether the evaluator was ended before it had scored the last checkpoint.
+        signum: the signal to the launcher that ended the job.
+        start_timed_out: the tasks that were not up in time, which ended the job.
+        evaluator_timed_out: whether the evaluator was stopped before it had scored the last checkpoint.
     """
 
-    rules: Rules
+    policy: JobPolicy
     tasks: Mapping[TaskId, TaskState]
     phase: Phase = Phase.RUNNING
     until: float | None = None
     attempt: int = 1
-    began: float = 0.0
-    losses: tuple[Loss, ...] = ()
+    attempt_started_at: float = 0.0
+    lost_tasks: tuple[LostTask, ...] = ()
     resizes: tuple[Resize, ...] = ()
     restarting: bool = False
     resizing: bool = False
     step: int = 0
-    here: int | None = None
-    moved_at: float = 0.0
-    computed: float = 0.0
+    attempt_step: int | None = None
+    progressed_at: float = 0.0
+    cpu_seconds: float = 0.0
     failing: bool = False
     signum: int | None = None
-    late: tuple[TaskId, ...] = ()
-    unscored: bool = False
+    start_timed_out: tuple[TaskId, ...] = ()
+    evaluator_timed_out: bool = False
 
     @property
     def alive(self) -> tuple[TaskId, ...]:
-        """The tasks whose processes are there."""
+        """The tasks whose processes have not exited."""
         return tuple(task for task, state in self.tasks.items() if not state.status.ended)
 
     @property
     def starting(self) -> tuple[TaskId, ...]:
-        """The tasks that have not said yet that they are up."""
+        """The tasks that have not yet reported that they are up."""
         return tuple(name for name, task in self.tasks.items() if task.status is Status.STARTING)
 
     @property
-    def expected(self) -> tuple[TaskId, ...]:
-        """The tasks that are to say soon that they are up."""
-        if self.phase is not Phase.RUNNING or not self.rules.reports:
+    def start_pending(self) -> tuple[TaskId, ...]:
+        """The tasks to which the start timeout applies."""
+        if self.phase is not Phase.RUNNING or not self.policy.reports:
             return ()
-        there = (name for name in self.starting if not self.tasks[name].queued)
-        return tuple(name for name in there if self.tasks[name].told is None)
+        submitted = (name for name in self.starting if not self.tasks[name].queued)
+        return tuple(name for name in submitted if self.tasks[name].stop_sent is None)
 
     @property
-    def watched(self) -> tuple[TaskId, ...]:
-        """The tasks that are to give a sign of life now and then, having begun to."""
-        if not self.rules.timeouts.stall or self.phase not in (Phase.RUNNING, Phase.EVALUATING):
+    def heartbeat_expected(self) -> tuple[TaskId, ...]:
+        """The tasks that must send heartbeats: those that have sent the first one."""
+        if not self.policy.timeouts.stall or self.phase not in (Phase.RUNNING, Phase.EVALUATING):
             return ()
         alive = (name for name in self.alive if self.phase is Phase.RUNNING or name.traits.outlives_training)
-        return tuple(name for name in alive if self.tasks[name].beat_at is not None and self.tasks[name].told is None)
+        return tuple(
+            name for name in alive if self.tasks[name].heartbeat_at is not None and self.tasks[name].stop_sent is None
+        )
 
     @property
-    def dying(self) -> tuple[TaskId, ...]:
-        """The tasks that were killed because they stood still, and are still there."""
-        return tuple(name for name in self.alive if self.tasks[name].stalled)
+    def being_killed(self) -> tuple[TaskId, ...]:
+        """The stalled tasks that were killed and have not exited yet."""
+        return tuple(name for name in self.alive if self.tasks[name].stall_reason)
 
     @property
-    def watches_steps(self) -> bool:
-        """Whether a training that makes no step is noticed: one whose tasks are up, and tell of their steps."""
-        tells = self.here is not None or (self.rules.reports and not self.starting)
-        return bool(self.rules.timeouts.stall) and self.phase is Phase.RUNNING and tells and not self.dying
+    def step_expected(self) -> bool:
+        """Whether the stall timeout applies to training steps: all tasks are up, and they report steps."""
+        reports_steps = self.attempt_step is not None or (self.policy.reports and not self.starting)
+        has_timeout = bool(self.policy.timeouts.stall)
+        return has_timeout and self.phase is Phase.RUNNING and reports_steps and not self.being_killed
 
     @cached_property
     def deadline(self) -> float | None:
-        """When something has to be done if nothing happens before."""
-        timeouts = self.rules.timeouts
+        """When the supervisor must act even if no event arrives."""
+        timeouts = self.policy.timeouts
         times = [] if self.until is None else [self.until]
         times += [task.start_at for task in self.tasks.values() if task.start_at is not None]
-        times += [self.tasks[name].started_at + timeouts.start for name in self.expected]
-        times += [(self.tasks[name].beat_at or 0.0) + timeouts.stall for name in self.watched]
+        times += [self.tasks[name].started_at + timeouts.start for name in self.start_pending]
+        times += [(self.tasks[name].heartbeat_at or 0.0) + timeouts.stall for name in self.heartbeat_expected]
         if self.phase in (Phase.RUNNING, Phase.EVALUATING):
-            times += [(self.tasks[name].told_at or 0.0) + KILL_TIMEOUT for name in self.dying]
-        if self.watches_steps:
-            times.append(self.moved_at + timeouts.stall)
+            times += [(self.tasks[name].stop_sent_at or 0.0) + KILL_TIMEOUT for name in self.being_killed]
+        if self.step_expected:
+            times.append(self.progressed_at + timeouts.stall)
         return min(times, default=None)
 
     @property
     def restarts(self) -> int:
-        """How many of the restarts that are allowed have been used."""
-        return sum(loss.follows is None for loss in self.losses)
+        """How many of the allowed restarts have been used."""
+        return sum(lost.caused_by is None for lost in self.lost_tasks)
 
     @property
-    def trained(self) -> bool:
-        """Whether the training is done: each task that decides has ended with 0."""
-        return all(task.status is Status.DONE for name, task in self.tasks.items() if self.rules.decides(name))
+    def training_done(self) -> bool:
+        """Whether each deciding task has exited with code 0."""
+        return all(task.status is Status.DONE for name, task in self.tasks.items() if self.policy.decides(name))
 
     @property
-    def is_over(self) -> bool:
-        """Whether all tasks that decide have said that they are done: those that serve them may end before them."""
-        deciding = [task for name, task in self.tasks.items() if self.rules.decides(name)]
-        return all(task.doing == "done" for task in deciding)
+    def deciding_tasks_done(self) -> bool:
+        """Whether all deciding tasks have reported that they are done. The tasks that serve them may exit from then."""
+        deciding = [task for name, task in self.tasks.items() if self.policy.decides(name)]
+        return all(task.reported_state == "done" for task in deciding)
 
-    def served(self, name: TaskId) -> bool:
-        """Whether a task had nothing left to do when it was told to end: it served others, and they are done."""
-        return self.trained and not self.failing and serves(self.rules.strategy, name.role)
+    def has_served(self, name: TaskId) -> bool:
+        """Whether a task that only serves others had no work left when it was stopped: the training is done."""
+        return self.training_done and not self.failing and serves(self.policy.strategy, name.role)
 
     @property
-    def unready(self) -> str:
-        """Why the job cannot be resized now; empty when it can."""
+    def not_resizable_because(self) -> str:
+        """Why the job cannot be resized now; empty if it can."""
         last = self.resizes[-1] if self.resizes else None
         if self.resizing or (last and last.trained_at is None and self.attempt == last.attempt + 1):
-            return "the numbers of its tasks are being changed already"
+            return "the previous resize is not finished"
         if self.restarting:
-            return "its tasks are being started again after a loss"
+            return "its tasks are being restarted after a failure"
         if self.phase is Phase.EVALUATING:
             return "its training is done"
-        return "" if self.phase is Phase.RUNNING else "it is ending"
+        return "" if self.phase is Phase.RUNNING else "it is shutting down"
 
     @property
     def failures(self) -> tuple[TaskId, ...]:
-        """The tasks that failed, what ended the job first: those that failed before the evaluator's come first."""
+        """The failed tasks, the cause first. Failures of evaluators come last."""
         failed = [task for task, state in self.tasks.items() if state.status is Status.FAILED]
         failed.sort(key=lambda task: (task.traits.optional, self.tasks[task].failed_at))
         return causes_first(failed, {task: self.tasks[task].error for task in failed})
 
     @property
     def exit_code(self) -> int:
-        """What `tfdist launch` returns when it ends like this: the code of the first failed task that has one."""
+        """The exit code of `tfdist launch` in this state: that of the first failed task that has one."""
         if self.signum is not None:
             return 128 + self.signum
-        if self.late or self.resizing:
+        if self.start_timed_out or self.resizing:
             return 124
         failed = [self.tasks[task] for task in self.failures]
         if not failed:
-            return 124 if self.failing and self.dying else 0
+            return 124 if self.failing and self.being_killed else 0
         own = (code for code in map(shell_code, failed) if code)
-        return 124 if failed[0].stalled else next(own, 1)
+        return 124 if failed[0].stall_reason else next(own, 1)
 
 
 def shell_code(task: TaskState) -> int:
-    """The task's exit code as a shell gives it; 0 for one whose end was the launcher's doing."""
+    """The task's exit code as a shell reports it; 0 if the exit follows from the launcher's own signal."""
     code = task.code or 0
-    if task.obeyed:
+    if task.ended_by_launcher:
         return 0
     return 128 - code if code < 0 else code

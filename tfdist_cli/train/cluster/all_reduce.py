@@ -211,7 +211,9 @@ class AllReduce:
     def _lost(self, place: int, reason: str) -> TaskLost:
         name = self._names[place]
         return TaskLost(
-            f"{name} has ended, or is out of reach: {reason}", hint=f"{name}'s own output says why, if it has ended"
+            f"{name} has ended, or is out of reach: {reason}",
+            code="task-lost",
+            hint=f"{name}'s own output says why, if it has ended",
         )
 
 

@@ -196,6 +196,7 @@ def _gone(task: TaskId, address: Address) -> TrainingError:
     what = "nobody deals out the data any more" if task == DISPATCHER else "the examples it had been dealt are lost"
     return TrainingError(
         f"{task} at {address} has ended before the training: {what}",
+        code="task-lost",
         hint=f"{task}'s own output says why; start all tasks again: training goes on from its last checkpoint",
     )
 

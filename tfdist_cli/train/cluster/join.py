@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfdist_cli.errors import ChiefLost, TrainingError, UsageError
 from tfdist_cli.protocol import heartbeat
 from tfdist_cli.protocol.environment import Environment
-from tfdist_cli.protocol.records import are_heard, emit
+from tfdist_cli.protocol.records import emit, records_enabled
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.updates import PlacementRule, ShardRule
 from tfdist_cli.spec.strategies import Strategy
@@ -108,7 +108,7 @@ def join(
     """
     global _joined  # noqa: PLW0603 a process joins one cluster, once
     if _joined is None:
-        heartbeat.begin()
+        heartbeat.start()
         environment = environment or Environment.read()
         if environment.serves:
             try:
@@ -164,7 +164,7 @@ def serve(environment: Environment) -> None:
         ChiefLost: the chief has gone before its work was done, and no launcher sees to that.
     """
     task = environment.task
-    heartbeat.begin()
+    heartbeat.start()
     server = None
     keep_alive.watch(environment.addresses.values())
     if task.traits.server:
@@ -176,9 +176,10 @@ def serve(environment: Environment) -> None:
     emit("state", state="serving")
     done = outlast(task, environment.addresses[environment.chief], environment.start_timeout)
     del server
-    if not done and not are_heard():  # a launcher that listens knows of the chief itself
+    if not done and not records_enabled():  # a launcher that listens knows of the chief itself
         raise ChiefLost(
             f"{environment.chief} has ended before its work was done",
+            code="chief-lost",
             hint=f"{environment.chief}'s own output says why; start all tasks again, and a recipe goes on from its "
             "last checkpoint",
         )

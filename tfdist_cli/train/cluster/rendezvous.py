@@ -227,6 +227,7 @@ def _called(task: TaskId, other: TaskId, address: Address, deadline: float) -> s
 def _ended(task: TaskId, address: Address) -> TrainingError:
     return TrainingError(
         f"{task} at {address} has ended before the cluster had come together",
+        code="task-lost",
         hint=f"{task}'s own output says why; then start all tasks again",
     )
 
