@@ -25,6 +25,7 @@ from tfdist_cli.train.model.additivity import dependents
 from tfdist_cli.train.model.step_trace import placeholder_for
 from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, Tensors
 from tfdist_cli.train.tf_compat.keras_model import embeddings_of, layers_of
+from tfdist_cli.train.tf_compat.patching import replaced
 from tfdist_cli.train.tf_compat.variables import WeightTensor
 from tfdist_cli.train.variables.sharding import parts
 
@@ -364,13 +365,10 @@ def _calls_replaced(layers: Sequence[Any], gather: Callable[[Any, tf.Tensor], tf
 
         return call
 
-    for layer in layers:
-        vars(layer)["call"] = call_of(layer)  # not setattr: Keras would track the function
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as replacements:
         for layer in layers:
-            del vars(layer)["call"]
+            replacements.enter_context(replaced(layer, {"call": call_of(layer)}))
+        yield
 
 
 def _as_int32(ids: tf.Tensor) -> tf.Tensor:

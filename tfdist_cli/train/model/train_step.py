@@ -160,7 +160,7 @@ class ModelStep:
         with parameter_scope(parameters) as weights, self._with_values(weights, state, metrics) as scope:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(parameters)
-                minimized, reported = self._losses(batch, training=True)
+                minimized, reported = self.compute_losses(batch, training=True)
                 divides = self.sums_gradients and self.batches_per_update > 1
                 scaled = self.model.optimizer.scale_loss(minimized / self.batches_per_update if divides else minimized)
             # Within the scope: a gradient function that recomputes a part of the model calls its layers again.
@@ -182,7 +182,7 @@ class ModelStep:
             parameter_scope(parameters) as weights,
             self._with_values(weights, state, metrics) as scope,
         ):
-            _, loss = self._losses(batch, training=False)
+            _, loss = self.compute_losses(batch, training=False)
         return self._result(batch, loss, scope, [])
 
     def operation_count(self, element_spec: Any) -> int:
@@ -269,7 +269,7 @@ class ModelStep:
         if not tf.executing_eagerly():
             _check_sums(self.metrics, metrics, scope.current(self.metrics))
 
-    def _losses(self, batch: Any, *, training: bool) -> tuple[tf.Tensor, tf.Tensor]:
+    def compute_losses(self, batch: Any, *, training: bool) -> tuple[tf.Tensor, tf.Tensor]:
         """Calls the model and its metrics; returns the loss to minimize and the loss to report."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         model = self.model
@@ -307,7 +307,7 @@ def _trained_by_keras(step: ModelStep, element_spec: Any, indices: Sequence[int]
         replica = tf.distribute.ReplicaContext(tf.distribute.get_strategy(), replica_id_in_sync_group=0)
         with replica, Assignments([(variable, placeholder_for(variable)) for variable in kept]), seeded_draws_only():
             with functions_inlined(), tf.GradientTape() as tape:
-                loss, _ = step._losses(batch, training=True)
+                loss, _ = step.compute_losses(batch, training=True)
             gradients = tape.gradient(loss, stored)
         found.update(index for index, each in gradients.items() if any(gradient is not None for gradient in each))
         return [loss]

@@ -37,6 +37,7 @@ from tfdist_cli.train.optimizers import kernels
 from tfdist_cli.train.optimizers.kernels import Update
 from tfdist_cli.train.tf_compat import keras_optimizer
 from tfdist_cli.train.tf_compat.control_flow import last_of, unordered
+from tfdist_cli.train.tf_compat.keras_optimizer import SlotNames
 from tfdist_cli.train.tf_compat.patching import replaced
 from tfdist_cli.train.tf_compat.variables import ShardedVariable
 
@@ -171,48 +172,40 @@ def _sgd(optimizer: Any) -> Rule:
 
 
 def _adam(optimizer: Any) -> Rule:
-    means = (
-        Slot(keras_optimizer.MOMENTUMS, optimizer.beta_1),
-        Slot(keras_optimizer.VELOCITIES, optimizer.beta_2, "positive"),
-    )
-    hats = (Slot(keras_optimizer.VELOCITY_HATS, kind="largest"),) if optimizer.amsgrad else ()
+    means = Slot(SlotNames.MOMENTUMS, optimizer.beta_1), Slot(SlotNames.VELOCITIES, optimizer.beta_2, "positive")
+    hats = (Slot(SlotNames.VELOCITY_HATS, kind="largest"),) if optimizer.amsgrad else ()
     return Rule((*means, *hats), kernels.adam, kernels.adam_rows)
 
 
 def _rmsprop(optimizer: Any) -> Rule:
-    squares = Slot(keras_optimizer.VELOCITIES, optimizer.rho, "positive")
-    means = (Slot(keras_optimizer.AVERAGE_GRADIENTS, optimizer.rho),) if optimizer.centered else ()
+    squares = Slot(SlotNames.VELOCITIES, optimizer.rho, "positive")
+    means = (Slot(SlotNames.AVERAGE_GRADIENTS, optimizer.rho),) if optimizer.centered else ()
     if optimizer.momentum > 0:
-        slots = squares, Slot(keras_optimizer.MOMENTUMS, optimizer.momentum), *means
+        slots = squares, Slot(SlotNames.MOMENTUMS, optimizer.momentum), *means
         return Rule(slots, kernels.rmsprop, kernels.rmsprop)
     return Rule((squares, *means), kernels.rmsprop_without_momentum, kernels.rmsprop_without_momentum)
 
 
 def _adagrad(_: Any) -> Rule:
-    return Rule((Slot(keras_optimizer.ACCUMULATORS, kind="positive"),), kernels.adagrad, kernels.adagrad_by_operations)
+    return Rule((Slot(SlotNames.ACCUMULATORS, kind="positive"),), kernels.adagrad, kernels.adagrad_by_operations)
 
 
 def _adadelta(optimizer: Any) -> Rule:
-    names = keras_optimizer.ACCUMULATED_GRADIENTS, keras_optimizer.ACCUMULATED_DELTAS
+    names = SlotNames.ACCUMULATED_GRADIENTS, SlotNames.ACCUMULATED_DELTAS
     return Rule(tuple(Slot(name, optimizer.rho, "positive") for name in names), kernels.adadelta, kernels.adadelta)
 
 
 def _adamax(optimizer: Any) -> Rule:
-    slots = (
-        Slot(keras_optimizer.ADAMAX_MEANS, optimizer.beta_1),
-        Slot(keras_optimizer.ADAMAX_NORMS, optimizer.beta_2, "largest"),
-    )
+    slots = Slot(SlotNames.ADAMAX_MEANS, optimizer.beta_1), Slot(SlotNames.ADAMAX_NORMS, optimizer.beta_2, "largest")
     return Rule(slots, kernels.adamax, kernels.adamax_rows)
 
 
 def _ftrl(_: Any) -> Rule:
-    return Rule(
-        (Slot(keras_optimizer.ACCUMULATORS, kind="positive"), Slot(keras_optimizer.LINEARS)), kernels.ftrl, kernels.ftrl
-    )
+    return Rule((Slot(SlotNames.ACCUMULATORS, kind="positive"), Slot(SlotNames.LINEARS)), kernels.ftrl, kernels.ftrl)
 
 
 def _lion(optimizer: Any) -> Rule:
-    return Rule((Slot(keras_optimizer.MOMENTUMS, optimizer.beta_2),), kernels.lion, kernels.lion)
+    return Rule((Slot(SlotNames.MOMENTUMS, optimizer.beta_2),), kernels.lion, kernels.lion)
 
 
 _RULES: dict[type, Callable[[Any], Rule]] = {

@@ -46,8 +46,7 @@ def error_of(remote: Any) -> Exception | None:
 def failure_of(remote: Any) -> Exception | None:
     """Returns the error of a function that ran and failed. A function that was aborted with its worker has none.
 
-    Seen in TensorFlow 2.21.0: `RemoteValueImpl._status`. Reason and replacement: as for `error_of`. Replace with: a
-    public property.
+    Seen in TensorFlow 2.21.0: `RemoteValueImpl._status`. Reason: as for `error_of`. Replace with: a public property.
     """
     return remote._error if remote._status is RemoteValueStatus.READY else None
 

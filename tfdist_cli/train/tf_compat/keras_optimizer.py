@@ -13,25 +13,30 @@ ITERATIONS = "_iterations"
 """The variable that counts updates. Seen in Keras 3.15.1. Reason: the public `iterations` divides it by
 `gradient_accumulation_steps`. Replace with: a public attribute."""
 
-MOMENTUMS = "_momentums"
-"""Slots are lists of variables, one for each parameter. Seen in Keras 3.15.1, this one and the following. Reason:
-Keras's optimizers have no public slots; `SGD.momentums` is the exception. Replace with: public attributes."""
-VELOCITIES = "_velocities"
-VELOCITY_HATS = "_velocity_hats"
-AVERAGE_GRADIENTS = "_average_gradients"
-ACCUMULATORS = "_accumulators"
-ACCUMULATED_GRADIENTS = "_accumulated_grads"
-ACCUMULATED_DELTAS = "_accumulated_delta_vars"
-ADAMAX_MEANS = "_m"
-ADAMAX_NORMS = "_u"
-LINEARS = "_linears"
+
+class SlotNames:
+    """The attributes that hold an optimizer's slots: lists of variables, one for each parameter.
+
+    Seen in Keras 3.15.1: these attributes. Reason: Keras's optimizers have no public slots; `SGD.momentums` is the
+    exception. Replace with: public attributes.
+    """
+
+    MOMENTUMS = "_momentums"
+    VELOCITIES = "_velocities"
+    VELOCITY_HATS = "_velocity_hats"
+    AVERAGE_GRADIENTS = "_average_gradients"
+    ACCUMULATORS = "_accumulators"
+    ACCUMULATED_GRADIENTS = "_accumulated_grads"
+    ACCUMULATED_DELTAS = "_accumulated_delta_vars"
+    ADAMAX_MEANS = "_m"
+    ADAMAX_NORMS = "_u"
+    LINEARS = "_linears"
 
 
 def iterations(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
-    """Returns the variable that counts updates; see `ITERATIONS`.
+    """Returns the variable that counts updates.
 
-    Seen in Keras 3.15.1: `Optimizer._iterations`. Reason and replacement: see `ITERATIONS`. Replace with: a public
-    attribute.
+    Seen in Keras 3.15.1: `Optimizer._iterations`. Reason: see `ITERATIONS`. Replace with: a public attribute.
     """
     return getattr(optimizer, ITERATIONS)
 
