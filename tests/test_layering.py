@@ -53,7 +53,7 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "ssh": {"local", "process", "run", "supervisor"},
         "slurm": {"addresses", "process", "run", "supervisor"},
         "compose": {"addresses", "object_names", "process", "run", "supervisor"},
-        "kubernetes": {"addresses", "object_names", "process", "run", "supervisor"},
+        "kubernetes": {"addresses", "object_names", "process", "restart_rules", "run", "supervisor"},
         "registry": {"supervisor"},
     },
     "train": {

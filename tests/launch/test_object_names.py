@@ -1,4 +1,4 @@
-"""Names for other programs."""
+"""Names of objects in Kubernetes and container engines."""
 
 import re
 
@@ -10,7 +10,7 @@ from tfdist_cli.launch.object_names import label
 
 
 @pytest.mark.parametrize("name", ["digits", "a", "a-1", "x" * 63])
-def test_what_is_a_label_stays(name):
+def test_a_label_is_unchanged(name):
     assert label(name) == name
 
 
@@ -27,13 +27,13 @@ def test_what_is_a_label_stays(name):
         ("x" * 64, "x" * 56 + "-"),
     ],
 )
-def test_what_is_none_becomes_one(name, begins):
+def test_other_names_become_labels(name, begins):
     assert label(name).startswith(begins)
     assert len(label(name)) <= 63
 
 
 @given(st.text(min_size=1), st.integers(20, 63))
-def test_always_a_label(name, most):
+def test_the_result_is_always_a_label(name, most):
     made = label(name, most)
     assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", made)
     assert len(made) <= most

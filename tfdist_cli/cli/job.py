@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.restart_rules import restart_rules
+from tfdist_cli.launch.restart_rules import default_max_restarts, restart_rules
 from tfdist_cli.launch.supervisor.launcher import Launcher
 from tfdist_cli.launch.supervisor.state import JobPolicy, Timeouts
 from tfdist_cli.plan.plan import Plan, make_plan
@@ -18,9 +18,6 @@ from tfdist_cli.spec.loading.recipe_module import check_module
 from tfdist_cli.spec.roles import ROLES
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
-
-MAX_RESTARTS = 3
-"""Restarts of a recipe that has checkpoints; without them a restart loses everything."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +63,7 @@ class Job:
         """When the job is over; a role that says how often it may be restarted need not be allowed to once more."""
         given = restart_rules(self.cluster)
         if max_restarts is None:
-            own = MAX_RESTARTS if self.recipe and self.recipe.checkpoint else 0
-            max_restarts = max([own, *(spec.max or 0 for spec in given.values())])
+            max_restarts = max([default_max_restarts(self.recipe), *(spec.max or 0 for spec in given.values())])
         return JobPolicy(self.cluster.strategy, self.recipe is not None, timeouts, max_restarts, given)
 
 

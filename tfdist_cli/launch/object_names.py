@@ -1,4 +1,4 @@
-"""Names that other programs take, made of names that people write."""
+"""Makes valid object names for Kubernetes and container engines from any text."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import re
 
 LONGEST_LABEL = 63
 _HASHED = 7
-"""Characters of a hash, with the dash before it."""
+"""Characters of the hash suffix, with its dash."""
 _LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 
 
 def label(name: str, most: int = LONGEST_LABEL) -> str:
-    """A name as a label of RFC 1035: letters, digits and dashes, a letter first.
+    """Returns a name as a label of RFC 1035: lower-case letters, digits and dashes, starting with a letter.
 
-    One that is none, or is too long, ends with a hash of itself, so that different names stay different.
+    A name that is not a label, or is too long, gets a hash as suffix, so that different names stay different.
 
     Args:
         name: any text.
-        most: the most characters that the label may have.
+        most: the maximum length of the label.
     """
     if _LABEL.fullmatch(name) and len(name) <= most:
         return name

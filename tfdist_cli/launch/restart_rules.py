@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from tfdist_cli.spec.roles import ROLES, Role
 from tfdist_cli.spec.sections.cluster import Cluster, RestartSpec
+from tfdist_cli.spec.sections.recipe import Recipe
+
+MAX_RESTARTS = 3
+"""Default limit of restarts of a recipe that has checkpoints."""
+
+
+def default_max_restarts(recipe: Recipe | None) -> int:
+    """Returns how often a job is restarted by default: without checkpoints a restart would lose all training."""
+    return MAX_RESTARTS if recipe and recipe.checkpoint else 0
 
 
 def restart_rules(cluster: Cluster) -> dict[Role, RestartSpec]:

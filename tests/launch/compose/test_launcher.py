@@ -1,7 +1,10 @@
-"""What is refused before any container is started, with stand-ins for the engines."""
+"""Checks before any container is started, with stand-ins for the engines."""
+
+import re
 
 import pytest
 
+from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.compose.launcher import ComposeLauncher
 from tfdist_cli.spec.sections.cluster import Cluster
@@ -30,33 +33,36 @@ def engine(tmp_path, monkeypatch):
     return make
 
 
-@pytest.mark.parametrize(("wanted", "named"), [("auto", "podman or docker"), ("docker", "docker")])
-def test_no_engine(engine, wanted, named):
-    engine("docker" if wanted == "auto" else "podman", "exit 0")
-    if wanted == "auto":
+def test_no_engine(engine):
+    with raises(UsageError, "program-missing") as caught:
         ComposeLauncher().check(cluster(), ())
-    else:
-        with pytest.raises(UsageError, match=f"no {named} on PATH"):
-            ComposeLauncher().check(cluster({"engine": wanted}), ())
+    assert "podman or docker" in caught.value.message
+    engine("docker", "exit 0")
+    ComposeLauncher().check(cluster(), ())
+    with raises(UsageError, "program-missing") as caught:
+        ComposeLauncher().check(cluster({"engine": "podman"}), ())
+    assert "docker" not in caught.value.message
 
 
 def test_no_image(engine):
     engine("podman", 'echo first; echo "no such image: $5" >&2; exit 125')
-    with pytest.raises(UsageError, match="podman gives no image 'mine': no such image: mine") as caught:
+    with raises(UsageError, "image-missing") as caught:
         ComposeLauncher().check(cluster({"image": "mine"}), ())
+    assert re.search("podman.*'mine': no such image: mine", caught.value.message)
     assert "podman build -t mine" in str(caught.value.hint)
 
 
-def test_podman_comes_before_docker(engine):
+def test_podman_is_preferred_to_docker(engine):
     engine("podman", "exit 0")
     engine("docker", "exit 1")
     ComposeLauncher().check(cluster(), ())
 
 
 def test_hosts_of_a_role_are_refused():
-    with pytest.raises(UsageError, match=r"roles.worker.hosts names machines") as caught:
+    with raises(UsageError, "hosts-not-supported") as caught:
         ComposeLauncher().preview_addresses(cluster(hosts=["a", "b"]))
-    assert caught.value.hint == "write 'replicas: 2' in its place"
+    assert "roles.worker.hosts" in caught.value.message
+    assert "'replicas: 2'" in str(caught.value.hint)
 
 
 def test_addresses_are_the_containers_names():

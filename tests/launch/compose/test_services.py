@@ -1,4 +1,4 @@
-"""A plan as containers: the same in a compose file and in the engine's words."""
+"""A plan as containers: in a compose file and as arguments of the engine."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.compose.launcher import ComposeLauncher
 from tfdist_cli.launch.compose.services import compose_file, project_name, run_argv, service_of
@@ -73,19 +74,19 @@ def test_a_recipes_compose_file():
     ]
 
 
-def test_the_tasks_know_each_other_by_their_services():
+def test_addresses_are_the_services_names():
     env = service_in(trained(), "worker-1")["environment"]
     assert '"worker":["worker-0:2222","worker-1:2222"]' in env["TF_CONFIG"]
     assert env["TF_CONFIG"].endswith('"task":{"type":"worker","index":1}}')
     assert "worker-0" in env["no_proxy"]
 
 
-def test_containers_share_the_one_machine():
+def test_containers_share_the_cores_of_this_machine():
     env = service_in(trained(), "worker-1")["environment"]
     assert env["TF_NUM_INTRAOP_THREADS"] == "2"
 
 
-def test_gpus_are_counted_from_0_inside():
+def test_gpus_are_renumbered_from_0_in_a_container():
     worker = service_in(trained(), "worker-1")
     assert worker["devices"] == ["nvidia.com/gpu=1"]
     assert worker["environment"]["CUDA_VISIBLE_DEVICES"] == "0"
@@ -94,7 +95,7 @@ def test_gpus_are_counted_from_0_inside():
     assert ps["environment"]["CUDA_VISIBLE_DEVICES"] == "-1"
 
 
-def test_hostile_text_comes_through():
+def test_hostile_text_stays_literal():
     plan = planned(command=("echo", HOSTILE), run_dir=Path("/runs/a'; echo $foo ü"))
     worker = service_in(plan, "worker-0")
     assert worker["entrypoint"] == ["echo"]
@@ -104,7 +105,7 @@ def test_hostile_text_comes_through():
     assert "configs" not in worker
 
 
-def test_secrets_are_named_and_not_told(tmp_path, monkeypatch):
+def test_secrets_are_referenced_without_their_values(tmp_path, monkeypatch):
     monkeypatch.setenv("FROM", "s3cr3t-value")
     (tmp_path / "key").write_text("s3cr3t-value")
     secrets = {"KEY": {"env": "FROM"}, "TOKEN": {"file": tmp_path / "key"}}
@@ -118,11 +119,11 @@ def test_secrets_are_named_and_not_told(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", ["/runs/a:b", "/runs/a\nb"])
 def test_a_folder_that_cannot_be_mounted(path):
-    with pytest.raises(UsageError, match="cannot be mounted"):
+    with raises(UsageError, "path-not-mountable"):
         compose_file(planned(run_dir=Path(path), command=("true",)), "docker")
 
 
-def test_the_engines_words_are_those_of_the_file():
+def test_arguments_of_the_engine_match_the_file():
     plan = trained()
     for engine in ("docker", "podman"):
         service = service_of(plan, plan[TaskId("ps")], engine)
@@ -149,7 +150,7 @@ def test_the_engines_words_are_those_of_the_file():
         assert not {"--publish", "-p", "--privileged"} & set(argv)
 
 
-def test_two_folders_of_one_name_are_two_projects():
+def test_folders_of_the_same_name_are_different_projects():
     names = {project_name(Path(path)) for path in ("/a/digits", "/b/digits", "/a/Digits", "/a/" + "x" * 250)}
     assert len(names) == 4
     assert max(map(len, names)) <= 40

@@ -53,13 +53,15 @@ class ComposeLauncher(RemoteAddresses):
         if engine is None:
             wanted = (cluster.compose or Compose()).engine
             raise UsageError(
-                f"there is no {'podman or docker' if wanted == 'auto' else wanted} on PATH to run containers with",
+                f"{'podman or docker' if wanted == 'auto' else wanted} is not on PATH, and runs the containers",
+                code="program-missing",
                 hint="install podman or docker, or use --on local",
             )
         found = _called(engine, "image", "inspect", "--format", "{{.Id}}", image)
         if found.returncode:
             raise UsageError(
-                f"{engine} gives no image {image!r}: {_last_line(found.stderr)}",
+                f"{engine} has no image {image!r}: {_last_line(found.stderr)}",
+                code="image-missing",
                 hint=f"`{engine} build -t {image} .` in tfdist's own folder makes it, `{engine} pull {image}` fetches "
                 "one from a registry; compose.image names another",
             )

@@ -1,4 +1,4 @@
-"""A plan → its containers as plain values, and these in the words of a compose file and of `podman run`."""
+"""Renders a plan as containers: as plain values, as a compose file, and as arguments of `podman run`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tfdist_cli.spec.sections.compose import Compose
 from tfdist_cli.spec.task_id import TaskId
 
 RECIPE_PATH = "/run/tfdist/recipe.yaml"
-"""Where a container has the recipe."""
+"""The recipe's path in a container."""
 GRACE = 30
-"""Seconds that a container has to end when its engine tells it to; a launch has its own, --shutdown-timeout."""
+"""Seconds between SIGTERM and SIGKILL when an engine stops a container. `launch` uses --shutdown-timeout instead."""
 RUN_LABEL = "tfdist.run"
-"""The label of all containers of a run, by which they are found when their launcher is gone."""
+"""The label of a run's containers, by which the cleanup finds them after the launcher has exited."""
 
 
 @dataclass(frozen=True)
 class Mount:
-    """A folder or a file of this machine that a container sees."""
+    """A folder or a file of this machine that is mounted into a container."""
 
     source: str
     target: str
@@ -38,18 +38,18 @@ class Service:
     """The container of one task.
 
     Args:
-        name: its name in the network.
-        image: what it is made of.
+        name: its host name in the network.
+        image: its image.
         argv: its command.
-        env: all that is set in it, but secrets.
-        secrets: the variables of its secrets, and those that compose finds their values in.
-        user: whom its processes run as, `uid:gid`.
-        same_users: whether user ids have to be mapped so that they are inside what they are outside.
-        mounts: what it sees of this machine; the recipe is not among them.
-        recipe: whether it has the run's recipe, at `RECIPE_PATH`.
-        cpus: cores that it may use; None for all.
-        memory: bytes that it may use; None for all.
-        devices: GPUs by their names in the Container Device Interface.
+        env: its variables without secrets.
+        secrets: maps the variables of its secrets to the variables from which compose reads their values.
+        user: the user of its processes, `uid:gid`.
+        keep_user_ids: whether user ids inside the container must be mapped to the same ids outside.
+        mounts: its mounts, without the recipe.
+        recipe: whether the run's recipe is mounted at `RECIPE_PATH`.
+        cpus: the most cores that it may use; None for all.
+        memory: the most bytes that it may use; None for all.
+        devices: its GPUs, by their names in the Container Device Interface.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Service:
     env: Mapping[str, str]
     secrets: Mapping[str, str]
     user: str
-    same_users: bool
+    keep_user_ids: bool
     mounts: tuple[Mount, ...]
     recipe: bool
     cpus: int | None
@@ -67,20 +67,20 @@ class Service:
 
 
 def service_name(task: TaskId) -> str:
-    """The name of a task in the containers' network: `data-worker-0`."""
+    """Returns a task's host name in the containers' network: `data-worker-0`."""
     return task.slug.replace("_", "-")
 
 
 def project_name(run_dir: Path) -> str:
-    """The name of a run among all that the engine knows: two folders of the same name have different ones."""
+    """Returns a name of a run that is unique in the engine: equal folder names in two parents get different ones."""
     return label(f"tfdist-{run_dir.name}-{label(str(run_dir))[-6:]}", 40)
 
 
 def service_of(plan: Plan, planned: PlannedTask, engine: str) -> Service:
-    """One task's container.
+    """Returns a task's container.
 
     Raises:
-        UsageError: a folder that it needs cannot be mounted.
+        UsageError: a folder's path cannot be mounted.
     """
     role, compose = plan.cluster.role(planned.task), plan.cluster.compose or Compose()
     return Service(
@@ -90,7 +90,7 @@ def service_of(plan: Plan, planned: PlannedTask, engine: str) -> Service:
         env=planned.env,
         secrets={name: spec.env or name for name, spec in planned.secrets.items()},
         user=f"{os.getuid()}:{os.getgid()}",
-        same_users=engine == "podman" and os.getuid() != 0,
+        keep_user_ids=engine == "podman" and os.getuid() != 0,
         mounts=tuple(_mounts(plan, compose)),
         recipe=plan.recipe is not None,
         cpus=role.cpus,
@@ -104,7 +104,7 @@ def _role_argv(task: TaskId) -> tuple[str, ...]:
 
 
 def _mounts(plan: Plan, compose: Compose) -> Iterator[Mount]:
-    """The run's directory, what the recipe needs, and the user's own; the former have the paths that they have here."""
+    """Yields the run directory and the recipe's folders, under the same paths as here, and the user's volumes."""
     recipe = plan.recipe
     own = {str(plan.run_dir): False}
     if recipe and recipe.module_dir:
@@ -115,7 +115,8 @@ def _mounts(plan: Plan, compose: Compose) -> Iterator[Mount]:
     for path, read_only in own.items():
         if ":" in path or not path.isprintable():
             raise UsageError(
-                f"{path!r} cannot be mounted in a container: no ':' and no control characters",
+                f"{path!r} cannot be mounted in a container: a path must not contain ':' or control characters",
+                code="path-not-mountable",
                 hint="rename the folder, or name another with --run-dir",
             )
         yield Mount(path, path, read_only)
@@ -124,26 +125,27 @@ def _mounts(plan: Plan, compose: Compose) -> Iterator[Mount]:
         yield Mount(source, target, bool(mode))
 
 
-def run_argv(service: Service, run_dir: Path, project: str, start: str, own: Iterable[str]) -> list[str]:
-    """The arguments with which an engine runs a container, and stays until it has ended.
+def run_argv(service: Service, run_dir: Path, project: str, name: str, inherited: Iterable[str]) -> list[str]:
+    """Returns the arguments with which an engine runs a container in the foreground.
 
     Args:
         service: the container.
-        run_dir: the run's directory, which has the recipe.
-        project: the run's name, which is that of its network, too.
-        start: the container's name; one that is started again needs a new one.
-        own: names of variables that the engine's client has in its environment: everybody can read its command line.
+        run_dir: the run directory, which contains the recipe.
+        project: the run's name, and the name of its network.
+        name: the container's name, unique to this start.
+        inherited: names of variables that the container gets from the environment of the engine's client. Their values
+            must not be in the command line, which all users can read.
     """
     mounts = [*service.mounts, *([Mount(str(run_dir / RECIPE_FILE), RECIPE_PATH, True)] if service.recipe else ())]
     program, *arguments = service.argv
-    options = ["--init", "--log-driver", "none", "--name", start, "--label", f"{RUN_LABEL}={project}"]
+    options = ["--init", "--log-driver", "none", "--name", name, "--label", f"{RUN_LABEL}={project}"]
     options += ["--network", project, "--network-alias", service.name, "--hostname", service.name]
-    options += ["--user", service.user, *(["--userns", "keep-id"] if service.same_users else ())]
+    options += ["--user", service.user, *(["--userns", "keep-id"] if service.keep_user_ids else ())]
     options += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--security-opt", "label=disable"]
     options += ["--stop-timeout", str(GRACE)]
     for mount in mounts:
         options += ["--volume", f"{mount.source}:{mount.target}{':ro' if mount.read_only else ''}"]
-    for variable in (*(f"{name}={value}" for name, value in service.env.items()), *own):
+    for variable in (*(f"{key}={value}" for key, value in service.env.items()), *inherited):
         options += ["--env", variable]
     options += [] if service.cpus is None else ["--cpus", str(service.cpus)]
     options += [] if service.memory is None else ["--memory", f"{service.memory}b"]
@@ -153,7 +155,7 @@ def run_argv(service: Service, run_dir: Path, project: str, start: str, own: Ite
 
 
 def compose_file(plan: Plan, engine: str) -> str:
-    """The whole plan as a file that `docker compose` runs."""
+    """Returns the plan as a file for `docker compose`."""
     services = [service_of(plan, planned, engine) for planned in plan.tasks]
     content: dict[str, Any] = {
         "name": project_name(plan.run_dir),
@@ -164,21 +166,21 @@ def compose_file(plan: Plan, engine: str) -> str:
         content["configs"] = {"recipe": {"content": dump(plan.recipe)}}
     content = _escaped(content)
     for service in services:
-        filled_in = {name: f"${{{variable}:?is not set}}" for name, variable in service.secrets.items()}
-        content["services"][service.name]["environment"] |= filled_in
+        references = {name: f"${{{variable}:?is not set}}" for name, variable in service.secrets.items()}
+        content["services"][service.name]["environment"] |= references
     return to_yaml([content])
 
 
 def _as_compose(service: Service) -> dict[str, Any]:
     program, *arguments = service.argv
-    words: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "image": service.image,
         "hostname": service.name,
         "init": True,
         "restart": "no",
         "stop_grace_period": f"{GRACE}s",
         "user": service.user,
-        "userns_mode": "keep-id" if service.same_users else None,
+        "userns_mode": "keep-id" if service.keep_user_ids else None,
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges", "label=disable"],
         "entrypoint": [program],
@@ -193,11 +195,11 @@ def _as_compose(service: Service) -> dict[str, Any]:
         "mem_limit": None if service.memory is None else f"{service.memory}b",
         "devices": list(service.devices) or None,
     }
-    return {key: value for key, value in words.items() if value is not None}
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 def _escaped(value: Any) -> Any:
-    """Saves the dollars of values, which compose would fill in from its environment."""
+    """Escapes dollar signs, so that compose expands no variables."""
     if isinstance(value, dict):
         return {key: _escaped(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""A plan → the objects that run it in Kubernetes: a JobSet, a TFJob or plain Jobs, and what each of them needs."""
+"""Renders a plan as Kubernetes objects: a JobSet, a TFJob, plain Jobs or pods, and the objects that these need."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from tfdist_cli.launch.kubernetes.pods import (
     without_none,
 )
 from tfdist_cli.launch.object_names import label
+from tfdist_cli.launch.restart_rules import MAX_RESTARTS, default_max_restarts
 from tfdist_cli.plan.plan import RECIPE_FILE, Plan
 from tfdist_cli.spec.address import DEFAULT_PORT
 from tfdist_cli.spec.loading.dump import dump
@@ -36,18 +37,16 @@ from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.spec.strategies import STRATEGIES, decides
 from tfdist_cli.spec.task_id import TaskId
 
-RESTARTS = 3
-"""How often what is lost is started again where a recipe has checkpoints, as `launch` does."""
-LARGEST = 2**20
-"""Bytes that a ConfigMap may have."""
+CONFIG_MAP_BYTES = 2**20
+"""The size limit of a ConfigMap."""
 KILLED = 137
-"""The exit code of what SIGKILL has ended: most likely for want of memory, of which it would end again."""
+"""The exit code after SIGKILL. The most likely cause is lack of memory, and a restart would not help."""
 TF_ROLES: Mapping[Role, str] = {"chief": "Chief", "worker": "Worker", "ps": "PS", "evaluator": "Evaluator"}
-"""The roles that a TFJob has, by their names there."""
+"""The roles that a TFJob supports, with their names there."""
 
 
 def host_name(cluster: Cluster, task: TaskId) -> str:
-    """The name by which pods of the same namespace know a task's pod."""
+    """Returns the DNS name of a task's pod for pods in the same namespace."""
     wanted = cluster.kubernetes or Kubernetes()
     job, role = label(cluster.name, 35), role_name(task.role)
     if wanted.kind == "jobset":
@@ -58,33 +57,33 @@ def host_name(cluster: Cluster, task: TaskId) -> str:
 
 
 def manifests(plan: Plan) -> list[Manifest]:
-    """All objects of a plan, in the order in which they are made.
+    """Returns all objects of a plan, in the order in which they are created.
 
     Raises:
-        UsageError: Kubernetes, or the kind of job, cannot have what the cluster or the recipe asks for.
+        UsageError: Kubernetes, or this kind of job, does not support a setting of the cluster or the recipe.
     """
-    return [*shared(plan), *_JOBS[settings(plan).kind](plan)]
+    return [*shared_objects(plan), *_JOBS[settings(plan).kind](plan)]
 
 
-def shared(plan: Plan) -> list[Manifest]:
-    """The objects of a plan that its pods have in common.
+def shared_objects(plan: Plan) -> list[Manifest]:
+    """Returns the objects that all pods of a plan use.
 
     Raises:
-        UsageError: as by `manifests`.
+        UsageError: see `manifests`.
     """
     _check(plan)
-    named = [_service(plan)] if settings(plan).kind in ("plain", "pods") else []
-    return [_network_policy(plan), _config_map(plan), *named]
+    service = [_service(plan)] if settings(plan).kind in ("plain", "pods") else []
+    return [_network_policy(plan), _config_map(plan), *service]
 
 
 def pod(plan: Plan, task: TaskId, name: str, env: Mapping[str, str]) -> Manifest:
-    """One task's pod, which nothing in Kubernetes starts again.
+    """Returns a task's pod, which Kubernetes does not restart.
 
     Args:
         plan: the tasks.
-        task: which of them.
+        task: the task.
         name: the pod's name.
-        env: variables of this start.
+        env: additional variables of this start.
     """
     template = _template(plan, task)
     [container] = template["spec"]["containers"]
@@ -100,12 +99,15 @@ def _check(plan: Plan) -> None:
         if spec and spec.secrets and wanted.secret is None:
             names = " ".join(f"--from-literal={name}=…" for name in spec.secrets)
             raise UsageError(
-                f"roles.{role}.secrets: pods get secrets from a Secret, and kubernetes.secret names none",
+                f"roles.{role}.secrets: pods read secrets from a Secret, but kubernetes.secret is not set",
+                code="kubernetes-secret-not-set",
                 hint=f"`kubectl create secret generic NAME {names}`, and write 'secret: NAME' in kubernetes",
             )
         if wanted.kind == "tfjob" and role not in TF_ROLES:
             raise UsageError(
-                f"roles.{role}: a TFJob has no such role", hint="use 'kind: jobset' or 'kind: plain' in kubernetes"
+                f"roles.{role}: a TFJob does not support this role",
+                code="role-not-supported",
+                hint="use 'kind: jobset' or 'kind: plain' in kubernetes",
             )
 
 
@@ -118,7 +120,7 @@ def _count(plan: Plan, role: Role) -> int:
 
 
 def _network_policy(plan: Plan) -> Manifest:
-    """Only the job's own pods reach its tasks: who reaches a task's port can run any TensorFlow operation in it."""
+    """Lets only the job's pods connect to its tasks: a client can run any TensorFlow operation in a task."""
     own = {"podSelector": {"matchLabels": labels(plan)}}
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -135,16 +137,17 @@ def _network_policy(plan: Plan) -> Manifest:
 def _config_map(plan: Plan) -> Manifest:
     data = _recipe_files(plan, plan.recipe) if plan.recipe else {}
     size = sum(len(text.encode()) for text in data.values())
-    if size > LARGEST - 1024:
+    if size > CONFIG_MAP_BYTES - 1024:
         raise UsageError(
-            f"the recipe and its module have {size} bytes, and a ConfigMap at most {LARGEST}",
+            f"the recipe and its module have {size} bytes, but a ConfigMap has at most {CONFIG_MAP_BYTES}",
+            code="recipe-too-large",
             hint="put the module in the image",
         )
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(plan, job_name(plan)), "data": data}
 
 
 def _inside(plan: Plan, recipe: Recipe) -> Recipe:
-    """The recipe as pods have it: a checkpoint folder in the run's directory is in the one of theirs."""
+    """Returns the recipe with the pods' paths: a checkpoint folder in the run directory moves with it."""
     saved = recipe.checkpoint
     if saved and saved.dir and saved.dir.is_relative_to(plan.run_dir):
         moved = Path(RUNS / job_name(plan) / saved.dir.relative_to(plan.run_dir))
@@ -153,13 +156,14 @@ def _inside(plan: Plan, recipe: Recipe) -> Recipe:
 
 
 def _recipe_files(plan: Plan, recipe: Recipe) -> dict[str, str]:
-    """The recipe, and its module where that is a file beside it; one that is installed is so in the image, too."""
+    """Returns the recipe, and its module if that is a file beside it. Installed modules have to be in the image."""
     files = {RECIPE_FILE: dump(_inside(plan, recipe))}
     if recipe.module_dir is None:
         return files
     if (recipe.module_dir / recipe.module.partition(".")[0]).is_dir():
         raise UsageError(
-            f"the recipe's module {recipe.module!r} is a package of several files, which no ConfigMap holds",
+            f"the recipe's module {recipe.module!r} is a package of several files, which a ConfigMap cannot contain",
+            code="module-is-a-package",
             hint="install it in the image, and remove it from the recipe's folder or set its module_dir",
         )
     path = recipe.module_dir / f"{recipe.module}.py"
@@ -168,19 +172,15 @@ def _recipe_files(plan: Plan, recipe: Recipe) -> dict[str, str]:
     return files
 
 
-def _restarts(plan: Plan) -> int:
-    return RESTARTS if plan.recipe and plan.recipe.checkpoint else 0
-
-
-def _failure_policy(*, ignored: bool) -> Manifest:
-    """Which ends of a pod count: what cannot go better the next time ends the job.
+def _failure_policy(*, ignore_disruptions: bool) -> Manifest:
+    """Returns the policy that fails the job on exit codes that a restart cannot avoid.
 
     Args:
-        ignored: whether a pod that had to make room for others is replaced as if nothing had been.
+        ignore_disruptions: whether an evicted or preempted pod is replaced without counting as a failure.
     """
     disrupted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     codes = {"containerName": CONTAINER, "operator": "In", "values": [int(ExitCode.USAGE), KILLED]}
-    return {"rules": [*([disrupted] if ignored else ()), {"action": "FailJob", "onExitCodes": codes}]}
+    return {"rules": [*([disrupted] if ignore_disruptions else ()), {"action": "FailJob", "onExitCodes": codes}]}
 
 
 def _deciding(plan: Plan) -> list[Role]:
@@ -204,7 +204,7 @@ def _jobset(plan: Plan) -> Iterator[Manifest]:
                 "operator": "All",
                 "targetReplicatedJobs": [role_name(role) for role in _deciding(plan)],
             },
-            "failurePolicy": {"maxRestarts": _restarts(plan), "rules": rules},
+            "failurePolicy": {"maxRestarts": default_max_restarts(plan.recipe), "rules": rules},
             "replicatedJobs": [_replicated(plan, role) for role in _roles(plan)],
         },
     }
@@ -213,14 +213,14 @@ def _jobset(plan: Plan) -> Iterator[Manifest]:
 def _replicated(plan: Plan, role: Role) -> Manifest:
     count, restart = _count(plan, role), plan.cluster.restart(role)
     alone = restart.policy == "replace"
-    most = RESTARTS if restart.max is None else restart.max
+    most = MAX_RESTARTS if restart.max is None else restart.max
     template = pod_template(plan, role, role_argv(plan, role, f"$({INDEX})"), indexed_env(plan, role))
     job = {
         "completionMode": "Indexed",
         "completions": count,
         "parallelism": count,
         "backoffLimit": most * count if alone else 0,
-        "podFailurePolicy": _failure_policy(ignored=alone),
+        "podFailurePolicy": _failure_policy(ignore_disruptions=alone),
         "template": template,
     }
     return {"name": role_name(role), "replicas": 1, "template": {"spec": job}}
@@ -236,13 +236,13 @@ def _tfjob(plan: Plan) -> Iterator[Manifest]:
             "runPolicy": {
                 "cleanPodPolicy": "Running",
                 "ttlSecondsAfterFinished": wanted.ttl_seconds,
-                "backoffLimit": _restarts(plan),
+                "backoffLimit": default_max_restarts(plan.recipe),
             },
             "successPolicy": "" if STRATEGIES[plan.strategy].coordinated else "AllWorkers",
             "tfReplicaSpecs": {
                 TF_ROLES[role]: {
                     "replicas": _count(plan, role),
-                    # The operator starts again what a signal has ended, and nothing that has failed of itself.
+                    # The operator restarts pods that a signal has killed, but not pods that exited with an error.
                     "restartPolicy": "Never" if plan.cluster.restart(role).policy == "never" else "ExitCode",
                     "template": pod_template(plan, role, role_argv(plan, role, None), operators_env(plan, role), None),
                 }
@@ -253,7 +253,7 @@ def _tfjob(plan: Plan) -> Iterator[Manifest]:
 
 
 def _service(plan: Plan) -> Manifest:
-    """Gives each pod a name, also before it is ready."""
+    """Returns the service that gives each pod a DNS name, also before the pod is ready."""
     job = job_name(plan)
     return {
         "apiVersion": "v1",
@@ -269,7 +269,7 @@ def _service(plan: Plan) -> Manifest:
 
 
 def _template(plan: Plan, task: TaskId) -> Manifest:
-    """The pod of one task, by its name in the job's service."""
+    """Returns the template of one task's pod, with its name in the job's service."""
     argv, name = role_argv(plan, task.role, str(task.index)), f"{role_name(task.role)}-{task.index}"
     env = as_env(environment(plan, task))
     return pod_template(plan, task.role, argv, env, hostname=name, subdomain=job_name(plan))
@@ -279,11 +279,11 @@ def _plain(plan: Plan) -> Iterator[Manifest]:
     for planned in plan.tasks:
         role, index = planned.task.role, planned.task.index
         restart = plan.cluster.restart(role)
-        most = RESTARTS if restart.policy == "replace" else _restarts(plan)
+        most = MAX_RESTARTS if restart.policy == "replace" else default_max_restarts(plan.recipe)
         job = {
             "ttlSecondsAfterFinished": settings(plan).ttl_seconds,
             "backoffLimit": 0 if restart.policy == "never" else most if restart.max is None else restart.max,
-            "podFailurePolicy": _failure_policy(ignored=True) if restart.policy != "never" else None,
+            "podFailurePolicy": _failure_policy(ignore_disruptions=True) if restart.policy != "never" else None,
             "template": _template(plan, planned.task),
         }
         yield {

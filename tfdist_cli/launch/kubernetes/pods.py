@@ -1,4 +1,4 @@
-"""A task's pod as Kubernetes takes it: the same one whatever runs it."""
+"""Renders a task's pod: names, command, environment, volumes. All kinds of job use the same pod."""
 
 from __future__ import annotations
 
@@ -17,56 +17,56 @@ from tfdist_cli.spec.task_id import TaskId
 
 Manifest = dict[str, Any]
 FILES = PurePosixPath("/tfdist/job")
-"""Where a pod has the cluster, the recipe and its module."""
+"""The folder of the recipe and its module in a pod."""
 RUNS = PurePosixPath("/tfdist/runs")
-"""Where runs are kept; the image has this folder."""
+"""The folder of run directories in a pod; it exists in the image."""
 USER = 1000
-"""The image's user."""
+"""The user id in the image."""
 CONTAINER = "tensorflow"
-"""The container's name; a TFJob's operator looks for this one."""
+"""The container's name, which a TFJob's operator requires."""
 GRACE = 60
-"""Seconds that a pod has to end when it is told to: a chief saves a checkpoint."""
+"""Seconds between SIGTERM and SIGKILL: a chief saves a checkpoint."""
 INDEX = "TFDIST_INDEX"
-"""The variable with a pod's number among those of its role, where Kubernetes numbers them."""
+"""The variable with a pod's index within its role, where Kubernetes numbers the pods."""
 _INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 LONGEST_NAME = 35
-"""Characters of a job's name that leave room for what is added to it: `-data-dispatcher-0-1234`, and five at random."""
+"""Characters of a job's name that leave room for suffixes: `-data-dispatcher-0-1234`, and five random characters."""
 
 
 def job_name(plan: Plan) -> str:
-    """The name of the job and of what belongs to it."""
+    """Returns the name of the job and of its objects."""
     return label(plan.name, LONGEST_NAME)
 
 
 def role_name(role: Role) -> str:
-    """A role in the name of an object: `data-worker`."""
+    """Returns a role as part of an object's name: `data-worker`."""
     return role.replace("_", "-")
 
 
 def settings(plan: Plan) -> Kubernetes:
-    """What the cluster file says of Kubernetes."""
+    """Returns the cluster file's `kubernetes` section, or its defaults."""
     return plan.cluster.kubernetes or Kubernetes()
 
 
 def labels(plan: Plan, role: Role | None = None) -> dict[str, str]:
-    """The labels of a job's objects, and of a role's pods."""
+    """Returns the labels of a job's objects, or of a role's pods."""
     own = {"app.kubernetes.io/name": "tfdist", "app.kubernetes.io/instance": job_name(plan)}
     return own | ({"app.kubernetes.io/component": role_name(role)} if role else {})
 
 
 def metadata(plan: Plan, name: str) -> Manifest:
-    """The metadata of an object."""
+    """Returns the metadata of an object."""
     namespace = settings(plan).namespace
     return {"name": name, **({"namespace": namespace} if namespace else {}), "labels": labels(plan)}
 
 
 def role_argv(plan: Plan, role: Role, index: str | None) -> list[str]:
-    """The command of a role's tasks; the environment is what the plan decided.
+    """Returns the command of a role's tasks; the plan has decided their environment.
 
     Args:
         plan: the tasks.
-        role: which of them.
-        index: the task's number, or the variable that has it, `$(NAME)`; None where `TF_CONFIG` alone says it.
+        role: their role.
+        index: the task's index, or a reference to the variable with it, `$(NAME)`; None where only `TF_CONFIG` has it.
     """
     argv = ["tfdist", "role", *(["--task", f"{role}:{index}"] if index else [])]
     if plan.recipe:
@@ -75,32 +75,33 @@ def role_argv(plan: Plan, role: Role, index: str | None) -> list[str]:
 
 
 def environment(plan: Plan, task: TaskId) -> dict[str, str]:
-    """A task's planned variables, with the run's directory where pods have it."""
+    """Returns a task's planned variables, with the run directory of the pods."""
     return {**plan[task].env, RUN_DIR: str(RUNS / job_name(plan))}
 
 
 def as_env(variables: Mapping[str, str]) -> list[Manifest]:
-    """Variables as a container takes them, with their values as they are."""
+    """Returns variables as a container's `env`, with literal values."""
     return [{"name": name, "value": literal(value)} for name, value in variables.items()]
 
 
 def indexed_env(plan: Plan, role: Role) -> list[Manifest]:
-    """The variables of all tasks of a role in one template, where Kubernetes numbers the pods.
+    """Returns the `env` of all tasks of a role in one template, where Kubernetes numbers the pods.
 
-    Kubernetes fills in a variable that stands before the one that names it, as its own of this number does not.
+    Kubernetes expands references to variables that precede in the list. Its own variable of the index does not, so the
+    list starts with a copy.
     """
     variables = environment(plan, TaskId(role))
-    # JSON can hold these characters only here: in a text its quotation marks would have backslashes.
+    # These characters occur only once in the JSON: inside a string the quotation marks would be escaped.
     before, number, after = variables.pop("TF_CONFIG").partition('"index":0')
     if not number:
-        raise ValueError("TF_CONFIG does not say which task it is for")
+        raise ValueError("TF_CONFIG has no task index")
     filled_in = f'{literal(before)}"index":$({INDEX}){literal(after)}'
     own = {"name": INDEX, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{_INDEX_ANNOTATION}']"}}}
     return [own, {"name": "TF_CONFIG", "value": filled_in}, *as_env(variables)]
 
 
 def operators_env(plan: Plan, role: Role) -> list[Manifest]:
-    """The variables of a role's tasks where a TFJob's operator sets `TF_CONFIG`, which it does for several tasks."""
+    """Returns the `env` of a role's tasks in a TFJob. Its operator sets `TF_CONFIG` if there are several tasks."""
     variables = environment(plan, TaskId(role))
     if len(plan.tasks) > 1:
         del variables["TF_CONFIG"]
@@ -108,21 +109,21 @@ def operators_env(plan: Plan, role: Role) -> list[Manifest]:
 
 
 def literal(text: str) -> str:
-    """Text in which Kubernetes fills in no variable."""
+    """Escapes text so that Kubernetes expands no variables in it."""
     return text.replace("$", "$$")
 
 
 def pod_template(
     plan: Plan, role: Role, argv: list[str], env: list[Manifest], restart: str | None = "Never", **more: Any
 ) -> Manifest:
-    """The template of a role's pods.
+    """Returns the template of a role's pods.
 
     Args:
         plan: the tasks.
-        role: which of them.
+        role: their role.
         argv: their command.
-        env: their variables, but secrets.
-        restart: the pods' restartPolicy; None where something else says it.
+        env: their variables without secrets.
+        restart: the pods' restartPolicy; None where the job's kind sets it.
         more: further fields of the pod.
     """
     wanted, spec = settings(plan), _role(plan, role)
@@ -132,7 +133,7 @@ def pod_template(
         "terminationGracePeriodSeconds": GRACE,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "shareProcessNamespace": True,  # process 1 ignores SIGTERM unless it handles it, and a user's program may not
+        "shareProcessNamespace": True,  # as process 1 a program without a handler would ignore SIGTERM
         "serviceAccountName": wanted.service_account,
         "imagePullSecrets": [{"name": name} for name in wanted.image_pull_secrets] or None,
         "nodeSelector": dict(wanted.node_selector) or None,
@@ -151,7 +152,7 @@ def pod_template(
 
 
 def without_none(fields: Mapping[str, Any]) -> Manifest:
-    """The fields that say something."""
+    """Returns the fields whose values are not None."""
     return {key: value for key, value in fields.items() if value is not None}
 
 
@@ -197,11 +198,11 @@ def _resources(spec: RoleSpec) -> Manifest | None:
 
 
 def _volumes(plan: Plan, wanted: Kubernetes) -> Iterator[tuple[str, Manifest, str, bool]]:
-    """Each volume: its name, where it comes from, its path, and whether it is read only."""
+    """Yields each volume: its name, its source, its path, and whether it is read-only."""
     runs = {"persistentVolumeClaim": {"claimName": wanted.claim}} if wanted.claim else {"emptyDir": {}}
     yield "files", {"configMap": {"name": job_name(plan)}}, str(FILES), True
     yield "runs", runs, str(RUNS), False
-    yield "tmp", {"emptyDir": {}}, "/tmp", False  # noqa: S108 the pod's own
+    yield "tmp", {"emptyDir": {}}, "/tmp", False  # noqa: S108 the container's /tmp
     for number, volume in enumerate(wanted.volumes):
         claim, path, *mode = volume.split(":")
         yield f"claim-{number}", {"persistentVolumeClaim": {"claimName": claim}}, path, bool(mode)

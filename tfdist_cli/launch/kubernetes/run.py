@@ -14,7 +14,7 @@ from typing import Any
 
 from tfdist_cli.errors import TfdistError
 from tfdist_cli.launch.kubernetes import watchdog
-from tfdist_cli.launch.kubernetes.manifests import pod, shared
+from tfdist_cli.launch.kubernetes.manifests import pod, shared_objects
 from tfdist_cli.launch.kubernetes.pods import CONTAINER, job_name, settings
 from tfdist_cli.launch.process.background_tasks import BackgroundTasks
 from tfdist_cli.launch.process.stream import TaskStream
@@ -71,7 +71,7 @@ class PodsRun:
         Raises:
             TfdistError: Kubernetes refuses it; a job of that name may be there.
         """
-        code, said = await self._call("create", "--filename", "-", stdin=to_yaml(shared(self._plan)))
+        code, said = await self._call("create", "--filename", "-", stdin=to_yaml(shared_objects(self._plan)))
         if code:
             label = f"app.kubernetes.io/instance={job_name(self._plan)}"
             raise TfdistError(
