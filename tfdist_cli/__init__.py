@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from tfdist_cli.train.checkpoint.export import export
     from tfdist_cli.train.cluster.join import is_chief, scope
     from tfdist_cli.train.data.pipeline import Shard
-    from tfdist_cli.train.trainer.config import Validation
+    from tfdist_cli.train.trainer.config import Checkpoints, Validation
     from tfdist_cli.train.trainer.evaluate import evaluate
-    from tfdist_cli.train.trainer.fit import Checkpoints, fit
+    from tfdist_cli.train.trainer.fit import fit
 
     __version__: str
 
-_HOMES = {
-    "Checkpoints": "tfdist_cli.train.trainer.fit",
+_MODULES = {
+    "Checkpoints": "tfdist_cli.train.trainer.config",
     "EmbeddingRule": "tfdist_cli.spec.sections.updates",
     "LearningRate": "tfdist_cli.spec.sections.updates",
     "Shard": "tfdist_cli.train.data.pipeline",
@@ -61,15 +61,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what trains when it is first used: a machine that only submits has no TensorFlow."""
+    """Imports a public name when it is first used: a machine that only launches may not have TensorFlow."""
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("tfdist-cli")
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if ".train." in _HOMES[name]:
+    if ".train." in _MODULES[name]:
         importlib.import_module("tfdist_cli.requirements").require_backend()
     try:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
+        value = getattr(importlib.import_module(_MODULES[name]), name)
     except ModuleNotFoundError as error:
         if error.name != "tensorflow":
             raise

@@ -106,7 +106,7 @@ def test_a_task_that_is_told_to_end_saves_first(roles, updates, train, tmp_path)
     tasks.await_path(chief, tmp_path / "run" / "metrics.jsonl")
     tasks.processes[chief].send_signal(signal.SIGTERM)
     ended = tasks.finish()
-    told = re.search(r"told to end after step (\d+)", ended[chief].err)
+    told = re.search(r"ended after step (\d+)", ended[chief].err)
     assert told
     step = int(told[1])
     (saved,) = (tmp_path / "project" / "kept").glob("step-*")

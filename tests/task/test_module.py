@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.task.module import RecipeModule
@@ -45,13 +46,16 @@ def test_callbacks_are_optional(load):
 
 
 def test_a_module_that_is_not_there(load, tmp_path):
-    with pytest.raises(UsageError, match=f"'users_module' was not found in {tmp_path}"):
+    with raises(UsageError, "recipe-module-not-found") as caught:
         load(None)
+    assert "'users_module'" in caught.value.message
+    assert str(tmp_path) in caught.value.message
 
 
 def test_a_package_that_is_not_there(load):
-    with pytest.raises(UsageError, match=r"'no_such_package\.recipe' was not found"):
+    with raises(UsageError, "recipe-module-not-found") as caught:
         load(None, name="no_such_package.recipe")
+    assert "'no_such_package.recipe'" in caught.value.message
 
 
 def test_what_the_module_imports_is_not_there(load):
@@ -61,8 +65,10 @@ def test_what_the_module_imports_is_not_there(load):
 
 @pytest.mark.parametrize(("text", "missing"), [("model = 3\n", "model"), ("def model(params): pass\n", "dataset")])
 def test_a_function_is_missing(text, missing, load, tmp_path):
-    with pytest.raises(UsageError, match=f"{tmp_path}/users_module.py has no function '{missing}'"):
+    with raises(UsageError, "recipe-function-missing") as caught:
         load(text)
+    assert f"{tmp_path}/users_module.py" in caught.value.message
+    assert repr(missing) in caught.value.message
 
 
 def test_a_syntax_error_is_the_users(load):

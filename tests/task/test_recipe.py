@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tests.support.codes import raises
 from tfdist_cli.errors import ResultNotSaved
 from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.spec.sections.recipe import Recipe
@@ -44,7 +45,7 @@ def test_a_last_checkpoint_that_is_lost_takes_no_export_with_it(tmp_path, monkey
     monkeypatch.setattr(join, "_joined", None)
     kept, run_dir = tmp_path / "disk" / "kept", tmp_path / "run"
     run_dir.mkdir()
-    told = {
+    spec = {
         "module": "one_layer",
         "module_dir": tmp_path,
         "params": {"removed": [str(tmp_path / "disk"), str(run_dir)]},
@@ -53,9 +54,10 @@ def test_a_last_checkpoint_that_is_lost_takes_no_export_with_it(tmp_path, monkey
         "train": {"batch_size": 2},
         "export": {"format": "keras"},
     }
-    joined = join.join(Environment(run_dir=run_dir))
-    with pytest.raises(ResultNotSaved, match=r"^the last checkpoint could not be written: .*No such file"):
-        run_recipe(joined, Recipe.model_validate(told))
+    context = join.join(Environment(run_dir=run_dir))
+    with raises(ResultNotSaved, "checkpoint-not-written") as caught:
+        run_recipe(context, Recipe.model_validate(spec))
+    assert "No such file" in caught.value.message
     assert (run_dir / "export" / "model.keras").is_file()
     assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700, "a run is its owner's, also where its directory was removed"
     assert not kept.parent.exists(), "what somebody has removed is not made again"

@@ -44,6 +44,6 @@ def export(
         raise UsageError(f"{run} holds no {RECIPE_FILE}", hint="name the directory of a run that trained a recipe")
     recipe = load_recipe(recipe_file)
     require_tensorflow()
-    from tfdist_cli.task.checkpoint import export_checkpoint  # noqa: PLC0415 it imports TensorFlow
+    from tfdist_cli.task.export import export_checkpoint  # noqa: PLC0415 it imports TensorFlow
 
     console.write(str(export_checkpoint(recipe, run.absolute(), step, format.value, out)))

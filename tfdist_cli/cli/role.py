@@ -24,9 +24,9 @@ from tfdist_cli.spec.sections.cluster import Cluster, RoleSpec
 from tfdist_cli.spec.sections.secret import read_secrets
 from tfdist_cli.spec.strategies import decides
 from tfdist_cli.spec.task_id import TaskId
-from tfdist_cli.task.lifeline import tie_to_launcher
-from tfdist_cli.task.main import leave, run_task
-from tfdist_cli.task.slot import occupy
+from tfdist_cli.task.launcher_exit import exit_with_launcher
+from tfdist_cli.task.main import exit_now, run_task
+from tfdist_cli.task.slurm_step import fork_task
 
 EXAMPLES = (
     "tfdist role --task ps:0 --cluster cluster.yaml",
@@ -71,7 +71,7 @@ def role(  # noqa: PLR0913 a parameter is an option
 
     It plans the task's environment (GPUs, threads, proxies) for the machine that it runs on, and then becomes the task.
     """
-    tie_to_launcher()
+    exit_with_launcher()
     if start_timeout is not None:
         os.environ[START_TIMEOUT] = str(start_timeout)
     spec, trained = load_run(cluster, recipe, settings or ()) if cluster else (None, None)
@@ -83,7 +83,7 @@ def role(  # noqa: PLR0913 a parameter is an option
         if command:
             _become(command, os.environ)
         require_tensorflow()
-        leave(run_task(trained))
+        exit_now(run_task(trained))
     own = _plan(spec, task, run_dir)
     files = [*_option("--cluster", cluster), *_option("--recipe", recipe)]
     again = [sys.executable, "-m", "tfdist_cli", "role", "--task", str(own.task), *files, "--planned"]
@@ -186,8 +186,8 @@ def _enter(own: PlannedTask, slot: bool | None) -> Mapping[str, str]:
     path = Path(own.env[RUN_DIR])
     _make(path)
     if slot is not None:
-        occupy(own.task, path, own.as_json(), decides=slot)
-        tie_to_launcher()
+        fork_task(own.task, path, own.as_json(), decides=slot)
+        exit_with_launcher()
     return {**os.environ, **own.env, **secrets}
 
 

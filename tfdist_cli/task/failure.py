@@ -1,4 +1,4 @@
-"""How a task says why it failed: once, in the words of whoever has to act on it."""
+"""The report of a task's failure: to stderr, to error.json and to the launcher."""
 
 from __future__ import annotations
 
@@ -17,63 +17,70 @@ from tfdist_cli.train.tf_compat.op_errors import is_from_users_code, is_ours, is
 
 
 def report(error: BaseException) -> int:
-    """Writes a failure to standard error, to error.json and to the launcher.
+    """Reports a failure on stderr, in error.json and to the launcher.
 
-    A mistake that tfdist recognises is an error and a hint; an operation of TensorFlow's that failed is what failed in
-    it; anything else is a traceback, without tfdist's own frames where it happened in the user's code.
+    A `TfdistError` is reported as an error and a hint. An error of a TensorFlow op is reported with the op that failed.
+    Any other error is a traceback; if it occurred in the user's code, without tfdist's own frames.
 
     Returns:
         The exit code.
     """
-    told = _told(error)
-    sys.stderr.write(told.written)
+    failure = _describe(error)
+    sys.stderr.write(failure.text)
     code = error.exit_code if isinstance(error, TfdistError) else ExitCode.FAILED
     folder = os.environ.get(TASK_DIR)
     if folder:
         text = Mask.from_environment().text(
-            json.dumps(told.fields | {"traceback": told.traceback, "exit_code": int(code)}, indent=2)
+            json.dumps(failure.fields | {"traceback": failure.traceback, "exit_code": int(code)}, indent=2)
         )
-        with contextlib.suppress(OSError):  # a full disk, perhaps: what was written to standard error says it too
+        with contextlib.suppress(OSError):  # the disk may be full; stderr has the report too
             Path(folder, "error.json").write_text(text, encoding="utf-8")
-    again = {} if getattr(error, "retry", True) else {"retry": False}
-    emit("error", **told.fields, traceback=told.traceback[-1500:], **again)
+    no_retry = {} if getattr(error, "retry", True) else {"retry": False}
+    emit("error", **failure.fields, traceback=failure.traceback[-1500:], **no_retry)
     return int(code)
 
 
 @dataclass(frozen=True)
-class _Told:
-    """A failure in its three forms."""
+class _Failure:
+    """A failure as it is reported.
+
+    Args:
+        fields: of the record and of error.json.
+        text: for stderr.
+        traceback: the traceback; empty for an error that the user can fix.
+    """
 
     fields: dict[str, str | None]
-    written: str
+    text: str
     traceback: str = ""
 
 
-def _told(error: BaseException) -> _Told:
+def _describe(error: BaseException) -> _Failure:
     if isinstance(error, TfdistError):
-        written = f"{label(error.code)}: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else "")
+        text = f"{label(error.code)}: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else "")
         fields = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
-        return _Told(fields | ({"code": error.code} if error.code else {}), written)
+        return _Failure(fields | ({"code": error.code} if error.code else {}), text)
     if type(error).__module__.startswith("tensorflow.") and not is_from_users_code(error):
         short = shortened(error)
         fields = {"type": short.type, "message": short.message, "hint": None}
-        return _Told(fields, short.traceback, short.traceback)
+        return _Failure(fields, short.traceback, short.traceback)
     text = _traceback(error)
-    return _Told({"type": type(error).__name__, "message": str(error), "hint": None}, text, text)
+    return _Failure({"type": type(error).__name__, "message": str(error), "hint": None}, text, text)
 
 
 def _traceback(error: BaseException) -> str:
-    told = traceback.TracebackException.from_exception(error)
-    part: traceback.TracebackException | None = told
+    """Returns the traceback, from the user's outermost frame on if there is one."""
+    whole = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = whole
     while part is not None:
         users = [frame for frame in part.stack if is_users(frame.filename)]
         if not users and hasattr(part, "text"):
-            # A syntax error names its own place; the frames are those of whoever imported the file.
+            # A syntax error has its own position; the frames are those of the import.
             part.stack = traceback.StackSummary()
         elif users:
-            # From the user's outermost frame on: above it are the frames of whoever called the user.
+            # The frames above the user's outermost one are the caller's.
             start = list(part.stack).index(users[0])
             kept = [frame for frame in list(part.stack)[start:] if not is_ours(frame.filename)]
             part.stack = traceback.StackSummary.from_list(kept)
         part = part.__cause__ or (None if part.__suppress_context__ else part.__context__)
-    return "".join(told.format())
+    return "".join(whole.format())

@@ -1,7 +1,7 @@
-"""`python -m tfdist_cli.task.health`: whether this container's task is up, for a container's health check.
+"""`python -m tfdist_cli.task.health`: the health check of a container's task.
 
-A ps, a worker and the tasks of tf.data's service are up when their server answers. Any other task is up as long as its
-process lives, and a container ends with its process.
+A ps, a worker and the tasks of the tf.data service are healthy if their server responds. Any other task is healthy
+while its process runs, and a container exits with its process.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from tfdist_cli.spec.roles import ROLES
 
 _LISTENING = [role for role, traits in ROLES.items() if traits.listens and not traits.drives]
 _TIMEOUT = 5.0
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-"""How a client of gRPC begins: HTTP/2's preface and an empty SETTINGS frame (RFC 9113, section 3.4)."""
-_SETTINGS = 4
+_CLIENT_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+"""The first bytes of a gRPC client: the HTTP/2 preface and an empty SETTINGS frame (RFC 9113, section 3.4)."""
+_SETTINGS_FRAME = 4
 
 
 def main() -> int:
-    """Prints what is wrong, if anything is, and returns 0 when nothing is."""
+    """Prints which server does not respond, and returns 1; or returns 0."""
     for process in psutil.process_iter():
         try:
             argv = process.cmdline()
-            if not serves(argv, os.environ):
+            if not is_server(argv, os.environ):
                 continue
             ports = {one.laddr.port for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
-        if not any(answers(port) for port in ports):
-            print(f"process {process.pid} serves nobody on {sorted(ports) or 'any port'}")  # noqa: T201 - its one result
+        if not any(responds(port) for port in ports):
+            print(f"process {process.pid} does not respond on {sorted(ports) or 'any port'}")  # noqa: T201 - the result
             return 1
     return 0
 
 
-def serves(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether a command is `tfdist role` for a task that others connect to."""
+def is_server(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Returns whether a command is `tfdist role` for a task that runs a server."""
     words = [PurePath(word).name for word in argv[:4]]
     program = next((number for number, word in enumerate(words) if word in ("tfdist", "tfdist_cli")), None)
     if program is None or words[program + 1 : program + 2] != ["role"]:
@@ -59,15 +59,15 @@ def _task_of(environ: Mapping[str, str]) -> str:
         return ""
 
 
-def answers(port: int) -> bool:
-    """Whether a gRPC server on this port says hello: also a process that is stopped lets itself be connected to."""
+def responds(port: int) -> bool:
+    """Returns whether a gRPC server responds on this port. A connection is not enough: a stopped process accepts it."""
     try:
         with socket.create_connection(("localhost", port), _TIMEOUT) as connection:
-            connection.sendall(_HELLO)
+            connection.sendall(_CLIENT_PREFACE)
             header = connection.recv(9, socket.MSG_WAITALL)
     except OSError:
         return False
-    return len(header) == 9 and header[3] == _SETTINGS
+    return len(header) == 9 and header[3] == _SETTINGS_FRAME
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One task from its first line to its exit code."""
+"""One task in this process, from start to exit code."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from tfdist_cli.protocol.records import OUTLASTS, emit
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.task.failure import report
 
-_RAISED = ("encountered the following error when processing", "Start cancelling closures due to error")
-"""What TensorFlow's coordinator logs of an error that it raises, too."""
+_COORDINATOR_LOGS = ("encountered the following error when processing", "Start cancelling closures due to error")
+"""Messages that TensorFlow's coordinator logs for an error that it also raises."""
 
 
 def run_task(recipe: Recipe | None) -> int:
     """Runs the task that the environment describes, in this process.
 
     Args:
-        recipe: what the task trains; a server needs none.
+        recipe: the recipe to train; a task that only runs a server needs none.
 
     Returns:
         The exit code.
     """
     _set_up_logging()
-    signal.signal(signal.SIGTERM, _end)  # process 1 of a container ignores what it has no handler for
+    signal.signal(signal.SIGTERM, _exit_on_sigterm)  # the kernel ignores unhandled signals to a container's process 1
     try:
         emit("state", state="starting")
         _run(recipe)
-    except SystemExit as ending:
-        code = ending.code
+    except SystemExit as error:
+        code = error.code
         return code if isinstance(code, int) else ExitCode.DONE if code is None else ExitCode.FAILED
     except TfdistError as error:
         return report(error)
-    except Exception as error:  # noqa: BLE001 the user's code raises what it likes; all of it is reported
+    except Exception as error:  # noqa: BLE001 the user's code may raise any error; all are reported
         return report(error)
     return ExitCode.DONE
 
@@ -46,41 +46,44 @@ def _run(recipe: Recipe | None) -> None:
     environment = Environment.read()
     if environment.serves:
         if os.environ.get(OUTLASTS) == "1":
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the chief saves, and needs those that serve it for that
-        from tfdist_cli.train.cluster.join import serve  # noqa: PLC0415 a task that cannot start says so at once
+            signal.signal(
+                signal.SIGTERM, signal.SIG_IGN
+            )  # the chief saves a checkpoint, and needs its servers for that
+        from tfdist_cli.train.cluster.join import serve  # noqa: PLC0415 a task with a usage error fails before TensorFlow is imported
 
         serve(environment)
         emit("state", state="done")
         return
     if recipe is None:
         raise UsageError(
-            f"{environment.task} trains, but no recipe says what",
-            hint="name one with --recipe, or in the cluster file's 'recipe'",
+            f"{environment.task} is to train, and no recipe is given",
+            code="no-recipe",
+            hint="give one with --recipe, or with 'recipe' in the cluster file",
         )
     from tfdist_cli.task.recipe import run_recipe  # noqa: PLC0415 as above
     from tfdist_cli.train.cluster.join import join, leave_together  # noqa: PLC0415 as above
 
-    # Its warnings are about how tfdist uses TensorFlow, which a user can do nothing about; its errors stay.
-    noise = logging.getLogger("tensorflow")
-    noise.setLevel(logging.ERROR)
-    noise.addFilter(_told_by_us)
-    joined = join(environment, lost=lambda error: leave(report(error)))
+    # TensorFlow's warnings are about how tfdist uses it: the user cannot act on them. Its errors are shown.
+    tensorflow_log = logging.getLogger("tensorflow")
+    tensorflow_log.setLevel(logging.ERROR)
+    tensorflow_log.addFilter(_is_not_raised_too)
+    context = join(environment, lost=lambda error: exit_now(report(error)))
     try:
-        run_recipe(joined, recipe)
+        run_recipe(context, recipe)
     except ResultNotSaved:
-        leave_together(joined)  # the training is done, for all of them
+        leave_together(context)  # the training is complete on all tasks
         raise
-    emit("state", state="done")  # before those that serve this task hear of it, and end
-    leave_together(joined)
+    emit("state", state="done")  # before the servers of this task notice that it leaves, and exit
+    leave_together(context)
 
 
-def _told_by_us(record: logging.LogRecord) -> bool:
-    """The coordinator logs what it then raises; it is told once, when it has reached the end of the task."""
-    return not any(told in record.getMessage() for told in _RAISED)
+def _is_not_raised_too(record: logging.LogRecord) -> bool:
+    """Returns whether to show a log record: the coordinator also raises what it logs, and `report` reports that."""
+    return not any(text in record.getMessage() for text in _COORDINATOR_LOGS)
 
 
-def leave(code: int) -> None:
-    """Ends the process at once: TensorFlow's threads for remote tasks may never come to an end by themselves."""
+def exit_now(code: int) -> None:
+    """Exits the process without waiting for TensorFlow's threads for remote tasks, which may never finish."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -95,5 +98,5 @@ def _set_up_logging() -> None:
     log.propagate = False
 
 
-def _end(_number: int, _frame: FrameType | None) -> None:
-    leave(ExitCode.TERMINATED)
+def _exit_on_sigterm(_number: int, _frame: FrameType | None) -> None:
+    exit_now(ExitCode.TERMINATED)

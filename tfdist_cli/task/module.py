@@ -1,4 +1,4 @@
-"""A recipe's Python module: finding it, importing it, and calling what it defines."""
+"""A recipe's Python module: imports it and calls its functions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tfdist_cli.spec.sections.recipe import Recipe
 
 @dataclass(frozen=True)
 class RecipeModule:
-    """A recipe's functions.
+    """The functions of a recipe's module.
 
     Args:
         module: the user's module.
-        params: what its functions are given, each a copy of its own.
+        params: the recipe's `params`; each call gets its own copy.
     """
 
     module: ModuleType
@@ -28,11 +28,11 @@ class RecipeModule:
 
     @classmethod
     def load(cls, recipe: Recipe) -> RecipeModule:
-        """Imports the module of a recipe, from the recipe's folder first.
+        """Imports the module of a recipe; the recipe's folder is searched first.
 
         Raises:
-            UsageError: there is no such module, or it lacks `model` or `dataset`.
-            Exception: whatever the module itself raises.
+            UsageError: the module does not exist, or does not define `model` or `dataset`.
+            Exception: any error that the module itself raises.
         """
         if recipe.module_dir is not None:
             sys.path.insert(0, str(recipe.module_dir))
@@ -40,28 +40,30 @@ class RecipeModule:
             module = importlib.import_module(recipe.module)
         except ModuleNotFoundError as error:
             if error.name is None or not (recipe.module + ".").startswith(error.name + "."):
-                raise  # the module is there; something that it imports is not
+                raise  # the module exists, but a module that it imports does not
             raise UsageError(
                 f"the recipe's module {recipe.module!r} was not found in {recipe.module_dir} or on Python's path",
+                code="recipe-module-not-found",
                 hint="put the module beside the recipe, or install the package it is in",
             ) from None
         for name, form in (("model", "model(params)"), ("dataset", "dataset(params, split, shard)")):
             if not callable(getattr(module, name, None)):
                 raise UsageError(
                     f"{module.__file__} has no function {name!r}",
+                    code="recipe-function-missing",
                     hint=f"define {form} in it; see docs/reference/recipe.md",
                 )
         return cls(module, dict(recipe.params))
 
     def model(self) -> Any:
-        """The compiled model."""
+        """Returns the compiled model."""
         return self.module.model(deepcopy(self.params))
 
     def dataset(self, split: str, shard: Any) -> Any:
-        """A shard's examples, one by one, as a `tf.data.Dataset`."""
+        """Returns a shard's examples as a `tf.data.Dataset` of single examples."""
         return self.module.dataset(deepcopy(self.params), split, shard)
 
     def callbacks(self) -> Any:
-        """The Keras callbacks of the recipe, as its module returns them; None when it doesn't define any."""
+        """Returns the Keras callbacks that the module defines; None if it defines none."""
         define = getattr(self.module, "callbacks", None)
         return define(deepcopy(self.params)) if define else None

@@ -21,7 +21,7 @@ import tfdist_cli as tfdist
 from tfdist_cli.errors import TfdistError
 from tfdist_cli.spec.sections.updates import EmbeddingRule, LearningRate, ShardRule, Updates
 from tfdist_cli.train.cluster.join import join
-from tfdist_cli.train.trainer.reporting import Progress
+from tfdist_cli.train.trainer.reporting import ProgressReporter
 from tfdist_cli.train.variables.placement import PlacementRules
 
 BATCH, STEPS = 8, 36
@@ -201,9 +201,9 @@ class Counted(dict):
 
 cluster = join()
 counted, written, facts = Counted(), {}, {}
-count = Progress.count
+count = ProgressReporter.count
 if IN_CLUSTER:
-    Progress.count = note  # type: ignore[method-assign] # for this process alone
+    ProgressReporter.count = note  # type: ignore[method-assign] # for this process alone
 for name in sys.argv[2:]:
     try:
         facts[name] = train(name)

@@ -24,7 +24,7 @@ import tensorflow as tf
 from tfdist_cli.train.checkpoint import tensors
 from tfdist_cli.train.checkpoint.store import CheckpointFolder, TrainingState
 from tfdist_cli.train.checkpoint.tensors import saved_variables
-from tfdist_cli.train.checkpoint.writer import CheckpointWriter, Content
+from tfdist_cli.train.checkpoint.writer import CheckpointContent, CheckpointWriter
 from tfdist_cli.train.model.train_step import ModelStep
 
 tensors.FILE_BYTES = 50_000  # so that there are several
@@ -61,7 +61,7 @@ def save_on(folder, numbers, say):
     parent = os.getppid()
     step = built()
     kept = Telling(folder, say)
-    kept.begin()
+    kept.prepare()
     left = [entry.name for entry in folder.iterdir() if not entry.name.startswith("step-")]
     if left:
         raise AssertionError(f"{left} have not been cleared away")
@@ -82,7 +82,7 @@ def save_on(folder, numbers, say):
         number += numbers.random() < 0.7  # otherwise one takes the place of another
         for variable in saved_variables(step):
             variable.assign(np.full(variable.shape, value, variable.dtype))
-        content = Content(TrainingState(number, value), [np.full(1000, value)])
+        content = CheckpointContent(TrainingState(number, value), [np.full(1000, value)])
         saving.save(content, wait=numbers.random() < 0.5)
         if saving.unsaved:
             raise saving.unsaved

@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdist_cli as tfdist
+from tests.support.codes import raises
 from tests.support.compare import classifier
 from tfdist_cli.errors import ResultNotSaved, TrainingError, UsageError
 
@@ -181,19 +182,19 @@ def test_a_class_that_was_only_called_is_a_keras_file_but_no_saved_model(rebuild
     expected = np.array(model(some(X)))
     loaded = keras.saving.load_model(tfdist.export(model, tmp_path / "kept", format="keras", rebuild=rebuild))
     assert_close(loaded(some(X)), expected)
-    with pytest.raises(TrainingError, match="the types of its inputs are not known"):
+    with raises(TrainingError, "model-inputs-unknown"):
         tfdist.export(model, tmp_path / "served", rebuild=rebuild)
 
 
 def test_a_class_that_was_never_called_is_named(tmp_path):
-    with pytest.raises(TrainingError, match="what it takes is not known"):
+    with raises(TrainingError, "model-inputs-unknown"):
         tfdist.export(Subclassed(), tmp_path / "kept", format="keras")
 
 
 @pytest.mark.parametrize("build", [texts, weighed_texts])
 def test_adapted_texts_need_no_training(build, tmp_path):
     if build is weighed_texts and OLD_KERAS:
-        with pytest.raises(TrainingError, match="cannot load the weights of words that"):
+        with raises(TrainingError, "keras-too-old"):
             tfdist.export(build(), tmp_path / "model")
         return
     model = build()
@@ -208,19 +209,16 @@ def compiled(*made, **given):
 
 
 @pytest.mark.parametrize(
-    ("rebuild", "message"),
+    ("rebuild", "differences"),
     [
-        (lambda: compiled(layers.Dense(5)), r"dense_?\w*/kernel has the shape \(3, 1\).* is \(3, 5\)"),
-        (
-            lambda: compiled(layers.Dropout(0.5)),
-            "2 variables in 3 layers, and the model made again 2 variables in 4",
-        ),
+        (lambda: compiled(layers.Dense(5)), ["/kernel", "(3, 1)", "(3, 5)"]),
+        (lambda: compiled(layers.Dropout(0.5)), ["2 variables in 3", "2 variables in 4"]),
     ],
 )
-def test_a_model_that_is_made_again_otherwise_is_named(rebuild, message, tmp_path):
-    with pytest.raises(TrainingError, match=message) as error:
+def test_a_model_that_is_rebuilt_differently_is_an_error(rebuild, differences, tmp_path):
+    with raises(TrainingError, "model-rebuilt-differently") as caught:
         tfdist.export(compiled(), tmp_path / "out", rebuild=rebuild)
-    assert "the same layers each time" in str(error.value.hint)
+    assert all(each in caught.value.message for each in differences), caught.value
     assert not list(tmp_path.iterdir())
 
 
@@ -236,7 +234,7 @@ def test_a_folder_with_anything_else_in_it_is_left_alone(beside, tmp_path):
     for name in ("thesis.txt", *beside):
         (tmp_path / "out" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "out" / name).touch()
-    with pytest.raises(UsageError, match="out exists, and is no earlier export"):
+    with raises(UsageError, "export-path-exists"):
         tfdist.export(compiled(), tmp_path / "out")
     assert (tmp_path / "out" / "thesis.txt").exists()
 
@@ -244,9 +242,9 @@ def test_a_folder_with_anything_else_in_it_is_left_alone(beside, tmp_path):
 def test_what_is_no_place_for_an_export(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "folder.keras").mkdir()
-    with pytest.raises(UsageError, match="file exists"):
+    with raises(UsageError, "export-path-exists"):
         tfdist.export(compiled(), tmp_path / "file")
-    with pytest.raises(UsageError, match=r"folder.keras exists"):
+    with raises(UsageError, "export-path-exists"):
         tfdist.export(compiled(), tmp_path / "folder", format="keras")
     (tmp_path / "empty").mkdir()
     assert (tfdist.export(compiled(), tmp_path / "empty") / "saved_model.pb").exists()
@@ -278,6 +276,9 @@ def test_a_disk_without_room_is_told_in_a_sentence(form, small_disk):
     path = small_disk / "export" / "model"
     with pytest.raises(OSError, match="No space left"):
         (small_disk / "ballast").write_bytes(bytes(2**20))
-    with pytest.raises(ResultNotSaved, match=r"^the export could not be written to .*/export/model.*No space left"):
+    with raises(ResultNotSaved, "export-not-written") as caught:
         tfdist.export(model, path, format=form)
+    assert str(path) in caught.value.message
+    assert "No space left" in caught.value.message
+    assert "\n" not in caught.value.message
     assert list(path.parent.iterdir()) == []

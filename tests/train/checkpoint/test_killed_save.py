@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.compare import batches, classifier
 from tfdist_cli.train.checkpoint import store
-from tfdist_cli.train.checkpoint.store import CheckpointFolder, Damaged, TrainingState
+from tfdist_cli.train.checkpoint.store import CheckpointFolder, DamagedCheckpoint, TrainingState
 from tfdist_cli.train.model.train_step import ModelStep
 
 pytestmark = pytest.mark.slow
@@ -124,7 +124,7 @@ def journal(step, tmp_path_factory):
 def find(state):
     """What a training that is launched finds."""
     kept = CheckpointFolder(state)
-    kept.begin()
+    kept.prepare()
     found, damaged = kept.newest()
     assert damaged == {}
     assert not [entry for entry in state.iterdir() if not entry.name.startswith("step-")]
@@ -201,7 +201,7 @@ def test_damage_of_any_file_is_found_and_named(damage, step, tmp_path, monkeypat
         shutil.copytree(kept.path, copy)
         file = numbers.choice(sorted((copy / "step-00000002").iterdir()))
         damage(file, numbers)
-        with pytest.raises(Damaged, match=str(file)):
+        with pytest.raises(DamagedCheckpoint, match=str(file)):
             CheckpointFolder(copy).find(2)
         assert CheckpointFolder(copy).newest()[0].state.step == 1
         shutil.rmtree(copy)

@@ -13,13 +13,14 @@ import tensorflow as tf
 from keras import layers
 
 import tfdist_cli as tfdist
+from tests.support.codes import raises
 from tests.support.compare import BATCH, batches, classes, classifier, difference
 from tfdist_cli import Checkpoints
-from tfdist_cli.errors import TrainingError
+from tfdist_cli.errors import ResultNotSaved, TrainingError
 from tfdist_cli.spec.sections.updates import ShardRule
 from tfdist_cli.train.checkpoint import store as module
 from tfdist_cli.train.checkpoint import tensors
-from tfdist_cli.train.checkpoint.store import CheckpointFolder, Damaged, TrainingState
+from tfdist_cli.train.checkpoint.store import CheckpointFolder, DamagedCheckpoint, TrainingState
 from tfdist_cli.train.data.pipeline import Pipeline
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.variables import sharding
@@ -94,7 +95,7 @@ def test_nothing_is_left_to_train(tmp_path, log):
     model = train(tmp_path, 7)
     again = train(tmp_path, 7)
     assert difference(model.variables, again.variables) == 0
-    assert "nothing to train: step 7 of 7 is done already" in log
+    assert any("step 7 of 7" in line for line in log)
 
 
 def flip(path, bit=13):
@@ -159,7 +160,7 @@ def test_any_bit_of_the_state_counts(trained, tmp_path):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         try:
             found = CheckpointFolder(tmp_path).find(10)
-        except Damaged:
+        except DamagedCheckpoint:
             continue
         assert found.state == unchanged, "a digit beyond a number's precision may be another one"
 
@@ -168,16 +169,16 @@ def test_training_goes_on_from_the_newest_whole_checkpoint(whole, trained, tmp_p
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     flip(_data(tmp_path / "step-00000010"))
     assert difference(train(tmp_path, 17).variables, whole.variables) == 0
-    assert any(line.startswith("checkpoint of step 10 is damaged, and left out: ") for line in log)
-    assert f"it is kept as {tmp_path}/damaged-step-00000010" in log
-    assert f"resuming from {tmp_path}/step-00000005 (step 5)" in log
+    assert any("damaged" in line and "step-00000010/variables.data" in line for line in log)
+    assert any(line.endswith(f"{tmp_path}/damaged-step-00000010") for line in log)
+    assert any(f"{tmp_path}/step-00000005" in line for line in log)
     assert CheckpointFolder(tmp_path).newest() == (CheckpointFolder(tmp_path).find(17), {})
     assert "has been changed" in _reason(tmp_path / "damaged-step-00000010", tmp_path / "again")
 
 
 def _reason(aside, elsewhere):
     shutil.copytree(aside, elsewhere / "step-00000010")
-    with pytest.raises(Damaged) as raised:
+    with pytest.raises(DamagedCheckpoint) as raised:
         CheckpointFolder(elsewhere).find(10)
     return str(raised.value)
 
@@ -199,7 +200,7 @@ def test_one_that_cannot_be_set_aside_stays(trained, tmp_path, log, monkeypatch)
 
     monkeypatch.setattr(CheckpointFolder, "set_aside", fail)
     train(tmp_path, 7)
-    assert "it stays where it is: [Errno 5] Input/output error" in log
+    assert any("[Errno 5]" in line for line in log)
 
 
 def test_what_a_save_that_was_killed_has_left_is_cleared_away_at_the_start(step, tmp_path):
@@ -210,14 +211,14 @@ def test_what_a_save_that_was_killed_has_left_is_cleared_away_at_the_start(step,
         (tmp_path / name).mkdir()
         (tmp_path / name / "variables.index").write_text("")
     (tmp_path / "step-00000003" / ".state.json.77").write_text("")
-    folder.begin()
+    folder.prepare()
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_what_others_have_put_there_stays(tmp_path):
     for name in ("notes.txt", ".hidden", "step-best", "damaged-step-00000001"):
         (tmp_path / name).mkdir()
-    CheckpointFolder(tmp_path).begin()
+    CheckpointFolder(tmp_path).prepare()
     assert len(list(tmp_path.iterdir())) == 4
 
 
@@ -235,8 +236,9 @@ def test_when_no_checkpoint_is_whole_nothing_is_trained_anew(trained, tmp_path):
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     for path in tmp_path.glob("step-*"):
         (path / "state.json").unlink()
-    with pytest.raises(TrainingError, match=f"no checkpoint in {tmp_path} is whole: .*step-00000010"):
+    with raises(TrainingError, "checkpoint-damaged") as caught:
         train(tmp_path, 17)
+    assert f"{tmp_path}/step-00000010" in caught.value.message
 
 
 def test_a_folder_of_another_name_or_a_named_pipe_is_no_hindrance(step, tmp_path):
@@ -253,7 +255,7 @@ def test_a_folder_of_another_name_or_a_named_pipe_is_no_hindrance(step, tmp_path
 
 def test_a_folder_that_somebody_has_removed_is_not_made_again(step, tmp_path):
     folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
-    folder.begin()
+    folder.prepare()
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(FileNotFoundError):
         folder.save(step, TrainingState(1, 0))
@@ -270,18 +272,19 @@ def test_what_is_no_checkpoint_is_not_looked_at(trained, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "code", "named"),
     [
-        ({"units": 5}, r"another model: its .*kernel is float32 \(5, 4\), the model's .* is float32 \(5, 5\)"),
-        ({"optimizer": "sgd"}, "another model: it has .* variables"),
-        ({"optimizer": "nadam"}, "another model|optimizer Adam, not Nadam"),
-        ({"optimizer": keras.optimizers.AdamW()}, "saved with the optimizer Adam, not AdamW"),
+        ({"units": 5}, "checkpoint-of-another-model", ["kernel", "(5, 4)", "(5, 5)"]),
+        ({"optimizer": "sgd"}, "checkpoint-of-another-model", ["24 variables", "12"]),
+        ({"optimizer": "nadam"}, "checkpoint-of-another-model", ["25 variables"]),
+        ({"optimizer": keras.optimizers.AdamW()}, "checkpoint-of-another-optimizer", ["Adam,", "AdamW"]),
     ],
 )
-def test_a_checkpoint_of_another_model_is_an_error(given, message, trained, tmp_path):
+def test_a_checkpoint_of_another_model_is_an_error(given, code, named, trained, tmp_path):
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
-    with pytest.raises(TrainingError, match=message):
+    with raises(TrainingError, code) as caught:
         train(tmp_path, 17, model=build(**given))
+    assert all(each in caught.value.message for each in named), caught.value
 
 
 def test_an_evaluator_needs_no_optimizer(trained):
@@ -320,12 +323,12 @@ def test_a_damaged_later_checkpoint_takes_no_ones_place(step, tmp_path):
 
 
 def test_what_the_evaluator_has_not_scored_is_kept(step, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "UNSCORED_KEPT", 3)
+    monkeypatch.setattr(module, "UNEVALUATED_KEPT", 3)
     folder = CheckpointFolder(tmp_path, keep=1)
-    folder.mark_scored([])
+    folder.mark_evaluated([])
     saved(folder, [1, 2, 3], step)
     assert folder.steps() == [1, 2, 3]
-    folder.mark_scored([1, 2])
+    folder.mark_evaluated([1, 2])
     saved(folder, [4, 5, 6], step)
     assert folder.steps() == [3, 4, 5, 6]
     saved(folder, [7, 8], step)
@@ -403,22 +406,23 @@ def test_training_goes_on_when_a_checkpoint_cannot_be_written(whole, tmp_path, m
     fill_disk(monkeypatch, lambda state: state.step == 10)
     model = train(tmp_path, 17)
     assert CheckpointFolder(tmp_path).steps() == [5, 15, 17]
-    reason = "[Errno 28] No space left on device"
-    assert f"checkpoint of step 10 could not be written: {reason}; training goes on" in log
+    assert any("step 10 " in line and "No space left" in line for line in log)
     assert difference(model.variables, whole.variables) == 0
 
 
 def test_a_last_checkpoint_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
     fill_disk(monkeypatch, lambda state: state.step > 10)
-    with pytest.raises(TrainingError, match=r"the last checkpoint could not be written: .*No space"):
+    with raises(ResultNotSaved, "checkpoint-not-written") as caught:
         train(tmp_path, 17)
+    assert "No space left" in caught.value.message
     assert CheckpointFolder(tmp_path).steps() == [5, 10]
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_before_the_first_step(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(TrainingError, match=r"checkpoints cannot be written to .*: .*Not a directory"):
+    with raises(TrainingError, "checkpoint-dir-not-writable") as caught:
         train(tmp_path / "file" / "checkpoints", 6)
+    assert "Not a directory" in caught.value.message
 
 
 @pytest.mark.slow

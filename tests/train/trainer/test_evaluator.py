@@ -54,7 +54,7 @@ def test_data_without_an_end_cannot_be_scored(tmp_path):
 
 def scored(kept, folder):
     """The steps of which it writes a score."""
-    run_evaluator(classifier(), VALIDATION, kept, folder, ended=kept.ended)
+    run_evaluator(classifier(), VALIDATION, kept, folder, training_ended=kept.ended)
     return [json.loads(line)["step"] for line in (folder / "evaluation.jsonl").read_text().splitlines()]
 
 
@@ -69,9 +69,7 @@ def test_a_damaged_checkpoint_gets_no_score_and_is_named_once(kept, tmp_path, lo
     cut(kept.path / "step-00000009" / "variables.index")
     assert scored(kept, tmp_path) == [3]
     for number in (6, 9):
-        told = [line for line in log if line.startswith(f"checkpoint of step {number} is damaged, and gets no score: ")]
-        assert len(told) == 1
-        assert f"step-{number:08d}/variables.index" in told[0]
+        assert sum(f"step-{number:08d}/variables.index" in line for line in log) == 1
         assert records.count(("checkpoint_damaged", number)) == 1
     assert sorted(path.name for path in kept.path.glob("*step*")) == [f"step-{n:08d}" for n in (3, 6, 9)]
 

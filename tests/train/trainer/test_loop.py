@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras import callbacks as kc
 
 import tfdist_cli as tfdist
+from tests.support.codes import raises
 from tests.support.compare import BATCH, CLASSES, assert_same, batches, classes, classifier, difference, train_both
 from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.train.trainer.batch_callbacks import acts_on_batches
@@ -261,7 +262,7 @@ def test_backup_and_restore_goes_on_after_the_last_whole_epoch(tmp_path, save_fr
 
 def test_backups_and_checkpoints_are_not_both_restored(tmp_path):
     backup, checkpoints = kc.BackupAndRestore(tmp_path / "a"), tfdist.Checkpoints(tmp_path / "b")
-    with pytest.raises(UsageError, match="would both restore the training"):
+    with raises(UsageError, "backup-and-checkpoints"):
         tfdist.fit(classifier(), batches(), callbacks=[backup], checkpoints=checkpoints)
 
 
@@ -285,8 +286,9 @@ def test_keras_own_limits_shorten_a_training(limits):
 def test_another_strategys_scope_is_named():
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         model = classifier()
-        with pytest.raises(UsageError, match="this is the scope of a MirroredStrategy"):
+        with raises(UsageError, "foreign-strategy-scope") as caught:
             tfdist.fit(model, batches())
+    assert "MirroredStrategy" in caught.value.message
 
 
 def test_a_profile_of_a_batch_is_written(tmp_path):
@@ -403,8 +405,9 @@ class Examples(keras.metrics.Metric):
 def test_a_loss_that_is_not_a_number_names_its_step():
     x, y = classes(48)
     x[8 * 4 + 3] = np.nan  # in the fifth batch
-    with pytest.raises(TrainingError, match=r"the loss is nan at step 5\b"):
+    with raises(TrainingError, "loss-not-finite") as caught:
         tfdist.fit(classifier(keras.layers.Dense(4)), batches(x, y), steps_per_execution=3)
+    assert "nan at step 5 " in caught.value.message
 
 
 def test_terminate_on_nan_ends_the_training_as_in_keras():
@@ -441,7 +444,7 @@ def test_arrays_are_shuffled_as_in_keras_unless_they_are_not_to_be():
 
 def test_data_without_targets_is_an_error():
     x, _ = classes()
-    with pytest.raises(TrainingError, match="no targets, which the loss needs"):
+    with raises(TrainingError, "no-targets"):
         tfdist.fit(classifier(), (x,))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfdist_cli.train.engine.base import Execution
-from tfdist_cli.train.trainer.reporting import Progress
+from tfdist_cli.train.trainer.reporting import ProgressReporter
 
 
 @pytest.fixture
@@ -19,7 +19,9 @@ def clock(monkeypatch):
 
 @pytest.mark.parametrize("first", [0, 40])
 def test_the_first_steps_are_told_at_once(tmp_path, clock, first):
-    progress = Progress(tmp_path, engine=SimpleNamespace(is_chief=True), first=first, total=first + 10, epochs=1)
+    progress = ProgressReporter(
+        tmp_path, engine=SimpleNamespace(is_chief=True), first=first, total=first + 10, epochs=1
+    )
     progress.begin_epoch()
     told = []
     for done in range(1, 5):
@@ -35,7 +37,7 @@ def test_the_first_steps_are_told_at_once(tmp_path, clock, first):
 
 
 def test_only_the_chief_tells(tmp_path):
-    progress = Progress(tmp_path, engine=SimpleNamespace(is_chief=False), first=0, total=10, epochs=1)
+    progress = ProgressReporter(tmp_path, engine=SimpleNamespace(is_chief=False), first=0, total=10, epochs=1)
     assert not progress.due()
     progress.report("train", 1, 1, {"loss": 0.5})
     assert not (tmp_path / "metrics.jsonl").exists()

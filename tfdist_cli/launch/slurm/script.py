@@ -1,7 +1,7 @@
 """Renders the batch script of a plan: one `srun` of `tfdist role` for all tasks. The nodes need only tfdist.
 
-This module decides how the tasks' exit codes make the job's, together with `task/slot.py`: a task whose exit code does
-not decide the result of the training exits with 0 for Slurm.
+This module decides how the tasks' exit codes make the job's, together with `task/slurm_step.py`: a task whose exit code
+does not decide the result of the training exits with 0 for Slurm.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files that are on the disk, whole, when their writer says so."""
+"""Durable files: complete and on the disk when the function that writes them returns."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tfdist_cli.protocol.run_files import open_file
 
 
 def write_synced(path: Path, value: dict[str, Any]) -> None:
-    """Writes a JSON file in the place of another, whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("w", encoding="utf-8") as file:
+    """Writes a JSON file, and replaces an existing one, completely or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as file:
         json.dump(value, file)
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(path)
+    temporary.replace(path)
 
 
 def remove(path: Path) -> None:
-    """Removes a file or a folder, as far as that can be done: what stays is tried again at the next start."""
+    """Removes a file or a folder as far as possible; the next start tries again to remove the rest."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -33,7 +33,7 @@ def remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Waits until what a file or a folder holds is on the disk."""
+    """Waits until the content of a file or a folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -42,7 +42,7 @@ def sync(path: Path) -> None:
 
 
 def digest_of(path: Path) -> str:
-    """A file's SHA-256."""
+    """Returns a file's SHA-256."""
     digest = hashlib.sha256()
     with open_file(path) as file:
         while block := file.read(1 << 20):

@@ -1,13 +1,13 @@
-"""Checkpoints: a folder for each, written to the side, made visible whole, checked when read.
+"""Checkpoints on disk: one folder each, written under a temporary name, then renamed, and verified when read.
 
-    CHECKPOINTS/step-00001200/variables.index, variables.data-*    TensorFlow's own format, 64 MiB in a file
-                              callbacks.npz                         arrays that callbacks keep, if any do
-                              state.json                            all else; each file's size and SHA-256, and its own
-    CHECKPOINTS/damaged-step-00001000                               one that was found not to be whole, set aside
-    CHECKPOINTS/evaluator.json                                      what an evaluator has scored, if there is one
+    CHECKPOINTS/step-00001200/variables.index, variables.data-*    TensorFlow's checkpoint format, 64 MiB in a file
+                              callbacks.npz                         arrays of callbacks, if there are any
+                              state.json                            everything else, and each file's size and SHA-256
+    CHECKPOINTS/damaged-step-00001000                               a damaged checkpoint, set aside
+    CHECKPOINTS/evaluator.json                                      which checkpoints an evaluator has evaluated
 
-A folder gets its name, by one rename, after all that is in it has reached the disk. What has no name yet is none.
-Only the training changes the folder; an evaluator and an export read, and write no more than `evaluator.json`.
+A folder gets its final name by one rename, after all its files are on the disk. A folder without that name is not a
+checkpoint. Only the training changes the folder; an evaluator and an export read it, and write only `evaluator.json`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ import numpy as np
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.protocol.run_files import read_bytes, read_object, whole
 from tfdist_cli.train.checkpoint.durable_files import digest_of, remove, sync, write_synced
-from tfdist_cli.train.checkpoint.tensors import Read, live, read_variables, saved_variables, write_variables
+from tfdist_cli.train.checkpoint.tensors import ReadPiece, read_live, read_variables, saved_variables, write_variables
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.optimizers.apply import innermost
 
 STATE_FILE = "state.json"
-SCORED_FILE = "evaluator.json"
+EVALUATED_FILE = "evaluator.json"
 ARRAYS_FILE = "callbacks.npz"
-UNSCORED_KEPT = 16
-"""Checkpoints kept beyond `keep` for an evaluator that has not come to them yet."""
+UNEVALUATED_KEPT = 16
+"""How many checkpoints to keep beyond `keep` until an evaluator has evaluated them."""
 _PREFIX = "step-"
 _WRITING = ".writing-"
 _REPLACED = ".replaced-"
@@ -44,27 +44,28 @@ _REMOVING = ".removing-"
 _DAMAGED = "damaged-"
 _FORMAT = 1
 _STEP = re.compile(r"[0-9]{8,18}")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What a checkpoint holds beside variables and arrays.
+    """The state of a training beside variables and arrays, written as state.json.
 
     Args:
         step: global steps done.
-        epoch: epochs whose end has been dealt with: validation and callbacks have had their turn.
-        final: whether the training was over.
-        stopped: where a callback has ended the training, the step it would have gone to; 0 where none has.
+        epoch: epochs whose end is recorded: their validation and callbacks have run.
+        final: whether the training was complete.
+        stopped: if a callback stopped the training, the step at which it was to end; otherwise 0.
         steps_per_epoch: global steps in an epoch.
-        origin: the global step at which the first epoch would have begun had all been of this length.
-        sharers: among how many workers, or replicas, the data was dealt out; 0 where an earlier version has not said.
-        batches: batches that all of them together have taken of it.
-        totals: what the metrics have counted in the epoch under way, as `MetricTotals` packs it.
-        callbacks: what they have come to know, as `CallbackStates` writes it.
-        random: the process's own random number generators, as `random_states` gives them.
-        optimizer: the optimizer's class; others have variables of the same shapes that mean something else.
-        shapes: `[path, dtype, shape]` of each variable, in the order they are saved in.
+        origin: the global step at which the first epoch would have begun if all epochs had this length.
+        sharers: the number of workers, or replicas, that the data was divided among; 0 if written by a version that
+            did not record it.
+        batches: batches of the data that all of them together have trained on.
+        totals: the sums of the metrics in the current epoch, as `MetricTotals` packs them.
+        callbacks: the state of the callbacks, as `CallbackStates` returns it.
+        random: the states of the process's random number generators, as `random_states` returns them.
+        optimizer: the optimizer's class; another class may have variables of the same shapes with another meaning.
+        shapes: `[path, dtype, shape]` of each variable, in the order in which they are saved.
         files: `{name: [bytes, SHA-256]}`.
     """
 
@@ -86,48 +87,53 @@ class TrainingState:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A checkpoint on disk."""
+class StoredCheckpoint:
+    """A checkpoint on disk.
+
+    Args:
+        path: its folder.
+        state: its state.
+    """
 
     path: Path
     state: TrainingState
 
     def arrays(self) -> list[np.ndarray]:
-        """The arrays that it holds beside variables."""
+        """Returns the arrays of callbacks."""
         if ARRAYS_FILE not in self.state.files:
             return []
         with np.load(self.path / ARRAYS_FILE, allow_pickle=False) as stored:
             return [stored[f"arr_{number}"] for number in range(len(stored.files))]
 
 
-class Damaged(Exception):
-    """A checkpoint folder that is not whole."""
+class DamagedCheckpoint(Exception):
+    """A checkpoint that is missing or incomplete, or was changed; the message says which."""
 
 
 class CheckpointFolder:
     """The checkpoints of one training.
 
     Args:
-        path: the folder; made when the training begins.
-        keep: how many of the newest stay.
+        path: the folder, created when the training begins.
+        keep: how many of the newest checkpoints to keep.
     """
 
     def __init__(self, path: Path, keep: int = 3) -> None:
         self.path = path
         self._keep = keep
         self._latest: TrainingState | None = None
-        self._made = False
+        self._is_created = False
 
-    def begin(self) -> None:
-        """Gets the folder ready for a training: finishes or clears away what one that was killed had begun.
+    def prepare(self) -> None:
+        """Prepares the folder for a training. Completes or removes what a killed training left.
 
         Raises:
-            TrainingError: nothing can be written there.
+            TrainingError: the folder is not writable.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._made = True
-            self._put_back()
+            self._is_created = True
+            self._restore_replaced()
             for pattern in (f"{_WRITING}*", f"{_REMOVING}*", f"{_PREFIX}*/.{STATE_FILE}.*"):
                 for rest in self.path.glob(pattern):
                     remove(rest)
@@ -138,73 +144,75 @@ class CheckpointFolder:
             sync(self.path)
             sync(self.path.parent)
         except OSError as error:
-            if error.errno in _FULL:
-                return  # room may be made in time, and each save that fails says so
+            if error.errno in _DISK_FULL:
+                return  # the user may free space in time, and each save that fails is reported
             raise TrainingError(
-                f"checkpoints cannot be written to {self.path}: {error}",
-                hint="name another checkpoint.dir, or see to it that this user may write there",
+                f"the checkpoint folder {self.path} is not writable: {error}",
+                code="checkpoint-dir-not-writable",
+                hint="set another checkpoint.dir, or give this user write permission",
             ) from error
 
     def steps(self) -> list[int]:
-        """The steps that there are checkpoints of, oldest first, whole or damaged."""
+        """Returns the steps of all checkpoints, damaged ones too, oldest first."""
         if not self.path.is_dir():
             return []
         names = [entry.name.removeprefix(_REPLACED) for entry in self.path.iterdir()]
         numbers = [name[len(_PREFIX) :] for name in names if name.startswith(_PREFIX)]
         return sorted({int(number) for number in numbers if _STEP.fullmatch(number)})
 
-    def look(self, step: int) -> Found:
-        """The checkpoint of a step, as far as can be told without reading all of it: that no file has lost its end.
+    def peek(self, step: int) -> StoredCheckpoint:
+        """Returns the checkpoint of a step after comparing the sizes of its files, without reading all of them.
 
         Raises:
-            Damaged: it is missing or not whole, and why.
+            DamagedCheckpoint: it is missing or damaged.
         """
         folder = self._folder(step)
         if not folder.exists() and (replaced := self.path / f"{_REPLACED}{folder.name}").exists():
-            folder = replaced  # its successor has no name yet
+            folder = replaced  # its replacement does not have its final name yet
         state = _read_state(folder / STATE_FILE)
         for name, (size, _) in state.files.items():
-            with _reading(folder / name):
-                found = (folder / name).stat().st_size
-            if found != size:
-                raise Damaged(f"{folder / name} has {found} bytes instead of {size}")
-        return Found(folder, state)
+            with _read_errors_as_damage(folder / name):
+                actual = (folder / name).stat().st_size
+            if actual != size:
+                raise DamagedCheckpoint(f"{folder / name} has {actual} bytes instead of {size}")
+        return StoredCheckpoint(folder, state)
 
-    def find(self, step: int) -> Found:
-        """The checkpoint of a step, checked byte for byte.
+    def find(self, step: int) -> StoredCheckpoint:
+        """Returns the checkpoint of a step after comparing the SHA-256 of each of its files.
 
         Raises:
-            Damaged: it is missing or not whole, and why.
+            DamagedCheckpoint: it is missing or damaged.
         """
-        found = self.look(step)
-        for name, (_, digest) in found.state.files.items():
-            with _reading(found.path / name):
-                actual = digest_of(found.path / name)
+        checkpoint = self.peek(step)
+        for name, (_, digest) in checkpoint.state.files.items():
+            path = checkpoint.path / name
+            with _read_errors_as_damage(path):
+                actual = digest_of(path)
             if actual != digest:
-                raise Damaged(f"{found.path / name} has been changed since it was written")
-        return found
+                raise DamagedCheckpoint(f"{path} has been changed since it was written")
+        return checkpoint
 
-    def newest(self) -> tuple[Found | None, dict[int, str]]:
-        """The newest whole checkpoint, None when there is none, and by their steps what is wrong with newer ones."""
+    def newest(self) -> tuple[StoredCheckpoint | None, dict[int, str]]:
+        """Returns the newest undamaged checkpoint or None, and the damage of newer checkpoints by their steps."""
         damaged: dict[int, str] = {}
         for step in reversed(self.steps()):
             try:
                 return self.find(step), damaged
-            except Damaged as reason:
+            except DamagedCheckpoint as reason:
                 damaged[step] = str(reason)
         return None, damaged
 
     def set_aside(self, step: int) -> Path:
-        """Gives a damaged checkpoint another name, under which it is kept for whoever wants to look into it.
+        """Renames a damaged checkpoint, so that the user can examine it. Returns the new path.
 
         Raises:
             OSError: it cannot be renamed.
         """
         folder = self._folder(step)
         names = [f"{_DAMAGED}{folder.name}", *(f"{_DAMAGED}{folder.name}-{number}" for number in range(2, 1000))]
-        aside = next(path for name in names if not (path := self.path / name).exists())
-        folder.rename(aside)
-        return aside
+        new = next(path for name in names if not (path := self.path / name).exists())
+        folder.rename(new)
+        return new
 
     def save(
         self,
@@ -212,30 +220,30 @@ class CheckpointFolder:
         state: TrainingState,
         *,
         arrays: Sequence[np.ndarray] = (),
-        read: Read = live,
+        read: ReadPiece = read_live,
         changed: bool = True,
     ) -> Path:
-        """Writes a checkpoint and removes those that are no longer kept.
+        """Writes a checkpoint and removes old ones. Returns the checkpoint's folder.
 
         Args:
             step: the model.
-            state: what else there is to know.
-            arrays: what callbacks keep of arrays.
-            read: where the variables' values come from.
+            state: the state of the training.
+            arrays: the arrays of callbacks.
+            read: returns the value of a piece of a variable.
             changed: whether variables may have changed since a checkpoint of the same step was saved here.
 
         Raises:
             OSError: the disk is full, or the folder cannot be written; earlier checkpoints are untouched.
         """
         folder = self._folder(state.step)
-        if not self._made:  # there was no room for it at the beginning
+        if not self._is_created:  # the disk was full when the training began
             self.path.mkdir(parents=True, exist_ok=True)
         if not (changed or arrays) and self._latest and self._latest.step == state.step:
-            return self._restate(folder, state)
+            return self._rewrite_state(folder, state)
         writing = self.path / f"{_WRITING}{state.step:08d}-{os.getpid()}"
         remove(writing)
         try:
-            writing.mkdir()  # its folder is there, or somebody has removed it
+            writing.mkdir()  # without parents: a checkpoint folder that was removed is not created again
             write_variables(step, writing / "variables", read)
             if arrays:
                 np.savez(writing / ARRAYS_FILE, *arrays)
@@ -253,45 +261,48 @@ class CheckpointFolder:
         self._prune(state.step)
         return folder
 
-    def restore(self, found: Found, step: ModelStep, *, optimizer: bool = True) -> None:
+    def restore(self, checkpoint: StoredCheckpoint, step: ModelStep, *, optimizer: bool = True) -> None:
         """Reads a checkpoint into the model's variables.
 
         Args:
-            found: the checkpoint.
+            checkpoint: the checkpoint.
             step: the model, built.
-            optimizer: whether its optimizer goes on from there too; an evaluator needs only the model.
+            optimizer: whether to restore the optimizer too; an evaluator needs only the model.
 
         Raises:
-            TrainingError: it is a checkpoint of another model.
+            TrainingError: it is a checkpoint of another model or optimizer.
         """
-        saved = [(dtype, tuple(shape)) for _, dtype, shape in found.state.shapes]
+        state = checkpoint.state
+        saved = [(dtype, tuple(shape)) for _, dtype, shape in state.shapes]
         wanted = [(dtype, tuple(shape)) for _, dtype, shape in _shapes(step)]
         count = len(step.parameters) + len(step.state)
         if (saved if optimizer else saved[:count]) != (wanted if optimizer else wanted[:count]):
             raise TrainingError(
-                f"{found.path} is a checkpoint of another model: {_difference(found.state.shapes, _shapes(step))}",
-                hint="name another checkpoint.dir, or train with the model and optimizer it was saved from",
+                f"{checkpoint.path} is a checkpoint of another model: {_difference(state.shapes, _shapes(step))}",
+                code="checkpoint-of-another-model",
+                hint="set another checkpoint.dir, or train with the model and optimizer that the checkpoint is of",
             )
-        if optimizer and found.state.optimizer != _optimizer_name(step):
+        if optimizer and state.optimizer != _optimizer_name(step):
             raise TrainingError(
-                f"{found.path} was saved with the optimizer {found.state.optimizer}, not {_optimizer_name(step)}",
-                hint="name another checkpoint.dir, or train with the optimizer it was saved from",
+                f"{checkpoint.path} was saved with the optimizer {state.optimizer}, not {_optimizer_name(step)}",
+                code="checkpoint-of-another-optimizer",
+                hint="set another checkpoint.dir, or train with the optimizer that the checkpoint is of",
             )
-        read_variables(step, found.path / "variables", optimizer=optimizer)
+        read_variables(step, checkpoint.path / "variables", optimizer=optimizer)
 
-    def mark_scored(self, steps: list[int]) -> None:
-        """Notes which checkpoints the evaluator has scored."""
+    def mark_evaluated(self, steps: list[int]) -> None:
+        """Writes which checkpoints the evaluator has evaluated."""
         if not steps:
             self.path.mkdir(parents=True, exist_ok=True)
-            for rest in self.path.glob(f".{SCORED_FILE}.*"):  # of an evaluator that was killed
+            for rest in self.path.glob(f".{EVALUATED_FILE}.*"):  # of an evaluator that was killed
                 remove(rest)
-        write_synced(self.path / SCORED_FILE, {"scored": steps})
+        write_synced(self.path / EVALUATED_FILE, {"scored": steps})
 
     def _folder(self, step: int) -> Path:
         return self.path / f"{_PREFIX}{step:08d}"
 
     def _make_visible(self, writing: Path, folder: Path) -> None:
-        """Gives a whole checkpoint its name; one that had it stays until then, and `look` finds it."""
+        """Renames a complete checkpoint to its final name. `peek` finds the one that it replaces until then."""
         replaced = self.path / f"{_REPLACED}{folder.name}"
         if folder.exists():
             remove(replaced)
@@ -299,13 +310,13 @@ class CheckpointFolder:
         try:
             writing.rename(folder)
         except OSError:
-            self._put_back()
+            self._restore_replaced()
             raise
         sync(self.path)
         remove(replaced)
 
-    def _put_back(self) -> None:
-        """Finishes what was begun in `_make_visible`."""
+    def _restore_replaced(self) -> None:
+        """Completes or undoes a `_make_visible` that was interrupted."""
         for replaced in self.path.glob(f"{_REPLACED}*"):
             folder = self.path / replaced.name[len(_REPLACED) :]
             if folder.exists():
@@ -313,8 +324,8 @@ class CheckpointFolder:
             else:
                 replaced.rename(folder)
 
-    def _restate(self, folder: Path, state: TrainingState) -> Path:
-        """The variables are saved already: only what else there is to know may have changed."""
+    def _rewrite_state(self, folder: Path, state: TrainingState) -> Path:
+        """Rewrites state.json of a checkpoint whose variables have not changed."""
         if latest := self._latest:
             state = replace(state, optimizer=latest.optimizer, shapes=latest.shapes, files=latest.files)
             if state != latest:
@@ -323,29 +334,29 @@ class CheckpointFolder:
         return folder
 
     def _prune(self, newest: int) -> None:
-        """Removes what is no longer kept, now that a newer one is whole; what is damaged neither counts nor goes."""
-        steps = [step for step in self.steps() if step <= newest and self._looks_whole(step)]
-        waiting: set[int] = set()
-        with contextlib.suppress(OSError, ValueError):  # no evaluator, or what it writes is damaged
-            scored = read_object(self.path / SCORED_FILE).get("scored")
-            if isinstance(scored, list):
-                waiting = set(steps[-(self._keep + UNSCORED_KEPT) :]) - {whole(step) for step in scored}
+        """Removes old checkpoints after a new one is complete. Damaged ones are neither counted nor removed."""
+        steps = [step for step in self.steps() if step <= newest and self._is_undamaged(step)]
+        unevaluated: set[int] = set()
+        with contextlib.suppress(OSError, ValueError):  # there is no evaluator, or its file is damaged
+            evaluated = read_object(self.path / EVALUATED_FILE).get("scored")
+            if isinstance(evaluated, list):
+                unevaluated = set(steps[-(self._keep + UNEVALUATED_KEPT) :]) - {whole(step) for step in evaluated}
         for old in steps[: -self._keep]:
-            if old not in waiting:
+            if old not in unevaluated:
                 self._discard(self._folder(old))
 
     def _discard(self, folder: Path) -> None:
-        """Takes a checkpoint its name before its files: half of one is none."""
+        """Removes a checkpoint. It is renamed first, so that an incomplete one is never found under its final name."""
         removing = self.path / f"{_REMOVING}{folder.name}"
         remove(removing)
-        with contextlib.suppress(OSError):  # it stays then
+        with contextlib.suppress(OSError):  # then it stays
             folder.rename(removing)
             remove(removing)
 
-    def _looks_whole(self, step: int) -> bool:
+    def _is_undamaged(self, step: int) -> bool:
         try:
-            self.look(step)
-        except Damaged:
+            self.peek(step)
+        except DamagedCheckpoint:
             return False
         return True
 
@@ -355,28 +366,28 @@ def _optimizer_name(step: ModelStep) -> str:
 
 
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _read_errors_as_damage(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error}") from error
+        raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
 
 
 def _read_state(path: Path) -> TrainingState:
     try:
         values = json.loads(read_bytes(path))
-        seal, form, own = values.pop("seal", None), values.get("format"), _seal(values)
+        seal, version, own = values.pop("seal", None), values.get("format"), _seal(values)
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise Damaged(f"{path} cannot be read: {error}") from error
-    if form != _FORMAT:
-        raise Damaged(f"{path} has format {form}, which this version of tfdist cannot read")
+        raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
+    if version != _FORMAT:
+        raise DamagedCheckpoint(f"{path} has format {version}, which this version of tfdist cannot read")
     if seal != own:
-        raise Damaged(f"{path} has been changed since it was written")
+        raise DamagedCheckpoint(f"{path} has been changed since it was written")
     return TrainingState(**values)
 
 
 def _sealed(state: TrainingState) -> dict[str, Any]:
-    """The state as it is written, with a digest of itself."""
+    """Returns the content of state.json, with a digest of it."""
     values = asdict(state)
     return values | {"seal": _seal(values)}
 
@@ -393,4 +404,4 @@ def _difference(saved: list[list[Any]], wanted: list[list[Any]]) -> str:
     for (path, dtype, shape), (own, own_dtype, own_shape) in zip(saved, wanted, strict=False):
         if (dtype, shape) != (own_dtype, own_shape):
             return f"its {path} is {dtype} {tuple(shape)}, the model's {own} is {own_dtype} {tuple(own_shape)}"
-    return f"it has {len(saved)} variables, the model and its optimizer have {len(wanted)}"
+    return f"it has {len(saved)} variables, and the model and its optimizer have {len(wanted)}"

@@ -1,7 +1,7 @@
-"""The variables of a training as files in TensorFlow's own format, and back, a few pieces at a time.
+"""Variables to and from files in TensorFlow's checkpoint format, a few pieces at a time.
 
-The chief alone writes and reads the files: a ps may run on a host that doesn't see the disk. What is written may be
-the variables as they are, while nothing trains, or a `Snapshot` of them, while training goes on.
+Only the chief writes and reads the files: a ps may run on a host that does not see the disk. The chief writes the live
+variables while training is paused, or a `Snapshot` of them while training continues.
 """
 
 from __future__ import annotations
@@ -19,78 +19,78 @@ from tfdist_cli.train.tf_compat.op_errors import shortened
 from tfdist_cli.train.variables.sharding import Block, Whole, parts, pieces
 
 FILE_BYTES = 64 * 2**20
-"""What one data file holds of variables, and the chief while it writes or reads it; a larger variable that is not
-spread has one for itself."""
+"""The most bytes of variables in one data file, and in the chief's memory while it writes or reads that file. A larger
+variable that is not sharded has its own file."""
 
-Read = Callable[[Block | Whole], tf.Tensor]
-"""Where a piece's value comes from."""
+ReadPiece = Callable[[Block | Whole], tf.Tensor]
+"""A function that returns a piece's value."""
 
 
-def live(piece: Block | Whole) -> tf.Tensor:
-    """The value that a piece has now."""
+def read_live(piece: Block | Whole) -> tf.Tensor:
+    """Returns a piece's current value."""
     return piece.read()
 
 
 class Snapshot:
-    """The values that all variables of a training have at one moment, each kept where its variable is.
+    """The values of all variables of a training at one moment, each on the device of its variable.
 
-    A read shares the variable's memory; the update that comes next copies it first (`PrepareToUpdateVariable` in
-    TensorFlow's training_op_helpers.h), or the read has copied it, where rows are updated. So it takes hardly any
-    time, and up to as much memory as the variables take, each given back when it has been written.
+    A read shares the variable's memory. The next update copies it first (`PrepareToUpdateVariable` in TensorFlow's
+    training_op_helpers.h); if the variable's rows are updated, the read has copied it already. So a snapshot takes
+    almost no time, and at most as much memory as the variables, which is freed piece by piece as they are written.
 
     Args:
-        step: the model, built; no step is under way.
+        step: the model, built; no step is running.
     """
 
     def __init__(self, step: ModelStep) -> None:
-        self._held: dict[int, tf.Tensor] = {}
+        self._values: dict[int, tf.Tensor] = {}
         groups: dict[tuple[str, tf.DType], list[tf.Tensor]] = defaultdict(list)
         for variable in saved_variables(step):
             for part in parts(variable):
                 with tf.device(part.device):
                     value = tf.convert_to_tensor(part)
-                self._held[id(part)] = value
+                self._values[id(part)] = value
                 groups[part.device, value.dtype].append(value)
         for (device, _), values in groups.items():
-            # A read on another host has been asked for, not made, until something that needs it has an answer.
+            # A read on another host has only been requested until an op that needs it returns.
             with tf.device(device):
                 tf.raw_ops.ShapeN(input=values)[0].numpy()
 
     def read(self, piece: Block | Whole) -> tf.Tensor:
-        """A piece's value, once: what has been read is let go."""
+        """Returns a piece's value, and frees it. Each piece can be read once."""
         if isinstance(piece, Whole):
-            return self._held.pop(id(piece.stored))
+            return self._values.pop(id(piece.stored))
         rest = [0] * (len(piece.shard.shape) - 1)
         with tf.device(piece.shard.device):
-            rows = tf.slice(self._held[id(piece.shard)], [piece.start, *rest], [piece.count, *(-1 for _ in rest)])
+            rows = tf.slice(self._values[id(piece.shard)], [piece.start, *rest], [piece.count, *(-1 for _ in rest)])
         if piece.start + piece.count == piece.shard.shape[0]:
-            del self._held[id(piece.shard)]
+            del self._values[id(piece.shard)]
         return rows
 
 
 def saved_variables(step: ModelStep) -> list[keras.Variable]:
-    """All that is saved, in its order: what is learned, other state, the optimizer's own."""
+    """Returns the variables that a checkpoint holds, in their order: parameters, other state, the optimizer's."""
     return [*step.parameters, *step.state, *step.model.optimizer.variables]
 
 
-def largest_share(step: ModelStep) -> int:
-    """Bytes that the one of the tasks keeps which keeps the most of what is saved."""
-    shares: dict[str, int] = defaultdict(int)
+def largest_task_bytes(step: ModelStep) -> int:
+    """Returns the bytes of saved variables on the device that holds the most of them."""
+    bytes_of: dict[str, int] = defaultdict(int)
     for variable in saved_variables(step):
         for part in parts(variable):
-            shares[part.device] += Whole(part).bytes
-    return max(shares.values(), default=0)
+            bytes_of[part.device] += Whole(part).bytes
+    return max(bytes_of.values(), default=0)
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """What is written or read at once.
+    """A piece of a variable and its place in the files.
 
     Args:
-        name: the variable's name in the files, that which `tf.train.Checkpoint` would give it.
-        rows: which part of it, in TensorFlow's form: `10 4 0,3:-` for the first 3 rows of a 10 × 4 variable; empty for
-            all of it.
-        piece: where it is.
+        name: the variable's name in the files, as `tf.train.Checkpoint` would name it.
+        rows: the rows of the piece in TensorFlow's notation: `10 4 0,3:-` for the first 3 rows of a 10 × 4 variable;
+            empty for the whole variable.
+        piece: the piece.
     """
 
     name: str
@@ -99,7 +99,7 @@ class _Entry:
 
 
 def _batches(step: ModelStep, *, optimizer: bool = True) -> Iterator[list[_Entry]]:
-    """All that is saved, a few pieces at a time, of no more than `FILE_BYTES` if they are several."""
+    """Yields the entries of a checkpoint in batches; a batch of several entries has at most `FILE_BYTES`."""
     groups = {"parameters": step.parameters, "state": step.state}
     if optimizer:
         groups["optimizer"] = list(step.model.optimizer.variables)
@@ -124,19 +124,20 @@ def _rows(variable: keras.Variable, piece: Block | Whole) -> str:
     return f"{' '.join(str(size) for size in variable.shape)} {piece.first},{piece.count}{rest}"
 
 
-def write_variables(step: ModelStep, prefix: Path, read: Read = live) -> None:
-    """Writes the files.
+def write_variables(step: ModelStep, prefix: Path, read: ReadPiece = read_live) -> None:
+    """Writes all saved variables to files.
 
-    Only one batch is in this process at a time; each becomes a file of its own, and then all of them one checkpoint.
+    Only one batch is in this process's memory at a time. Each batch is written to its own file; then all files are
+    merged into one checkpoint.
 
     Args:
         step: the model, built.
-        prefix: how the files' names begin.
-        read: where the values come from.
+        prefix: the prefix of the files' paths.
+        read: returns a piece's value.
 
     Raises:
         OSError: the files cannot be written.
-        tf.errors.OpError: a task that holds variables is gone.
+        tf.errors.OpError: a task that holds variables has failed.
     """
     written: list[str] = []
     try:
@@ -154,13 +155,13 @@ def write_variables(step: ModelStep, prefix: Path, read: Read = live) -> None:
                 checkpoint_prefixes=written, destination_prefix=str(prefix), delete_old_dirs=False
             )
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError):
-        raise  # a task that holds variables is gone: nothing is wrong with the disk
+        raise  # a task that holds variables has failed, not the disk
     except tf.errors.OpError as error:
         raise OSError(shortened(error).message) from error
 
 
 def read_variables(step: ModelStep, prefix: Path, *, optimizer: bool) -> None:
-    """Reads what `write_variables` has written, however many shards it was written from."""
+    """Reads the files of `write_variables` into the variables; these may have another number of shards."""
     for batch in _batches(step, optimizer=optimizer):
         with tf.device("CPU:0"):
             values = tf.raw_ops.RestoreV2(

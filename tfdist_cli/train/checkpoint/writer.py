@@ -1,4 +1,4 @@
-"""Writing checkpoints while training goes on."""
+"""Writing checkpoints while training continues."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import numpy as np
 
 from tfdist_cli.protocol.records import emit
 from tfdist_cli.train.checkpoint.store import CheckpointFolder, TrainingState
-from tfdist_cli.train.checkpoint.tensors import Snapshot, largest_share, live
+from tfdist_cli.train.checkpoint.tensors import Snapshot, largest_task_bytes, read_live
 from tfdist_cli.train.model.train_step import ModelStep
 
 SNAPSHOT_BYTES = 2**30
-"""With `auto`, what a task keeps of variables at the most for a snapshot: it may need as much memory again."""
-LAST_SECONDS = 30.0
-"""How long a training that fails waits for the checkpoint that is being written."""
+"""With `auto`, the most bytes of variables of a task for which a snapshot is made: it may take as much memory again."""
+CLOSE_SECONDS = 30.0
+"""Seconds that a failed training waits for the checkpoint that is being written."""
 
 log = logging.getLogger("tfdist")
 
@@ -28,12 +28,12 @@ Asynchronous = Literal["auto"] | bool
 
 
 @dataclass(frozen=True)
-class Content:
-    """What a checkpoint is to hold beside variables.
+class CheckpointContent:
+    """The content of a checkpoint beside variables.
 
     Args:
-        state: what JSON can say.
-        arrays: what it cannot.
+        state: the state, as JSON.
+        arrays: the arrays in it.
         changed: whether variables may have changed since a checkpoint of the same step was saved.
     """
 
@@ -43,47 +43,47 @@ class Content:
 
 
 class CheckpointWriter:
-    """Saves one checkpoint after the other, each in a thread of its own or at once.
+    """Writes checkpoints, one at a time, in a background thread or in the calling one.
 
     Args:
-        folder: where they go.
+        folder: the folder of the checkpoints.
         step: the model, built.
-        asynchronous: whether training goes on meanwhile; `auto`: where a snapshot takes no more than `SNAPSHOT_BYTES`.
+        asynchronous: whether training continues meanwhile; `auto`: if a snapshot takes no more than `SNAPSHOT_BYTES`.
     """
 
     def __init__(self, folder: CheckpointFolder, step: ModelStep, asynchronous: Asynchronous = "auto") -> None:
         self._folder = folder
         self._step = step
-        self._wanted = asynchronous
+        self._asynchronous = asynchronous
         self._thread: threading.Thread | None = None
-        self._broken: Exception | None = None
+        self._error: Exception | None = None
         self.unsaved: OSError | None = None
-        """Why the last checkpoint could not be written; None when it could."""
+        """The error that kept the last checkpoint from being written; None if it was written."""
 
-    def save(self, content: Content, *, wait: bool) -> None:
-        """Saves a checkpoint, when the one before it has been written. No step is under way.
+    def save(self, content: CheckpointContent, *, wait: bool) -> None:
+        """Saves a checkpoint after the previous one is written. No step is running.
 
-        A disk that is full, or that fails, is said and noted: what has been learned is still here, and so is the last
-        good checkpoint.
+        A full or failing disk is reported and noted in `unsaved`; training continues, and the last good checkpoint
+        stays.
 
         Args:
-            content: what it is to hold beside the variables.
-            wait: whether to return only when it has been written.
+            content: the content beside variables.
+            wait: whether to return only after the checkpoint is written.
 
         Raises:
-            tf.errors.OpError: a task that holds variables is gone.
+            tf.errors.OpError: a task that holds variables has failed.
         """
         begun = time.monotonic()
         self.finish()
-        if wait or not self._asynchronous():
-            self._write(partial(self._folder.save, read=live), content, begun)
+        if wait or not self._is_asynchronous():
+            self._write(partial(self._folder.save, read=read_live), content, begun)
             return
-        held = Snapshot(self._step)
-        content = Content(content.state, [array.copy() for array in content.arrays], content.changed)
+        snapshot = Snapshot(self._step)
+        content = CheckpointContent(content.state, [array.copy() for array in content.arrays], content.changed)
         paused = time.monotonic() - begun
-        write = partial(self._folder.save, read=held.read)
+        write = partial(self._folder.save, read=snapshot.read)
         self._thread = threading.Thread(
-            target=self._write_beside, args=(write, content, begun, paused), name="checkpoint", daemon=True
+            target=self._write_in_background, args=(write, content, begun, paused), name="checkpoint", daemon=True
         )
         self._thread.start()
 
@@ -91,39 +91,43 @@ class CheckpointWriter:
         """Waits for the checkpoint that is being written.
 
         Raises:
-            tf.errors.OpError: a task that holds variables is gone.
+            tf.errors.OpError: a task that holds variables has failed.
         """
         if self._thread:
             self._thread.join()
             self._thread = None
-        if self._broken:
-            broken, self._broken = self._broken, None
-            raise broken
+        if self._error:
+            error, self._error = self._error, None
+            raise error
 
     def close(self) -> None:
-        """Gives the checkpoint that is being written some time: the training has failed, and cannot write another."""
+        """Waits for the checkpoint that is being written, for a limited time, after the training has failed."""
         if self._thread:
-            self._thread.join(LAST_SECONDS)
+            self._thread.join(CLOSE_SECONDS)
 
-    def _asynchronous(self) -> bool:
-        if self._wanted == "auto":
-            return largest_share(self._step) <= SNAPSHOT_BYTES
-        return self._wanted
+    def _is_asynchronous(self) -> bool:
+        if self._asynchronous == "auto":
+            return largest_task_bytes(self._step) <= SNAPSHOT_BYTES
+        return self._asynchronous
 
-    def _write_beside(self, write: Callable[..., object], content: Content, begun: float, paused: float) -> None:
+    def _write_in_background(
+        self, write: Callable[..., object], content: CheckpointContent, begun: float, paused: float
+    ) -> None:
         try:
             self._write(write, content, begun, paused)
-        except Exception as error:  # noqa: BLE001 it is raised in the training's own thread
-            self._broken = error
+        except Exception as error:  # noqa: BLE001 `finish` raises it in the training's thread
+            self._error = error
 
-    def _write(self, write: Callable[..., object], content: Content, begun: float, paused: float | None = None) -> None:
+    def _write(
+        self, write: Callable[..., object], content: CheckpointContent, begun: float, paused: float | None = None
+    ) -> None:
         state = content.state
         try:
             path = write(self._step, state, arrays=content.arrays, changed=content.changed)
         except OSError as error:
             self.unsaved = error
-            log.error(  # noqa: TRY400 the reason says it all; a traceback of ours would hide it
-                "checkpoint of step %d could not be written: %s; training goes on", state.step, error
+            log.error(  # noqa: TRY400 the reason is enough for the user; our traceback would hide it
+                "checkpoint of step %d could not be written: %s; training continues", state.step, error
             )
             emit("checkpoint_failed", step=state.step, reason=str(error))
             return

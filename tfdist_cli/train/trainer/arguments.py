@@ -1,4 +1,4 @@
-"""What `fit` is given, looked at before anything else: a mistake is told at once, and on every task alike."""
+"""Checks of argument values, made before anything else: every task reports the same mistake at once."""
 
 from __future__ import annotations
 
@@ -10,87 +10,101 @@ import keras
 
 from tfdist_cli.errors import UsageError
 
-_OF_KERAS = {
+_KERAS_ARGUMENTS = {
     "x": "the data is the second argument: tfdist.fit(model, (x, y))",
     "y": "pass inputs and targets as one: tfdist.fit(model, (x, y))",
     "sample_weight": "pass it with the data: tfdist.fit(model, (x, y, sample_weight))",
     "class_weight": "give each example its weight, as the third part of the data: (x, y, sample_weight)",
-    "validation_split": "divide the arrays yourself, and pass validation_data=(x, y)",
+    "validation_split": "split the arrays yourself, and pass validation_data=(x, y)",
     "validation_steps": "pass validation_data=tfdist.Validation(data, steps=...)",
     "validation_freq": "pass validation_data=tfdist.Validation(data, every_epochs=...)",
     "validation_batch_size": "pass a dataset of batches as validation_data",
-    "initial_epoch": "leave it out: with checkpoints=tfdist.Checkpoints(dir) a training goes on where it was",
-    "verbose": "leave it out: logging.getLogger('tfdist').addHandler(logging.NullHandler()) keeps it silent",
+    "initial_epoch": "leave it out: with checkpoints=tfdist.Checkpoints(dir) a training resumes at its last checkpoint",
+    "verbose": "leave it out: logging.getLogger('tfdist').addHandler(logging.NullHandler()) turns off the output",
 }
+"""What to write instead of each argument of Keras's `fit` that tfdist's does not have."""
 _FIT = "tfdist.fit(model, data, epochs=..., validation_data=...): docs/reference/python-api.md lists all arguments"
 
 
-def refuse_unknown(more: Sequence[Any], unknown: Mapping[str, Any]) -> None:
-    """Says what is to be written instead of an argument that `fit` does not have.
+def refuse_unknown(positional: Sequence[Any], unknown: Mapping[str, Any]) -> None:
+    """Refuses arguments that `fit` does not have, with a hint at what to write instead.
 
     Args:
-        more: arguments without a name that follow the data.
-        unknown: arguments by name.
+        positional: positional arguments after the data.
+        unknown: keyword arguments by name.
 
     Raises:
         UsageError: there is one.
     """
-    if more:
-        raise UsageError("tfdist.fit takes the model and the data, and all else by name", hint=_OF_KERAS["y"])
+    if positional:
+        raise UsageError(
+            f"tfdist.fit takes 2 positional arguments, the model and the data, got {2 + len(positional)}",
+            code="unknown-argument",
+            hint=_KERAS_ARGUMENTS["y"],
+        )
     for name in unknown:
-        raise UsageError(f"tfdist.fit has no argument {name!r}", hint=_OF_KERAS.get(name, _FIT))
+        raise UsageError(
+            f"tfdist.fit has no argument {name!r}", code="unknown-argument", hint=_KERAS_ARGUMENTS.get(name, _FIT)
+        )
 
 
-def check_counts(least: int, **given: Any) -> None:
-    """Checks whole numbers, None where there is none.
-
-    Raises:
-        UsageError: one is no whole number, or less than `least`.
-    """
-    for name, value in given.items():
-        whole = isinstance(value, Integral) and not isinstance(value, bool)
-        if value is not None and not (whole and value >= least):
-            raise UsageError(f"{name} is {value!r}", hint=f"give a whole number of at least {least}")
-
-
-def check_choice(choices: Sequence[Any], **given: Any) -> None:
-    """Checks what has a few values only.
+def check_counts(least: int, **arguments: Any) -> None:
+    """Checks integers; None is allowed.
 
     Raises:
-        UsageError: one has another value.
+        UsageError: a value is not an integer, or is less than `least`.
     """
-    for name, value in given.items():
+    for name, value in arguments.items():
+        is_integer = isinstance(value, Integral) and not isinstance(value, bool)
+        if value is not None and not (is_integer and value >= least):
+            raise UsageError(f"{name} must be an integer of at least {least}, got {value!r}", code="invalid-argument")
+
+
+def check_choice(choices: Sequence[Any], **arguments: Any) -> None:
+    """Checks values that have to be one of a few.
+
+    Raises:
+        UsageError: a value is none of them.
+    """
+    for name, value in arguments.items():
         if value not in choices:
-            raise UsageError(f"{name} is {value!r}", hint=f"use {' or '.join(map(repr, choices))}")
+            raise UsageError(
+                f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}", code="invalid-argument"
+            )
 
 
-def check_kind(kind: type, **given: Any) -> None:
-    """Checks objects of tfdist's own, None where there is none.
+def check_type(kind: type, **arguments: Any) -> None:
+    """Checks objects of tfdist's public classes; None is allowed.
 
     Raises:
-        UsageError: one is something else.
+        UsageError: a value is something else.
     """
-    for name, value in given.items():
+    for name, value in arguments.items():
         if value is not None and not isinstance(value, kind):
-            raise UsageError(f"{name} is {value!r}", hint=f"pass a tfdist.{kind.__name__}(...)")
+            raise UsageError(
+                f"{name} must be a tfdist.{kind.__name__}, got {value!r}",
+                code="invalid-argument",
+                hint=f"pass a tfdist.{kind.__name__}(...)",
+            )
 
 
-def as_callbacks(given: Any) -> list[keras.callbacks.Callback]:
-    """The callbacks as a list.
+def as_callbacks(callbacks: Any) -> list[keras.callbacks.Callback]:
+    """Returns callbacks as a list.
 
     Args:
-        given: several callbacks, one, or None, as Keras takes them.
+        callbacks: a list of Keras callbacks, one callback, or None, as Keras's `fit` takes them.
 
     Raises:
-        UsageError: one is none of Keras's.
+        UsageError: one of them is not a `keras.callbacks.Callback`.
     """
-    if given is None:
+    if callbacks is None:
         return []
-    callbacks = keras.tree.flatten(given)
-    for callback in callbacks:
+    flat = keras.tree.flatten(callbacks)
+    for callback in flat:
         if not isinstance(callback, keras.callbacks.Callback):
             raise UsageError(
-                f"{callback!r} is no callback",
-                hint="pass a list of keras.callbacks.Callback; LambdaCallback makes one of functions",
+                f"callbacks must be of type keras.callbacks.Callback, got {callback!r}",
+                code="invalid-argument",
+                hint="pass a list of callbacks; keras.callbacks.LambdaCallback makes one from functions",
             )
-    return callbacks
+    return flat

@@ -1,4 +1,4 @@
-"""The hooks of Keras's callbacks that are called for batches: which callbacks need them, and when they are called."""
+"""Batch hooks of Keras callbacks: which callbacks use them, and when they are called."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ _TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 
 
 def acts_on_batches(callback: Any) -> bool:
-    """Whether a Keras callback has something to do at each training batch."""
+    """Returns whether a Keras callback acts on training batches."""
     return any(_acts(callback, hook) for hook in _TRAIN_HOOKS)
 
 
 def acts_on_test_batches(callback: Any) -> bool:
-    """Whether a Keras callback has something to do at each validation batch."""
+    """Returns whether a Keras callback acts on validation batches."""
     return any(_acts(callback, hook) for hook in _TEST_HOOKS)
 
 
 def _acts(callback: Any, hook: str) -> bool:
-    """Whether one hook does something: Keras's own savers have hooks that return at once when they act on epochs."""
+    """Returns whether a hook does something. Some of Keras's callbacks return from it at once if they act on epochs."""
     method = getattr(callback, hook)
     if is_default(method):
         return False
-    kind = next((kind for kind in _WAITS_FOR_EPOCHS if isinstance(callback, kind)), None)
+    kind = next((kind for kind in _ACTS_ON_EPOCHS if isinstance(callback, kind)), None)
     inherited = kind and getattr(kind, hook, None) is getattr(method, "__func__", None)
-    return not (inherited and _WAITS_FOR_EPOCHS[kind](callback))
+    return not (inherited and _ACTS_ON_EPOCHS[kind](callback))
 
 
-_WAITS_FOR_EPOCHS: dict[Any, Callable[[Any], bool]] = {
+_ACTS_ON_EPOCHS: dict[Any, Callable[[Any], bool]] = {
     keras.callbacks.ModelCheckpoint: lambda callback: callback.save_freq == "epoch",
     keras.callbacks.BackupAndRestore: lambda callback: callback.save_freq == "epoch",
     keras.callbacks.TensorBoard: lambda callback: callback.update_freq == "epoch" and not profiles_batches(callback),
 }
-"""Keras's callbacks that do nothing at batches unless they are told to."""
+"""Keras's callbacks that act on batches only if configured to; the function returns whether one is not."""
 
 
 @dataclass
 class BatchGroup:
-    """Calls a pair of hooks as Keras does: once for each `steps_per_execution` batches.
+    """Calls a pair of hooks as Keras does: once for every `steps_per_execution` batches.
 
-    Keras gives `begin` the number of the group's first batch. It gives `end` the number of the last one that the group
-    has room for, also where the data ends before that.
+    Keras passes the number of the group's first batch to `begin`. It passes the number of the last batch of a full
+    group to `end`, even if the data ends before that.
 
     Args:
         on_begin: called with the number of the first batch.
@@ -61,7 +61,7 @@ class BatchGroup:
     _first: int | None = None
 
     def begin(self, batch: int) -> bool:
-        """Begins a group with a batch, unless one has begun; returns whether it did."""
+        """Begins a group with a batch if none has begun. Returns whether it did."""
         if self._first is not None:
             return False
         self._first = batch
@@ -69,16 +69,16 @@ class BatchGroup:
         return True
 
     def is_full(self, batch: int) -> bool:
-        """Whether the group that has begun ends with this batch."""
+        """Returns whether this batch is the last one of the group that has begun."""
         return self._first is not None and batch - self._first + 1 >= self.size
 
     def end(self, batch: int, logs: Any, *, data_ended: bool = False) -> None:
-        """Ends the group, if one has begun.
+        """Ends the group if one has begun.
 
         Args:
-            batch: the last batch that is done.
-            logs: what the metrics have come to.
-            data_ended: whether there are no more batches in this pass.
+            batch: the last batch done.
+            logs: the metrics so far.
+            data_ended: whether this pass has no more batches.
         """
         if self._first is None:
             return

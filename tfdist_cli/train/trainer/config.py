@@ -1,4 +1,4 @@
-"""What a training is given: data, length, validation, callbacks, checkpoints."""
+"""The configuration of a training, and how it is built from the arguments of `fit` or from a recipe."""
 
 from __future__ import annotations
 
@@ -6,29 +6,40 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol, get_args
 
 import keras
 
+from tfdist_cli.errors import TrainingError
+from tfdist_cli.spec.path_scheme import refuse_scheme
 from tfdist_cli.spec.sections.recipe import Share
+from tfdist_cli.spec.sections.updates import EmbeddingRule, Jit, LearningRate, Updates, WireType
+from tfdist_cli.spec.strategies import computes_gradients
 from tfdist_cli.train.checkpoint.store import CheckpointFolder
 from tfdist_cli.train.checkpoint.writer import Asynchronous
-from tfdist_cli.train.data.pipeline import DatasetFunction
+from tfdist_cli.train.cluster.data_service import DataService
+from tfdist_cli.train.cluster.join import ClusterContext
+from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, steps_in
 from tfdist_cli.train.engine.base import Rules
-from tfdist_cli.train.trainer.arguments import check_counts
+from tfdist_cli.train.trainer.arguments import as_callbacks, check_choice, check_counts, check_type
+
+DEFAULT_EMBEDDINGS = EmbeddingRule()
 
 log = logging.getLogger("tfdist")
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long to train.
+    """The length of a training, of its epochs and of its executions.
 
     Args:
         steps_per_epoch: global steps in an epoch.
-        total: the global step to end at.
-        steps_per_execution: steps between two reports of a worker.
-        adapts: whether they may be fewer where steps take long: nobody has asked for just this number.
-        origin: the global step at which the first epoch would have begun had all been of this length; see `Start`.
+        total: the global step at which the training ends.
+        steps_per_execution: steps that a worker takes between two reports.
+        adapts: whether an execution may have fewer steps where steps take long: true if the user set no number.
+        origin: the global step at which the first epoch would have begun if all epochs had this length; see
+            `StartPoint`.
     """
 
     steps_per_epoch: int
@@ -39,26 +50,30 @@ class Schedule:
 
     @property
     def epochs(self) -> int:
-        """Epochs, the last one perhaps not whole."""
+        """The number of epochs; the last one may be shorter."""
         return math.ceil((self.total - self.origin) / self.steps_per_epoch)
 
-    def first(self, epoch: int) -> int:
-        """The global step that an epoch, from 0, begins with; the end of the one before it."""
+    def first_step(self, epoch: int) -> int:
+        """Returns the global step at which an epoch, counted from 0, begins."""
         return self.origin + epoch * self.steps_per_epoch
 
+    def last_step(self, epoch: int) -> int:
+        """Returns the global step at which an epoch, counted from 0, ends."""
+        return min(self.first_step(epoch + 1), self.total)
+
     def epoch(self, step: int) -> int:
-        """The epoch, from 0, that the step after `step` belongs to."""
+        """Returns the epoch, counted from 0, of the step that follows global step `step`."""
         return (step - self.origin) // self.steps_per_epoch
 
 
 @dataclass(frozen=True)
 class Validation:
-    """What the model is scored on after epochs.
+    """The data that the model is evaluated on after epochs.
 
     Args:
-        data: a shard → its batches; in a program, all that `tfdist.fit` takes for data.
-        steps: batches to score; None for all of them.
-        every_epochs: score after each of this many epochs, and at the end.
+        data: a function of a shard that returns its batches; in a program, everything that `tfdist.fit` takes as data.
+        steps: batches to evaluate; None for all of them.
+        every_epochs: evaluate after every so many epochs, and at the end of the training.
         name: the split's name in metrics.jsonl.
     """
 
@@ -72,14 +87,14 @@ class Validation:
 
 
 @dataclass(frozen=True)
-class Saving:
-    """Where and when checkpoints are saved.
+class CheckpointConfig:
+    """Where and when a training saves checkpoints.
 
     Args:
-        folder: where they go.
-        every_steps: save each time this many global steps are done.
-        every_seconds: save each time this many seconds have passed.
-        asynchronous: whether training goes on meanwhile, see `CheckpointWriter`.
+        folder: the folder of the checkpoints.
+        every_steps: save a checkpoint every so many global steps.
+        every_seconds: save a checkpoint every so many seconds.
+        asynchronous: whether training continues while a checkpoint is written; see `CheckpointWriter`.
     """
 
     folder: CheckpointFolder
@@ -89,19 +104,48 @@ class Saving:
 
 
 @dataclass(frozen=True)
-class TrainingConfig:
-    """All that a training is given.
+class Checkpoints:
+    """Where and when `fit` saves checkpoints. Training resumes from the newest checkpoint in the folder.
 
     Args:
-        data: a shard → its batches.
+        dir: the folder of the checkpoints.
+        every_steps: save a checkpoint every so many global steps.
+        every_seconds: save a checkpoint every so many seconds.
+        keep: how many of the newest checkpoints to keep.
+        asynchronous: whether training continues while a checkpoint is written. `auto`: if no task needs more than 1 GiB
+            of memory for a second copy of its variables.
+    """
+
+    dir: str | Path
+    every_steps: int | None = None
+    every_seconds: float | None = None
+    keep: int = 3
+    asynchronous: Asynchronous = "auto"
+
+    def __post_init__(self) -> None:
+        check_counts(1, every_steps=self.every_steps, keep=self.keep)
+        refuse_scheme(self.dir)
+
+    def config(self) -> CheckpointConfig:
+        """Returns the configuration of one training's checkpoints."""
+        folder = CheckpointFolder(Path(self.dir), self.keep)
+        return CheckpointConfig(folder, self.every_steps, self.every_seconds, self.asynchronous)
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """The complete configuration of a training.
+
+    Args:
+        data: a function of a shard that returns its batches.
         steps_per_epoch: global steps in an epoch.
         share: what each worker sees of the data.
         epochs: epochs to train; None for as many as `max_steps` takes.
-        max_steps: the global step to end at; None for the end of the epochs.
-        steps_per_execution: steps between two reports of a worker; None lets the engine choose.
-        validation: what to score after epochs.
-        callbacks: the user's.
-        saving: checkpoints.
+        max_steps: the global step at which the training ends; None for the end of the last epoch.
+        steps_per_execution: steps that a worker takes between two reports; None lets the engine choose.
+        validation: the data to evaluate after epochs.
+        callbacks: the user's callbacks.
+        checkpoints: where and when checkpoints are saved; None for no checkpoints.
         rules: how gradients become updates.
     """
 
@@ -113,27 +157,160 @@ class TrainingConfig:
     steps_per_execution: int | None = None
     validation: Validation | None = None
     callbacks: Sequence[keras.callbacks.Callback] = ()
-    saving: Saving | None = None
+    checkpoints: CheckpointConfig | None = None
     rules: Rules = field(default_factory=Rules)
 
-    def within_limits(self) -> TrainingConfig:
-        """The same, no longer than Keras's own limits for trials (`keras.config.set_max_epochs`) allow."""
-        epochs, steps = keras.config.max_epochs(), keras.config.max_steps_per_epoch()
+    def within_keras_limits(self) -> TrainingConfig:
+        """Returns this configuration, shortened to Keras's own limits for trials (`keras.config.set_max_epochs`)."""
+        max_epochs, max_steps = keras.config.max_epochs(), keras.config.max_steps_per_epoch()
         limited = self
-        if epochs:
-            own = self.epochs if self.epochs is not None or self.max_steps else 1
-            limited = replace(limited, epochs=epochs if own is None else min(own, epochs))
-        if steps:
-            limited = replace(limited, steps_per_epoch=min(self.steps_per_epoch, steps))
+        if max_epochs:
+            epochs = self.epochs if self.epochs is not None or self.max_steps else 1
+            limited = replace(limited, epochs=max_epochs if epochs is None else min(epochs, max_epochs))
+        if max_steps:
+            limited = replace(limited, steps_per_epoch=min(self.steps_per_epoch, max_steps))
             if self.validation:
-                most = min(self.validation.steps or steps, steps)
-                limited = replace(limited, validation=replace(self.validation, steps=most))
+                steps = min(self.validation.steps or max_steps, max_steps)
+                limited = replace(limited, validation=replace(self.validation, steps=steps))
         if limited != self:
-            log.warning("Keras's own limits shorten the training: max_epochs %s, max_steps_per_epoch %s", epochs, steps)
+            log.warning(
+                "Keras's limits shorten the training: max_epochs %s, max_steps_per_epoch %s", max_epochs, max_steps
+            )
         return limited
 
-    def total(self, origin: int = 0) -> int:
-        """The global step the training ends at; `origin` is that of its `Schedule`."""
+    def last_step(self, origin: int = 0) -> int:
+        """Returns the global step at which the training ends; `origin` is that of its `Schedule`."""
         by_epochs = None if self.epochs is None else origin + self.epochs * self.steps_per_epoch
         ends = [end for end in (by_epochs, self.max_steps) if end is not None]
         return min(ends) if ends else origin + self.steps_per_epoch
+
+
+class DataSource(Protocol):
+    """The training data as the user gave it. Each function that it returns maps a shard to the shard's batches."""
+
+    def one_pass(self) -> DatasetFunction:
+        """Returns the batches of one pass over the data."""
+
+    def batches(self, *, repeat: bool) -> DatasetFunction:
+        """Returns the batches to train on.
+
+        Args:
+            repeat: whether the data starts again when it ends.
+        """
+
+    def served_batches(self, service: DataService, *, repeat: bool) -> DatasetFunction:
+        """Returns the batches to train on, prepared by the cluster's data workers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingArguments:
+    """The arguments of a training, checked. `tfdist.fit` documents them; a recipe has a key for each.
+
+    Args:
+        repeat: whether the data starts again when it ends; by default if `steps_per_epoch` is not given.
+        phases: whether the time of each phase of a step is measured.
+
+    Raises:
+        UsageError: a value is invalid.
+    """
+
+    epochs: int | None = None
+    steps_per_epoch: int | None = None
+    max_steps: int | None = None
+    steps_per_execution: int | None = None
+    share: Share = "split"
+    repeat: bool | None = None
+    callbacks: Any = None
+    checkpoints: Checkpoints | None = None
+    updates: Updates | None = None
+    learning_rate: LearningRate | None = None
+    wire: WireType = "float32"
+    embeddings: EmbeddingRule | None = DEFAULT_EMBEDDINGS
+    jit: Jit = False
+    phases: bool = False
+
+    def __post_init__(self) -> None:
+        check_counts(0, epochs=self.epochs, max_steps=self.max_steps)
+        check_counts(1, steps_per_epoch=self.steps_per_epoch, steps_per_execution=self.steps_per_execution)
+        check_choice(get_args(Share), share=self.share)
+        check_choice(get_args(WireType), wire=self.wire)
+        check_choice((True, False, "auto"), jit=self.jit)
+        check_type(Updates, updates=self.updates)
+        check_type(LearningRate, learning_rate=self.learning_rate)
+        check_type(EmbeddingRule, embeddings=self.embeddings)
+        check_type(Checkpoints, checkpoints=self.checkpoints)
+        as_callbacks(self.callbacks)
+
+    def configure(self, context: ClusterContext, source: DataSource, validation: Validation | None) -> TrainingConfig:
+        """Returns the configuration of this training on a cluster.
+
+        Args:
+            context: this process in its cluster.
+            source: the training data.
+            validation: the data to evaluate after epochs.
+
+        Raises:
+            UsageError: the data is to come from data workers, and the cluster has none.
+            TrainingError: the length of an epoch is not given, and the data has no length.
+        """
+        updates, learning_rate = self.updates or Updates(), self.learning_rate or LearningRate()
+        rules = Rules(updates, learning_rate, self.wire, self.embeddings, self.jit, self.phases)
+        repeat = self.steps_per_epoch is None if self.repeat is None else self.repeat
+        steps_per_epoch = self.steps_per_epoch
+        if steps_per_epoch is None:
+            steps_per_epoch = steps_of_one_pass(context, source.one_pass(), rules, self.share)
+        if self.share == "service":
+            data = source.served_batches(DataService.of(context.environment), repeat=repeat)
+        else:
+            data = source.batches(repeat=repeat)
+        return TrainingConfig(
+            data,
+            steps_per_epoch,
+            share=self.share,
+            epochs=self.epochs,
+            max_steps=self.max_steps,
+            steps_per_execution=self.steps_per_execution,
+            validation=validation,
+            callbacks=as_callbacks(self.callbacks),
+            checkpoints=self.checkpoints.config() if self.checkpoints else None,
+            rules=rules,
+        )
+
+
+def steps_of_one_pass(context: ClusterContext, data: DatasetFunction, rules: Rules, share: Share) -> int:
+    """Returns the global steps of one pass over the data: by all workers together, or by each if each sees all of it.
+
+    Raises:
+        TrainingError: the data has no known length, or is empty.
+    """
+    coordinated = context.environment.traits.coordinated
+    asynchronous = coordinated and not rules.updates.synchronous
+    shards, workers = worker_shards(context, share), len(worker_shards(context, "split"))
+    steps = steps_in(data, shards, synchronous=not asynchronous)
+    if steps is None:
+        raise TrainingError(
+            "the training data has no known length, which steps_per_epoch follows from",
+            code="unknown-data-length",
+            hint="give steps_per_epoch",
+        )
+    if steps == 0:
+        raise TrainingError(
+            f"the training data has no full batch for each of {workers} workers",
+            code="no-full-batch",
+            hint="use a smaller batch_size, fewer workers, or more data; "
+            "and leave .batch() out of a recipe's dataset(), which returns single examples",
+        )
+    if asynchronous:
+        return steps
+    replicas = workers if coordinated else context.strategy.num_replicas_in_sync
+    return max(1, steps // (replicas if share == "service" else replicas // workers))
+
+
+def worker_shards(context: ClusterContext, share: Share) -> list[Shard]:
+    """Returns each worker's shard of the data; a single shard with all of it if data workers prepare it."""
+    if share == "service":
+        return [Shard()]
+    environment = context.environment
+    workers = sum(computes_gradients(environment.strategy, task.role) for task in environment.members)
+    split = share == "split"
+    return [Shard(n if split else 0, workers if split else 1, n) for n in range(workers)]

@@ -1,4 +1,4 @@
-"""`evaluate`: Keras's `Model.evaluate` for whatever cluster this process is in."""
+"""`evaluate`: Keras's `Model.evaluate` on the cluster that this process is in."""
 
 from __future__ import annotations
 
@@ -14,44 +14,48 @@ from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.select import select_engine
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.trainer.arguments import check_counts
+from tfdist_cli.train.trainer.checks import check_validation, data_errors_explained
 from tfdist_cli.train.trainer.config import Validation
-from tfdist_cli.train.trainer.fit import check_validation, naming_misfits
-from tfdist_cli.train.trainer.reporting import speak
+from tfdist_cli.train.trainer.reporting import enable_logging
 
 
 def evaluate(
     model: keras.Model, data: Any, *, batch_size: int | None = None, steps: int | None = None
 ) -> dict[str, Any]:
-    """Scores a compiled Keras 3 model on the cluster that this process is in, or in this process alone.
+    """Evaluates a compiled Keras 3 model on the cluster that this process is in, or in this process alone.
 
-    The workers divide the data; each example is scored once. Call it on every task, as `tfdist.fit`.
+    The data is divided among the workers; each example is evaluated once. Call it on every task, as `tfdist.fit`.
 
     Args:
         model: a compiled `keras.Model`, built under `tfdist.scope()`.
         data: as for `tfdist.fit`.
-        batch_size: examples in a worker's batch where the data is arrays; by default 32.
-        steps: batches to score, of all workers together; by default all there are.
+        batch_size: examples in a worker's batch if the data is arrays; by default 32.
+        steps: batches to evaluate, of all workers together; by default all of them.
 
     Returns:
-        The loss and the metrics by name, as `keras.Model.evaluate(..., return_dict=True)` does: floats, or arrays where
-        a metric has several values. The same on every task.
+        The loss and the metrics by name, as `keras.Model.evaluate(..., return_dict=True)` does: floats, or arrays if a
+        metric has several values. The same on every task.
 
     Raises:
-        UsageError: an argument cannot mean anything, or this is an evaluator, which scores checkpoints.
+        UsageError: an argument is invalid, or this task is an evaluator, which evaluates checkpoints.
         TrainingError: the data or the model is at fault.
     """
     check_counts(1, batch_size=batch_size, steps=steps)
-    speak()
-    joined = join()
-    if joined.environment.task.traits.evaluates:
-        raise UsageError("an evaluator scores checkpoints alone", hint="call tfdist.evaluate after tfdist.fit")
+    enable_logging()
+    context = join()
+    if context.environment.task.traits.evaluates:
+        raise UsageError(
+            "an evaluator evaluates checkpoints only",
+            code="not-on-evaluator",
+            hint="call tfdist.evaluate after tfdist.fit",
+        )
     function = as_dataset_function(data, batch_size)
-    check_validation(joined, Validation(function, steps))
+    check_validation(context, Validation(function, steps))
     step = ModelStep(model)
     spec = checked(function, Shard()).element_spec
-    with joined.strategy.scope():
+    with context.strategy.scope():
         step.build(spec)
-        engine = select_engine(joined, step, spec, Rules())
+        engine = select_engine(context, step, spec, Rules())
     emit("state", state="evaluating")
-    with naming_misfits(model):
+    with data_errors_explained(model):
         return engine.evaluate(function, steps=steps).logs()

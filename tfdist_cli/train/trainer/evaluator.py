@@ -1,4 +1,4 @@
-"""The evaluator: scores each checkpoint beside the training, the last one too, and then ends."""
+"""The evaluator task: evaluates each checkpoint while training continues, and exits after the final one."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import keras
 import tensorflow as tf
 
 from tfdist_cli.protocol.records import emit
-from tfdist_cli.train.checkpoint.store import CheckpointFolder, Damaged, Found
+from tfdist_cli.train.checkpoint.store import CheckpointFolder, DamagedCheckpoint, StoredCheckpoint
 from tfdist_cli.train.data.pipeline import Shard, check_ends, checked
 from tfdist_cli.train.engine.mirrored.engine import Membership, MirroredEngine
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.trainer.config import Validation
 from tfdist_cli.train.trainer.metrics_file import MetricsFile
-from tfdist_cli.train.trainer.reporting import EVALUATION_FILE, log, now, shown
+from tfdist_cli.train.trainer.reporting import EVALUATION_FILE, format_metrics, log, utc_now
 
-_LOOK = 0.3
+_POLL_SECONDS = 0.3
 
 
 def run_evaluator(
@@ -26,22 +26,23 @@ def run_evaluator(
     folder: CheckpointFolder,
     run_dir: Path | None,
     *,
-    ended: threading.Event | None = None,
+    training_ended: threading.Event | None = None,
 ) -> dict[str, float]:
-    """Scores checkpoints as they appear until the final one is scored.
+    """Evaluates checkpoints as they appear, until the final one is evaluated.
 
     Args:
         model: the compiled model, in this process alone.
-        validation: what it is scored on.
-        folder: where the checkpoints appear.
-        run_dir: where evaluation.jsonl goes; None keeps no file.
-        ended: set when the training has gone without a final checkpoint; what is there is still scored.
+        validation: the data to evaluate it on.
+        folder: the folder where the checkpoints appear.
+        run_dir: the folder of evaluation.jsonl; None for no file.
+        training_ended: set when the training has ended, perhaps without a final checkpoint. The checkpoints that exist
+            then are still evaluated.
 
     Returns:
-        The last checkpoint's scores.
+        The last checkpoint's metrics.
 
     Raises:
-        TrainingError: the data has no end.
+        TrainingError: the data never ends.
     """
     if validation.steps is None:
         check_ends(validation.data)
@@ -49,87 +50,92 @@ def run_evaluator(
     spec = checked(validation.data, Shard()).element_spec
     step.build(spec)
     engine = MirroredEngine(step, tf.distribute.get_strategy(), spec, Membership(("evaluator:0",)))
-    scored: list[int] = []
-    _mark(folder, scored)
+    evaluated: list[int] = []
+    _mark_evaluated(folder, evaluated)
     file = MetricsFile(run_dir / EVALUATION_FILE) if run_dir else None
-    watch = _Watch(folder)
-    gone = ended or threading.Event()
-    scores: dict[str, float] = {}
+    queue = _CheckpointQueue(folder)
+    ended = training_ended or threading.Event()
+    metrics: dict[str, float] = {}
     emit("state", state="waiting")
     while True:
-        was_gone = gone.is_set()
-        found = watch.next(scored)
-        if found is None:
-            if was_gone:
-                return scores
-            gone.wait(_LOOK)  # the folder may be on a network file system, which tells nobody of changes
+        had_ended = ended.is_set()  # before the folder is read: checkpoints written until then are found
+        checkpoint = queue.next(evaluated)
+        if checkpoint is None:
+            if had_ended:
+                return metrics
+            ended.wait(_POLL_SECONDS)  # the folder may be on a network file system, which does not notify of changes
             continue
-        if found.state.step not in scored:
+        if checkpoint.state.step not in evaluated:
             emit("state", state="evaluating")
             try:
-                folder.restore(found, step, optimizer=False)
+                folder.restore(checkpoint, step, optimizer=False)
             except tf.errors.OpError:
-                if found.path.exists():
+                if checkpoint.path.exists():
                     raise
-                continue  # the training has removed it just now
-            scores = engine.evaluate(validation.data, steps=validation.steps).logs()
-            scored.append(found.state.step)
-            _mark(folder, scored)
-            _report(found, validation.name, scores, file)
+                continue  # the training has just removed it
+            metrics = engine.evaluate(validation.data, steps=validation.steps).logs()
+            evaluated.append(checkpoint.state.step)
+            _mark_evaluated(folder, evaluated)
+            _report(checkpoint, validation.name, metrics, file)
             emit("state", state="waiting")
-        if found.state.final:
-            return scores
+        if checkpoint.state.final:
+            return metrics
 
 
-class _Watch:
-    """Looks for checkpoints that the training, meanwhile, makes, replaces and removes."""
+class _CheckpointQueue:
+    """The checkpoints to evaluate, oldest first. Meanwhile the training adds, replaces and removes checkpoints."""
 
     def __init__(self, folder: CheckpointFolder) -> None:
         self._folder = folder
         self._damaged: dict[int, str] = {}
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
 
-    def next(self, scored: list[int]) -> Found | None:
-        """The oldest whole checkpoint without a score; else the newest one, if it has become final since its score."""
+    def next(self, evaluated: list[int]) -> StoredCheckpoint | None:
+        """Returns the oldest checkpoint to evaluate; else the newest one if it has become final since its evaluation.
+
+        Args:
+            evaluated: the steps of the checkpoints that are evaluated.
+        """
         steps = self._folder.steps()
         for number in steps:
-            if number in scored and number != steps[-1]:
+            if number in evaluated and number != steps[-1]:
                 continue
             try:
-                found = self._folder.look(number) if number in scored else self._folder.find(number)
-            except Damaged as reason:
-                self._note(number, str(reason))
+                checkpoint = self._folder.peek(number) if number in evaluated else self._folder.find(number)
+            except DamagedCheckpoint as reason:
+                self._note_damaged(number, str(reason))
                 continue
-            if number not in scored or found.state.final:
-                return found
+            if number not in evaluated or checkpoint.state.final:
+                return checkpoint
         return None
 
-    def _note(self, number: int, reason: str) -> None:
-        """Names a damaged checkpoint when it is so twice: at first it may have been removed or replaced just then."""
-        if self._damaged.get(number) == reason and number not in self._told:
-            self._told.add(number)
-            log.warning("checkpoint of step %d is damaged, and gets no score: %s", number, reason)
+    def _note_damaged(self, number: int, reason: str) -> None:
+        """Reports a checkpoint found damaged twice: the first time the training may be removing or replacing it."""
+        if self._damaged.get(number) == reason and number not in self._reported:
+            self._reported.add(number)
+            log.warning("checkpoint of step %d is damaged and cannot be evaluated: %s", number, reason)
             emit("checkpoint_damaged", step=number, reason=reason)
         self._damaged[number] = reason
 
 
-def _mark(folder: CheckpointFolder, scored: list[int]) -> None:
+def _mark_evaluated(folder: CheckpointFolder, evaluated: list[int]) -> None:
     try:
-        folder.mark_scored(scored)
-    except OSError as error:  # the scores count more than which checkpoints may go
-        log.warning("which checkpoints have a score cannot be noted in %s: %s", folder.path, error.strerror)
+        folder.mark_evaluated(evaluated)
+    except OSError as error:  # a training that does not see the mark keeps checkpoints longer, nothing worse
+        log.warning("the list of evaluated checkpoints cannot be written to %s: %s", folder.path, error.strerror)
 
 
-def _report(found: Found, split: str, scores: dict[str, float], file: MetricsFile | None) -> None:
+def _report(checkpoint: StoredCheckpoint, split: str, metrics: dict[str, float], file: MetricsFile | None) -> None:
+    state = checkpoint.state
     line = {
-        "time": now(),
+        "time": utc_now(),
         "split": split,
-        "step": found.state.step,
-        "epoch": found.state.epoch,
-        "final": found.state.final,
-        "values": scores,
+        "step": state.step,
+        "epoch": state.epoch,
+        "final": state.final,
+        "values": metrics,
     }
     if file:
         file.append(line)
-    emit("evaluation", step=found.state.step, final=found.state.final, metrics=scores)
-    log.info("checkpoint of step %d  %s", found.state.step, shown(scores))
+    emit("evaluation", step=state.step, final=state.final, metrics=metrics)
+    log.info("checkpoint of step %d  %s", state.step, format_metrics(metrics))

@@ -1,6 +1,6 @@
-"""Metrics in JSON Lines files: lines are added during the training, and those of lost steps are taken out again.
+"""Metrics in JSON Lines files: a training appends lines, and one that resumes removes the lines of lost steps.
 
-A disk that is full, or that fails, ends no training: what could not be written is told once, as a warning.
+A full or failing disk does not end a training: it is reported once, as a warning.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class MetricsFile:
     """One file of metrics.
 
     Args:
-        path: the file; made when the first line is added. Its folder is there.
+        path: the file, created with its first line. Its folder exists.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,7 +30,7 @@ class MetricsFile:
         self._failed = False
 
     def append(self, line: dict[str, Any]) -> None:
-        """Adds one line, whole or not at all."""
+        """Appends one line, whole or not at all."""
         data = f"{json.dumps(line, separators=(',', ':'))}\n".encode()
         try:
             with self._path.open("ab", buffering=0) as file:
@@ -42,67 +42,67 @@ class MetricsFile:
                     file.truncate(size)
                     raise
         except OSError as error:
-            self._tell(error)
+            self._report(error)
 
-    def take_back(self, step: int, ended: int) -> None:
-        """Takes out the lines of what is done once more: of later steps, and of the end of an epoch at this step.
+    def truncate(self, step: int, epochs_recorded: int) -> None:
+        """Removes the lines that will be written again: of later steps, and of the end of an epoch at this step.
 
-        They are kept in a file beside it, `metrics_lost.jsonl`, where there is room for them. A line that was cut off
-        when its writer died goes too.
+        They are moved to a file beside it, `metrics_lost.jsonl`, if there is room for them. A line that was cut off
+        when its writer died is removed too.
 
         Args:
-            step: the step that the training goes on from.
-            ended: how many epochs' ends have been dealt with by then.
+            step: the step that the training resumes from.
+            epochs_recorded: epochs whose end is recorded by then.
         """
         try:
-            self._take_back(step, ended)
+            self._truncate(step, epochs_recorded)
         except FileNotFoundError:
             return
         except OSError as error:
-            self._tell(error)
+            self._report(error)
 
-    def _take_back(self, step: int, ended: int) -> None:
+    def _truncate(self, step: int, epochs_recorded: int) -> None:
         with self._path.open("rb") as file:
             lines = file.readlines()
         whole = len(lines) - (bool(lines) and not lines[-1].endswith(b"\n"))
-        kept = next((n for n in range(whole) if _comes_again(lines[n], step, ended)), whole)
+        kept = next((n for n in range(whole) if _is_lost(lines[n], step, epochs_recorded)), whole)
         if kept == len(lines):
             return
         new = self._path.with_name(f".{self._path.name}.new")
         try:
-            if lost := [line for line in lines[kept:whole] if _said(line)]:
-                with self._path.with_name(f"{self._path.stem}_lost{self._path.suffix}").open("ab") as beside:
-                    beside.writelines(lost)
-            # Whoever follows the file sees that it is another one.
+            if lost := [line for line in lines[kept:whole] if _parse(line)]:
+                with self._path.with_name(f"{self._path.stem}_lost{self._path.suffix}").open("ab") as lost_file:
+                    lost_file.writelines(lost)
+            # Programs that follow the file detect that it was replaced.
             new.write_bytes(b"".join(lines[:kept]))
             new.replace(self._path)
         except OSError:
             with suppress(OSError):
                 new.unlink()
-            # Shortening it takes no room; steps that are counted twice would be worse than lines that are lost.
+            # Truncating the file takes no room. Steps that are counted twice would be worse than lines that are lost.
             os.truncate(self._path, sum(map(len, lines[:kept])))
             raise
 
-    def _tell(self, error: OSError) -> None:
+    def _report(self, error: OSError) -> None:
         if self._failed:
             return
         self._failed = True
         reason = f"{self._path} is not complete: {error.strerror}"
-        log.error("%s; training goes on", reason)
+        log.error("%s; training continues", reason)
         emit("metrics_failed", reason=reason)
 
 
-def _said(line: bytes) -> dict[str, Any]:
-    """What a line says; nothing for one that is damaged."""
+def _parse(line: bytes) -> dict[str, Any]:
+    """Returns the object in a line; an empty one if the line is damaged."""
     try:
         return parse_object(line)
     except ValueError:
         return {}
 
 
-def _comes_again(line: bytes, step: int, ended: int) -> bool:
-    """Whether what a line tells of is done once more by a training that goes on from a step."""
-    said = _said(line)
-    own, epoch = number(said.get("step")), number(said.get("epoch"))
-    at_the_end = said.get("epoch_done") is True or said.get("split") != "train"
-    return own is not None and (own > step or (own == step and at_the_end and (epoch or 0) > ended))
+def _is_lost(line: bytes, step: int, epochs_recorded: int) -> bool:
+    """Returns whether a training that resumes from `step` writes a line again."""
+    entry = _parse(line)
+    own, epoch = number(entry.get("step")), number(entry.get("epoch"))
+    ends_epoch = entry.get("epoch_done") is True or entry.get("split") != "train"
+    return own is not None and (own > step or (own == step and ends_epoch and (epoch or 0) > epochs_recorded))

@@ -1,4 +1,4 @@
-"""How a training tells how it goes: lines in metrics.jsonl, records for the launcher, a log line for people."""
+"""Progress reports of a training: lines in metrics.jsonl, records for the launcher, log lines for people."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ import numpy as np
 
 from tfdist_cli.protocol.records import emit
 from tfdist_cli.train.engine.base import Engine, Execution, WorkerReport
-from tfdist_cli.train.engine.step_timer import told
+from tfdist_cli.train.engine.step_timer import told as phase_report
 from tfdist_cli.train.trainer.metrics_file import MetricsFile
 
 METRICS_FILE = "metrics.jsonl"
 EVALUATION_FILE = "evaluation.jsonl"
 REPORT_SECONDS = 1.0
-"""How often a running epoch is reported."""
+"""Seconds between two reports within an epoch."""
 
 log = logging.getLogger("tfdist")
 
 
 @dataclass(frozen=True)
-class _Mark:
+class _Counts:
+    """The counts at one moment, from which rates are computed."""
+
     time: float
     done: int
     steps: dict[str, int]
@@ -36,53 +38,53 @@ class _Mark:
 
 @dataclass
 class WorkerTotals:
-    """What a worker did, added up.
+    """Sums over a worker's reports.
 
     Args:
         loss: the sum of its batches' losses.
-        batches: how many these are.
-        updates: updates it had a part in.
-        staleness: the sum over these of how many others the parameters had seen since it read them.
-        stalest: the largest of these numbers.
-        dropped: gradients of its that came too late.
+        batches: its batches.
+        updates: the updates that its gradients are part of.
+        staleness: the sum of these updates' staleness: other updates since the worker read the parameters.
+        max_staleness: the largest staleness.
+        dropped: its gradients that were dropped because they were too late.
     """
 
     loss: float = 0.0
     batches: int = 0
     updates: int = 0
     staleness: int = 0
-    stalest: int = 0
+    max_staleness: int = 0
     dropped: int = 0
 
     def add(self, report: WorkerReport) -> None:
-        """Adds what it did in an execution."""
+        """Adds the report of an execution."""
         self.loss += report.loss
         self.batches += report.batches
         self.updates += len(report.staleness)
         self.staleness += sum(report.staleness)
-        self.stalest = max(self.stalest, *report.staleness, 0)
+        self.max_staleness = max(self.max_staleness, *report.staleness, 0)
         self.dropped += report.dropped
 
     def values(self) -> dict[str, Any]:
-        """As it is written: means over what is counted, null where that is nothing."""
+        """Returns the values for metrics.jsonl; a mean is null if there is nothing to average."""
         return {
             "loss": self.loss / self.batches if self.batches else None,
             "updates": self.updates,
             "staleness_mean": self.staleness / self.updates if self.updates else None,
-            "staleness_max": self.stalest,
+            "staleness_max": self.max_staleness,
             "dropped": self.dropped,
         }
 
 
-class Progress:
-    """Counts what executions have done and reports it; only the chief reports.
+class ProgressReporter:
+    """Counts steps and examples, and reports them on the chief.
 
     Args:
-        run_dir: where metrics.jsonl goes; None keeps no file.
-        engine: what runs the steps.
-        first: the global step that training starts at here.
-        total: the global step the training ends at.
-        epochs: the epochs it takes.
+        run_dir: the folder of metrics.jsonl; None for no file.
+        engine: runs the steps.
+        first: the global step at which this launch starts.
+        total: the global step at which the training ends.
+        epochs: the number of epochs.
     """
 
     def __init__(self, run_dir: Path | None, *, engine: Engine, first: int, total: int, epochs: int) -> None:
@@ -93,7 +95,7 @@ class Progress:
         self._epochs = epochs
         self._done = 0
         self._steps: dict[str, int] = {}
-        self._stretch: dict[str, WorkerTotals] = defaultdict(WorkerTotals)
+        self._interval: dict[str, WorkerTotals] = defaultdict(WorkerTotals)
         self._workers: dict[str, WorkerTotals] = defaultdict(WorkerTotals)
         self._phases: dict[str, Any] = {}
         self._gap: int | None = None
@@ -101,59 +103,59 @@ class Progress:
         self._step = first
         self._scores: dict[str, tuple[int, dict[str, float]]] = {}
         self._begun = time.monotonic()
-        self._last = self._epoch = self._mark()
+        self._last = self._epoch = self._counts()
 
-    def begin(self, ended: int) -> None:
-        """Makes room in the file for what is done once more.
+    def begin(self, epochs_recorded: int) -> None:
+        """Removes the lines of steps that are trained again from metrics.jsonl.
 
         Args:
-            ended: epochs whose end has been dealt with, and recorded.
+            epochs_recorded: epochs whose end is recorded.
         """
         if self._file:
-            self._file.take_back(self._first, ended)
+            self._file.truncate(self._first, epochs_recorded)
 
     def count(self, execution: Execution) -> None:
-        """Adds an execution."""
+        """Adds the steps and examples of an execution."""
         self._done += len(execution.losses)
         self._gap = execution.gap
         for task, counted in execution.phases.items():
             self._phases[task] = self._phases.get(task, 0.0) + counted
         for worker, report in execution.reports.items():
-            self._stretch[worker].add(report)
+            self._interval[worker].add(report)
             self._workers[worker].add(report)
         for counts, more in ((self._steps, execution.steps), (self._examples, execution.examples)):
             for worker, number in more.items():
                 counts[worker] = counts.get(worker, 0) + number
 
     def due(self) -> bool:
-        """Whether a running epoch should be reported now: its first steps at once, which show that it trains."""
-        silent = self._step == self._first
-        return self._active and (silent or time.monotonic() - self._last.time >= REPORT_SECONDS)
+        """Returns whether to report within an epoch now; the first steps at once, as a sign that the training runs."""
+        is_first = self._step == self._first
+        return self._active and (is_first or time.monotonic() - self._last.time >= REPORT_SECONDS)
 
     def report(self, split: str, step: int, epoch: int, values: dict[str, Any], *, done: bool = False) -> None:
-        """Writes one line of metrics.jsonl, and tells the launcher.
+        """Writes a line to metrics.jsonl, and sends a record to the launcher.
 
         Args:
-            split: what the values were measured on: `train`, or the name of another split.
+            split: the data of the metrics: `train`, or the name of another split.
             step: the global step.
-            epoch: the epoch under way, from 1.
-            values: each metric's value, as `MetricTotals.logs` gives them.
-            done: whether the epoch is over.
+            epoch: the current epoch, counted from 1.
+            values: the metrics by name, as `MetricTotals.logs` returns them.
+            done: whether the epoch is complete.
         """
         if not self._active:
             return
-        values = numbers(values)
+        values = flatten_metrics(values)
         rates: dict[str, Any] = {}
         if split == "train":
             rates = self._rates(self._epoch if done else self._last)
-            rates["workers"] = self._told(self._stretch)
+            rates["workers"] = self._worker_values(self._interval)
             if self._phases:
-                rates["phases"] = told(self._phases)
-            self._stretch.clear()
-            self._last = self._mark()
+                rates["phases"] = phase_report(self._phases)
+            self._interval.clear()
+            self._last = self._counts()
         self._step = step
         self._scores[split] = (step, values)
-        line = {"time": now(), "split": split, "step": step, "epoch": epoch, "epoch_done": done, "values": values}
+        line = {"time": utc_now(), "split": split, "step": step, "epoch": epoch, "epoch_done": done, "values": values}
         if self._file:
             self._file.append(line | rates)
         if split == "train":
@@ -169,15 +171,15 @@ class Progress:
             )
         if done or split != "train":
             rate = f"  {rates['steps_per_second']:.1f} steps/s" if rates else ""
-            scores = shown(values) if split == "train" else f"{split}: {shown(values)}"
+            scores = format_metrics(values) if split == "train" else f"{split}: {format_metrics(values)}"
             log.info("epoch %d/%d  step %d/%d  %s%s", epoch, self._epochs, step, self._total, scores, rate)
 
     def begin_epoch(self) -> None:
-        """Starts the stretch that an epoch's rates are measured over."""
-        self._epoch = self._last = self._mark()
+        """Starts the interval over which an epoch's rates are measured."""
+        self._epoch = self._last = self._counts()
 
     def finish(self) -> None:
-        """Tells the launcher what the training came to."""
+        """Sends the result to the launcher, and logs each worker's totals."""
         if self._active:
             emit(
                 "result",
@@ -187,20 +189,20 @@ class Progress:
                 examples=sum(self._examples.values()),
                 worker_steps=self._steps,
             )
-            for worker, did in self._told(self._workers).items():
-                log.info("%s", _line(worker, did))
+            for worker, totals in self._worker_values(self._workers).items():
+                log.info("%s", _format_worker(worker, totals))
             if self._gap is not None:
                 log.info("no worker was more than %d steps ahead of the slowest", self._gap)
 
-    def _told(self, workers: Mapping[str, WorkerTotals]) -> dict[str, dict[str, Any]]:
-        """For each worker the steps it has taken in all, and what it did meanwhile."""
+    def _worker_values(self, workers: Mapping[str, WorkerTotals]) -> dict[str, dict[str, Any]]:
+        """Returns each worker's values for metrics.jsonl, with the steps that it took in this launch."""
         return {
             name: {"local_step": self._steps.get(name, 0), **totals.values()}
             for name, totals in sorted(workers.items())
         }
 
     def _final_scores(self) -> dict[str, float]:
-        """The last epoch's metrics, and the scores that were measured on what the training came to."""
+        """Returns the last epoch's metrics, and those of the validations after the last step."""
         final: dict[str, float] = {}
         for split, (step, values) in self._scores.items():
             prefix = "" if split == "train" else f"{split}_"
@@ -208,8 +210,8 @@ class Progress:
                 final |= {f"{prefix}{name}": value for name, value in values.items()}
         return final
 
-    def _rates(self, since: _Mark) -> dict[str, Any]:
-        """Rates since a mark; a step that workers take together is one step."""
+    def _rates(self, since: _Counts) -> dict[str, Any]:
+        """Returns the rates since some counts; a step that workers take together is one step."""
         moment = time.monotonic()
         seconds = max(moment - since.time, 1e-9)
         steps = {name: (number - since.steps.get(name, 0)) / seconds for name, number in self._steps.items()}
@@ -222,24 +224,24 @@ class Progress:
             "worker_steps": dict(self._steps),
         }
 
-    def _mark(self) -> _Mark:
-        return _Mark(time.monotonic(), self._done, dict(self._steps), dict(self._examples))
+    def _counts(self) -> _Counts:
+        return _Counts(time.monotonic(), self._done, dict(self._steps), dict(self._examples))
 
 
-def _line(worker: str, did: Mapping[str, Any]) -> str:
-    """`worker:0  1375 steps  loss 0.31  staleness 1.0, at most 3`."""
-    parts = [worker, f"{did['local_step']} steps"]
-    if did["loss"] is not None:
-        parts.append(f"loss {did['loss']:.4g}")
-    if did["updates"]:
-        parts.append(f"staleness {did['staleness_mean']:.2g}, at most {did['staleness_max']}")
-    if did["dropped"]:
-        parts.append(f"{did['dropped']} gradients dropped")
+def _format_worker(worker: str, totals: Mapping[str, Any]) -> str:
+    """Returns `worker:0  1375 steps  loss 0.31  staleness 1.0, at most 3`."""
+    parts = [worker, f"{totals['local_step']} steps"]
+    if totals["loss"] is not None:
+        parts.append(f"loss {totals['loss']:.4g}")
+    if totals["updates"]:
+        parts.append(f"staleness {totals['staleness_mean']:.2g}, at most {totals['staleness_max']}")
+    if totals["dropped"]:
+        parts.append(f"{totals['dropped']} gradients dropped")
     return "  ".join(parts)
 
 
-def speak() -> None:
-    """Lets the log be seen on standard error in a program that has set up no logging of its own."""
+def enable_logging() -> None:
+    """Logs to stderr, unless the program has set up a handler for tfdist's log."""
     if not log.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(message)s"))
@@ -248,22 +250,22 @@ def speak() -> None:
         log.propagate = False
 
 
-def numbers(values: dict[str, Any]) -> dict[str, float]:
-    """The values with each array taken apart: `f1_score` of three classes is `f1_score[0]`, `f1_score[1]`, ..."""
+def flatten_metrics(values: dict[str, Any]) -> dict[str, float]:
+    """Returns metrics with one entry for each element of an array: `f1_score[0]`, `f1_score[1]`, ..."""
     flat = {}
     for name, value in values.items():
         if isinstance(value, float):
             flat[name] = value
         else:
-            flat |= {f"{name}{list(place)}": float(part) for place, part in np.ndenumerate(value)}
+            flat |= {f"{name}{list(index)}": float(element) for index, element in np.ndenumerate(value)}
     return flat
 
 
-def shown(values: dict[str, float]) -> str:
-    """`loss 0.123  accuracy 0.97`."""
+def format_metrics(values: dict[str, float]) -> str:
+    """Returns `loss 0.123  accuracy 0.97`."""
     return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
 
 
-def now() -> str:
-    """This moment in UTC, ISO 8601."""
+def utc_now() -> str:
+    """Returns the current time in UTC, ISO 8601."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

@@ -1,4 +1,4 @@
-"""Going on from the newest whole checkpoint, in all tasks alike, as if nothing had happened in between."""
+"""Resuming from the newest undamaged checkpoint, on all tasks, as if the training had never stopped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.protocol.records import emit
 from tfdist_cli.train.checkpoint.callback_state import CallbackStates, restore_random_states
-from tfdist_cli.train.checkpoint.store import CheckpointFolder, Found, TrainingState
+from tfdist_cli.train.checkpoint.store import CheckpointFolder, StoredCheckpoint, TrainingState
 from tfdist_cli.train.engine.base import Engine
 from tfdist_cli.train.model.train_step import ModelStep, values
 from tfdist_cli.train.optimizers.apply import learning_rates
@@ -21,68 +21,68 @@ log = logging.getLogger("tfdist")
 
 
 @dataclass(frozen=True)
-class Start:
-    """Where a training starts.
+class StartPoint:
+    """The point at which a training starts: the beginning, or a checkpoint.
 
-    A training that goes on with another number of workers keeps its place: as many epochs, and as much of the one
-    under way, are done as before. Where an epoch now has another number of steps, so that it no longer follows from
-    the global step, `origin` says from where epochs are counted.
+    A training that resumes with another number of workers keeps its place: as many epochs, and as large a part of the
+    current one, are done as before. If the number of steps in an epoch has changed, the epoch no longer follows from
+    the global step; then `origin` is the step from which epochs are counted.
 
     Args:
         step: global steps done.
-        origin: the global step at which the first epoch would have begun had all had as many steps as they have now.
-        batches: batches of the data that all workers together have taken.
-        found: on the chief, the checkpoint that it goes on from.
+        origin: the global step at which the first epoch would have begun if all epochs had as many steps as now.
+        batches: batches of the data that all workers together have trained on.
+        checkpoint: on the chief, the checkpoint that the training resumes from.
     """
 
     step: int = 0
     origin: int = 0
     batches: int = 0
-    found: Found | None = None
+    checkpoint: StoredCheckpoint | None = None
 
-    def taken(self, done: int, engine: Engine) -> int:
-        """Batches that all workers together have taken when `done` global steps are done."""
-        return self.batches + (done - self.step) * _batches_per_step(engine)
+    def batches_at(self, step: int, engine: Engine) -> int:
+        """Returns the batches that all workers together have trained on at global step `step`."""
+        return self.batches + (step - self.step) * _batches_per_step(engine)
 
 
 @dataclass(frozen=True)
-class Position:
-    """How far a training has come, beside its steps; the same in all tasks.
+class EpochPosition:
+    """The position of a training within its epochs; the same on all tasks.
 
     Args:
-        ended: epochs whose end has been dealt with; the last one of them may have been cut short.
-        stopped: whether a callback has ended the training.
-        totals: what the metrics have counted in the epoch under way, as `MetricTotals` packs it.
+        recorded: epochs whose end is recorded; the last one of them may have been cut short.
+        stopped: whether a callback has stopped the training.
+        totals: the sums of the metrics in the current epoch, as `MetricTotals` packs them.
     """
 
-    ended: int
+    recorded: int
     stopped: bool
     totals: np.ndarray
 
 
-def resume(engine: Engine, step: ModelStep, assignment: TrainingConfig) -> Start:
-    """Restores the newest whole checkpoint on the chief, and gives it to the others.
+def restore_checkpoint(engine: Engine, step: ModelStep, config: TrainingConfig) -> StartPoint:
+    """Restores the newest undamaged checkpoint on the chief, and sends it to the other tasks.
 
     Raises:
-        TrainingError: there are checkpoints, and none is whole; or none could be written.
+        TrainingError: there are checkpoints, and all of them are damaged; or the folder is not writable.
     """
-    if assignment.saving is None:
-        return Start()
-    found = _restored(assignment.saving.folder, step) if engine.is_chief else None
-    own = _places(found.state, engine, assignment.steps_per_epoch) if found else (0, 0, 0)
+    if config.checkpoints is None:
+        return StartPoint()
+    checkpoint = _restore(config.checkpoints.folder, step) if engine.is_chief else None
+    own = _counts(checkpoint.state, engine, config.steps_per_epoch) if checkpoint else (0, 0, 0)
     done, origin, batches = (int(number) for number in engine.total(np.array(own, np.float64)))
     if done:
         engine.share_variables()
-    return Start(done, origin, batches, found)
+    return StartPoint(done, origin, batches, checkpoint)
 
 
-def _places(state: TrainingState, engine: Engine, steps_per_epoch: int) -> tuple[int, int, int]:
-    """The step, origin and batches that a training starts with."""
+def _counts(state: TrainingState, engine: Engine, steps_per_epoch: int) -> tuple[int, int, int]:
+    """Returns the step, origin and batches of a training that resumes from a state."""
     if not state.sharers:
         return state.step, 0, state.step * _batches_per_step(engine)
     if state.sharers == engine.sharers:
         return state.step, state.origin, state.batches
-    log.info("there were %d workers, now there are %d: they divide the data anew", state.sharers, engine.sharers)
+    log.info("the number of workers changed from %d to %d: the data is divided anew", state.sharers, engine.sharers)
     within = state.step - state.origin - state.epoch * state.steps_per_epoch
     share = round(within * steps_per_epoch / state.steps_per_epoch)
     return state.step, state.step - state.epoch * steps_per_epoch - share, state.batches
@@ -92,82 +92,87 @@ def _batches_per_step(engine: Engine) -> int:
     return engine.sharers if engine.synchronous else 1
 
 
-def position(engine: Engine, start: Start, schedule: Schedule, names: list[str], size: int) -> Position:
-    """Where in its epochs a training is. All tasks have to call it.
+def epoch_position(
+    engine: Engine, start: StartPoint, schedule: Schedule, callbacks: list[str], totals_size: int
+) -> EpochPosition:
+    """Returns the position of a training within its epochs. All tasks have to call it.
 
     Args:
-        engine: by which the others learn of it.
-        start: where it starts.
-        schedule: how long it is to be.
-        names: the chief's callbacks.
-        size: how many numbers metrics count in.
+        engine: runs the steps.
+        start: where the training starts.
+        schedule: the length of the training.
+        callbacks: the names of the chief's callbacks, as `CallbackStates` gives them.
+        totals_size: the size of the packed `MetricTotals`.
     """
-    ended, stopped, totals = schedule.epoch(start.step), False, np.zeros(size)
-    if start.found:
-        state = start.found.state
+    recorded, stopped, totals = schedule.epoch(start.step), False, np.zeros(totals_size)
+    if start.checkpoint:
+        state = start.checkpoint.state
         if state.steps_per_epoch == schedule.steps_per_epoch or state.sharers not in (0, engine.sharers):
-            ended = state.epoch
-            totals = np.array(state.totals) if len(state.totals) == size else totals
-        same = [entry["callback"] for entry in state.callbacks] == names
-        stopped = same and state.final and _reached(state, schedule)
-    own = np.array([ended, stopped, *totals], np.float64) * engine.is_chief
+            recorded = state.epoch
+            totals = np.array(state.totals) if len(state.totals) == totals_size else totals
+        same_callbacks = [entry["callback"] for entry in state.callbacks] == callbacks
+        stopped = same_callbacks and state.final and _would_have_reached(state, schedule)
+    own = np.array([recorded, stopped, *totals], np.float64) * engine.is_chief
     agreed = engine.total(own)
-    return Position(int(agreed[0]), bool(agreed[1]), agreed[2:])
+    return EpochPosition(int(agreed[0]), bool(agreed[1]), agreed[2:])
 
 
-def _reached(state: TrainingState, schedule: Schedule) -> bool:
-    """Whether the training that a callback has ended would have gone as far as this one is to."""
+def _would_have_reached(state: TrainingState, schedule: Schedule) -> bool:
+    """Returns whether a training that a callback stopped was to be at least as long as this one."""
     if state.origin == schedule.origin:
         return state.stopped >= schedule.total
     epochs = (state.stopped - state.origin) / state.steps_per_epoch
     return state.stopped > 0 and epochs >= (schedule.total - schedule.origin) / schedule.steps_per_epoch
 
 
-def rates_of(engine: Engine, model: keras.Model) -> list[float]:
-    """The optimizer's learning rates on the chief that are variables."""
+def chiefs_learning_rates(engine: Engine, model: keras.Model) -> list[float]:
+    """Returns, on the chief, the optimizer's learning rates that are variables."""
     return [float(value.numpy()) for value in values(learning_rates(model.optimizer))] if engine.is_chief else []
 
 
-def take_back(engine: Engine, found: Found, model: keras.Model, states: CallbackStates, rates: list[float]) -> None:
-    """Gives callbacks, random number generators and the learning rate back what they had when all was saved.
+def restore_process_state(
+    engine: Engine, checkpoint: StoredCheckpoint, model: keras.Model, states: CallbackStates, rates: list[float]
+) -> None:
+    """Restores what is not a variable of the model: callbacks, random number generators and the learning rate.
 
     Args:
         engine: runs the steps.
-        found: the checkpoint.
+        checkpoint: the checkpoint.
         model: the model, restored.
-        states: the callbacks, which have heard what begins.
-        rates: the learning rates as they were restored: hearing of it, callbacks may have changed it once more.
+        states: the callbacks; their `on_train_begin` was called.
+        rates: the learning rates that were restored with the model: `on_train_begin` may have changed them since.
     """
-    states.restore(found.state.callbacks, found.arrays())
-    restore_random_states(found.state.random)
+    states.restore(checkpoint.state.callbacks, checkpoint.arrays())
+    restore_random_states(checkpoint.state.random)
     with engine.scope():
-        for variable, rate in zip(learning_rates(model.optimizer), rates, strict=False):  # none but on the chief
+        for variable, rate in zip(learning_rates(model.optimizer), rates, strict=False):  # no rates but on the chief
             variable.assign(rate)
 
 
-def _restored(folder: CheckpointFolder, step: ModelStep) -> Found | None:
-    folder.begin()
-    found, damaged = folder.newest()
+def _restore(folder: CheckpointFolder, step: ModelStep) -> StoredCheckpoint | None:
+    folder.prepare()
+    checkpoint, damaged = folder.newest()
     for number, reason in damaged.items():
-        log.warning("checkpoint of step %d is damaged, and left out: %s", number, reason)
+        log.warning("checkpoint of step %d is damaged and is skipped: %s", number, reason)
         emit("checkpoint_damaged", step=number, reason=reason)
-    if found is None:
+    if checkpoint is None:
         if damaged:
             raise TrainingError(
-                f"no checkpoint in {folder.path} is whole: {next(iter(damaged.values()))}",
-                hint="name another checkpoint.dir to start anew, or remove the damaged ones",
+                f"all checkpoints in {folder.path} are damaged: {next(iter(damaged.values()))}",
+                code="checkpoint-damaged",
+                hint="set another checkpoint.dir to train from the beginning, or remove the damaged checkpoints",
             )
         return None
     for number in damaged:
         _set_aside(folder, number)
-    folder.restore(found, step)
-    log.info("resuming from %s (step %d)", found.path, found.state.step)
-    emit("resumed", step=found.state.step, path=str(found.path))
-    return found
+    folder.restore(checkpoint, step)
+    log.info("resuming from %s (step %d)", checkpoint.path, checkpoint.state.step)
+    emit("resumed", step=checkpoint.state.step, path=str(checkpoint.path))
+    return checkpoint
 
 
 def _set_aside(folder: CheckpointFolder, step: int) -> None:
     try:
-        log.warning("it is kept as %s", folder.set_aside(step))
+        log.warning("the damaged checkpoint is renamed to %s", folder.set_aside(step))
     except OSError as error:
-        log.warning("it stays where it is: %s", error)
+        log.warning("the damaged checkpoint cannot be renamed: %s", error)

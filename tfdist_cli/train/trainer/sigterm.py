@@ -1,4 +1,4 @@
-"""Being told to end from outside: a signal is noted, and acted on when no step is under way."""
+"""SIGTERM as a request: the training acts on it between two steps."""
 
 from __future__ import annotations
 
@@ -14,42 +14,33 @@ if TYPE_CHECKING:
 
 
 class Terminated(TfdistError):
-    """The process was told to end; what was done is saved if the training has checkpoints."""
+    """The process received SIGTERM. If the training has checkpoints, its state is saved."""
 
     exit_code = ExitCode.TERMINATED
 
 
-class Termination:
-    """SIGTERM as a request instead of an end, while it is installed.
+class SigtermRequest:
+    """Context manager that notes SIGTERM instead of exiting.
 
-    A process that cannot take signals here (its training runs in another thread) is never asked.
+    In a thread other than the main one, Python installs no signal handlers, and nothing is noted.
     """
 
     def __init__(self) -> None:
-        self._requested = threading.Event()
-        self._before: signal.Handlers | None = None
+        self._received = threading.Event()
+        self._previous: signal.Handlers | None = None
 
-    @property
-    def requested(self) -> bool:
-        """Whether the process was told to end."""
-        return self._requested.is_set()
-
-    def carry_out(self, step: int) -> None:
-        """Ends the training.
-
-        Raises:
-            Terminated: always.
-        """
-        raise Terminated(f"told to end after step {step}")
+    def is_received(self) -> bool:
+        """Whether the process received SIGTERM."""
+        return self._received.is_set()
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._note)  # type: ignore[assignment]
+            self._previous = signal.signal(signal.SIGTERM, self._note)  # type: ignore[assignment]
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
+        if self._previous is not None:
+            signal.signal(signal.SIGTERM, self._previous)
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
-        self._requested.set()
+        self._received.set()

@@ -1,0 +1,70 @@
+"""Export of a model from a run's checkpoints, during the training or after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.spec.sections.recipe import Recipe
+from tfdist_cli.task.module import RecipeModule
+from tfdist_cli.task.recipe import CHECKPOINTS, EXPORT, EXPORT_NAMES
+from tfdist_cli.train.checkpoint.export import export
+from tfdist_cli.train.checkpoint.store import CheckpointFolder, DamagedCheckpoint, StoredCheckpoint
+from tfdist_cli.train.data.pipeline import Shard, checked
+from tfdist_cli.train.model.train_step import ModelStep
+from tfdist_cli.train.trainer.reporting import enable_logging, log
+
+
+def export_checkpoint(recipe: Recipe, run_dir: Path, step: int | None, form: str, out: Path | None) -> Path:
+    """Exports the model of a checkpoint.
+
+    Args:
+        recipe: the recipe of the training.
+        run_dir: the run's directory.
+        step: the checkpoint's step; None for the newest undamaged one.
+        form: the format; see `train.checkpoint.export.export`.
+        out: where to write it; None for the run's export folder.
+
+    Returns:
+        The path written.
+
+    Raises:
+        UsageError: the checkpoint does not exist, or is damaged.
+    """
+    enable_logging()
+    spec = recipe.checkpoint
+    checkpoint = _find(CheckpointFolder(spec.dir if spec and spec.dir else run_dir / CHECKPOINTS), step)
+    module = RecipeModule.load(recipe)
+    keras.utils.set_random_seed(recipe.train.seed)
+    model_step = ModelStep(module.model())
+
+    def batches(shard: Shard) -> tf.data.Dataset:
+        return module.dataset("train", shard).batch(recipe.train.batch_size)
+
+    model_step.build(checked(batches, Shard()).element_spec)
+    CheckpointFolder(checkpoint.path.parent).restore(checkpoint, model_step, optimizer=False)
+    return export(model_step.model, out or run_dir / EXPORT / EXPORT_NAMES[form], format=form, rebuild=module.model)
+
+
+def _find(folder: CheckpointFolder, step: int | None) -> StoredCheckpoint:
+    if step is not None:
+        try:
+            return folder.find(step)
+        except DamagedCheckpoint as reason:
+            steps = folder.steps()
+            hint = f"the checkpoints in {folder.path} are of steps {', '.join(map(str, steps)) or 'none'}"
+            if step in steps:
+                raise UsageError(str(reason), code="checkpoint-damaged", hint=hint) from reason
+            raise UsageError(f"there is no checkpoint of step {step}", code="no-checkpoint", hint=hint) from reason
+    checkpoint, damaged = folder.newest()
+    for number, reason_of_it in damaged.items():
+        log.warning("checkpoint of step %d is damaged and is skipped: %s", number, reason_of_it)
+    if checkpoint is not None:
+        return checkpoint
+    hint = "give the recipe 'checkpoint: {every_seconds: 60}' and launch it"
+    if damaged:
+        raise UsageError(f"all checkpoints in {folder.path} are damaged", code="checkpoint-damaged", hint=hint)
+    raise UsageError(f"there are no checkpoints in {folder.path}", code="no-checkpoint", hint=hint)

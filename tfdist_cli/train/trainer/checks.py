@@ -1,0 +1,149 @@
+"""Checks made before a training or an evaluation begins: of the model, the data and the tasks' agreement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist_cli.errors import TrainingError, UsageError
+from tfdist_cli.train.checkpoint.store import CheckpointFolder
+from tfdist_cli.train.cluster.join import ClusterContext
+from tfdist_cli.train.data.mismatch import found_in_step
+from tfdist_cli.train.data.pipeline import check_ends, checked
+from tfdist_cli.train.engine.base import Engine
+from tfdist_cli.train.tf_compat.keras_model import has_compiled_loss
+from tfdist_cli.train.trainer.config import TrainingConfig, Validation, worker_shards
+
+
+def check_strategy_scope(context: ClusterContext) -> None:
+    """Checks that no other strategy's scope is entered: TensorFlow does not allow one strategy within another.
+
+    Raises:
+        UsageError: the scope of a strategy that is not tfdist's is entered.
+    """
+    alone = context.environment.traits.current_scope  # it uses whatever strategy is the current one
+    if tf.distribute.has_strategy() and (alone or tf.distribute.get_strategy() is not context.strategy):
+        name = type(tf.distribute.get_strategy()).__name__
+        raise UsageError(
+            f"tfdist trains under its own strategy, and this is the scope of a {name}",
+            code="foreign-strategy-scope",
+            hint="make and compile the model under `with tfdist.scope():`, and leave the other strategy out",
+        )
+
+
+def check_callbacks(config: TrainingConfig) -> None:
+    """Checks that callbacks and checkpoints do not both restore the training: each would undo the other's work.
+
+    Raises:
+        UsageError: there are checkpoints, and Keras's `BackupAndRestore`.
+    """
+    backups = [each for each in config.callbacks if isinstance(each, keras.callbacks.BackupAndRestore)]
+    if config.checkpoints and backups:
+        raise UsageError(
+            "the BackupAndRestore callback and tfdist's checkpoints would both restore the training",
+            code="backup-and-checkpoints",
+            hint="leave BackupAndRestore out: a training with checkpoints resumes from its last one",
+        )
+
+
+def check_targets(model: keras.Model, spec: Any) -> None:
+    """Checks that the data has targets if the model's loss needs them.
+
+    Args:
+        model: the compiled model.
+        spec: the `tf.TypeSpec`s of a batch.
+
+    Raises:
+        TrainingError: there are none.
+    """
+    inputs_only = not isinstance(spec, tuple) or len(spec) == 1
+    if inputs_only and has_compiled_loss(model) and type(model).compute_loss is keras.Model.compute_loss:
+        raise TrainingError(
+            "the data has inputs but no targets, which the loss needs",
+            code="no-targets",
+            hint="yield (x, y), or compile the model without a loss and add its own with add_loss or compute_loss",
+        )
+
+
+def check_validation(context: ClusterContext, validation: Validation | None) -> None:
+    """Checks the data to evaluate.
+
+    Raises:
+        TrainingError: it never ends, is not a dataset, or ignores the shard.
+    """
+    if validation is None:
+        return
+    shard = worker_shards(context, "split")[0]
+    if validation.steps is None:
+        check_ends(validation.data, shard)
+    else:
+        checked(validation.data, shard)
+
+
+def check_tasks_agree(config: TrainingConfig, engine: Engine) -> None:
+    """Checks that all tasks train equally long: otherwise they would wait for each other forever.
+
+    Raises:
+        TrainingError: this task's configuration differs from the chief's.
+    """
+    validation, checkpoints = config.validation, config.checkpoints
+    lengths = {
+        "steps_per_epoch": config.steps_per_epoch,
+        "the last step": config.last_step(),
+        "epochs between validations": validation.every_epochs if validation else 0,
+        "steps between checkpoints": (checkpoints.every_steps or 0) if checkpoints else 0,
+    }
+    values = np.array(list(lengths.values()), np.float64)
+    for (name, value), chiefs in zip(lengths.items(), engine.total(values * engine.is_chief), strict=True):
+        if value != chiefs:
+            raise TrainingError(
+                f"the tasks disagree on {name}: it is {value} on this task and {chiefs:.0f} on the chief",
+                code="tasks-disagree",
+                hint="give tfdist.fit the same data and arguments on every task",
+            )
+
+
+def check_evaluator(
+    validation: Validation | None, folder: CheckpointFolder | None
+) -> tuple[Validation, CheckpointFolder]:
+    """Returns an evaluator's data and the folder of its checkpoints.
+
+    Raises:
+        UsageError: one of them is missing.
+    """
+    hint = (
+        "give a recipe 'checkpoint: {every_seconds: 60}' and 'evaluate: {}', and tfdist.fit checkpoints and "
+        "validation_data; or remove the evaluator role"
+    )
+    if validation is None:
+        raise UsageError(
+            "the evaluator has no data to evaluate checkpoints on", code="evaluator-without-validation", hint=hint
+        )
+    if folder is None:
+        raise UsageError(
+            "the evaluator has no checkpoints to evaluate: the training saves none",
+            code="evaluator-without-checkpoints",
+            hint=hint,
+        )
+    return validation, folder
+
+
+@contextmanager
+def data_errors_explained(model: keras.Model) -> Iterator[None]:
+    """Translates an op error caused by the data into an error that names the element.
+
+    Raises:
+        TrainingError: an id outside of a table, a label that the model has no output for, strings, wrong shapes.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        explained = found_in_step(model, error)
+        if explained is None:
+            raise
+        raise explained from error
