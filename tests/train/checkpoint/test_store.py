@@ -275,8 +275,8 @@ def test_what_is_no_checkpoint_is_not_looked_at(trained, tmp_path):
     ("given", "code", "named"),
     [
         ({"units": 5}, "checkpoint-of-another-model", ["kernel", "(5, 4)", "(5, 5)"]),
-        ({"optimizer": "sgd"}, "checkpoint-of-another-model", ["24 variables", "12"]),
-        ({"optimizer": "nadam"}, "checkpoint-of-another-model", ["25 variables"]),
+        ({"optimizer": "sgd"}, "checkpoint-of-another-model", ["variables"]),
+        ({"optimizer": "nadam"}, "checkpoint-of-another-model", ["variables"]),
         ({"optimizer": keras.optimizers.AdamW()}, "checkpoint-of-another-optimizer", ["Adam,", "AdamW"]),
     ],
 )
