@@ -1,4 +1,4 @@
-"""A job that is followed: a Slurm of a few lines, and tasks that are files."""
+"""Following a job, with a stand-in for Slurm, and files in place of tasks."""
 
 import asyncio
 import json
@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.run.logs import TaskLogs
 from tfdist_cli.launch.slurm import commands, launcher, run
@@ -28,14 +29,13 @@ from tfdist_cli.protocol.records import RECORD_SEPARATOR, TASK_DIR
 
 RUNNING, PENDING = Job("RUNNING"), Job("PENDING", 0, "Resources")
 COMPLETING, CANCELLED = Job("COMPLETING"), Job("CANCELLED")
-BY_OTHERS = "job 12 was cancelled, and not by this launcher"
 
 
 class Slurm:
-    """Notes what it is asked to do; the test says how its one job stands."""
+    """Records the calls of its commands; the test sets the status of its one job."""
 
     def __init__(self):
-        self.job, self.calls, self.looks = RUNNING, [], 0
+        self.job, self.calls, self.queries = RUNNING, [], 0
 
     async def submit(self, script, log, arguments, env):
         self.calls.append(("submit", *arguments))
@@ -43,15 +43,17 @@ class Slurm:
         return str(11 + len([call for call in self.calls if call[0] == "submit"]))
 
     async def query(self, job):
-        self.looks += 1
+        self.queries += 1
         return self.job
 
-    async def looked_at(self, times, seconds=5.0):
-        """Waits until it has been asked so often again."""
-        enough, deadline = self.looks + times, time.monotonic() + seconds
-        while self.looks < enough:
-            assert time.monotonic() < deadline, "it is not asked any more"
+    async def queried(self, times, seconds=5.0):
+        """Waits until the job has been queried this many times more; returns whether it has within the seconds."""
+        enough, deadline = self.queries + times, time.monotonic() + seconds
+        while self.queries < enough:
+            if time.monotonic() >= deadline:
+                return False
             await asyncio.sleep(0.01)
+        return True
 
     async def terminate_tasks(self, job):
         self.calls.append(("term", job))
@@ -74,14 +76,14 @@ def slurm(monkeypatch):
         monkeypatch.setattr(commands, name, getattr(fake, name))
     monkeypatch.setattr(launcher, "await_answer", fake.query)
     monkeypatch.setattr(launcher, "shutil", SimpleNamespace(which=lambda program: f"/usr/bin/{program}"))
-    for name, seconds in {"POLL_SECONDS": 0.01, "_ASK": 0.01, "_SETTLE": 0.1}.items():
+    for name, seconds in {"POLL_SECONDS": 0.01, "_QUERY_SECONDS": 0.01, "_REQUEUE_SECONDS": 0.1}.items():
         monkeypatch.setattr(run, name, seconds)
     return fake
 
 
 @pytest.fixture
 def followed(slurm, make_cluster, plan_for, tmp_path):
-    """Plays a scenario to a run of two workers: an async function of what there is to see and to do."""
+    """Runs a scenario, an async function, with a run of two workers."""
 
     def play(scenario):
         plan = plan_for(make_cluster(worker=2), "true")
@@ -129,6 +131,11 @@ def exited(code):
     return {"kind": "exited", "code": code}
 
 
+def assert_cancelled_outside(event, task, code=-15):
+    assert (event.task, event.code, event.cancelled) == (task, code, True)
+    assert event.cause.startswith("job 12 was cancelled")
+
+
 def test_a_job_from_its_submission_to_its_end(followed, slurm, tmp_path):
     async def scenario(on):
         on.start()
@@ -138,7 +145,7 @@ def test_a_job_from_its_submission_to_its_end(followed, slurm, tmp_path):
         writes(tmp_path, 1, first, {"kind": "started"}, {"kind": "started", "pid": 7, "host": "n1"}, text="hello\nhalf")
         assert await on.next(Started) == Started(first, 7)
         assert (await on.next(Output)).lines == ("hello",)
-        assert (await on.next(RecordReceived)).record == {"kind": "started"}, "a program's own records are none of ours"
+        assert (await on.next(RecordReceived)).record == {"kind": "started"}, "a record of the program itself"
         writes(tmp_path, 1, first, text=" a line\n")
         assert (await on.next(Output)).lines == ("half a line",)
         writes(tmp_path, 1, second, exited(3))
@@ -155,8 +162,8 @@ def test_a_job_from_its_submission_to_its_end(followed, slurm, tmp_path):
     assert (tmp_path / "slurm_job").read_text() == "12\n"
 
 
-def test_a_file_is_read_on_though_only_who_opens_it_anew_sees_what_was_added(followed, slurm, tmp_path):
-    """As on NFS; here another file takes its place."""
+def test_a_file_is_reopened_because_nfs_shows_additions_only_then(followed, slurm, tmp_path):
+    """Here another file takes its place."""
 
     async def scenario(on):
         on.start()
@@ -166,21 +173,20 @@ def test_a_file_is_read_on_though_only_who_opens_it_anew_sees_what_was_added(fol
         assert (await on.next(Output)).lines == ("one",)
         (tmp_path / "new").write_text("one\ntwo\n")
         path.unlink()
-        await slurm.looked_at(3)
+        await slurm.queried(3)
         (tmp_path / "new").rename(path)
         assert (await on.next(Output)).lines == ("two",)
 
     followed(scenario)
 
 
-def test_the_last_words_of_a_job_that_is_done_may_show_late(followed, slurm, tmp_path):
+def test_the_final_output_of_a_completed_job_may_appear_late(followed, slurm, tmp_path):
     async def scenario(on):
         on.start()
         await on.next(Output)
         slurm.job = Job("COMPLETED")
-        await slurm.looked_at(1)
-        with pytest.raises(AssertionError, match="not asked any more"):
-            await slurm.looked_at(1, seconds=0.2)
+        assert await slurm.queried(1)
+        assert not await slurm.queried(1, seconds=0.2)
         for task in on.tasks:
             writes(tmp_path, 1, task, exited(0), text="done")
             assert await on.next(Exited) == Exited(task, 0)
@@ -190,25 +196,26 @@ def test_the_last_words_of_a_job_that_is_done_may_show_late(followed, slurm, tmp
     assert log == "slurm: submitted as job 12\ndone"
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_last_words_that_never_show_are_given_up(told, followed, slurm, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "_LATE", 60 if told else 0.1)
+@pytest.mark.parametrize("stopped", [False, True])
+def test_final_output_that_never_appears_has_a_timeout(stopped, followed, slurm, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "_NFS_SECONDS", 60 if stopped else 0.1)
 
     async def scenario(on):
         on.start()
         await on.next(Output)
         slurm.job = Job("COMPLETED")
-        await slurm.looked_at(1)
-        if told:
+        await slurm.queried(1)
+        if stopped:
             on.end(StopSignal.TERMINATE)
-        cause = "" if told else "Slurm has its job for completed"
         for task in on.tasks:
-            assert await on.next(Exited) == Exited(task, -15, cause=cause)
+            event = await on.next(Exited)
+            assert (event.task, event.code) == (task, -15)
+            assert event.cause.rpartition(" ")[2] == ("" if stopped else "completed")
 
     followed(scenario)
 
 
-def test_what_slurm_ends_is_told_with_slurms_own_word(followed, slurm, tmp_path):
+def test_a_job_that_slurm_ends_is_reported_with_slurms_messages(followed, slurm, tmp_path):
     async def scenario(on):
         on.start()
         writes(tmp_path, 1, on.tasks[0], {"kind": "started", "pid": 7})
@@ -221,23 +228,23 @@ def test_what_slurm_ends_is_told_with_slurms_own_word(followed, slurm, tmp_path)
             "slurm: slurmstepd: error: *** JOB 12 CANCELLED DUE TO TIME LIMIT ***",
         ]
         ends = [await on.next(Exited) for _ in on.tasks]
-        assert {(end.code, end.cause) for end in ends} == {(-15, "Slurm has its job for timeout")}
+        assert {(end.code, end.cause.rpartition(" ")[2]) for end in ends} == {(-15, "timeout")}
 
     followed(scenario)
     assert slurm.calls == [("submit", "1", "")]
 
 
-def test_a_job_that_slurm_puts_back_is_the_next_attempt(followed, slurm, tmp_path):
+def test_a_requeued_job_is_the_next_attempt(followed, slurm, tmp_path):
     async def scenario(on):
         on.start()
         writes(tmp_path, 1, on.tasks[0], {"kind": "started", "pid": 7})
         await on.next(Started)
         slurm.job = Job("PENDING", 1, "BeginTime")
         for _ in on.tasks:
-            assert (await on.next(Exited)).cause == "Slurm has put its job back into the queue"
+            assert "requeued" in (await on.next(Exited)).cause
         on.start(2)
         lines = [(await on.next(Output)).lines[0] for _ in range(2)]
-        assert lines == ["slurm: Slurm has put job 12 back into its queue", "slurm: job 12 waits: BeginTime"]
+        assert lines == ["slurm: job 12 was requeued", "slurm: job 12 is pending: BeginTime"]
         slurm.job = Job("RUNNING", 1)
         for task in on.tasks:
             writes(tmp_path, 2, task, {"kind": "started", "pid": 8}, exited(0))
@@ -250,7 +257,7 @@ def test_a_job_that_slurm_puts_back_is_the_next_attempt(followed, slurm, tmp_pat
 
 
 @pytest.mark.parametrize("state", ["FAILED", "COMPLETING", "GONE"])
-def test_a_job_that_slurm_has_given_up_is_submitted_anew(state, followed, slurm, tmp_path):
+def test_a_job_that_slurm_does_not_requeue_is_submitted_again(state, followed, slurm, tmp_path):
     async def scenario(on):
         on.start()
         for task in on.tasks:
@@ -269,8 +276,8 @@ def test_a_job_that_slurm_has_given_up_is_submitted_anew(state, followed, slurm,
     assert [call for call in slurm.calls if call[0] == "submit"] == [("submit", "1", ""), ("submit", "2", "")]
 
 
-def test_a_job_that_others_cancel_is_over_whatever_its_tasks_come_to(followed, slurm, tmp_path):
-    """They may save as long as Slurm lets them."""
+def test_a_job_cancelled_outside_is_over_whatever_its_tasks_return(followed, slurm, tmp_path):
+    """The tasks may save as long as Slurm lets them."""
 
     async def scenario(on):
         on.start()
@@ -278,30 +285,30 @@ def test_a_job_that_others_cancel_is_over_whatever_its_tasks_come_to(followed, s
         first, second = on.tasks
         slurm.job = COMPLETING
         writes(tmp_path, 1, first, exited(143))
-        await slurm.looked_at(2)
+        await slurm.queried(2)
         writes(tmp_path, 1, second, text="saved\n")
         assert (await on.next(Output)).lines == ("saved",)
         slurm.job = CANCELLED
-        assert await on.next(Exited) == Exited(first, 143, cause=BY_OTHERS, cancelled=True)
-        assert await on.next(Exited) == Exited(second, -15, cause=BY_OTHERS, cancelled=True)
+        assert_cancelled_outside(await on.next(Exited), first, 143)
+        assert_cancelled_outside(await on.next(Exited), second)
 
     followed(scenario)
     assert slurm.calls == [("submit", "1", "")]
 
 
-def test_a_job_that_others_cancel_in_the_queue_is_over(followed, slurm):
+def test_a_job_cancelled_outside_in_the_queue_is_over(followed, slurm):
     async def scenario(on):
         on.start()
         await on.next(Output)
         slurm.job = CANCELLED
         for task in on.tasks:
-            assert await on.next(Exited) == Exited(task, -15, cause=BY_OTHERS, cancelled=True)
+            assert_cancelled_outside(await on.next(Exited), task)
 
     followed(scenario)
     assert slurm.calls == [("submit", "1", "")]
 
 
-def test_a_job_that_others_cancel_while_its_tasks_end_has_no_successor(followed, slurm, tmp_path):
+def test_a_job_cancelled_outside_while_its_tasks_exit_is_not_submitted_again(followed, slurm, tmp_path):
     async def scenario(on):
         on.start()
         for task in on.tasks:
@@ -309,44 +316,45 @@ def test_a_job_that_others_cancel_while_its_tasks_end_has_no_successor(followed,
             assert await on.next(Exited) == Exited(task, 3)
         slurm.job = COMPLETING
         on.start(2)
-        await slurm.looked_at(2)
+        await slurm.queried(2)
         slurm.job = CANCELLED
         for task in on.tasks:
-            assert await on.next(Exited) == Exited(task, -15, cause=BY_OTHERS, cancelled=True)
+            assert_cancelled_outside(await on.next(Exited), task)
 
     followed(scenario)
     assert slurm.calls == [("submit", "1", "")]
 
 
-def test_a_task_that_fails_of_itself_is_told_as_such_though_its_job_ends_with_it(followed, slurm, tmp_path):
+def test_the_failure_of_a_task_is_reported_although_its_job_ends_with_it(followed, slurm, tmp_path):
     async def scenario(on):
         on.start()
         await on.next(Output)
         first, second = on.tasks
         slurm.job = COMPLETING
         writes(tmp_path, 1, first, exited(3))
-        await slurm.looked_at(2)
+        await slurm.queried(2)
         slurm.job = Job("FAILED")
         assert await on.next(Exited) == Exited(first, 3)
-        assert await on.next(Exited) == Exited(second, -15, cause="Slurm has its job for failed")
+        event = await on.next(Exited)
+        assert (event.task, event.code, event.cause.rpartition(" ")[2]) == (second, -15, "failed")
 
     followed(scenario)
 
 
-def test_a_job_that_slurm_cannot_end_is_given_up(followed, slurm, monkeypatch):
-    monkeypatch.setattr(run, "_ENDING", 0.1)
+def test_waiting_for_a_job_that_slurm_cannot_end_has_a_timeout(followed, slurm, monkeypatch):
+    monkeypatch.setattr(run, "_ENDING_SECONDS", 0.1)
 
     async def scenario(on):
         on.start()
         await on.next(Output)
         slurm.job = COMPLETING
-        assert (await on.next(Exited)).cause == "Slurm has its job for completing"
+        assert (await on.next(Exited)).cause.rpartition(" ")[2] == "completing"
         slurm.job = Job("FAILED")
 
     followed(scenario)
 
 
-def test_the_tasks_are_told_to_end_once_however_many_there_are(followed, slurm, tmp_path):
+def test_all_tasks_are_stopped_with_one_command(followed, slurm, tmp_path):
     async def scenario(on):
         on.start()
         writes(tmp_path, 1, on.tasks[0], {"kind": "started", "pid": 7})
@@ -355,7 +363,7 @@ def test_the_tasks_are_told_to_end_once_however_many_there_are(followed, slurm, 
         while ("term", "12") not in slurm.calls:
             await asyncio.sleep(0.01)
         on.end(StopSignal.KILL)
-        while slurm.calls.count(("kill", "12")) < 3:  # as often as it takes
+        while slurm.calls.count(("kill", "12")) < 3:  # repeated until the tasks have exited
             await asyncio.sleep(0.01)
         slurm.job = Job("FAILED")
         ends = [await on.next(Exited) for _ in on.tasks]
@@ -365,8 +373,8 @@ def test_the_tasks_are_told_to_end_once_however_many_there_are(followed, slurm, 
     assert list(dict.fromkeys(slurm.calls)) == [("submit", "1", ""), ("term", "12"), ("kill", "12")]
 
 
-def test_what_is_started_after_a_kill_is_not_killed(followed, slurm, tmp_path, monkeypatch):
-    """Not even where Slurm takes its time."""
+def test_tasks_that_start_after_a_kill_are_not_killed(followed, slurm, tmp_path, monkeypatch):
+    """Not even where Slurm is slow."""
 
     async def scenario(on):
         began, over = asyncio.Event(), asyncio.Event()
@@ -389,19 +397,19 @@ def test_what_is_started_after_a_kill_is_not_killed(followed, slurm, tmp_path, m
         on.start(2)
         assert (await on.next(Output)).lines == ("slurm: submitted as job 13",)
         over.set()
-        await slurm.looked_at(5)
+        await slurm.queried(5)
 
     followed(scenario)
     assert ("submit", "2", "") in slurm.calls
     assert ("kill", "13") not in slurm.calls
 
 
-def test_a_job_that_waits_is_cancelled(followed, slurm):
+def test_a_pending_job_is_cancelled(followed, slurm):
     async def scenario(on):
         on.start()
         await on.next(Output)
         slurm.job = PENDING
-        assert (await on.next(Output)).lines == ("slurm: job 12 waits: Resources",)
+        assert (await on.next(Output)).lines == ("slurm: job 12 is pending: Resources",)
         on.end(StopSignal.TERMINATE)
         assert {(await on.next(Exited)).code, (await on.next(Exited)).code} == {-15}
 
@@ -409,7 +417,7 @@ def test_a_job_that_waits_is_cancelled(followed, slurm):
     assert slurm.calls == [("submit", "1", ""), ("cancel", "12")]
 
 
-def test_tasks_that_are_told_to_end_before_there_is_a_job_have_none_left(followed, slurm):
+def test_a_job_of_tasks_that_were_stopped_before_it_was_submitted_is_cancelled(followed, slurm):
     async def scenario(on):
         on.start()
         on.end(StopSignal.TERMINATE)
@@ -419,7 +427,7 @@ def test_tasks_that_are_told_to_end_before_there_is_a_job_have_none_left(followe
     assert slurm.calls == [("submit", "1", ""), ("cancel", "12")]
 
 
-def test_a_run_that_is_left_ends_its_job(followed, slurm):
+def test_closing_a_run_cancels_its_job(followed, slurm):
     async def scenario(on):
         on.start()
         await on.next(Output)
@@ -428,14 +436,15 @@ def test_a_run_that_is_left_ends_its_job(followed, slurm):
     assert slurm.calls == [("submit", "1", ""), ("cancel", "12")]
 
 
-def test_a_run_whose_job_is_still_there_is_refused(slurm, tmp_path):
+def test_a_run_whose_job_is_still_active_is_refused(slurm, tmp_path):
     (tmp_path / "slurm_job").write_text("12\n")
-    with pytest.raises(UsageError, match="job 12 of this run is still running"):
+    with raises(UsageError, "job-still-active") as caught:
         launcher.refuse_running_job(tmp_path)
+    assert caught.value.message.startswith("job 12 ")
     assert slurm.calls == []
 
 
-def test_a_run_without_a_job_that_runs_is_not_refused(slurm, tmp_path, monkeypatch):
+def test_a_run_without_an_active_job_is_not_refused(slurm, tmp_path, monkeypatch):
     launcher.refuse_running_job(tmp_path)
     (tmp_path / "slurm_job").write_text("12\n")
     slurm.job = Job("COMPLETED")
@@ -447,6 +456,6 @@ def test_a_run_without_a_job_that_runs_is_not_refused(slurm, tmp_path, monkeypat
     launcher.refuse_running_job(tmp_path)
 
 
-def test_hosts_are_slurms_to_choose(make_cluster):
-    with pytest.raises(UsageError, match=r"roles\.worker\.hosts names addresses"):
+def test_hosts_in_the_file_are_refused(make_cluster):
+    with raises(UsageError, "hosts-not-supported"):
         launcher.SlurmLauncher().preview_addresses(make_cluster(worker=["a:1", "b:1"]))

@@ -1,7 +1,7 @@
-"""A real Slurm on this machine: munged, slurmctld, and a slurmd for each node in a process namespace of its own.
+"""A real Slurm cluster on this machine: munged, slurmctld, and a slurmd per node, each in a process namespace.
 
-A node is killed with all that runs on it, and all nodes know each other's names, as on a cluster. What runs there is
-Debian's `slurm-wlm` and `munge`; it takes root.
+Killing a node kills all of its processes. All nodes resolve each other's names, as on a cluster. The programs are
+Debian's `slurm-wlm` and `munge`. It needs root.
 """
 
 import os
@@ -48,7 +48,7 @@ NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port={ports} CPUs=4
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 GPUS = (0, 1)
-"""The numbers of each node's GPUs, which have no device behind them."""
+"""The ids of each node's GPUs, which have no real devices."""
 NODE = """
 mount --bind "$1/hosts" /etc/hosts && slurmd -D -N "$2"
 exit
@@ -56,7 +56,7 @@ exit
 
 
 def missing():
-    """Why there can be no Slurm here; empty when there can."""
+    """Why Slurm cannot run here; empty if it can."""
     absent = [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]
     if absent:
         return f"needs {', '.join(absent)} (Debian: slurm-wlm, munge)"
@@ -72,8 +72,8 @@ class Lab:
     """A cluster of nodes n1, n2, …
 
     Args:
-        folder: where its state is.
-        nodes: how many nodes it has.
+        folder: the folder of its state.
+        nodes: the number of nodes.
     """
 
     folder: Path
@@ -82,7 +82,7 @@ class Lab:
 
     @property
     def env(self):
-        """What its users set."""
+        """The environment of its users."""
         return {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": PATH}
 
     def __enter__(self):
@@ -110,7 +110,7 @@ class Lab:
                     "sh", "-c", NODE, "sh", str(self.folder), name)  # fmt: skip
 
     def kill_node(self, name):
-        """Ends a node as a power cut does."""
+        """Kills a node, as a power failure does."""
         self.processes[name].kill()
         self.processes.pop(name).wait(10)
 
@@ -121,7 +121,7 @@ class Lab:
         return done.stdout
 
     def close(self):
-        """Ends all of it; with its nodes end their tasks."""
+        """Stops all programs; a node's tasks are killed with it."""
         for name in [name for name in self.processes if name.startswith("n")]:
             self.kill_node(name)
         for process in reversed(self.processes.values()):
@@ -146,7 +146,7 @@ class Lab:
         )
         (self.folder / "slurm.conf").write_text(text)
         for gpu in GPUS:
-            (self.folder / f"nvidia{gpu}").symlink_to("/dev/null")  # Slurm wants a device
+            (self.folder / f"nvidia{gpu}").symlink_to("/dev/null")  # Slurm requires a device file
         devices = f"{self.folder}/nvidia[{','.join(map(str, GPUS))}]"
         (self.folder / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={devices}\n")
 
@@ -161,19 +161,19 @@ class Lab:
         done = subprocess.run(argv, env=os.environ | self.env, capture_output=True, text=True, check=False)
         return done.stdout.split() == ["idle", str(self.nodes)]
 
-    def _await(self, true, name):
-        """Waits for something that nothing announces."""
+    def _await(self, condition, name):
+        """Polls a condition that nothing announces."""
         deadline = time.monotonic() + 20
-        while not true():
+        while not condition():
             log = (self.folder / f"{name}.out").read_text(errors="replace")[-2000:]
-            assert time.monotonic() < deadline, f"{name} has not come up:\n{log}"
-            assert self.processes[name].poll() is None, f"{name} has ended:\n{log}"
+            assert time.monotonic() < deadline, f"{name} did not start:\n{log}"
+            assert self.processes[name].poll() is None, f"{name} has exited:\n{log}"
             time.sleep(0.1)
 
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory):
-    """A cluster of four nodes for all tests that ask for it."""
+    """A cluster of four nodes, shared by all tests."""
     if why := missing():
         pytest.skip(why)
     with Lab(tmp_path_factory.mktemp("slurm")) as lab:

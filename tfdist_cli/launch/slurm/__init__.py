@@ -1,1 +1,1 @@
-"""Runs the tasks of a plan as one job of Slurm's."""
+"""Runs the tasks of a plan as one Slurm job."""

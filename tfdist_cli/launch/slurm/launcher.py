@@ -1,4 +1,4 @@
-"""Runs the tasks of a plan as one job of Slurm's, which is followed from where it was submitted."""
+"""Runs the tasks of a plan as one Slurm job, which is followed from the machine that submits it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.task_id import TaskId
 
-SOMEWHERE = Address("slurm", 0)
-"""Stands for a node that Slurm chooses, and a port that follows from the job's number."""
+UNKNOWN_ADDRESS = Address("slurm", 0)
+"""The placeholder for a node that Slurm chooses, and a port that follows from the job's id."""
 
 
 class SlurmLauncher(RemoteAddresses):
-    """Submits a job."""
+    """Submits a plan as a job."""
 
-    def check(self, cluster: Cluster, command: Sequence[str]) -> None:  # noqa: ARG002 it is run elsewhere
-        """Slurm has to be here; what the tasks need is on the nodes."""
+    def check(self, cluster: Cluster, command: Sequence[str]) -> None:  # noqa: ARG002 the nodes run it
+        """Checks that Slurm's programs are on this machine. The nodes cannot be checked."""
         check_programs()
 
     def preview_addresses(self, cluster: Cluster) -> Mapping[TaskId, Address]:
-        """Nothing is known: Slurm chooses the nodes.
+        """Returns placeholders: Slurm chooses the nodes.
 
         Raises:
             UsageError: the cluster file names hosts.
@@ -40,17 +40,18 @@ class SlurmLauncher(RemoteAddresses):
             if cluster.role(task).hosts:
                 raise UsageError(
                     f"roles.{task.role}.hosts names addresses, but Slurm chooses the nodes",
+                    code="hosts-not-supported",
                     hint=f"give roles.{task.role} replicas, and the nodes' names as slurm.extra: [--nodelist=…]",
                 )
-        return dict.fromkeys(cluster.tasks, SOMEWHERE)
+        return dict.fromkeys(cluster.tasks, UNKNOWN_ADDRESS)
 
     def render(self, plan: Plan) -> str:
-        """The batch script."""
+        """Returns the batch script."""
         return render_script(plan)
 
     @asynccontextmanager
     async def start(self, plan: Plan, context: LaunchContext) -> AsyncIterator[SlurmRun]:
-        """A run whose job is submitted with its first task, and cancelled when it is left before its end."""
+        """Yields a run, which submits its job when the tasks start. A job that is not over at the exit is cancelled."""
         (plan.run_dir / SCRIPT_FILE).write_text(render_script(plan) + "\n", encoding="utf-8")
         run = SlurmRun(plan, context)
         try:
@@ -60,20 +61,21 @@ class SlurmLauncher(RemoteAddresses):
 
 
 def refuse_running_job(run_dir: Path) -> None:
-    """Refuses a run's directory whose job is still there: a launcher that was killed leaves it behind.
+    """Refuses a run directory whose job is still active: the job continues when its launcher is killed.
 
-    Where Slurm is not installed nothing is known of a job.
+    Where Slurm is not installed, nothing is checked.
 
     Raises:
-        UsageError: the job waits or runs.
+        UsageError: the job is pending or running.
         TfdistError: Slurm does not answer.
     """
-    name = job_of(run_dir)
-    if not name or shutil.which("squeue") is None:
+    job_id = job_of(run_dir)
+    if not job_id or shutil.which("squeue") is None:
         return
-    job = asyncio.run(await_answer(name))
+    job = asyncio.run(await_answer(job_id))
     if job.is_running or job.is_pending:
         raise UsageError(
-            f"job {name} of this run is still {job.state.lower()}: its launcher is gone, but it is not",
+            f"job {job_id} of this run is still {job.state.lower()}, although its launcher has exited",
+            code="job-still-active",
             hint=f"wait for it, or end it with `tfdist stop {run_dir}`",
         )

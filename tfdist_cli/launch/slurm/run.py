@@ -1,9 +1,9 @@
-"""A job that is submitted, followed and ended; what becomes of its tasks is told as of any other launcher's.
+"""Runs a plan as a Slurm job: submits it, follows its tasks, requeues and ends it.
 
-The job is what starts and ends: tasks have no lives of their own there. An attempt is one time that Slurm runs the job.
-Slurm itself puts a job back into the queue when a node dies, when the job is to make room for others, and before the
-time limit; when the supervisor then starts all tasks again, that is the attempt it means. Where Slurm has not, the
-script is submitted anew.
+Slurm starts and ends whole jobs, so the tasks of this launcher cannot be started one by one. An attempt is one
+execution of the job. Slurm requeues a job when a node fails, when it preempts the job, and before the time limit. If
+the supervisor then starts all tasks again, that execution is the next attempt. If Slurm has not requeued the job, the
+script is submitted again.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from tfdist_cli.protocol.run_files import read_bytes
 from tfdist_cli.spec.task_id import TaskId
 
 JOB_FILE = "slurm_job"
-"""Holds the number of the run's job."""
-_JOB = re.compile(r"[0-9][\w;.+-]*", re.ASCII)
+"""The file in the run directory with the id of the run's job."""
+_JOB_ID = re.compile(r"[0-9][\w;.+-]*", re.ASCII)
 LOG_FILE = "slurm.log"
-"""What the script and Slurm itself write."""
-_ASK = 2.0
-"""Seconds between two questions to Slurm, which has many users to answer."""
-_ENDING = 120.0
-"""Seconds for Slurm to end a job's tasks: it kills them after 30, as a rule, and gives up after another 60."""
-_SETTLE = 30.0
-"""Seconds for Slurm to say what becomes of a job whose tasks are gone."""
-_LAST_WORDS = 2.0
-"""Seconds to read what tasks have written that have ended, and for a job to be over that was cancelled."""
-_LATE = 60.0
-"""Seconds to wait for files that tell how tasks have ended: NFS may hide for so long that a folder has got new ones."""
-_LAST_LINES = 10
+"""The output of the script, and Slurm's own messages."""
+_QUERY_SECONDS = 2.0
+"""Seconds between two queries of Slurm, which has many users to answer."""
+_ENDING_SECONDS = 120.0
+"""Seconds in which Slurm ends a job's tasks: it kills them after 30 by default, and gives up after another 60."""
+_REQUEUE_SECONDS = 30.0
+"""Seconds in which Slurm decides whether it requeues a job whose tasks have exited."""
+_CLOSE_SECONDS = 2.0
+"""Seconds for reading the last output of exited tasks, and for a cancelled job to be over."""
+_NFS_SECONDS = 60.0
+"""Seconds to wait for files that contain the tasks' exits: NFS may show a folder's new files this late."""
+_SHOWN_LINES = 10
 
 
-def job_of(run: Path) -> str:
-    """The number of a run's last job; empty for one that had none."""
+def job_of(run_dir: Path) -> str:
+    """Returns the id of a run's last job; empty if it had none."""
     with suppress(OSError, ValueError):
-        job = read_bytes(run / JOB_FILE).decode("ascii").strip()
-        return job if _JOB.fullmatch(job) else ""
+        job_id = read_bytes(run_dir / JOB_FILE).decode("ascii").strip()
+        return job_id if _JOB_ID.fullmatch(job_id) else ""
     return ""
 
 
@@ -68,223 +68,235 @@ class SlurmRun:
         self._plan = plan
         self._context = context
         self._first = plan.tasks[0].task
-        self._number = ""
-        """The job's number; empty before the first."""
-        self._submitted_as = 0
-        """The attempt that the job was submitted for; its n-th restart by Slurm is the n-th after it."""
+        self._job_id = ""
+        """The job's id; empty before the first submission."""
+        self._submitted_attempt = 0
+        """The attempt for which the job was submitted. Each requeue by Slurm is the next attempt."""
         self._restarts = -1
-        """The restart of the job that was followed last."""
+        """How often the job had been requeued when it was followed last."""
         self._job = Job("GONE")
         self._files: dict[TaskId, TaskFiles] = {}
         self._folders: dict[TaskId, Path] = {}
-        self._timeout = ""
-        self._shared: dict[str, str] = {}
-        """What all tasks are given through the job's environment."""
-        self._wanted: StopSignal | None = None
-        """How the tasks are to be ended, once all that are to be told have been named."""
-        self._told = False
-        """Whether tasks of this attempt have been told to end: it may not have had a job then."""
-        self._ended: StopSignal | None = None
+        self._start_timeout = ""
+        self._job_env: dict[str, str] = {}
+        """Variables that all tasks get through the job's environment."""
+        self._pending_signal: StopSignal | None = None
+        """The signal that all tasks get once the actions of this moment have been received."""
+        self._stop_requested = False
+        """Whether tasks of this attempt were to be stopped. There may have been no job at that time."""
+        self._sent_signal: StopSignal | None = None
         self._background = BackgroundTasks(context.events)
-        self._current: asyncio.Task[None] | None = None
-        self._said = ""
-        self._cancelled = False
-        """Whether the job was cancelled from here."""
+        self._attempt: asyncio.Task[None] | None = None
+        self._last_line = ""
+        self._cancelled_here = False
+        """Whether this launcher has cancelled the job."""
 
     def act(self, action: Action) -> None:
-        """Starts all tasks, when the last of them is named, or tells all to end that are left."""
+        """Starts all tasks when the last of them has been named, or stops all remaining tasks."""
         if isinstance(action, Start):
             prepared = self._context.prepare(action)
             self._folders[action.task] = Path(prepared[TASK_DIR])
-            self._timeout = prepared.get(START_TIMEOUT, "")
-            self._shared = {name: prepared[name] for name in (RUN_SECRET,) if name in prepared}
-            self._told = False
+            self._start_timeout = prepared.get(START_TIMEOUT, "")
+            self._job_env = {name: prepared[name] for name in (RUN_SECRET,) if name in prepared}
+            self._stop_requested = False
             if len(self._folders) == len(self._plan.tasks):
                 folders, self._folders = self._folders, {}
-                self._current = self._background.start(self._attempt(folders, self._current))
+                self._attempt = self._background.start(self._run_attempt(folders, self._attempt))
             return
-        self._told = True
-        if self._wanted is None:
-            self._wanted = action.signal
-            self._background.start(self._end())
+        self._stop_requested = True
+        if self._pending_signal is None:
+            self._pending_signal = action.signal
+            self._background.start(self._stop())
         elif action.signal is StopSignal.KILL:
-            self._wanted = StopSignal.KILL
+            self._pending_signal = StopSignal.KILL
 
     async def close(self) -> None:
-        """Waits for the script to end when all its tasks have; otherwise, or if it lasts, cancels the job."""
-        over = self._all_told
-        await self._background.finish(_LAST_WORDS if over else 0.0)
-        if not self._number:
+        """Waits for the script to exit if all tasks have exited. Otherwise, or after a timeout, cancels the job."""
+        all_exited = self._all_exits_reported
+        await self._background.finish(_CLOSE_SECONDS if all_exited else 0.0)
+        if not self._job_id:
             return
-        deadline = time.monotonic() + (_SETTLE if over else 0)
-        while (job := await self._look()).is_running and job.restarts <= self._restarts and time.monotonic() < deadline:
+        deadline = time.monotonic() + (_REQUEUE_SECONDS if all_exited else 0)
+        while (
+            (job := await self._query()).is_running and job.restarts <= self._restarts and time.monotonic() < deadline
+        ):
             await asyncio.sleep(POLL_SECONDS)
         if job.is_active:
-            await commands.cancel_and_wait(self._number, _LAST_WORDS)
+            await commands.cancel_and_wait(self._job_id, _CLOSE_SECONDS)
 
-    async def _attempt(self, folders: dict[TaskId, Path], before: asyncio.Task[None] | None) -> None:
-        """One time that all tasks run, after the time before."""
+    async def _run_attempt(self, folders: dict[TaskId, Path], previous: asyncio.Task[None] | None) -> None:
+        """Runs all tasks once, after the previous attempt."""
         for task in folders:
             self._context.events.put(Queued(task))
-        if before:
-            await before
-        self._ended = None
-        await self._settle()
-        if self._is_cancelled:
+        if previous:
+            await previous
+        self._sent_signal = None
+        await self._await_requeue()
+        if self._is_cancelled_outside:
             for task in folders:
-                self._context.events.put(Exited(task, -signal.SIGTERM, cause=self._fate(), cancelled=True))
+                self._context.events.put(Exited(task, -signal.SIGTERM, cause=self._exit_cause(), cancelled=True))
             return
-        await self._begin(folders[self._first].parent)
-        if self._told:
+        await self._ensure_job(folders[self._first].parent)
+        if self._stop_requested:
             await self._cancel()
-        attempt = self._submitted_as + self._restarts
-        where = {task: folder.parent.with_name(f"attempt_{attempt}") / folder.name for task, folder in folders.items()}
-        self._files = {task: TaskFiles(task, where[task], self._context) for task in folders}
+        attempt = self._submitted_attempt + self._restarts
+        written = {task: path.parent.with_name(f"attempt_{attempt}") / path.name for task, path in folders.items()}
+        self._files = {task: TaskFiles(task, written[task], self._context) for task in folders}
         await self._follow()
-        fate = self._fate()
+        cause = self._exit_cause()
         for task, files in self._files.items():
-            await files.close(-signal.SIGTERM, fate, cancelled=self._is_cancelled)
-            error = where[task] / ERROR_FILE
-            if where[task] != folders[task] and error.exists():
+            await files.close(-signal.SIGTERM, cause, cancelled=self._is_cancelled_outside)
+            error = written[task] / ERROR_FILE
+            if written[task] != folders[task] and error.exists():
                 error.rename(folders[task] / ERROR_FILE)
 
-    async def _settle(self) -> None:
-        """Waits until Slurm has settled what becomes of the last job, if there was one."""
-        deadline = time.monotonic() + _SETTLE
-        while self._number and self._is_unsettled(await self._look()) and time.monotonic() < deadline:
+    async def _await_requeue(self) -> None:
+        """Waits until Slurm has decided whether it requeues the last job."""
+        deadline = time.monotonic() + _REQUEUE_SECONDS
+        while self._job_id and self._is_undecided(await self._query()) and time.monotonic() < deadline:
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _begin(self, attempt: Path) -> None:
-        """Has a job that waits, or runs already, for the attempt of this folder."""
-        if self._number and (self._job.is_pending or self._job.is_running) and self._job.restarts > self._restarts:
+    async def _ensure_job(self, attempt_folder: Path) -> None:
+        """Uses the requeued job for the attempt of this folder, or submits a new job."""
+        if self._job_id and (self._job.is_pending or self._job.is_running) and self._job.restarts > self._restarts:
             self._restarts = self._job.restarts
-            await self._say(f"Slurm has put job {self._number} back into its queue")
+            await self._show(f"job {self._job_id} was requeued")
             return
-        if self._number:
+        if self._job_id:
             await self._cancel()
-        self._submitted_as, self._restarts = int(attempt.name.rpartition("_")[2]), 0
-        arguments = [str(self._submitted_as), self._timeout]
-        run = self._plan.run_dir
-        self._number = await commands.submit(run / SCRIPT_FILE, run / LOG_FILE, arguments, self._shared)
-        (run / JOB_FILE).write_text(f"{self._number}\n", encoding="ascii")
-        self._job, self._cancelled = Job("PENDING"), False
-        await self._say(f"submitted as job {self._number}")
+        self._submitted_attempt, self._restarts = int(attempt_folder.name.rpartition("_")[2]), 0
+        arguments = [str(self._submitted_attempt), self._start_timeout]
+        run_dir = self._plan.run_dir
+        self._job_id = await commands.submit(run_dir / SCRIPT_FILE, run_dir / LOG_FILE, arguments, self._job_env)
+        (run_dir / JOB_FILE).write_text(f"{self._job_id}\n", encoding="ascii")
+        self._job, self._cancelled_here = Job("PENDING"), False
+        await self._show(f"submitted as job {self._job_id}")
 
-    def _is_unsettled(self, job: Job) -> bool:
+    def _is_undecided(self, job: Job) -> bool:
         return job.is_completing or ((job.is_running or job.is_pending) and job.restarts <= self._restarts)
 
     async def _follow(self) -> None:
-        """Passes on the tasks' news until all have ended, or this restart of the job is over."""
-        asked = 0.0
-        deadline = time.monotonic() + _ENDING
-        while not (self._is_over() or self._all_told) and time.monotonic() < deadline:
+        """Forwards output and exits until all tasks have exited, or this execution of the job is over."""
+        queried = 0.0
+        deadline = time.monotonic() + _ENDING_SECONDS
+        while not (self._is_over() or self._all_exits_reported) and time.monotonic() < deadline:
             if not self._job.is_pending:
                 await self._read()
-            if time.monotonic() - asked >= _ASK:
-                asked = time.monotonic()
-                await self._tell_of_waiting(await self._look())
+            if time.monotonic() - queried >= _QUERY_SECONDS:
+                queried = time.monotonic()
+                await self._show_pending(await self._query())
             if not self._job.is_completing:
-                deadline = time.monotonic() + _ENDING
+                deadline = time.monotonic() + _ENDING_SECONDS
             await asyncio.sleep(POLL_SECONDS)
-        await self._await_last_words()
-        if self._ended is None and not self._all_told:
-            await self._tell_end()
+        await self._await_final_output()
+        if self._sent_signal is None and not self._all_exits_reported:
+            await self._show_end()
 
-    async def _await_last_words(self) -> None:
-        """Reads on where all has gone well: each task has told its end then, whether that can be seen yet or not."""
-        deadline = time.monotonic() + _LATE
-        while self._job.state == "COMPLETED" and not (self._all_told or self._told) and time.monotonic() < deadline:
+    async def _await_final_output(self) -> None:
+        """Continues to read after a completed job: each task has written its exit, which may not be visible yet."""
+        deadline = time.monotonic() + _NFS_SECONDS
+        while (
+            self._job.state == "COMPLETED"
+            and not (self._all_exits_reported or self._stop_requested)
+            and time.monotonic() < deadline
+        ):
             for files in self._files.values():
                 await files.read()
-                files.tell_end()
+                files.report_exit()
             await asyncio.sleep(POLL_SECONDS)
 
     async def _read(self) -> None:
-        """Passes on what the tasks have written, and how they have ended.
+        """Forwards the tasks' output and exits.
 
-        A task that fails while Slurm ends its job may do so of that: what the job is ended for is waited for.
+        When Slurm ends a job, its tasks may fail as a consequence. Their exits are therefore reported after the job's
+        state is known.
         """
         for files in self._files.values():
             await files.read()
-        failed = [files for files in self._files.values() if files.code and not files.exited]
-        if failed and not self._told and not (await self._look()).is_running:
+        failed = [files for files in self._files.values() if files.exit_code and not files.exit_reported]
+        if failed and not self._stop_requested and not (await self._query()).is_running:
             return
         for files in self._files.values():
-            files.tell_end()
+            files.report_exit()
 
     @property
-    def _all_told(self) -> bool:
-        return all(files.exited for files in self._files.values())
+    def _all_exits_reported(self) -> bool:
+        return all(files.exit_reported for files in self._files.values())
 
-    def _fate(self) -> str:
-        """Why tasks that have no word of their own are gone, where it was not for the launcher's sake."""
-        if self._ended is not None or self._told:
+    def _exit_cause(self) -> str:
+        """Returns why tasks have exited without an exit code; empty if this launcher has stopped them."""
+        if self._sent_signal is not None or self._stop_requested:
             return ""
-        if self._is_cancelled:
-            return f"job {self._number} was cancelled, and not by this launcher"
+        if self._is_cancelled_outside:
+            return f"job {self._job_id} was cancelled, but not by this launcher"
         if self._job.restarts > self._restarts:
-            return "Slurm has put its job back into the queue"
-        return f"Slurm has its job for {self._job.state.lower().replace('_', ' ')}"
+            return "Slurm has requeued its job"
+        return f"Slurm reports the state of its job as {self._job.state.lower().replace('_', ' ')}"
 
     def _is_over(self) -> bool:
-        if self._told and self._job.is_completing:
+        if self._stop_requested and self._job.is_completing:
             return True
         return self._job.restarts > self._restarts or not self._job.is_active
 
     @property
-    def _is_cancelled(self) -> bool:
-        """Whether somebody else has ended the job for good."""
-        return self._job.state == "CANCELLED" and not self._cancelled
+    def _is_cancelled_outside(self) -> bool:
+        """Whether the job was cancelled, but not by this launcher."""
+        return self._job.state == "CANCELLED" and not self._cancelled_here
 
     async def _cancel(self) -> None:
-        """Ends the job from here."""
-        self._cancelled = True
-        await commands.cancel(self._number)
+        self._cancelled_here = True
+        await commands.cancel(self._job_id)
 
-    async def _look(self) -> Job:
-        self._job = await commands.query(self._number) or self._job
+    async def _query(self) -> Job:
+        self._job = await commands.query(self._job_id) or self._job
         return self._job
 
-    async def _end(self) -> None:
-        """Ends the tasks, however many of them were named."""
-        await asyncio.sleep(0)  # the actions of one moment come one by one
-        how, self._wanted = self._wanted, None
-        if how is None or not self._number or self._is_over() or (how is self._ended is StopSignal.KILL):
+    async def _stop(self) -> None:
+        """Sends the pending signal to all tasks."""
+        await asyncio.sleep(0)  # the supervisor's actions of one moment arrive one by one
+        stop_signal, self._pending_signal = self._pending_signal, None
+        if stop_signal is None or not self._job_id or self._is_over():
             return
-        self._ended = how
-        if (await self._look()).is_pending:
+        if stop_signal is self._sent_signal is StopSignal.KILL:
+            return
+        self._sent_signal = stop_signal
+        if (await self._query()).is_pending:
             await self._cancel()
         elif self._job.is_running:
-            if how is StopSignal.KILL:
+            if stop_signal is StopSignal.KILL:
                 await self._kill()
             else:
-                await commands.terminate_tasks(self._number)
+                await commands.terminate_tasks(self._job_id)
 
     async def _kill(self) -> None:
-        """Kills the tasks, until all are gone: while Slurm tells parts of a job to end, it may miss that for one."""
-        killed = -_ASK
-        while self._ended is StopSignal.KILL and self._job.is_running and not (self._is_over() or self._all_told):
-            if time.monotonic() - killed >= _ASK:
+        """Kills the tasks again until all have exited: Slurm may miss a kill while it terminates parts of a job."""
+        killed = -_QUERY_SECONDS
+        while (
+            self._sent_signal is StopSignal.KILL
+            and self._job.is_running
+            and not (self._is_over() or self._all_exits_reported)
+        ):
+            if time.monotonic() - killed >= _QUERY_SECONDS:
                 killed = time.monotonic()
-                await commands.kill_tasks(self._number)
+                await commands.kill_tasks(self._job_id)
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _tell_of_waiting(self, job: Job) -> None:
+    async def _show_pending(self, job: Job) -> None:
         if job.is_pending and job.reason not in ("", "None"):
-            await self._say(f"job {self._number} waits: {job.reason}")
+            await self._show(f"job {self._job_id} is pending: {job.reason}")
 
-    async def _tell_end(self) -> None:
-        """Says what Slurm says of a job whose tasks could not say all."""
-        await self._say(f"job {self._number} is {self._job.state.lower()} ({self._job.reason or 'None'})")
+    async def _show_end(self) -> None:
+        """Shows Slurm's messages about a job that ended before all of its tasks had reported their exits."""
+        await self._show(f"job {self._job_id} is {self._job.state.lower()} ({self._job.reason or 'None'})")
         log = self._plan.run_dir / LOG_FILE
         if log.exists():
-            for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]:
-                await self._say(line)
+            for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]:
+                await self._show(line)
 
-    async def _say(self, text: str) -> None:
-        """Shows a line of the launcher's own, once, beside those of the first task."""
-        if text != self._said:
-            self._said = text
+    async def _show(self, text: str) -> None:
+        """Shows a line of the launcher with the output of the first task, unless it repeats the last one."""
+        if text != self._last_line:
+            self._last_line = text
             line = f"slurm: {text}"
             self._context.logs.write(self._first, "stderr", f"{line}\n".encode())
             await self._context.events.put_output(Output(self._first, "stderr", (line,)))
