@@ -167,7 +167,7 @@ def run_program(folder, mode, *options):
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
-    (folder / "all-are-here").touch()
+    (folder / "all-are-up").touch()
     return process, {log.read_text().split()[-1] for log in logs}
 
 
