@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support.codes import raises
 from tfdist_cli.datasets import criteo
 from tfdist_cli.errors import TrainingError, UsageError
 
@@ -138,60 +139,62 @@ def test_a_name_that_looks_like_a_pattern(write):
 
 @pytest.mark.parametrize("files", ["absent.txt", "absent_*"])
 def test_no_such_file(tmp_path, files):
-    with pytest.raises(UsageError, match=r"no file at .*absent"):
+    with raises(UsageError, "file-not-found"):
         criteo.read(tmp_path / files, ROWS)
 
 
 def test_no_files_at_all():
-    with pytest.raises(UsageError, match="the list of files is empty"):
+    with raises(UsageError, "invalid-argument"):
         criteo.read([], ROWS)
 
 
 def test_too_few_rows(write):
-    with pytest.raises(UsageError, match="26 rows are too few"):
+    with raises(UsageError, "invalid-argument"):
         criteo.read(write("train.txt", [numbered(0)]), 26)
 
 
 @pytest.mark.parametrize(
-    ("content", "message", "hint"),
+    ("content", "named", "hint"),
     [
-        (b"", "is empty", "with tabs between them"),
-        (b"a,b,c\n", "line 1, has 1 columns, expected 40", "with tabs between them"),
-        (line().partition("\t")[2].encode(), "line 1, has 39 columns, expected 40", "hold out a part of train.txt"),
+        (b"", "empty", "13 integers"),
+        (b"a,b,c\n", "line 1, has 1 columns", "13 integers"),
+        (line().partition("\t")[2].encode(), "line 1, has 39 columns", "train.txt"),
     ],
 )
-def test_a_file_that_is_none_of_criteos_is_refused_at_once(tmp_path, content, message, hint):
+def test_a_file_with_a_malformed_first_line_is_refused_at_once(tmp_path, content, named, hint):
     path = tmp_path / "train.txt"
     path.write_bytes(content)
-    with pytest.raises(TrainingError, match=message) as caught:
+    with raises(TrainingError, "data-malformed") as caught:
         criteo.read(path, ROWS)
-    assert str(path) in str(caught.value)
+    assert str(path) in caught.value.message
+    assert named in caught.value.message
     assert hint in str(caught.value.hint)
 
 
 def test_a_file_that_cannot_be_unpacked(tmp_path):
     path = tmp_path / "train.gz"
     path.write_bytes(gzip.compress(numbered(0).encode())[:15])
-    with pytest.raises(TrainingError, match=r"train\.gz cannot be read"):
+    with raises(TrainingError, "file-unreadable") as caught:
         criteo.read(path, ROWS)
+    assert str(path) in caught.value.message
 
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize(
-    ("broken", "message"),
+    ("broken", "named"),
     [
-        (line() + "\t", "has 41 columns, expected 40"),
-        ("", "has [01] columns, expected 40"),
-        (line("2"), "has the label `2`, expected 0 or 1"),
-        (line(""), "has the label ``, expected 0 or 1"),
-        (line("1", ["1", "x", *[""] * 11]), "has `x` in column 3, expected an integer"),
-        (line("1", [*[""] * 12, "1.5"]), "has `1.5` in column 14, expected an integer"),
+        (line() + "\t", "41 columns"),
+        ("", "[01] columns"),
+        (line("2"), "label `2`"),
+        (line(""), "label ``"),
+        (line("1", ["1", "x", *[""] * 11]), "`x` in column 3,"),
+        (line("1", [*[""] * 12, "1.5"]), "`1.5` in column 14,"),
     ],
     ids=["too_many", "blank", "label", "no_label", "no_number", "no_integer"],
 )
-def test_a_broken_line_is_named(write, count, broken, message):
+def test_a_broken_line_is_named(write, count, broken, named):
     lines = [numbered(number) for number in range(2_600)]  # which are parsed in three parts, or two
     lines[2_501] = broken
     path = write("train.txt", lines)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"{path}, line 2502, {message}"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"{path}, line 2502, .*{named}"):
         list(criteo.read(path, ROWS, index=1 % count, count=count).batch(3_000))

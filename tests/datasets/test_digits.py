@@ -4,8 +4,8 @@ import hashlib
 from importlib import resources
 
 import numpy as np
-import pytest
 
+from tests.support.codes import raises
 from tfdist_cli.datasets import digits
 from tfdist_cli.errors import UsageError
 
@@ -44,6 +44,6 @@ def test_another_seed_is_another_split():
 
 
 def test_an_unknown_split_names_the_nearest():
-    with pytest.raises(UsageError, match="no split 'tset', only train, test") as caught:
+    with raises(UsageError, "unknown-split") as caught:
         digits.load("tset")
-    assert caught.value.hint == "did you mean 'test'?"
+    assert "'test'" in str(caught.value.hint)

@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from tests.support.codes import raises
 from tfdist_cli.datasets import digits, lines
 from tfdist_cli.errors import UsageError
 
@@ -80,16 +81,17 @@ def test_another_seed_makes_other_lines():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "code", "named"),
     [
-        ({"split": "tset"}, "no split 'tset'"),
-        ({"count": 0}, "0 lines were asked for"),
-        ({"length": (4, 3)}, "lines of 4 to 3 digits"),
-        ({"length": (0, 3)}, "lines of 0 to 3 digits"),
-        ({"height": 7}, "6 digits do not fit into 64 × 7 pixels"),
-        ({"width": 47}, "6 digits do not fit into 47 × 12 pixels, width × height: they take 48 × 8"),
+        ({"split": "tset"}, "unknown-split", "'tset'"),
+        ({"count": 0}, "invalid-argument", "0"),
+        ({"length": (4, 3)}, "invalid-argument", "4 and 3"),
+        ({"length": (0, 3)}, "invalid-argument", "0 and 3"),
+        ({"height": 7}, "invalid-argument", "64 × 7 "),
+        ({"width": 47}, "invalid-argument", "48 × 8"),
     ],
 )
-def test_what_cannot_be_written_is_said(changes, message):
-    with pytest.raises(UsageError, match=message):
+def test_invalid_lines(changes, code, named):
+    with raises(UsageError, code) as caught:
         lines.load(**{"split": "train", "count": 5} | changes)
+    assert named in caught.value.message

@@ -6,6 +6,7 @@ import struct
 import numpy as np
 import pytest
 
+from tests.support.codes import raises
 from tfdist_cli.datasets import mnist
 from tfdist_cli.errors import TfdistError, TrainingError, UsageError
 
@@ -98,26 +99,28 @@ def test_the_home_folder(npz, monkeypatch):
 
 
 def test_nothing_there_says_where_to_get_it(tmp_path):
-    with pytest.raises(UsageError, match=r"no MNIST at .*absent\.npz") as caught:
+    with raises(UsageError, "file-not-found") as caught:
         mnist.load(tmp_path / "absent.npz", "train")
     assert "keras.datasets.mnist.load_data()" in str(caught.value.hint)
 
 
 def test_an_unknown_split(npz):
-    with pytest.raises(UsageError, match="no split 'training', only train, validation, test") as caught:
+    with raises(UsageError, "unknown-split") as caught:
         mnist.load(npz, "training")
-    assert caught.value.hint == "did you mean 'train'?"
+    assert "'train'" in str(caught.value.hint)
 
 
 def test_more_validation_than_there_is(npz):
-    with pytest.raises(UsageError, match=r"validation is 5000, but MNIST in .* has 12 training images"):
+    with raises(UsageError, "invalid-argument") as caught:
         mnist.load(npz, "train")
+    assert {"5000", "12"} <= set(caught.value.message.replace(",", "").split())
 
 
 def test_a_folder_without_a_file_names_what_it_looked_for(folder):
     (folder / "t10k-labels-idx1-ubyte").unlink()
-    with pytest.raises(UsageError, match=r"has none of t10k-labels-idx1-ubyte, t10k-labels.idx1-ubyte"):
+    with raises(UsageError, "file-not-found") as caught:
         mnist.load(folder, "test")
+    assert {"t10k-labels-idx1-ubyte,", "t10k-labels.idx1-ubyte.gz"} <= set(caught.value.message.split())
 
 
 IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
@@ -125,47 +128,41 @@ HEADER = 16
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "message"),
+    ("name", "change", "named"),
     [
-        (IMAGES, lambda data: b"\x1f\x8b" + data[2:], "begins with 1f 8b 08 03, expected 00 00 08 03"),
-        (IMAGES, lambda data: b"", "begins with nothing, expected 00 00 08 03"),
-        (LABELS, lambda data: data[:3] + b"\x03" + data[4:], "is not an IDX file of 1 dimensions"),
-        (IMAGES, lambda data: data[:10], "its header has 10 of 16 bytes"),
-        (IMAGES, lambda data: data[:-1], r"is cut short: 3151 bytes, expected 3152 for the shape \(4, 28, 28\)"),
-        (IMAGES, lambda data: data + b"\x00", "has bytes left over"),
-        (LABELS, lambda data: idx(np.zeros(TEST + 1, np.uint8)), r"has 4 test images but labels of shape \(5,\)"),
-        (LABELS, lambda data: idx(np.full(TEST, 10, np.uint8)), "has the test label 10, expected 0 to 9"),
-        (IMAGES, lambda data: idx(np.zeros((TEST, 8, 8), np.uint8)), r"shape \(4, 8, 8\), expected \(n, 28, 28\)"),
+        (IMAGES, lambda data: b"\x1f\x8b" + data[2:], "1f 8b 08 03, expected 00 00 08 03"),
+        (IMAGES, lambda data: b"", "expected 00 00 08 03"),
+        (LABELS, lambda data: data[:3] + b"\x03" + data[4:], "1 dimensions"),
+        (IMAGES, lambda data: data[:10], "10 of 16 bytes"),
+        (IMAGES, lambda data: data[:-1], "3151 bytes, expected 3152"),
+        (IMAGES, lambda data: data + b"\x00", "3153 bytes, expected 3152"),
+        (LABELS, lambda data: idx(np.zeros(TEST + 1, np.uint8)), "shape (5,)"),
+        (LABELS, lambda data: idx(np.full(TEST, 10, np.uint8)), "label 10, expected 0 to 9"),
+        (IMAGES, lambda data: idx(np.zeros((TEST, 8, 8), np.uint8)), "(4, 8, 8), expected (n, 28, 28)"),
     ],
 )
-def test_a_faulty_idx_file_is_named_with_its_fault(folder, name, change, message):
+def test_a_malformed_idx_file_is_named_with_its_fault(folder, name, change, named):
     path = folder / name
     path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(TrainingError, match=message) as caught:
+    with raises(TrainingError, "data-malformed") as caught:
         mnist.load(folder, "test")
-    assert str(folder) in str(caught.value)
+    assert str(folder) in caught.value.message
+    assert named in caught.value.message
 
 
 def test_a_cut_gzip_file(tmp_path, arrays):
     folder = write_idx(tmp_path / "idx", arrays, compress=True)
     path = folder / f"{IMAGES}.gz"
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(TrainingError, match="cannot be read"):
+    with raises(TrainingError, "file-unreadable"):
         mnist.load(folder, "test")
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "cannot be read as an npz file"),
-        (b"<!DOCTYPE html>", "cannot be read as an npz file"),
-        (b"\x93NUMPY\x01\x00garbage", "cannot be read as an npz file"),
-    ],
-)
-def test_no_npz_file(tmp_path, content, message):
+@pytest.mark.parametrize("content", [b"", b"<!DOCTYPE html>", b"\x93NUMPY\x01\x00garbage"])
+def test_no_npz_file(tmp_path, content):
     path = tmp_path / "mnist.npz"
     path.write_bytes(content)
-    with pytest.raises(TrainingError, match=message):
+    with raises(TrainingError, "data-malformed"):
         mnist.load(path, "train")
 
 
@@ -181,23 +178,26 @@ def test_an_npz_file_with_a_broken_array(npz):
     data = bytearray(npz.read_bytes())
     data[2000] ^= 0xFF
     npz.write_bytes(data)
-    with pytest.raises(TrainingError, match="cannot be read as an npz file"):
+    with raises(TrainingError, "data-malformed"):
         mnist.load(npz, "train")
 
 
 def test_an_npz_file_of_something_else(tmp_path):
     np.savez(tmp_path / "other.npz", images=np.zeros(3))
-    with pytest.raises(TrainingError, match="has no x_train and no y_train, only images"):
+    with raises(TrainingError, "data-malformed") as caught:
         mnist.load(tmp_path / "other.npz", "train")
+    assert {"x_train", "y_train,", "images"} <= set(caught.value.message.split())
 
 
 def test_floats_are_refused_since_they_may_be_scaled_already(tmp_path, arrays):
     np.savez(tmp_path / "mnist.npz", **arrays | {"x_test": arrays["x_test"] / 255})
-    with pytest.raises(TrainingError, match=r"x_test in .* is float64, expected uint8"):
+    with raises(TrainingError, "data-malformed") as caught:
         mnist.load(tmp_path / "mnist.npz", "test")
+    assert {"x_test", "float64,", "uint8"} <= set(caught.value.message.split())
 
 
 def test_a_pickled_array_is_not_unpickled(tmp_path, arrays):
     np.savez(tmp_path / "mnist.npz", **arrays | {"x_test": np.array([{}], dtype=object)})
-    with pytest.raises(TrainingError, match="allow_pickle"):
+    with raises(TrainingError, "data-malformed") as caught:
         mnist.load(tmp_path / "mnist.npz", "test")
+    assert "allow_pickle" in caught.value.message

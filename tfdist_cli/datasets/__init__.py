@@ -1,1 +1,1 @@
-"""Data for recipes: digits that come with tfdist and lines of them; MNIST and clicks from your files, or made up."""
+"""Data sets for recipes: digits and lines of digits (included), MNIST and Criteo (from files), generated clicks."""

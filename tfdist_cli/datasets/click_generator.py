@@ -1,10 +1,10 @@
-"""Made-up clicks in the form of Criteo's files, of which it is known how well they can be told: nothing to download.
+"""Generated clicks in the format of Criteo's files, with a known best possible AUC. Nothing is downloaded.
 
-`python -m tfdist_cli.datasets.click_generator FOLDER --rows 100000` writes them as files.
+`python -m tfdist_cli.datasets.click_generator FOLDER --rows 100000` writes them to files.
 
-A label is drawn from a logistic model: it is 1 with the probability 1 / (1 + exp(−z)), where z is a constant, plus a
-weight times each integer's standardized logarithm, plus a weight for each category. No model can be expected to rank
-lines better than these probabilities do, so their AUC is the best possible one, up to the luck of the draw.
+Labels are drawn from a logistic model: a label is 1 with probability 1 / (1 + exp(−z)), where z is the sum of a
+constant, a weight times each integer's standardized logarithm, and a weight for each category. No model can be expected
+to rank lines better than these probabilities, so their AUC is the best possible one, apart from random variation.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "test")
 BLOCK = 10_000
-"""Lines that are drawn together, with a seed of their own: the first lines are the same, however many follow."""
+"""Lines that are drawn together, with their own seed: the first lines do not depend on how many follow."""
 _NUMBERS = 13
 _VOCABULARIES = np.geomspace(4, 10_000, 26).astype(int)
-"""How many categories each column has."""
+"""The number of categories of each column."""
 _ZIPF = 1.3
-"""In each column, the r-th category's probability is proportional to r to the power of −1.3."""
-_OFTEN_MISSING = 4
-"""In each fourth column, the most frequent category is written as a missing one."""
+"""In each column, the probability of the r-th category is proportional to r to the power of −1.3."""
+_MISSING_EVERY = 4
+"""In every fourth column, the most frequent category is written as missing."""
 _CONSTANT = -1.4
 _NUMBER_WEIGHT = 0.25
 _CATEGORY_WEIGHT = 0.4
@@ -43,12 +43,12 @@ _CATEGORY_WEIGHT = 0.4
 
 
 class Clicks(NamedTuple):
-    """Lines, and what is known of them.
+    """Generated lines.
 
     Args:
-        lines: in Criteo's form, without the end of the line.
+        lines: in Criteo's format, without line ends.
         labels: int64 of shape (n,), 1 for a click.
-        probabilities: that each is a click, float64 of shape (n,).
+        probabilities: the probability that each line is a click, float64 of shape (n,).
     """
 
     lines: list[bytes]
@@ -57,34 +57,34 @@ class Clicks(NamedTuple):
 
     @property
     def best_auc(self) -> float:
-        """The AUC of the true probabilities on these labels."""
+        """The AUC of the true probabilities for these labels."""
         return auc(self.labels, self.probabilities)
 
 
 def generate(rows: int, split: str, *, seed: int = 0) -> Clicks:
-    """Draws the first lines of a split.
+    """Generates the first lines of a split.
 
     Args:
-        rows: how many.
-        split: `train` or `test`: other lines from the same model.
-        seed: of model and lines.
+        rows: the number of lines.
+        split: `train` or `test`: different lines from the same model.
+        seed: of the model and the lines.
 
     Raises:
-        UsageError: there is no such split, or `rows` is none.
+        UsageError: there is no such split, or `rows` is less than 1.
     """
-    check_split(split, SPLITS, data="the generator of clicks")
+    check_split(split, SPLITS, data="the click generator")
     _check_rows(rows)
     lines, labels, probabilities = zip(*_blocks(rows, split, seed), strict=True)
     return Clicks(list(chain.from_iterable(lines)), np.concatenate(labels), np.concatenate(probabilities))
 
 
 def auc(labels: NDArray[np.int64], scores: NDArray[np.float64]) -> float:
-    """The area under the ROC curve: how often a click scores higher than a line without one; a tie counts half.
+    """Returns the area under the ROC curve: how often a click scores higher than a non-click; a tie counts half.
 
-    It is the statistic of Mann and Whitney (1947) divided by the number of pairs. NaN when all labels are the same.
+    It is the statistic of Mann and Whitney (1947) divided by the number of pairs; NaN if all labels are equal.
     """
-    _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     clicks = int(labels.sum())
     pairs = clicks * (len(labels) - clicks)
     return float((ranks[labels == 1].sum() - clicks * (clicks + 1) / 2) / pairs) if pairs else float("nan")
@@ -97,29 +97,29 @@ def write(folder: Path, *, rows: int, test_rows: int, seed: int = 0, compress: b
         Each file's best possible AUC.
 
     Raises:
-        UsageError: a file of that name is there already, or cannot be written, or is to have no lines.
+        UsageError: a file exists, or cannot be written, or a number of lines is less than 1.
     """
-    wanted = {"train": rows, "test": test_rows}
-    paths = {split: folder / (f"{split}.tsv.gz" if compress else f"{split}.tsv") for split in wanted}
+    counts = {"train": rows, "test": test_rows}
+    paths = {split: folder / (f"{split}.tsv.gz" if compress else f"{split}.tsv") for split in counts}
     for split, path in paths.items():
-        _check_rows(wanted[split])
+        _check_rows(counts[split])
         if path.exists():
-            raise UsageError(f"{path} is there already", hint="remove it, or name another folder")
+            raise UsageError(f"{path} exists", code="file-exists", hint="remove it, or choose another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return {path: _write(path, _blocks(wanted[split], split, seed)) for split, path in paths.items()}
+        return {path: _write(path, _blocks(counts[split], split, seed)) for split, path in paths.items()}
     except OSError as error:
-        raise UsageError(f"{folder} cannot be written to: {error}") from error
+        raise UsageError(f"{folder} is not writable: {error}", code="folder-not-writable") from error
 
 
 def _write(path: Path, blocks: Iterator[Clicks]) -> float:
-    """Writes lines as they are drawn, and returns their best possible AUC."""
-    known = []
+    """Writes lines as they are generated. Returns their best possible AUC."""
+    drawn = []
     with gzip.open(path, "wb") if path.suffix == ".gz" else path.open("wb") as file:
         for block in blocks:
             file.write(b"\n".join(block.lines) + b"\n")
-            known.append((block.labels, block.probabilities))
-    labels, probabilities = zip(*known, strict=True)
+            drawn.append((block.labels, block.probabilities))
+    labels, probabilities = zip(*drawn, strict=True)
     return auc(np.concatenate(labels), np.concatenate(probabilities))
 
 
@@ -127,20 +127,20 @@ class _Column(NamedTuple):
     """A column of categories, the most frequent first.
 
     Args:
-        texts: how each is written, bytes, shape (n,).
-        ends: the probability of each and of all before it, float64, shape (n,).
-        weights: what each adds to z, float64, shape (n,).
+        texts: the text of each category, bytes, shape (n,).
+        cumulative: the sum of the probabilities up to each category, float64, shape (n,).
+        weights: the weight of each category in z, float64, shape (n,).
     """
 
     texts: NDArray[np.object_]
-    ends: NDArray[np.float64]
+    cumulative: NDArray[np.float64]
     weights: NDArray[np.float64]
 
 
 class _Model:
     """The true model of a seed.
 
-    All numbers are from NumPy's RandomState, which gives the same ones in each of NumPy's versions.
+    All numbers are from NumPy's RandomState, which draws the same ones in every version of NumPy.
     """
 
     def __init__(self, seed: int) -> None:
@@ -152,15 +152,15 @@ class _Model:
         self._columns = [_column(random, number, size) for number, size in enumerate(_VOCABULARIES)]
 
     def draw(self, rows: int, random: np.random.RandomState) -> Clicks:
-        """Draws lines."""
+        """Generates lines."""
         logarithms = self._means + self._spreads * random.standard_normal((rows, _NUMBERS))
-        integers = np.floor(np.expm1(logarithms)).astype(np.int64)  # of a negative logarithm: −1
+        integers = np.floor(np.expm1(logarithms)).astype(np.int64)  # −1 for a negative logarithm
         missing = random.random_sample((rows, _NUMBERS)) < self._missing
         standardized = (np.log1p(np.maximum(integers, 0)) - self._means) / self._spreads
         z = _CONSTANT + np.where(missing, 0, standardized) @ self._weights
         fields = [_texts(*column) for column in zip(integers.T, missing.T, strict=True)]
         for column in self._columns:
-            chosen = np.searchsorted(column.ends, random.random_sample(rows), side="right")
+            chosen = np.searchsorted(column.cumulative, random.random_sample(rows), side="right")
             z += column.weights[chosen]
             fields.append(column.texts[chosen].tolist())
         probabilities = 1 / (1 + np.exp(-z))
@@ -175,16 +175,16 @@ def _column(random: np.random.RandomState, number: int, size: int) -> _Column:
     weights = random.standard_normal(size) * _CATEGORY_WEIGHT
     codes = random.randint(0, 1 << 32, size, dtype=np.uint32)
     texts = np.array([f"{code:08x}".encode() for code in codes], dtype=object)
-    if number % _OFTEN_MISSING == 0:
+    if number % _MISSING_EVERY == 0:
         texts[0] = b""
-    ends = np.cumsum(frequencies)
-    ends[-1] = 1.0
-    return _Column(texts, ends, weights - frequencies @ weights)
+    cumulative = np.cumsum(frequencies)
+    cumulative[-1] = 1.0
+    return _Column(texts, cumulative, weights - frequencies @ weights)
 
 
 def _texts(integers: NDArray[np.int64], missing: NDArray[np.bool_]) -> list[bytes]:
     pairs = zip(integers.tolist(), missing.tolist(), strict=True)
-    return [b"" if gone else b"%d" % integer for integer, gone in pairs]
+    return [b"" if is_missing else b"%d" % integer for integer, is_missing in pairs]
 
 
 _model = lru_cache(maxsize=1)(_Model)
@@ -192,7 +192,7 @@ _model = lru_cache(maxsize=1)(_Model)
 
 def _check_rows(rows: int) -> None:
     if rows < 1:
-        raise UsageError(f"{rows} lines of clicks: expected 1 or more")
+        raise UsageError(f"the number of lines must be at least 1, got {rows}", code="invalid-argument")
 
 
 def _blocks(rows: int, split: str, seed: int) -> Iterator[Clicks]:
@@ -203,19 +203,25 @@ def _blocks(rows: int, split: str, seed: int) -> Iterator[Clicks]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes files of clicks, and says the best AUC that a model can have on them."""
+    """Writes files of clicks, and prints the best possible AUC of each."""
     parser = argparse.ArgumentParser(
-        prog="python -m tfdist_cli.datasets.click_generator", description="Write made-up clicks in Criteo's format."
+        prog="python -m tfdist_cli.datasets.click_generator", description="Generate clicks in Criteo's format."
     )
-    parser.add_argument("folder", type=Path, help="where train.tsv and test.tsv are written")
-    parser.add_argument("--rows", type=int, default=100_000, help="lines of train.tsv (default: %(default)s)")
-    parser.add_argument("--test-rows", type=int, default=20_000, help="lines of test.tsv (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of model and lines (default: %(default)s)")
+    parser.add_argument("folder", type=Path, help="the folder to write train.tsv and test.tsv to")
+    parser.add_argument(
+        "--rows", type=int, default=100_000, help="the number of lines of train.tsv (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--test-rows", type=int, default=20_000, help="the number of lines of test.tsv (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="the seed of the model and the lines (default: %(default)s)"
+    )
     parser.add_argument("--gzip", action="store_true", help="write train.tsv.gz and test.tsv.gz")
-    wanted = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
         written = write(
-            wanted.folder, rows=wanted.rows, test_rows=wanted.test_rows, seed=wanted.seed, compress=wanted.gzip
+            options.folder, rows=options.rows, test_rows=options.test_rows, seed=options.seed, compress=options.gzip
         )
     except UsageError as error:
         parser.error(f"{error}; {error.hint}" if error.hint else str(error))

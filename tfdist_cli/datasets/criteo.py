@@ -1,7 +1,7 @@
 """Clicks in the line format of Criteo's display advertising data, as a `tf.data.Dataset` of single examples.
 
-A line has 40 columns with a tab between two of them: the label, 1 for a click and 0 for none; 13 integers, some of them
-negative; and 26 categories, 8 hexadecimal digits each. An integer or a category that is not known is empty.
+A line has 40 columns, separated by tabs: the label, 1 for a click and 0 for none; 13 integers, some of them negative;
+and 26 categories of 8 hexadecimal digits. A missing integer or category is empty.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ NUMBERS = 13
 CATEGORIES = 26
 COLUMNS = 1 + NUMBERS + CATEGORIES
 MISSING_NUMBER = -1.0
-"""Below the logarithm of every integer that is known, so that a model can tell it from a zero."""
-_AT_ONCE = 1024
-"""Lines that are parsed together: enough that starting an operation costs nothing beside its work."""
+"""The number for a missing integer. It is less than any other number, so that a model can distinguish it from 0."""
+_PARSE_BATCH = 1024
+"""Lines that are parsed together: enough that the overhead of each op does not matter."""
 _LONG_LINE = 1 << 16
 _GZIP = b"\x1f\x8b"
-_FORM = f"a line is a label, {NUMBERS} integers and {CATEGORIES} categories, with tabs between them"
-_UNLABELLED = "it may be Kaggle's test.txt, which has no labels: hold out a part of train.txt instead"
+_FORMAT = f"a line is a label, {NUMBERS} integers and {CATEGORIES} categories, separated by tabs"
+_UNLABELLED = "the file may be Kaggle's test.txt, which has no labels: use a part of train.txt instead"
 
 Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -36,59 +36,59 @@ Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 def read(files: Files, rows: int, *, index: int = 0, count: int = 1) -> tf.data.Dataset:
     """Reads the examples of a shard from files, plain or gzipped.
 
-    Where there are at least as many files as shards, a shard is every `count`-th file; else every `count`-th line.
+    If there are at least as many files as shards, a shard is every `count`-th file; otherwise, every `count`-th line.
 
     Args:
         files: a path, a pattern such as `clicks/day_*.gz`, or a list of these. A leading `~` is the home folder. The
-            chief and every worker find them at the same path.
-        rows: the rows of the embedding table that the categories' ids are for.
-        index: which shard, from 0.
-        count: how many shards there are.
+            files have the same path on the chief and on every worker.
+        rows: the rows of the embedding table that the categories' ids refer to.
+        index: the shard's index, from 0.
+        count: the number of shards.
 
     Returns:
         A dataset of `({"numbers": float32 (13,), "categories": int64 (26,)}, label float32 ())`, of unknown length.
 
-        A number is log(1 + max(integer, 0)), and −1 where it is missing. A category's id is `c`, its column's number
-        from 0, where it is missing; else it is 26 or more, below `rows`, by a hash of column and text.
+        A number is log(1 + max(integer, 0)), or −1 if the integer is missing. The id of a missing category is the
+        number of its column, from 0. The id of any other category is a hash of column and text, from 26 to `rows` − 1.
 
-        Its iterator fails with `tf.errors.InvalidArgumentError`, which names file and line, at a line that is not as
-        said above. Any text is taken for a category.
+        At a malformed line, its iterator raises `tf.errors.InvalidArgumentError` with the file and the line. A category
+        may be any text.
 
     Raises:
         UsageError: there is no such file, or `rows` is too small.
-        TrainingError: a file cannot be read, is empty, or does not begin with such a line.
+        TrainingError: a file cannot be read, is empty, or its first line is malformed.
     """
     _check_rows(rows)
     paths = find(files)
-    packed = [_check_beginning(path) for path in paths]
-    whole = len(paths) >= count
-    if whole:
-        paths, packed = paths[index::count], packed[index::count]
+    gzipped = [_check_first_line(path) for path in paths]
+    by_file = len(paths) >= count
+    if by_file:
+        paths, gzipped = paths[index::count], gzipped[index::count]
 
     def of_file(path: tf.Tensor, compression: tf.Tensor) -> tf.data.Dataset:
         lines = tf.data.TextLineDataset(path, compression)
-        if whole:
+        if by_file:
             return _parsed(lines, rows, path, 0, 1)
         return _parsed(lines.shard(count, index), rows, path, index, count)
 
-    compressions = ["GZIP" if gzipped else "" for gzipped in packed]
+    compressions = ["GZIP" if each else "" for each in gzipped]
     return tf.data.Dataset.from_tensor_slices(([str(path) for path in paths], compressions)).flat_map(of_file)
 
 
 def from_lines(
     lines: Sequence[bytes], rows: int, *, index: int = 0, count: int = 1, name: str = "lines"
 ) -> tf.data.Dataset:
-    """The same examples from lines in memory, every `count`-th of them; their number is known.
+    """Returns the examples of a shard from lines in memory: every `count`-th line.
 
     Args:
-        lines: without the end of the line.
+        lines: without line ends.
         rows: the rows of the embedding table.
-        index: which shard, from 0.
-        count: how many shards there are.
-        name: what to call them where a line is at fault.
+        index: the shard's index, from 0.
+        count: the number of shards.
+        name: the name of the lines in error messages.
 
     Returns:
-        As `read` does, with a length.
+        A dataset like that of `read`, of known length.
 
     Raises:
         UsageError: `rows` is too small.
@@ -101,21 +101,29 @@ def from_lines(
 
 
 def find(files: Files) -> list[Path]:
-    """The files that paths and patterns stand for, those of a pattern sorted by name.
+    """Returns the files that paths and patterns match; those of a pattern are sorted by name.
 
     Raises:
-        UsageError: one stands for no file.
+        UsageError: one matches no file.
     """
     given = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     if not given:
-        raise UsageError("the list of files is empty", hint="name a file of clicks, or a pattern such as clicks/day_*")
+        raise UsageError(
+            "the list of files is empty",
+            code="invalid-argument",
+            hint="give a file of clicks, or a pattern such as clicks/day_*",
+        )
     found: list[Path] = []
     for one in given:
         path = Path(one).expanduser()
         matches = [path] if path.is_file() else [Path(match) for match in sorted(glob.glob(str(path)))]  # noqa: PTH207 - Path.glob refuses absolute patterns
         matches = [match for match in matches if match.is_file()]
         if not matches:
-            raise UsageError(f"no file at {path}", hint=f"name a file of clicks, or a pattern of several: {_FORM}")
+            raise UsageError(
+                f"there is no file {path}",
+                code="file-not-found",
+                hint=f"give a file of clicks, or a pattern that matches several: {_FORMAT}",
+            )
         found += matches
     return found
 
@@ -123,58 +131,64 @@ def find(files: Files) -> list[Path]:
 def _check_rows(rows: int) -> None:
     if rows <= CATEGORIES:
         raise UsageError(
-            f"{rows} rows are too few: each of the {CATEGORIES} columns has one for what is missing",
-            hint="take some times as many rows as there are categories, 100000 or more",
+            f"rows must be more than {CATEGORIES}, since each column has a row for missing categories, got {rows}",
+            code="invalid-argument",
+            hint="use several times as many rows as there are categories, such as 100000",
         )
 
 
-def _check_beginning(path: Path) -> bool:
-    """Whether a file is gzipped; refuses one that does not begin as it should, before anything is started."""
+def _check_first_line(path: Path) -> bool:
+    """Checks the first line of a file, before the training starts. Returns whether the file is gzipped.
+
+    Raises:
+        TrainingError: the file cannot be read, is empty, or its first line is malformed.
+    """
     try:
         with path.open("rb") as file:
             gzipped = file.read(2) == _GZIP
         with gzip.open(path) if gzipped else path.open("rb") as file:
             first = file.readline(_LONG_LINE)
     except (OSError, EOFError, zlib.error) as error:
-        raise TrainingError(f"{path} cannot be read: {error}") from error
+        raise TrainingError(f"{path} cannot be read: {error}", code="file-unreadable") from error
     if not first:
-        raise TrainingError(f"{path} is empty", hint=_FORM)
+        raise TrainingError(f"{path} is empty", code="data-malformed", hint=_FORMAT)
     columns = first.count(b"\t") + 1
     if columns != COLUMNS:
         raise TrainingError(
             f"{path}, line 1, has {columns} columns, expected {COLUMNS}",
-            hint=_UNLABELLED if columns == COLUMNS - 1 else _FORM,
+            code="data-malformed",
+            hint=_UNLABELLED if columns == COLUMNS - 1 else _FORMAT,
         )
     return gzipped
 
 
 def _parsed(lines: tf.data.Dataset, rows: int, name: tf.Tensor, index: int, count: int) -> tf.data.Dataset:
-    """Parses each `count`-th line of something, from its line `index` on."""
+    """Parses every `count`-th line, from line `index` on."""
 
     def parse(batch: tf.Tensor, texts: tf.Tensor) -> Any:
-        place = batch * _AT_ONCE + tf.range(tf.size(texts, tf.int64), dtype=tf.int64)
-        return _parse(texts, rows, name, place * count + index + 1)
+        number = batch * _PARSE_BATCH + tf.range(tf.size(texts, tf.int64), dtype=tf.int64)
+        return _parse(texts, rows, name, number * count + index + 1)
 
-    batches = lines.batch(_AT_ONCE).enumerate()
+    batches = lines.batch(_PARSE_BATCH).enumerate()
     return batches.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).unbatch()
 
 
-def _parse(texts: tf.Tensor, rows: int, name: tf.Tensor, places: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+def _parse(texts: tf.Tensor, rows: int, name: tf.Tensor, numbers: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
     """Parses lines.
 
     Args:
         texts: the lines, string, shape (n,).
         rows: the rows of the embedding table.
         name: the file, string, shape ().
-        places: each line's number in it, int64, shape (n,).
+        numbers: the lines' numbers in the file, int64, shape (n,).
     """
     ragged = tf.strings.split(texts, "\t")
     widths = ragged.row_lengths()
 
-    # TensorFlow would put a backslash before other quotation marks than `.
+    # The messages quote with `, since TensorFlow puts a backslash before other quotation marks.
     def check(good: tf.Tensor, fault: Any) -> tf.Operation:
         first = tf.argmin(tf.cast(good, tf.int8))
-        message = tf.strings.join([name, ", line ", tf.strings.as_string(places[first]), ", ", fault(first)])
+        message = tf.strings.join([name, ", line ", tf.strings.as_string(numbers[first]), ", ", fault(first)])
         return tf.debugging.Assert(tf.reduce_all(good), [message])
 
     def width(line: tf.Tensor) -> tf.Tensor:
@@ -207,8 +221,8 @@ def _numbers(integers: tf.Tensor) -> tf.Tensor:
 
 
 def _ids(categories: tf.Tensor, rows: int) -> tf.Tensor:
-    """Rows of one table for all columns, the first of which are for what is missing."""
+    """Returns the categories' ids in one table for all columns; its first rows are for missing categories."""
     columns = tf.range(CATEGORIES, dtype=tf.int64)
-    # The same text means something else in another column, so the column's number is part of what is hashed.
+    # The same text has another meaning in another column, so the column's number is hashed with it.
     hashed = tf.strings.to_hash_bucket_fast(tf.strings.as_string(columns) + ":" + categories, rows - CATEGORIES)
     return tf.where(tf.equal(categories, ""), columns, hashed + CATEGORIES)

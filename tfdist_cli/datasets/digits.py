@@ -1,6 +1,6 @@
-"""The 1,797 handwritten digits of UCI's "Optical Recognition of Handwritten Digits", which come with tfdist.
+"""The 1,797 handwritten digits of UCI's "Optical Recognition of Handwritten Digits", included in tfdist.
 
-Where the file is from, and its licence (CC BY 4.0), stand in DIGITS.md beside it.
+DIGITS.md beside the file has its source and licence (CC BY 4.0).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def load(split: str, *, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.
 
     Args:
         split: `train`, 1,437 digits, or `test`, the other 360.
-        seed: which digits are in which split, the same on every machine and in every version of NumPy.
+        seed: of the division into splits, which is the same on every machine and with every version of NumPy.
 
     Returns:
         Images, float32 of shape (n, 64) from 0 (paper) to 1 (ink), 8 rows of 8; and the digits, int64 of shape (n,).
@@ -36,7 +36,7 @@ def load(split: str, *, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.
     Raises:
         UsageError: there is no such split.
     """
-    import numpy as np  # noqa: PLC0415 - a command that reads no data should not wait for it
+    import numpy as np  # noqa: PLC0415 - commands that read no data should not wait for this import
 
     check_split(split, SPLITS, data="the digits")
     text = gzip.decompress(resources.files(__package__).joinpath("digits.csv.gz").read_bytes()).decode("ascii")
@@ -47,5 +47,5 @@ def load(split: str, *, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.
 
 
 def _order(count: int, seed: int) -> list[int]:
-    """The numbers below `count`, sorted by their hash: NumPy's generators may change from version to version."""
+    """Returns the numbers below `count` sorted by their hash: NumPy's generators may differ between versions."""
     return sorted(range(count), key=lambda row: hashlib.sha256(f"{seed}:{row}".encode()).digest())

@@ -1,4 +1,4 @@
-"""MNIST from a user's own files: Keras's `mnist.npz`, or a folder with the four IDX files of the original.
+"""MNIST from the user's files: Keras's `mnist.npz`, or a folder with the four original IDX files.
 
 An IDX file is a magic number (0, 0, 8 for unsigned bytes, the number of dimensions), each dimension as a big-endian
 32-bit integer, then the values: Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits".
@@ -27,7 +27,7 @@ PIXELS = 784
 CLASSES = 10
 _SIDE = 28
 _UNSIGNED_BYTE = 8
-_GET = "point it at mnist.npz, which `keras.datasets.mnist.load_data()` saves, or at a folder with the four IDX files"
+_HINT = "point it at mnist.npz, which `keras.datasets.mnist.load_data()` saves, or at a folder with the four IDX files"
 
 
 def load(
@@ -40,15 +40,15 @@ def load(
             `t10k-images-idx3-ubyte` and `t10k-labels-idx1-ubyte`; also with a dot before `idx`
             (`train-images.idx3-ubyte`), and with `.gz`. A leading `~` is the home folder.
         split: `train`, `validation` or `test`.
-        validation: how many of the 60,000 training images are taken for validation, from the beginning. With 5,000,
-            `train` has the 55,000 of TensorFlow 1's tutorials; with 0 it has them all.
+        validation: how many of the 60,000 training images, from the first on, are the `validation` split. With 5,000,
+            `train` has the 55,000 images of TensorFlow 1's tutorials; with 0 it has all of them.
 
     Returns:
         Images, float32 of shape (n, 784) from 0 (paper) to 1 (ink), 28 rows of 28; and the digits, int64 of shape (n,).
 
     Raises:
-        UsageError: there is no such split, or nothing at `path`.
-        TrainingError: a file is not what its name says, is cut short, or doesn't fit the others.
+        UsageError: there is no such split, or no file at `path`.
+        TrainingError: a file has another format, is truncated, or does not fit the other files.
     """
     import numpy as np  # noqa: PLC0415 - a command that reads no data should not wait for it
 
@@ -57,7 +57,10 @@ def load(
     images, labels = _read(Path(path).expanduser(), part)
     if split != "test":
         if not 0 <= validation <= len(images):
-            raise UsageError(f"validation is {validation}, but MNIST in {path} has {len(images)} training images")
+            raise UsageError(
+                f"validation must be between 0 and {len(images)}, the training images in {path}, got {validation}",
+                code="invalid-argument",
+            )
         chosen = slice(validation) if split == "validation" else slice(validation, None)
         images, labels = images[chosen], labels[chosen]
     return images.reshape(len(images), PIXELS).astype(np.float32) / np.float32(255), labels.astype(np.int64)
@@ -70,13 +73,19 @@ def _read(path: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     elif path.exists():
         images, labels = _read_npz(path, part)
     else:
-        raise UsageError(f"no MNIST at {path}", hint=_GET)
+        raise UsageError(f"there is no file or folder {path}", code="file-not-found", hint=_HINT)
     if images.ndim != 3 or images.shape[1:] != (_SIDE, _SIDE):
-        raise TrainingError(f"{path} has {part} images of shape {images.shape}, expected (n, {_SIDE}, {_SIDE})")
+        raise TrainingError(
+            f"{path} has {part} images of shape {images.shape}, expected (n, {_SIDE}, {_SIDE})", code="data-malformed"
+        )
     if labels.shape != images.shape[:1]:
-        raise TrainingError(f"{path} has {len(images)} {part} images but labels of shape {labels.shape}")
+        raise TrainingError(
+            f"{path} has {len(images)} {part} images, and labels of shape {labels.shape}", code="data-malformed"
+        )
     if labels.size and labels.max() >= CLASSES:
-        raise TrainingError(f"{path} has the {part} label {labels.max()}, expected 0 to {CLASSES - 1}")
+        raise TrainingError(
+            f"{path} has the {part} label {labels.max()}, expected 0 to {CLASSES - 1}", code="data-malformed"
+        )
     return images, labels
 
 
@@ -89,13 +98,17 @@ def _read_npz(path: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np.uint
             missing = [name for name in names if name not in arrays]
             if missing:
                 found = ", ".join(arrays.files) or "nothing"
-                raise TrainingError(f"{path} has no {' and no '.join(missing)}, only {found}", hint=_GET)
+                raise TrainingError(
+                    f"{path} has no {' and no '.join(missing)}, only {found}", code="data-malformed", hint=_HINT
+                )
             images, labels = (arrays[name] for name in names)
     except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise TrainingError(f"{path} cannot be read as an npz file: {error}", hint=_GET) from error
+        raise TrainingError(
+            f"{path} cannot be read as an npz file: {error}", code="data-malformed", hint=_HINT
+        ) from error
     for name, array in zip(names, (images, labels), strict=True):
         if array.dtype != np.uint8:
-            raise TrainingError(f"{name} in {path} is {array.dtype}, expected uint8")
+            raise TrainingError(f"{name} in {path} is {array.dtype}, expected uint8", code="data-malformed")
     return images, labels
 
 
@@ -103,35 +116,44 @@ def _read_idx(folder: Path, name: str, dimensions: int) -> NDArray[np.uint8]:
     import numpy as np  # noqa: PLC0415 - as in load
 
     path = _find_idx(folder, name, dimensions)
-    data = _unpacked(path)
+    data = _read_bytes(path)
     header_size = 4 + 4 * dimensions
     magic = bytes((0, 0, _UNSIGNED_BYTE, dimensions))
     if data[:4] != magic:
         raise TrainingError(
             f"{path} is not an IDX file of {dimensions} dimensions: "
-            f"it begins with {data[:4].hex(' ') or 'nothing'}, expected {magic.hex(' ')}"
+            f"it begins with {data[:4].hex(' ') or 'nothing'}, expected {magic.hex(' ')}",
+            code="data-malformed",
         )
     if len(data) < header_size:
-        raise TrainingError(f"{path} is cut short: its header has {len(data)} of {header_size} bytes")
+        raise TrainingError(
+            f"{path} is truncated: its header has {len(data)} of {header_size} bytes", code="data-malformed"
+        )
     shape = struct.unpack_from(f">{dimensions}I", data, 4)
     expected = header_size + prod(shape)
     if len(data) != expected:
-        fault = "is cut short" if len(data) < expected else "has bytes left over"
-        raise TrainingError(f"{path} {fault}: {len(data)} bytes, expected {expected} for the shape {shape}")
+        raise TrainingError(
+            f"{path} has {len(data)} bytes, expected {expected} for the shape {shape}", code="data-malformed"
+        )
     return np.frombuffer(data, np.uint8, offset=header_size).reshape(shape)
 
 
 def _find_idx(folder: Path, name: str, dimensions: int) -> Path:
-    forms = [f"{name}{mark}idx{dimensions}-ubyte{suffix}" for suffix in ("", ".gz") for mark in ("-", ".")]
-    for form in forms:
-        if (folder / form).is_file():
-            return folder / form
-    raise UsageError(f"{folder} has none of {', '.join(forms)}", hint=_GET)
+    names = [f"{name}{mark}idx{dimensions}-ubyte{suffix}" for suffix in ("", ".gz") for mark in ("-", ".")]
+    for each in names:
+        if (folder / each).is_file():
+            return folder / each
+    raise UsageError(f"{folder} has none of {', '.join(names)}", code="file-not-found", hint=_HINT)
 
 
-def _unpacked(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
+    """Returns the content of a file, decompressed.
+
+    Raises:
+        TrainingError: it cannot be read.
+    """
     try:
         data = path.read_bytes()
         return gzip.decompress(data) if path.suffix == ".gz" else data
     except (OSError, EOFError, zlib.error) as error:
-        raise TrainingError(f"{path} cannot be read: {error}") from error
+        raise TrainingError(f"{path} cannot be read: {error}", code="file-unreadable") from error

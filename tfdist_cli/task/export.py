@@ -58,7 +58,7 @@ def _find(folder: CheckpointFolder, step: int | None) -> StoredCheckpoint:
             hint = f"the checkpoints in {folder.path} are of steps {', '.join(map(str, steps)) or 'none'}"
             if step in steps:
                 raise UsageError(str(reason), code="checkpoint-damaged", hint=hint) from reason
-            raise UsageError(f"there is no checkpoint of step {step}", code="no-checkpoint", hint=hint) from reason
+            raise UsageError(f"no checkpoint of step {step} exists", code="checkpoint-not-found", hint=hint) from reason
     checkpoint, damaged = folder.newest()
     for number, reason_of_it in damaged.items():
         log.warning("checkpoint of step %d is damaged and is skipped: %s", number, reason_of_it)
@@ -67,4 +67,4 @@ def _find(folder: CheckpointFolder, step: int | None) -> StoredCheckpoint:
     hint = "give the recipe 'checkpoint: {every_seconds: 60}' and launch it"
     if damaged:
         raise UsageError(f"all checkpoints in {folder.path} are damaged", code="checkpoint-damaged", hint=hint)
-    raise UsageError(f"there are no checkpoints in {folder.path}", code="no-checkpoint", hint=hint)
+    raise UsageError(f"there are no checkpoints in {folder.path}", code="checkpoint-not-found", hint=hint)
