@@ -1,9 +1,10 @@
-"""The containers of a run, with a stand-in for the engine: what is told of their ends, and how they are told to end."""
+"""The containers of a run, with a stand-in for the engine: how their exits are reported, and how they are stopped."""
 
 import signal
 
 import pytest
 
+from tests.support.codes import raises
 from tests.support.outcome import Outcome
 from tfdist_cli.errors import TfdistError
 from tfdist_cli.launch.compose.launcher import ComposeLauncher
@@ -32,7 +33,7 @@ STAYS = 'sleep 0.3; echo $$ > "$name.up"; echo up; exec sleep 1000'
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, plan_for):
-    """Runs a chief, a ps and a worker, whose containers are what these scripts do."""
+    """Runs a chief, a ps and a worker, whose containers run these scripts."""
     (tmp_path / "podman").write_text(ENGINE)
     (tmp_path / "podman").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -50,7 +51,7 @@ def run(tmp_path, monkeypatch, plan_for):
     return run
 
 
-def test_who_follows_the_chief_out_has_not_left_it_alone(run):
+def test_an_exit_after_the_chiefs_is_not_a_failure(run):
     state, exits, calls = run("sleep 0.3", "exit 0")
     assert exits[0].task == CHIEF
     assert (state.exit_code, state.failures) == (0, ())
@@ -58,19 +59,19 @@ def test_who_follows_the_chief_out_has_not_left_it_alone(run):
     assert [call.split()[:2] for call in calls][-1] == ["network", "rm"]
 
 
-def test_a_failure_is_told_before_a_chief_that_goes_on_ends(run, monkeypatch):
-    monkeypatch.setattr("tfdist_cli.launch.compose.launcher._HEAD_START", 0.05)
+def test_a_failure_is_reported_before_the_running_chief_exits(run, monkeypatch):
+    monkeypatch.setattr("tfdist_cli.launch.compose.launcher._FIRST_EXIT_TIMEOUT", 0.05)
     state, exits, _ = run(STAYS, 'case $name in *worker*) exit 7;; esac; echo $$ > "$name.up"; exec sleep 1000')
     assert exits[0] == Exited(WORKER, 7)
     assert state.exit_code == 7
 
 
-def test_a_container_that_is_not_yet_running_is_told_again(run):
-    told: list[int] = []
+def test_a_container_that_is_not_running_yet_is_signalled_again(run):
+    sent: list[int] = []
 
     def react(event, state):
-        if isinstance(event, Output) and not told:
-            told.append(signal.SIGTERM)
+        if isinstance(event, Output) and not sent:
+            sent.append(signal.SIGTERM)
             return [SignalReceived(signal.SIGTERM)]
         return ()
 
@@ -80,7 +81,8 @@ def test_a_container_that_is_not_yet_running_is_told_again(run):
     assert not any("--signal KILL" in call for call in calls)
 
 
-def test_no_network(run, monkeypatch):
+def test_a_failure_to_create_the_network(run, monkeypatch):
     monkeypatch.setenv("NO_NETWORK", "1")
-    with pytest.raises(TfdistError, match="podman makes no network for the containers: no network today"):
+    with raises(TfdistError, "container-network-failed") as caught:
         run("exit 0", "exit 0")
+    assert caught.value.message.endswith(": no network today")

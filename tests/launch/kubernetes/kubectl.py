@@ -1,6 +1,6 @@
-"""A stand-in for kubectl, and for the cluster behind it, which is a folder of files.
+"""A stand-in for kubectl, and for its cluster, which is a folder of files.
 
-KUBECTL_SCRIPT says what each task's pod does.
+KUBECTL_SCRIPT has the steps of each task's pod.
 """
 
 import json
@@ -20,7 +20,7 @@ with (folder / "calls").open("a") as calls:
 
 
 def steps(name):
-    """What a pod does: that of its very name, or of its task."""
+    """The steps of a pod, by its name or by its task."""
     return script.get(name) or next(steps for task, steps in script.items() if f"-{task}-" in name)
 
 
@@ -45,12 +45,12 @@ def running(*_):
 
 def exits(name, code):
     (folder / f"{name}.exited").touch()
-    event(phase="Succeeded", state={"terminated": {"exitCode": code}})  # whoever watches ends this program then
+    event(phase="Succeeded", state={"terminated": {"exitCode": code}})  # the watching launcher kills this program then
     sys.exit()
 
 
-def follows(name, how):
-    other, code = how
+def follows(name, value):
+    other, code = value
     await_file(f"{other}.exited")
     exits(name, code)
 

@@ -1,4 +1,4 @@
-"""Renders the tasks of a plan for Kubernetes, and runs them there as pods."""
+"""Renders a plan as Kubernetes objects, and runs it as pods."""
 
 from __future__ import annotations
 
@@ -21,20 +21,25 @@ from tfdist_cli.spec.task_id import TaskId
 
 
 class KubernetesLauncher(RemoteAddresses):
-    """Renders for a Kubernetes cluster; of the kinds of job there, it starts `pods`."""
+    """Renders all kinds of Kubernetes jobs, and starts the kind `pods`."""
 
     def check(self, cluster: Cluster, command: Sequence[str]) -> None:  # noqa: ARG002
-        """Pods alone are run by a launcher, and kubectl has to reach a cluster."""
+        """Checks that the kind is `pods`, and that kubectl reaches a cluster."""
         kind = (cluster.kubernetes or Kubernetes()).kind
         if kind != "pods":
             raise UsageError(
-                f"a {kind} is not started by `launch`: Kubernetes runs its pods, and starts lost ones again",
+                f"`launch` does not start a {kind}: Kubernetes starts and restarts its pods",
+                code="kind-not-launchable",
                 hint="`tfdist render CLUSTER --to kubernetes --output job.yaml`, then `kubectl apply -f job.yaml`; or "
-                "--set kubernetes.kind=pods, which `launch` runs itself",
+                "--set kubernetes.kind=pods, which `launch` starts",
             )
         kubectl = shutil.which("kubectl")
         if kubectl is None:
-            raise UsageError("there is no kubectl on PATH", hint="install it, and let it know your cluster")
+            raise UsageError(
+                "kubectl is not on PATH",
+                code="program-missing",
+                hint="install it, and configure access to your cluster",
+            )
         called = subprocess.run(
             [kubectl, "version", "--request-timeout=10s"],
             capture_output=True,
@@ -43,22 +48,24 @@ class KubernetesLauncher(RemoteAddresses):
             check=False,
         )
         if called.returncode:
-            said = (called.stderr.strip().splitlines() or ["it says nothing"])[-1]
+            reason = (called.stderr.strip().splitlines() or ["no message"])[-1]
             raise UsageError(
-                f"kubectl reaches no cluster: {said}", hint="set KUBECONFIG, or `kubectl config use-context`"
+                f"kubectl cannot reach a cluster: {reason}",
+                code="kubernetes-unreachable",
+                hint="set KUBECONFIG, or run `kubectl config use-context`",
             )
 
     def preview_addresses(self, cluster: Cluster) -> Mapping[TaskId, Address]:
-        """Each pod has a name of its own in the cluster's DNS, and its own ports."""
+        """Returns the pods' names in the DNS of the Kubernetes cluster."""
         return named_addresses(cluster, "pods", lambda task: host_name(cluster, task))
 
     def render(self, plan: Plan) -> str:
-        """The manifests, as one file for kubectl."""
+        """Returns the manifests, as one file for kubectl."""
         return to_yaml(manifests(plan))
 
     @asynccontextmanager
     async def start(self, plan: Plan, context: LaunchContext) -> AsyncIterator[PodsRun]:
-        """A run of pods, which are deleted when the launcher ends, also when it is killed."""
+        """Yields a run of pods, which are deleted even when the launcher is killed."""
         run = PodsRun(plan, context)
         try:
             await run.open()

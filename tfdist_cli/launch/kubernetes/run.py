@@ -6,14 +6,12 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
-from pathlib import Path
 from typing import Any
 
 from tfdist_cli.errors import TfdistError
-from tfdist_cli.launch.kubernetes import watchdog
+from tfdist_cli.launch.cleanup import Cleanup
 from tfdist_cli.launch.kubernetes.manifests import pod, shared_objects
 from tfdist_cli.launch.kubernetes.pods import CONTAINER, job_name, settings
 from tfdist_cli.launch.process.background_tasks import BackgroundTasks
@@ -27,19 +25,19 @@ from tfdist_cli.protocol.records import LAUNCHER_PID, TASK_DIR
 from tfdist_cli.spec.task_id import TaskId
 
 KILLED, TERMINATED = 137, 143
-"""The codes of a pod that is gone without having told its own: of itself, and deleted."""
-_HEAD_START, _AFTERTHOUGHT = 5.0, 2.0
-"""Seconds for `ExitOrdering`: a node looks at its containers once a second, and nodes report in any order."""
-_FAREWELL = 3.0
-"""Seconds that a pod has to follow the first one out before it is deleted: the node then still tells its exit code."""
+"""The exit codes of a pod that disappeared without one: not deleted, and deleted by this launcher."""
+_FIRST_EXIT_TIMEOUT, _CAUSE_TIMEOUT = 5.0, 2.0
+"""Seconds for `ExitOrdering`: a node polls its containers once a second, and nodes report in any order."""
+_EXIT_SECONDS = 3.0
+"""Seconds in which a pod may exit after the first one, before it is deleted: until then its exit code is available."""
 _DELETE = ("delete", "pod", "--wait=false", "--ignore-not-found")
-_AT_ONCE = ("--grace-period=0", "--force")
+_IMMEDIATELY = ("--grace-period=0", "--force")
 _CHUNK = 64 * 1024
 _SCHEDULING = "PodScheduled"
-_TRIES = 5
-"""How often in a row kubectl may end without a word of a pod: a watch ends now and then, and a server starts again."""
-_PAUSE = 1.0
-"""Seconds until it is asked again."""
+_WATCHES = 5
+"""How many watches in a row may end without an event: watches end now and then, and a server may restart."""
+_WATCH_PAUSE = 1.0
+"""Seconds until the next watch."""
 
 
 class PodsRun:
@@ -56,30 +54,31 @@ class PodsRun:
         namespace = settings(plan).namespace
         self._kubectl = ["kubectl", *(["--namespace", namespace] if namespace else ())]
         self._names: dict[TaskId, str] = {}
-        self._ended: dict[str, asyncio.Event] = {}
-        """By the pods' names, whether they have ended."""
+        self._exited: dict[str, asyncio.Event] = {}
+        """For each pod's name, an event that is set when the pod has exited."""
         self._deleted: set[str] = set()
-        """The names of pods that were told to end."""
+        """The names of deleted pods."""
         self._starts = 0
         self._background = BackgroundTasks(context.events)
-        self._exit_ordering = ExitOrdering(context.events, plan.tasks[0].task, _HEAD_START, _AFTERTHOUGHT)
-        self._watchman: subprocess.Popen[bytes] | None = None
+        self._exit_ordering = ExitOrdering(context.events, plan.tasks[0].task, _FIRST_EXIT_TIMEOUT, _CAUSE_TIMEOUT)
+        self._cleanup: Cleanup | None = None
 
     async def open(self) -> None:
-        """Makes what the pods share.
+        """Creates the objects that the pods share.
 
         Raises:
-            TfdistError: Kubernetes refuses it; a job of that name may be there.
+            TfdistError: Kubernetes rejects them; a job of this name may exist.
         """
-        code, said = await self._call("create", "--filename", "-", stdin=to_yaml(shared_objects(self._plan)))
+        code, reason = await self._call("create", "--filename", "-", stdin=to_yaml(shared_objects(self._plan)))
         if code:
             label = f"app.kubernetes.io/instance={job_name(self._plan)}"
             raise TfdistError(
-                f"Kubernetes refuses the job {job_name(self._plan)}: {said}",
-                hint="where a job of this name is there already, wait for it, choose another 'name', or delete it: "
+                f"Kubernetes rejects the job {job_name(self._plan)}: {reason}",
+                code="kubernetes-job-rejected",
+                hint="if a job of this name exists, wait for it, choose another 'name', or delete it: "
                 f"`kubectl delete pods,services,configmaps,networkpolicies -l {label}`",
             )
-        self._watchman = _start_last_will([*self._kubectl, *_deletion(self._plan)])
+        self._cleanup = Cleanup([*self._kubectl, *_deletion(self._plan)])
 
     def act(self, action: Action) -> None:
         """Creates a task's pod, or deletes it."""
@@ -88,104 +87,107 @@ class PodsRun:
             self._starts += 1
             name = f"{job_name(self._plan)}-{action.task.slug.replace('_', '-')}-{self._starts}"
             self._names[action.task] = name
-            self._ended[name] = asyncio.Event()
-            self._background.start(self._live(action.task, name, self._context.prepare(action)))
+            self._exited[name] = asyncio.Event()
+            self._background.start(self._run_task(action.task, name, self._context.prepare(action)))
         else:
             self._background.start(self._delete(self._names[action.task], action.signal))
 
     async def close(self) -> None:
-        """Has all that is left deleted."""
+        """Deletes the remaining objects."""
         await self._background.finish(0.0)
-        if self._watchman is not None and self._watchman.stdin is not None:
-            self._watchman.stdin.close()
-            await asyncio.to_thread(self._watchman.wait)
+        if self._cleanup is not None:
+            await asyncio.to_thread(self._cleanup.run)
 
-    async def _live(self, task: TaskId, name: str, own: Mapping[str, str]) -> None:
-        """One pod, from its creation until it has ended."""
-        secret = self._plan[task].secrets
-        inside = {key: value for key, value in own.items() if key not in (LAUNCHER_PID, TASK_DIR, *secret)}
-        code, said = await self._call("create", "--filename", "-", stdin=to_yaml([pod(self._plan, task, name, inside)]))
+    async def _run_task(self, task: TaskId, name: str, variables: Mapping[str, str]) -> None:
+        """Runs one pod from its creation to its deletion."""
+        excluded = (LAUNCHER_PID, TASK_DIR, *self._plan[task].secrets)
+        env = {key: value for key, value in variables.items() if key not in excluded}
+        code, reason = await self._call("create", "--filename", "-", stdin=to_yaml([pod(self._plan, task, name, env)]))
         if code:
-            await self._say(task, f"the pod {name} cannot be made: {said}")
+            await self._show(task, f"the pod {name} cannot be created: {reason}")
             self._context.events.put(Exited(task, 126))
             return
         self._context.events.put(Started(task, os.getpid()))
-        end = await self._follow(task, name)
-        await self._call(*_DELETE, name, *_AT_ONCE)  # its name in the DNS is the next one's, and led to either
-        await self._exit_ordering.report(end)
+        exited = await self._follow(task, name)
+        await self._call(*_DELETE, name, *_IMMEDIATELY)  # a restart gets the same DNS name, which must be unambiguous
+        await self._exit_ordering.report(exited)
 
     async def _follow(self, task: TaskId, name: str) -> Exited:
-        """Watches a pod, telling why it doesn't start, and what it writes; its end."""
-        listening: asyncio.Task[None] | None = None
-        told = ""
+        """Watches a pod, forwards its output and the reasons why it does not start, and returns its exit."""
+        reading: asyncio.Task[None] | None = None
+        shown = ""
         try:
             async with aclosing(self._statuses(name)) as statuses:
                 async for status in statuses:
                     container = _container(status)
-                    if listening is None and not container.keys().isdisjoint(("running", "terminated")):
-                        listening = asyncio.get_running_loop().create_task(self._listen(task, name))
-                    trouble = _trouble(status, container)
-                    if trouble and trouble != told:
-                        told = trouble
-                        await self._say(task, f"the pod {name} does not start: {trouble}")
+                    if reading is None and not container.keys().isdisjoint(("running", "terminated")):
+                        reading = asyncio.get_running_loop().create_task(self._read_output(task, name))
+                    problem = _start_problem(status, container)
+                    if problem and problem != shown:
+                        shown = problem
+                        await self._show(task, f"the pod {name} does not start: {problem}")
                     if "terminated" in container:
-                        end = Exited(task, int(container["terminated"]["exitCode"]))
+                        exited = Exited(task, int(container["terminated"]["exitCode"]))
                         break
                 else:
-                    end = Exited(task, KILLED, cause=f"the pod {name} is gone")
+                    exited = Exited(task, KILLED, cause=f"the pod {name} was deleted, but not by this launcher")
                     if name in self._deleted:
-                        end = Exited(task, TERMINATED)
-            self._ended[name].set()
-            if listening is not None:
-                await listening
-            return end
+                        exited = Exited(task, TERMINATED)
+            self._exited[name].set()
+            if reading is not None:
+                await reading
+            return exited
         finally:
-            if listening is not None:
-                listening.cancel()
+            if reading is not None:
+                reading.cancel()
 
     async def _statuses(self, name: str) -> AsyncGenerator[Mapping[str, Any], None]:
-        """A pod's status each time it changes, until the pod is gone or has failed as a whole.
+        """Yields a pod's status each time it changes, until the pod is deleted or has failed.
 
         Raises:
-            TfdistError: Kubernetes does not answer, again and again.
+            TfdistError: several watches in a row end without an event.
         """
         watch = ("get", "pod", name, "--output", "json", "--watch", "--output-watch-events", "--ignore-not-found")
-        silent = 0
-        while silent < _TRIES:
-            silent += 1
+        without_event = 0
+        while without_event < _WATCHES:
+            without_event += 1
             async with aclosing(self._documents(*watch)) as events:
                 async for event in events:
-                    silent = 0
+                    without_event = 0
                     status = event["object"].get("status", {})
                     yield status
                     if event["type"] == "DELETED" or status.get("phase") == "Failed":
                         return
-            await asyncio.sleep(_PAUSE)
-        raise TfdistError(f"kubectl gives no news of the pod {name}", hint=f"try `kubectl describe pod {name}`")
+            await asyncio.sleep(_WATCH_PAUSE)
+        raise TfdistError(
+            f"kubectl does not report the status of the pod {name}",
+            code="kubernetes-unreachable",
+            hint=f"try `kubectl describe pod {name}`",
+        )
 
-    async def _listen(self, task: TaskId, name: str) -> None:
-        """Passes on what a pod writes; Kubernetes keeps both of its streams as one."""
-        reading, writing = os.pipe()
+    async def _read_output(self, task: TaskId, name: str) -> None:
+        """Forwards a pod's output. Kubernetes merges its two streams."""
+        read_end, write_end = os.pipe()
         try:
             client = await asyncio.create_subprocess_exec(
                 *self._kubectl,
                 *("logs", "--follow", "--container", CONTAINER, name),
                 stdin=subprocess.DEVNULL,
-                stdout=writing,
-                stderr=writing,
+                stdout=write_end,
+                stderr=write_end,
                 start_new_session=True,
             )
         finally:
-            os.close(writing)
-        pipe = TaskStream(task, "stderr", os.fdopen(reading, "rb", 0), self._context)
+            os.close(write_end)
+        output = TaskStream(task, "stderr", os.fdopen(read_end, "rb", 0), self._context)
         try:
             await client.wait()
-            await pipe.drain()
+            await output.drain()
         finally:
-            _end(client)
+            _kill(client)
 
     async def _documents(self, *arguments: str) -> AsyncGenerator[Any, None]:
-        """The JSON values that kubectl writes one after the other, as long as it does."""
+        """Yields the JSON values that kubectl writes, until it exits."""
         client = await asyncio.create_subprocess_exec(
             *self._kubectl,
             *arguments,
@@ -195,7 +197,7 @@ class PodsRun:
             start_new_session=True,
         )
         if client.stdout is None:
-            raise RuntimeError("it was asked for as a pipe")
+            raise RuntimeError("stdout is a pipe")
         decoder, text = json.JSONDecoder(), ""
         try:
             while data := await client.stdout.read(_CHUNK):
@@ -203,28 +205,28 @@ class PodsRun:
                 while text:
                     try:
                         value, end = decoder.raw_decode(text)
-                    except ValueError:  # the rest of it is still to come
+                    except ValueError:  # the value is incomplete
                         break
                     text = text[end:].lstrip()
                     yield value
         finally:
-            _end(client)
+            _kill(client)
 
-    async def _delete(self, name: str, how: StopSignal) -> None:
-        if how is StopSignal.TERMINATE and self._exit_ordering.first_exited:
+    async def _delete(self, name: str, stop_signal: StopSignal) -> None:
+        if stop_signal is StopSignal.TERMINATE and self._exit_ordering.first_exited:
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._ended[name].wait(), _FAREWELL)
+                await asyncio.wait_for(self._exited[name].wait(), _EXIT_SECONDS)
                 return
         self._deleted.add(name)
-        await self._call(*_DELETE, name, *(_AT_ONCE if how is StopSignal.KILL else ()))
+        await self._call(*_DELETE, name, *(_IMMEDIATELY if stop_signal is StopSignal.KILL else ()))
 
-    async def _say(self, task: TaskId, text: str) -> None:
+    async def _show(self, task: TaskId, text: str) -> None:
         line = f"tfdist: {text}"
         self._context.logs.write(task, "stderr", f"{line}\n".encode())
         await self._context.events.put_output(Output(task, "stderr", (line,)))
 
     async def _call(self, *arguments: str, stdin: str = "") -> tuple[int, str]:
-        """Calls kubectl; its exit code, and the last line of what it complained of."""
+        """Calls kubectl, and returns its exit code and the last line of its stderr."""
         client = await asyncio.create_subprocess_exec(
             *self._kubectl,
             *arguments,
@@ -233,19 +235,19 @@ class PodsRun:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        _, said = await client.communicate(stdin.encode())
-        lines = said.decode(errors="replace").strip().splitlines() or ["kubectl says nothing"]
+        _, stderr = await client.communicate(stdin.encode())
+        lines = stderr.decode(errors="replace").strip().splitlines() or ["no message"]
         return client.returncode or 0, lines[-1]
 
 
 def _container(status: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of a pod's one container; empty when it has none yet."""
-    found: list[dict[str, Any]] = status.get("containerStatuses", [])
-    return dict(found[0].get("state", {})) if found else {}
+    """Returns the state of a pod's container; empty if it has none yet."""
+    containers: list[dict[str, Any]] = status.get("containerStatuses", [])
+    return dict(containers[0].get("state", {})) if containers else {}
 
 
-def _trouble(status: Mapping[str, Any], container: Mapping[str, Any]) -> str:
-    """Why a pod does not start; empty when it has, or will."""
+def _start_problem(status: Mapping[str, Any], container: Mapping[str, Any]) -> str:
+    """Returns why a pod does not start; empty if it has started, or is being started."""
     waiting = container.get("waiting", {})
     if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
         return ": ".join(filter(None, (waiting["reason"], waiting.get("message"))))
@@ -261,18 +263,6 @@ def _deletion(plan: Plan) -> list[str]:
     return ["delete", kinds, "--selector", label, "--wait=false", "--grace-period=5", "--ignore-not-found"]
 
 
-def _end(client: asyncio.subprocess.Process) -> None:
+def _kill(client: asyncio.subprocess.Process) -> None:
     if client.returncode is None:
         client.kill()
-
-
-def _start_last_will(command: list[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(Path(watchdog.__file__)), *command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-        bufsize=0,
-        start_new_session=True,
-    )
