@@ -16,7 +16,7 @@ from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^]]*\]\((?!https?:)([^)#\s]*)(#[^)\s]*)?\)")
 
@@ -40,7 +40,7 @@ def snippets_of(page):
 
 
 SNIPPETS = [snippet for page in PAGES for snippet in snippets_of(page)]
-README = {snippet.title: snippet.text for snippet in SNIPPETS if snippet.page.name == "README.md"}
+README = {snippet.title: snippet.text for snippet in SNIPPETS if snippet.page == ROOT / "README.md"}
 
 
 def in_language(*languages):
@@ -49,7 +49,7 @@ def in_language(*languages):
 
 
 def test_every_snippet_is_of_a_kind_that_is_tested():
-    assert {snippet.language for snippet in SNIPPETS} <= {"yaml", "python", "sh"}
+    assert {snippet.language for snippet in SNIPPETS} <= {"yaml", "python", "sh", "mermaid"}
 
 
 @in_language("yaml")

@@ -100,6 +100,6 @@ def test_secrets_are_named_and_not_told():
 
 
 def test_the_documentation_names_every_variable():
-    text = (ROOT / "docs" / "reference" / "cluster.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "task-environment.md").read_text(encoding="utf-8")
     every = {*planned("compose", gpu_memory=0.5, secrets={"A": {"env": "B"}}), *start_environment(Path("/x"), 1.0, {})}
     assert not [name for name in sorted(every) if f"`{name}`" not in text]
