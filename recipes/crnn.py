@@ -19,14 +19,15 @@ def model(params):
         reader.add(layers.BatchNormalization(momentum=0.9))
         reader.add(layers.ReLU())
         reader.add(layers.MaxPooling2D())
-    # A column of the picture, with all its channels, is a step of the sequence.
+    # A column of the image, with all its channels, is a step of the sequence.
     reader.add(layers.Permute((2, 1, 3)))
     _, steps, rows, channels = reader.output_shape
     most = params["length"][1]
     if steps < 2 * most - 1:
         raise UsageError(
             f"{steps} steps are too few to read {most} digits: CTC needs one for each, and one between equal ones",
-            hint="make the image wider, or name fewer filters: each of them halves the width",
+            code="image-too-narrow",
+            hint="make the image wider, or list fewer filters: each of them halves the width",
         )
     reader.add(layers.Reshape((steps, rows * channels)))
     reader.add(layers.Bidirectional(layers.LSTM(params["units"], return_sequences=True)))
@@ -43,7 +44,8 @@ def dataset(params, split, shard):
     if split not in params["lines"]:
         raise UsageError(
             f"params.lines has no split {split!r}",
-            hint=f"take {' or '.join(params['lines'])} (evaluate.split), or say how many lines it has: params.lines",
+            code="unknown-split",
+            hint=f"set evaluate.split to {' or '.join(params['lines'])}, or add the split to params.lines",
         )
     written = lines.load(
         split, count=params["lines"][split], length=params["length"], height=params["height"], width=params["width"]
@@ -52,7 +54,7 @@ def dataset(params, split, shard):
 
 
 class SequenceAccuracy(keras.metrics.Mean):
-    """The share of lines that are read without a mistake."""
+    """The fraction of lines that are read without a mistake."""
 
     def __init__(self, name="sequence_accuracy", **kwargs):
         super().__init__(name=name, **kwargs)
@@ -62,7 +64,7 @@ class SequenceAccuracy(keras.metrics.Mean):
 
 
 class DigitErrorRate(keras.metrics.Metric):
-    """Mistakes for each digit that is written."""
+    """The number of mistakes divided by the number of digits in the lines."""
 
     def __init__(self, name="digit_error_rate", **kwargs):
         super().__init__(name=name, **kwargs)
@@ -80,15 +82,15 @@ class DigitErrorRate(keras.metrics.Metric):
 
 
 def mistakes(labels, logits):
-    """Digits to insert, remove or change in each line as it is read: Levenshtein's distance, float32 of shape (batch,).
+    """Returns the Levenshtein distance of each line to what the model reads, float32 of shape (batch,).
 
-    A line reads as the likeliest label of each step, repetitions and blanks left out.
+    The model reads the likeliest label of each step, without repetitions and blanks.
     """
     batch, steps = keras.ops.shape(logits)[:2]
     read, _ = keras.ops.ctc_decode(logits, keras.ops.full((batch,), steps, "int32"), mask_index=lines.BLANK)
-    # Where there is nothing more to read, ctc_decode has -1.
+    # After the last digit of a line, ctc_decode has -1.
     read = keras.ops.maximum(read[0], lines.BLANK)
     written = keras.ops.cast(labels, "int32")
     distances = tf.edit_distance(tf.sparse.from_dense(read), tf.sparse.from_dense(written), normalize=False)
-    # TensorFlow doesn't know that there is one for each line.
+    # tf.edit_distance has no static shape.
     return tf.reshape(distances, (batch,))

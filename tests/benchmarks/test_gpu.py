@@ -1,6 +1,7 @@
-"""The command for machines with GPUs: what it skips, how it fails, and what it does where there is no GPU."""
+"""`python -m benchmarks.gpu`: skipped checks, failures, and the checks on a machine without GPUs."""
 
 import json
+import re
 import signal
 import sys
 import time
@@ -27,12 +28,13 @@ def failing(error):
 
 def test_a_check_that_needs_more_gpus_is_skipped():
     result = carried_out(failing(AssertionError("never run")), NONE)
-    assert (result.status, result.reason) == ("skipped", "it needs 1 GPU; TensorFlow sees none")
-    assert carried_out(failing(AssertionError("never run")), TWO, 3).reason == "it needs 3 GPUs; there are 2"
+    assert result.status == "skipped"
+    assert NONE.reason in result.reason
+    assert re.findall(r"\d+", carried_out(failing(AssertionError("never run")), TWO, 3).reason) == ["3", "2"]
 
 
 @pytest.mark.parametrize("error", [Failed("weights differ"), ValueError("something else")])
-def test_whatever_goes_wrong_is_the_check_s_own_failure(error):
+def test_any_error_is_a_failure_of_the_check(error):
     result = carried_out(failing(error))
     assert result.status == "failed"
     assert str(error) in result.reason
@@ -48,18 +50,18 @@ def test_a_check_has_its_folder_and_its_deadline():
 
 def test_a_program_that_fails_is_named_by_its_error():
     argv = [sys.executable, "-c", "raise ValueError('no such thing')"]
-    with pytest.raises(Failed, match=r"exit code 1: ValueError: no such thing"):
+    with pytest.raises(Failed, match=r"1: ValueError: no such thing"):
         gpu._run(argv, {}, time.monotonic() + 60)
 
 
 def test_a_program_that_crashes_is_named_by_its_signal():
     argv = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"]
-    with pytest.raises(Failed, match=r"ended by signal 11"):
+    with pytest.raises(Failed, match=r"signal 11"):
         gpu._run(argv, {}, time.monotonic() + 60)
 
 
-def test_a_program_that_does_not_end_is_ended():
-    with pytest.raises(Failed, match="did not end in time"):
+def test_a_program_that_does_not_exit_is_killed():
+    with pytest.raises(Failed, match="in time"):
         gpu._run([sys.executable, "-c", "import signal; signal.pause()"], {}, time.monotonic())
 
 
@@ -69,16 +71,22 @@ def test_tasks_that_see_the_same_gpu_fail(monkeypatch, tmp_path):
             (folder / f"{task}.json").write_text(json.dumps({"visible": "3", "gpus": ["A"]}))
 
     monkeypatch.setattr(gpu, "_launch", launch)
-    with pytest.raises(Failed, match="workers share GPUs"):
+    with pytest.raises(Failed, match="share GPUs"):
         gpu._devices(TWO, 2, tmp_path, 0.0, ps=False)
+
+
+def cells(table, name):
+    """The cells of a check's line in a Markdown table."""
+    [line] = [line for line in table.splitlines() if line.startswith(f"| {name} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def test_the_table_has_a_line_for_each_check():
     about = {"command": "python -m benchmarks.gpu", "machine": "2 cores"}
     results = [Result("rate", "ok", 3.2, {"times one GPU": 1.8765}), Result("memory", "failed", reason="a | b\nmore")]
     table = gpu.render(about, TWO, results)
-    assert "| rate | ok | times one GPU 1.877 | 3 |" in table
-    assert "| memory | failed | a / b | 0 |" in table
+    assert cells(table, "rate") == ["rate", "ok", "times one GPU 1.877", "3"]
+    assert cells(table, "memory") == ["memory", "failed", "a / b", "0"]
     assert "GPUs: A, B." in table
 
 
@@ -101,4 +109,4 @@ def test_without_gpus_it_compares_clusters_on_the_cpu_and_lists_what_it_skipped(
     assert done == {"training by mirrored workers", "training by parameter servers"}
     assert all(check["status"] == "skipped" and check["reason"] for name, check in checks.items() if name not in done)
     assert all(checks[name]["found"]["largest difference"] <= gpu.TOLERANCE for name in done)
-    assert "| training on one GPU | skipped |" in capsys.readouterr().out
+    assert cells(capsys.readouterr().out, "training on one GPU")[1] == "skipped"

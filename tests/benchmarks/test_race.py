@@ -1,4 +1,4 @@
-"""Epochs are timed by the turns in which a cluster was let train, and by nothing else."""
+"""The time of epochs is the time of the turns in which a cluster trains."""
 
 from typing import Any
 
@@ -21,36 +21,36 @@ def test_time_between_turns_does_not_count():
 
 
 def test_an_epoch_that_ended_before_the_first_turn_is_not_timed():
-    with pytest.raises(RunFailed, match="1 epochs ended in 1 turns"):
+    with pytest.raises(RunFailed, match="1 epochs"):
         measure(laps(1.0, 2.0, 11.0), [(10.0, 13.0)])
 
 
 class Recorded:
-    """A cluster that notes what it is told, and ends an epoch whenever it is stopped."""
+    """A cluster that records its calls, and ends an epoch each time it is stopped."""
 
-    def __init__(self, name, told):
-        self.name, self.told, self.ended = name, told, []
+    def __init__(self, name, calls):
+        self.name, self.calls, self.ended = name, calls, []
 
     def go(self):
-        self.told.append(f"{self.name} goes")
+        self.calls.append(f"{self.name} resumes")
 
     def stop(self):
-        self.told.append(f"{self.name} stops")
-        self.ended += laps(len(self.told) + 1000.0)
+        self.calls.append(f"{self.name} stops")
+        self.ended += laps(len(self.calls) + 1000.0)
 
     def laps(self):
         return self.ended
 
 
 def test_clusters_train_by_turns_and_never_at_the_same_time(monkeypatch):
-    moments, told = iter(range(1000, 2000)), []
+    moments, calls = iter(range(1000, 2000)), []
     monkeypatch.setattr("benchmarks.race.time.sleep", lambda seconds: None)
     monkeypatch.setattr("benchmarks.race.time.monotonic", lambda: float(next(moments)))
-    clusters: Any = [Recorded("ours", told), Recorded("peer", told)]
+    clusters: Any = [Recorded("ours", calls), Recorded("peer", calls)]
     race(clusters, turns=3)
-    turns = [each.split()[0] for each in told[::2]]
+    turns = [each.split()[0] for each in calls[::2]]
     assert turns == ["ours", "peer", "peer", "ours", "ours", "peer"]
-    assert told == [f"{name} {does}" for name in turns for does in ("goes", "stops")]
+    assert calls == [f"{name} {call}" for name in turns for call in ("resumes", "stops")]
 
 
 def test_another_checkout_takes_the_peers_place(tmp_path):
