@@ -1,4 +1,4 @@
-"""`tfdist bench` for real: trainings that are started, measured and gone."""
+"""Tests of `tfdist bench` with real trainings."""
 
 import json
 import os
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cluster
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PARAMETERS = 8 * 16 + 16 + 16 * 4 + 4
-"""Of the recipe in `launching`."""
+"""Parameters of the recipe in `launching`."""
 RECIPE_YAML = "module: four_classes\ntrain: {epochs: 2, steps_per_epoch: 80, batch_size: 16}\nevaluate: null\n%s"
 SYNC = "updates: {mode: sync}\n"
 
@@ -30,7 +30,7 @@ SYNC = "updates: {mode: sync}\n"
     ],
     ids=["async", "sync", "mirrored"],
 )
-def test_the_parts_of_a_step_follow_each_other_without_a_gap(tmp_path, cluster, more, phases, traffic):
+def test_the_phases_of_a_step_fill_it(tmp_path, cluster, more, phases, traffic):
     cluster = cluster.replace("chief: {}", "chief: {env: {TFDIST_PHASES: '1'}}")
     cluster = cluster.replace("replicas: 2", "replicas: 2, env: {TFDIST_PHASES: '1'}")
     done = launch(project(tmp_path, cluster, recipe_yaml=RECIPE_YAML % more))
@@ -38,13 +38,13 @@ def test_the_parts_of_a_step_follow_each_other_without_a_gap(tmp_path, cluster, 
     split = read_split(done.run_dir)
     assert list(split.phases) == phases.split()
     assert all(spent > 0 for spent in split.phases.values())
-    # What is left is between two functions of a worker, and it is no more than there is of it.
+    # The rest is the time between two functions of a worker.
     assert 0 < split.rest < 0.7 * split.step
     assert split.traffic == {name: size * PARAMETERS for name, size in traffic.items()}
 
 
 def start(folder, *arguments):
-    """`tfdist bench`, under way, with its temporary files in `folder`."""
+    """Starts `tfdist bench` with its temporary files in `folder`."""
     return subprocess.Popen(
         [sys.executable, "-m", "tfdist_cli", "bench", *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -56,7 +56,7 @@ def start(folder, *arguments):
     )
 
 
-def test_a_training_is_measured_and_nothing_of_it_stays(tmp_path):
+def test_a_training_is_measured_and_leaves_nothing(tmp_path):
     process = start(tmp_path, CONFIGS / "local_single.yaml", "--rounds", 1, "--steps", 60, "--json")
     out, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
@@ -67,7 +67,7 @@ def test_a_training_is_measured_and_nothing_of_it_stays(tmp_path):
     assert list(tmp_path.glob("tfdist-bench-*")) == []
 
 
-def test_ctrl_c_ends_all_of_it(tmp_path):
+def test_ctrl_c_stops_all_processes(tmp_path):
     process = start(
         tmp_path, CONFIGS / "local_multi_worker_mirrored.yaml", "--rounds", 1, "--steps", 100_000, "--workers", 2
     )

@@ -1,4 +1,4 @@
-"""The recipes and configs that come with tfdist, trained on real clusters."""
+"""Tests of the included recipes and configs on real clusters."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def launch_config(folder, name, *arguments):
 
 @pytest.fixture
 def mnist(tmp_path, monkeypatch):
-    """An MNIST of 1,200 images beside the 5,000 for validation, whose digits are told by where the ink is."""
+    """A generated MNIST of 1,200 training images and 5,000 for validation; each digit has its own noisy pattern."""
     generator = np.random.default_rng(0)
     patterns = generator.random((10, 28, 28)) < 0.2
     arrays = {}
@@ -60,9 +60,9 @@ def test_a_recipe_trains_on_a_cluster(tmp_path, recipe, config, accuracy):
     assert report["metrics"]["test_accuracy"] >= accuracy
 
 
-def test_clicks_are_told_nearly_as_well_as_can_be_on_parameter_servers(tmp_path):
+def test_clicks_reach_nearly_the_best_auc_on_parameter_servers(tmp_path):
     smaller = ["params.examples={train: 60000, test: 10000}", "params.rows=20000", "params.dim=4"]
-    shorter = ["train.epochs=1", "train.steps_per_execution=6"]  # fewer steps are quicker to compile
+    shorter = ["train.epochs=1", "train.steps_per_execution=6"]  # fewer steps compile faster
     launched = launch_config(
         tmp_path, "local_ctr.yaml", *(word for one in smaller + shorter for word in ("--set", one))
     )
@@ -72,7 +72,7 @@ def test_clicks_are_told_nearly_as_well_as_can_be_on_parameter_servers(tmp_path)
     assert f"test AUC {reached:.4f} of a best possible {best:.4f}" in launched.stderr
 
 
-def test_three_asynchronous_workers_take_all_the_data_each(tmp_path, mnist):
+def test_three_asynchronous_workers_with_share_copy(tmp_path, mnist):
     changes = ["--set=train.share=copy", "--set=train.max_steps=null", "--set=train.epochs=4"]
     report = launch_config(tmp_path, "local_mnist.yaml", *changes).report
     assert report["step"] == 3 * 4 * 12
@@ -93,7 +93,7 @@ FEW_STEPS = {"params.learning_rate": 3, "train.epochs": 3, "train.batch_size": 1
 
 
 @pytest.mark.parametrize(("config", "steps"), [("local_crnn.yaml", 300), ("local_multi_worker_mirrored.yaml", 150)])
-def test_lines_are_read_and_what_is_said_of_it_is_exact(tmp_path, config, steps):
+def test_lines_are_learned_and_metrics_are_exact(tmp_path, config, steps):
     changes = [f"--set={key}={value}" for key, value in {**SHORT_LINES, **FEW_STEPS}.items()]
     done = launch_config(tmp_path, config, "--recipe", ROOT / "recipes" / "crnn.yaml", *changes)
     report, epochs = done.report, [line for line in done.lines("metrics.jsonl") if line.get("epoch_done")]
@@ -105,7 +105,7 @@ def test_lines_are_read_and_what_is_said_of_it_is_exact(tmp_path, config, steps)
 
     images, labels = lines.load("test", count=61, length=(1, 2), width=20)
     (exported,) = report["exports"]
-    served = tf.saved_model.load(exported)  # holds the variables
+    served = tf.saved_model.load(exported)  # keeps the variables alive
     logits = served.serve(images).numpy()
     written = [[digit for digit in label if digit != BLANK] for label in labels.tolist()]
     distances = [distance(greedy(line), label) for line, label in zip(logits, written, strict=True)]

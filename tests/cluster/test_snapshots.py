@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training on ps goes on hold what there was when training paused for them."""
+"""Tests of checkpoints on ps that are written while training continues: they have the values of the pause."""
 
 import os
 
@@ -12,11 +12,11 @@ from tfdist_cli.train.checkpoint.store import CheckpointFolder
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
 
 
-def test_a_checkpoint_that_is_written_later_holds_what_there_was(cluster):
+def test_a_checkpoint_written_in_the_background_equals_one_written_at_once(cluster):
     tasks = cluster(chief=1, ps=2, worker=1)
     ended = tasks.start(program("snapshots.py", tasks.folder)).finish()
     assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
-    # The last step's is written when the training is over.
+    # The last checkpoint is written after the training.
     assert [steps >= 3 for steps in ended["chief:0"].said] == [True, True, True]
     readers = {}
     for kind in ("True", "False"):
@@ -25,17 +25,17 @@ def test_a_checkpoint_that_is_written_later_holds_what_there_was(cluster):
         for step in folder.steps():
             readers[kind, step] = tf.train.load_checkpoint(str(folder.find(step).path / "variables"))
     for step in (6, 12, 18, 24):
-        later, once = readers["True", step], readers["False", step]
+        background, once = readers["True", step], readers["False", step]
         names = once.get_variable_to_shape_map()
         assert len(names) > 20
-        assert names == later.get_variable_to_shape_map()
+        assert names == background.get_variable_to_shape_map()
         for name in names:
-            np.testing.assert_array_equal(later.get_tensor(name), once.get_tensor(name), err_msg=f"{step} {name}")
+            np.testing.assert_array_equal(background.get_tensor(name), once.get_tensor(name), err_msg=f"{step} {name}")
     first, second = (readers["True", step].get_tensor("parameters/0/.ATTRIBUTES/VARIABLE_VALUE") for step in (6, 12))
     assert not np.array_equal(first, second)
 
 
-def test_a_worker_is_lost_and_comes_back_while_a_checkpoint_is_written(cluster):
+def test_a_worker_fails_and_restarts_while_a_checkpoint_is_written(cluster):
     tasks = cluster(chief=1, ps=2, worker=2)
     os.mkfifo(tasks.folder / "go")
     command = program("lost_meanwhile.py", tasks.folder)

@@ -1,4 +1,4 @@
-"""Made-up clicks: in Criteo's format, the same each time, and told as well as is said."""
+"""Tests of generated clicks: their format, reproducibility, and best AUC."""
 
 import gzip
 import hashlib
@@ -31,7 +31,7 @@ def test_lines_are_in_criteos_format():
     assert any(b"-1" in column for column in columns[1:14])
 
 
-def test_labels_are_those_of_the_lines():
+def test_labels_match_the_lines():
     clicks = generate(500, "test")
     assert [int(line[:1]) for line in clicks.lines] == clicks.labels.tolist()
 
@@ -40,7 +40,7 @@ def test_the_lines_are_the_same_everywhere():
     assert hashlib.sha256(b"\n".join(generate(200, "train").lines)).hexdigest()[:16] == "4a932edb219a9927"
 
 
-def test_the_first_lines_are_the_same_however_many_follow():
+def test_the_first_lines_do_not_depend_on_the_number_of_lines():
     more = generate(click_generator.BLOCK + 10, "train")
     fewer = generate(50, "train")
     assert len(more.lines) == len(more.labels) == len(more.probabilities) == click_generator.BLOCK + 10
@@ -48,13 +48,13 @@ def test_the_first_lines_are_the_same_however_many_follow():
     assert not set(more.lines[click_generator.BLOCK :]) & set(more.lines[: click_generator.BLOCK])
 
 
-def test_splits_and_seeds_have_other_lines():
+def test_splits_and_seeds_have_different_lines():
     train, test = generate(1_000, "train"), generate(1_000, "test")
     other = generate(1_000, "train", seed=1)
     assert not set(train.lines) & (set(test.lines) | set(other.lines))
 
 
-def test_probabilities_are_those_of_the_labels():
+def test_labels_have_their_probabilities():
     clicks = generate(50_000, "test")
     bins = np.digitize(clicks.probabilities, np.linspace(0, 1, 11)) - 1
     for number in range(10):
@@ -64,7 +64,7 @@ def test_probabilities_are_those_of_the_labels():
         assert abs(clicks.labels[own].mean() - expected) < 4 * deviation
 
 
-def test_auc_is_the_part_of_pairs_in_the_right_order():
+def test_auc_is_the_share_of_ordered_pairs():
     random = np.random.default_rng(0)
     labels, scores = random.integers(0, 2, 200), random.integers(0, 20, 200).astype(float)
     clicks, others = scores[labels == 1][:, None], scores[labels == 0]
@@ -74,8 +74,8 @@ def test_auc_is_the_part_of_pairs_in_the_right_order():
 
 
 @pytest.mark.slow
-def test_no_logistic_fit_beats_the_best_auc_and_a_good_one_comes_near():
-    """Logistic regression on what is read back from the lines, each category and each missing number a feature."""
+def test_a_logistic_regression_comes_near_the_best_auc():
+    """The features are read from the lines; each category and each missing number is a feature."""
     train, test = generate(60_000, "train"), generate(10_000, "test")
     rows = 1 << 16
     (numbers, ids), (test_numbers, test_ids) = (features(clicks.lines, rows) for clicks in (train, test))
@@ -103,7 +103,7 @@ def features(lines, rows):
     return np.hstack([np.where(missing, 0, x["numbers"]), missing]).astype(float), x["categories"]
 
 
-def test_files_hold_what_is_generated(tmp_path):
+def test_files_equal_generated_lines(tmp_path):
     best = click_generator.write(tmp_path / "new" / "folder", rows=300, test_rows=200, seed=3)
     train, test = best
     assert (train.name, test.name) == ("train.tsv", "test.tsv")
@@ -114,7 +114,7 @@ def test_files_hold_what_is_generated(tmp_path):
     assert gzip.decompress(packed.read_bytes()) == train.read_bytes()
 
 
-def test_a_file_that_is_there_stays(tmp_path):
+def test_an_existing_file_is_an_error(tmp_path):
     (tmp_path / "test.tsv").write_text("mine")
     with raises(UsageError, "file-exists") as caught:
         click_generator.write(tmp_path, rows=10, test_rows=10)

@@ -1,4 +1,4 @@
-"""Clicks in Criteo's format from files, plain and gzipped, and what is said when a line is not as it should be."""
+"""Tests of reading clicks in Criteo's format from plain and gzipped files, and of malformed lines."""
 
 import gzip
 import math
@@ -21,13 +21,13 @@ def line(label="0", numbers=("",) * 13, categories=("",) * 26):
 
 
 def numbered(number):
-    """A line that can be told from others by its first number."""
+    """Returns a line that its first number identifies."""
     return line(str(number % 2), (str(number), *["7"] * 12), [f"{number * 26 + c:08x}" for c in range(26)])
 
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes lines to a file, gzipped if its name says so."""
+    """Returns a function that writes lines to a file, gzipped if its name ends so."""
 
     def write_lines(name, lines, end="\n"):
         path = tmp_path / name
@@ -39,17 +39,17 @@ def write(tmp_path):
 
 
 def arrays(dataset):
-    """All examples: numbers, categories, labels."""
+    """Returns all numbers, categories and labels."""
     x, y = next(dataset.batch(10_000).as_numpy_iterator())
     return x["numbers"], x["categories"], y
 
 
-def firsts(dataset):
-    """The first number of each line, as it stood there."""
+def first_numbers(dataset):
+    """Returns the first number of each line, as written in the file."""
     return np.expm1(arrays(dataset)[0][:, 0]).round().astype(int).tolist()
 
 
-def test_the_form_of_the_examples(write):
+def test_the_structure_of_examples(write):
     path = write("train.txt", [numbered(number) for number in range(5)])
     x, y = criteo.read(path, ROWS).element_spec
     assert x == {"numbers": tf.TensorSpec((13,), tf.float32), "categories": tf.TensorSpec((26,), tf.int64)}
@@ -66,7 +66,7 @@ def test_numbers_that_are_negative_or_missing(write):
     np.testing.assert_allclose(numbers[0], expected, rtol=1e-6)
 
 
-def test_a_missing_category_has_a_row_that_no_other_has(write):
+def test_a_missing_category_has_its_own_row(write):
     texts = [f"{number:08x}" for number in range(26 * 40)]
     lines = [line(categories=texts[first : first + 26]) for first in range(0, len(texts), 26)]
     _, categories, _ = arrays(criteo.read(write("train.txt", [line(), *lines]), 50))
@@ -74,14 +74,14 @@ def test_a_missing_category_has_a_row_that_no_other_has(write):
     assert set(categories[1:].ravel()) == set(range(26, 50))
 
 
-def test_the_same_text_is_another_category_in_another_column(write):
+def test_the_same_text_in_another_column_has_another_id(write):
     _, categories, _ = arrays(criteo.read(write("train.txt", [line(categories=["68fd1e64"] * 26)] * 2), 10_000_000))
     assert len(set(categories[0])) == 26
     np.testing.assert_array_equal(categories[0], categories[1])
 
 
-def test_ids_are_the_same_for_ever(write):
-    """A table that was trained is of use only to who computes the same ids."""
+def test_ids_are_stable(write):
+    """A trained embedding table is useful only with the same ids."""
     _, categories, _ = arrays(
         criteo.read(write("train.txt", [line(categories=["68fd1e64", "80e26c9b", *[""] * 24])]), 1_000_000)
     )
@@ -90,7 +90,7 @@ def test_ids_are_the_same_for_ever(write):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("name", ["train.txt", "train.txt.gz"])
-def test_files_of_each_kind_hold_the_same(write, name, end):
+def test_files_of_each_kind_are_read_equally(write, name, end):
     lines = [numbered(number) for number in range(2_500)]
     expected = criteo.from_lines([one.encode() for one in lines], ROWS)
     found = criteo.read(write(name, lines, end), ROWS)
@@ -102,24 +102,24 @@ def test_lines_in_memory_have_a_length():
     lines = [numbered(number).encode() for number in range(10)]
     shards = [criteo.from_lines(lines, ROWS, index=index, count=4) for index in range(4)]
     assert [int(shard.cardinality()) for shard in shards] == [3, 3, 2, 2]
-    assert [firsts(shard) for shard in shards] == [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]
+    assert [first_numbers(shard) for shard in shards] == [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]
     assert int(criteo.from_lines([], ROWS).cardinality()) == 0
 
 
 def test_one_file_is_sharded_by_lines(write):
     path = write("train.txt", [numbered(number) for number in range(3_001)])
-    shards = [firsts(criteo.read(path, ROWS, index=index, count=2)) for index in range(2)]
+    shards = [first_numbers(criteo.read(path, ROWS, index=index, count=2)) for index in range(2)]
     assert shards == [list(range(0, 3_001, 2)), list(range(1, 3_001, 2))]
 
 
-def test_several_files_are_sharded_whole(write, tmp_path):
+def test_several_files_are_sharded_by_file(write, tmp_path):
     for day in range(3):
         write(f"day_{day}.gz", [numbered(10 * day + number) for number in range(2)])
-    shards = [firsts(criteo.read(tmp_path / "day_*", ROWS, index=index, count=2)) for index in range(2)]
+    shards = [first_numbers(criteo.read(tmp_path / "day_*", ROWS, index=index, count=2)) for index in range(2)]
     assert shards == [[0, 1, 20, 21], [10, 11]]
 
 
-def test_a_list_of_files_and_patterns_in_its_order(write, tmp_path):
+def test_a_list_of_files_and_patterns_keeps_its_order(write, tmp_path):
     for name in ("b1", "b0", "a"):
         write(name, [numbered(0)])
     assert [path.name for path in criteo.find([tmp_path / "b*", str(tmp_path / "a")])] == ["b0", "b1", "a"]
@@ -143,7 +143,7 @@ def test_no_such_file(tmp_path, files):
         criteo.read(tmp_path / files, ROWS)
 
 
-def test_no_files_at_all():
+def test_an_empty_list_of_files():
     with raises(UsageError, "invalid-argument"):
         criteo.read([], ROWS)
 
@@ -171,7 +171,7 @@ def test_a_file_with_a_malformed_first_line_is_refused_at_once(tmp_path, content
     assert hint in str(caught.value.hint)
 
 
-def test_a_file_that_cannot_be_unpacked(tmp_path):
+def test_a_truncated_gzip_file(tmp_path):
     path = tmp_path / "train.gz"
     path.write_bytes(gzip.compress(numbered(0).encode())[:15])
     with raises(TrainingError, "file-unreadable") as caught:
@@ -193,7 +193,7 @@ def test_a_file_that_cannot_be_unpacked(tmp_path):
     ids=["too_many", "blank", "label", "no_label", "no_number", "no_integer"],
 )
 def test_a_broken_line_is_named(write, count, broken, named):
-    lines = [numbered(number) for number in range(2_600)]  # which are parsed in three parts, or two
+    lines = [numbered(number) for number in range(2_600)]  # parsed in three batches, or two
     lines[2_501] = broken
     path = write("train.txt", lines)
     with pytest.raises(tf.errors.InvalidArgumentError, match=rf"{path}, line 2502, .*{named}"):

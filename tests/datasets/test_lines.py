@@ -1,4 +1,4 @@
-"""Lines of digits: readable, in order, from the split's own digits, and the same everywhere."""
+"""Tests of lines of digits: their content, order and reproducibility."""
 
 import hashlib
 from itertools import pairwise
@@ -14,13 +14,13 @@ SIDE = 8
 
 
 def known(split):
-    """The value of each digit of a split, by its pixels."""
+    """Returns the value of each digit of a split by its pixels."""
     images, values = digits.load(split)
     return {image.tobytes(): value for image, value in zip(images, values, strict=True)}
 
 
 def squares_of(image):
-    """Each square of an image that a digit could stand in, from left to right: its top, its left and its pixels."""
+    """Yields the top, left and pixels of each square of an image in which a digit could be, from left to right."""
     height, width = image.shape
     return [
         (top, left, np.ascontiguousarray(image[top : top + SIDE, left : left + SIDE]).tobytes())
@@ -45,7 +45,7 @@ def test_labels_are_digits_from_one_to_ten_then_blanks():
 
 
 @pytest.mark.parametrize("split", lines.SPLITS)
-def test_each_line_shows_its_digits_from_left_to_right(split):
+def test_lines_have_their_digits_from_left_to_right(split):
     values, others = known(split), known(({*lines.SPLITS} - {split}).pop())
     for image, label in zip(*lines.load(split, count=20), strict=True):
         squares = squares_of(image[..., 0])
@@ -55,14 +55,14 @@ def test_each_line_shows_its_digits_from_left_to_right(split):
         assert not any(pixels in others for _, _, pixels in squares)
 
 
-def test_digits_stand_anywhere():
+def test_digits_are_at_all_positions():
     x, _ = lines.load("train", count=600, length=(1, 1), height=10, width=20)
     values = known("train")
     places = {(top, left) for image in x for top, left, pixels in squares_of(image[..., 0]) if pixels in values}
     assert places == {(top, left) for top in range(3) for left in range(13)}
 
 
-def test_digits_that_just_fit_stand_close():
+def test_digits_that_just_fit_have_no_space_between_them():
     images, _ = digits.load("test")
     pixels = {image.tobytes() for image in images}
     x, _ = lines.load("test", count=5, length=(3, 3), height=SIDE, width=3 * SIDE)
@@ -75,7 +75,7 @@ def test_lines_are_the_same_everywhere():
     assert hashlib.sha256(x.tobytes() + y.astype("<i4").tobytes()).hexdigest()[:16] == "09c0bb6bee410bfc"
 
 
-def test_another_seed_makes_other_lines():
+def test_another_seed_gives_other_lines():
     (x, _), (other, _) = lines.load("test", count=5), lines.load("test", count=5, seed=1)
     assert not np.array_equal(x, other)
 

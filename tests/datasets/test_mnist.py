@@ -1,4 +1,4 @@
-"""MNIST from files in their real formats, and what is said when one is not as it should be."""
+"""Tests of reading MNIST from files in their original formats, and of malformed files."""
 
 import gzip
 import struct
@@ -64,7 +64,7 @@ def test_npz(npz, arrays):
 
 @pytest.mark.parametrize("mark", ["-", "."])
 @pytest.mark.parametrize("compress", [False, True])
-def test_idx_files_hold_the_same_as_npz(tmp_path, arrays, npz, mark, compress):
+def test_idx_files_equal_npz(tmp_path, arrays, npz, mark, compress):
     folder = write_idx(tmp_path / "idx", arrays, mark=mark, compress=compress)
     for split in mnist.SPLITS:
         for from_idx, from_npz in zip(
@@ -73,7 +73,7 @@ def test_idx_files_hold_the_same_as_npz(tmp_path, arrays, npz, mark, compress):
             np.testing.assert_array_equal(from_idx, from_npz)
 
 
-def test_validation_is_the_beginning_of_the_training_images(npz, arrays):
+def test_validation_has_the_first_training_images(npz, arrays):
     _, whole = mnist.load(npz, "train", validation=0)
     _, first = mnist.load(npz, "validation", validation=5)
     _, rest = mnist.load(npz, "train", validation=5)
@@ -98,7 +98,7 @@ def test_the_home_folder(npz, monkeypatch):
     assert len(mnist.load("~/mnist.npz", "test")[1]) == TEST
 
 
-def test_nothing_there_says_where_to_get_it(tmp_path):
+def test_a_missing_file(tmp_path):
     with raises(UsageError, "file-not-found") as caught:
         mnist.load(tmp_path / "absent.npz", "train")
     assert "keras.datasets.mnist.load_data()" in str(caught.value.hint)
@@ -110,13 +110,13 @@ def test_an_unknown_split(npz):
     assert "'train'" in str(caught.value.hint)
 
 
-def test_more_validation_than_there_is(npz):
+def test_too_many_validation_images(npz):
     with raises(UsageError, "invalid-argument") as caught:
         mnist.load(npz, "train")
     assert {"5000", "12"} <= set(caught.value.message.replace(",", "").split())
 
 
-def test_a_folder_without_a_file_names_what_it_looked_for(folder):
+def test_a_folder_with_a_missing_file(folder):
     (folder / "t10k-labels-idx1-ubyte").unlink()
     with raises(UsageError, "file-not-found") as caught:
         mnist.load(folder, "test")
@@ -159,7 +159,7 @@ def test_a_cut_gzip_file(tmp_path, arrays):
 
 
 @pytest.mark.parametrize("content", [b"", b"<!DOCTYPE html>", b"\x93NUMPY\x01\x00garbage"])
-def test_no_npz_file(tmp_path, content):
+def test_a_file_of_another_format(tmp_path, content):
     path = tmp_path / "mnist.npz"
     path.write_bytes(content)
     with raises(TrainingError, "data-malformed"):
@@ -182,14 +182,14 @@ def test_an_npz_file_with_a_broken_array(npz):
         mnist.load(npz, "train")
 
 
-def test_an_npz_file_of_something_else(tmp_path):
+def test_an_npz_file_with_other_arrays(tmp_path):
     np.savez(tmp_path / "other.npz", images=np.zeros(3))
     with raises(TrainingError, "data-malformed") as caught:
         mnist.load(tmp_path / "other.npz", "train")
     assert {"x_train", "y_train,", "images"} <= set(caught.value.message.split())
 
 
-def test_floats_are_refused_since_they_may_be_scaled_already(tmp_path, arrays):
+def test_floats_are_an_error_since_they_may_be_scaled(tmp_path, arrays):
     np.savez(tmp_path / "mnist.npz", **arrays | {"x_test": arrays["x_test"] / 255})
     with raises(TrainingError, "data-malformed") as caught:
         mnist.load(tmp_path / "mnist.npz", "test")

@@ -14,7 +14,7 @@ from tfdist_cli.task.module import RecipeModule
 
 @pytest.fixture
 def users_module(tmp_path):
-    """Imports a user's file below a folder."""
+    """Returns a function that imports a user's file below a folder."""
 
     def load(text, folder=tmp_path):
         path = folder / "users_recipe.py"
@@ -28,11 +28,11 @@ def users_module(tmp_path):
     return load
 
 
-def caught(call):
-    """The error of a call that is made by nobody's file."""
+def raised_by(call):
+    """Returns the error of a call that no file makes."""
     scope = {"call": call}
-    exec(compile("try:\n    call()\nexcept Exception as error:\n    caught = error", "<nobody>", "exec"), scope)
-    return scope["caught"]
+    exec(compile("try:\n    call()\nexcept Exception as error:\n    raised_by = error", "<nobody>", "exec"), scope)
+    return scope["raised_by"]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def caught(call):
         (TimeoutExceeded("it failed", code="some-code", hint="do this"), 124),
     ],
 )
-def test_a_mistake_is_an_error_and_a_hint(error, code, capsys, tmp_path, monkeypatch):
+def test_an_error_of_tfdist_is_a_message_and_a_hint(error, code, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("TFDIST_TASK_DIR", str(tmp_path))
     assert report(error) == code
     assert capsys.readouterr().err == "error[some-code]: it failed\nhint: do this\n"
@@ -58,12 +58,12 @@ def test_a_mistake_is_an_error_and_a_hint(error, code, capsys, tmp_path, monkeyp
     }
 
 
-def test_the_users_error_is_a_traceback_from_the_users_own_line_on(users_module, capsys, tmp_path, monkeypatch):
+def test_the_users_error_is_a_traceback_from_the_users_line_on(users_module, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("TFDIST_TASK_DIR", str(tmp_path))
     module = users_module(
         "def model(params):\n    return sum(numbers(params))\ndef numbers(params):\n    return [1 / 0]\n"
     )
-    assert report(caught(RecipeModule(module, {}).model)) == 1
+    assert report(raised_by(RecipeModule(module, {}).model)) == 1
     err = capsys.readouterr().err
     assert err.count("ZeroDivisionError:") == 1
     assert err.count("Traceback") == 1
@@ -75,20 +75,20 @@ def test_the_users_error_is_a_traceback_from_the_users_own_line_on(users_module,
     assert (written["type"], written["message"], written["traceback"]) == ("ZeroDivisionError", "division by zero", err)
 
 
-def test_frames_of_libraries_below_the_users_stay(users_module, capsys):
+def test_frames_of_libraries_below_the_users_are_shown(users_module, capsys):
     module = users_module("import json\ndef model(params):\n    return json.loads('{')\n")
-    report(caught(RecipeModule(module, {}).model))
+    report(raised_by(RecipeModule(module, {}).model))
     err = capsys.readouterr().err
     assert "return json.loads('{')" in err
     assert "json/decoder.py" in err
 
 
-def test_causes_are_written_too(users_module, capsys):
+def test_causes_are_shown(users_module, capsys):
     module = users_module(
         "def model(params):\n    try:\n        {}['x']\n    except KeyError as error:\n"
         "        raise ValueError('no x') from error\n"
     )
-    report(caught(RecipeModule(module, {}).model))
+    report(raised_by(RecipeModule(module, {}).model))
     err = capsys.readouterr().err
     assert "KeyError: 'x'" in err
     assert "direct cause" in err
@@ -96,22 +96,22 @@ def test_causes_are_written_too(users_module, capsys):
     assert "module.py" not in err
 
 
-def test_a_users_program_below_pythons_own_folder_is_still_the_users(users_module, capsys, tmp_path, monkeypatch):
+def test_a_users_program_below_pythons_folder_is_the_users(users_module, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
     module = users_module("def model(params):\n    raise KeyError('x')\n", tmp_path / "src" / "app")
-    report(caught(RecipeModule(module, {}).model))
+    report(raised_by(RecipeModule(module, {}).model))
     err = capsys.readouterr().err
     assert "raise KeyError('x')" in err
     assert "module.py" not in err
 
 
-def test_a_bug_of_ours_keeps_its_frames(capsys):
-    report(caught(RecipeModule(None, {}).model))
+def test_a_bug_of_tfdist_has_all_frames(capsys):
+    report(raised_by(RecipeModule(None, {}).model))
     assert "module.py" in capsys.readouterr().err
 
 
-def test_an_error_file_that_cannot_be_written_hides_nothing(capsys, tmp_path, monkeypatch):
+def test_an_error_file_that_cannot_be_written_is_ignored(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("TFDIST_TASK_DIR", str(tmp_path / "gone"))
     assert report(TrainingError("it failed")) == 1
     assert "it failed" in capsys.readouterr().err
@@ -125,7 +125,7 @@ def test_a_launcher_is_sent_a_record(monkeypatch, capsys):
     assert (kind, fields["type"], fields["message"], fields["hint"]) == ("error", "ValueError", "x" * 9, None)
 
 
-def test_what_is_written_of_a_failure_has_no_secrets(tmp_path, monkeypatch):
+def test_reports_have_no_secrets(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDIST_TASK_DIR", str(tmp_path))
     monkeypatch.setenv("TFDIST_SECRETS", "KEY")
     monkeypatch.setenv("KEY", 'the "key"')

@@ -1,4 +1,4 @@
-"""The health check of a container: which processes it looks at, and which servers it takes for alive."""
+"""Tests of the health check of a container: which processes are checked, and which servers are healthy."""
 
 import socket
 import subprocess
@@ -29,7 +29,7 @@ SETTINGS = b"\0\0\6\4\0\0\0\0\0\0\5\0\0\x40\0"
         ("", False),
     ],
 )
-def test_only_a_role_that_serves_is_looked_at(command, expected):
+def test_which_commands_are_servers(command, expected):
     assert is_server(command.split(), {}) is expected
 
 
@@ -43,7 +43,7 @@ def test_only_a_role_that_serves_is_looked_at(command, expected):
         ("{}", False),
     ],
 )
-def test_tf_config_says_the_role_when_the_command_does_not(tf_config, expected):
+def test_the_role_of_tf_config(tf_config, expected):
     assert is_server(["tfdist", "role"], {"TF_CONFIG": tf_config}) is expected
 
 
@@ -68,11 +68,11 @@ def reply(listener, data):
     ("data", "expected"),
     [(SETTINGS, True), (SETTINGS[:5], False), (b"HTTP/1.1 400 Bad Request\r\n\r\n", False), (b"", False)],
 )
-def test_a_server_is_alive_when_it_says_hello(listener, data, expected):
+def test_a_server_that_responds_is_healthy(listener, data, expected):
     assert responds(reply(listener, data)) is expected
 
 
-def test_a_server_that_takes_no_connection_is_not_alive(listener, monkeypatch):
+def test_a_server_that_does_not_accept_connections_is_not_healthy(listener, monkeypatch):
     monkeypatch.setattr("tfdist_cli.task.health._TIMEOUT", 0.2)
     port = listener.getsockname()[1]
     assert not responds(port)
@@ -80,7 +80,7 @@ def test_a_server_that_takes_no_connection_is_not_alive(listener, monkeypatch):
     assert not responds(port)
 
 
-def test_a_role_that_does_not_serve_is_named(monkeypatch, capsys):
+def test_a_server_that_does_not_respond_is_named(monkeypatch, capsys):
     command = [sys.executable, "-c", "input()", "tfdist", "role", "--task", "ps:0"]
     monkeypatch.setattr("tfdist_cli.task.health.is_server", lambda argv, _: argv == command)
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:

@@ -1,4 +1,4 @@
-"""A recipe's module is found beside the recipe, and what is wrong with it is said."""
+"""Tests of a recipe's module: it is found beside the recipe, and its faults are reported."""
 
 import sys
 
@@ -16,7 +16,7 @@ WHOLE = (
 
 @pytest.fixture
 def load(tmp_path, monkeypatch):
-    """Loads a recipe whose module holds a text."""
+    """Returns a function that loads a recipe whose module has a given source text."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
 
@@ -36,7 +36,7 @@ def load(tmp_path, monkeypatch):
 def test_what_a_module_defines(load):
     module = load(WHOLE + "def callbacks(params):\n    return (params['units'],)\n")
     assert module.model() == 3
-    assert module.model() == 3  # what the last call did with its params is its own affair
+    assert module.model() == 3  # each call gets its own copy of the params
     assert module.dataset("test", 7) == ("test", 7)
     assert module.callbacks() == (3,)
 
@@ -45,36 +45,36 @@ def test_callbacks_are_optional(load):
     assert load(WHOLE).callbacks() is None
 
 
-def test_a_module_that_is_not_there(load, tmp_path):
+def test_a_missing_module(load, tmp_path):
     with raises(UsageError, "recipe-module-not-found") as caught:
         load(None)
     assert "'users_module'" in caught.value.message
     assert str(tmp_path) in caught.value.message
 
 
-def test_a_package_that_is_not_there(load):
+def test_a_missing_package(load):
     with raises(UsageError, "recipe-module-not-found") as caught:
         load(None, name="no_such_package.recipe")
     assert "'no_such_package.recipe'" in caught.value.message
 
 
-def test_what_the_module_imports_is_not_there(load):
+def test_a_missing_import_of_the_module(load):
     with pytest.raises(ModuleNotFoundError, match="no_such_library"):
         load("import no_such_library\n")
 
 
 @pytest.mark.parametrize(("text", "missing"), [("model = 3\n", "model"), ("def model(params): pass\n", "dataset")])
-def test_a_function_is_missing(text, missing, load, tmp_path):
+def test_a_missing_function(text, missing, load, tmp_path):
     with raises(UsageError, "recipe-function-missing") as caught:
         load(text)
     assert f"{tmp_path}/users_module.py" in caught.value.message
     assert repr(missing) in caught.value.message
 
 
-def test_a_syntax_error_is_the_users(load):
+def test_a_syntax_error(load):
     with pytest.raises(SyntaxError):
         load("def model(params:\n")
 
 
-def test_the_folder_of_the_recipe_comes_first(load):
+def test_the_folder_of_the_recipe_is_searched_first(load):
     assert load(WHOLE, name="digits_mlp").model() == 3

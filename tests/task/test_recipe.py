@@ -1,4 +1,4 @@
-"""What a recipe's task does when what it came to cannot be kept."""
+"""Tests of a recipe's task: results that cannot be saved."""
 
 import stat
 import sys
@@ -39,17 +39,17 @@ def callbacks(params):
 """
 
 
-def test_a_last_checkpoint_that_is_lost_takes_no_export_with_it(tmp_path, monkeypatch):
+def test_the_model_is_exported_if_the_last_checkpoint_is_not_written(tmp_path, monkeypatch):
     (tmp_path / "one_layer.py").write_text(MODULE)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(join, "_joined", None)
-    kept, run_dir = tmp_path / "disk" / "kept", tmp_path / "run"
+    checkpoints, run_dir = tmp_path / "disk" / "checkpoints", tmp_path / "run"
     run_dir.mkdir()
     spec = {
         "module": "one_layer",
         "module_dir": tmp_path,
         "params": {"removed": [str(tmp_path / "disk"), str(run_dir)]},
-        "checkpoint": {"every_steps": 2, "dir": kept},
+        "checkpoint": {"every_steps": 2, "dir": checkpoints},
         "evaluate": None,
         "train": {"batch_size": 2},
         "export": {"format": "keras"},
@@ -59,5 +59,5 @@ def test_a_last_checkpoint_that_is_lost_takes_no_export_with_it(tmp_path, monkey
         run_recipe(context, Recipe.model_validate(spec))
     assert "No such file" in caught.value.message
     assert (run_dir / "export" / "model.keras").is_file()
-    assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700, "a run is its owner's, also where its directory was removed"
-    assert not kept.parent.exists(), "what somebody has removed is not made again"
+    assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700, "only the owner can read it"
+    assert not checkpoints.parent.exists(), "a removed folder is not created again"

@@ -1,4 +1,4 @@
-"""The process that waits for a task under a scheduler."""
+"""Tests of a task in a Slurm step, and of its parent process."""
 
 import json
 import os
@@ -17,10 +17,10 @@ from pathlib import Path
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.task.launcher_exit import exit_with_launcher
 from tfdist_cli.task.slurm_step import fork_task
-waits = os.getpid()
+parent = os.getpid()
 fork_task(TaskId("worker", 1), Path(sys.argv[1]), {"task": "worker:1"}, decides=sys.argv[2] == "decides")
 exit_with_launcher()
-assert os.getppid() == waits and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+assert os.getppid() == parent and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 print("here", flush=True)
 exec(sys.argv[3])
 """
@@ -38,7 +38,7 @@ def start(folder, decides, code, env=None):
     [("sys.exit(3)", 3), ("pass", 0), ("os.kill(os.getpid(), signal.SIGKILL)", 137), ("raise ValueError", 1)],
 )
 @pytest.mark.parametrize("decides", ["decides", "serves"])
-def test_the_scheduler_hears_the_code_of_a_task_that_decides(code, ends, decides, tmp_path):
+def test_the_exit_code_of_the_parent(code, ends, decides, tmp_path):
     process = start(tmp_path, decides, code)
     out, err = process.communicate(timeout=60)
     assert out == "here\n"
@@ -47,7 +47,7 @@ def test_the_scheduler_hears_the_code_of_a_task_that_decides(code, ends, decides
     assert not list(tmp_path.iterdir())
 
 
-def test_a_task_has_a_temporary_folder_that_is_removed(tmp_path):
+def test_the_temporary_folder_is_removed(tmp_path):
     code = "import tempfile; print(tempfile.NamedTemporaryFile(delete=False).name); os._exit(0)"
     process = start(tmp_path / "run", "decides", code, {"TMPDIR": str(tmp_path)})
     out, err = process.communicate(timeout=60)
@@ -57,7 +57,7 @@ def test_a_task_has_a_temporary_folder_that_is_removed(tmp_path):
 
 
 @pytest.mark.parametrize(("code", "ends"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", -9)])
-def test_a_launcher_that_follows_hears_of_its_beginning_and_its_end(code, ends, tmp_path):
+def test_start_and_exit_are_reported_to_a_launcher(code, ends, tmp_path):
     process = start(tmp_path, "serves", code, {"TFDIST_ATTEMPT": "2"})
     assert process.communicate(timeout=60) == ("", "")
     assert process.returncode == 0
@@ -72,29 +72,29 @@ def test_a_launcher_that_follows_hears_of_its_beginning_and_its_end(code, ends, 
 
 
 def begin(run_dir, attempt):
-    """What the first task of an attempt leaves when it begins."""
+    """Writes the files of an attempt's first task."""
     folder = run_dir / f"attempt_{attempt}" / "chief-0"
     folder.mkdir(parents=True)
     (folder / TASK_FILE).write_text("{}")
 
 
-def test_a_task_whose_run_has_begun_a_later_attempt_is_killed(tmp_path):
-    """Slurm may run a job again while the tasks on a node that it has lost go on."""
-    for attempt in (1, 4):  # an earlier one, and one that was there before, which is of another launch
+def test_a_task_is_killed_after_a_later_attempt_has_begun(tmp_path):
+    """Slurm may requeue a job while the tasks on a lost node still run."""
+    for attempt in (1, 4):  # an earlier attempt, and one of another launch
         begin(tmp_path, attempt)
     process = start(tmp_path, "decides", "time.sleep(100)", {"TFDIST_ATTEMPT": "2"})
-    said = tmp_path / "attempt_2" / "worker-1" / "stdout.raw"
-    while not said.exists() or "here" not in said.read_text():
+    stdout = tmp_path / "attempt_2" / "worker-1" / "stdout.raw"
+    while not stdout.exists() or "here" not in stdout.read_text():
         assert process.poll() is None
-    (tmp_path / "attempt_5").mkdir()  # a launch that was refused, or one whose job waits in the queue
+    (tmp_path / "attempt_5").mkdir()  # a refused launch, or one whose job is queued
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(3)
     begin(tmp_path, 3)
     assert process.wait(30) == 137
-    assert "worker:1 of attempt 2" in said.with_name("stderr.raw").read_text()
+    assert "worker:1 of attempt 2" in stdout.with_name("stderr.raw").read_text()
 
 
-def test_a_signal_to_both_is_the_tasks_to_answer(tmp_path):
+def test_the_task_handles_a_signal_to_both(tmp_path):
     task = """
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 print("ready", flush=True)
@@ -110,14 +110,14 @@ signal.pause()
     assert process.returncode == 143
 
 
-def test_a_task_ends_with_the_process_that_waits_for_it(tmp_path):
+def test_a_task_exits_with_its_parent(tmp_path):
     process = start(tmp_path, "decides", "signal.pause()")
     assert process.stdout.readline() == "here\n"
     process.kill()
-    assert process.stdout.read() == ""  # the last to hold the other end is gone
+    assert process.stdout.read() == ""  # no process has the pipe open any more
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+def test_a_folder_that_is_not_writable_is_named(tmp_path):
     (tmp_path / "attempt_1").write_text("")
     process = start(tmp_path, "decides", "pass", {"TFDIST_ATTEMPT": "1"})
     _, err = process.communicate(timeout=60)

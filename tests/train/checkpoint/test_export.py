@@ -1,4 +1,4 @@
-"""What is exported predicts as the trained model does, and replaces nothing but an earlier export."""
+"""Tests of exports: they predict as the trained model, and replace only earlier exports."""
 
 import keras
 import numpy as np
@@ -17,7 +17,7 @@ Y = np.ones((24, 1), np.float32)
 
 @keras.saving.register_keras_serializable("tests")
 class Subclassed(keras.Model):
-    """Makes its variables when it is called."""
+    """A model that creates its variables when it is called."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -28,8 +28,8 @@ class Subclassed(keras.Model):
 
 
 @keras.saving.register_keras_serializable("tests")
-class OfWords(keras.Model):
-    """Takes two inputs of other types than float32."""
+class TwoInputs(keras.Model):
+    """A model with two integer inputs."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -40,8 +40,8 @@ class OfWords(keras.Model):
 
 
 @keras.saving.register_keras_serializable("tests")
-class Building(Subclassed):
-    """Makes its variables when it is built."""
+class BuildMethod(Subclassed):
+    """A model that creates its variables in `build`."""
 
     def build(self, shape):
         self.hidden.build(shape)
@@ -50,8 +50,8 @@ class Building(Subclassed):
 
 
 @keras.saving.register_keras_serializable("tests")
-class OfTwo(keras.Model):
-    """Takes a pair."""
+class PairInput(keras.Model):
+    """A model whose input is a pair."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -76,7 +76,7 @@ def normalized():
     return keras.Sequential([keras.Input((3,)), keras.Sequential([normal, layers.Dense(2)]), layers.Dense(1)])
 
 
-def looked_up(lookup):
+def with_lookup(lookup):
     x = keras.Input((3,), dtype=lookup.dtype if isinstance(lookup, layers.IntegerLookup) else "string")
     return keras.Model(x, layers.Dense(1)(layers.Flatten()(layers.Embedding(40, 2)(lookup(x)))))
 
@@ -84,13 +84,13 @@ def looked_up(lookup):
 def numbers():
     lookup = layers.IntegerLookup()
     lookup.adapt(NUMBERS)
-    return looked_up(lookup)
+    return with_lookup(lookup)
 
 
 def strings():
     lookup = layers.StringLookup()
     lookup.adapt(STRINGS)
-    return looked_up(lookup)
+    return with_lookup(lookup)
 
 
 def texts():
@@ -100,14 +100,14 @@ def texts():
     return keras.Model(x, layers.Dense(1)(layers.Flatten()(layers.Embedding(40, 2)(vectors(x)))))
 
 
-def weighed():
+def tf_idf_strings():
     lookup = layers.StringLookup(output_mode="tf_idf")
     lookup.adapt(STRINGS)
     x = keras.Input((3,), dtype="string")
     return keras.Model(x, layers.Dense(1)(lookup(x)))
 
 
-def weighed_texts():
+def tf_idf_texts():
     vectors = layers.TextVectorization(output_mode="tf_idf")
     vectors.adapt(TEXTS)
     x = keras.Input((1,), dtype="string")
@@ -115,7 +115,7 @@ def weighed_texts():
 
 
 OLD_KERAS = tuple(map(int, keras.__version__.split(".")[:2])) < (3, 14)
-"""Whether Keras itself cannot load what `TextVectorization(output_mode="tf_idf")` has adapted."""
+"""Whether Keras itself cannot load an adapted `TextVectorization(output_mode="tf_idf")`."""
 NUMBERS = np.arange(5, 77).reshape(24, 3) % 30
 STRINGS = np.array([[f"word {number}" for number in row] for row in NUMBERS])
 TEXTS = np.array([["a b c"], ["d e a"], ["c c f g"]] * 8)
@@ -124,15 +124,15 @@ KINDS = {
     "functional": (functional, X),
     "sequential": (sequential, X),
     "subclassed": (Subclassed, X),
-    "subclassed with several inputs": (OfWords, WORDS),
-    "subclassed with build": (Building, X),
-    "subclassed with a pair": (OfTwo, (X, X[:, :2])),
+    "subclassed with several inputs": (TwoInputs, WORDS),
+    "subclassed with build": (BuildMethod, X),
+    "subclassed with a pair": (PairInput, (X, X[:, :2])),
     "adapted normalization": (normalized, X),
     "adapted numbers": (numbers, NUMBERS),
     "adapted strings": (strings, STRINGS),
     "adapted texts": (texts, TEXTS),
-    "adapted weights of words": (weighed, STRINGS),
-    "adapted weights of texts": (weighed_texts, TEXTS),
+    "adapted weights of words": (tf_idf_strings, STRINGS),
+    "adapted weights of texts": (tf_idf_texts, TEXTS),
 }
 
 
@@ -145,12 +145,12 @@ def trained(build, x):
     return model
 
 
-def some(x, count=3):
+def first_examples(x, count=3):
     return tf.nest.map_structure(lambda each: tf.constant(each[:count]), x)
 
 
 def assert_close(actual, expected):
-    """The same but for rounding, which a graph does otherwise than single operations."""
+    """Asserts equality up to rounding, which differs between a graph and eager ops."""
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -159,7 +159,7 @@ def assert_close(actual, expected):
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_export_predicts_as_the_model_does(kind, rebuilt, tmp_path):
     build, x = KINDS[kind]
-    if OLD_KERAS and build in (weighed, weighed_texts):
+    if OLD_KERAS and build in (tf_idf_strings, tf_idf_texts):
         pytest.skip(f"Keras {keras.__version__} cannot load adapted weights of words, 3.14 can")
     model = trained(build, x)
 
@@ -171,35 +171,35 @@ def test_an_export_predicts_as_the_model_does(kind, rebuilt, tmp_path):
     rebuild = again if rebuilt else None
     served = tf.saved_model.load(tfdist.export(model, tmp_path / "served", rebuild=rebuild))
     loaded = keras.saving.load_model(tfdist.export(model, tmp_path / "kept", format="keras", rebuild=rebuild))
-    expected = np.array(model(some(x)))
-    assert_close(served.serve(some(x)), expected)
-    assert_close(loaded(some(x)), expected)
+    expected = np.array(model(first_examples(x)))
+    assert_close(served.serve(first_examples(x)), expected)
+    assert_close(loaded(first_examples(x)), expected)
 
 
 @pytest.mark.parametrize("rebuild", [None, Subclassed])
-def test_a_class_that_was_only_called_is_a_keras_file_but_no_saved_model(rebuild, tmp_path):
+def test_a_subclassed_model_without_training_is_exported_to_keras_only(rebuild, tmp_path):
     model = Subclassed()
-    expected = np.array(model(some(X)))
+    expected = np.array(model(first_examples(X)))
     loaded = keras.saving.load_model(tfdist.export(model, tmp_path / "kept", format="keras", rebuild=rebuild))
-    assert_close(loaded(some(X)), expected)
+    assert_close(loaded(first_examples(X)), expected)
     with raises(TrainingError, "model-inputs-unknown"):
         tfdist.export(model, tmp_path / "served", rebuild=rebuild)
 
 
-def test_a_class_that_was_never_called_is_named(tmp_path):
+def test_a_subclassed_model_without_inputs_is_an_error(tmp_path):
     with raises(TrainingError, "model-inputs-unknown"):
         tfdist.export(Subclassed(), tmp_path / "kept", format="keras")
 
 
-@pytest.mark.parametrize("build", [texts, weighed_texts])
-def test_adapted_texts_need_no_training(build, tmp_path):
-    if build is weighed_texts and OLD_KERAS:
+@pytest.mark.parametrize("build", [texts, tf_idf_texts])
+def test_adapted_texts_are_exported_without_training(build, tmp_path):
+    if build is tf_idf_texts and OLD_KERAS:
         with raises(TrainingError, "keras-too-old"):
             tfdist.export(build(), tmp_path / "model")
         return
     model = build()
     loaded = keras.saving.load_model(tfdist.export(model, tmp_path / "kept", format="keras"))
-    assert_close(loaded(some(TEXTS)), np.array(model(some(TEXTS))))
+    assert_close(loaded(first_examples(TEXTS)), np.array(model(first_examples(TEXTS))))
 
 
 def compiled(*made, **given):
@@ -230,7 +230,7 @@ def test_an_earlier_export_is_replaced(form, tmp_path):
 
 
 @pytest.mark.parametrize("beside", [(), ("saved_model.pb", "variables")])
-def test_a_folder_with_anything_else_in_it_is_left_alone(beside, tmp_path):
+def test_a_folder_with_other_files_is_not_replaced(beside, tmp_path):
     for name in ("thesis.txt", *beside):
         (tmp_path / "out" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "out" / name).touch()
@@ -239,7 +239,7 @@ def test_a_folder_with_anything_else_in_it_is_left_alone(beside, tmp_path):
     assert (tmp_path / "out" / "thesis.txt").exists()
 
 
-def test_what_is_no_place_for_an_export(tmp_path):
+def test_paths_that_are_not_replaced(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "folder.keras").mkdir()
     with raises(UsageError, "export-path-exists"):
@@ -250,19 +250,19 @@ def test_what_is_no_place_for_an_export(tmp_path):
     assert (tfdist.export(compiled(), tmp_path / "empty") / "saved_model.pb").exists()
 
 
-class Own(keras.metrics.Mean):
-    """A metric that nobody else has."""
+class CustomMetric(keras.metrics.Mean):
+    """A metric of the user's."""
 
 
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"metrics": [Own()]}, "Own"),
+        ({"metrics": [CustomMetric()]}, "CustomMetric"),
         ({"loss": lambda y_true, y_pred: keras.ops.mean(y_pred)}, "lambda"),
         ({"metrics": ["mae", keras.metrics.AUC()], "optimizer": keras.optimizers.Adam(0.1)}, None),
     ],
 )
-def test_a_keras_file_is_compiled_with_keras_own_alone(given, named, tmp_path, log):
+def test_a_keras_file_has_no_custom_loss_or_metrics(given, named, tmp_path, log):
     path = tfdist.export(compiled(**given), tmp_path / "out", format="keras")
     loaded = keras.saving.load_model(path)
     assert loaded.compiled == (named is None)
@@ -271,7 +271,7 @@ def test_a_keras_file_is_compiled_with_keras_own_alone(given, named, tmp_path, l
 
 
 @pytest.mark.parametrize("form", ["saved_model", "keras"])
-def test_a_disk_without_room_is_told_in_a_sentence(form, small_disk):
+def test_a_full_disk_is_an_error(form, small_disk):
     model = classifier(keras.layers.Dense(200))
     path = small_disk / "export" / "model"
     with pytest.raises(OSError, match="No space left"):

@@ -1,4 +1,4 @@
-"""A save may end at any moment, and a disk may go wrong: a whole checkpoint is always found, and nothing saved is lost.
+"""Tests of interrupted saves and damaged disks: an undamaged checkpoint is always found, and no saved one is lost.
 
 `TFDIST_TEST_TRIALS=200` tries that many moments and ways.
 """
@@ -27,16 +27,16 @@ PROGRAM = Path(__file__).parents[2] / "support" / "programs" / "saves.py"
 
 @pytest.mark.slow
 @pytest.mark.timeout(60 + 10 * TRIALS)
-def test_processes_that_are_killed_at_any_moment(tmp_path):
+def test_killed_processes(tmp_path):
     seed = random.SystemRandom().randrange(10**6)
-    command = [sys.executable, str(PROGRAM), str(tmp_path / "kept"), str(TRIALS), str(seed)]
+    command = [sys.executable, str(PROGRAM), str(tmp_path / "checkpoints"), str(TRIALS), str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50 + 10 * TRIALS)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    print(told)
-    assert told["saved"] > 0
+    result = json.loads(done.stdout)
+    print(result)
+    assert result["saved"] > 0
     if TRIALS >= 200:
-        assert min(told["unfinished"].values()) > 0
+        assert min(result["unfinished"].values()) > 0
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +47,9 @@ def step():
 
 
 class EventLog:
-    """Copies a folder each time before something in it is made, renamed or removed: the states a kill may leave.
+    """Copies a folder before each creation, renaming and removal in it: the states that a kill may leave.
 
-    Of each copy it is known which files had reached the disk as they are.
+    `unsynced` has the files of each copy that had not reached the disk.
     """
 
     def __init__(self, folder, states, monkeypatch):
@@ -65,16 +65,16 @@ class EventLog:
 
         monkeypatch.setattr(os, "fsync", noting)
 
-    def heard(self, event, given):
+    def on_audit_event(self, event, given):
         """An audit hook."""
         names = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "open")
         if event not in names or self._busy or not str(given[0]).startswith(str(self.folder)):
             return
         self._busy = True
-        self.take()
+        self.copy_folder()
         self._busy = False
 
-    def take(self):
+    def copy_folder(self):
         """Copies the folder."""
         state = self.states / f"{len(self.unsynced):04d}"
         shutil.copytree(self.folder, state)
@@ -89,70 +89,70 @@ def _version(stat):
     return stat.st_size, stat.st_mtime_ns
 
 
-journals = []
+event_logs = []
 
 
-def _heard(event, given, journals=journals):  # of its own, since a hook outlives its module
-    for journal in journals:
-        journal.heard(event, given)
+def _on_audit_event(event, given, event_logs=event_logs):  # with its own list: an audit hook outlives its module
+    for event_log in event_logs:
+        event_log.on_audit_event(event, given)
 
 
-sys.addaudithook(_heard)
+sys.addaudithook(_on_audit_event)
 
 
 @pytest.fixture(scope="module")
-def journal(step, tmp_path_factory):
-    """What saving a third checkpoint, its final version, and a fourth one does to a folder; `least` of each state."""
-    folder = tmp_path_factory.mktemp("kept")
-    kept = CheckpointFolder(folder, keep=2)
+def event_log(step, tmp_path_factory):
+    """The states of a folder while checkpoints 3, 3 (final) and 4 are saved, and the step that each state guarantees."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    checkpoints = CheckpointFolder(folder, keep=2)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        journal = EventLog(folder, tmp_path_factory.mktemp("states"), monkeypatch)
+        event_log = EventLog(folder, tmp_path_factory.mktemp("states"), monkeypatch)
         for number in (1, 2):
-            kept.save(step, TrainingState(number, 0), arrays=[np.arange(3)])
-        least = {}
-        journals.append(journal)
+            checkpoints.save(step, TrainingState(number, 0), arrays=[np.arange(3)])
+        guaranteed = {}
+        event_logs.append(event_log)
         try:
             for number, final, saved in ((3, False, 2), (3, True, 3), (4, False, 3)):
-                kept.save(step, TrainingState(number, 0, final), arrays=[np.arange(3)])
-                least.update(dict.fromkeys(journal.unsynced.keys() - least.keys(), saved))
+                checkpoints.save(step, TrainingState(number, 0, final), arrays=[np.arange(3)])
+                guaranteed.update(dict.fromkeys(event_log.unsynced.keys() - guaranteed.keys(), saved))
         finally:
-            journals.remove(journal)
-    assert len(least) > 20
-    return journal, least
+            event_logs.remove(event_log)
+    assert len(guaranteed) > 20
+    return event_log, guaranteed
 
 
-def find(state):
-    """What a training that is launched finds."""
-    kept = CheckpointFolder(state)
-    kept.prepare()
-    found, damaged = kept.newest()
+def find_newest(state):
+    """Returns the step from which a training resumes."""
+    checkpoints = CheckpointFolder(state)
+    checkpoints.prepare()
+    found, damaged = checkpoints.newest()
     assert damaged == {}
     assert not [entry for entry in state.iterdir() if not entry.name.startswith("step-")]
     return found.state.step
 
 
-def test_a_save_that_is_cut_off_between_any_two_operations(journal, tmp_path):
-    journal, least = journal
+def test_a_save_killed_between_any_two_operations(event_log, tmp_path):
+    event_log, guaranteed = event_log
     found = []
-    for state, saved in least.items():
+    for state, saved in guaranteed.items():
         shutil.copytree(state, tmp_path / state.name)
-        found.append(find(tmp_path / state.name))
+        found.append(find_newest(tmp_path / state.name))
         assert found[-1] >= saved
     assert {2, 3} <= set(found)
 
 
-def test_a_power_cut_takes_the_end_of_what_has_not_reached_the_disk(journal, tmp_path):
+def test_a_power_cut_truncates_unsynced_files(event_log, tmp_path):
     """Every file of each state that was not synced is cut at every byte, or at 12 of its bytes."""
-    journal, least = journal
+    event_log, guaranteed = event_log
     cuts = 0
-    for state, saved in least.items():
-        for file in journal.unsynced[state]:
+    for state, saved in guaranteed.items():
+        for file in event_log.unsynced[state]:
             size = file.stat().st_size
             for end in sorted({*range(0, size, max(1, size // 12)), size - 1} - {-1}):
                 copy = tmp_path / f"{state.name}-{cuts}"
                 shutil.copytree(state, copy)
                 os.truncate(copy / file.relative_to(state), end)
-                assert find(copy) >= saved
+                assert find_newest(copy) >= saved
                 shutil.rmtree(copy)
                 cuts += 1
     assert cuts > 50
@@ -169,7 +169,7 @@ def flip(path, numbers):
 
 
 def zero(path, numbers):
-    """As a file system leaves what it had no time to fill."""
+    """Zeroes a block, as a file system does that had no time to write it."""
     data = bytearray(path.read_bytes())
     begin = numbers.randrange(len(data))
     end = min(len(data), begin + 512)
@@ -190,15 +190,15 @@ def remove(path, _):
 
 
 @pytest.mark.parametrize("damage", [cut, flip, zero, append, remove])
-def test_damage_of_any_file_is_found_and_named(damage, step, tmp_path, monkeypatch):
+def test_damage_of_any_file_is_detected(damage, step, tmp_path, monkeypatch):
     monkeypatch.setattr(store, "sync", lambda path: None)
-    kept = CheckpointFolder(tmp_path / "kept")
+    checkpoints = CheckpointFolder(tmp_path / "checkpoints")
     for number in (1, 2):
-        kept.save(step, TrainingState(number, 0), arrays=[np.arange(3)])
+        checkpoints.save(step, TrainingState(number, 0), arrays=[np.arange(3)])
     numbers = random.Random(damage.__name__)
     for number in range(max(20, TRIALS)):
         copy = tmp_path / str(number)
-        shutil.copytree(kept.path, copy)
+        shutil.copytree(checkpoints.path, copy)
         file = numbers.choice(sorted((copy / "step-00000002").iterdir()))
         damage(file, numbers)
         with pytest.raises(DamagedCheckpoint, match=str(file)):

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not there; training goes on from the newest whole one exactly as if it had not stopped."""
+"""Tests of checkpoints: complete or absent; a training resumes exactly from the newest undamaged one."""
 
 import contextlib
 import json
@@ -43,7 +43,7 @@ def built(**given):
 
 
 def shuffled(shard):
-    """44 examples in an order of each pass's own: batches of 8 go over the end of a pass."""
+    """44 examples, in a different order in each pass; a batch of 8 may cross from one pass into the next."""
     whole = batches().unbatch()
     return Pipeline(BATCH, seed=3).batches(whole, shard)
 
@@ -57,14 +57,14 @@ def train(folder, max_steps, model=None, **given):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """17 steps without a stop."""
+    """A model after 17 uninterrupted steps."""
     return train(tmp_path_factory.mktemp("whole"), 17)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stops", [[1, 13], [5, 12]])
-def test_a_resumed_training_equals_one_that_was_not_stopped(stops, whole, tmp_path):
-    for stop in stops:
+@pytest.mark.parametrize("last_steps", [[1, 13], [5, 12]])
+def test_a_resumed_training_equals_an_uninterrupted_one(last_steps, whole, tmp_path):
+    for stop in last_steps:
         train(tmp_path, stop)
     parts = train(tmp_path, 17)
     assert difference(whole.variables, parts.variables) == 0
@@ -72,7 +72,7 @@ def test_a_resumed_training_equals_one_that_was_not_stopped(stops, whole, tmp_pa
     assert int(parts.optimizer.iterations) == 17
 
 
-def test_arrays_go_on_after_the_examples_that_were_seen(tmp_path):
+def test_arrays_resume_after_the_examples_trained_on(tmp_path):
     def fit(folder, **given):
         model = build()
         tfdist.fit(model, classes(100), checkpoints=Checkpoints(folder, every_steps=3), **given)
@@ -83,7 +83,7 @@ def test_arrays_go_on_after_the_examples_that_were_seen(tmp_path):
     assert difference(whole.variables, fit(tmp_path / "parts", max_steps=11).variables) == 0
 
 
-def test_an_average_of_the_weights_is_in_the_last_checkpoint(tmp_path):
+def test_the_last_checkpoint_has_averaged_weights(tmp_path):
     model = train(tmp_path, 5, build(optimizer=keras.optimizers.SGD(0.1, use_ema=True)))
     again = built(optimizer=keras.optimizers.SGD(0.1, use_ema=True))
     folder = CheckpointFolder(tmp_path)
@@ -143,7 +143,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_is_left_out_and_named(damage, trained, tmp_path):
+def test_a_damaged_checkpoint_is_skipped_and_named(damage, trained, tmp_path):
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     DAMAGE[damage](tmp_path / "step-00000010")
     found, reasons = CheckpointFolder(tmp_path).newest()
@@ -152,7 +152,7 @@ def test_a_damaged_checkpoint_is_left_out_and_named(damage, trained, tmp_path):
     assert "step-00000010" in reasons[10]
 
 
-def test_any_bit_of_the_state_counts(trained, tmp_path):
+def test_any_changed_bit_of_the_state_is_detected(trained, tmp_path):
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "step-00000010" / "state.json"
     whole, unchanged = path.read_bytes(), CheckpointFolder(tmp_path).find(10).state
@@ -162,10 +162,10 @@ def test_any_bit_of_the_state_counts(trained, tmp_path):
             found = CheckpointFolder(tmp_path).find(10)
         except DamagedCheckpoint:
             continue
-        assert found.state == unchanged, "a digit beyond a number's precision may be another one"
+        assert found.state == unchanged, "a digit beyond a number's precision may differ"
 
 
-def test_training_goes_on_from_the_newest_whole_checkpoint(whole, trained, tmp_path, log):
+def test_training_resumes_from_the_newest_undamaged_checkpoint(whole, trained, tmp_path, log):
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     flip(_data(tmp_path / "step-00000010"))
     assert difference(train(tmp_path, 17).variables, whole.variables) == 0
@@ -176,22 +176,22 @@ def test_training_goes_on_from_the_newest_whole_checkpoint(whole, trained, tmp_p
     assert "has been changed" in _reason(tmp_path / "damaged-step-00000010", tmp_path / "again")
 
 
-def _reason(aside, elsewhere):
-    shutil.copytree(aside, elsewhere / "step-00000010")
+def _reason(damaged, folder):
+    shutil.copytree(damaged, folder / "step-00000010")
     with pytest.raises(DamagedCheckpoint) as raised:
-        CheckpointFolder(elsewhere).find(10)
+        CheckpointFolder(folder).find(10)
     return str(raised.value)
 
 
-def test_each_one_set_aside_has_a_name_of_its_own(step, tmp_path):
+def test_damaged_checkpoints_get_different_names(step, tmp_path):
     folder = CheckpointFolder(tmp_path)
     for name in ("damaged-step-00000003", "damaged-step-00000003-2", "damaged-step-00000003-3"):
-        saved(folder, [3], step)
+        save_steps(folder, [3], step)
         assert folder.set_aside(3) == tmp_path / name
     assert folder.steps() == []
 
 
-def test_one_that_cannot_be_set_aside_stays(trained, tmp_path, log, monkeypatch):
+def test_a_damaged_checkpoint_that_cannot_be_renamed_stays(trained, tmp_path, log, monkeypatch):
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     flip(_data(tmp_path / "step-00000010"))
 
@@ -203,9 +203,9 @@ def test_one_that_cannot_be_set_aside_stays(trained, tmp_path, log, monkeypatch)
     assert any("[Errno 5]" in line for line in log)
 
 
-def test_what_a_save_that_was_killed_has_left_is_cleared_away_at_the_start(step, tmp_path):
+def test_the_files_of_a_killed_save_are_removed(step, tmp_path):
     folder = CheckpointFolder(tmp_path)
-    saved(folder, [3], step)
+    save_steps(folder, [3], step)
     before = sorted(tmp_path.rglob("*"))
     for name in (".writing-00000004-77", ".removing-step-00000001"):
         (tmp_path / name).mkdir()
@@ -215,24 +215,24 @@ def test_what_a_save_that_was_killed_has_left_is_cleared_away_at_the_start(step,
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_what_others_have_put_there_stays(tmp_path):
+def test_other_files_in_the_folder_stay(tmp_path):
     for name in ("notes.txt", ".hidden", "step-best", "damaged-step-00000001"):
         (tmp_path / name).mkdir()
     CheckpointFolder(tmp_path).prepare()
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_what_is_damaged_neither_counts_nor_goes(step, tmp_path):
+def test_damaged_checkpoints_are_neither_counted_nor_removed(step, tmp_path):
     folder = CheckpointFolder(tmp_path, keep=2)
-    saved(folder, [1, 2], step)
+    save_steps(folder, [1, 2], step)
     _data(tmp_path / "step-00000002").write_bytes(b"")
-    saved(folder, [3], step)
+    save_steps(folder, [3], step)
     assert folder.steps() == [1, 2, 3]
-    saved(folder, [4], step)
+    save_steps(folder, [4], step)
     assert folder.steps() == [2, 3, 4]
 
 
-def test_when_no_checkpoint_is_whole_nothing_is_trained_anew(trained, tmp_path):
+def test_it_is_an_error_if_all_checkpoints_are_damaged(trained, tmp_path):
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     for path in tmp_path.glob("step-*"):
         (path / "state.json").unlink()
@@ -241,7 +241,7 @@ def test_when_no_checkpoint_is_whole_nothing_is_trained_anew(trained, tmp_path):
     assert f"{tmp_path}/step-00000010" in caught.value.message
 
 
-def test_a_folder_of_another_name_or_a_named_pipe_is_no_hindrance(step, tmp_path):
+def test_folders_of_other_names_and_a_named_pipe_are_skipped(step, tmp_path):
     folder = CheckpointFolder(tmp_path)
     folder.save(step, TrainingState(7, 0))
     for name in ("step-²", "step-00000008x", "step-00000009"):
@@ -253,7 +253,7 @@ def test_a_folder_of_another_name_or_a_named_pipe_is_no_hindrance(step, tmp_path
     assert "not a regular file" in damaged[9]
 
 
-def test_a_folder_that_somebody_has_removed_is_not_made_again(step, tmp_path):
+def test_a_removed_folder_is_not_created_again(step, tmp_path):
     folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
     folder.prepare()
     shutil.rmtree(tmp_path / "run")
@@ -262,7 +262,7 @@ def test_a_folder_that_somebody_has_removed_is_not_made_again(step, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_no_checkpoint_is_not_looked_at(trained, tmp_path):
+def test_folders_that_are_not_checkpoints_are_ignored(trained, tmp_path):
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     (tmp_path / "step-00000099.tmp").mkdir()
     (tmp_path / "step-last").mkdir()
@@ -299,52 +299,52 @@ def step():
     return built()
 
 
-def saved(folder, steps, step):
+def save_steps(folder, steps, step):
     for number in steps:
         folder.save(step, TrainingState(number, 0))
 
 
-def test_the_newest_are_kept(step, tmp_path):
+def test_old_checkpoints_are_removed(step, tmp_path):
     folder = CheckpointFolder(tmp_path, keep=2)
-    saved(folder, [5, 10, 15, 100], step)
+    save_steps(folder, [5, 10, 15, 100], step)
     assert folder.steps() == [15, 100]
 
 
-def test_a_damaged_later_checkpoint_takes_no_ones_place(step, tmp_path):
+def test_a_damaged_newer_checkpoint_is_not_counted(step, tmp_path):
     folder = CheckpointFolder(tmp_path, keep=1)
-    saved(folder, [5, 30], step)
+    save_steps(folder, [5, 30], step)
     folder.save(step, TrainingState(5, 0))
     flip(_data(tmp_path / "step-00000030"))
-    saved(folder, [10], step)
+    save_steps(folder, [10], step)
     assert folder.steps() == [10, 30]
     assert folder.newest()[0].state.step == 10
-    saved(folder, [30, 35], step)
+    save_steps(folder, [30, 35], step)
     assert folder.steps() == [35]
 
 
-def test_what_the_evaluator_has_not_scored_is_kept(step, tmp_path, monkeypatch):
+def test_checkpoints_that_are_not_evaluated_are_kept(step, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "UNEVALUATED_KEPT", 3)
     folder = CheckpointFolder(tmp_path, keep=1)
     folder.mark_evaluated([])
-    saved(folder, [1, 2, 3], step)
+    save_steps(folder, [1, 2, 3], step)
     assert folder.steps() == [1, 2, 3]
     folder.mark_evaluated([1, 2])
-    saved(folder, [4, 5, 6], step)
+    save_steps(folder, [4, 5, 6], step)
     assert folder.steps() == [3, 4, 5, 6]
-    saved(folder, [7, 8], step)
+    save_steps(folder, [7, 8], step)
     assert folder.steps() == [5, 6, 7, 8]
 
 
-def test_an_unreadable_note_of_the_evaluator_is_no_hindrance(step, tmp_path):
+def test_an_unreadable_evaluator_file_is_ignored(step, tmp_path):
     folder = CheckpointFolder(tmp_path, keep=1)
     (tmp_path / "evaluator.json").write_text("")
-    saved(folder, [1, 2], step)
+    save_steps(folder, [1, 2], step)
     assert folder.steps() == [2]
 
 
 def test_a_checkpoint_of_the_same_step_is_replaced(step, tmp_path):
     folder = CheckpointFolder(tmp_path)
-    saved(folder, [3], step)
+    save_steps(folder, [3], step)
     step.parameters[0].assign(step.parameters[0] + 1)
     changed = step.parameters[0].numpy()
     folder.save(step, TrainingState(3, 0, final=True))
@@ -354,36 +354,36 @@ def test_a_checkpoint_of_the_same_step_is_replaced(step, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003"]
 
 
-def test_a_checkpoint_that_was_being_replaced_is_found_again(step, tmp_path):
+def test_a_checkpoint_whose_replacement_was_interrupted_is_found(step, tmp_path):
     folder = CheckpointFolder(tmp_path)
-    saved(folder, [3], step)
+    save_steps(folder, [3], step)
     (tmp_path / "step-00000003").rename(tmp_path / ".replaced-step-00000003")
     assert CheckpointFolder(tmp_path).newest()[0].state.step == 3
 
 
 @pytest.mark.parametrize("place", ["write_variables", "digest_of", "write_synced", "sync"])
-def test_a_failed_save_leaves_the_earlier_ones_and_no_rest(place, step, tmp_path, monkeypatch):
+def test_a_failed_save_leaves_earlier_checkpoints_and_no_files(place, step, tmp_path, monkeypatch):
     folder = CheckpointFolder(tmp_path, keep=1)
-    saved(folder, [1], step)
+    save_steps(folder, [1], step)
 
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(module, place, fail)
     with pytest.raises(OSError, match="No space"):
-        saved(folder, [2], step)
+        save_steps(folder, [2], step)
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
     assert folder.newest()[0].state.step == 1
 
 
-def test_what_tensorflow_cannot_write_is_said_in_a_line(step, tmp_path):
+def test_a_write_error_of_tensorflow_has_one_line(step, tmp_path):
     folder = CheckpointFolder(tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
     try:
         with pytest.raises(OSError, match="File too large") as raised:
-            saved(folder, [1], step)
+            save_steps(folder, [1], step)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "\n" not in str(raised.value)
@@ -391,7 +391,7 @@ def test_what_tensorflow_cannot_write_is_said_in_a_line(step, tmp_path):
 
 
 def fill_disk(monkeypatch, full):
-    """Lets saving fail for the states that `full` names."""
+    """Makes saving fail for states for which `full` returns true."""
     save = CheckpointFolder.save
 
     def save_unless_full(folder, step, state, **given):
@@ -402,7 +402,7 @@ def fill_disk(monkeypatch, full):
     monkeypatch.setattr(CheckpointFolder, "save", save_unless_full)
 
 
-def test_training_goes_on_when_a_checkpoint_cannot_be_written(whole, tmp_path, monkeypatch, log):
+def test_training_continues_if_a_checkpoint_cannot_be_written(whole, tmp_path, monkeypatch, log):
     fill_disk(monkeypatch, lambda state: state.step == 10)
     model = train(tmp_path, 17)
     assert CheckpointFolder(tmp_path).steps() == [5, 15, 17]
@@ -418,7 +418,7 @@ def test_a_last_checkpoint_that_cannot_be_written_is_an_error(tmp_path, monkeypa
     assert CheckpointFolder(tmp_path).steps() == [5, 10]
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_before_the_first_step(tmp_path):
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with raises(TrainingError, "checkpoint-dir-not-writable") as caught:
         train(tmp_path / "file" / "checkpoints", 6)
@@ -458,8 +458,8 @@ def test_when_checkpoints_are_saved(given, saves, tmp_path, monkeypatch):
     assert list(dict.fromkeys(steps)) == saves
 
 
-def spread_over(servers, count, optimizer="adam"):
-    """A model that some ps share, built; all its variables of more than one row are spread."""
+def sharded_over(servers, count, optimizer="adam"):
+    """Returns a built model whose variables of more than one row are sharded over some ps."""
     with servers(count, shard=ShardRule(min_bytes=0)).scope():
         return built(optimizer=optimizer)
 
@@ -475,7 +475,7 @@ def randomize(step):
 def test_any_number_of_shards_is_restored_to_any_other(saving, restoring, block, servers, tmp_path, monkeypatch):
     monkeypatch.setattr(sharding, "BLOCK_BYTES", block)
     monkeypatch.setattr(tensors, "FILE_BYTES", 3 * block)
-    some, others = spread_over(servers, saving), spread_over(servers, restoring)
+    some, others = sharded_over(servers, saving), sharded_over(servers, restoring)
     randomize(some)
     folder = CheckpointFolder(tmp_path)
     folder.save(some, TrainingState(4, 0))
@@ -483,15 +483,15 @@ def test_any_number_of_shards_is_restored_to_any_other(saving, restoring, block,
     assert max(len(parts(variable)) for variable in others.model.optimizer.variables) == restoring
     assert difference(some.model.variables, others.model.variables) == 0
     assert difference(some.model.optimizer.variables, others.model.optimizer.variables) == 0
-    scoring = spread_over(servers, restoring, optimizer="sgd")
+    scoring = sharded_over(servers, restoring, optimizer="sgd")
     folder.restore(folder.find(4), scoring, optimizer=False)
     assert difference(some.model.variables, scoring.model.variables) == 0
 
 
-def test_a_checkpoint_is_one_whatever_its_blocks(servers, tmp_path, monkeypatch):
+def test_blocks_are_merged_into_one_checkpoint(servers, tmp_path, monkeypatch):
     monkeypatch.setattr(sharding, "BLOCK_BYTES", 40)
     monkeypatch.setattr(tensors, "FILE_BYTES", 100)
-    step = spread_over(servers, 3)
+    step = sharded_over(servers, 3)
     path = CheckpointFolder(tmp_path).save(step, TrainingState(4, 0))
     names = {entry.name for entry in path.iterdir()}
     data = sorted(names - {"state.json", "variables.index"})
@@ -502,18 +502,18 @@ def test_a_checkpoint_is_one_whatever_its_blocks(servers, tmp_path, monkeypatch)
     np.testing.assert_array_equal(kernel, step.parameters[0].numpy())
 
 
-def test_no_more_than_a_file_is_held_at_once(servers, tmp_path, monkeypatch):
+def test_a_batch_is_no_larger_than_a_file(servers, tmp_path, monkeypatch):
     monkeypatch.setattr(sharding, "BLOCK_BYTES", 40)
     monkeypatch.setattr(tensors, "FILE_BYTES", 100)
-    step = spread_over(servers, 3)
+    step = sharded_over(servers, 3)
     largest = max(piece.bytes for variable in step.model.variables for piece in sharding.pieces(variable))
     batches = [sum(entry.piece.bytes for entry in batch) for batch in tensors._batches(step)]
     assert max(batches) <= max(100, largest) < sum(batches)
 
 
-def test_names_are_those_that_tensorflows_own_class_gives(step, tmp_path):
+def test_names_equal_those_of_tf_train_checkpoint(step, tmp_path):
     folder = CheckpointFolder(tmp_path)
-    saved(folder, [3], step)
+    save_steps(folder, [3], step)
     groups = {"parameters": step.parameters, "state": step.state, "optimizer": step.model.optimizer.variables}
     values = {name: [tf.Variable(one.numpy()) for one in group] for name, group in groups.items()}
     tf.train.Checkpoint(**values).write(str(tmp_path / "theirs"))

@@ -1,4 +1,4 @@
-"""Batch hooks are called once for so many batches, with Keras's numbers."""
+"""Tests of batch hooks: one call for each group of batches, with the batch numbers that Keras passes."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tfdist_cli.train.trainer.batch_callbacks import BatchGroup
 
 
 def calls_of(group_size, batches, pause_after=()):
-    """What is called for a pass of so many batches."""
+    """Returns the calls for a pass of `batches` batches."""
     calls = []
     group = BatchGroup(
         lambda first: calls.append(("begin", first)), lambda last, logs: calls.append(("end", last)), group_size
@@ -29,7 +29,7 @@ def calls_of(group_size, batches, pause_after=()):
         (5, 0, []),
     ],
 )
-def test_groups_have_keras_numbers(size, batches, calls):
+def test_groups_are_numbered_as_in_keras(size, batches, calls):
     assert calls_of(size, batches) == calls
 
 

@@ -1,4 +1,4 @@
-"""`tfdist.evaluate` gives what `keras.Model.evaluate` gives."""
+"""Tests of `tfdist.evaluate`: it returns the same as `keras.Model.evaluate`."""
 
 import json
 
@@ -15,23 +15,23 @@ from tfdist_cli.train.cluster.join import ClusterContext
 
 
 @pytest.mark.parametrize("given", [{}, {"batch_size": 7}])
-def test_the_scores_are_kerass(given):
+def test_metrics_equal_keras(given):
     model, data = classifier(), classes(45)
-    scores = tfdist.evaluate(model, data, **given)
-    theirs = model.evaluate(*data, verbose=0, return_dict=True)
-    assert list(scores) == ["loss", "accuracy"]
-    assert scores == pytest.approx(theirs, rel=1e-5)
+    metrics = tfdist.evaluate(model, data, **given)
+    expected = model.evaluate(*data, verbose=0, return_dict=True)
+    assert list(metrics) == ["loss", "accuracy"]
+    assert metrics == pytest.approx(expected, rel=1e-5)
 
 
-def test_some_batches_of_data_without_an_end():
+def test_infinite_data_needs_a_number_of_batches():
     model, data = classifier(), classes(16)
-    scores = tfdist.evaluate(model, batches(*data).repeat(), steps=2)
-    assert scores == pytest.approx(tfdist.evaluate(model, data), rel=1e-5)
+    metrics = tfdist.evaluate(model, batches(*data).repeat(), steps=2)
+    assert metrics == pytest.approx(tfdist.evaluate(model, data), rel=1e-5)
     with pytest.raises(TrainingError, match="the data to score has no end"):
         tfdist.evaluate(model, batches().repeat())
 
 
-def test_the_model_stays_what_it_was():
+def test_the_model_is_unchanged():
     model = classifier()
     before = model.get_weights()
     tfdist.evaluate(model, classes())
@@ -39,7 +39,7 @@ def test_the_model_stays_what_it_was():
     assert int(model.optimizer.iterations) == 0
 
 
-def test_an_evaluator_scores_checkpoints_alone(monkeypatch):
+def test_an_evaluator_is_refused(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {}, "task": {"type": "evaluator", "index": 0}}))
     monkeypatch.setattr(join, "_joined", ClusterContext(Environment.read(), tf.distribute.get_strategy()))
     with raises(UsageError, "not-on-evaluator"):

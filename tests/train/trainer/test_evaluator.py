@@ -1,4 +1,4 @@
-"""An evaluator scores whole checkpoints, whatever happens to others while it looks at them."""
+"""Tests of the evaluator task: it evaluates undamaged checkpoints while the training changes the folder."""
 
 import json
 import threading
@@ -18,16 +18,16 @@ pytestmark = pytest.mark.slow
 VALIDATION = Validation(lambda shard: batches(*classes(21, seed=1)))
 
 
-class Looked(CheckpointFolder):
-    """A folder whose training ends when it has been looked at some times; notes what is read of it."""
+class LimitedFolder(CheckpointFolder):
+    """A checkpoint folder whose training ends after `steps` was called some times; records which steps are read."""
 
-    def __init__(self, path, looks):
+    def __init__(self, path, reads_left):
         super().__init__(path)
-        self.looks, self.ended, self.read = looks, threading.Event(), []
+        self.reads_left, self.ended, self.read = reads_left, threading.Event(), []
 
     def steps(self):
-        self.looks -= 1
-        if self.looks == 0:
+        self.reads_left -= 1
+        if self.reads_left == 0:
             self.ended.set()
         return super().steps()
 
@@ -37,57 +37,57 @@ class Looked(CheckpointFolder):
 
 
 @pytest.fixture
-def kept(tmp_path):
+def checkpoints(tmp_path):
     step = ModelStep(classifier())
     step.build(batches().element_spec)
-    kept = CheckpointFolder(tmp_path / "kept")
+    checkpoints = CheckpointFolder(tmp_path / "checkpoints")
     for number in (3, 6, 9):
-        kept.save(step, TrainingState(number, 0))
-    return Looked(kept.path, 7)
+        checkpoints.save(step, TrainingState(number, 0))
+    return LimitedFolder(checkpoints.path, 7)
 
 
-def test_data_without_an_end_cannot_be_scored(tmp_path):
+def test_infinite_data_is_an_error(tmp_path):
     endless = Validation(lambda shard: batches().repeat())
     with pytest.raises(TrainingError, match="the data to score has no end"):
         run_evaluator(classifier(), endless, CheckpointFolder(tmp_path), None)
 
 
-def scored(kept, folder):
-    """The steps of which it writes a score."""
-    run_evaluator(classifier(), VALIDATION, kept, folder, training_ended=kept.ended)
+def evaluated(checkpoints, folder):
+    """Returns the steps that the evaluator reports."""
+    run_evaluator(classifier(), VALIDATION, checkpoints, folder, training_ended=checkpoints.ended)
     return [json.loads(line)["step"] for line in (folder / "evaluation.jsonl").read_text().splitlines()]
 
 
-def cut(path):
+def truncate(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def test_a_damaged_checkpoint_gets_no_score_and_is_named_once(kept, tmp_path, log, monkeypatch):
+def test_a_damaged_checkpoint_is_skipped_and_reported_once(checkpoints, tmp_path, log, monkeypatch):
     records = []
     monkeypatch.setattr(evaluator, "emit", lambda kind, **fields: records.append((kind, fields.get("step"))))
-    cut(kept.path / "step-00000006" / "variables.index")
-    cut(kept.path / "step-00000009" / "variables.index")
-    assert scored(kept, tmp_path) == [3]
+    truncate(checkpoints.path / "step-00000006" / "variables.index")
+    truncate(checkpoints.path / "step-00000009" / "variables.index")
+    assert evaluated(checkpoints, tmp_path) == [3]
     for number in (6, 9):
         assert sum(f"step-{number:08d}/variables.index" in line for line in log) == 1
         assert records.count(("checkpoint_damaged", number)) == 1
-    assert sorted(path.name for path in kept.path.glob("*step*")) == [f"step-{n:08d}" for n in (3, 6, 9)]
+    assert sorted(path.name for path in checkpoints.path.glob("*step*")) == [f"step-{n:08d}" for n in (3, 6, 9)]
 
 
-def test_one_that_is_being_replaced_is_scored_under_either_name(kept, tmp_path, log):
-    (kept.path / "step-00000006").rename(kept.path / ".replaced-step-00000006")
-    assert scored(kept, tmp_path) == [3, 6, 9]
+def test_a_checkpoint_that_is_being_replaced_is_evaluated(checkpoints, tmp_path, log):
+    (checkpoints.path / "step-00000006").rename(checkpoints.path / ".replaced-step-00000006")
+    assert evaluated(checkpoints, tmp_path) == [3, 6, 9]
     assert not any("damaged" in line for line in log)
 
 
-def test_what_has_a_score_is_not_read_again(kept, tmp_path):
-    """Whether it has become final is looked up several times a second."""
-    assert scored(kept, tmp_path) == [3, 6, 9]
-    assert kept.read == [3, 6, 9]
-    assert kept.looks < 0
+def test_an_evaluated_checkpoint_is_not_read_again(checkpoints, tmp_path):
+    """The evaluator checks several times a second whether the newest one has become final."""
+    assert evaluated(checkpoints, tmp_path) == [3, 6, 9]
+    assert checkpoints.read == [3, 6, 9]
+    assert checkpoints.reads_left < 0
 
 
-def test_what_an_evaluator_that_was_killed_has_left_is_cleared_away(kept, tmp_path):
-    (kept.path / ".evaluator.json.77").write_text("{")
-    scored(kept, tmp_path)
-    assert not list(kept.path.glob(".evaluator*"))
+def test_temporary_files_of_a_killed_evaluator_are_removed(checkpoints, tmp_path):
+    (checkpoints.path / ".evaluator.json.77").write_text("{")
+    evaluated(checkpoints, tmp_path)
+    assert not list(checkpoints.path.glob(".evaluator*"))

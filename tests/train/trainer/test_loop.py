@@ -1,4 +1,4 @@
-"""Keras callbacks mean what they mean in Keras; steps and examples are counted exactly."""
+"""Tests of the training loop: callbacks behave as in Keras; steps and examples are counted exactly."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ VALIDATION = batches(*classes(21, seed=1))
 
 
 class Recorder(kc.Callback):
-    """What Keras calls, in order."""
+    """Records the calls of hooks, in order."""
 
     def __init__(self):
         super().__init__()
@@ -47,7 +47,7 @@ class Recorder(kc.Callback):
 
 
 class BatchRecorder(Recorder):
-    """The batches too."""
+    """Records training batches too."""
 
     def on_train_batch_begin(self, batch, logs=None):
         self.calls.append(("batch begin", batch))
@@ -57,19 +57,19 @@ class BatchRecorder(Recorder):
 
 
 @pytest.mark.parametrize("kind", [Recorder, BatchRecorder])
-def test_callbacks_are_called_as_keras_calls_them(kind):
+def test_callbacks_are_called_as_in_keras(kind):
     keras.utils.set_random_seed(7)
-    theirs, ours = kind(), kind()
+    expected, ours = kind(), kind()
     plain = classifier()
-    plain.fit(batches(), epochs=2, verbose=0, shuffle=False, callbacks=[theirs], validation_data=VALIDATION)
+    plain.fit(batches(), epochs=2, verbose=0, shuffle=False, callbacks=[expected], validation_data=VALIDATION)
     keras.utils.set_random_seed(7)
     tfdist.fit(classifier(), batches(), epochs=2, callbacks=[ours], validation_data=VALIDATION)
-    assert ours.calls == theirs.calls
-    assert ours.params == theirs.params | {"verbose": 0}
+    assert ours.calls == expected.calls
+    assert ours.params == expected.params | {"verbose": 0}
 
 
-class EveryRecorder(BatchRecorder):
-    """Those of the validation too."""
+class TestBatchRecorder(BatchRecorder):
+    """Records validation batches too."""
 
     def on_test_batch_begin(self, batch, logs=None):
         self.calls.append(("test batch begin", batch))
@@ -78,20 +78,20 @@ class EveryRecorder(BatchRecorder):
         self.calls.append(("test batch end", batch, {name: round(value, 5) for name, value in logs.items()}))
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 101])  # of 6 batches to train on, and 3 to score
-def test_batches_are_numbered_as_keras_numbers_them(size):
+@pytest.mark.parametrize("size", [1, 2, 4, 101])  # of 6 training and 3 validation batches
+def test_batches_are_numbered_as_in_keras(size):
     def train(fit):
         keras.utils.set_random_seed(7)
-        recorder, model = EveryRecorder(), classifier(steps_per_execution=size)
+        recorder, model = TestBatchRecorder(), classifier(steps_per_execution=size)
         fit(model, batches(), epochs=2, callbacks=[recorder], validation_data=VALIDATION)
         return recorder.calls
 
-    theirs = train(lambda model, data, **given: model.fit(data, verbose=0, shuffle=False, **given))
-    assert train(tfdist.fit) == theirs
+    expected = train(lambda model, data, **given: model.fit(data, verbose=0, shuffle=False, **given))
+    assert train(tfdist.fit) == expected
 
 
-def test_validation_data_of_unknown_length_is_told_of_batch_by_batch():
-    recorder = EveryRecorder()
+def test_batch_hooks_are_called_for_validation_data_of_unknown_length():
+    recorder = TestBatchRecorder()
     unknown = VALIDATION.filter(lambda *_: True)
     tfdist.fit(classifier(), batches(), callbacks=[recorder], validation_data=unknown)
     assert [call[:2] for call in recorder.calls if call[0].startswith("test batch")] == [
@@ -99,7 +99,7 @@ def test_validation_data_of_unknown_length_is_told_of_batch_by_batch():
     ]
 
 
-def test_a_callback_ends_a_validation():
+def test_a_callback_stops_a_validation():
     def ends(batch, logs):
         model.stop_evaluating = batch == 1
 
@@ -110,8 +110,8 @@ def test_a_callback_ends_a_validation():
     assert history.history["val_examples"] == [2 * BATCH] * 2
 
 
-class RateOfBatch(kc.Callback):
-    """Sets the learning rate before, or after, each batch."""
+class SetLearningRate(kc.Callback):
+    """Sets the learning rate before or after each batch."""
 
     def __init__(self, hook):
         super().__init__()
@@ -128,13 +128,13 @@ class RateOfBatch(kc.Callback):
 
 
 @pytest.mark.parametrize("hook", ["begin", "end"])
-def test_a_learning_rate_is_that_of_the_batch_before_which_it_is_set(hook):
+def test_a_learning_rate_set_by_a_callback_applies_to_the_next_batch(hook):
     keras.utils.set_random_seed(7)
     plain = classifier(optimizer="sgd")
-    plain.fit(batches(), epochs=2, verbose=0, shuffle=False, callbacks=[RateOfBatch(hook)])
+    plain.fit(batches(), epochs=2, verbose=0, shuffle=False, callbacks=[SetLearningRate(hook)])
     keras.utils.set_random_seed(7)
     ours = classifier(optimizer="sgd")
-    tfdist.fit(ours, batches(), epochs=2, callbacks=[RateOfBatch(hook)])
+    tfdist.fit(ours, batches(), epochs=2, callbacks=[SetLearningRate(hook)])
     assert_same(plain, ours)
 
 
@@ -162,7 +162,7 @@ def test_lambda_callback_on_batches():
         (kc.LambdaCallback(on_train_batch_begin=print), True),
     ],
 )
-def test_which_callbacks_need_a_report_of_each_step(callback, acts):
+def test_which_callbacks_act_on_batches(callback, acts):
     assert acts_on_batches(callback) == acts
 
 
@@ -171,7 +171,7 @@ def test_early_stopping_restores_the_best_weights():
         return kc.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
 
     x, y = classes(60, seed=3)
-    harmful = batches(x, (y + 1) % CLASSES)  # what is learned of it makes the validation worse
+    harmful = batches(x, (y + 1) % CLASSES)  # training on it makes the validation loss worse
     keras.utils.set_random_seed(7)
     plain = classifier()
     plain.fit(harmful, epochs=9, verbose=0, shuffle=False, callbacks=[stopping()], validation_data=VALIDATION)
@@ -226,8 +226,8 @@ def test_csv_logger(tmp_path):
     assert len(lines) == 4
 
 
-class BreaksOff(kc.Callback):
-    """Fails at a batch, counted over all epochs."""
+class Interrupt(kc.Callback):
+    """Raises KeyboardInterrupt at a batch, counted over all epochs."""
 
     def __init__(self, at=None):
         super().__init__()
@@ -239,28 +239,28 @@ class BreaksOff(kc.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("save_freq", "whole"), [("epoch", 2), (4, 1)])  # Keras counts an epoch when it has ended
-def test_backup_and_restore_goes_on_after_the_last_whole_epoch(tmp_path, save_freq, whole):
+@pytest.mark.parametrize(("save_freq", "whole"), [("epoch", 2), (4, 1)])  # Keras counts an epoch after its end
+def test_backup_and_restore_resumes_after_the_last_complete_epoch(tmp_path, save_freq, whole):
     def train(fit, folder):
-        """Breaks off in the third of four epochs, and begins again, as another process would."""
+        """Interrupts the training in the third of four epochs, and starts it again, as another process would."""
         keras.utils.set_random_seed(7)
-        taken = []
+        batch_counts = []
         for breaks_at in (15, None):
-            model, counter = classifier(keras.layers.Dense(4), keras.layers.Dropout(0.4)), BreaksOff(breaks_at)
+            model, counter = classifier(keras.layers.Dense(4), keras.layers.Dropout(0.4)), Interrupt(breaks_at)
             with contextlib.suppress(KeyboardInterrupt):
                 fit(model, batches(), epochs=4, callbacks=[kc.BackupAndRestore(folder, save_freq), counter])
-            taken.append(counter.batches)
-        return model, taken
+            batch_counts.append(counter.batches)
+        return model, batch_counts
 
-    plain, theirs = train(
+    plain, expected = train(
         lambda model, data, **given: model.fit(data, verbose=0, shuffle=False, **given), tmp_path / "a"
     )
     ours, own = train(tfdist.fit, tmp_path / "b")
-    assert own == theirs == [15, 6 * (4 - whole)]
+    assert own == expected == [15, 6 * (4 - whole)]
     assert_same(plain, ours)
 
 
-def test_backups_and_checkpoints_are_not_both_restored(tmp_path):
+def test_backups_and_checkpoints_together_are_an_error(tmp_path):
     backup, checkpoints = kc.BackupAndRestore(tmp_path / "a"), tfdist.Checkpoints(tmp_path / "b")
     with raises(UsageError, "backup-and-checkpoints"):
         tfdist.fit(classifier(), batches(), callbacks=[backup], checkpoints=checkpoints)
@@ -283,7 +283,7 @@ def test_keras_own_limits_shorten_a_training(limits):
     assert len(tfdist.fit(model, batches()).epoch) == 1
 
 
-def test_another_strategys_scope_is_named():
+def test_another_strategys_scope_is_an_error():
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         model = classifier()
         with raises(UsageError, "foreign-strategy-scope") as caught:
@@ -344,7 +344,7 @@ def test_stopping_before_the_first_step_trains_nothing():
     assert int(model.optimizer.iterations) == 0
 
 
-def test_a_second_fit_goes_on_where_the_first_ended():
+def test_a_second_fit_continues_the_first():
     def build():
         keras.utils.set_random_seed(7)
         return classifier(keras.layers.Dense(4), keras.layers.Dropout(0.4))
@@ -389,7 +389,7 @@ def test_the_number_of_steps_is_exact(given, steps, epochs, tmp_path, monkeypatc
 
 
 class Examples(keras.metrics.Metric):
-    """How many examples were seen."""
+    """The number of examples."""
 
     def __init__(self, name="examples", **given):
         super().__init__(name=name, **given)
@@ -402,7 +402,7 @@ class Examples(keras.metrics.Metric):
         return self.count
 
 
-def test_a_loss_that_is_not_a_number_names_its_step():
+def test_a_loss_that_is_not_finite_is_reported_with_its_step():
     x, y = classes(48)
     x[8 * 4 + 3] = np.nan  # in the fifth batch
     with raises(TrainingError, "loss-not-finite") as caught:
@@ -425,7 +425,7 @@ def test_data_that_ends_early_is_an_error(steps_per_execution):
         tfdist.fit(classifier(), batches(), steps_per_epoch=10, steps_per_execution=steps_per_execution)
 
 
-def test_arrays_are_shuffled_as_in_keras_unless_they_are_not_to_be():
+def test_arrays_are_shuffled_unless_shuffle_is_false():
     x, y = classes()
     orders = {}
     for shuffle in (True, False):
@@ -455,7 +455,7 @@ def test_validation_data_without_an_end_is_an_error():
     assert "val_loss" in tfdist.fit(classifier(), batches(), validation_data=limited).history
 
 
-def test_a_metric_with_a_vector_for_a_result():
+def test_a_metric_with_a_vector_result():
     def build():
         one_hot = keras.losses.CategoricalCrossentropy(from_logits=True)
         model = classifier()
@@ -477,8 +477,8 @@ def test_a_model_in_float8_is_trained():
     assert_same(*train_both(build))
 
 
-def test_training_needs_no_rewriting_of_its_graphs():
-    # What TensorFlow's graph optimizers remove is not carried out, and may be wrong without anybody noticing.
+def test_training_without_graph_optimizers():
+    # Ops that TensorFlow's graph optimizers remove are not executed, so errors in them would not be noticed.
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     try:

@@ -1,4 +1,4 @@
-"""A training that goes on from a checkpoint acts as one that was never stopped: callbacks, metrics and history too."""
+"""Tests of resuming: a resumed training equals an uninterrupted one, with callbacks, metrics and history."""
 
 import json
 import os
@@ -25,12 +25,12 @@ from tfdist_cli.train.trainer.sigterm import Terminated
 pytestmark = pytest.mark.slow
 
 X, Y = classes(60, seed=3)
-HARMFUL = batches(X, (Y + 1) % CLASSES)  # 8 steps; what is learned of them makes the validation worse
+HARMFUL = batches(X, (Y + 1) % CLASSES)  # 8 steps; training on them makes the validation loss worse
 VALIDATION = batches(*classes(21, seed=1))
 
 
 class Drawing(kc.Callback):
-    """Draws a learning rate and keeps a record of what it has seen."""
+    """Draws a random learning rate in each epoch, and records it."""
 
     def __init__(self):
         super().__init__()
@@ -46,7 +46,7 @@ class Drawing(kc.Callback):
 
 
 def train(folder, epochs=9, *, callbacks=None, data=HARMFUL, **given):
-    """Trains until the validation has been worse for some epochs."""
+    """Trains until the validation loss has been worse for some epochs."""
     keras.utils.set_random_seed(7)
     model = classifier()
     callbacks = callbacks or [
@@ -67,18 +67,18 @@ def train(folder, epochs=9, *, callbacks=None, data=HARMFUL, **given):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """A folder with a checkpoint of each 4 steps, as it was left by the training, which a callback has ended."""
-    folder = tmp_path_factory.mktemp("undisturbed")
+def uninterrupted(tmp_path_factory):
+    """A folder with a checkpoint every 4 steps, of a training that a callback stopped."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
     model, callbacks = train(folder)
     assert model.history.epoch == [0, 1, 2, 3]
     return folder, model, callbacks
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [4, 8, 20, 24, 32])  # within an epoch; after its last step, before its end; the end
-def test_it_acts_as_one_that_was_not_stopped(step, undisturbed, tmp_path):
-    folder, model, callbacks = undisturbed
+@pytest.mark.parametrize("step", [4, 8, 20, 24, 32])  # within an epoch; at its last step; at the end
+def test_a_resumed_training_equals_an_uninterrupted_one(step, uninterrupted, tmp_path):
+    folder, model, callbacks = uninterrupted
     shutil.copytree(folder / f"step-{step:08d}", tmp_path / f"step-{step:08d}")
     again, others = train(tmp_path)
     assert difference(model.variables, again.variables) == 0
@@ -90,8 +90,8 @@ def test_it_acts_as_one_that_was_not_stopped(step, undisturbed, tmp_path):
             assert getattr(callback, name, None) == getattr(other, name, None)
 
 
-def test_a_training_that_a_callback_has_ended_stays_so(undisturbed, tmp_path, log):
-    shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
+def test_a_training_stopped_by_a_callback_stays_stopped(uninterrupted, tmp_path, log):
+    shutil.copytree(uninterrupted[0], tmp_path, dirs_exist_ok=True)
     again, _ = train(tmp_path)
     assert int(again.optimizer.iterations) == 32
     assert any("a callback stopped" in line and "step 32" in line for line in log)
@@ -100,29 +100,29 @@ def test_a_training_that_a_callback_has_ended_stays_so(undisturbed, tmp_path, lo
 @pytest.mark.parametrize(
     "given", [{"epochs": 10}, {"callbacks": [Drawing()], "epochs": 5}], ids=["epochs", "callbacks"]
 )
-def test_unless_it_is_asked_for_more(given, undisturbed, tmp_path):
-    shutil.copytree(undisturbed[0] / "step-00000032", tmp_path / "step-00000032")
+def test_more_epochs_or_other_callbacks_continue_a_stopped_training(given, uninterrupted, tmp_path):
+    shutil.copytree(uninterrupted[0] / "step-00000032", tmp_path / "step-00000032")
     again, _ = train(tmp_path, **given)
     assert int(again.optimizer.iterations) == 40  # the fifth epoch is no better than the fourth
 
 
-def test_epochs_of_another_length_begin_anew(undisturbed, tmp_path):
-    shutil.copytree(undisturbed[0] / "step-00000020", tmp_path / "step-00000020")
+def test_epochs_of_another_length(uninterrupted, tmp_path):
+    shutil.copytree(uninterrupted[0] / "step-00000020", tmp_path / "step-00000020")
     given = {"data": HARMFUL.repeat(), "epochs": None, "steps_per_epoch": 6, "max_steps": 21}
     model, _ = train(tmp_path, callbacks=[kc.History()], **given)
     assert model.history.epoch == [0, 1, 3]  # two epochs of 8 steps; the fourth one of 6
 
 
-class Noted(kc.Callback):
-    """Notes in a file of its own which epochs have ended; puts a copy of the run aside as the next one begins."""
+class RecordEpochs(kc.Callback):
+    """Writes to a file which epochs have ended; copies the run at the beginning of the second epoch."""
 
-    def __init__(self, run, aside):
+    def __init__(self, run, copy):
         super().__init__()
-        self.run, self.aside = run, aside
+        self.run, self.copy = run, copy
 
     def on_epoch_begin(self, epoch, logs=None):
-        if epoch == 1 and not self.aside.exists():
-            shutil.copytree(self.run, self.aside)
+        if epoch == 1 and not self.copy.exists():
+            shutil.copytree(self.run, self.copy)
 
     def on_epoch_end(self, epoch, logs=None):
         with (self.run / "ended").open("a") as file:
@@ -130,8 +130,8 @@ class Noted(kc.Callback):
 
 
 @pytest.mark.parametrize("every", [{"every_steps": 8}, {"every_seconds": 1e-6}], ids=str)
-def test_the_end_of_an_epoch_is_recorded_once_when_a_checkpoint_falls_on_its_last_step(every, tmp_path, monkeypatch):
-    run, aside = tmp_path / "run", tmp_path / "aside"
+def test_the_end_of_an_epoch_is_recorded_once_if_a_checkpoint_is_due_at_its_last_step(every, tmp_path, monkeypatch):
+    run, copy = tmp_path / "run", tmp_path / "copy"
     run.mkdir()
     monkeypatch.setenv("TFDIST_RUN_DIR", str(run))
 
@@ -140,7 +140,7 @@ def test_the_end_of_an_epoch_is_recorded_once_when_a_checkpoint_falls_on_its_las
         monkeypatch.setenv("TFDIST_RUN_DIR", str(folder))
         kept = Checkpoints(folder / "kept", asynchronous=False, keep=99, **every)
         tfdist.fit(
-            classifier(), HARMFUL, epochs=3, validation_data=VALIDATION, callbacks=[Noted(folder, aside)],
+            classifier(), HARMFUL, epochs=3, validation_data=VALIDATION, callbacks=[RecordEpochs(folder, copy)],
             checkpoints=kept, steps_per_execution=8,
         )  # fmt: skip
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -149,23 +149,23 @@ def test_the_end_of_an_epoch_is_recorded_once_when_a_checkpoint_falls_on_its_las
         assert (folder / "ended").read_text() == "0\n1\n2\n"
 
     launched(run)
-    assert CheckpointFolder(aside / "kept").steps() == [8], "it is saved when its end has been dealt with"
-    launched(aside)
+    assert CheckpointFolder(copy / "kept").steps() == [8], "the checkpoint is saved after the end is recorded"
+    launched(copy)
 
 
-class Told(kc.Callback):
-    """Is told to end at the last step of the first epoch."""
+class SigtermInFirstEpoch(kc.Callback):
+    """Sends SIGTERM to this process so that it is handled at the last step of the first epoch."""
 
     def on_train_batch_end(self, batch, logs=None):
-        if batch == 6:  # it is noted with the next one
+        if batch == 6:  # the next execution has the request
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_the_end_of_an_epoch_that_sigterm_has_cut_off_is_recorded_once(tmp_path, monkeypatch):
+def test_the_end_of_an_epoch_is_recorded_once_if_sigterm_arrives_at_its_last_step(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDIST_RUN_DIR", str(tmp_path))
     kept = Checkpoints(tmp_path / "kept")
     with raises(Terminated, "terminated") as caught:
-        tfdist.fit(classifier(), HARMFUL, epochs=2, callbacks=[Told()], checkpoints=kept)
+        tfdist.fit(classifier(), HARMFUL, epochs=2, callbacks=[SigtermInFirstEpoch()], checkpoints=kept)
     assert "step 8" in caught.value.message
     for _ in range(2):
         monkeypatch.setattr("tfdist_cli.train.cluster.join._joined", None)
@@ -176,7 +176,7 @@ def test_the_end_of_an_epoch_that_sigterm_has_cut_off_is_recorded_once(tmp_path,
     assert model.history.epoch == [0, 1]
 
 
-def test_metrics_that_count_something_else_are_not_taken_over(tmp_path):
+def test_sums_of_other_metrics_are_not_restored(tmp_path):
     step = ModelStep(model := classifier())
     step.build(HARMFUL.element_spec)
     folder = CheckpointFolder(tmp_path)
@@ -186,7 +186,7 @@ def test_metrics_that_count_something_else_are_not_taken_over(tmp_path):
 
 
 def resumed(folder, workers, steps, *, synchronous=True, epochs=5, **state):
-    """What a training among so many workers, of so many steps an epoch, starts with after another one's checkpoint."""
+    """Resumes from a checkpoint with a number of workers and of steps in an epoch; returns start point and position."""
     step = ModelStep(classifier())
     step.build(HARMFUL.element_spec)
     CheckpointFolder(folder).save(step, TrainingState(**state))
@@ -204,8 +204,8 @@ def resumed(folder, workers, steps, *, synchronous=True, epochs=5, **state):
     return start, schedule, epoch_position(engine, start, schedule, [], 1), engine
 
 
-def test_more_workers_take_over_within_an_epoch_and_fewer_after_them(tmp_path, log):
-    """Two and a half of five epochs of 8 steps are done by two workers; four have epochs of 4 steps, one of 16."""
+def test_resuming_with_more_workers_then_with_fewer(tmp_path, log):
+    """Two workers, 8 steps an epoch, stop after 2.5 of 5 epochs. An epoch of four workers has 4 steps, of one 16."""
     given = {"step": 20, "epoch": 2, "steps_per_epoch": 8, "sharers": 2, "batches": 40, "totals": [640.0]}
     start, schedule, at, engine = resumed(tmp_path / "4", 4, 4, **given)
     assert (start.step, start.origin, start.batches) == (20, 10, 40)
@@ -222,7 +222,7 @@ def test_more_workers_take_over_within_an_epoch_and_fewer_after_them(tmp_path, l
     assert start.batches_at(26, engine) == 58
 
 
-def test_where_the_numbers_stay_so_does_the_count(tmp_path):
+def test_resuming_with_the_same_number_of_workers(tmp_path):
     start, schedule, at, _ = resumed(
         tmp_path, 2, 8, synchronous=False, step=20, epoch=2, steps_per_epoch=8, origin=-4, sharers=2, batches=17
     )
@@ -230,12 +230,12 @@ def test_where_the_numbers_stay_so_does_the_count(tmp_path):
 
 
 @pytest.mark.parametrize(("synchronous", "batches"), [(True, 60), (False, 20)])
-def test_a_checkpoint_that_does_not_count_the_data_is_taken_to_be_of_as_many_workers(synchronous, batches, tmp_path):
+def test_a_checkpoint_without_a_number_of_workers(synchronous, batches, tmp_path):
     start, schedule, at, _ = resumed(tmp_path, 3, 8, synchronous=synchronous, step=20, epoch=2, steps_per_epoch=8)
     assert (start.origin, start.batches, schedule.total, at.recorded) == (0, batches, 40, 2)
 
 
 @pytest.mark.parametrize(("epochs", "stays"), [(5, True), (6, False)])
-def test_a_training_that_a_callback_has_ended_stays_so_with_other_numbers_of_workers(epochs, stays, tmp_path):
+def test_a_stopped_training_stays_stopped_with_another_number_of_workers(epochs, stays, tmp_path):
     state = {"step": 16, "epoch": 2, "steps_per_epoch": 8, "sharers": 2, "batches": 32, "final": True, "stopped": 40}
     assert resumed(tmp_path, 4, 4, epochs=epochs, **state)[2].stopped is stays
