@@ -102,7 +102,7 @@ sys.addaudithook(_on_audit_event)
 
 @pytest.fixture(scope="module")
 def event_log(step, tmp_path_factory):
-    """The states of a folder while checkpoints 3, 3 (final) and 4 are saved, and the step that each state guarantees."""
+    """The states of a folder while checkpoints 3, 3 (final) and 4 are saved, and the step that each guarantees."""
     folder = tmp_path_factory.mktemp("checkpoints")
     checkpoints = CheckpointFolder(folder, keep=2)
     with pytest.MonkeyPatch.context() as monkeypatch:
