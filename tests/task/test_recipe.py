@@ -2,15 +2,19 @@
 
 import stat
 import sys
+from dataclasses import replace
 
 import pytest
+from keras.callbacks import LambdaCallback
 
+import tfdist_cli as tfdist
 from tests.support.codes import raises
 from tfdist_cli.errors import ResultNotSaved
 from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.spec.sections.recipe import Recipe
-from tfdist_cli.task.recipe import run_recipe
+from tfdist_cli.task import recipe
 from tfdist_cli.train.cluster import join
+from tfdist_cli.train.trainer import fit
 
 pytestmark = pytest.mark.slow
 
@@ -39,10 +43,59 @@ def callbacks(params):
 """
 
 
-def test_the_model_is_exported_if_the_last_checkpoint_is_not_written(tmp_path, monkeypatch):
-    (tmp_path / "one_layer.py").write_text(MODULE)
+def write_module(folder, monkeypatch):
+    """Writes the recipe's module, and lets this process import it and join a cluster anew."""
+    (folder / "one_layer.py").write_text(MODULE)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "one_layer", raising=False)
     monkeypatch.setattr(join, "_joined", None)
+
+
+def configurations(monkeypatch):
+    """Returns a list to which `fit` and `run_recipe` add the configuration that they would train with."""
+    built = []
+    for module in (fit, recipe):
+        monkeypatch.setattr(module, "train", lambda context, model, config: built.append(config))
+    return built
+
+
+def test_a_recipe_and_fit_build_the_same_configuration(tmp_path, monkeypatch):
+    write_module(tmp_path, monkeypatch)
+    built = configurations(monkeypatch)
+    spec = {
+        "module": "one_layer",
+        "module_dir": tmp_path,
+        "params": {"removed": []},
+        "checkpoint": {"every_steps": 2, "every_seconds": 60, "dir": tmp_path / "checkpoints", "keep": 5},
+        "train": {"batch_size": 2, "epochs": 3, "max_steps": 7},
+        "updates": {"mode": "sync"},
+        "wire": "bfloat16",
+    }
+    recipe.run_recipe(join.join(Environment(run_dir=tmp_path)), Recipe.model_validate(spec))
+    one_layer = sys.modules["one_layer"]
+    tfdist.fit(
+        one_layer.model({}),
+        one_layer.dataset({}, "train", None).batch(2),
+        epochs=3,
+        max_steps=7,
+        validation_data=one_layer.dataset({}, "test", None).batch(2),
+        callbacks=one_layer.callbacks(spec["params"]),
+        checkpoints=tfdist.Checkpoints(tmp_path / "checkpoints", every_steps=2, every_seconds=60, keep=5),
+        updates=tfdist.Updates(mode="sync"),
+        wire="bfloat16",
+    )
+    first, second = built
+    for name in ("steps_per_epoch", "share", "epochs", "max_steps", "steps_per_execution", "rules"):
+        assert getattr(first, name) == getattr(second, name), name
+    assert first.steps_per_epoch == 4
+    assert [vars(config.checkpoints.folder) for config in built] == [vars(first.checkpoints.folder)] * 2
+    assert replace(second.checkpoints, folder=first.checkpoints.folder) == first.checkpoints
+    assert [(config.validation.steps, config.validation.every_epochs) for config in built] == [(None, 1)] * 2
+    assert [[type(callback) for callback in config.callbacks] for config in built] == [[LambdaCallback]] * 2
+
+
+def test_the_model_is_exported_if_the_last_checkpoint_is_not_written(tmp_path, monkeypatch):
+    write_module(tmp_path, monkeypatch)
     checkpoints, run_dir = tmp_path / "disk" / "checkpoints", tmp_path / "run"
     run_dir.mkdir()
     spec = {
@@ -56,7 +109,7 @@ def test_the_model_is_exported_if_the_last_checkpoint_is_not_written(tmp_path, m
     }
     context = join.join(Environment(run_dir=run_dir))
     with raises(ResultNotSaved, "checkpoint-not-written") as caught:
-        run_recipe(context, Recipe.model_validate(spec))
+        recipe.run_recipe(context, Recipe.model_validate(spec))
     assert "No such file" in caught.value.message
     assert (run_dir / "export" / "model.keras").is_file()
     assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700, "only the owner can read it"

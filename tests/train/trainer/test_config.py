@@ -1,0 +1,131 @@
+"""Tests of the training configuration: lengths of epochs and of trainings, and the data that each worker sees."""
+
+from types import SimpleNamespace
+
+import pytest
+import tensorflow as tf
+
+import tfdist_cli as tfdist
+from tests.support.codes import raises
+from tfdist_cli.errors import TrainingError, UsageError
+from tfdist_cli.protocol.environment import Environment
+from tfdist_cli.spec.address import Address
+from tfdist_cli.spec.task_id import TaskId
+from tfdist_cli.train.cluster.join import ClusterContext
+from tfdist_cli.train.data.pipeline import Shard
+from tfdist_cli.train.engine.base import Rules
+from tfdist_cli.train.trainer.config import (
+    Schedule,
+    TrainingArguments,
+    TrainingConfig,
+    steps_of_one_pass,
+    worker_shards,
+)
+
+
+def context(strategy, replicas=1, **tasks):
+    """Returns this process, the first task, in a cluster of some tasks of each role."""
+    every = [TaskId(role, index) for role, count in tasks.items() for index in range(count)]
+    addresses = {task: Address("localhost", 2222 + number) for number, task in enumerate(every)}
+    environment = Environment(strategy=strategy, task=every[0], addresses=addresses)
+    return ClusterContext(environment, SimpleNamespace(num_replicas_in_sync=replicas))
+
+
+ASYNC = context("parameter_server", chief=1, ps=1, worker=3)
+MIRRORED = context("multi_worker_mirrored", replicas=3, chief=1, worker=2)
+GPUS = context("mirrored", replicas=2, chief=1)
+
+
+def batches(count):
+    """Returns a function that maps a shard to its part of `count` batches."""
+    return lambda shard: tf.data.Dataset.range(count).shard(shard.count, shard.index)
+
+
+class Source:
+    """A `DataSource` of batches that records how it is asked."""
+
+    def __init__(self, function):
+        self.function, self.repeat = function, None
+
+    def one_pass(self):
+        return self.function
+
+    def batches(self, *, repeat):
+        self.repeat = repeat
+        return self.function
+
+    def served_batches(self, service, *, repeat):
+        raise AssertionError("the cluster has no data workers")
+
+
+@pytest.mark.parametrize("cluster", [ASYNC, MIRRORED], ids=["async", "mirrored"])
+def test_each_worker_has_its_shard(cluster):
+    assert worker_shards(cluster, "split") == [Shard(0, 3, 0), Shard(1, 3, 1), Shard(2, 3, 2)]
+    assert worker_shards(cluster, "copy") == [Shard(0, 1, 0), Shard(0, 1, 1), Shard(0, 1, 2)]
+    assert worker_shards(cluster, "service") == [Shard()]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "mode", "share", "steps"),
+    [
+        (ASYNC, "async", "split", 13),
+        (ASYNC, "async", "copy", 39),
+        (ASYNC, "async", "service", 13),
+        (ASYNC, "sync", "split", 4),  # the shortest shard has 4 of the 13 batches
+        (ASYNC, "sync", "service", 4),
+        (MIRRORED, "async", "split", 4),
+        (MIRRORED, "async", "copy", 13),
+        (GPUS, "async", "split", 6),
+    ],
+)
+def test_steps_of_one_pass(cluster, mode, share, steps):
+    rules = Rules(tfdist.Updates(mode=mode))
+    assert steps_of_one_pass(cluster, batches(13), rules, share) == steps
+
+
+def test_data_that_has_no_steps():
+    with raises(TrainingError, "no-full-batch"):
+        steps_of_one_pass(MIRRORED, batches(2), Rules(), "split")
+    with raises(TrainingError, "unknown-data-length"):
+        steps_of_one_pass(MIRRORED, lambda shard: batches(9)(shard).repeat(), Rules(), "split")
+
+
+@pytest.mark.parametrize(
+    ("given", "steps_per_epoch", "repeat"),
+    [({}, 4, True), ({"steps_per_epoch": 7}, 7, False), ({"steps_per_epoch": 7, "repeat": True}, 7, True)],
+)
+def test_data_repeats_unless_steps_per_epoch_is_given(given, steps_per_epoch, repeat):
+    source = Source(batches(13))
+    config = TrainingArguments(**given).configure(MIRRORED, source, None)
+    assert (config.steps_per_epoch, source.repeat) == (steps_per_epoch, repeat)
+    assert config.rules == Rules()
+    assert config.checkpoints is None
+
+
+def test_data_workers_that_do_not_exist():
+    with pytest.raises(UsageError):
+        TrainingArguments(share="service", steps_per_epoch=1).configure(MIRRORED, Source(batches(13)), None)
+
+
+@pytest.mark.parametrize(
+    ("given", "origin", "last"),
+    [
+        ({}, 0, 8),
+        ({"epochs": 3}, 0, 24),
+        ({"epochs": 3, "max_steps": 20}, 0, 20),
+        ({"epochs": 3, "max_steps": 30}, 0, 24),
+        ({"max_steps": 30}, 0, 30),
+        ({"epochs": 3}, -4, 20),
+        ({"epochs": 0}, 0, 0),
+    ],
+)
+def test_the_last_step(given, origin, last):
+    assert TrainingConfig(batches(1), 8, **given).last_step(origin) == last
+
+
+def test_epochs_of_a_schedule():
+    schedule = Schedule(steps_per_epoch=8, total=20, steps_per_execution=1, origin=-4)
+    assert schedule.epochs == 3
+    assert [schedule.first_step(epoch) for epoch in range(3)] == [-4, 4, 12]
+    assert [schedule.last_step(epoch) for epoch in range(3)] == [4, 12, 20]
+    assert [schedule.epoch(step) for step in (0, 3, 4, 12, 19)] == [0, 0, 1, 2, 2]
