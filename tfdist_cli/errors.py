@@ -1,4 +1,4 @@
-"""The one family of errors tfdist raises for its users: a message, a hint and an exit code."""
+"""The errors that tfdist reports to its users: each has a message, a code, a hint and an exit code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What `tfdist` returns to the shell; a failed task's own code is passed on otherwise."""
+    """The exit codes of `tfdist`. Where a task failed, its own exit code is returned instead."""
 
     DONE = 0
     FAILED = 1
@@ -28,7 +28,7 @@ class TfdistError(Exception):
 
     exit_code: int = ExitCode.FAILED
     retry: bool = True
-    """Whether a task that ends with it may do better when it is started again."""
+    """Whether another start of the task may succeed."""
 
     def __init__(self, message: str, *, code: str = "", hint: str | None = None) -> None:
         super().__init__(message)
@@ -48,32 +48,50 @@ def label(code: str) -> str:
 
 
 class UsageError(TfdistError):
-    """A command, a file or an environment that cannot mean anything."""
+    """A command, a file or an environment variable is invalid."""
 
     exit_code = ExitCode.USAGE
 
 
 class TimeoutExceeded(TfdistError):
-    """Something that was waited for did not come."""
+    """Something did not happen within its time limit."""
 
     exit_code = ExitCode.TIMEOUT
 
 
 class TrainingError(TfdistError):
-    """Training cannot go on: the data, the model or a checkpoint is at fault."""
+    """Training cannot continue: the data, the model or a checkpoint is at fault."""
 
 
 class ResultNotSaved(TrainingError):
-    """The training is done, and what it came to could not be written."""
+    """The training is complete, but its result could not be written."""
 
     retry = False
 
 
 class ChiefLost(TfdistError):
-    """The chief has gone before its work was done; who served it can be started again with it."""
+    """The chief failed before its work was done. The tasks that served it can be started again with it."""
 
     exit_code = ExitCode.TERMINATED
 
 
 class TaskLost(TfdistError):
-    """Another task has ended, or does not answer, and the training cannot go on without it."""
+    """Another task exited or does not respond, and the training cannot continue without it."""
+
+
+class InvalidValue(ValueError):
+    """A value that cannot be used. The code that reads the value adds where it stands, and raises a `TfdistError`.
+
+    Args:
+        message: what is wrong, in one sentence.
+        code: the stable name of the problem; see `TfdistError`.
+    """
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def code_of(error: ValueError) -> str:
+    """The code of the problem that a `ValueError` describes."""
+    return error.code if isinstance(error, InvalidValue) else "invalid-value"

@@ -229,5 +229,5 @@ def test_tasks_that_it_does_not_have(tfdist, launched):
     result = tfdist("logs", "--task", "worker:7")
     assert result.code == 2
     assert "the run has no task worker:7" in result.err
-    assert "names no task" in tfdist("logs", "-t", "boss").err
+    assert "is not a task" in tfdist("logs", "-t", "boss").err
     assert "has no logs of attempt 5" in tfdist("logs", "--attempt", "5").err

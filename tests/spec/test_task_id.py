@@ -2,6 +2,7 @@
 
 import pytest
 
+from tfdist_cli.errors import InvalidValue
 from tfdist_cli.spec.task_id import TaskId
 
 
@@ -24,8 +25,9 @@ def test_reads(text, task):
     ["", ":", "master:0", "Worker:0", "worker:", "worker:-1", "worker:x", "worker:²", "worker:1:2", "worker:1_0"],
 )
 def test_refuses(text):
-    with pytest.raises(ValueError, match="names no task"):
+    with pytest.raises(InvalidValue) as caught:
         TaskId.parse(text)
+    assert caught.value.code == "unknown-task"
 
 
 def test_has_a_name_for_paths():

@@ -10,8 +10,9 @@ from tfdist_cli.errors import UsageError
 from tfdist_cli.plan.resources import Machine, share_out
 from tfdist_cli.protocol.phases import WATCH
 from tfdist_cli.spec.roles import ROLES
-from tfdist_cli.spec.sections.cluster import Cluster, RoleSpec
+from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
+from tfdist_cli.spec.sections.role_spec import RoleSpec
 from tfdist_cli.spec.strategies import STRATEGIES, computes_gradients
 
 EPOCHS = 2

@@ -20,7 +20,8 @@ from tfdist_cli.plan.resources import NO_PROXY, Machine, make_resources, share_o
 from tfdist_cli.protocol.environment import RUN_DIR, START_TIMEOUT, Environment
 from tfdist_cli.requirements import require_tensorflow
 from tfdist_cli.spec.loading.load import load_recipe, load_run
-from tfdist_cli.spec.sections.cluster import Cluster, RoleSpec
+from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.sections.role_spec import RoleSpec
 from tfdist_cli.spec.sections.secret import read_secrets
 from tfdist_cli.spec.strategies import decides
 from tfdist_cli.spec.task_id import TaskId

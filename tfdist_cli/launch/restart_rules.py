@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from tfdist_cli.spec.roles import ROLES, Role
-from tfdist_cli.spec.sections.cluster import Cluster, RestartSpec
+from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
+from tfdist_cli.spec.sections.role_spec import RestartSpec
 
 MAX_RESTARTS = 3
 """Default limit of restarts of a recipe that has checkpoints."""

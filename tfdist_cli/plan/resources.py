@@ -14,8 +14,9 @@ from typing import Any
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.address import Address
-from tfdist_cli.spec.sections.cluster import Cluster, RoleSpec
+from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.resources import MIN_INTER_OP_THREADS, GpuMemory, Size
+from tfdist_cli.spec.sections.role_spec import RoleSpec
 from tfdist_cli.spec.strategies import computes_gradients, core_use
 from tfdist_cli.spec.task_id import TaskId
 

@@ -6,6 +6,8 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
+from tfdist_cli.errors import InvalidValue
+
 DEFAULT_PORT = 2222
 LOOPBACK = "127.0.0.1"
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
@@ -25,19 +27,21 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Reads `host`, `host:port` or `[v6]:port`; the port is 2222 when none is named.
+        """Reads `host`, `host:port` or `[v6]:port`. The default port is 2222.
 
         Raises:
-            ValueError: the host name cannot be one, or the port is out of range.
+            InvalidValue: the host name is invalid, or the port is out of range.
         """
         text = text.strip()
         if text.startswith("["):
             host, bracket, rest = text[1:].partition("]")
             if not bracket or ":" not in host or (rest and not rest.startswith(":")):
-                raise ValueError(f"{text!r} is not an address: expected '[v6]:port'")
+                raise InvalidValue(f"{text!r} is not an address: expected '[v6]:port'", code="invalid-address")
             port = rest[1:] if rest else str(DEFAULT_PORT)
         elif text.count(":") > 1:
-            raise ValueError(f"{text!r} is not an address: write an IPv6 address as '[{text}]:port'")
+            raise InvalidValue(
+                f"{text!r} is not an address: write an IPv6 address as '[{text}]:port'", code="invalid-address"
+            )
         else:
             host, colon, port = text.partition(":")
             port = port if colon else str(DEFAULT_PORT)
@@ -45,7 +49,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether only this machine can reach it."""
         if self.host == "localhost":
             return True
         try:
@@ -55,7 +59,7 @@ class Address:
 
     @property
     def is_public(self) -> bool:
-        """Whether it is an IP address that is routed in the Internet; what a name stands for is not looked up."""
+        """Whether it is an IP address that the Internet routes to. Host names are not resolved."""
         try:
             return ipaddress.ip_address(self.host).is_global
         except ValueError:
@@ -67,34 +71,36 @@ class Address:
 
 def _parse_port(port: str, text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,6}", port):
-        raise ValueError(f"{text!r} has port {port!r}: a port is a number from 1 to 65535")
+        raise InvalidValue(f"{text!r} has port {port!r}: a port is a number from 1 to 65535", code="invalid-port")
     number = int(port)
     if not 1 <= number <= 65535:
-        raise ValueError(f"{text!r} has port {number}: a port is a number from 1 to 65535")
+        raise InvalidValue(f"{text!r} has port {number}: a port is a number from 1 to 65535", code="invalid-port")
     return number
 
 
 def checked_host(host: str) -> str:
-    """The host in the one form that equal hosts share: names in lower case, IPv6 addresses shortened.
+    """Returns the host in its normal form: names in lower case, IPv6 addresses shortened.
 
     Raises:
-        ValueError: it cannot be one.
+        InvalidValue: it is not a host name or an IP address.
     """
     if not host:
-        raise ValueError("the host name is empty")
+        raise InvalidValue("the host name is empty", code="invalid-host")
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
         return _checked_name(host)
     if ip.is_unspecified:
-        raise ValueError(f"{host} means every address of a machine: name the one that the other tasks reach")
+        message = f"{host} stands for all addresses of a machine: write the one that the other tasks can reach"
+        raise InvalidValue(message, code="unspecified-address")
     return str(ip)
 
 
 def _checked_name(host: str) -> str:
     labels = host.removesuffix(".").split(".")
     if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
-        raise ValueError(f"{host!r} cannot be a host name: letters, digits, '-' and '.' only, labels of 1 to 63")
+        message = f"{host!r} is not a host name: use letters, digits, '-' and '.', with 1 to 63 characters between dots"
+        raise InvalidValue(message, code="invalid-host")
     if all(label.isdigit() for label in labels):
-        raise ValueError(f"{host!r} is not an IPv4 address")
+        raise InvalidValue(f"{host!r} is not an IPv4 address", code="invalid-host")
     return host.lower()

@@ -1,4 +1,4 @@
-"""The JSON Schema of both files, for editors: made of the models, kept in docs/schema."""
+"""The JSON Schema of cluster and recipe files, for editors: generated from the models, published in docs/schema."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tfdist_cli.spec.sections.model import VARIABLE_SCHEMA, SpecModel
 from tfdist_cli.spec.sections.recipe import Recipe
 
 MODELS: dict[str, type[SpecModel]] = {"cluster": Cluster, "recipe": Recipe}
-"""The kinds of file."""
+"""The kinds of file, each with its model."""
 
 
 def json_schema(kind: str) -> dict[str, Any]:
-    """The schema of a `cluster` or a `recipe` file.
+    """Returns the schema of a `cluster` or a `recipe` file.
 
     Raises:
         KeyError: there is no such kind.
@@ -26,7 +26,7 @@ def json_schema(kind: str) -> dict[str, Any]:
 
 
 class _FileSchema(GenerateJsonSchema):
-    """The schema of what stands in a file, where `${VAR}` may take the place of a number or a word."""
+    """The schema of files, in which `${VAR}` may replace a number, a boolean or a choice."""
 
     def int_schema(self, schema: core_schema.IntSchema) -> dict[str, Any]:
         return {"anyOf": [super().int_schema(schema), VARIABLE_SCHEMA]}
@@ -41,12 +41,12 @@ class _FileSchema(GenerateJsonSchema):
         return {"anyOf": [super().literal_schema(schema), VARIABLE_SCHEMA]}
 
     def get_title_from_name(self, name: str) -> str:
-        """Keys are their own titles."""
+        """Returns the key itself: it is its own title."""
         return name
 
     def generate(self, schema: core_schema.CoreSchema, mode: JsonSchemaMode = "validation") -> dict[str, Any]:
         made = super().generate(schema, mode)
-        made["properties"].get("name", {}).pop("default", None)  # it follows from the file's name
+        made["properties"].get("name", {}).pop("default", None)  # the default is the name of the file
         for part in (made, *made["$defs"].values()):
             if "description" in part:
                 part["description"] = part["description"].partition("\n\n")[0]

@@ -18,6 +18,7 @@ class StrategyTraits:
     """How tasks train together.
 
     Args:
+        summary: how the tasks train, for the reference of the cluster file.
         engine: which engine trains.
         coordinated: a chief drives the workers, and ps hold the variables.
         together: all tasks that train compute each step together, with equal rights.
@@ -26,6 +27,7 @@ class StrategyTraits:
         required: the roles that a cluster has to have, each with what for.
     """
 
+    summary: str
     engine: EngineName
     coordinated: bool = False
     together: bool = False
@@ -36,13 +38,19 @@ class StrategyTraits:
 
 STRATEGIES: Mapping[Strategy, StrategyTraits] = {
     "parameter_server": StrategyTraits(
-        "parameter_server",
+        "workers compute gradients and send them to ps, which hold the variables",
+        engine="parameter_server",
         coordinated=True,
         required={"chief": "drive the workers", "ps": "hold the variables", "worker": "compute gradients"},
     ),
-    "multi_worker_mirrored": StrategyTraits("mirrored", together=True, required={"worker": "compute gradients"}),
-    "mirrored": StrategyTraits("mirrored", one_process=True),
-    "single": StrategyTraits("mirrored", one_process=True, current_scope=True),
+    "multi_worker_mirrored": StrategyTraits(
+        "each task holds all variables, and all tasks sum their gradients in each step",
+        engine="mirrored",
+        together=True,
+        required={"worker": "compute gradients"},
+    ),
+    "mirrored": StrategyTraits("one process on all its GPUs", engine="mirrored", one_process=True),
+    "single": StrategyTraits("one process on one device", engine="mirrored", one_process=True, current_scope=True),
 }
 """Every strategy."""
 

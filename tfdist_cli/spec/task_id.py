@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tfdist_cli.errors import InvalidValue
 from tfdist_cli.spec.roles import ROLES, Role, RoleTraits
 
 
@@ -24,14 +25,16 @@ class TaskId:
         """Reads `role:index`, or `role` for its first task.
 
         Raises:
-            ValueError: the role is unknown or the index is not a number.
+            InvalidValue: the role is unknown or the index is not a number.
         """
         name, colon, index = text.partition(":")
         role = next((role for role in ROLES if role == name), None)
         if role is None:
-            raise ValueError(f"{text!r} names no task: a task is 'role:index' with a role of {', '.join(ROLES)}")
+            message = f"{text!r} is not a task: expected 'role:index', with a role of {', '.join(ROLES)}"
+            raise InvalidValue(message, code="unknown-task")
         if colon and not (index.isascii() and index.isdigit()):
-            raise ValueError(f"{text!r} names no task: the index after ':' is a number from 0")
+            message = f"{text!r} is not a task: the index after ':' is a number from 0"
+            raise InvalidValue(message, code="unknown-task")
         return cls(role, int(index) if colon else 0)
 
     @property

@@ -15,8 +15,8 @@ from tfdist_cli.launch.run.requests import Request
 from tfdist_cli.launch.supervisor.events import Exited, RequestAnswered, ResizeAccepted
 from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.loading.load import load_run
-from tfdist_cli.spec.sections.cluster import RoleSpec
 from tfdist_cli.spec.sections.recipe import Recipe
+from tfdist_cli.spec.sections.role_spec import RoleSpec
 
 RUNNING = History(CHIEF, W0, PS).state
 
@@ -74,7 +74,7 @@ def test_whether_it_could_be_met_changes_nothing(desk_of):
         ({"checkpoint": ""}, {"worker": 2}, "only a recipe"),
         ({"checkpoint": "no"}, {"worker": 2}, "no checkpoints"),
         ({}, {"worker": 0}, "parameter_server needs a worker to compute gradients: it has 0 replicas"),
-        ({"ps": ["127.0.0.1:23457"]}, {"ps": 2}, "replicas is 2 but hosts names 1"),
+        ({"ps": ["127.0.0.1:23457"]}, {"ps": 2}, "replicas is 2, but hosts lists 1"),
         ({}, {"data_worker": 1}, "a data_worker does nothing without a data_dispatcher"),
     ],
 )

@@ -42,7 +42,7 @@ from tfdist_cli.launch.supervisor.events import (
     Tick,
 )
 from tfdist_cli.launch.supervisor.state import KILL_TIMEOUT, JobPolicy, Phase, Status
-from tfdist_cli.spec.sections.cluster import RestartSpec
+from tfdist_cli.spec.sections.role_spec import RestartSpec
 from tfdist_cli.spec.task_id import TaskId
 
 

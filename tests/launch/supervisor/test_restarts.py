@@ -23,7 +23,7 @@ from tfdist_cli.launch.supervisor.events import Exited, RecordReceived, Start, T
 from tfdist_cli.launch.supervisor.machine import RESTART_GRACE
 from tfdist_cli.launch.supervisor.restarts import LONGEST_BACK_OFF, NOT_RETRYABLE, SAME_FAILURE, USAGE_ERROR
 from tfdist_cli.launch.supervisor.state import Phase, Status
-from tfdist_cli.spec.sections.cluster import RestartSpec
+from tfdist_cli.spec.sections.role_spec import RestartSpec
 
 MANY = 100
 

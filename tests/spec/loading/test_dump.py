@@ -11,8 +11,9 @@ from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.loading import load, positions
 from tfdist_cli.spec.loading.dump import dump
 from tfdist_cli.spec.loading.load import load_cluster, load_recipe
-from tfdist_cli.spec.sections.cluster import Cluster, Roles, RoleSpec
+from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Checkpoint, Evaluate, Export, Recipe, Train
+from tfdist_cli.spec.sections.role_spec import Roles, RoleSpec
 
 TRICKY = st.sampled_from(
     [

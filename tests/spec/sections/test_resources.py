@@ -2,8 +2,9 @@
 
 import pytest
 
-from tfdist_cli.spec.sections.cluster import RoleSpec
+from tfdist_cli.errors import InvalidValue
 from tfdist_cli.spec.sections.resources import Size
+from tfdist_cli.spec.sections.role_spec import RoleSpec
 
 
 @pytest.mark.parametrize(
@@ -24,10 +25,14 @@ def test_an_amount_is_read_and_written(text, bytes_, written):
     assert Size.parse(written) == Size(bytes_)
 
 
-@pytest.mark.parametrize("text", ["", "4", "4G", "GiB", "4 gib", "-4GiB", "4GiB 2MiB", "1e3MiB", "0.0000001KiB"])
-def test_other_things_are_no_amount(text):
-    with pytest.raises(ValueError, match="memory"):
+NOT_SIZES = ["", "4", "4G", "GiB", "4 gib", "-4GiB", "4GiB 2MiB", "1e3MiB", "0.0000001KiB"]
+
+
+@pytest.mark.parametrize(("text", "code"), [*((text, "invalid-size") for text in NOT_SIZES), ("0.1B", "out-of-range")])
+def test_other_texts_are_not_amounts(text, code):
+    with pytest.raises(InvalidValue) as caught:
         Size.parse(text)
+    assert caught.value.code == code
 
 
 @pytest.mark.parametrize(

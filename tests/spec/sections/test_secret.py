@@ -5,7 +5,8 @@ import subprocess
 
 import pytest
 
-from tfdist_cli.errors import UsageError
+from tests.support.codes import raises
+from tfdist_cli.errors import InvalidValue, UsageError
 from tfdist_cli.spec.loading.dump import dump
 from tfdist_cli.spec.loading.load import load_cluster
 from tfdist_cli.spec.loading.problems import SpecError
@@ -56,26 +57,24 @@ def test_a_shell_has_them_by_their_source(cluster):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "no/key cannot be read: No such file or directory"),
-        (b"\n", "its value is empty"),
-        (b"a\0b", "its value holds a NUL"),
-        (b"\xff", "is not UTF-8 text"),
-    ],
+    ("content", "code"),
+    [(None, "unreadable-file"), (b"\n", "empty-secret"), (b"a\0b", "nul-in-value"), (b"\xff", "not-utf-8")],
 )
-def test_a_file_without_a_value(tmp_path, content, message):
+def test_a_file_without_a_value(tmp_path, content, code):
     path = tmp_path / "no" / "key"
     if content is not None:
         path.parent.mkdir()
         path.write_bytes(content)
-    with pytest.raises(UsageError, match=message) as caught:
+    with pytest.raises(InvalidValue) as refused:
+        SecretSpec(file=path).read()
+    assert refused.value.code == code
+    with raises(UsageError, "secret-not-found") as caught:
         read_secrets({"KEY": SecretSpec(file=path)}, "worker")
     assert str(caught.value).startswith("roles.worker.secrets.KEY: ")
 
 
 def test_a_variable_that_is_not_set_is_not_named(cluster):
-    with pytest.raises(UsageError, match="the environment variable that its 'env' names is not set") as caught:
+    with raises(UsageError, "secret-not-found") as caught:
         read_secrets({"KEY": SecretSpec(env="hunter2hunter2")}, "worker", {})
     assert "hunter2" not in f"{caught.value}{caught.value.hint}"
 

@@ -11,8 +11,8 @@ from tfdist_cli.plan.plan import RECIPE_FILE, Plan
 from tfdist_cli.protocol.environment import RUN_DIR
 from tfdist_cli.spec.address import DEFAULT_PORT
 from tfdist_cli.spec.roles import Role
-from tfdist_cli.spec.sections.cluster import RoleSpec
 from tfdist_cli.spec.sections.kubernetes import Kubernetes
+from tfdist_cli.spec.sections.role_spec import RoleSpec
 from tfdist_cli.spec.task_id import TaskId
 
 Manifest = dict[str, Any]

@@ -20,8 +20,9 @@ from tfdist_cli.plan.plan import CLUSTER_FILE, RECIPE_FILE, Plan
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.loading.dump import dump
 from tfdist_cli.spec.roles import ROLES, Role
-from tfdist_cli.spec.sections.cluster import Cluster, Roles, RoleSpec
+from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
+from tfdist_cli.spec.sections.role_spec import Roles, RoleSpec
 from tfdist_cli.spec.task_id import TaskId
 
 PLAN_FILE = "plan.json"

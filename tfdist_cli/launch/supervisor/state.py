@@ -11,7 +11,7 @@ from functools import cached_property
 from tfdist_cli.launch.supervisor.events import ResizeAccepted, StopSignal
 from tfdist_cli.launch.supervisor.failure_order import NO_ERROR, ReportedError, causes_first
 from tfdist_cli.spec.roles import Role
-from tfdist_cli.spec.sections.cluster import RestartSpec, default_restart
+from tfdist_cli.spec.sections.role_spec import RestartSpec, default_restart
 from tfdist_cli.spec.strategies import Strategy, decides, serves
 from tfdist_cli.spec.task_id import TaskId
 

@@ -1,4 +1,4 @@
-"""A resolved cluster or recipe → the YAML that loads back to it."""
+"""Writes a cluster or a recipe as YAML that loads back to it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tfdist_cli.spec.sections.model import SpecModel
 
 
 def dump(model: SpecModel) -> str:
-    """The model as YAML, without the keys that say nothing; paths are absolute if the model was loaded."""
+    """Returns the model as YAML, without keys that have an empty default. The paths of a loaded model are absolute."""
     return yaml.dump(
         _escaped(_tree(model)), Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120
     )
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes the text that would be read as something else, by the rules that files are read by."""
+    """Quotes text that `read_scalar` would read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         return True
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        # PyYAML itself would write NEL and its like as they are, and no parser reads them back from there.
+        # PyYAML would write NEL and other line separators unescaped, and no parser reads them back.
         style = "'" if not is_text(data) else None if data.isprintable() else '"'
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
@@ -52,7 +52,7 @@ def _tree(model: SpecModel) -> dict[str, Any]:
 
 
 def _escaped(value: Any) -> Any:
-    """Saves the dollars of values; keys are not filled in from the environment."""
+    """Escapes the dollars in values. Keys have no variables."""
     if isinstance(value, dict):
         return {key: _escaped(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What pydantic found wrong with a tree, in plain words and at its place."""
+"""Translates the errors of pydantic into problems with a place in the file and a message in plain words."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from tfdist_cli.errors import code_of
 from tfdist_cli.spec.loading.keys import model_at, suggest
-from tfdist_cli.spec.loading.positions import Broken, Node
+from tfdist_cli.spec.loading.positions import Node, Unusable
 from tfdist_cli.spec.loading.problems import CONFIDENTIAL, KeyPath, Place, Problem, dotted, either
 from tfdist_cli.spec.sections.model import Inconsistent, SpecModel
 
@@ -31,21 +32,33 @@ _EXPECTED = {
     "less_than_equal": "at most {le}",
     "less_than": "less than {lt}",
 }
-_SAID = {
+_MESSAGES = {
     "too_short": "the list is empty: name at least one, or remove the key",
     "string_too_short": "the text is empty",
     "string_too_long": "longer than {max_length} characters",
 }
+_CODES = {
+    "greater_than_equal": "out-of-range",
+    "greater_than": "out-of-range",
+    "less_than_equal": "out-of-range",
+    "less_than": "out-of-range",
+    "finite_number": "out-of-range",
+    "literal_error": "unknown-choice",
+    "too_short": "empty-list",
+    "string_too_short": "empty-text",
+    "string_too_long": "too-long",
+}
+"""The codes of pydantic's types of errors. The first one that occurs in a union counts; all others are `wrong-type`."""
 _TEXT_SHOWN = 60
 
 
 def explain(error: ValidationError, tree: Node, model: type[SpecModel]) -> Iterator[Problem]:
-    """Yields each problem once, though pydantic tells it once per alternative of a union.
+    """Yields each problem once. Pydantic reports a problem once for each alternative of a union.
 
     Args:
-        error: what validating `tree.plain()` raised.
+        error: the error that validating `tree.plain()` raised.
         tree: the values and their places.
-        model: what the tree was to be.
+        model: the model that the tree was validated against.
     """
     by_path: dict[KeyPath, list[Details]] = {}
     of_unions = set()
@@ -57,13 +70,13 @@ def explain(error: ValidationError, tree: Node, model: type[SpecModel]) -> Itera
     above = {path[:length] for path in by_path for length in range(len(path))}
     for path, alternatives in by_path.items():
         if path in of_unions and path in above:
-            continue  # the alternative that fitted best is told at the item that did not fit
-        if not isinstance(_node(tree, path).content, Broken):
+            continue  # a problem of one item in the list or map is more precise
+        if not isinstance(_node(tree, path).content, Unusable):
             yield from _problems(path, alternatives, tree, model)
 
 
 def _path(tree: Node, details: Details) -> KeyPath:
-    """The keys and indices of an error's `loc`, which also names the alternatives of unions."""
+    """The keys and indices of an error's `loc`, without the names of the alternatives of unions."""
     path: list[str | int] = []
     node = tree
     for part in details["loc"]:
@@ -81,18 +94,29 @@ def _problems(path: KeyPath, alternatives: Sequence[Details], tree: Node, model:
     first = alternatives[0]
     reason = first.get("ctx", {}).get("error")
     if isinstance(reason, Inconsistent):
-        for below, message in reason.problems:
-            at = (*path, *below)
-            yield Problem(_place(_node(tree, at)), dotted(at), message)
+        for problem in reason.problems:
+            at = (*path, *problem.keys)
+            yield Problem(_place(_node(tree, at)), dotted(at), problem.message, problem.code)
     elif first["type"] == "extra_forbidden":
         siblings = model_at(model, path[:-1]) or model
         message = f"unknown key, {suggest(str(path[-1]), siblings, model)}"
-        yield Problem(node.key_place or node.place, dotted(path), message)
+        yield Problem(node.key_place or node.place, dotted(path), message, code="unknown-key")
     elif first["type"] == "missing":
-        yield Problem(_place(node), dotted(path), f"missing key, {_purpose(path, model)}")
+        yield Problem(_place(node), dotted(path), f"missing key, {_purpose(path, model)}", code="missing-key")
     else:
         hidden = bool(set(CONFIDENTIAL) & set(path))
-        yield Problem(node.place, dotted(path), _message(alternatives, node.content, hidden=hidden))
+        message = _message(alternatives, node.content, hidden=hidden)
+        yield Problem(node.place, dotted(path), message, _code(alternatives, node.content))
+
+
+def _code(alternatives: Sequence[Details], got: Any) -> str:
+    for details in alternatives:
+        if details["type"] == "value_error":
+            return code_of(details["ctx"]["error"])
+    codes = [_CODES.get(details["type"], "wrong-type") for details in alternatives]
+    if "unknown-choice" in codes and not isinstance(got, str):  # a choice is text
+        codes = [code for code in codes if code != "unknown-choice"] or ["wrong-type"]
+    return next((code for code in codes if code != "wrong-type"), "wrong-type")
 
 
 def _message(alternatives: Sequence[Details], got: Any, *, hidden: bool) -> str:
@@ -101,20 +125,20 @@ def _message(alternatives: Sequence[Details], got: Any, *, hidden: bool) -> str:
         kind, context = details["type"], details.get("ctx", {})
         if kind == "value_error":
             return str(context["error"])
-        if kind in _SAID:
-            return _SAID[kind].format(**context)
+        if kind in _MESSAGES:
+            return _MESSAGES[kind].format(**context)
         if kind not in _EXPECTED:
             return str(details["msg"])
         expected.append(_EXPECTED[kind].format(**context))
-    told = _kind(got) if hidden else _shown(got)
-    return f"expected {either(expected)}, got {told}{_advice(expected, alternatives, got)}"
+    shown = _kind(got) if hidden else _shown(got)
+    return f"expected {either(expected)}, got {shown}{_advice(expected, alternatives, got)}"
 
 
 def _advice(expected: Sequence[str], alternatives: Sequence[Details], got: Any) -> str:
     if "text" in expected and isinstance(got, bool | int | float):
         return ": put it in quotes"
     if {"a whole number", "a number"} & set(expected) and isinstance(got, str) and got.strip().isdigit():
-        return " in quotes: take them away"
+        return " in quotes: remove the quotes"
     if got is None and expected == [_EXPECTED["model_type"]]:
         return ": write {} for the defaults, or remove the key"
     choices = [choice for details in alternatives for choice in _choices(details)]
@@ -142,7 +166,7 @@ def _shown(got: Any) -> str:
 
 
 def _purpose(path: KeyPath, model: type[SpecModel]) -> str:
-    """What a missing key is for: its own description, and what it may be."""
+    """The values or the description of a missing key."""
     owner = model_at(model, path[:-1]) or model
     field = owner.model_fields[str(path[-1])]
     values = [repr(value) for value in get_args(field.annotation) if isinstance(value, str)]
@@ -153,7 +177,7 @@ def _purpose(path: KeyPath, model: type[SpecModel]) -> str:
 
 
 def _node(tree: Node, path: KeyPath) -> Node:
-    """The node at `path`, or as far as the tree goes."""
+    """The node at `path`, or the last node on the way to it."""
     for part in path:
         child = tree.child(part)
         if child is None:

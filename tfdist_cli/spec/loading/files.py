@@ -1,4 +1,4 @@
-"""Reading the text of a small file, whatever its path turns out to be."""
+"""Reads the text of a small file, whatever its path names."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ LARGEST = 1 << 20
 
 
 def read_text(path: Path, place: Place) -> str:
-    """The text of a file in UTF-8.
+    """Reads a file in UTF-8.
 
     Args:
         path: the file.
-        place: what to name in messages.
+        place: the place that messages name.
 
     Raises:
-        SpecError: there is no such file, or it is not a text of at most 1 MiB.
+        SpecError: there is no such file, or it is not UTF-8 text of at most 1 MiB.
     """
-    hint = None
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-            raise _error(place, f"is {kind}: expected a YAML file", _hint(path))
+            raise _error(place, f"is {kind}: expected a YAML file", code="not-a-file", hint=_hint(path))
         with path.open("rb") as file:
             data = file.read(LARGEST + 1)
     except FileNotFoundError:
-        raise _error(place, "no such file", _hint(path)) from None
+        raise _error(place, "no such file", code="no-such-file", hint=_hint(path)) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise _error(place, f"cannot be read: {reason}", hint) from None
+        raise _error(place, f"cannot be read: {reason}", code="unreadable-file") from None
     if len(data) > LARGEST:
-        raise _error(place, "is larger than 1 MiB: expected a YAML file written by hand", hint)
+        raise _error(place, "is larger than 1 MiB: expected a YAML file written by hand", code="file-too-large")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _error(place, f"is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}", hint) from None
+        message = f"is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}"
+        raise _error(place, message, code="not-utf-8") from None
 
 
-def _error(place: Place, message: str, hint: str | None) -> SpecError:
-    return SpecError([Problem(place, "", message)], hint=hint)
+def _error(place: Place, message: str, *, code: str, hint: str | None = None) -> SpecError:
+    return SpecError([Problem(place, "", message, code)], hint=hint)
 
 
 def _hint(path: Path) -> str | None:
-    """Names the YAML files that could have been meant."""
+    """Suggests the YAML files of the folder."""
     folder = path if path.is_dir() else path.parent
     try:
         names = sorted(file.name for file in folder.iterdir() if file.suffix in (".yaml", ".yml"))

@@ -1,4 +1,4 @@
-"""The keys that a specification model takes, for messages and for finding the paths among the values."""
+"""The keys of the models of files: for suggestions in messages, and for finding the values that are paths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfdist_cli.spec.sections.model import SpecModel
 
 
 def model_at(model: type[SpecModel], path: KeyPath) -> type[SpecModel] | None:
-    """The model of the map at `path`; None where a map of any keys, or no map, is."""
+    """Returns the model of the map at `path`; None where the map may have any keys, or where there is no map."""
     parts = iter(path)
     for part in parts:
         if isinstance(part, int):
@@ -33,7 +33,7 @@ def model_at(model: type[SpecModel], path: KeyPath) -> type[SpecModel] | None:
 
 
 def all_paths(model: type[SpecModel], above: str = "") -> Iterator[str]:
-    """Every key path of a file, dotted."""
+    """Yields the path of every key of a file, dotted."""
     for name, field in model.model_fields.items():
         yield above + name
         below = _submodel(field)
@@ -42,12 +42,15 @@ def all_paths(model: type[SpecModel], above: str = "") -> Iterator[str]:
 
 
 def suggest(key: str, model: type[SpecModel], top: type[SpecModel]) -> str:
-    """What could have been meant by `key`, which `model` does not have.
+    """Suggests a key in place of an unknown one.
 
     Args:
         key: the unknown key.
-        model: the model of the map that it stands in.
+        model: the model of the map that contains it.
         top: the model of the whole file.
+
+    Returns:
+        A question with the most similar key, or the list of valid keys.
     """
     elsewhere = (path for path in all_paths(top) if path.rpartition(".")[2] == key)
     meant = next(elsewhere, None) or next(iter(get_close_matches(key, model.model_fields, n=1)), None)
@@ -57,17 +60,17 @@ def suggest(key: str, model: type[SpecModel], top: type[SpecModel]) -> str:
 
 
 def path_fields(model: type[SpecModel]) -> Iterator[str]:
-    """The keys of `model` whose values are paths."""
+    """Returns the keys of `model` whose values are paths."""
     return (name for name, field in model.model_fields.items() if Path in _types(field.annotation))
 
 
 def submodels(model: type[SpecModel]) -> Mapping[str, type[SpecModel]]:
-    """The keys of `model` whose values are models, and those."""
+    """Returns the keys of `model` whose values are models, with those models."""
     return {name: below for name, field in model.model_fields.items() if (below := _submodel(field))}
 
 
 def mapped_models(model: type[SpecModel]) -> Mapping[str, type[SpecModel]]:
-    """The keys of `model` whose values are maps of any keys to models, and those."""
+    """Returns the keys of `model` whose values are maps from any key to a model, with those models."""
     return {name: below for name, field in model.model_fields.items() if (below := _mapped(field))}
 
 

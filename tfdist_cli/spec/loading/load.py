@@ -1,4 +1,4 @@
-"""Files, `--set` and the environment → a checked cluster and recipe."""
+"""Loads a cluster and a recipe from files, `--set` and environment variables, and checks them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tfdist_cli.spec.loading.explanations import explain
 from tfdist_cli.spec.loading.files import read_text
 from tfdist_cli.spec.loading.keys import all_paths, mapped_models, path_fields, submodels
 from tfdist_cli.spec.loading.overrides import Override
-from tfdist_cli.spec.loading.positions import Broken, Node, read_yaml
+from tfdist_cli.spec.loading.positions import Node, Unusable, read_yaml
 from tfdist_cli.spec.loading.problems import Place, Problem, SpecError, dotted
 from tfdist_cli.spec.path_scheme import scheme_problem
 from tfdist_cli.spec.roles import Role
 from tfdist_cli.spec.sections.cluster import Cluster
-from tfdist_cli.spec.sections.model import SpecModel
+from tfdist_cli.spec.sections.model import KeyProblem, SpecModel
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.spec.strategies import STRATEGIES
 
 _EXPLAINED_AT_MOST = 1000
-"""Of the problems that pydantic finds: finding the nearest key takes a while."""
+"""The most problems of pydantic that are explained: finding the most similar key takes a while."""
 Model = TypeVar("Model", bound=SpecModel)
 
 
@@ -37,11 +37,11 @@ def load_cluster(path: str | Path, overrides: Sequence[str] = (), environ: Mappi
 
     Args:
         path: the file.
-        overrides: `path=value`, as `--set` takes them.
-        environ: the variables that `${VAR}` is filled in from.
+        overrides: the values of `--set`, `path=value`.
+        environ: the environment variables for `${VAR}`.
 
     Raises:
-        SpecError: with everything that is wrong.
+        SpecError: the file or an override is invalid. It has all problems.
     """
     return _File(Path(path), str(path), _parse(overrides, environ, (Cluster,)), environ).load(Cluster)[0]
 
@@ -61,15 +61,15 @@ def load_run(
 
     Args:
         cluster_path: the cluster file.
-        recipe_path: the recipe file, in place of the cluster's own.
-        overrides: `path=value`; the path's first key says which of the files it is for.
-        environ: the variables that `${VAR}` is filled in from.
+        recipe_path: the recipe file, in place of the one that the cluster file names.
+        overrides: the values of `--set`, `path=value`. The first key of the path decides which file it changes.
+        environ: the environment variables for `${VAR}`.
 
     Returns:
-        The cluster, whose `recipe` is the one that was read, and the recipe if there is one.
+        The cluster, with the path of the recipe that was read, and the recipe if there is one.
 
     Raises:
-        SpecError: with everything that is wrong in both files and in the overrides.
+        SpecError: a file or an override is invalid. It has all problems of both files.
     """
     parsed = _parse(overrides, environ, (Cluster, Recipe))
     for_cluster = [override for override in parsed if override.path[0] in Cluster.model_fields]
@@ -84,7 +84,7 @@ def load_run(
     if file is None:
         message = f"is for a recipe, but there is none: name it with --recipe, or as 'recipe' in {cluster_path}"
         if for_recipe:
-            raise SpecError(Problem(override.place, "", message) for override in for_recipe)
+            raise SpecError(Problem(override.place, "", message, code="no-recipe") for override in for_recipe)
         return cluster, None
     recipe, _ = file.load(Recipe)
     _check_together(cluster, recipe, tree, file.shown)
@@ -92,15 +92,15 @@ def load_run(
 
 
 def resized(cluster: Cluster, recipe: Recipe | None, replicas: Mapping[Role, int]) -> Cluster:
-    """The same cluster with other numbers of tasks, as `--set roles.ROLE.replicas=N` would have made it.
+    """Returns the cluster with other numbers of tasks, as `--set roles.ROLE.replicas=N` would.
 
     Args:
         cluster: the cluster.
-        recipe: what it trains.
-        replicas: the roles that change, and how many tasks they are to have.
+        recipe: the recipe that it trains.
+        replicas: the roles that change, each with its new number of tasks.
 
     Raises:
-        SpecError: there is no such cluster.
+        SpecError: a cluster with these numbers is invalid.
     """
     overrides = [Override.parse(f"roles.{role}.replicas={count}", {}) for role, count in replicas.items()]
     tree = read_yaml(dump(cluster), cluster.name, {}, marks=False)
@@ -112,7 +112,7 @@ def resized(cluster: Cluster, recipe: Recipe | None, replicas: Mapping[Role, int
 
 @dataclass(frozen=True)
 class _File:
-    """A file to be read, under the name that messages use, and what is to be changed in it."""
+    """A file to load, with the name that messages use, and the overrides for it."""
 
     path: Path
     shown: str
@@ -126,12 +126,12 @@ class _File:
         if not isinstance(tree.content, dict):
             kind = {list: "a list", type(None): "nothing"}.get(type(tree.content), "a single value")
             message = f"expected a map with the keys {', '.join(model.model_fields)}, got {kind}"
-            raise SpecError([Problem(tree.place, "", message)])
+            raise SpecError([Problem(tree.place, "", message, code="wrong-type")])
         _start_at(_absolute(self.path).parent, tree, model)
         problems = [problem for override in self.overrides for problem in _apply(override, tree)]
         _start_at(Path(), tree, model)
         _fill_in(tree.content, model, self.path, self.shown)
-        problems += [Problem(place, dotted(at), message) for at, place, message in tree.broken()]
+        problems += tree.problems()
         try:
             loaded = model.model_validate(tree.plain())
         except ValidationError as error:
@@ -149,7 +149,7 @@ class _File:
 
 
 def _parse(overrides: Sequence[str], environ: Mapping[str, str], models: Sequence[type[SpecModel]]) -> list[Override]:
-    """Reads the overrides of files of these models."""
+    """Parses the overrides of the files of these models."""
     parsed: list[Override] = []
     problems: list[Problem] = []
     for text in overrides:
@@ -160,7 +160,7 @@ def _parse(overrides: Sequence[str], environ: Mapping[str, str], models: Sequenc
             continue
         parsed.append(override)
         if not any(override.path[0] in model.model_fields for model in models):
-            problems.append(Problem(override.place, "", _nearest(override.path, models)))
+            problems.append(Problem(override.place, "", _nearest(override.path, models), code="unknown-key"))
     if problems:
         raise SpecError(problems)
     return parsed
@@ -177,7 +177,7 @@ def _apply(override: Override, tree: Node) -> Iterable[Problem]:
 
 
 def _unknown_parameter(override: Override, tree: Node) -> Problem | None:
-    """What is wrong with a parameter that the recipe does not have: nothing else would tell of a slip in its name."""
+    """The problem with a parameter that the recipe does not have. No other check would find a typo in its name."""
     top, *below = override.path
     if top != "params" or not below:
         return None
@@ -188,7 +188,7 @@ def _unknown_parameter(override: Override, tree: Node) -> Problem | None:
     near = get_close_matches(below[0], names, n=1, cutoff=0.5)
     meant = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(names)}"
     message = f"the recipe has no parameter {below[0]!r}, {meant}" if names else "the recipe has no parameters"
-    return Problem(override.place, "", message)
+    return Problem(override.place, "", message, code="unknown-parameter")
 
 
 def _nearest(path: tuple[str, ...], models: Sequence[type[SpecModel]]) -> str:
@@ -201,15 +201,15 @@ def _nearest(path: tuple[str, ...], models: Sequence[type[SpecModel]]) -> str:
 
 
 def _start_at(folder: Path, node: Node, model: type[SpecModel]) -> None:
-    """Makes the relative paths among the values absolute."""
+    """Makes the relative paths among the values absolute, relative to `folder`."""
     for key in path_fields(model):
         for child in _items(node.child(key)):
             if isinstance(child.content, str) and child.content and "\0" not in child.content:
                 try:
-                    if not scheme_problem(child.content):  # what is no path is refused where it is read
+                    if not scheme_problem(child.content):  # the model reports what is not a path
                         child.content = str(_absolute(folder / Path(child.content).expanduser()))
                 except (RuntimeError, OSError) as error:  # no such user, or the current folder is gone
-                    child.content = Broken(f"{child.content!r} is no path here: {error}")
+                    child.content = Unusable(f"{child.content!r} is not a path here: {error}", code="invalid-path")
     for key, below in submodels(model).items():
         for child in _items(node.child(key)):
             _start_at(folder, child, below)
@@ -220,27 +220,28 @@ def _start_at(folder: Path, node: Node, model: type[SpecModel]) -> None:
 
 
 def _items(node: Node | None) -> Sequence[Node]:
-    """The items of a list, or the one value that there is."""
+    """The items of a list, or the one value."""
     if node is None:
         return ()
     return node.content if isinstance(node.content, list) else (node,)
 
 
 def _absolute(path: Path) -> Path:
-    """An absolute path without `..`, unless that would lead elsewhere because of a symbolic link.
+    """Returns an absolute path without `..`, unless removing `..` would change the file because of a symbolic link.
 
-    Links stay: on a cluster the same file system is often mounted under different names behind one link.
+    Links are not resolved: on a cluster the same file system often has different mount points behind one link.
     """
     try:
         path = path.absolute()
     except FileNotFoundError:
-        raise SpecError([Problem(Place(str(path)), "", "the current directory is gone")]) from None
+        message = "the current directory does not exist any more"
+        raise SpecError([Problem(Place(str(path)), "", message, code="no-current-directory")]) from None
     plain = Path(os.path.normpath(path))
     return plain if os.path.realpath(path) == os.path.realpath(plain) else path
 
 
 def _fill_in(entries: dict[str, Node], model: type[SpecModel], path: Path, shown: str) -> None:
-    """Gives the keys their values that follow from the file's own name and place."""
+    """Fills in the defaults that depend on the file's name and folder."""
     if model is Cluster:
         stem = path.stem.encode("utf-8", "replace").decode()
         default = "name", re.sub(r"[\x00-\x1f\x7f-\x9f]", "_", stem)[:100]
@@ -252,56 +253,61 @@ def _fill_in(entries: dict[str, Node], model: type[SpecModel], path: Path, shown
 
 
 def _other_file(entries: Mapping[str, Node], model: type[SpecModel]) -> str | None:
-    """Says so when a recipe is given as the cluster, or the other way round."""
+    """A hint if a recipe is given as the cluster, or a cluster as the recipe."""
     other: type[SpecModel] = Recipe if model is Cluster else Cluster
     written = {key for key, node in entries.items() if node.place.line}
     if not written & set(model.model_fields) and written & set(other.model_fields):
-        return f"this is a {other.__name__.lower()} file, and a {model.__name__.lower()} is expected here"
+        return f"this is a {other.__name__.lower()} file: a {model.__name__.lower()} file is expected"
     return None
 
 
 def _named_recipe(
     cluster: Cluster, tree: Node, overrides: Sequence[Override], environ: Mapping[str, str]
 ) -> _File | None:
-    """The recipe that the cluster names; one that is not there is the fault of the line that names it."""
+    """The recipe that the cluster file names. If it does not exist, the problem is at the line that names it."""
     if cluster.recipe is None:
         return None
     named = tree.child("recipe")
     if named and not os.path.lexists(cluster.recipe):
-        raise SpecError([Problem(named.place, "recipe", f"no such file: {cluster.recipe}")])
+        raise SpecError([Problem(named.place, "recipe", f"no such file: {cluster.recipe}", code="no-such-file")])
     return _File(cluster.recipe, _shortest(cluster.recipe), overrides, environ)
 
 
 def _check_together(cluster: Cluster, recipe: Recipe, tree: Node, recipe_file: str) -> None:
-    """Finds what no file can be blamed for alone."""
-    for role, message in _disagreements(cluster, recipe, recipe_file):
+    """Checks that the recipe fits the cluster.
+
+    Raises:
+        SpecError: it does not. The problem is at a role of the cluster file.
+    """
+    for problem in _mismatches(cluster, recipe, recipe_file):
         roles = tree.child("roles") or tree
-        named = roles.child(role)
+        named = roles.child(problem.keys[-1])
         place = (named.key_place or named.place) if named else roles.key_place or roles.place
-        raise SpecError([Problem(place, f"roles.{role}", message)])
+        raise SpecError([Problem(place, dotted(problem.keys), problem.message, problem.code)])
 
 
-def _disagreements(cluster: Cluster, recipe: Recipe, recipe_file: str) -> Iterator[tuple[Role, str]]:
-    """A role, and why the recipe and it don't go together."""
+def _mismatches(cluster: Cluster, recipe: Recipe, recipe_file: str) -> Iterator[KeyProblem]:
+    """The roles that do not fit the recipe."""
     missing = [key for key in ("checkpoint", "evaluate") if getattr(recipe, key) is None]
     if cluster.roles.count("evaluator") and missing:
-        yield (
-            "evaluator",
-            f"an evaluator scores checkpoints: {recipe_file} needs {' and '.join(map(repr, missing))} for it",
-        )
+        message = f"an evaluator scores checkpoints: it needs {' and '.join(map(repr, missing))} in {recipe_file}"
+        yield KeyProblem(("roles", "evaluator"), message, code="nothing-to-evaluate")
     least, workers = recipe.updates.aggregate, cluster.roles.count("worker")
     if least is not None and least > workers and STRATEGIES[cluster.strategy].coordinated:
-        yield "worker", f"{recipe_file} has updates.aggregate: {least}, but there are {workers} workers"
+        message = f"{recipe_file} has updates.aggregate: {least}, but there are {workers} workers"
+        yield KeyProblem(("roles", "worker"), message, code="too-few-workers")
     share, served = recipe.train.share, cluster.roles.count("data_worker")
     if served and share != "service":
-        yield "data_worker", f"nobody reads from it: {recipe_file} has train.share: {share}, and needs 'service' for it"
+        message = f"no task reads its data: {recipe_file} has train.share: {share}, and not 'service'"
+        yield KeyProblem(("roles", "data_worker"), message, code="role-not-used")
     if share == "service" and not served:
         fix = "write 'data_dispatcher: {}' and 'data_worker: {}' in roles"
-        yield "data_worker", f"{recipe_file} has train.share: service, which needs data workers: {fix}"
+        message = f"{recipe_file} has train.share: service, which needs data workers: {fix}"
+        yield KeyProblem(("roles", "data_worker"), message, code="missing-role")
 
 
 def _shortest(path: Path) -> str:
-    """How messages name a file that the user did not name on the command line."""
+    """The name in messages of a file that the command line does not name."""
     try:
         return str(path.relative_to(Path.cwd()))
     except (ValueError, OSError):

@@ -1,4 +1,4 @@
-"""`--set path=value`: one key of a file, set from the command line."""
+"""`--set path=value` sets one key of a file on the command line."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Override:
     """One `--set`.
 
     Args:
-        path: the keys, and indices of lists, on the way to the value.
-        value: what to put there.
+        path: the keys, and the indices of lists, that lead to the value.
+        value: the new value.
     """
 
     path: tuple[str, ...]
@@ -24,12 +24,12 @@ class Override:
 
     @property
     def place(self) -> Place:
-        """How messages name it."""
+        """The place that messages name."""
         return self.value.place
 
     @classmethod
     def parse(cls, text: str, environ: Mapping[str, str]) -> Override:
-        """Reads `roles.worker.replicas=4`; the value is YAML, and null when nothing follows the `=`.
+        """Parses `roles.worker.replicas=4`. The value is YAML; without a value after the `=` it is null.
 
         Raises:
             SpecError: there is no `=`, a part of the path is empty, or the value is not YAML.
@@ -38,21 +38,22 @@ class Override:
         hidden = equals and set(CONFIDENTIAL) & set(path.split("."))
         source = f"--set {path}=..." if hidden else f"--set {text}"
         if not equals:
-            _refuse(Place(source), "expected PATH=VALUE, such as roles.worker.replicas=4")
+            _refuse(Place(source), "expected PATH=VALUE, such as roles.worker.replicas=4", code="malformed-override")
         parts = tuple(path.strip().split("."))
         if not all(parts):
-            _refuse(Place(source), "a part of the path is empty: expected PATH=VALUE, such as roles.worker.replicas=4")
+            message = "a part of the path is empty: expected PATH=VALUE, such as roles.worker.replicas=4"
+            _refuse(Place(source), message, code="malformed-override")
         if len(parts) > DEEPEST:
-            _refuse(Place(source), f"the path is more than {DEEPEST} deep")
+            _refuse(Place(source), f"the path is more than {DEEPEST} deep", code="nested-too-deep")
         return cls(parts, read_yaml(value, source, environ, marks=False, depth=len(parts)))
 
     def apply(self, root: Node) -> None:
-        """Puts the value into the tree, with the maps on the way that are not there.
+        """Puts the value into the tree. Creates the maps on the path that are missing.
 
-        A whole number in the place of a decimal one is taken for such: Keras wants a learning rate of `1.0`.
+        A whole number that replaces a decimal number becomes a decimal number: Keras needs a learning rate of `1.0`.
 
         Raises:
-            SpecError: the path leads into something that is neither a map nor a list, or past a list's end.
+            SpecError: the path leads through a value that is neither a map nor a list, or past the end of a list.
         """
         node = root
         for depth, part in enumerate(self.path[:-1]):
@@ -73,18 +74,19 @@ class Override:
 
 
 def _index(node: Node, part: str, override: Override, depth: int) -> str | int:
-    """`part` as a key of the map `node`, or as an index of the list `node`."""
+    """Returns `part` as a key of the map `node`, or as an index of the list `node`."""
     above = dotted(override.path[:depth])
     if isinstance(node.content, dict):
         return part
     if not isinstance(node.content, list):
-        _refuse(override.place, f"{above} is no map or list, so it has no {part!r}; it is set at {node.place}")
+        message = f"{above} is not a map or a list, so that it has no {part!r}; it is set at {node.place}"
+        _refuse(override.place, message, code="not-a-container")
     size = len(node.content)
     if not (part.isascii() and part.isdigit() and len(part) < 10 and int(part) < size):
         numbers = f"with items 0 to {size - 1}" if size else "and is empty"
-        _refuse(override.place, f"{above} is a list {numbers}, so it has no {part!r}")
+        _refuse(override.place, f"{above} is a list {numbers}, so that it has no {part!r}", code="no-such-item")
     return int(part)
 
 
-def _refuse(place: Place, message: str) -> NoReturn:
-    raise SpecError([Problem(place, "", message)])
+def _refuse(place: Place, message: str, *, code: str) -> NoReturn:
+    raise SpecError([Problem(place, "", message, code)])

@@ -1,7 +1,7 @@
-"""YAML text → a tree of values that know where they stand.
+"""Parses YAML into a tree of values with their positions.
 
-Only the plain part of YAML is read: maps with text as keys, lists and scalars. Tags, anchors and aliases are refused,
-which leaves nothing that could run code or grow beyond the text.
+Only a part of YAML is read: maps with text as keys, lists and scalars. Tags, anchors and aliases are refused, so that
+no file can run code, or expand to more than its text.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any, NoReturn
 
 import yaml
 
+from tfdist_cli.errors import code_of
 from tfdist_cli.spec.loading.interpolation import read_scalar
-from tfdist_cli.spec.loading.problems import KeyPath, Place, Problem, SpecError
+from tfdist_cli.spec.loading.problems import KeyPath, Place, Problem, SpecError, dotted
 from tfdist_cli.spec.loading.scalars import Scalar, is_text
 
 DEEPEST = 50
@@ -22,8 +23,8 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NOT_YAML = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _PLAIN_STYLES = (None, "")
 Mark = Any
-"""Of PyYAML's own parser or of libyaml's, or None: `line` and `column` from 0."""
-_IN_PLAIN_WORDS = (
+"""A position of PyYAML's parser or of libyaml's, with `line` and `column` from 0; or None."""
+_PLAIN_WORDS = (
     ("mapping values are not allowed", "a second ': ' in one line: put text that holds ': ' in quotes"),
     ("did not find expected key", "this does not fit the lines above: check its indentation, commas and quotes"),
     ("expected <block end>", "this does not fit the lines above: check its indentation, commas and quotes"),
@@ -34,10 +35,11 @@ _IN_PLAIN_WORDS = (
 
 
 @dataclass(frozen=True)
-class Broken:
-    """Stands for a value that cannot be used; it matters only if nothing takes its place."""
+class Unusable:
+    """The content of a node that cannot be used. It is reported only if no `--set` replaces it."""
 
     message: str
+    code: str
 
 
 @dataclass
@@ -45,17 +47,17 @@ class Node:
     """A value and its place.
 
     Args:
-        content: a scalar, a map, a list, or why there is none.
+        content: a scalar, a map, a list, or the reason why there is none.
         place: where the value starts.
-        key_place: where its key starts, for a value of a map.
+        key_place: where its key starts, if it is a value of a map.
     """
 
-    content: Scalar | dict[str, Node] | list[Node] | Broken
+    content: Scalar | dict[str, Node] | list[Node] | Unusable
     place: Place
     key_place: Place | None = None
 
     def child(self, part: str | int) -> Node | None:
-        """The value at a key or an index."""
+        """Returns the value at a key or an index; None if there is none."""
         if isinstance(self.content, dict) and isinstance(part, str):
             return self.content.get(part)
         if isinstance(self.content, list) and isinstance(part, int) and 0 <= part < len(self.content):
@@ -63,21 +65,21 @@ class Node:
         return None
 
     def plain(self) -> Any:
-        """The value in dicts, lists and scalars."""
+        """Returns the value as dicts, lists and scalars."""
         if isinstance(self.content, dict):
             return {key: node.plain() for key, node in self.content.items()}
         if isinstance(self.content, list):
             return [node.plain() for node in self.content]
         return self.content
 
-    def broken(self, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Place, str]]:
-        """Every value that cannot be used: its path, its place, and why."""
-        if isinstance(self.content, Broken):
-            yield path, self.place, self.content.message
+    def problems(self, path: KeyPath = ()) -> Iterator[Problem]:
+        """Yields a problem for each value that cannot be used."""
+        if isinstance(self.content, Unusable):
+            yield Problem(self.place, dotted(path), self.content.message, self.content.code)
         parts: Any = self.content if isinstance(self.content, list) else None
         parts = self.content.items() if isinstance(self.content, dict) else enumerate(parts or ())
         for part, node in parts:
-            yield from node.broken((*path, part))
+            yield from node.problems((*path, part))
 
 
 def read_yaml(text: str, source: str, environ: Mapping[str, str], *, marks: bool = True, depth: int = 0) -> Node:
@@ -85,13 +87,13 @@ def read_yaml(text: str, source: str, environ: Mapping[str, str], *, marks: bool
 
     Args:
         text: the YAML.
-        source: what it comes from, for messages.
-        environ: the variables that `${VAR}` is filled in from.
-        marks: the lines and columns of `text` mean something to the user.
-        depth: how deep in a file the document is to stand.
+        source: the name of the file, for messages.
+        environ: the environment variables for `${VAR}`.
+        marks: whether messages have lines and columns.
+        depth: the depth at which the document is put into another one.
 
     Raises:
-        SpecError: it is not YAML, or not the part of YAML that is read here.
+        SpecError: it is not YAML, or uses a part of YAML that is not supported.
     """
 
     def place(mark: Mark) -> Place:
@@ -102,17 +104,18 @@ def read_yaml(text: str, source: str, environ: Mapping[str, str], *, marks: bool
         start = unreadable.start()
         line, column = text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start)
         where = Place(source, line, column) if marks else Place(source)
-        raise SpecError([Problem(where, "", f"the character {unreadable[0]!r} cannot stand in YAML")])
+        message = f"the character {unreadable[0]!r} is not allowed in YAML"
+        raise SpecError([Problem(where, "", message, code="invalid-character")])
     try:
         return _Composer(yaml.parse(text, Loader=_Loader), place, environ).document(depth)
     except yaml.MarkedYAMLError as error:
         raise _syntax_error(error, text, place) from None
     except yaml.YAMLError as error:
-        raise SpecError([Problem(Place(source), "", f"not YAML: {error}")]) from None
+        raise SpecError([Problem(Place(source), "", f"not YAML: {error}", code="not-yaml")]) from None
 
 
 class _Composer:
-    """Makes nodes of YAML's events; recursive, and therefore bounded in depth."""
+    """Builds nodes from YAML's events. It is recursive, so that the depth is limited."""
 
     def __init__(
         self, events: Iterator[yaml.Event], place: Callable[[Mark], Place], environ: Mapping[str, str]
@@ -129,7 +132,7 @@ class _Composer:
         node = self._node(next(self._events), depth)
         next(self._events)  # the end of the document
         if isinstance(after := next(self._events), yaml.DocumentStartEvent):
-            self._refuse(after, "a second document starts here: one file holds one document")
+            self._refuse(after, "a second document starts here: a file has one document", code="several-documents")
         return node
 
     def _node(self, event: yaml.Event, depth: int, key_place: Place | None = None) -> Node:
@@ -151,49 +154,53 @@ class _Composer:
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             self._check(event, depth)
             if not isinstance(event, yaml.ScalarEvent):
-                self._refuse(event, "a key is text, not a list or a map: put text that holds { or [ in quotes")
+                message = "a key is text, not a list or a map: put text that contains { or [ in quotes"
+                self._refuse(event, message, code="key-not-text")
             key, place = event.value, self._place(event.start_mark)
             value = self._node(next(self._events), depth, place)
             if key in entries:
                 first = entries[key].key_place
                 at = f" (first in line {first.line})" if first and first.line else ""
-                value = Node(Broken(f"the key is given twice{at}: remove one"), place, first)
+                value = Node(Unusable(f"the key is given twice{at}: remove one", code="duplicate-key"), place, first)
             elif event.style in _PLAIN_STYLES and not is_text(key):
-                value = Node(Broken(f"a key is text: put it in quotes, '{key}'"), place, place)
+                value = Node(Unusable(f"a key is text: put it in quotes, '{key}'", code="key-not-text"), place, place)
             entries[key] = value
         return entries
 
-    def _scalar(self, event: yaml.ScalarEvent) -> Scalar | Broken:
+    def _scalar(self, event: yaml.ScalarEvent) -> Scalar | Unusable:
         try:
             value = read_scalar(event.value, self._environ, plain=event.style in _PLAIN_STYLES)
         except ValueError as error:
-            return Broken(str(error))
-        # PyYAML's own parser, used where libyaml is not, lets "\ud800" through, which no file and no process can take.
+            return Unusable(str(error), code_of(error))
+        # PyYAML's own parser, used where libyaml is missing, accepts "\ud800", which cannot be encoded in UTF-8.
         if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
-            return Broken("half of a surrogate pair is no character")
+            return Unusable("half of a surrogate pair is not a character", code="invalid-character")
         return value
 
     def _check(self, event: yaml.Event, depth: int) -> None:
         tag = getattr(event, "tag", None)
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            self._refuse(event, "anchors (&) and aliases (*) are not read: write the value out, or put it in quotes")
+            message = "anchors (&) and aliases (*) are not supported: write the value out, or put it in quotes"
+            self._refuse(event, message, code="yaml-anchor")
         if tag is not None:
-            self._refuse(event, f"tags such as {tag} are not read: write a plain value, or put it in quotes")
+            message = f"tags such as {tag} are not supported: write a plain value, or put it in quotes"
+            self._refuse(event, message, code="yaml-tag")
         if depth > DEEPEST:
-            self._refuse(event, f"nested more than {DEEPEST} deep")
+            self._refuse(event, f"nested more than {DEEPEST} deep", code="nested-too-deep")
 
-    def _refuse(self, event: yaml.Event, message: str) -> NoReturn:
-        raise SpecError([Problem(self._place(event.start_mark), "", message)])
+    def _refuse(self, event: yaml.Event, message: str, *, code: str) -> NoReturn:
+        raise SpecError([Problem(self._place(event.start_mark), "", message, code)])
 
 
 def _syntax_error(error: yaml.MarkedYAMLError, text: str, place: Callable[[Mark], Place]) -> SpecError:
     mark = error.problem_mark or error.context_mark
     lines = text.splitlines()
     line = lines[mark.line] if mark and mark.line < len(lines) else ""
-    told = f"{error.context or ''} {error.problem or ''}".strip()
-    message = next((words for jargon, words in _IN_PLAIN_WORDS if jargon in told), f"not YAML: {told}")
+    reason = f"{error.context or ''} {error.problem or ''}".strip()
+    message = next((words for jargon, words in _PLAIN_WORDS if jargon in reason), f"not YAML: {reason}")
     if "\t" in line[: len(line) - len(line.lstrip())] or (mark and line[mark.column : mark.column + 1] == "\t"):
-        message = "a tab cannot indent YAML: use spaces"
-    elif "${" in line and ("{" in line.split("${")[0] or "[" in line.split("${")[0]):
-        message = "between [ ] or { } a ${VAR} needs quotes, or give the value a line of its own"
-    return SpecError([Problem(place(mark), "", message)])
+        return SpecError([Problem(place(mark), "", "YAML cannot be indented with tabs: use spaces", code="tab")])
+    if "${" in line and ("{" in line.split("${")[0] or "[" in line.split("${")[0]):
+        message = "between [ ] or { } put ${VAR} in quotes, or write the value on a line of its own"
+        return SpecError([Problem(place(mark), "", message, code="variable-not-quoted")])
+    return SpecError([Problem(place(mark), "", message, code="not-yaml")])

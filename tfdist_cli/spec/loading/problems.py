@@ -1,4 +1,4 @@
-"""What can be wrong in a file or a `--set`: every problem with its place, all of them told at once."""
+"""The problems of files and of `--set`: each has a place, a message and a code. All are reported together."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from itertools import zip_longest
 from tfdist_cli.errors import UsageError, label
 
 KeyPath = tuple[str | int, ...]
-"""The way to a value: keys of maps and indices of lists, from the top."""
+"""The path of a value: keys of maps and indices of lists, from the top of the file."""
 
 CONFIDENTIAL = ("env", "secrets")
-"""Keys below which no message repeats a value."""
+"""Keys whose values no message repeats."""
 _SHOWN_AT_MOST = 50
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _BARE_KEY = re.compile(r"[^\s.:'\"]+")
@@ -21,12 +21,12 @@ _BARE_KEY = re.compile(r"[^\s.:'\"]+")
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """Where something stands.
+    """A position in a file.
 
     Args:
-        file: a file's name as the user wrote it, or `--set path=value`.
-        line: from 1; 0 when the whole of `file` is meant.
-        column: from 1, in characters.
+        file: the file's name as the user wrote it, or `--set path=value`.
+        line: the line, from 1; 0 stands for the whole file.
+        column: the column in characters, from 1.
     """
 
     file: str
@@ -39,19 +39,19 @@ class Place:
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One thing that is wrong.
+    """One problem in a file.
 
     Args:
-        place: where.
-        key: the value's path, `roles.worker.replicas`; empty when the file as a whole is meant.
-        message: what is wrong and what was expected.
+        place: where it is.
+        key: the path of the value, such as `roles.worker.replicas`; empty for the whole file.
+        message: what is wrong, and what was expected.
         code: the stable name of the problem; see `TfdistError`.
     """
 
     place: Place
     key: str
     message: str
-    code: str = ""
+    code: str
 
     def __str__(self) -> str:
         named = not self.key or self.place.file.startswith(f"--set {self.key}=")
@@ -60,11 +60,11 @@ class Problem:
 
 
 class SpecError(UsageError):
-    """A cluster, a recipe or a `--set` that cannot be used.
+    """A cluster file, a recipe file or a `--set` is invalid.
 
     Args:
-        problems: everything that is wrong; `str()` has a line for each, 50 lines at most.
-        hint: what to do about it.
+        problems: all problems. `str()` has a line for each of the first 50.
+        hint: what to do about them.
     """
 
     def __init__(self, problems: Iterable[Problem], *, hint: str | None = None) -> None:
@@ -81,11 +81,11 @@ class SpecError(UsageError):
 
 
 def dotted(path: KeyPath) -> str:
-    """The path as `--set` takes it: `roles.worker.hosts.0`; a key that would be misread is quoted."""
+    """Returns the path as `--set` takes it: `roles.worker.hosts.0`. Keys with dots or spaces are quoted."""
     return ".".join(str(part) if _BARE_KEY.fullmatch(str(part)) else repr(part) for part in path)
 
 
 def either(phrases: Iterable[str]) -> str:
-    """`a`, `a or b`, `a, b or c`."""
+    """Joins phrases: `a`, `a or b`, `a, b or c`."""
     *first, last = dict.fromkeys(phrases)
     return f"{', '.join(first)} or {last}" if first else last

@@ -1,4 +1,4 @@
-"""Whether a recipe's Python module is there, found out without importing it."""
+"""Checks that a recipe's Python module exists, without importing it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tfdist_cli.spec.sections.recipe import Recipe
 
 
 def check_module(recipe: Recipe, file: str, folders: Sequence[str] = ()) -> None:
-    """Looks for the module as a task will: in the recipe's folder, then where Python looks.
+    """Looks for the module as a task does: in the recipe's folder, then on Python's path.
 
     Args:
         recipe: the recipe.
         file: the recipe's file, for the message.
-        folders: where else a task's Python looks.
+        folders: further folders on the path of a task's Python.
 
     Raises:
         SpecError: there is no such module.
@@ -28,10 +28,10 @@ def check_module(recipe: Recipe, file: str, folders: Sequence[str] = ()) -> None
     found = PathFinder.find_spec(top, [*beside, *folders]) or _installed(top)
     for part in below:
         inside: Sequence[str] = (found and found.submodule_search_locations) or ()
-        found = PathFinder.find_spec(part, list(inside))  # by its full name Python would look for the parent's import
+        found = PathFinder.find_spec(part, list(inside))  # the full name would import the parent package
     if found is None:
-        message = f"there is no module {recipe.module!r} in {recipe.module_dir} nor on Python's path"
-        raise SpecError([Problem(Place(file), "module", message)], hint=_hint(recipe))
+        message = f"there is no module {recipe.module!r}, neither in {recipe.module_dir} nor on Python's path"
+        raise SpecError([Problem(Place(file), "module", message, code="no-such-module")], hint=_hint(recipe))
 
 
 def _installed(name: str) -> ModuleSpec | None:

@@ -1,4 +1,4 @@
-"""What an unquoted YAML scalar means: the core schema of YAML 1.2, https://yaml.org/spec/1.2.2/#103-core-schema.
+"""The values of unquoted YAML scalars: the core schema of YAML 1.2, https://yaml.org/spec/1.2.2/#103-core-schema.
 
 PyYAML follows YAML 1.1, where `on` is a boolean, `1e-3` is text and the address `10:2222` is the number 2822.
 """
@@ -6,6 +6,8 @@ PyYAML follows YAML 1.1, where `on` is a boolean, `1e-3` is text and the address
 from __future__ import annotations
 
 import re
+
+from tfdist_cli.errors import InvalidValue
 
 Scalar = str | int | float | bool | None
 
@@ -22,10 +24,10 @@ def is_text(text: str) -> bool:
 
 
 def resolve(text: str) -> Scalar:
-    """Reads an unquoted scalar.
+    """Returns the value of an unquoted scalar.
 
     Raises:
-        ValueError: a number of more than 100 characters.
+        InvalidValue: a number of more than 100 characters.
     """
     if NULL.fullmatch(text):
         return None
@@ -35,7 +37,8 @@ def resolve(text: str) -> Scalar:
     if not whole and not FLOAT.fullmatch(text):
         return text
     if len(text) > _LONGEST_NUMBER:
-        raise ValueError(f"a number of {len(text)} digits is too long: put it in quotes if it is text")
+        message = f"a number of {len(text)} digits is too long: put it in quotes if it is text"
+        raise InvalidValue(message, code="out-of-range")
     if not whole:
         return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
     return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from tfdist_cli.errors import InvalidValue
 from tfdist_cli.spec.sections.model import SpecModel
 
 EngineName = Literal["auto", "podman", "docker"]
@@ -15,7 +16,8 @@ EngineName = Literal["auto", "podman", "docker"]
 def check_image(image: str) -> str:
     """Refuses what an engine would take for an option, or could not name an image."""
     if not image or image.startswith("-") or not image.isascii() or not image.isprintable() or " " in image:
-        raise ValueError(f"{image!r} is no image's name: expected one such as 'tfdist' or 'registry/tfdist:1.0'")
+        message = f"{image!r} is not the name of an image: expected one such as 'tfdist' or 'registry/tfdist:1.0'"
+        raise InvalidValue(message, code="invalid-image")
     return image
 
 
@@ -23,10 +25,12 @@ def _check_volume(volume: str) -> str:
     source, _, rest = volume.partition(":")
     target, colon, mode = rest.partition(":")
     if not volume.isprintable() or (colon and mode != "ro"):
-        raise ValueError(f"{volume!r} is no volume: expected 'SOURCE:TARGET' or 'SOURCE:TARGET:ro'")
+        message = f"{volume!r} is not a volume: expected 'SOURCE:TARGET' or 'SOURCE:TARGET:ro'"
+        raise InvalidValue(message, code="invalid-volume")
     for path in (source, target):
         if not PurePosixPath(path).is_absolute():
-            raise ValueError(f"{volume!r} needs absolute paths, such as '/data:/data:ro', or '${{PWD}}/data:/data'")
+            message = f"{volume!r} needs absolute paths, such as '/data:/data:ro', or '${{PWD}}/data:/data'"
+            raise InvalidValue(message, code="invalid-volume")
     return volume
 
 

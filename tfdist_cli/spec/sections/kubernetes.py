@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from tfdist_cli.errors import InvalidValue
 from tfdist_cli.spec.sections.compose import check_image
-from tfdist_cli.spec.sections.model import Inconsistent, SpecModel
+from tfdist_cli.spec.sections.model import Inconsistent, KeyProblem, SpecModel
 
 Kind = Literal["jobset", "tfjob", "plain", "pods"]
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
@@ -19,14 +20,15 @@ _LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-
 
 def _check_object(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} names nothing in Kubernetes: lower-case letters, digits, '-' and '.' only")
+        message = f"{name!r} cannot be a name in Kubernetes: lower-case letters, digits, '-' and '.' only"
+        raise InvalidValue(message, code="invalid-name")
     return name
 
 
 def _check_selector(selector: dict[str, str]) -> dict[str, str]:
     for key, value in selector.items():
         if not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
-            raise ValueError(f"{key!r}: {value!r} cannot be a label of a node")
+            raise InvalidValue(f"{key!r}: {value!r} cannot be a label of a node", code="invalid-label")
     return selector
 
 
@@ -34,7 +36,8 @@ def _check_claim(volume: str) -> str:
     name, _, rest = volume.partition(":")
     target, colon, mode = rest.partition(":")
     if not volume.isprintable() or not PurePosixPath(target).is_absolute() or (colon and mode != "ro"):
-        raise ValueError(f"{volume!r} is no volume: expected 'CLAIM:/path' or 'CLAIM:/path:ro'")
+        message = f"{volume!r} is not a volume: expected 'CLAIM:/path' or 'CLAIM:/path:ro'"
+        raise InvalidValue(message, code="invalid-volume")
     _check_object(name)
     return volume
 
@@ -58,9 +61,11 @@ class Toleration(SpecModel):
     @model_validator(mode="after")
     def _says_what(self) -> Toleration:
         if self.operator == "Equal" and self.key is None:
-            raise Inconsistent([(("key",), "needs a key, or 'operator: Exists'")])
+            raise Inconsistent([KeyProblem(("key",), "needs a key, or 'operator: Exists'", code="missing-key")])
         if self.operator == "Exists" and self.value is not None:
-            raise Inconsistent([(("value",), "'operator: Exists' takes no value: remove it")])
+            raise Inconsistent(
+                [KeyProblem(("value",), "'operator: Exists' takes no value: remove it", code="not-used")]
+            )
         return self
 
 

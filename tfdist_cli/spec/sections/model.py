@@ -1,13 +1,15 @@
-"""The base of every specification model: strict, frozen, unknown keys refused, each key documented."""
+"""The base class of the models of files: strict, frozen, without unknown keys, and with documented fields."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
 
+from tfdist_cli.errors import InvalidValue
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.path_scheme import HINT, scheme_problem
 
@@ -16,46 +18,61 @@ VARIABLE_SCHEMA = {
     "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^{}]*)?\}$",
     "description": "${VAR}",
 }
-"""What may stand in a file in the place of a number or a word."""
+"""The schema of `${VAR}`, which a file may have in place of a number or a word."""
 
 
 class SpecModel(BaseModel):
-    """A part of a file that users write."""
+    """A map in a cluster or recipe file."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, validate_default=True
     )
 
 
-class Inconsistent(ValueError):
-    """Values that are right by themselves but not together.
+@dataclass(frozen=True)
+class KeyProblem:
+    """A problem with one key of a map.
 
     Args:
-        problems: for each problem the keys of the value that is best looked at first, and what is wrong.
+        keys: the path of the key, from the map that is checked; empty for the map itself.
+        message: what is wrong.
+        code: the stable name of the problem; see `TfdistError`.
     """
 
-    def __init__(self, problems: Sequence[tuple[tuple[str, ...], str]]) -> None:
-        super().__init__("; ".join(message for _, message in problems))
+    keys: tuple[str, ...]
+    message: str
+    code: str
+
+
+class Inconsistent(ValueError):
+    """Values that are valid alone but not together.
+
+    Args:
+        problems: each problem, with the key that a message points to.
+    """
+
+    def __init__(self, problems: Sequence[KeyProblem]) -> None:
+        super().__init__("; ".join(problem.message for problem in problems))
         self.problems = tuple(problems)
 
 
 def _parse_address(value: Any) -> Address:
     if isinstance(value, Address):
         return value
-    if not isinstance(value, str):  # pydantic takes no TypeError for an answer
-        raise ValueError(f"expected an address, 'host' or 'host:port', got {value!r}")  # noqa: TRY004
+    if not isinstance(value, str):  # pydantic does not handle a TypeError
+        raise InvalidValue(f"expected an address, 'host' or 'host:port', got {value!r}", code="wrong-type")
     return Address.parse(value)
 
 
 def _parse_path(value: Any) -> Path:
     if not isinstance(value, str | Path):
-        raise ValueError(f"expected a path, got {value!r}: put a path in quotes")  # noqa: TRY004
+        raise InvalidValue(f"expected a path, got {value!r}: put a path in quotes", code="wrong-type")
     if not str(value):
-        raise ValueError("the path is empty")
+        raise InvalidValue("the path is empty", code="empty-path")
     if "\0" in str(value):
-        raise ValueError("a path cannot hold a NUL")
+        raise InvalidValue("a path cannot contain a NUL character", code="nul-in-value")
     if problem := scheme_problem(value):
-        raise ValueError(f"{problem}; {HINT}")
+        raise InvalidValue(f"{problem}; {HINT}", code="unsupported-scheme")
     return Path(value)
 
 
@@ -68,4 +85,4 @@ AddressField = Annotated[
 PathField = Annotated[
     Path, BeforeValidator(_parse_path), PlainSerializer(str), WithJsonSchema({"type": "string", "minLength": 1})
 ]
-"""A path; the loader makes it absolute: it starts at the folder of the file that it stands in."""
+"""A path. The loader resolves a relative path against the folder of the file that contains it."""

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
-from tfdist_cli.spec.sections.model import Inconsistent, PathField, SpecModel
+from tfdist_cli.errors import InvalidValue
+from tfdist_cli.spec.sections.model import Inconsistent, KeyProblem, PathField, SpecModel
 from tfdist_cli.spec.sections.updates import (
     EmbeddingRule,
     Jit,
@@ -21,9 +22,10 @@ from tfdist_cli.spec.sections.updates import (
 
 def _check_module(name: str) -> str:
     if name.endswith(".py") and "/" not in name:
-        raise ValueError(f"{name!r} is a file: write the module, {name[:-3]!r}")
+        raise InvalidValue(f"{name!r} is a file: write the module, {name[:-3]!r}", code="module-is-file")
     if not all(part.isidentifier() and not iskeyword(part) for part in name.split(".")):
-        raise ValueError(f"{name!r} is no module's name: expected one such as 'digits_mlp' or 'package.digits'")
+        message = f"{name!r} is not the name of a module: expected one such as 'digits_mlp' or 'package.digits'"
+        raise InvalidValue(message, code="invalid-module")
     return name
 
 
@@ -78,7 +80,8 @@ class Checkpoint(SpecModel):
     @model_validator(mode="after")
     def _has_a_time(self) -> Checkpoint:
         if self.every_steps is None and self.every_seconds is None:
-            raise Inconsistent([((), "needs every_steps or every_seconds: when is the state to be saved?")])
+            message = "needs every_steps or every_seconds, the interval between two checkpoints"
+            raise Inconsistent([KeyProblem((), message, code="no-checkpoint-interval")])
         return self
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema
 
+from tfdist_cli.errors import InvalidValue
 from tfdist_cli.spec.sections.model import VARIABLE_SCHEMA, SpecModel
 
 MIB = 2**20
@@ -39,15 +40,16 @@ class Size:
         """Reads a number and its unit: `4GiB`, `512 MiB`, `1.5 GB`.
 
         Raises:
-            ValueError: it has no unit, or an unknown one, or is less than a byte.
+            InvalidValue: it has no unit, or an unknown one, or is less than 1 byte.
         """
         match = _SIZE.fullmatch(text.strip())
         unit = match and _UNITS.get(match[2])
         if not match or not unit:
-            raise ValueError(f"{text!r} is no amount of memory: write a number and its unit, such as 4GiB or 512MiB")
+            message = f"{text!r} is not an amount of memory: write a number and a unit, such as 4GiB or 512MiB"
+            raise InvalidValue(message, code="invalid-size")
         size = cls(int(float(match[1]) * unit))
         if not size.bytes:
-            raise ValueError(f"{text!r} is no memory at all")
+            raise InvalidValue(f"{text!r} is less than 1 byte", code="out-of-range")
         return size
 
     @property
@@ -67,8 +69,8 @@ GpuMemory = Literal["grow"] | float | Size
 def _parse_size(value: Any) -> Size:
     if isinstance(value, Size):
         return value
-    if not isinstance(value, str):  # pydantic takes no TypeError for an answer
-        raise ValueError(f"expected an amount with its unit, such as 4GiB, got {value!r}")  # noqa: TRY004
+    if not isinstance(value, str):  # pydantic does not handle a TypeError
+        raise InvalidValue(f"expected an amount with its unit, such as 4GiB, got {value!r}", code="wrong-type")
     return Size.parse(value)
 
 
@@ -78,16 +80,16 @@ def _parse_gpu_memory(value: Any) -> GpuMemory:
         return "grow"
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not 0 < value <= 1:
-            raise ValueError(f"{expected}; {value!r} is no fraction")
+            raise InvalidValue(f"{expected}; {value!r} is not a fraction", code="out-of-range")
         return float(value)
     if not isinstance(value, str | Size):
-        raise ValueError(f"{expected}, got {value!r}")  # noqa: TRY004 pydantic takes no TypeError for an answer
+        raise InvalidValue(f"{expected}, got {value!r}", code="wrong-type")
     try:
         size = _parse_size(value)
-    except ValueError:
-        raise ValueError(f"{expected}, got {value!r}") from None
+    except InvalidValue:
+        raise InvalidValue(f"{expected}, got {value!r}", code="invalid-size") from None
     if not size.mib:
-        raise ValueError(f"{value!r} is less than 1 MiB, the unit that TensorFlow counts in")
+        raise InvalidValue(f"{value!r} is less than 1 MiB, the unit that TensorFlow counts in", code="out-of-range")
     return size
 
 
@@ -96,17 +98,17 @@ def _parse_gpus(value: Any) -> Literal["all"] | int | list[int | str]:
         return "all"
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 0:
-            raise ValueError(f"expected a number of GPUs, 0 or more, got {value}")
+            raise InvalidValue(f"expected a number of GPUs, 0 or more, got {value}", code="out-of-range")
         return value
     if not isinstance(value, list):
         message = f"expected 'all', a number of GPUs, or a list of their ids such as [0, 2], got {value!r}"
-        raise ValueError(message)  # noqa: TRY004 pydantic takes no TypeError for an answer
+        raise InvalidValue(message, code="wrong-type")
     ids = [_gpu_id(item) for item in value]
     if not ids:
-        raise ValueError("the list is empty: write 0 for no GPU")
+        raise InvalidValue("the list is empty: write 0 for no GPU", code="empty-list")
     twice = next((item for item in ids if ids.count(item) > 1), None)
     if twice is not None:
-        raise ValueError(f"GPU {twice} stands twice in the list")
+        raise InvalidValue(f"GPU {twice} is listed more than once", code="duplicate-gpu")
     return ids
 
 
@@ -115,7 +117,8 @@ def _gpu_id(item: Any) -> int | str:
         return item
     if isinstance(item, str) and _GPU_ID.fullmatch(item):
         return item
-    raise ValueError(f"{item!r} is no GPU's id: expected a number from 0 on, or the UUID that `nvidia-smi -L` prints")
+    message = f"{item!r} is not the ID of a GPU: expected a number from 0 on, or a UUID as `nvidia-smi -L` prints it"
+    raise InvalidValue(message, code="invalid-gpu")
 
 
 def _plain(value: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from tfdist_cli.errors import InvalidValue
 from tfdist_cli.spec.sections.model import SpecModel
 
 _TIME = re.compile(r"[0-9]+(:[0-9]{1,2}){0,2}|[0-9]+-[0-9]{1,2}(:[0-9]{1,2}){0,2}")
@@ -20,34 +21,38 @@ _SET_BY_TFDIST = (
 
 def _check_word(text: str) -> str:
     if not text or not text.isprintable():
-        raise ValueError(f"{text!r} is empty, or has control characters, which no option of sbatch can hold")
+        message = f"{text!r} is empty, or has control characters, which options of sbatch cannot have"
+        raise InvalidValue(message, code="invalid-sbatch-option")
     return text
 
 
 def _check_time(text: str | int) -> str:
     if not _TIME.fullmatch(str(text)):
-        raise ValueError(f"{text!r} is no time limit: write minutes, 'hours:minutes:seconds' or 'days-hours'")
+        message = f"{text!r} is not a time limit: write minutes, 'hours:minutes:seconds' or 'days-hours'"
+        raise InvalidValue(message, code="invalid-time-limit")
     return str(text)
 
 
 def _check_option(text: str) -> str:
     _check_word(text)
     if not text.startswith("-"):
-        raise ValueError(f"{text!r} is no option of sbatch: write it as '--name=value'")
+        message = f"{text!r} is not an option of sbatch: write it as '--name=value'"
+        raise InvalidValue(message, code="invalid-sbatch-option")
     name = text.partition("=")[0].partition(" ")[0]
     for names in _SET_BY_TFDIST:
         if name in names or (len(name) > 2 and text[:2] in names):
             key = names[0].removeprefix("--")
             fix = f"write it as slurm.{key}" if key in SlurmSpec.model_fields else "remove it"
-            raise ValueError(f"{names[0]} is set by tfdist: {fix}")
+            raise InvalidValue(f"{names[0]} is set by tfdist: {fix}", code="reserved-sbatch-option")
     if name.startswith("--") and text.startswith(f"{name} "):
-        raise ValueError(f"{text!r} is one word to sbatch: write it as {text.replace(' ', '=', 1)!r}")
+        message = f"{text!r} is one word to sbatch: write it as {text.replace(' ', '=', 1)!r}"
+        raise InvalidValue(message, code="invalid-sbatch-option")
     return text
 
 
 def _check_line(text: str) -> str:
     if "\0" in text:
-        raise ValueError("a line of a shell script cannot hold a NUL")
+        raise InvalidValue("a line of a shell script cannot contain a NUL", code="nul-in-value")
     return text
 
 

@@ -6,21 +6,23 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from tfdist_cli.errors import InvalidValue
 from tfdist_cli.spec.address import checked_host
-from tfdist_cli.spec.sections.model import Inconsistent, PathField, SpecModel
+from tfdist_cli.spec.sections.model import Inconsistent, KeyProblem, PathField, SpecModel
 
 
 def _plain(text: str) -> str:
     """A word that `ssh` cannot take for an option, and no shell for several."""
     if text.startswith("-") or not text.isprintable() or any(character.isspace() for character in text):
-        raise ValueError(f"{text!r} cannot be a user: no '-' in front, no spaces")
+        raise InvalidValue(f"{text!r} cannot be a user: no '-' in front, no spaces", code="invalid-user")
     return text
 
 
 def _remote(text: str) -> str:
     """A path on a host, which only the host can look up."""
     if not text.startswith(("/", "~/")) or "\0" in text:
-        raise ValueError(f"{text!r} is no path on a host: write one that begins with '/' or '~/'")
+        message = f"{text!r} is not a path on a host: write one that begins with '/' or '~/'"
+        raise InvalidValue(message, code="invalid-path")
     return text
 
 
@@ -87,7 +89,8 @@ class SshSpec(SpecModel):
     def _copies_or_shares(self) -> SshSpec:
         if self.shared:
             given = (name for name in ("sync", "exclude", "to", "run_dir") if getattr(self, name))
-            problems = [((name,), "does nothing with 'shared: true', where nothing is copied") for name in given]
+            message = "has no effect with 'shared: true', which copies nothing"
+            problems = [KeyProblem((name,), message, code="not-used") for name in given]
             if problems:
                 raise Inconsistent(problems)
         return self

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import core_schema
 
-from tfdist_cli.spec.sections.model import Inconsistent, SpecModel
+from tfdist_cli.spec.sections.model import Inconsistent, KeyProblem, SpecModel
 
 Jit = bool | Literal["auto"]
 WireType = Literal["float32", "bfloat16", "float16"]
@@ -102,16 +102,18 @@ class Updates(SpecModel):
     def _fits_the_mode(self) -> Updates:
         row = UPDATE_MODES[self.mode]
         problems = [
-            ((key,), f"{key} belongs to mode: {name}, not {self.mode}")
+            KeyProblem((key,), f"{key} belongs to mode: {name}, not {self.mode}", code="other-update-mode")
             for name, mode in UPDATE_MODES.items()
             for key in mode.keys
             if key not in row.keys and self._is_given(key)
         ]
         problems += [
-            ((key,), f"{self.mode} needs {key}: {example}") for key, example in row.required if not self._is_given(key)
+            KeyProblem((key,), f"{self.mode} needs {key}: {example}", code="missing-key")
+            for key, example in row.required
+            if not self._is_given(key)
         ]
         problems += [
-            ((key,), f"{key} and {other} don't go together: choose one")
+            KeyProblem((key,), f"{key} and {other} cannot be combined: choose one", code="not-combinable")
             for key, other in row.exclusive
             if self._is_given(key) and self._is_given(other)
         ]
