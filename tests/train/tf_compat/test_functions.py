@@ -1,11 +1,13 @@
 """One thread for an operation has operations carried out one by one, where TensorFlow can do that."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.support.compare import assert_same, classifier, train_both
-from tfdist_cli.train.tf_compat.functions import SINGLE_THREADED, may_run_in_order, rehearse
+from tfdist_cli.train.tf_compat.functions import SINGLE_THREADED, functions_inlined, may_run_in_order, rehearse
 
 ONE_BY_ONE = SINGLE_THREADED
 
@@ -80,3 +82,20 @@ def test_a_rehearsal_changes_nothing_and_finds_what_the_executor_cannot_do():
 def test_a_training_is_rehearsed_without_an_update(optimizer):
     """Nothing of an update has happened when it finds no data: not its count, nor a decay, which need no batch."""
     assert_same(*train_both(lambda: classifier(optimizer=optimizer)))
+
+
+def test_a_function_is_a_part_of_the_one_that_is_traced():
+    inner = tf.function(lambda x: x * 2 if x > 1 else x)  # AutoGraph makes a condition of it
+
+    def kinds(scope):
+        @tf.function(autograph=False)
+        def outer(x):
+            with scope:
+                return inner(x)
+
+        graph = outer.get_concrete_function(tf.TensorSpec([])).graph
+        assert [outer(tf.constant(float(n))).numpy() for n in (1, 3)] == [1, 6]
+        return {operation.type for operation in graph.get_operations()}
+
+    assert not kinds(functions_inlined()) & {"PartitionedCall", "StatefulPartitionedCall"}
+    assert kinds(contextlib.nullcontext()) & {"PartitionedCall", "StatefulPartitionedCall"}

@@ -254,8 +254,10 @@ def _local(method: Callable[..., Any], strategy: tf.distribute.Strategy) -> Call
             return method(model, *args, **kwargs)
         if not model.built:
             raise UsageError(
-                f"the model {model.name!r} has no weights yet, so that {method.__name__} cannot run on a cluster",
-                hint="begin it with keras.Input, or call model.build(input_shape) in tfdist.scope() on every task",
+                f"the model {model.name!r} is not built, so {method.__name__} cannot run on a cluster",
+                code="model-not-built",
+                hint="start the model with keras.Input, or call model.build(input_shape) in tfdist.scope() on every "
+                "task",
             )
         with _without_strategy(model):
             return method(model, *args, **kwargs)
@@ -269,6 +271,7 @@ def _refused(method: Callable[..., Any], strategy: tf.distribute.Strategy) -> Ca
         if model.distribute_strategy is strategy:
             raise UsageError(
                 f"model.{method.__name__} does not train on a cluster",
+                code="keras-fit-on-cluster",
                 hint="call tfdist.fit(model, data, ...) on every task",
             )
         return method(model, *args, **kwargs)

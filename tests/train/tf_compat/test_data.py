@@ -1,0 +1,93 @@
+"""`tf.data`: what is private is there, and the public way still does not do."""
+
+import inspect
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.data.experimental.ops import data_service_ops
+
+from tfdist_cli.train.tf_compat import data
+
+NUMBERS = tf.data.Dataset.range(12)
+
+
+def test_what_a_pipeline_is_made_of():
+    pipeline = tf.data.Dataset.zip((NUMBERS.map(abs), NUMBERS)).batch(3)
+    names = [type(part).__name__ for part in data.transformations(pipeline)]
+    assert names == ["_BatchDataset", "_ZipDataset", "_MapDataset", "_RangeDataset", "_RangeDataset"]
+    assert not hasattr(pipeline, "inputs")
+
+
+def test_python_code_in_a_pipeline():
+    assert not data.calls_python(NUMBERS.map(abs))
+    assert data.calls_python(NUMBERS.map(lambda value: tf.py_function(abs, [value], tf.int64)).batch(2))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "counting", "grouping"),
+    [
+        (NUMBERS.batch(4), None, "batch"),
+        (NUMBERS.batch(4, num_parallel_calls=2), None, "batch"),
+        (NUMBERS.batch(4, drop_remainder=True), "batch(..., drop_remainder=True)", "batch"),
+        (NUMBERS.padded_batch(4, drop_remainder=True), "padded_batch(..., drop_remainder=True)", "padded_batch"),
+        (NUMBERS.window(4), None, "window"),
+        (NUMBERS.batch(2).rebatch(3), None, "rebatch"),
+        (NUMBERS.shard(2, 0), "shard", None),
+        (NUMBERS.shard(1, 0), None, None),
+        (NUMBERS.take(2), "take", None),
+        (NUMBERS.batch(2).unbatch(), None, None),
+    ],
+)
+def test_transformations_by_the_method_that_makes_them(dataset, counting, grouping):
+    assert data.counting_method(dataset) == counting
+    assert data.grouping_method(dataset) == grouping
+
+
+def test_the_size_of_batches():
+    assert data.batch_size(NUMBERS.batch(5).prefetch(1).with_options(tf.data.Options())) == 5
+    assert data.batch_size(NUMBERS.batch(5, num_parallel_calls=2)) == 5
+    assert data.batch_size(NUMBERS.batch(5).map(lambda batch: batch)) is None
+    assert data.batch_size(NUMBERS) is None
+
+
+def test_a_pipeline_is_made_again_from_its_graph():
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    again = data.recreated_on(NUMBERS.map(lambda value: value * 2).with_options(options), "/device:CPU:0")
+    assert list(again.as_numpy_iterator()) == list(range(0, 24, 2))
+    assert again.options().autotune.enabled is False
+
+
+def read(iterator, count, allow):
+    @tf.function(autograph=False)
+    def total():
+        numbers = []
+        for _ in range(count):
+            if allow:
+                data.allow_many_batches(iterator)
+            numbers.append(next(iterator))
+        return tf.add_n(numbers)
+
+    return total().numpy()
+
+
+def test_one_function_reads_many_batches():
+    assert read(iter(tf.data.Dataset.range(40)), 40, allow=True) == sum(range(40))
+    with pytest.raises(ValueError, match=r"next"):
+        read(iter(tf.data.Dataset.range(40)), 40, allow=False)
+
+
+def test_how_often_a_reader_of_the_service_asks(monkeypatch):
+    public = inspect.signature(tf.data.experimental.service.distribute).parameters
+    assert "task_refresh_interval_hint_ms" not in public, "the public function takes it now"
+    given = {}
+
+    def distribute(sharding, service, **options):
+        given.update(options, sharding=sharding, service=service)
+        return lambda dataset: dataset
+
+    takes = inspect.signature(data_service_ops._distribute).parameters
+    monkeypatch.setattr(data_service_ops, "_distribute", distribute)
+    assert data.distributed(NUMBERS, "grpc://host:1", refresh_ms=20, job_name="training") is NUMBERS
+    assert given["task_refresh_interval_hint_ms"] == 20
+    assert set(given) - {"sharding"} <= set(takes)

@@ -1,0 +1,98 @@
+"""Strategies: the private methods are there, and there is no public way."""
+
+import keras
+import pytest
+import tensorflow as tf
+from tensorflow.python.distribute import parameter_server_strategy_v2
+
+from tfdist_cli.train.tf_compat import distribute
+from tfdist_cli.train.tf_compat.distribute import VariableMethods
+
+EXTENDED = parameter_server_strategy_v2.ParameterServerStrategyV2Extended
+
+
+def test_how_variables_are_created_and_updated_is_replaced():
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    seen = []
+
+    def create(creator, **kwargs):
+        seen.append("create")
+        return own.create(creator, **kwargs)
+
+    def update(variable, function, args, kwargs, group):
+        seen.append("update")
+        return own.update(variable, function, args, kwargs, group)
+
+    own = distribute.replace_variable_methods(strategy, VariableMethods(create, update))
+    with strategy.scope():
+        variable = tf.Variable(1.0)
+        strategy.extended.update(variable, lambda variable, value: variable.assign(value), args=(2.0,))
+    assert seen == ["create", "update"]
+    assert variable.numpy() == 2
+
+
+def test_parameter_servers_have_these_methods():
+    for name in ("_create_variable", "_create_variable_round_robin", "_create_var_creator", "_update"):
+        assert callable(getattr(EXTENDED, name))
+    for name in ("num_ps", "set_next_ps", "creator_of"):
+        assert not hasattr(tf.distribute.ParameterServerStrategy, name)
+
+
+def test_the_next_ps(servers):
+    strategy = servers(3)
+    assert distribute.num_ps(strategy) == 3
+    distribute.set_next_ps(strategy, 2)
+    assert strategy.extended._variable_count == 2
+    assert callable(distribute.creator_of(strategy, lambda **_: None, {}))
+
+
+def test_what_made_a_model_an_optimizer_and_a_variable():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        made = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD()
+    before = keras.Sequential([keras.Input([2])])
+    assert distribute.strategy_of(made) is strategy
+    assert distribute.strategy_of(optimizer) is strategy
+    assert distribute.strategy_of(made.weights[0].value) is strategy
+    assert distribute.strategy_of(tf.Variable(1.0)) is None
+    with strategy.scope():
+        assert distribute.strategy_of(before) is None
+        assert before.distribute_strategy is strategy, "the public property says who made a model now"
+    assert not hasattr(optimizer, "distribute_strategy")
+
+
+def merged_in_a_condition(strategy):
+    """Updates a variable within a condition, as Keras does when it accumulates gradients."""
+    with strategy.scope():
+        variable = tf.Variable(1.0, aggregation=tf.VariableAggregation.MEAN)
+
+    @tf.function
+    def run():
+        def step():
+            tf.cond(tf.constant(True), lambda: variable.assign_add(1.0), variable.read_value)
+
+        strategy.run(step)
+
+    run()
+    return variable.numpy()
+
+
+def test_replicas_update_apart_within_a_condition():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with distribute.updates_apart(strategy):
+        assert not strategy.extended._use_merge_call()
+        assert merged_in_a_condition(strategy) == 2
+    assert strategy.extended._use_merge_call()
+    with pytest.raises(RuntimeError, match="merge_call"):
+        merged_in_a_condition(strategy)
+
+
+def test_a_scope_is_left():
+    strategy, default = tf.distribute.OneDeviceStrategy("CPU:0"), tf.distribute.get_strategy()
+    with strategy.scope():
+        with distribute.without_strategy():
+            assert not tf.distribute.has_strategy()
+        assert tf.distribute.get_strategy() is strategy
+        with pytest.raises(RuntimeError), default.scope():
+            pass

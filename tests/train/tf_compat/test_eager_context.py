@@ -1,0 +1,54 @@
+"""TensorFlow's eager context: what is private is there, and there is no public way."""
+
+import inspect
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from tests.support.running import output_of
+from tfdist_cli.train.tf_compat import eager_context
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["tf_compat_configuration", "tf_compat_eager_context"])
+def test_in_a_process_of_its_own(program):
+    assert output_of(program) == "done"
+
+
+def test_the_configuration_before_there_are_devices():
+    tf.constant(1)
+    assert eager_context.is_initialized()
+    assert not hasattr(tf.config, "is_initialized")
+    assert isinstance(eager_context.gpu_options(), tf.compat.v1.GPUOptions)
+
+
+def test_the_seed_can_be_set_in_public_and_not_be_read():
+    before = eager_context.global_seed()
+    tf.random.set_seed(7)
+    try:
+        assert eager_context.global_seed() == 7
+    finally:
+        tf.random.set_seed(before)
+    assert [name for name in dir(tf.random) if "seed" in name] == ["set_seed"]
+
+
+def test_functions_that_nobody_needs_stay_registered(monkeypatch):
+    here = context.context()
+    removed = type(here).remove_function
+    assert callable(removed)
+    monkeypatch.setattr(here, "remove_function", removed.__get__(here))
+    eager_context.keep_remote_functions()
+    assert here.remove_function("no such function") is None
+
+
+def test_the_strategy_takes_no_timeout():
+    arguments = inspect.signature(tf.distribute.MultiWorkerMirroredStrategy).parameters
+    assert set(arguments) == {"cluster_resolver", "communication_options"}
+    for name in (
+        "configure_coordination_service",
+        "set_config_key_value",
+        "get_config_key_value",
+        "check_collective_ops_peer_health",
+    ):
+        assert callable(getattr(context.Context, name))

@@ -1,0 +1,139 @@
+"""Variables: what is private is there, and the public way still does not do."""
+
+import contextlib
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras.src.backend.tensorflow import core
+from tensorflow.python.ops import stateful_random_ops
+
+from tfdist_cli.train.tf_compat import variables
+from tfdist_cli.train.tf_compat.variables import Read, ShardedVariable, WeightTensor, stored
+
+
+def test_sharded_variables_have_no_public_class():
+    shards = [tf.Variable(tf.ones([2, 3])), tf.Variable(tf.ones([1, 3]))]
+    assert ShardedVariable(shards).shape == (3, 3)
+    assert ShardedVariable is tf.__internal__.distribute.ShardedVariable
+    assert not hasattr(tf.distribute, "ShardedVariable")
+
+
+def test_what_stores_a_variable_within_a_stateless_scope():
+    variable = keras.Variable(1.0)
+    assert stored(variable) is variable.value
+    assert stored(5) == 5
+    with keras.StatelessScope(state_mapping=[(variable, tf.constant(2.0))]):
+        assert isinstance(stored(variable), tf.Variable)
+        assert not isinstance(variable.value, tf.Variable), "the public value is the variable now"
+
+
+def gradient_by_hand(weight):
+    """The gradient of a variable that the user's own gradient function computes, with a plain tensor or not."""
+
+    @tf.custom_gradient
+    def scaled(x):
+        y = x * weight
+
+        def gradient(upstream, variables=()):
+            return upstream * 3, [upstream * 5 for _ in variables]
+
+        return y, gradient
+
+    return scaled(tf.constant(2.0))
+
+
+def test_gradient_functions_see_weights_as_variables():
+    value = tf.constant(4.0)
+
+    @tf.function
+    def gradient_of(value, bare):
+        with tf.GradientTape() as tape:
+            tape.watch(value)
+            weight = value if bare else WeightTensor(value, "weight")
+            y = gradient_by_hand(weight)
+        return tape.gradient(y, value, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
+    assert gradient_of(value, bare=False).numpy() == 5
+    assert gradient_of(value, bare=True).numpy() == 0, "gradient functions see tensors now"
+
+
+def test_rows_of_a_weight():
+    weight = WeightTensor(tf.constant([[1.0], [2.0], [3.0]]), "weight")
+    assert weight.sparse_read([2, 0]).numpy().tolist() == [[3], [1]]
+    assert weight.gather_nd([[1]]).numpy().tolist() == [[2]]
+
+
+def test_variables_of_one_call():
+    @tf.function(autograph=False)
+    def counted(start):
+        variable = variables.local_variable(start)
+        variable.assign_add(1.0)
+        return variable.read_value()
+
+    assert [counted(tf.constant(float(n))).numpy() for n in (1, 5)] == [2, 6]
+
+    @tf.function(autograph=False)
+    def public(start):
+        return tf.Variable(start).assign_add(1.0)
+
+    with pytest.raises(ValueError, match="singleton"):
+        public(tf.constant(1.0))
+
+
+def test_a_variable_that_has_been_read():
+    read = Read(tf.constant([1.0, 2.0]))
+    read.assign([5.0, 5.0])
+    read.assign_add([1.0, 1.0])
+    assert (read.dtype, tuple(read.shape), read.ndim) == ("float32", (2,), 1)
+    assert keras.ops.convert_to_numpy(read * 2).tolist() == [2, 4]
+    assert keras.ops.convert_to_tensor(read).numpy().tolist() == [1, 2]
+    assert isinstance(keras.Variable(tf.constant(1.0)).value, tf.Variable), "Keras's variable creates no storage now"
+
+
+def test_initializers_are_seen_when_storage_is_created(monkeypatch):
+    monkeypatch.setattr(core.Variable, "_initialize_with_initializer", core.Variable._initialize_with_initializer)
+    seen, by_scope = [], []
+
+    @contextlib.contextmanager
+    def around(initializer, shape, dtype):
+        seen.append((initializer, shape, dtype))
+        yield
+
+    variables.wrap_initialization(around)
+    initializer = keras.initializers.RandomNormal()
+
+    def created(creator, **kwargs):
+        by_scope.append(kwargs)
+        return creator(**kwargs)
+
+    with tf.variable_creator_scope(created):
+        keras.Variable(initializer, shape=[2, 3], dtype="float64")
+    assert seen == [(initializer, (2, 3), "float64")]
+    assert initializer not in by_scope[0].values(), "TensorFlow is told the initializer now"
+
+
+def test_what_initializers_draw_with():
+    seen = []
+
+    def uniform(**given):
+        seen.append(given)
+        return 7
+
+    draw = types.SimpleNamespace(uniform=uniform)
+    initializer = keras.initializers.RandomUniform(0.0, 2.0, seed=3)
+    with variables.random_functions(draw):
+        assert initializer([2]) == 7
+    assert (seen[0]["minval"], seen[0]["maxval"]) == (0, 2)
+    seed = variables.seed_tensor(seen[0]["seed"])
+    plain = tf.random.stateless_uniform([2], seed, 0.0, 2.0)
+    np.testing.assert_array_equal(initializer([2]), plain)
+
+
+def test_the_public_global_generator_creates_one(monkeypatch):
+    monkeypatch.setattr(stateful_random_ops, "global_generator", None)
+    assert variables.global_generator() is None
+    made = tf.random.get_global_generator()
+    assert variables.global_generator() is made, "the public function creates none now"
