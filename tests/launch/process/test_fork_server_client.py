@@ -22,7 +22,7 @@ from tfdist_cli.launch.process.fork_server_client import (
     fork_server_environment,
     import_environment,
 )
-from tfdist_cli.launch.process.orphans import adopting
+from tfdist_cli.launch.process.orphans import Watchdog, adopting
 from tfdist_cli.launch.supervisor.events import Exited, Output, SignalReceived, Started
 from tfdist_cli.spec.task_id import TaskId
 
@@ -210,25 +210,26 @@ def test_a_fork_server_that_is_stopped_when_a_task_is_wanted_is_given_up(program
                 await server.fork(argv, os.environ)
         finally:
             server.close()
-            server.let_tasks_go()
+            server.close_lifeline()
 
     asyncio.run(want())
 
 
 @pytest.mark.timeout(60)
-def test_a_run_ends_though_its_guard_is_stopped(run, monkeypatch):
+def test_a_run_ends_although_its_watchdog_is_stopped(run, monkeypatch):
     monkeypatch.setattr(local, "_CLEANUP_SECONDS", 0.2)
-    guards = []
-    start = local._start_guard
+    processes = []
+    start = local._start_watchdog
 
     def stopped(scratch):
-        guards.append(start(scratch))
-        os.kill(guards[0].pid, signal.SIGSTOP)
-        return guards[0]
+        watchdog = start(scratch)
+        processes.append(watchdog._process)
+        os.kill(processes[0].pid, signal.SIGSTOP)
+        return watchdog
 
-    monkeypatch.setattr(local, "_start_guard", stopped)
+    monkeypatch.setattr(local, "_start_watchdog", stopped)
     assert run(*python("")).state.exit_code == 0
-    assert guards[0].returncode == -signal.SIGKILL
+    assert processes[0].returncode == -signal.SIGKILL
 
 
 DIES = """
@@ -263,16 +264,16 @@ def test_no_task_outlives_the_launcher_even_without_its_fork_server(program):
 
 @pytest.fixture
 def guarded(monkeypatch):
-    """The process groups that a guard is told of, and those that it is told to forget."""
-    told = {"+": [], "-": []}
-    tell = local.LocalRun._tell_guard
+    """The process groups that were added to a watchdog, and those that were removed."""
+    groups = {"+": [], "-": []}
+    write = Watchdog._write
 
-    def record(run, sign, group):
-        told[sign].append(group)
-        tell(run, sign, group)
+    def record(watchdog, line):
+        groups[line[0]].append(int(line[1:]))
+        write(watchdog, line)
 
-    monkeypatch.setattr(local.LocalRun, "_tell_guard", record)
-    return told
+    monkeypatch.setattr(Watchdog, "_write", record)
+    return groups
 
 
 def test_a_run_leaves_no_file_open_and_the_guard_nothing_to_end(forked, make_cluster, guarded):
@@ -370,7 +371,7 @@ async def _death_with_an_order_unread(program, tmp_path):
         return task.reap()
     finally:
         server.close()
-        server.let_tasks_go()
+        server.close_lifeline()
 
 
 def test_what_a_fork_server_has_said_before_its_death_is_heard(program, tmp_path):

@@ -1,4 +1,4 @@
-"""What a run does in the background: the life of each task, and what else takes its time."""
+"""The background tasks of a run: the lifetime of each task, and everything else that takes time."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from collections.abc import Coroutine
 
 from tfdist_cli.launch.supervisor.events import EventQueue
 
-_LAST_SECONDS = 10.0
-"""How long what is given up has to clean up behind itself."""
+_CANCEL_SECONDS = 10.0
+"""Seconds for cancelled coroutines to clean up."""
 
 
 class BackgroundTasks:
-    """Coroutines that go on beside the run's loop.
+    """Coroutines that run beside the run's loop.
 
     Args:
-        events: the queue of the loop, which an error of ours in one of them ends.
+        events: the loop's queue; an error in a coroutine ends the loop.
     """
 
     def __init__(self, events: EventQueue) -> None:
         self._events = events
-        self._kept: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Lets work go on in the background."""
-        kept = asyncio.get_running_loop().create_task(work)
-        self._kept.add(kept)
-        kept.add_done_callback(self._over)
-        return kept
+        """Runs a coroutine in the background."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+        return task
 
     async def finish(self, seconds: float) -> None:
-        """Waits until all of it is done, and gives up what then is not.
+        """Waits until all coroutines are done, and cancels those that are not.
 
         Args:
-            seconds: how long.
+            seconds: how long to wait.
         """
-        works = set(self._kept)
-        pending = (await asyncio.wait(works, timeout=seconds))[1] if works else set()
-        for work in pending:
-            work.cancel()
+        tasks = set(self._tasks)
+        pending = (await asyncio.wait(tasks, timeout=seconds))[1] if tasks else set()
+        for task in pending:
+            task.cancel()
         if pending:
-            await asyncio.wait(pending, timeout=_LAST_SECONDS)
+            await asyncio.wait(pending, timeout=_CANCEL_SECONDS)
 
-    def _over(self, kept: asyncio.Task[None]) -> None:
-        self._kept.discard(kept)
-        error = None if kept.cancelled() else kept.exception()
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
         if error:
             self._events.fail(error)

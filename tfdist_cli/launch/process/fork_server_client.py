@@ -1,4 +1,5 @@
-"""The launcher's side of `fork_server`: recipe tasks that start in milliseconds, since one process imports for all."""
+"""The launcher's side of `fork_server`: recipe tasks start in milliseconds, since one process imports for all.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +23,15 @@ from tfdist_cli.launch.process.process import watch_exit
 from tfdist_cli.protocol.records import LAUNCHER_PID, TASK_DIR
 
 IMPORTS = ("tfdist_cli.cli.app", "tfdist_cli.cli.role", "tfdist_cli.task.recipe", "tfdist_cli.train.cluster.join")
-"""What a task imports before it knows what it is to do; TensorFlow and Keras come with it."""
+"""Modules that every recipe task imports; they import TensorFlow and Keras."""
 SERVER = "tfdist_cli.launch.process.fork_server"
 _PERIOD = 1.0
-"""Seconds between two looks at whether a fork server has said what it owes."""
+"""Seconds between two checks for an expected packet of a fork server."""
 _SILENT_PERIODS = 10
-"""Looks in a row without a word after which it is taken to be stopped, or stuck, and killed; after a pause of the whole
-machine only one of them is over."""
-_PIPE_ROOM = 32 * 1024
-"""Bytes that a pipe takes at once, whether somebody reads or not."""
+"""Checks in a row without a packet after which a fork server counts as stopped or stuck, and is killed. Checks are
+counted in place of seconds, since a pause of the whole machine then counts as one."""
+_PIPE_CAPACITY = 32 * 1024
+"""Bytes that a pipe accepts without a reader."""
 _READ_LATE = {
     "CUDA_VISIBLE_DEVICES",
     "OMP_NUM_THREADS",
@@ -39,7 +40,9 @@ _READ_LATE = {
     "TF_NUM_INTEROP_THREADS",
     "TF_NUM_INTRAOP_THREADS",
 }
-"""Read when a task makes its first context or starts CUDA; or, the level of the log and OpenMP's threads, set anew."""
+"""Variables that TensorFlow reads only when a task creates its first context or starts CUDA, and those that a fork
+applies
+again: the log level and the number of OpenMP threads."""
 _READ_AT_IMPORT = re.compile(
     r"""
     (TF|TFRT|XLA|KERAS|GRPC|ABSL|CUDA|CUDNN|NCCL|NVIDIA|ROCM|HIP|ONEDNN|DNNL|MKL|OMP|KMP|GOMP|OPENBLAS|GOTO|NPY|NUMPY|HDF5
@@ -48,90 +51,90 @@ _READ_AT_IMPORT = re.compile(
     """,
     re.VERBOSE,
 )
-"""Variables that importing TensorFlow, Keras and what comes with them reads, by the names of the libraries: seen by
-counting the calls of `getenv`, and wide, since a process more is all that it costs to be wrong about a name."""
+"""Variables that are read while TensorFlow, Keras and their dependencies are imported, by the names of the libraries.
+Found by tracing the calls of `getenv`. The pattern is wide, since a name too many costs only another fork server."""
 
 
 def can_fork(argv: Sequence[str]) -> bool:
-    """Whether a command is a task of a recipe, on a system that can have fork servers: Linux from 5.3 on."""
+    """Whether a command is a recipe task, on a system that supports fork servers: Linux from 5.3 on."""
     able = sys.platform.startswith("linux") and hasattr(os, "pidfd_open") and hasattr(os, "memfd_create")
     return able and tuple(argv[:4]) == (sys.executable, "-m", "tfdist_cli", "role")
 
 
 def import_environment(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """What of a task's environment has to be set before TensorFlow is imported: all tasks of a fork server share it."""
+    """The part of a task's environment that is read during the imports; all tasks of a fork server share it."""
     read = ((name, value) for name, value in env.items() if _READ_AT_IMPORT.fullmatch(name) and name not in _READ_LATE)
     return tuple(sorted(read))
 
 
 def fork_server_environment(env: Mapping[str, str], run_dir: Path) -> dict[str, str]:
-    """The environment of the fork server for a task: the launcher's, and of the task's own only what the imports read.
+    """The environment of a task's fork server: the launcher's, with the variables of the task that are read by imports.
 
-    It names the run and its launcher, since the kernel goes on to show it as that of each task.
+    It names the run and its launcher, since the kernel shows it as the environment of each task.
 
     Args:
         env: the task's whole environment.
         run_dir: the run's directory.
     """
-    # OpenBLAS would make its other threads at the import, and they would not survive a fork.
+    # OpenBLAS would create its other threads during the import, and they would not exist after a fork.
     own = {"OMP_NUM_THREADS": "1", LAUNCHER_PID: str(os.getpid()), TASK_DIR: str(run_dir)}
     level = {name: env[name] for name in ("TF_CPP_MIN_LOG_LEVEL",) if name in env}
     return {**os.environ, **dict(import_environment(env)), **level, **own}
 
 
 class ForkServerExited(Exception):
-    """A fork server has ended, or could not import: the task is to be started in another way."""
+    """A fork server has exited, or could not import: the task must be started in another way."""
 
 
 class ForkServerClient:
-    """A fork server, and its tasks.
+    """A fork server and its tasks.
 
     Args:
         env: its environment, see `fork_server_environment`.
-        network: the run's.
-        ended: called with its process id, which is free from then on, once it has ended.
+        network: the network of the run.
+        on_exit: called with its process id, which may be reused from then on, after its exit.
 
     Raises:
         OSError: it cannot be started.
     """
 
     def __init__(
-        self, env: Mapping[str, str], network: Network = HOST, ended: Callable[[int], None] = lambda _: None
+        self, env: Mapping[str, str], network: Network = HOST, on_exit: Callable[[int], None] = lambda _: None
     ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reading, self._lifeline = os.pipe()
-        said, saying = os.pipe()
+        output_pipe, written_pipe = os.pipe()
         self._popen = subprocess.Popen(
             [*network.enter, sys.executable, "-m", SERVER, str(theirs.fileno()), str(reading), *IMPORTS],
             env=env,
             stdin=subprocess.DEVNULL,
-            stdout=saying,
-            stderr=saying,
+            stdout=written_pipe,
+            stderr=written_pipe,
             pass_fds=(theirs.fileno(), reading, *network.files),
             start_new_session=True,
         )
         theirs.close()
         os.close(reading)
-        os.close(saying)
+        os.close(written_pipe)
         ours.setblocking(False)
-        fcntl.fcntl(said, fcntl.F_SETFL, os.O_NONBLOCK)
-        self._ended = ended
+        fcntl.fcntl(output_pipe, fcntl.F_SETFL, os.O_NONBLOCK)
+        self._on_exit = on_exit
         self._channel = ours
-        self._gone = False
+        self._has_exited = False
         self._packets = 0
-        """How many it has sent."""
-        self._said = said
-        self._at_import = b""
-        """What the imports have written, which each task's own would have."""
+        """How many packets it has sent."""
+        self._output_pipe = output_pipe
+        self._import_output = b""
+        """The output of the imports, which is copied to each task's output."""
         self._numbers = count()
-        self._room = asyncio.Event()
-        """Set when the channel takes another order, or is closed."""
+        self._writable = asyncio.Event()
+        """Set when the channel accepts another packet, or is closed."""
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._orders: dict[int, _Order] = {}
+        self._requests: dict[int, _ForkRequest] = {}
         self._tasks: dict[int, ForkedTask] = {}
-        self._loop.add_reader(ours, self._hear)
-        self._loop.add_reader(said, self._overhear)
+        self._loop.add_reader(ours, self._on_packets)
+        self._loop.add_reader(output_pipe, self._on_import_output)
 
     @property
     def pid(self) -> int:
@@ -139,37 +142,39 @@ class ForkServerClient:
         return self._popen.pid
 
     @property
-    def is_gone(self) -> bool:
-        """Whether it has ended."""
-        return self._gone
+    def has_exited(self) -> bool:
+        """Whether it has exited."""
+        return self._has_exited
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has ended before it had imported: another one would, too."""
+        """Whether it exited before the imports were done, as another one would, too."""
         return self._ready.done() and self._ready.exception() is not None
 
     @property
     def ready(self) -> asyncio.Future[None]:
-        """Done when it can fork, or has ended instead."""
+        """Done once it can fork, or has exited."""
         return self._ready
 
     async def fork(self, argv: Sequence[str], env: Mapping[str, str]) -> ForkedTask:
-        """Makes a task, once it is `ready`.
+        """Starts a task, once the server is `ready`.
 
         Args:
-            argv: a command that `can_fork` allows.
+            argv: a command that `can_fork` accepts.
             env: its whole environment.
 
         Raises:
             Gone: the fork server has ended.
             OSError: there can be no more processes.
         """
-        if self._gone:
+        if self._has_exited:
             raise ForkServerExited
         with ExitStack() as given:
-            content = os.memfd_create("order")
+            content = os.memfd_create("task")
             given.callback(os.close, content)
-            own = {name: value for name, value in env.items() if name != LAUNCHER_PID}  # it has a lifeline instead
+            own = {
+                name: value for name, value in env.items() if name != LAUNCHER_PID
+            }  # the lifeline has the same effect
             os.write(content, json.dumps({"command": list(argv), "env": own}).encode())
             os.lseek(content, 0, os.SEEK_SET)
             outputs = []
@@ -179,78 +184,78 @@ class ForkServerClient:
                 given.callback(os.close, write)
                 files.append(write)
                 outputs.append(os.fdopen(read, "rb", buffering=0))
-            os.write(files[-1], self._at_import[:_PIPE_ROOM])
+            os.write(files[-1], self._import_output[:_PIPE_CAPACITY])
             read, write = os.pipe()
             given.callback(os.close, read)
             files.append(read)
-            begin = given.enter_context(os.fdopen(write, "wb", buffering=0))
-            order = _Order((outputs[0], outputs[1]), begin, self._loop.create_future())
+            start = given.enter_context(os.fdopen(write, "wb", buffering=0))
+            request = _ForkRequest((outputs[0], outputs[1]), start, self._loop.create_future())
             number = next(self._numbers)
             try:
                 await self._send(json.dumps({"fork": number}).encode(), files)
-                self._orders[number] = order
-                self._expect_word(lambda: number in self._orders)
-                return await order.forked
+                self._requests[number] = request
+                self._expect_packet(lambda: number in self._requests)
+                return await request.forked
             except BaseException:
-                self._orders.pop(number, None)
+                self._requests.pop(number, None)
                 for output in outputs:
                     output.close()
                 raise
 
     def reap(self, pid: int) -> None:
-        """Lets a task's number go, once it is known how the task has ended."""
-        if not self._gone:
+        """Lets the server reap a task whose exit code is known."""
+        if not self._has_exited:
             try:
-                # Should the fork server be stopped and the channel full, a zombie stays until the end of the run.
+                # If the fork server is stopped and the channel full, a zombie stays until the end of the run.
                 with suppress(BlockingIOError):
                     self._channel.send(json.dumps({"reap": pid}).encode())
             except OSError:
                 self.close()
-        if self._gone:  # and has left it to this process
+        if self._has_exited:  # the task is then a child of this process
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 
     def close(self) -> None:
-        """Ends the fork server; its tasks, if any are left, become the launcher's own children."""
-        if self._gone:
+        """Kills the fork server; its running tasks become children of the launcher."""
+        if self._has_exited:
             return
-        self._gone = True
-        for file in (self._channel, self._said):
+        self._has_exited = True
+        for file in (self._channel, self._output_pipe):
             self._loop.remove_reader(file)
         self._loop.remove_writer(self._channel)
         self._popen.kill()
-        self._popen.wait()  # only then are its tasks this process's own
-        while data := self._received():
-            self._take(json.loads(data))
+        self._popen.wait()  # from then on its tasks are children of this process
+        while data := self._receive():
+            self._handle(json.loads(data))
         self._channel.close()
-        self._room.set()
-        os.close(self._said)
-        self._ended(self.pid)
+        self._writable.set()
+        os.close(self._output_pipe)
+        self._on_exit(self.pid)
         if not self._ready.done():
             self._ready.set_exception(ForkServerExited())
-            self._ready.exception()  # nobody may wait for it any more
-        for order in self._orders.values():
-            order.forked.set_exception(ForkServerExited())
-        self._orders.clear()
+            self._ready.exception()  # marks the exception as retrieved
+        for request in self._requests.values():
+            request.forked.set_exception(ForkServerExited())
+        self._requests.clear()
         for task in self._tasks.values():
             task.adopt()
         self._tasks.clear()
 
-    def let_tasks_go(self) -> None:
-        """Closes what its tasks live by, also when it has ended itself: the kernel kills those that are still there."""
+    def close_lifeline(self) -> None:
+        """Makes the kernel kill its remaining tasks, even if the server has exited."""
         os.close(self._lifeline)
 
-    def _expect_word(self, owes: Callable[[], bool]) -> None:
-        """Ends the fork server if it is silent for long while it owes a word: its tasks are then this process's own.
+    def _expect_packet(self, is_expected: Callable[[], bool]) -> None:
+        """Kills the fork server if an expected packet does not arrive; its tasks become children of this process.
 
         Args:
-            owes: whether it still does.
+            is_expected: whether the packet is still expected.
         """
         packets, silent = self._packets, 0
 
         def look() -> None:
             nonlocal packets, silent
-            if self._gone or not owes():
+            if self._has_exited or not is_expected():
                 return
             silent = silent + 1 if packets == self._packets else 0
             packets = self._packets
@@ -266,10 +271,10 @@ class ForkServerClient:
             try:
                 socket.send_fds(self._channel, [packet], files)
             except BlockingIOError:
-                self._room.clear()
-                self._loop.add_writer(self._channel, self._room.set)
-                await self._room.wait()
-                if not self._gone:
+                self._writable.clear()
+                self._loop.add_writer(self._channel, self._writable.set)
+                await self._writable.wait()
+                if not self._has_exited:
                     self._loop.remove_writer(self._channel)
             except OSError:
                 self.close()
@@ -277,77 +282,78 @@ class ForkServerClient:
             else:
                 return
 
-    def _hear(self) -> None:
-        data = self._received()
+    def _on_packets(self) -> None:
+        data = self._receive()
         if data:
-            self._take(json.loads(data))
+            self._handle(json.loads(data))
         elif data is not None:
             self.close()
 
-    def _received(self) -> bytes | None:
-        """The next packet: nothing at the end, None where there may be more."""
+    def _receive(self) -> bytes | None:
+        """The next packet; empty at the end of the channel; None if no packet is available yet."""
         while True:
             try:
                 return self._channel.recv(4096)
             except BlockingIOError:
                 return None
             except ConnectionResetError:
-                continue  # it has died and left an order unread: told once, before what it has said
+                continue  # it has exited with a packet unread; reported once, before its own packets
 
-    def _take(self, packet: Mapping[str, int]) -> None:
+    def _handle(self, packet: Mapping[str, int]) -> None:
         self._packets += 1
         if "ready" in packet:
-            self._overhear()
+            self._on_import_output()
             self._ready.set_result(None)
         elif "exited" in packet:
             if task := self._tasks.pop(packet["exited"], None):
-                task.ended(packet["code"])
+                task.set_exit_code(packet["code"])
             else:
-                self.reap(packet["exited"])  # it never began: whoever wanted it does not any more
-        elif order := self._orders.pop(packet["forked"], None):
-            self._answer(order, packet)
+                self.reap(packet["exited"])  # its start was cancelled
+        elif request := self._requests.pop(packet["forked"], None):
+            self._on_forked(request, packet)
 
-    def _answer(self, order: _Order, packet: Mapping[str, int]) -> None:
+    def _on_forked(self, request: _ForkRequest, packet: Mapping[str, int]) -> None:
         if "error" in packet:
-            order.forked.set_exception(OSError(packet["error"], os.strerror(packet["error"])))
+            request.forked.set_exception(OSError(packet["error"], os.strerror(packet["error"])))
             return
-        task = ForkedTask(self, packet["pid"], order.outputs)
+        task = ForkedTask(self, packet["pid"], request.outputs)
         self._tasks[task.pid] = task
-        # Its end is seen here too: a stopped fork server cannot report it, and nobody else knows the exit code.
-        task.watch(lambda: self._expect_word(lambda: task.pid in self._tasks))
-        with suppress(BrokenPipeError):  # something has killed it already
-            order.begin.write(b"1")
-        order.forked.set_result(task)
+        # Its exit is noticed here as well: a stopped fork server cannot report it, and only the server has the exit
+        # code.
+        task.watch(lambda: self._expect_packet(lambda: task.pid in self._tasks))
+        with suppress(BrokenPipeError):  # it has been killed already
+            request.start.write(b"1")
+        request.forked.set_result(task)
 
-    def _overhear(self) -> None:
+    def _on_import_output(self) -> None:
         with suppress(BlockingIOError):
-            written = os.read(self._said, _PIPE_ROOM)
+            written = os.read(self._output_pipe, _PIPE_CAPACITY)
             if not written:
-                self._loop.remove_reader(self._said)
+                self._loop.remove_reader(self._output_pipe)
             elif not self._ready.done():
-                self._at_import += written
+                self._import_output += written
 
 
 @dataclass(frozen=True)
-class _Order:
-    """A task that is to be forked.
+class _ForkRequest:
+    """A task that is being forked.
 
     Args:
         outputs: the ends to read its stdout and stderr from.
-        begin: a pipe; it begins with a byte.
-        forked: the task to be.
+        start: a pipe; the task runs after a byte on it.
+        forked: the future task.
     """
 
     outputs: tuple[IO[bytes], IO[bytes]]
-    begin: IO[bytes]
+    start: IO[bytes]
     forked: asyncio.Future[ForkedTask]
 
 
 class ForkedTask:
-    """A task of a fork server, as `process.Program` wants it.
+    """A task of a fork server; implements `process.Program`.
 
     Args:
-        fork server: its parent.
+        fork_server: its parent.
         pid: its process id, which is also its group's.
         outputs: the ends to read its stdout and stderr from.
     """
@@ -358,40 +364,40 @@ class ForkedTask:
         self._fork_server = fork_server
         self._code: int | None = None
         self._adopted = False
-        self._heard: list[Callable[[], None]] = []
-        self._leave_watch: Callable[[], None] = lambda: None
+        self._callbacks: list[Callable[[], None]] = []
+        self._cancel_watch: Callable[[], None] = lambda: None
 
     def watch(self, callback: Callable[[], None]) -> None:
-        """Has the running loop call `callback` when the process is seen to have ended, however that was."""
-        self._leave_watch = watch_exit(self.pid, callback)
+        """Makes the running loop call `callback` when the kernel reports the exit of the process."""
+        self._cancel_watch = watch_exit(self.pid, callback)
 
     def on_exit(self, callback: Callable[[], None]) -> None:
-        """Has the running loop call `callback` once the task has ended."""
+        """Makes the running loop call `callback` once the task has exited."""
         if self._code is None:
-            self._heard.append(callback)
+            self._callbacks.append(callback)
         else:
             asyncio.get_running_loop().call_soon(callback)
 
     def reap(self) -> int:
-        """How the task has ended; its number is free then."""
+        """Returns the exit code, or -n for signal n. The process id may be reused from then on."""
         if self._code is None:
-            raise RuntimeError("it has not ended")
+            raise RuntimeError("the task has not exited")
         if not self._adopted:
             self._fork_server.reap(self.pid)
         return self._code
 
-    def ended(self, code: int) -> None:
-        """The task has ended: takes its exit code, or -n for signal n."""
-        self._leave_watch()
+    def set_exit_code(self, code: int) -> None:
+        """Sets the exit code, or -n for signal n, and calls the callbacks."""
+        self._cancel_watch()
         self._code = code
-        for callback in self._heard:
+        for callback in self._callbacks:
             callback()
 
     def adopt(self) -> None:
-        """The fork server is gone, and the kernel has given the task to this process."""
+        """Watches the task itself after the fork server's exit, which made it a child of this process."""
         self._adopted = True
 
         def over() -> None:
-            self.ended(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
+            self.set_exit_code(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
 
         watch_exit(self.pid, over)

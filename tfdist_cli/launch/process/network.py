@@ -1,7 +1,7 @@
-"""The network that a run's tasks have on this machine: one of their own, or the machine's.
+"""The network of a run's tasks on this machine: a private one, or the machine's.
 
-TensorFlow's servers listen on every interface and ask for no password. In a namespace with nothing but a loopback
-interface only the run's own tasks reach them; and the tasks reach nothing else.
+TensorFlow's servers listen on every interface without authentication. In a network namespace with only a loopback
+interface, only the run's own tasks can connect to them, and the tasks cannot connect to anything else.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from tfdist_cli.plan.plan import Plan
 from tfdist_cli.spec.strategies import STRATEGIES
 
 _SCRIPT = (sys.executable, "-I", "-S", str(Path(network_namespace.__file__)))
-PRIVATE = "the tasks are in a network of their own: nobody else reaches them, and they reach no other host"
-OPEN = "whoever reaches this machine can run code in the tasks: TensorFlow's servers ask for no password"
+PRIVATE = "the tasks have a private network: no other process can connect to them, and they reach no other host"
+OPEN = "everyone who can connect to this machine can run code in the tasks: TensorFlow's servers have no authentication"
 
 
 @dataclass(frozen=True)
 class Network:
-    """A way into a network.
+    """A network in which commands can run.
 
     Args:
-        enter: what stands before a command; empty for this machine's network.
-        files: the open files that it needs.
+        enter: the prefix of a command; empty for this machine's network.
+        files: the open files that the prefix needs.
     """
 
     enter: tuple[str, ...] = ()
@@ -43,10 +43,10 @@ HOST = Network()
 
 @contextmanager
 def network_of(plan: Plan) -> Iterator[tuple[Network, NetworkReady | None]]:
-    """The network for a plan's tasks, and what a user should know of it; it is there until the context is left.
+    """The network of a plan's tasks, and what the user should know about it. It exists until the context is left.
 
     Raises:
-        UsageError: the cluster asks for a private network, and there can be none.
+        UsageError: the cluster file requires a private network, and this machine does not allow it.
     """
     wanted, warning = (plan.cluster.network, "") if plan.cluster.network else _default(plan)
     if wanted == "host":
@@ -61,6 +61,7 @@ def network_of(plan: Plan) -> Iterator[tuple[Network, NetworkReady | None]]:
         if reason and plan.cluster.network == "private":
             raise UsageError(
                 f"this machine allows no private network: {reason}",
+                code="no-private-network",
                 hint="remove 'network: private', and close the ports with a firewall: see docs/how-to/secure-ports.md",
             )
         if reason:
@@ -71,9 +72,9 @@ def network_of(plan: Plan) -> Iterator[tuple[Network, NetworkReady | None]]:
 
 
 def _default(plan: Plan) -> tuple[str, str]:
-    """The network of a cluster whose file names none, and a warning where it is open.
+    """The network of a cluster whose file names none, and a warning if it is open.
 
-    A recipe's tasks have one of their own. A program after `--` may be anything: it has what it has without tfdist.
+    A recipe's tasks get a private network. A program after `--` keeps the network that it has without tfdist.
     """
     listening = [planned for planned in plan.tasks if planned.task.traits.listens]
     alone = STRATEGIES[plan.strategy].one_process and not any(one.task.traits.auxiliary for one in listening)
@@ -85,10 +86,10 @@ def _default(plan: Plan) -> tuple[str, str]:
 
 
 def _make(ports: Sequence[int], kept: ExitStack) -> Network:
-    """Makes a namespace, which lasts as long as what is kept.
+    """Creates a network namespace, which exists until `kept` is closed.
 
     Raises:
-        OSError: it is not possible.
+        OSError: this machine does not allow it.
     """
     if not sys.platform.startswith("linux"):
         raise OSError(f"{sys.platform} has no network namespaces")
@@ -103,10 +104,10 @@ def _make(ports: Sequence[int], kept: ExitStack) -> Network:
         )
     )
     if maker.stdout is None:
-        raise RuntimeError("it was asked for as a pipe")
+        raise RuntimeError("stdout is a pipe")
     answer = maker.stdout.readline().decode().split()
     if answer[:1] != ["ok"]:
-        raise OSError(" ".join(answer) or "its maker has ended")
+        raise OSError(" ".join(answer) or "the process that creates it has exited")
     files = [os.open(f"/proc/{maker.pid}/ns/net", os.O_RDONLY)]
     kept.callback(os.close, files[0])
     user = -1

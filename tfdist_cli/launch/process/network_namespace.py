@@ -1,12 +1,12 @@
-"""Makes a network namespace that has only its own loopback interface, and brings commands into it.
+"""Creates a network namespace with only a loopback interface, and runs commands in it.
 
 Run as a script, by an isolated interpreter that starts in milliseconds:
 
-* `namespace.py make PORT…` makes one, as root or, elsewhere, in a user namespace in which this user is itself. It holds
-  the ports in it as `ports` does, writes a line, `ok USER` (1 if there is a user namespace) or why it is not possible,
-  and stays until its standard input ends.
-* `namespace.py enter USER NET COMMAND…` becomes the command, in the namespaces of these open files, USER being -1 for
-  none.
+* `network_namespace.py make PORT…` creates one: as root directly, as another user in a user namespace that maps this
+  user to itself. It reserves the ports in it as `ports` does. It writes a line, `ok USER` (1 if there is a user
+  namespace) or the reason of the failure, and runs until its standard input ends.
+* `network_namespace.py enter USER NET COMMAND…` executes the command in the namespaces of these open files; USER is -1
+  if there is no user namespace.
 """
 
 import ctypes
@@ -25,9 +25,9 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def make(ports: list[int]) -> None:
-    """Leaves this machine's network for one of this process's own."""
+    """Moves this process into a new network namespace."""
     try:
-        own_user = _leave()
+        own_user = _unshare()
         _raise_loopback()
         held = [hold(port) for port in ports]
     except OSError as error:
@@ -39,7 +39,7 @@ def make(ports: list[int]) -> None:
 
 
 def enter(user: int, net: int, command: list[str]) -> None:
-    """Becomes a command in the namespaces.
+    """Executes a command in the namespaces.
 
     Raises:
         OSError: they cannot be entered.
@@ -49,14 +49,14 @@ def enter(user: int, net: int, command: list[str]) -> None:
             _call(_LIBC.setns, file, kind)
             os.close(file)
     try:
-        os.execvp(command[0], command)  # noqa: S606 the task's own program, as an argv
+        os.execvp(command[0], command)  # noqa: S606 the task's own program, as an argument list
     except OSError as error:
         sys.stderr.write(f"tfdist: {command[0]} cannot be started: {error.strerror}\n")
         sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
-def _leave() -> bool:
-    """Makes the namespace; whether it took one of users, in which this user may do so."""
+def _unshare() -> bool:
+    """Creates the namespace; returns whether that required a user namespace."""
     try:
         _call(_LIBC.unshare, CLONE_NEWNET)
     except PermissionError:
@@ -77,7 +77,7 @@ def _raise_loopback() -> None:
 
 
 def hold(port: int) -> socket.socket:
-    """A socket that keeps a port from everybody but a server; see `ports`."""
+    """A socket that reserves a port for a server; see `ports`."""
     both = socket.has_dualstack_ipv6()
     held = socket.socket(socket.AF_INET6 if both else socket.AF_INET, socket.SOCK_STREAM)
     if both:

@@ -1,8 +1,9 @@
-"""Whether the kernel has killed for want of memory: it counts the processes of each cgroup that it kills so.
+"""Whether the kernel has killed a process for lack of memory: it counts these kills for each cgroup.
 
-Tasks are in the launcher's cgroup, or in one below it. Version 2 counts in `memory.events`, of all below a cgroup and
-whoever's limit it was; version 1 in `memory.oom_control`, of the cgroup alone, since Linux 4.13. There those below it
-are looked at too, unless the launcher is in the uppermost one, below which is the whole system.
+Tasks are in the launcher's cgroup, or in one below it. Version 2 counts them in `memory.events`, for the cgroup and all
+below it, whichever limit was exceeded. Version 1 counts them in `memory.oom_control`, for the cgroup alone, since Linux
+4.13. There the cgroups below are read as well, unless the launcher is in the root cgroup, which contains the whole
+system.
 """
 
 from __future__ import annotations
@@ -17,34 +18,34 @@ _VERSION_1 = "memory.oom_control"
 
 
 class OomKills:
-    """The kills of the launcher's cgroup from now on.
+    """The kills for lack of memory in the launcher's cgroup from now on.
 
     Args:
-        root: where `proc` and `sys` are.
+        root: the folder that contains `proc` and `sys`.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
         nothing: tuple[Path | None, bool] = None, False
         self._file, self._below = next((each for each in _counters(root) if _count(each[0]) is not None), nothing)
         self._seen: dict[Path, int] = {}
-        """The most that each cgroup has told: what one has told that is removed still counts."""
-        self._accounted = self._total() or 0
+        """The highest count of each cgroup; the counts of removed cgroups are kept."""
+        self._claimed = self._total() or 0
 
     def claim(self) -> bool | None:
-        """Whether the kernel has killed a process for want of memory that no earlier claim was about.
+        """Whether the kernel has killed a process for lack of memory that no earlier call has claimed.
 
-        None where the kernel doesn't say.
+        Returns None if the kernel has no such counter.
         """
         total = self._total()
         if total is None:
             return None
-        if total <= self._accounted:
+        if total <= self._claimed:
             return False
-        self._accounted += 1
+        self._claimed += 1
         return True
 
     def _total(self) -> int | None:
-        """The kills so far; None where the kernel doesn't say."""
+        """The number of kills so far; None if the kernel has no such counter."""
         if self._file is None or _count(self._file) is None:
             return None
         for path in self._file.parent.rglob(_VERSION_1) if self._below else [self._file]:
@@ -53,9 +54,9 @@ class OomKills:
 
 
 def _counters(root: Path) -> Iterator[tuple[Path, bool]]:
-    """The files that may have the count, and whether those below count too.
+    """The files that may contain the counter, and whether the counters of the cgroups below have to be added.
 
-    A container may see its own cgroup as the uppermost one.
+    A container may see its own cgroup as the root cgroup.
     """
     mounted = root / "sys" / "fs" / "cgroup"
     with suppress(OSError):

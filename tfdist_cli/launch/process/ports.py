@@ -1,8 +1,8 @@
-"""Addresses of tasks on this machine: free ports that stay free until their task binds them, and checks of given ones.
+"""Addresses of tasks on this machine: reserves free ports until their tasks bind them, and checks configured ones.
 
-A port is held by a socket that is bound to it on every interface but does not listen. Linux lets one socket listen
-there beside it if both have `SO_REUSEADDR`, as gRPC's and Python's servers do; no connection and no request for "any
-free port" gets it. `tests/cluster/test_ports_held.py` shows it with a `tf.distribute.Server`.
+A port is reserved by a socket that is bound to it on every interface but does not listen. Linux lets another socket
+listen on the port if both have `SO_REUSEADDR`, as the servers of gRPC and Python have. No connection and no request for
+"any free port" gets it. `tests/cluster/test_ports_held.py` shows it with a `tf.distribute.Server`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.task_id import TaskId
 
 _CAN_SHARE = platform.system() == "Linux"
-"""Elsewhere a port that is held cannot be listened on: it is free when it is chosen, and let go."""
+"""On other systems no server can listen on a reserved port, so the port is released after it was chosen."""
 
 
 @contextmanager
 def hold(cluster: Cluster) -> Iterator[dict[TaskId, Address]]:
-    """Every task's address, with free ports for the tasks that have none, kept until the context is left.
+    """Every task's address, with free ports for tasks without one, reserved until the context is left.
 
     Raises:
-        UsageError: an address is another machine's, or its port is taken.
+        UsageError: an address belongs to another machine, or its port is in use.
     """
     with hold_addresses({task: cluster.address(task) for task in cluster.tasks}) as addresses:
         yield addresses
@@ -38,7 +38,7 @@ def hold(cluster: Cluster) -> Iterator[dict[TaskId, Address]]:
 
 @contextmanager
 def hold_addresses(wanted: Mapping[TaskId, Address]) -> Iterator[dict[TaskId, Address]]:
-    """The same of addresses, port 0 being any that is free."""
+    """Reserves addresses; port 0 stands for any free port."""
     addresses = dict(wanted)
     given = {task: address for task, address in addresses.items() if address.port}
     check_here(given)
@@ -58,10 +58,10 @@ def hold_addresses(wanted: Mapping[TaskId, Address]) -> Iterator[dict[TaskId, Ad
 
 
 def check_here(addresses: Mapping[TaskId, Address]) -> None:
-    """Refuses the addresses of other machines.
+    """Checks that all addresses belong to this machine.
 
     Raises:
-        UsageError: naming the first task that is not here.
+        UsageError: names the first task with the address of another machine.
     """
     here = _interface_addresses()
     known: dict[str, bool] = {}
@@ -70,13 +70,14 @@ def check_here(addresses: Mapping[TaskId, Address]) -> None:
             known[address.host] = address.is_loopback or bool(_resolve(task, address.host) & here)
         if not known[address.host]:
             raise UsageError(
-                f"{task} is to run on {address.host}, which is not this machine, {socket.gethostname()}",
+                f"the host of {task} is {address.host}, but this machine is {socket.gethostname()}",
+                code="not-this-machine",
                 hint=f"start each task on its own host: tfdist role --task {task} --cluster CLUSTER",
             )
 
 
 def _check_distinct(addresses: Mapping[TaskId, Address]) -> None:
-    """Refuses two tasks with one port: a TensorFlow server listens on every interface, whatever address it is given."""
+    """Checks that no two tasks have the same port: a TensorFlow server listens on every interface of its machine."""
     owners: dict[int, TaskId] = {}
     for task, address in addresses.items():
         if not task.traits.listens:
@@ -84,8 +85,9 @@ def _check_distinct(addresses: Mapping[TaskId, Address]) -> None:
         other = owners.setdefault(address.port, task)
         if other != task:
             raise UsageError(
-                f"{other} and {task} both have port {address.port} of this machine, on different addresses of it",
-                hint="give each a port of its own: a TensorFlow server listens on every interface of its machine",
+                f"{other} and {task} both have port {address.port} of this machine, with different addresses",
+                code="duplicate-port",
+                hint="give each task a different port: a TensorFlow server listens on every interface of its machine",
             )
 
 
@@ -96,8 +98,9 @@ def _hold_given(task: TaskId, address: Address) -> Iterator[None]:
             bound = held.enter_context(_bound(address.port, reuse=False))
         except PermissionError:
             raise UsageError(
-                f"{task} may not listen on port {address.port}: ports below 1024 need special rights",
-                hint="give it a port from 1024 on, such as 2222",
+                f"{task} may not listen on port {address.port}: ports below 1024 need special permissions",
+                code="port-not-permitted",
+                hint="use a port from 1024 on, such as 2222",
             ) from None
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
@@ -109,26 +112,27 @@ def _hold_given(task: TaskId, address: Address) -> Iterator[None]:
 
 
 def _reclaimed(task: TaskId, port: int) -> socket.socket:
-    """The port when only old connections are left on it, which a server may ignore.
+    """A socket bound to a port on which only closed connections are left, which a server may ignore.
 
     Raises:
-        UsageError: somebody uses it. One who has bound it but doesn't listen is not to be seen, and is most likely
-            another launch that holds it for its own task.
+        UsageError: the port is in use. A process that has bound it but does not listen is not visible. Most likely it
+            is another launch that has reserved it for a task.
     """
     users = _users(port)
     closed = users.pop(psutil.CONN_TIME_WAIT, None)
     if closed and not users:
         with suppress(OSError):
             return _bound(port, reuse=True)
-    by = _name(next(iter(users.values()))) if users else "another launch, or a program that has not begun to listen"
+    user = _name(next(iter(users.values()))) if users else "another launch, or a program that does not listen yet"
     raise UsageError(
-        f"{task} cannot listen on port {port}: it is in use by {by}",
-        hint="end that program, or give the task another port; without an address it gets a free one",
+        f"{task} cannot listen on port {port}: it is in use by {user}",
+        code="port-in-use",
+        hint="stop that program, or use another port; a task without an address gets a free port",
     )
 
 
 def _bound(port: int, *, reuse: bool) -> socket.socket:
-    """A socket on every interface, IPv4 and IPv6 where there is IPv6."""
+    """A socket bound to a port on every interface, for IPv4 and, if available, IPv6."""
     if socket.has_dualstack_ipv6():
         return _try_bound(socket.AF_INET6, "::", port, reuse=reuse)
     return _try_bound(socket.AF_INET, "", port, reuse=reuse)
@@ -149,7 +153,7 @@ def _try_bound(family: socket.AddressFamily, host: str, port: int, *, reuse: boo
 
 
 def _share(bound: socket.socket) -> None:
-    """Lets a server listen on the port beside this socket. Set after binding, it lets no other socket in before."""
+    """Lets a server listen on the port of this socket. It is set after binding, which must fail for a port in use."""
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
 
@@ -167,20 +171,21 @@ def _resolve(task: TaskId, host: str) -> set[str]:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise UsageError(
-            f"{task} is to run on {host}, a name that does not resolve here: {error.strerror}",
-            hint="correct the name, or give the host's IP address",
+            f"the host of {task} is {host}, a name that does not resolve here: {error.strerror}",
+            code="host-not-found",
+            hint="correct the name, or use the host's IP address",
         ) from error
     return {_plain(str(entry[4][0])) for entry in found}
 
 
 def _plain(text: str) -> str:
-    """The address without its zone, loopbacks all alike."""
+    """The address without its zone; all loopback addresses are equal."""
     address = ipaddress.ip_address(text.partition("%")[0])
     return "loopback" if address.is_loopback else str(address)
 
 
 def _users(port: int) -> dict[str, set[int]]:
-    """The processes with a socket on the port, by the socket's state, listeners first; 0 is one not to be known."""
+    """The processes with a socket on the port, by the socket's state, listeners first; 0 is an unknown process."""
     users: dict[str, set[int]] = {}
     with suppress(psutil.AccessDenied):
         for socket_ in psutil.net_connections("tcp"):
@@ -190,7 +195,7 @@ def _users(port: int) -> dict[str, set[int]]:
 
 
 def _name(pids: set[int]) -> str:
-    """A process, as far as this user may know it."""
+    """The name of a process, as far as this user may see it."""
     pid = max(pids)
     if not pid:
         return "a program of another user"

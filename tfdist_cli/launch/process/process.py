@@ -1,4 +1,4 @@
-"""One process in a session of its own, with everything it starts."""
+"""A process in its own session, with its process group."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from tfdist_cli.launch.supervisor.events import StopSignal
 
 SIGNALS = {StopSignal.TERMINATE: signal.SIGTERM, StopSignal.KILL: signal.SIGKILL}
 _CLOCK_TICK = 0.05
-"""Seconds by which the kernel's times of two processes may be off."""
+"""Accuracy of the kernel's start times of processes, in seconds."""
 _LEFTOVER_SECONDS = 2.0
-"""How long what a process leaves behind has after SIGTERM, when the process ended by itself."""
+"""Seconds from SIGTERM to SIGKILL for the rest of a group whose program exited by itself."""
 
 
 class _Groups:
-    """The processes of each group, looked up once for all the tasks that ask within a moment: many may end at once."""
+    """The processes of each group, cached for a moment, since many tasks may exit at once."""
 
     _FRESH = 0.1
 
     def __init__(self) -> None:
-        self._seen_at = float("-inf")
+        self._updated_at = float("-inf")
         self._members: dict[int, list[int]] = {}
 
     def members(self, group: int) -> list[int]:
-        """The ids of a group's processes, zombies included, a moment ago; none only if there are none now."""
-        if time.monotonic() - self._seen_at > self._FRESH or not self._members.get(group):
-            self._look()
+        """The ids of a group's processes, zombies included, up to `_FRESH` seconds ago; an empty list is current."""
+        if time.monotonic() - self._updated_at > self._FRESH or not self._members.get(group):
+            self._update()
         return self._members.get(group, [])
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         self._members = {}
         for pid in psutil.pids():
-            with suppress(OSError):  # it is gone by now, or another user's on a system that hides those
+            with suppress(OSError):  # it has exited since, or belongs to another user on a system that hides it
                 self._members.setdefault(os.getpgid(pid), []).append(pid)
-        self._seen_at = time.monotonic()
+        self._updated_at = time.monotonic()
 
 
 _GROUPS = _Groups()
 
 
 class Program(Protocol):
-    """A started program, in a session and a process group of its own."""
+    """A started program, in its own session and process group."""
 
     @property
     def pid(self) -> int:
@@ -61,10 +61,10 @@ class Program(Protocol):
         """The ends to read stdout and stderr from."""
 
     def on_exit(self, callback: Callable[[], None]) -> None:
-        """Has the running loop call `callback` once the program has ended; it can be reaped then."""
+        """Makes the running loop call `callback` once the program has exited and can be reaped."""
 
     def reap(self) -> int:
-        """Lets go of a program that has ended.
+        """Reaps a program that has exited.
 
         Returns:
             Its exit code, or -n for signal n.
@@ -72,12 +72,12 @@ class Program(Protocol):
 
 
 class Spawned:
-    """A program with an interpreter, or whatever runs it, of its own.
+    """A program started by fork and exec.
 
     Args:
         argv: the program and its arguments.
         env: its whole environment.
-        files: open files that it keeps.
+        files: open files that it inherits.
 
     Raises:
         OSError: it cannot be started.
@@ -104,18 +104,18 @@ class Spawned:
     def outputs(self) -> tuple[IO[bytes], IO[bytes]]:
         """The ends to read stdout and stderr from."""
         if self._popen.stdout is None or self._popen.stderr is None:
-            raise RuntimeError("both were asked for as pipes")
+            raise RuntimeError("stdout and stderr are pipes")
         return self._popen.stdout, self._popen.stderr
 
     def on_exit(self, callback: Callable[[], None]) -> None:
-        """Has the running loop call `callback` once the program has ended."""
+        """Makes the running loop call `callback` once the program has exited."""
         try:
             watch_exit(self.pid, callback)
         except (AttributeError, OSError):  # not Linux, or one older than 5.3
             self._wait_in_thread(asyncio.get_running_loop(), callback)
 
     def reap(self) -> int:
-        """Waits for its end."""
+        """Waits for its exit."""
         return self._popen.wait()
 
     def _wait_in_thread(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
@@ -127,47 +127,47 @@ class Spawned:
 
 
 def watch_exit(pid: int, callback: Callable[[], None]) -> Callable[[], None]:
-    """Has the running loop call `callback` once a process has ended.
+    """Makes the running loop call `callback` once a process has exited.
 
     Returns:
-        Ends the watch, if it is not over.
+        A function that cancels the call.
 
     Raises:
-        AttributeError: this system has no handles on processes.
-        OSError: there is no such process, or the system gives no handle on it.
+        AttributeError: this system has no pidfds.
+        OSError: there is no such process, or the system gives no pidfd for it.
     """
     loop = asyncio.get_running_loop()
     handle = os.pidfd_open(pid)
 
-    def leave() -> None:
+    def cancel() -> None:
         if loop.remove_reader(handle):
             os.close(handle)
 
     def ended() -> None:
-        leave()
+        cancel()
         callback()
 
     loop.add_reader(handle, ended)
-    return leave
+    return cancel
 
 
 class Process:
     """A program and its process group.
 
-    It is in a session of its own: Ctrl-C in the terminal reaches the launcher only, and one signal reaches the program
-    with all its children, unless they have made sessions of their own.
+    It has its own session: Ctrl-C in the terminal reaches the launcher only, and a signal to the group reaches the
+    program and its children, unless they have created sessions themselves.
 
     Args:
-        program: just started.
+        program: the program, just started.
     """
 
     def __init__(self, program: Program) -> None:
-        self._begun = time.monotonic()
+        self._started = time.monotonic()
         self._program = program
         self._created = psutil.Process(self.pid).create_time()
-        self._told_after: float | None = None
-        """Seconds from its beginning to when it was first told to end."""
-        self._gone = False
+        self._stopped_after: float | None = None
+        """Seconds from its start to the first stop signal."""
+        self._has_exited = False
 
     @property
     def pid(self) -> int:
@@ -179,64 +179,64 @@ class Process:
         """The ends to read stdout and stderr from."""
         return self._program.outputs
 
-    def end(self, how: StopSignal) -> None:
-        """Signals the whole group, if any of it is left."""
-        if self._told_after is None:
-            self._told_after = time.monotonic() - self._begun
-        if not self._gone:
-            self._send(SIGNALS[how])
+    def stop(self, stop_signal: StopSignal) -> None:
+        """Signals the whole group, if it has processes."""
+        if self._stopped_after is None:
+            self._stopped_after = time.monotonic() - self._started
+        if not self._has_exited:
+            self._send(SIGNALS[stop_signal])
 
     def on_exit(self, callback: Callable[[], None]) -> None:
-        """Has the running loop call `callback` once the program has ended; it can be left then."""
+        """Makes the running loop call `callback` once the program has exited."""
         self._program.on_exit(callback)
 
-    async def leave(self) -> int:
-        """Waits until the group is gone too, once the program has ended.
+    async def wait_for_group(self) -> int:
+        """Waits until the whole group has exited, after the program has.
 
-        What the program leaves behind is told to end. If it was told before, with the program, it has the time that the
-        launcher gave them: a shell ends at once where the training it started is still saving.
+        The rest of the group gets SIGTERM. If it got a stop signal before, together with the program, it has the time
+        that the launcher gives them: a shell exits at once, while the training that it started is still saving.
 
         Returns:
             The exit code, or -n for signal n.
         """
         code = self._program.reap()
-        deadline = time.monotonic() + _LEFTOVER_SECONDS if self._told_after is None else float("inf")
-        told: set[int] = set()
+        deadline = time.monotonic() + _LEFTOVER_SECONDS if self._stopped_after is None else float("inf")
+        signalled: set[int] = set()
         pause = 0.01
         while self._send(0) and (members := self._members()):
             if time.monotonic() > deadline:
                 self._send(signal.SIGKILL)
             for member in members:
-                if member.pid not in told and self._is_untold(member):
-                    told.add(member.pid)
+                if member.pid not in signalled and self._missed_signal(member):
+                    signalled.add(member.pid)
                     with suppress(psutil.Error):
                         member.terminate()
             await asyncio.sleep(pause)
             pause = min(pause * 2, 0.2)
-        self._gone = True
+        self._has_exited = True
         return code
 
     def _send(self, signum: int) -> bool:
-        """Signals the group; False when it has no processes left."""
+        """Signals the group; returns False if it has no processes."""
         try:
             os.killpg(self.pid, signum)
-        except (ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
+        except (ProcessLookupError, PermissionError):  # macOS raises the latter for a group of zombies
             return False
         return True
 
     def _members(self) -> list[psutil.Process]:
-        """The processes of the group that run: zombies answer to signals for as long as nobody reaps them."""
+        """The running processes of the group. Zombies accept signals until they are reaped, but do not count."""
         members = []
         for pid in _GROUPS.members(self.pid):
-            with suppress(psutil.Error):  # it is gone by now
+            with suppress(psutil.Error):  # it has exited since
                 process = psutil.Process(pid)
                 if process.status() != psutil.STATUS_ZOMBIE:
                     members.append(process)
         return members
 
-    def _is_untold(self, member: psutil.Process) -> bool:
-        """Whether a process missed the signal to the group: there was none, or it was started just after it."""
+    def _missed_signal(self, member: psutil.Process) -> bool:
+        """Whether a process got no stop signal: none was sent, or the process started just after it."""
         with suppress(psutil.Error):
-            age_then = member.create_time() - self._created
-            return self._told_after is None or age_then > self._told_after - _CLOCK_TICK
+            started_after = member.create_time() - self._created
+            return self._stopped_after is None or started_after > self._stopped_after - _CLOCK_TICK
         return False

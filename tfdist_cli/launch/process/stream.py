@@ -1,4 +1,4 @@
-"""Reads one stream of a task, no faster than its news is handled, until it ends or nothing of the task is left."""
+"""Reads one stream of a task, no faster than its events are handled, until it ends or the task has exited."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tfdist_cli.spec.task_id import TaskId
 
 _CHUNK = 64 * 1024
 _PATIENCE = 1.0
-"""Seconds without news after which a pipe that nobody of the task's group writes to is given up."""
+"""Seconds without data after which a pipe is closed if the task's group has exited."""
 _LAST_BYTES = 2**20
-"""More than a pipe and its reader hold: what comes after that was written by what has left the group."""
+"""More than a pipe and its reader hold. Further data can only come from a process that has left the group."""
 
 
 class TaskStream:
     """One stream of one task.
 
     Args:
-        task: who writes.
-        stream: which of its streams.
-        pipe: the end to read from; closed when it has ended.
+        task: the task.
+        stream: the stream.
+        pipe: the end to read from; it is closed at its end.
         context: takes the events and the output.
     """
 
@@ -36,10 +36,10 @@ class TaskStream:
         self._reading = asyncio.get_running_loop().create_task(self._read(pipe))
 
     async def drain(self) -> None:
-        """Waits for the end of the stream, once the task's process group is gone.
+        """Waits for the end of the stream, after the task's process group has exited.
 
-        A daemon that has left the group may hold the pipe open for ever: it is waited for no longer than it takes to
-        read what the task itself has written.
+        A daemon that has left the group may keep the pipe open. The stream is then read no further than the task's own
+        output.
         """
         self._left = _LAST_BYTES
         while not self._reading.done():
@@ -74,7 +74,7 @@ class TaskStream:
 
 
 async def forward(task: TaskId, stream: Stream, parsed: Parsed, unfinished: str, context: LaunchContext) -> None:
-    """Passes on what some of a task's output came to."""
+    """Forwards parsed output to the logs and the events."""
     if parsed.log:
         context.logs.write(task, stream, parsed.log)
     if parsed.lines or unfinished:

@@ -1,4 +1,4 @@
-"""A task's output, from bytes as they come to what is logged, what is shown and which records it holds."""
+"""Parses a task's output into bytes for the log, lines to show, and records."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from tfdist_cli.protocol import records
 from tfdist_cli.protocol.masking import Mask, MaskedStream
 
 MAX_LINE = 64 * 1024
-"""Bytes after which a line is taken to be over: memory stays bounded for a program that never ends one."""
+"""Bytes after which a line is split, so that memory stays bounded for a program that writes no line feeds."""
 GREETINGS = ("WARNING: All log messages before absl::InitializeLog()", "] oneDNN custom operations are on.")
-"""What every TensorFlow process says as it is imported, before any setting of its log takes hold. It stays in the logs;
-on a terminal, and as the last line that a task said, it would hide what is to be seen."""
+"""Lines that every TensorFlow process writes during the import, before any setting of its log applies. They are logged
+but not shown, since they would hide the lines that matter."""
 _SEPARATOR = records.RECORD_SEPARATOR.encode()
 
 
 @dataclass
 class Parsed:
-    """What some bytes of output came to.
+    """Parsed output.
 
     Args:
-        log: the bytes to log: all but the records.
+        log: the bytes to log: all except the records.
         lines: complete lines of text to show, without their line feeds.
         records: the records, in order.
     """
@@ -32,22 +32,22 @@ class Parsed:
 
 
 class OutputParser:
-    """Takes one stream of a task apart, however its bytes are cut into chunks.
+    """Parses one stream of a task, independently of how it is cut into chunks.
 
     Args:
-        mask: takes secrets out of it.
+        mask: removes secrets from it.
     """
 
     def __init__(self, mask: Mask | None = None) -> None:
         self._masked = MaskedStream(mask or Mask())
         self._line = b""
-        """The line that goes on, so far."""
+        """The incomplete last line."""
         self._logged = 0
-        """How many of its bytes have been given out to be logged."""
+        """How many of its bytes have been returned for the log."""
 
     @property
     def unfinished(self) -> str:
-        """What the line that goes on shows."""
+        """The visible part of the incomplete last line."""
         return "" if _SEPARATOR in self._line else shown(self._line.decode(errors="replace"))
 
     def feed(self, data: bytes) -> Parsed:
@@ -55,7 +55,7 @@ class OutputParser:
         return self._parse(self._masked.feed(data))
 
     def close(self) -> Parsed:
-        """Parses what is left when the stream has ended: a last line without a line feed."""
+        """Parses the rest at the end of the stream: a last line without a line feed."""
         parsed = self._parse(self._masked.close())
         if self._line:
             self._take(self._line, parsed)
@@ -76,7 +76,7 @@ class OutputParser:
         return parsed
 
     def _take(self, block: bytes, parsed: Parsed) -> None:
-        """Parses complete lines; the block's last line may lack its line feed when it is taken to be over."""
+        """Parses complete lines. The last one may lack its line feed if it was split."""
         if _SEPARATOR not in block:
             parsed.log += block[self._logged :]
             text = block.removesuffix(b"\n").decode(errors="replace")
@@ -87,7 +87,7 @@ class OutputParser:
         self._logged = 0
 
     def _take_line(self, line: bytes, parsed: Parsed) -> None:
-        """Parses one line that may hold records; it was logged in part only when the record came later."""
+        """Parses one line that may contain records. The part before the first record may be logged already."""
         text = line.removesuffix(b"\n").decode(errors="surrogateescape")
         parts = list(records.split(text))
         logged = b""
@@ -105,22 +105,22 @@ class OutputParser:
 
     @staticmethod
     def _show(lines: list[str], parsed: Parsed) -> None:
-        """Adds the lines that are to be seen."""
-        parsed.lines += [shown(line) for line in lines if not _greets(line)]
+        """Adds the lines to show."""
+        parsed.lines += [shown(line) for line in lines if not _is_greeting(line)]
 
 
 def shown(line: str) -> str:
-    """What a terminal would show of a line in the end: a progress bar rewrites it after each carriage return."""
+    """The final state of a line on a terminal: a progress bar overwrites it after each carriage return."""
     if "\r" not in line:
         return line
     return next((part for part in reversed(line.split("\r")) if part), "")
 
 
-def _greets(line: str) -> bool:
+def _is_greeting(line: str) -> bool:
     return any(greeting in line for greeting in GREETINGS)
 
 
 def _lines(block: bytes) -> list[bytes]:
-    """The lines of a block; only a line feed ends one."""
+    """The lines of a block, separated by line feeds only."""
     *whole, rest = block.split(b"\n")
     return [line + b"\n" for line in whole] + ([rest] if rest else [])
