@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
 from tfdist_cli.protocol.environment import Environment, run_dir
 from tfdist_cli.spec.address import Address
@@ -93,15 +94,16 @@ def test_data_workers_serve_and_train_with_nobody(cluster):
 @pytest.mark.parametrize(
     ("cluster", "service", "reason"),
     [
-        (HOSTS | {"data_worker": ["x:1"]}, {}, "'data_worker' stands in 'cluster', where TensorFlow would wait for it"),
-        (HOSTS, {"worker": ["x:1"]}, "'worker' is no role of 'data_service'"),
-        (HOSTS, {"data_worker": ["a:1"]}, "a:1 is the address of two tasks"),
-        (HOSTS, [], "TF_CONFIG cannot be read"),
+        (HOSTS | {"data_worker": ["x:1"]}, {}, "'data_worker' in 'cluster'"),
+        (HOSTS, {"worker": ["x:1"]}, "'worker' is not"),
+        (HOSTS, {"data_worker": ["a:1"]}, "a:1 is"),
+        (HOSTS, [], "TF_CONFIG"),
     ],
 )
 def test_a_data_service_that_cannot_be(cluster, service, reason):
-    with pytest.raises(UsageError, match=reason):
+    with raises(UsageError, "invalid-tf-config") as caught:
         served(cluster, service)
+    assert reason in caught.value.message
 
 
 def test_other_keys_are_left_alone():
@@ -112,44 +114,46 @@ def test_other_keys_are_left_alone():
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{", "TF_CONFIG cannot be read"),
-        ("[]", "TF_CONFIG cannot be read"),
-        ("null", "TF_CONFIG cannot be read"),
+        ("{", "TF_CONFIG"),
+        ("[]", "TF_CONFIG"),
+        ("null", "TF_CONFIG"),
         ("{}", "no 'cluster'"),
         ('{"cluster": {"chief": ["a:1"]}}', "no 'task'"),
-        ('{"cluster": null, "task": {"type": "chief", "index": 0}}', "TF_CONFIG cannot be read"),
+        ('{"cluster": null, "task": {"type": "chief", "index": 0}}', "TF_CONFIG"),
         ('{"cluster": {"chief": ["a:1"]}, "task": {"type": "chief"}}', "no 'index'"),
-        ('{"cluster": {"chief": ["a:1"]}, "task": {"type": "chief", "index": "x"}}', "TF_CONFIG cannot be read"),
-        ('{"cluster": {"chief": ["a:1"]}, "task": {"type": "boss", "index": 0}}', "'boss:0' is not a task"),
-        ('{"cluster": {"master": ["a:1"]}, "task": {"type": "chief", "index": 0}}', "'master:0' is not a task"),
+        ('{"cluster": {"chief": ["a:1"]}, "task": {"type": "chief", "index": "x"}}', "TF_CONFIG"),
+        ('{"cluster": {"chief": ["a:1"]}, "task": {"type": "boss", "index": 0}}', "'boss:0'"),
+        ('{"cluster": {"master": ["a:1"]}, "task": {"type": "chief", "index": 0}}', "'master:0'"),
         ('{"cluster": {"worker": ["a:99999"]}, "task": {"type": "worker", "index": 0}}', "port 99999"),
         ('{"cluster": {"worker": "host"}, "task": {"type": "worker", "index": 0}}', "'worker' is 'host', not a list"),
-        ('{"cluster": {"worker": [2222]}, "task": {"type": "worker", "index": 0}}', "TF_CONFIG cannot be read"),
-        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}', "worker:1, which its cluster"),
-        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": -1}}', "TF_CONFIG cannot be read"),
-        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0.5}}', "'worker:0.5' is not a task"),
-        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1e999}}', "'worker:inf' is not a task"),
-        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": true}}', "TF_CONFIG cannot be read"),
-        ('{"cluster": ' + "[" * 100_000, "TF_CONFIG cannot be read: it is nested too deep"),
-        ("[" * 100_000, "TF_CONFIG cannot be read: it is nested too deep"),
-        ('{"cluster": {"worker": ["a:1", "a:1"]}, "task": {"type": "worker", "index": 1}}', "a:1 is the address of"),
+        ('{"cluster": {"worker": [2222]}, "task": {"type": "worker", "index": 0}}', "TF_CONFIG"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}', "worker:1"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": -1}}', "TF_CONFIG"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0.5}}', "'worker:0.5'"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1e999}}', "'worker:inf'"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": true}}', "TF_CONFIG"),
+        ('{"cluster": ' + "[" * 100_000, "nested too deep"),
+        ("[" * 100_000, "nested too deep"),
+        ('{"cluster": {"worker": ["a:1", "a:1"]}, "task": {"type": "worker", "index": 1}}', "a:1 is"),
     ],
 )
 def test_what_cannot_be_meant_is_named(text, reason):
-    with pytest.raises(UsageError, match=reason) as caught:
+    with raises(UsageError, "invalid-tf-config") as caught:
         Environment.read({"TF_CONFIG": text})
+    assert reason in caught.value.message
     assert caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["TFDIST_STRATEGY", "TFDIST_START_TIMEOUT"])
 def test_a_variable_of_ours_that_cannot_be_meant_is_named(name):
-    with pytest.raises(UsageError, match=f"{name} is 'x'"):
+    with raises(UsageError, "invalid-environment-variable") as caught:
         Environment.read({name: "x"})
+    assert name in caught.value.message
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "0"])
 def test_a_timeout_is_a_number_of_seconds(seconds):
-    with pytest.raises(UsageError, match="TFDIST_START_TIMEOUT"):
+    with raises(UsageError, "invalid-environment-variable"):
         Environment.read({"TFDIST_START_TIMEOUT": seconds})
 
 
@@ -162,7 +166,7 @@ def test_gpu_memory():
 
 @pytest.mark.parametrize("text", ["0", "1.5", "grow", "4", "nan", "-1GiB"])
 def test_gpu_memory_that_means_nothing(text):
-    with pytest.raises(UsageError, match="TFDIST_GPU_MEMORY is"):
+    with raises(UsageError, "invalid-environment-variable"):
         Environment.read({"TFDIST_GPU_MEMORY": text})
 
 

@@ -1,1 +1,1 @@
-"""What a task and its launcher exchange: environment variables, records, heartbeats and files of a run."""
+"""The protocol between a task and its launcher: environment variables, records, heartbeats and files of a run."""

@@ -1,4 +1,4 @@
-"""What a process learns of its cluster from its environment: `TF_CONFIG`, and `TFDIST_STRATEGY` where it is set."""
+"""Reads a process's cluster from its environment: `TF_CONFIG`, and the `TFDIST_` variables that are set."""
 
 from __future__ import annotations
 
@@ -30,23 +30,25 @@ SINGLE_TASK = TaskId("chief")
 
 
 def run_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """The run's directory, for what a program or a recipe's callbacks write; the current folder where there is none."""
+    """The run's directory, for the files of a program or a recipe's callbacks; the current folder if there is no
+    run.
+    """
     return Path(environ.get(RUN_DIR) or Path.cwd())
 
 
 @dataclass(frozen=True)
 class Environment:
-    """This process's place in its cluster.
+    """This process's task, and its cluster.
 
     Args:
         strategy: how the tasks train together.
-        task: which task this process is.
-        addresses: every task's address; empty when there is no cluster.
+        task: the task of this process.
+        addresses: every task's address; empty if there is no cluster.
         run_dir: the run's directory, if there is one.
-        start_timeout: seconds to wait for the other tasks to come up.
-        gpus: how many GPUs this process is to have at least; 0 where nobody says so.
-        gpu_memory: what this process takes of each GPU's memory; None leaves that to TensorFlow.
-        phases: whether the time of each phase of a step is taken, which `tfdist bench` asks for.
+        start_timeout: seconds to wait until the other tasks are up.
+        gpus: how many GPUs this process must have at least.
+        gpu_memory: the share of each GPU's memory for this process; None leaves that to TensorFlow.
+        phases: whether to time each phase of a step, for `tfdist bench`.
     """
 
     strategy: Strategy = "single"
@@ -60,10 +62,10 @@ class Environment:
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Environment:
-        """Reads the environment; one process when it has no `TF_CONFIG`.
+        """Reads the environment. Without `TF_CONFIG` there is no cluster.
 
         Raises:
-            UsageError: a variable is not what it should be.
+            UsageError: a variable has an invalid value.
         """
         addresses, task = _tf_config(environ.get("TF_CONFIG", ""))
         run_dir = environ.get(RUN_DIR)
@@ -81,12 +83,12 @@ class Environment:
 
     @property
     def members(self) -> tuple[TaskId, ...]:
-        """The tasks that train with equal rights, in TensorFlow's order: chief first, then workers."""
+        """The tasks that compute gradients, in TensorFlow's order: the chief, then the workers."""
         return tuple(task for task in self.addresses if task.traits.trains) or (self.task,)
 
     @property
     def chief(self) -> TaskId:
-        """The task that reports and saves: the chief, or worker 0 where there is none."""
+        """The task that reports and saves: the chief, or worker 0 if there is none."""
         return self.members[0]
 
     @property
@@ -101,7 +103,7 @@ class Environment:
 
     @property
     def data_service(self) -> Mapping[TaskId, Address]:
-        """The tasks of tf.data's service, the dispatcher first; empty where there is none."""
+        """The tasks of tf.data's service, the dispatcher first; empty if there is none."""
         return {task: address for task, address in self.addresses.items() if task.traits.tf_config_key == DATA_KEY}
 
     @property
@@ -122,14 +124,16 @@ def _tf_config(text: str) -> tuple[dict[TaskId, Address], TaskId]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise UsageError(
-            f"TF_CONFIG cannot be read: {reason}",
+            f"TF_CONFIG is invalid: {reason}",
+            code="invalid-tf-config",
             hint='write it as `tfdist tf-config` does: {"cluster": {"worker": ["host:port"]}, "task": '
             '{"type": "worker", "index": 0}}',
         ) from error
     if task not in addresses and task.traits.listens:
         raise UsageError(
-            f"TF_CONFIG says that this is {task}, which its cluster does not have",
-            hint="give the task a type and an index that its cluster lists",
+            f"the task in TF_CONFIG is {task}, which its cluster does not have",
+            code="invalid-tf-config",
+            hint="use a type and an index that the cluster lists",
         )
     return addresses, task
 
@@ -142,12 +146,12 @@ def _check_keys(listed: Mapping[str, Mapping[str, Any]]) -> None:
     for role, traits in ROLES.items():
         if traits.auxiliary and role in listed[CLUSTER_KEY]:
             key = traits.tf_config_key
-            raise ValueError(f"{role!r} stands in 'cluster', where TensorFlow would wait for it: put it in {key!r}")
+            raise ValueError(f"TensorFlow would wait for {role!r} in 'cluster': put it into {key!r}")
     for key, roles in listed.items():
         known = [role for role, traits in ROLES.items() if traits.tf_config_key == key]
         for name in set(roles) - set(known):
             if key != CLUSTER_KEY:
-                raise ValueError(f"{name!r} is no role of {key!r}, which has {' and '.join(known)}")
+                raise ValueError(f"{name!r} is not a role in {key!r}, which has {' and '.join(known)}")
 
 
 def _addresses(cluster: Mapping[str, list[str]]) -> dict[TaskId, Address]:
@@ -169,12 +173,16 @@ def _strategy(named: str | None, addresses: Mapping[TaskId, Address]) -> Strateg
         if named == strategy:
             return strategy
     if named:
-        raise UsageError(f"{STRATEGY} is {named!r}", hint=f"set it to one of {', '.join(STRATEGIES)}, or leave it out")
+        raise UsageError(
+            f"{STRATEGY} is {named!r}",
+            code="invalid-environment-variable",
+            hint=f"set it to one of {', '.join(STRATEGIES)}, or remove it",
+        )
     return infer_strategy(task.role for task in addresses)
 
 
 def _gpus(text: str | None) -> int:
-    """`all` is at least one."""
+    """The minimal number of GPUs; `all` means at least one."""
     if text == "all":
         return 1
     try:
@@ -182,7 +190,11 @@ def _gpus(text: str | None) -> int:
     except ValueError:
         number = -1
     if number < 0:
-        raise UsageError(f"{GPUS} is {text!r}", hint="set it to a number of GPUs, or to 'all'")
+        raise UsageError(
+            f"{GPUS} is {text!r}",
+            code="invalid-environment-variable",
+            hint="set it to a number of GPUs, or to 'all'",
+        )
     return number
 
 
@@ -193,7 +205,9 @@ def _gpu_memory(text: str | None) -> float | Size | None:
         return Size.parse(text) if text[-1].isalpha() else _fraction(float(text))
     except ValueError:
         raise UsageError(
-            f"{GPU_MEMORY} is {text!r}", hint="set it to a fraction such as 0.5, or to an amount such as 4096MiB"
+            f"{GPU_MEMORY} is {text!r}",
+            code="invalid-environment-variable",
+            hint="set it to a fraction such as 0.5, or to an amount such as 4096MiB",
         ) from None
 
 
@@ -209,5 +223,9 @@ def _seconds(text: str | None) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise UsageError(f"{START_TIMEOUT} is {text!r}", hint="set it to a number of seconds above 0")
+        raise UsageError(
+            f"{START_TIMEOUT} is {text!r}",
+            code="invalid-environment-variable",
+            hint="set it to a number of seconds above 0",
+        )
     return seconds

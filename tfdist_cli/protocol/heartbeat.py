@@ -1,10 +1,10 @@
-"""Signs of life that a task gives its launcher, from a thread of its own, whatever else it does or waits for.
+"""Heartbeats that a task sends to its launcher from a separate thread.
 
-They tell a process that is stopped, or a host that is cut off, from a training that stands still while all its tasks
-live. A thread of Python cannot give one while a call into TensorFlow keeps the interpreter to itself, which may be for
-minutes where that call waits for another task. A small process beside the task gives it then, see `liveness_probe`.
-Nothing here reads the stacks of other threads: that takes the interpreter, and without it crashes the process when the
-threads run on meanwhile, as they do after a pause of all processes.
+They distinguish a stopped process or an unreachable host from a training that stalls while all its tasks run. A Python
+thread cannot send one while a call into TensorFlow holds the interpreter lock, which may take minutes if that call
+waits for another task. A small process beside the task sends it then, see `liveness_probe`. Nothing here reads the
+stacks of other threads: that needs the interpreter lock, and without it crashes the process if the threads run
+meanwhile, as they do after a pause of all processes.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from tfdist_cli.protocol import liveness_probe
 from tfdist_cli.protocol.records import ENABLED, emit
 
 PERIOD = 2.0
-"""Seconds from one sign to the next."""
+"""Seconds between two heartbeats."""
 PROBE_PERIOD = 1.0
-"""Seconds from one look of the process beside the task to the next."""
+"""Seconds between two checks by the process beside the task."""
 log = logging.getLogger("tfdist")
 _started = threading.Event()
 
 
 def start() -> None:
-    """Gives a sign of life every few seconds from now on, if a launcher listens; the second call does nothing."""
+    """Sends heartbeats from now on, if a launcher reads them. The second call does nothing."""
     if os.environ.get(ENABLED) != "1" or _started.is_set():
         return
     _started.set()
@@ -40,7 +40,7 @@ def _start_probe() -> int | None:
     """Starts the process beside the task.
 
     Returns:
-        The pipe to it, which never blocks; None when there can be no further process.
+        The pipe to it, which never blocks; None if no process can be started.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -51,11 +51,11 @@ def _start_probe() -> int | None:
             stdout=subprocess.DEVNULL,
             cwd="/",
         )
-        probe.returncode = 0  # it outlives this process by a moment: there is nothing to wait for, and to warn of
+        probe.returncode = 0  # it exits just after this process, so nothing must wait for it or warn about it
     except OSError as error:
         log.warning(
-            "no process can be started beside this task (%s): while a call holds the interpreter, the task gives no "
-            "sign of life",
+            "the liveness probe cannot be started (%s): while a call holds the interpreter lock, the task sends no "
+            "heartbeats",
             error.strerror,
         )
         os.close(writing)
@@ -73,8 +73,8 @@ def _beat(probe: int | None) -> None:
         except OSError:
             if probe is not None:
                 os.close(probe)
-            return  # nobody reads what this task writes any more
+            return  # the launcher does not read this task's output any more
         if probe is not None:
-            with suppress(BlockingIOError, BrokenPipeError):  # it is stopped, or somebody has killed it
+            with suppress(BlockingIOError, BrokenPipeError):  # it is stopped, or has been killed
                 os.write(probe, b".")
         never.wait(PERIOD)

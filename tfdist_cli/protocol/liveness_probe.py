@@ -1,12 +1,12 @@
-"""Reports that a task is alive while a call keeps the interpreter from all of its Python threads.
+"""Sends heartbeats in place of a task while a call keeps all of its Python threads from running.
 
 Run as a script by an isolated interpreter, `liveness_probe.py PID PERIOD`, as a child of the task, whose standard error
-it shares. Standard input is a pipe from the task: a byte for each sign of life that the task's own thread gives; the
-pipe ends with the task. If none comes for `HELD_PERIODS` periods in a row, and the kernel says that the task is not
-stopped, this process writes the record in the thread's place.
+it shares. Standard input is a pipe from the task, with a byte for each heartbeat of the task's own thread; it ends with
+the task. If no byte comes for `BLOCKED_PERIODS` periods in a row, and the task is not stopped according to the kernel,
+this process writes the record.
 
-Periods are counted instead of seconds: after a pause of the machine, or of all processes, one period is over, and the
-task's thread has the others to come back. The process only looks at what the kernel tells of the task.
+Periods are counted in place of seconds: a pause of the machine, or of all processes, counts as one period, and the
+task's thread has the remaining ones to continue. This process only reads what the kernel knows of the task.
 """
 
 import os
@@ -16,17 +16,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-HELD_PERIODS = 5
-"""Periods without a sign of the task's own thread after which the interpreter is taken to be held."""
+BLOCKED_PERIODS = 5
+"""Periods without a heartbeat of the task's own thread after which the interpreter lock counts as held."""
 _NOT_RUNNING = "TtZX"
-"""The kernel's states of a process that is stopped, traced, or has ended; see proc(5)."""
+"""The kernel's states of a process that is stopped, traced, or has exited; see proc(5)."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
-    """Watches the task until it has ended."""
+    """Watches the task until it has exited."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_IGN)  # the task may go on after them, to save; its end closes the pipe
+        signal.signal(signum, signal.SIG_IGN)  # after them the task may continue, to save; its exit closes the pipe
     task, period = int(sys.argv[1]), float(sys.argv[2])
     missed = 0
     while os.getppid() == task:  # a process that the task has forked may hold the pipe open
@@ -38,19 +38,19 @@ def main() -> None:
             continue
         state, computed = look(task)
         missed = 0 if state in _NOT_RUNNING else missed + 1
-        if missed >= HELD_PERIODS:
+        if missed >= BLOCKED_PERIODS:
             report(computed)
 
 
 def look(pid: int, proc: Path = Path("/proc")) -> tuple[str, float | None]:
-    """What the kernel says of a process.
+    """Reads a process's state from the kernel.
 
     Args:
         pid: the process.
-        proc: where Linux shows its processes.
+        proc: the mount point of Linux's proc file system.
 
     Returns:
-        The letter of its state, and the seconds of processor time that it has used; None where only `ps` tells.
+        The letter of its state, and the seconds of processor time that it has used; None without a proc file system.
     """
     try:
         fields = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
@@ -59,14 +59,14 @@ def look(pid: int, proc: Path = Path("/proc")) -> tuple[str, float | None]:
     except FileNotFoundError:
         if (proc / "self").exists():
             return "X", None
-        command = ["ps", "-o", "state=", "-p", str(pid)]  # POSIX has it, wherever it is
+        command = ["ps", "-o", "state=", "-p", str(pid)]  # part of POSIX
         shown = subprocess.run(command, capture_output=True, text=True, check=False)
         return shown.stdout[:1] or "X", None
     return fields[0], (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def report(computed: float | None) -> None:
-    """Writes the record, unless nobody takes what the task writes: this process must not wait for that."""
+    """Writes the record, unless that would block because the task's output is not read."""
     _, writable, _ = select.select([], [2], [], 0)
     if writable:
         used = "" if computed is None else f',"computed":{computed:.2f}'

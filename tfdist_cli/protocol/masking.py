@@ -1,4 +1,4 @@
-"""Taking the values of secrets out of what is logged and shown."""
+"""Removes the values of secrets from logs and from what is shown."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import os
 from collections.abc import Iterable, Mapping
 
 SECRETS = "TFDIST_SECRETS"
-"""Set for a task by what starts it: the names of the variables that hold secrets, with commas between them."""
+"""Set for a task by its launcher: the names of the variables that hold secrets, separated by commas."""
 RUN_SECRET = "TFDIST_RUN_SECRET"  # noqa: S105 a name
-"""Set for a task by what starts it: what the tasks of one run prove to each other that they belong to it with."""
+"""Set for a task by its launcher: the secret with which the tasks of a run prove that they belong to it."""
 SHORTEST = 8
-"""Characters that a value has to have to be looked for: a shorter one stands in ordinary text too."""
+"""Minimal length of a masked value, in characters: shorter ones occur in ordinary text."""
 MASK = "***"
 
 
 class Mask:
-    """Replaces the values of secrets, as they are and as JSON writes them.
+    """Replaces the values of secrets, both plain and escaped as in JSON.
 
     Args:
         values: the secrets.
@@ -24,7 +24,7 @@ class Mask:
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         forms = {form for value in values if len(value) >= SHORTEST for form in (value, json.dumps(value)[1:-1])}
-        # One may begin with another: the longer one is looked for first.
+        # One value may begin with another one, so the longer one is replaced first.
         self._forms = tuple(sorted((form.encode(errors="surrogateescape") for form in forms), key=len, reverse=True))
 
     @classmethod
@@ -33,25 +33,25 @@ class Mask:
         return cls(environ.get(name, "") for name in (RUN_SECRET, *environ.get(SECRETS, "").split(",")))
 
     def text(self, text: str) -> str:
-        """The text without the values."""
+        """The text with the values replaced."""
         return self.apply(text.encode(errors="surrogateescape")).decode(errors="surrogateescape")
 
     def apply(self, data: bytes) -> bytes:
-        """The bytes without the values."""
+        """The bytes with the values replaced."""
         for form in self._forms:
             data = data.replace(form, MASK.encode())
         return data
 
     def partial_match_length(self, data: bytes) -> int:
-        """How many bytes at the end may be the beginning of a value."""
+        """How many bytes at the end of the data may be the beginning of a value."""
         return max((_overlap(data, form) for form in self._forms), default=0)
 
 
 class MaskedStream:
-    """Masks a stream however its bytes are cut: what may be the beginning of a value waits for what follows it.
+    """Masks a stream, independently of how it is cut into chunks. Possible beginnings of values are held back.
 
     Args:
-        mask: what to take out.
+        mask: replaces the values.
     """
 
     def __init__(self, mask: Mask) -> None:
@@ -59,20 +59,20 @@ class MaskedStream:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """The next bytes that can be shown."""
+        """Returns the masked bytes that are complete."""
         data = self._mask.apply(self._held + data)
         kept = len(data) - self._mask.partial_match_length(data)
         self._held = data[kept:]
         return data[:kept]
 
     def close(self) -> bytes:
-        """What was held back at the end of the stream."""
+        """Returns the bytes that were held back, at the end of the stream."""
         held, self._held = self._held, b""
         return held
 
 
 def _overlap(data: bytes, form: bytes) -> int:
-    """The length of the longest end of `data` that is a beginning of `form`, but not all of it."""
+    """The length of the longest suffix of `data` that is a proper prefix of `form`."""
     longest = min(len(data), len(form) - 1)
     end = data[len(data) - longest :]
     return next((len(end) - start for start in range(len(end)) if form.startswith(end[start:])), 0)

@@ -1,27 +1,28 @@
-"""What a task tells its launcher: JSON records in its standard error, each behind an ASCII record separator.
+"""Records that a task sends to its launcher: JSON in its standard error, each after an ASCII record separator.
 
-The form is RFC 7464's: `RS {json} LF`. A record is one write of fewer than PIPE_BUF bytes, so that lines of other
-threads cannot cut it in two, and it crosses whatever carries the task's output: a pipe, ssh, srun, a container's log.
+The format is that of RFC 7464: `RS {json} LF`. A record is one write of at most PIPE_BUF bytes, so that the lines of
+other threads cannot split it. It passes through everything that carries the task's output: a pipe, ssh, srun, a log.
 
 The kinds, with their keys beside `kind`:
 
-* `beat`: `computed`: a sign of life, and the seconds of processor time that the process has used. `held`: true when the
-  process beside the task gives it, while a call keeps the interpreter from every thread of Python.
-* `started`: `pid`, `host`: of a task that a scheduler has started; `exited`: `code`, by the process that waits for it.
+* `beat`: a heartbeat. `computed`: the seconds of processor time that the process has used. `held`: true if the liveness
+  probe sends it while a call holds the interpreter lock.
+* `started`: `pid`, `host`, for a task that a scheduler has started; `exited`: `code`, from the process that waits for
+  it.
 * `state`: `state`, one of `STATES`.
-* `placement`: `bytes` {"ps:0": n} of all that is kept there, `variables` {"ps:0": n}: how many of the model's.
+* `placement`: `bytes` {"ps:0": n} of all variables there, `variables` {"ps:0": n}: how many of the model's.
 * `progress`: `step`, `total` (null when unknown), `epoch`, `epochs`, `steps_per_second`, `metrics` {name: value},
   `workers` {"worker:0": steps per second}.
-* `checkpoint`: `step`, `path`, `took`: seconds until it was on the disk, `paused`: those of them without training.
-* `checkpoint_failed`: `step`, `reason`: training goes on without it.
-* `metrics_failed`: `reason`: metrics could not be written; training goes on.
-* `checkpoint_damaged`: `step`, `reason`: it is left out.
-* `resumed`: `step`, `path`: the checkpoint that training goes on from.
+* `checkpoint`: `step`, `path`, `took`: seconds until it was on the disk, `paused`: seconds of these without training.
+* `checkpoint_failed`: `step`, `reason`: the training continues without it.
+* `metrics_failed`: `reason`: metrics could not be written; the training continues.
+* `checkpoint_damaged`: `step`, `reason`: it is skipped.
+* `resumed`: `step`, `path`: the checkpoint from which the training resumes.
 * `evaluation`: `step`, `final`, `metrics`: an evaluator's score of a checkpoint.
 * `result`: `step`, `metrics`, `seconds`, `examples`, `worker_steps` {"worker:0": n}.
 * `exported`: `paths`.
-* `error`: `type`, `message`, `hint`, `traceback` (a string; empty for a user's mistake), and `retry`: false
-  where starting the task again cannot help.
+* `error`: `type`, `message`, `code` (of tfdist's own errors), `hint`, `traceback` (a string; empty for a user's
+  mistake), and `retry`: false if a restart of the task cannot help.
 """
 
 from __future__ import annotations
@@ -37,26 +38,26 @@ from tfdist_cli.protocol.run_files import parse_object
 
 RECORD_SEPARATOR = "\x1e"
 ENABLED = "TFDIST_RECORDS"
-"""Set by a launcher that reads records; without it a task keeps its standard error for people."""
+"""Set by a launcher that reads records; without it a task writes none."""
 TASK_DIR = "TFDIST_TASK_DIR"
-"""Where a launcher wants a task's error.json."""
+"""The folder for a task's error.json."""
 TASK_FILE = "task.json"
-"""In that folder: what the task was given, where only its own machine knows that; an entry of the plan's `tasks`."""
+"""In that folder: the task's resources, if they are known only on its machine; an entry of the plan's `tasks`."""
 LAUNCHER_PID = "TFDIST_LAUNCHER_PID"
-"""The launcher that a task ends with."""
+"""The process id of the launcher; the task exits with it."""
 OUTLASTS = "TFDIST_OUTLASTS"
-"""Set where SIGTERM reaches all tasks of a job at once: those that only serve others end when their chief has."""
+"""Set if SIGTERM reaches all tasks of a job at once: tasks that only serve others then exit after their chief."""
 STATES = ("starting", "waiting", "serving", "training", "evaluating", "saving", "done")
 _LIMIT = select.PIPE_BUF if hasattr(select, "PIPE_BUF") else 512
 
 
 def records_enabled() -> bool:
-    """Whether a launcher listens."""
+    """Whether a launcher reads records."""
     return os.environ.get(ENABLED) == "1"
 
 
 def emit(kind: str, **fields: Any) -> None:
-    """Sends one record, if a launcher listens; what is too long for one write loses the ends of its longest parts."""
+    """Sends one record, if a launcher reads them. Values that are too long for one write are truncated."""
     if not records_enabled():
         return
     sys.stderr.flush()
@@ -66,7 +67,7 @@ def emit(kind: str, **fields: Any) -> None:
 def _encode(record: dict[str, Any]) -> bytes:
     data = _line(record)
     while len(data) > _LIMIT:
-        # A text, list or map of n characters or items is worth about as many bytes per item as its JSON is long.
+        # The longest value is truncated. Each character or item counts for the same share of the length of its JSON.
         sizes = {key: len(_line({key: value})) for key, value in record.items() if key != "kind" and _cuttable(value)}
         if not sizes:
             return _line({"kind": record["kind"]})
@@ -87,9 +88,9 @@ def _cuttable(value: Any) -> bool:
 
 
 def split(line: str) -> Iterator[str | dict[str, Any]]:
-    """Parts one line of output, without its line feed, into text and records, in order.
+    """Splits one line of output, without its line feed, into text and records, in order.
 
-    A record that is no JSON object, or nested as none of ours is, is text: it comes from the user's program.
+    A record that is not a JSON object, or is nested too deep, counts as text: it comes from the user's program.
     """
     text, *candidates = line.split(RECORD_SEPARATOR)
     if text or not candidates:

@@ -1,7 +1,7 @@
-"""Reading the files of a run, whatever has become of them: every reader of a run's directory begins here.
+"""Reads the files of a run robustly: every reader of a run's directory uses these functions.
 
-A run's directory may have been copied in part, edited by hand, or filled by a program of the user's. What is damaged is
-an `OSError` or a `ValueError`, and nothing else: a named pipe is not waited for, and values are as JSON means them.
+A run's directory may have been copied in part, edited by hand, or filled by the user's program. Damaged files lead to
+an `OSError` or a `ValueError`, and to nothing else: named pipes never block, and values have the types of JSON.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 LARGEST = 256 * 1024 * 1024
-"""Bytes of a file that is read whole."""
+"""Maximal size of a file that is read as a whole, in bytes."""
 TAIL = 256 * 1024
-"""Bytes at the end of a file in which its last lines are looked for."""
+"""Bytes at the end of a file that are searched for its last lines."""
 DEEPEST = 16
-"""Levels of maps and lists in a value; what takes it apart need not be ready for thousands."""
+"""Maximal nesting of maps and lists in a value, so that recursive functions need no other limit."""
 _COUNTABLE = 2**63
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Opens a regular file, and never waits for what is none.
+    """Opens a regular file. Never blocks on another kind of file.
 
     Raises:
         OSError: it cannot be opened, or is something else.
@@ -53,10 +53,10 @@ def read_bytes(path: Path) -> bytes:
 
 
 def parse_object(data: bytes | str) -> dict[str, Any]:
-    """A JSON object.
+    """Parses a JSON object.
 
     Raises:
-        ValueError: it is none, is not UTF-8, or is nested as none of ours is.
+        ValueError: it is not a JSON object, is not UTF-8, or is nested too deep.
     """
     try:
         value = json.loads(data)
@@ -72,17 +72,17 @@ def read_object(path: Path) -> dict[str, Any]:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it holds none.
+        ValueError: it contains none.
     """
     return parse_object(read_bytes(path))
 
 
 def read_lines(path: Path, *, tail: bool = False) -> Iterator[dict[str, Any]]:
-    """The objects in a JSON Lines file; none where there is no file. Lines that are damaged, or begun, are left out.
+    """The objects in a JSON Lines file; none if there is no file. Damaged and incomplete lines are skipped.
 
     Args:
         path: the file.
-        tail: whether only lines near its end are wanted.
+        tail: whether to read only lines near its end.
 
     Raises:
         OSError: it cannot be read.
@@ -94,26 +94,26 @@ def read_lines(path: Path, *, tail: bool = False) -> Iterator[dict[str, Any]]:
 
 
 def parse_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """The objects in lines, without what is damaged."""
+    """The objects in lines; damaged lines are skipped."""
     for line in lines:
         with suppress(ValueError):
             yield parse_object(line)
 
 
 def number(value: object) -> float | None:
-    """A number to count with; None for what is none, not finite, or beyond 64 bits."""
+    """The value if it is a finite number within 64 bits; otherwise None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if abs(value) < _COUNTABLE else None
 
 
 def whole(value: object) -> int | None:
-    """A whole number; None for what is none."""
+    """The value if it is an integer within 64 bits; otherwise None."""
     return int(value) if isinstance(value, int) and number(value) is not None else None
 
 
 def timestamp(value: object) -> datetime | None:
-    """A time in ISO 8601, in UTC; None for what is none, or one that no clock has shown."""
+    """The time in UTC if the value is a plausible time in ISO 8601; otherwise None."""
     try:
         found = datetime.fromisoformat(str(value))
         found = found.replace(tzinfo=timezone.utc) if found.tzinfo is None else found.astimezone(timezone.utc)
@@ -123,7 +123,7 @@ def timestamp(value: object) -> datetime | None:
 
 
 def is_nested(value: object) -> bool:
-    """Whether there are more levels than `DEEPEST`."""
+    """Whether a value is nested deeper than `DEEPEST`."""
     level = [value]
     for _ in range(DEEPEST):
         level = [item for each in level for item in _items(each)]
@@ -137,7 +137,7 @@ def _items(value: object) -> Iterable[object]:
 
 
 def _writable(value: Any) -> Any:
-    """The value with texts that can be written: JSON can say half a surrogate pair, UTF-8 cannot."""
+    """The value with texts that UTF-8 can encode: JSON may contain half of a surrogate pair, UTF-8 may not."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, dict):

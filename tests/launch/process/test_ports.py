@@ -7,6 +7,7 @@ from contextlib import closing
 import psutil
 import pytest
 
+from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.process import ports
 from tfdist_cli.launch.process.ports import hold
@@ -82,15 +83,15 @@ def test_a_given_address_is_held_too(make_cluster):
 def test_a_port_in_use_is_refused_with_the_one_who_has_it(make_cluster):
     with closing(listening(0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(UsageError) as caught, hold(make_cluster(worker=[f"localhost:{port}"])):
+        with raises(UsageError, "port-in-use") as caught, hold(make_cluster(worker=[f"localhost:{port}"])):
             pass
-    name = psutil.Process().name()
-    assert f"worker:0 cannot listen on port {port}: it is in use by {name} (pid {os.getpid()})" in str(caught.value)
+    assert f"port {port}" in caught.value.message
+    assert f"{psutil.Process().name()} (pid {os.getpid()})" in caught.value.message
 
 
 def test_a_port_that_another_launch_holds_is_refused(make_cluster):
     cluster = make_cluster(worker=[f"127.0.0.1:{free_port()}"])
-    with hold(cluster), pytest.raises(UsageError, match="in use by another launch"), hold(cluster):
+    with hold(cluster), raises(UsageError, "port-in-use"), hold(cluster):
         pass
 
 
@@ -116,23 +117,23 @@ def test_an_evaluator_listens_nowhere(make_cluster):
 
 def test_two_tasks_with_one_port_are_refused(make_cluster):
     cluster = make_cluster(worker=["127.0.0.1:2222", "127.0.0.2:2222"])
-    with pytest.raises(UsageError, match="worker:0 and worker:1 both have port 2222"), hold(cluster):
+    with raises(UsageError, "duplicate-port") as caught, hold(cluster):
         pass
+    assert all(name in caught.value.message for name in ("worker:0", "worker:1", "2222"))
 
 
 def test_another_machine_is_refused_with_what_to_do(make_cluster):
-    with pytest.raises(UsageError) as caught, hold(make_cluster(worker=["127.0.0.1:2222", "192.0.2.7:2222"])):
+    hosts = ["127.0.0.1:2222", "192.0.2.7:2222"]
+    with raises(UsageError, "not-this-machine") as caught, hold(make_cluster(worker=hosts)):
         pass
-    assert "worker:1 is to run on 192.0.2.7, which is not this machine" in caught.value.message
-    assert "tfdist role --task worker:1 --cluster" in str(caught.value.hint)
+    assert "worker:1 is 192.0.2.7" in caught.value.message
+    assert "--task worker:1" in str(caught.value.hint)
 
 
 def test_a_name_that_does_not_resolve(make_cluster):
-    with (
-        pytest.raises(UsageError, match=r"worker:0 is to run on nohost\.invalid, a name that does not resolve"),
-        hold(make_cluster(worker=["nohost.invalid:2222"])),
-    ):
+    with raises(UsageError, "host-not-found") as caught, hold(make_cluster(worker=["nohost.invalid:2222"])):
         pass
+    assert "worker:0 is nohost.invalid" in caught.value.message
 
 
 def test_this_machine_by_its_own_addresses(make_cluster):
@@ -152,5 +153,5 @@ def test_low_ports_say_why(make_cluster, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(socket.socket, "bind", refuse)  # root may listen anywhere
-    with pytest.raises(UsageError, match="ports below 1024"), hold(make_cluster(worker=["127.0.0.1:80"])):
+    with raises(UsageError, "port-not-permitted"), hold(make_cluster(worker=["127.0.0.1:80"])):
         pass

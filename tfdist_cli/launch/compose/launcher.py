@@ -13,7 +13,6 @@ from typing import IO
 
 from tfdist_cli.errors import TfdistError, UsageError
 from tfdist_cli.launch.addresses import RemoteAddresses, named_addresses
-from tfdist_cli.launch.cleanup import Cleanup
 from tfdist_cli.launch.compose import remove_containers
 from tfdist_cli.launch.compose.services import (
     RUN_LABEL,
@@ -24,6 +23,7 @@ from tfdist_cli.launch.compose.services import (
     service_of,
 )
 from tfdist_cli.launch.process.background_tasks import BackgroundTasks
+from tfdist_cli.launch.process.orphans import Watchdog
 from tfdist_cli.launch.process.stream import TaskStream
 from tfdist_cli.launch.supervisor.events import Action, Exited, Start, Started, StopSignal, Stream
 from tfdist_cli.launch.supervisor.exit_ordering import ExitOrdering
@@ -113,7 +113,8 @@ class ComposeRun:
         self._background = BackgroundTasks(context.events)
         self._exit_ordering = ExitOrdering(context.events, plan.tasks[0].task, _FIRST_EXIT_TIMEOUT, _CAUSE_TIMEOUT)
         script = (sys.executable, "-I", "-S", remove_containers.__file__)
-        self._cleanup = Cleanup((*script, engine, f"{RUN_LABEL}={self._project}", self._project))
+        label = f"{RUN_LABEL}={self._project}"
+        self._watchdog = Watchdog("command", *script, engine, label, self._project)
 
     async def open(self) -> None:
         """Creates the network, and the folders to mount.
@@ -148,7 +149,7 @@ class ComposeRun:
         for planned in self._plan.tasks:
             self._stop(planned.task, StopSignal.KILL)
         await self._background.finish(_CLEANUP_SECONDS)
-        await asyncio.to_thread(self._cleanup.run)
+        await asyncio.to_thread(self._watchdog.close)
 
     def _stop(self, task: TaskId, stop_signal: StopSignal) -> None:
         if task in self._containers:

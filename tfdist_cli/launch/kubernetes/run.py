@@ -11,10 +11,10 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from tfdist_cli.errors import TfdistError
-from tfdist_cli.launch.cleanup import Cleanup
 from tfdist_cli.launch.kubernetes.manifests import pod, shared_objects
 from tfdist_cli.launch.kubernetes.pods import CONTAINER, job_name, settings
 from tfdist_cli.launch.process.background_tasks import BackgroundTasks
+from tfdist_cli.launch.process.orphans import Watchdog
 from tfdist_cli.launch.process.stream import TaskStream
 from tfdist_cli.launch.run.documents import to_yaml
 from tfdist_cli.launch.supervisor.events import Action, Exited, Output, Start, Started, StopSignal
@@ -61,7 +61,7 @@ class PodsRun:
         self._starts = 0
         self._background = BackgroundTasks(context.events)
         self._exit_ordering = ExitOrdering(context.events, plan.tasks[0].task, _FIRST_EXIT_TIMEOUT, _CAUSE_TIMEOUT)
-        self._cleanup: Cleanup | None = None
+        self._watchdog: Watchdog | None = None
 
     async def open(self) -> None:
         """Creates the objects that the pods share.
@@ -78,7 +78,7 @@ class PodsRun:
                 hint="if a job of this name exists, wait for it, choose another 'name', or delete it: "
                 f"`kubectl delete pods,services,configmaps,networkpolicies -l {label}`",
             )
-        self._cleanup = Cleanup([*self._kubectl, *_deletion(self._plan)])
+        self._watchdog = Watchdog("command", *self._kubectl, *_deletion(self._plan))
 
     def act(self, action: Action) -> None:
         """Creates a task's pod, or deletes it."""
@@ -95,8 +95,8 @@ class PodsRun:
     async def close(self) -> None:
         """Deletes the remaining objects."""
         await self._background.finish(0.0)
-        if self._cleanup is not None:
-            await asyncio.to_thread(self._cleanup.run)
+        if self._watchdog is not None:
+            await asyncio.to_thread(self._watchdog.close)
 
     async def _run_task(self, task: TaskId, name: str, variables: Mapping[str, str]) -> None:
         """Runs one pod from its creation to its deletion."""

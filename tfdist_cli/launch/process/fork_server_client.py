@@ -1,5 +1,4 @@
-"""The launcher's side of `fork_server`: recipe tasks start in milliseconds, since one process imports for all.
-"""
+"""The launcher's side of `fork_server`: recipe tasks start in milliseconds, since one process imports for all."""
 
 from __future__ import annotations
 
