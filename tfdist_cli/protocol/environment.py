@@ -30,9 +30,7 @@ SINGLE_TASK = TaskId("chief")
 
 
 def run_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """The run's directory, for the files of a program or a recipe's callbacks; the current folder if there is no
-    run.
-    """
+    """The run's directory, where a program or a recipe's callbacks write; the current folder if there is no run."""
     return Path(environ.get(RUN_DIR) or Path.cwd())
 
 
