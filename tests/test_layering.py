@@ -44,7 +44,6 @@ INSIDE: dict[str, dict[str, set[str]]] = {
     },
     "launch": {
         "addresses": set(),
-        "cleanup": set(),
         "object_names": set(),
         "restart_rules": set(),
         "supervisor": set(),
@@ -53,8 +52,8 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "local": {"process", "supervisor"},
         "ssh": {"local", "process", "run", "supervisor"},
         "slurm": {"addresses", "process", "run", "supervisor"},
-        "compose": {"addresses", "cleanup", "object_names", "process", "run", "supervisor"},
-        "kubernetes": {"addresses", "cleanup", "object_names", "process", "restart_rules", "run", "supervisor"},
+        "compose": {"addresses", "object_names", "process", "run", "supervisor"},
+        "kubernetes": {"addresses", "object_names", "process", "restart_rules", "run", "supervisor"},
         "registry": {"supervisor"},
     },
     "train": {
