@@ -68,7 +68,7 @@ def began(monkeypatch):
         raise SystemExit(0)
 
     monkeypatch.setattr(module, "run_task", run_task)
-    monkeypatch.setattr(module, "leave", leave)
+    monkeypatch.setattr(module, "exit_now", leave)
     monkeypatch.setattr(os, "execvpe", execvpe)
     return seen
 
@@ -215,7 +215,7 @@ STEP = {
 )
 def test_in_a_step_a_task_has_what_slurm_gives(roles, slurm, gpus, tfdist, began, cluster_file, monkeypatch):
     occupied = []
-    monkeypatch.setattr(module, "occupy", lambda *arguments, decides: occupied.append((*arguments, decides)))
+    monkeypatch.setattr(module, "fork_task", lambda *arguments, decides: occupied.append((*arguments, decides)))
     asked = {"chief": {}, "worker": {"replicas": 2}, "ps": {}}
     for role, number in roles.items():
         asked[role] |= {"gpus": number}
