@@ -9,6 +9,7 @@ import time
 import pytest
 
 from tests.support.chaos import MIRRORED, SERVERS, UNDISTURBED, Blow, accuracy, check_metrics, moment
+from tests.support.codes import codes_in
 from tests.support.launching import left_of
 
 pytestmark = [pytest.mark.chaos, pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -73,7 +74,7 @@ def test_servers_lose_their_chief_and_a_worker_that_is_stopped(train):
     training = train(SERVERS, "--max-restarts", 5, "--stall-timeout", 15)
     done = survive(training, Blow("chief:0", 100), Blow("worker:0", 200, signal.SIGSTOP, doing="evaluating"))
     assert told(done) == [("chief:0", "job"), ("worker:0", "task")]
-    assert "no sign of life" in done.report["losses"][1]["cause"]
+    assert "no heartbeat" in done.report["losses"][1]["cause"]
 
 
 def test_mirrored_workers_lose_one(train):
@@ -87,8 +88,9 @@ def test_a_stopped_ps_without_restarts_ends_the_job_and_is_named(train):
     done = training.finish()
     assert done.code == 124
     assert done.processes_left == []
-    assert "error: ps:0 failed after" in done.stderr
-    assert "no sign of life" in done.report["headline"]
+    assert codes_in(done.stderr)[-1] == done.report["code"] == "task-stalled"
+    assert "ps:0 failed" in done.report["headline"]
+    assert "no heartbeat" in done.report["headline"]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_whoever_is_stopped_is_named_and_lost(train, cluster, stopped):
     blows = [Blow(task, 100 + 300 * number, signal.SIGSTOP) for number, (task, _) in enumerate(stopped)]
     done = survive(training, *blows, timeout=300)
     assert told(done) == stopped
-    assert all("no sign of life" in loss["cause"] for loss in done.report["losses"])
+    assert all("no heartbeat" in lost["cause"] for lost in done.report["losses"])
 
 
 def test_no_task_survives_the_launcher_not_even_one_that_was_started_again(train):

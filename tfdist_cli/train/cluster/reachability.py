@@ -74,7 +74,9 @@ class PendingTasks:
             else:
                 self._reasons[task] = reason
         if self.missing and time.monotonic() > self._deadline:
-            raise TimeoutExceeded(pending_tasks(self.missing, self._reasons, self._timeout), hint=START_HINT)
+            raise TimeoutExceeded(
+                pending_tasks(self.missing, self._reasons, self._timeout), code="start-timeout", hint=START_HINT
+            )
         return bool(self.missing)
 
 

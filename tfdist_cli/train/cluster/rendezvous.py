@@ -107,7 +107,9 @@ def gather(
             passed, looked_at = min(time.monotonic() - looked_at, PERIOD), time.monotonic()
             silence = 0.0 if absence.missing or refused else silence + passed
             if refused and looked_at > deadline:
-                raise TimeoutExceeded(pending_tasks(refused, reception.refused, timeout), hint=START_HINT)
+                raise TimeoutExceeded(
+                    pending_tasks(refused, reception.refused, timeout), code="start-timeout", hint=START_HINT
+                )
             for connection, hello in reception.arrived(RETRY):
                 silent.discard(hello.task)
                 if hello.sums:
@@ -157,7 +159,7 @@ def report_in(
                 told = line_of(connection)
                 check_taken(task, told)
         except TimeoutError:
-            raise TimeoutExceeded(pending_tasks({}, {}, timeout), hint=START_HINT) from None
+            raise TimeoutExceeded(pending_tasks({}, {}, timeout), code="start-timeout", hint=START_HINT) from None
         except OSError as error:
             raise _ended(*chief) from error
         if told not in (_GO, _GO_TOGETHER):
@@ -193,7 +195,9 @@ def _linked(
             links[other] = made.enter_context(_called(task, other, circle[other], deadline))
         while missing := [other for other in order[place + 1 :] if other not in links]:
             if time.monotonic() > deadline:
-                raise TimeoutExceeded(f"{task} hears nothing of {', '.join(map(str, missing))}", hint=START_HINT)
+                raise TimeoutExceeded(
+                    f"{task} hears nothing of {', '.join(map(str, missing))}", code="start-timeout", hint=START_HINT
+                )
             for connection, hello in reception.arrived(RETRY):
                 if hello.task in missing:
                     links[hello.task] = made.enter_context(connection)
@@ -214,7 +218,9 @@ def _called(task: TaskId, other: TaskId, address: Address, deadline: float) -> s
             greeting = greeting_of(connection)
             connection.sendall(hello_of(task, greeting, sums=True))
         except TimeoutError:
-            raise TimeoutExceeded(f"{task} gets no answer from {other} at {address}", hint=START_HINT) from None
+            raise TimeoutExceeded(
+                f"{task} gets no answer from {other} at {address}", code="start-timeout", hint=START_HINT
+            ) from None
         except OSError as error:
             raise _ended(other, address) from error
         if not is_ours(greeting):
@@ -245,6 +251,7 @@ def port_taken(task: TaskId, own: Address, reason: str) -> TrainingError:
     """The error of a task whose port another program has."""
     return TrainingError(
         f"{task} cannot serve at {own}: {reason}",
+        code="port-in-use",
         hint=f"another program may have port {own.port}: end it, or give {task} another address",
     )
 
@@ -290,7 +297,7 @@ def outlast(task: TaskId, chief: Address, timeout: float) -> bool:
             if time.monotonic() > deadline:
                 absent = {_CHIEF: chief}
                 text = pending_tasks(absent, {_CHIEF: unreachable(chief) or "no answer"}, timeout)
-                raise TimeoutExceeded(text, hint=START_HINT) from error
+                raise TimeoutExceeded(text, code="start-timeout", hint=START_HINT) from error
             pause.wait(RETRY)  # nothing tells when another host's port opens
 
 

@@ -341,6 +341,7 @@ def ended_early(whose: str) -> TrainingError:
     """
     return TrainingError(
         f"{whose} ended before the training did",
+        code="data-ended-early",
         hint="let it start again (train.repeat: true in a recipe, .repeat() on a dataset), or train fewer steps; "
         "if it does start again, there is nothing in it",
     )
