@@ -127,7 +127,8 @@ def test_prefetched_parameters_are_one_update_old(one_worker):
 
 def test_local_steps_need_a_rule_and_say_so(one_worker):
     told = one_worker.facts[BY_KERAS]["error"]
-    assert "local_steps needs updates that TensorFlow's kernels can make: TensorFlow has no kernels for Nadam" in told
+    assert "local_steps" in told
+    assert "Nadam" in told
 
 
 @pytest.fixture(scope="module")

@@ -302,7 +302,7 @@ def refused():
             tfdist.fit(build(optimizer), data, steps_per_epoch=20, steps_per_execution=2)
             said.append("")
         except TfdistError as error:
-            said.append(str(error))
+            said.append(f"{error.code}: {error}")
     return said
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 import tfdist_cli as tfdist
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.engine import fallback
-from tfdist_cli.train.optimizers import kernels
+from tfdist_cli.train.optimizers.registry import KERNELS, Kernel
 
 STEPS, BATCH = 24, 8
 numbers = np.random.default_rng(0)
@@ -70,14 +70,15 @@ log = Log()
 logging.getLogger("tfdist").setLevel(logging.INFO)
 logging.getLogger("tfdist").addHandler(log)
 fallback.is_of_model = lambda error: isinstance(error, TrainingError)
-right = kernels.descent
+right = KERNELS[keras.optimizers.SGD]
 out = {}
 for case in sys.argv[1:]:
     rule, fails = case.split("/")
-    kernels.descent = right
+    KERNELS[keras.optimizers.SGD] = right
     wanted, iterations = trained(rule)
     log.lines.clear()
-    kernels.descent = {"tracing": while_tracing, "running": while_running}[fails]
+    kernel = {"tracing": while_tracing, "running": while_running}[fails]
+    KERNELS[keras.optimizers.SGD] = Kernel(kernel, right.slots)
     weights, counted = trained(rule)
     out[case] = {
         "told": [line for line in log.lines if "optimizations are off" in line],

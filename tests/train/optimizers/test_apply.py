@@ -1,4 +1,4 @@
-"""An update as a worker of parameter servers applies it is the update that Keras would apply."""
+"""Updates on parameter servers equal those of Keras."""
 
 import keras
 import numpy as np
@@ -8,8 +8,8 @@ import tensorflow as tf
 from tests.support.compare import difference
 from tests.support.optimizers import OPTIMIZERS
 from tfdist_cli.spec.sections.updates import LearningRate, ShardRule
-from tfdist_cli.train.optimizers.apply import apply, leave_sums_to_engine, updates_rows, why_by_keras
-from tfdist_cli.train.optimizers.learning_rate import Rate
+from tfdist_cli.train.optimizers.apply import apply, disable_gradient_reduction, supports_sparse_updates, why_not_fused
+from tfdist_cli.train.optimizers.learning_rate import RateScaling
 from tfdist_cli.train.variables.sharding import parts
 
 VALUES = [np.linspace(-1, 1, 21, dtype=np.float32).reshape(7, 3), np.float32([0.5, -0.25])]
@@ -17,7 +17,7 @@ STEPS = 7
 
 
 def variable(value, name):
-    """One that is made as layers make theirs: where it is to be spread, it is."""
+    """A variable created as by a layer, so that it is sharded where the placement requires it."""
     made = keras.Variable("zeros", shape=value.shape, name=name)
     made.assign(value)
     return made
@@ -35,7 +35,7 @@ def gradients(step):
 
 
 def by_parts(gradient, variable):
-    """A gradient as the ps have it: where the shards are."""
+    """Splits a gradient by the shards of its variable."""
     if gradient is None:
         return None
     return tf.split(gradient, [part.shape[0] for part in parts(variable)])
@@ -50,7 +50,7 @@ def applied_by_keras(optimizer, given, variables):
 
 
 def updated(optimizer, update, scaled=lambda step, gradient: gradient, constraint=None):
-    """Parameters and optimizer after some updates, each in a compiled function."""
+    """Returns parameters and optimizer after some updates, each run by a `tf.function`."""
     variables = parameters(constraint)
     optimizer.build(variables)
 
@@ -65,13 +65,13 @@ def updated(optimizer, update, scaled=lambda step, gradient: gradient, constrain
 
 
 def assert_equal(ours, plain):
-    # Adam divides by 1 - 0.999 ** step, of which float32 keeps 4 digits at first: a rounding before it shows after it.
+    # Adam divides by 1 - 0.999 ** step, of which float32 keeps 4 digits at first, so rounding errors grow.
     assert difference(ours[0], plain[0]) < 3e-6
     assert difference(ours[1].variables, plain[1].variables) < 3e-6
 
 
 def writes(graph, found):
-    """The operations that change one of these variables."""
+    """Returns the operations that change one of some variables."""
     handles = {id(inner) for outer, inner in graph.captures if any(outer is each.handle for each in found)}
     taking = [each for each in graph.get_operations() if any(id(given) in handles for given in each.inputs)]
     return [each for each in taking if each.type != "ReadVariableOp"]
@@ -91,8 +91,8 @@ def ancestors(operation):
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("decay", [None, 0.1])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_nothing_is_changed_before_the_gradient_is_there(name, decay):
-    """Another update of the same function may be waiting for a worker that has still to read the parameters."""
+def test_no_variable_changes_before_its_gradient_has_arrived(name, decay):
+    """Until then, a worker may still have to read the variable for the same update."""
     optimizer = OPTIMIZERS[name]()
     optimizer.weight_decay = optimizer.weight_decay or decay
     variables = parameters()[:2]
@@ -113,7 +113,7 @@ CONSTRAINED = {f"{name} with a constraint": name for name in ("sgd", "adamw", "n
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("name", [*OPTIMIZERS, *CONSTRAINED])
-def test_updates_equal_kerass_of_spread_variables_too(name, servers):
+def test_updates_equal_those_of_keras_also_of_sharded_variables(name, servers):
     make = OPTIMIZERS[CONSTRAINED.get(name, name)]
     constraint = keras.constraints.MaxNorm(1.2) if name in CONSTRAINED else None
     keras.utils.set_random_seed(3)
@@ -121,7 +121,7 @@ def test_updates_equal_kerass_of_spread_variables_too(name, servers):
     for count in (1, 3):
         with servers(count, shard=ShardRule(min_bytes=80)).scope():
             optimizer = make()
-            leave_sums_to_engine(optimizer)
+            disable_gradient_reduction(optimizer)
             ours = updated(optimizer, applied, constraint=constraint)
         assert [len(parts(variable)) for variable in ours[0]] == [count, 1, 1]
         assert_equal(ours, plain)
@@ -129,7 +129,7 @@ def test_updates_equal_kerass_of_spread_variables_too(name, servers):
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-def test_gradients_that_are_not_finite_are_left_out_and_lower_the_scale():
+def test_an_update_with_gradients_that_are_not_finite_is_skipped_and_lowers_the_scale():
     def with_overflow(step, gradient):
         return gradient * np.float32("inf") if step in (2, 3) else gradient
 
@@ -142,7 +142,7 @@ def test_gradients_that_are_not_finite_are_left_out_and_lower_the_scale():
 
 ROWS = 7
 LOOKED_UP = [[0, 2, 6], [3, 0, 2], [5], [0, 1, 2, 3, 4, 5, 6]]
-"""Of a table's 7 rows, those that each update touches; in 3 shards rows 3 and 5 are the first ones of theirs."""
+"""The rows of a table of 7 rows that each update touches. With 3 shards, rows 3 and 5 are the first of their shard."""
 BY_ROWS = {
     "sgd": lambda: keras.optimizers.SGD(0.1),
     "adagrad": lambda: keras.optimizers.Adagrad(0.1),
@@ -155,11 +155,11 @@ BY_ROWS = {
     ),
     "schedule": lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
 }
-"""Those for which untouched rows have nothing to do."""
+"""Optimizers for which sparse updates equal dense ones."""
 
 
 def table_and_bias(optimizer, update):
-    """A table and a bias after updates with gradients of some rows."""
+    """Returns a table and a bias after updates with sparse gradients of the table."""
     made = [variable(np.arange(2 * ROWS, dtype=np.float32).reshape(ROWS, 2) / 9, "table"), variable(VALUES[1], "bias")]
     optimizer.build(made)
     random = np.random.default_rng(5)
@@ -177,7 +177,7 @@ def table_and_bias(optimizer, update):
 
 
 def applied_by_rows(optimizer, rows, bias, made):
-    """Each shard gets the rows that are its own, numbered from its first."""
+    """Splits a sparse gradient by the shards of its variable."""
     own, begin = [], 0
     for shard in parts(made[0]):
         end = begin + shard.shape[0]
@@ -194,7 +194,7 @@ def applied_to_the_whole(optimizer, rows, bias, made):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("name", BY_ROWS)
-def test_updates_of_rows_equal_kerass_of_the_whole(name, count, servers):
+def test_sparse_updates_equal_dense_updates_of_keras(name, count, servers):
     plain = table_and_bias(BY_ROWS[name](), applied_to_the_whole)
     with servers(count, shard=ShardRule(min_bytes=30)).scope():
         ours = table_and_bias(BY_ROWS[name](), applied_by_rows)
@@ -204,7 +204,7 @@ def test_updates_of_rows_equal_kerass_of_the_whole(name, count, servers):
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam", "adamw", "weight decay", "rmsprop", "lion", "ftrl"])
-def test_rows_that_no_batch_names_stay_as_they_are(name, servers):
+def test_rows_without_a_gradient_keep_their_values(name, servers):
     with servers(3, shard=ShardRule(min_bytes=30)).scope():
         made = [variable(np.ones((ROWS, 2), np.float32), "table"), variable(VALUES[1], "bias")]
         optimizer = OPTIMIZERS[name]()
@@ -216,7 +216,7 @@ def test_rows_that_no_batch_names_stay_as_they_are(name, servers):
 
 
 def test_a_scaled_and_warmed_up_rate_is_that_of_each_update():
-    rate = Rate(LearningRate(scale="linear", warmup_steps=2), 3)
+    rate = RateScaling(LearningRate(scale="linear", warmup_steps=2), 3)
     variables, optimizer = [variable(np.zeros(2, np.float32), "weights")], keras.optimizers.SGD(0.1)
     optimizer.build(variables)
     moved = []
@@ -227,14 +227,15 @@ def test_a_scaled_and_warmed_up_rate_is_that_of_each_update():
     assert moved == pytest.approx([0.2, 0.3, 0.3], rel=1e-5)
 
 
-def test_which_optimizers_update_rows():
-    for name, whole in {"adam": None, "average": "use_ema", "accumulation": "gradient_acc", "nadam": "Nadam"}.items():
+def test_which_optimizers_support_sparse_updates():
+    reasons = {"adam": None, "average": "use_ema", "accumulation": "gradient_accumulation_steps", "nadam": "Nadam"}
+    for name, reason in reasons.items():
         variables, optimizer = parameters(), OPTIMIZERS[name]()
         optimizer.build(variables)
-        assert updates_rows(optimizer, variables) == (whole is None)
-        assert (whole or "") in (why_by_keras(optimizer, variables) or "")
+        assert supports_sparse_updates(optimizer, variables) == (reason is None)
+        assert (reason or "") in (why_not_fused(optimizer, variables) or "")
     variables[0].constraint = keras.constraints.NonNeg()
-    assert why_by_keras(OPTIMIZERS["sgd"](), variables) == "kernel has a constraint"
+    assert "constraint" in str(why_not_fused(OPTIMIZERS["sgd"](), variables))
 
 
 def test_the_count_of_updates_is_one_atomic_addition():
@@ -246,7 +247,7 @@ def test_the_count_of_updates_is_one_atomic_addition():
     (counter,) = [inner for outer, inner in graph.captures if outer is optimizer.iterations.value.handle]
     addition, read = counter.consumers()
     assert [addition.type, read.type] == ["AssignAddVariableOp", "ReadVariableOp"]
-    # It waits for a gradient: a function of several steps would otherwise count all of them as it begins.
+    # It waits for a gradient. Otherwise, a function of several steps would count all of them at its start.
     before = [addition]
     for op in before:
         before += [*op.control_inputs, *(each.op for each in op.inputs)]

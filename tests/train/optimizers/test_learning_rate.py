@@ -1,4 +1,4 @@
-"""The rate of each update is the one in the table, and an engine trains with it."""
+"""The learning rate of each update follows the table, and an engine trains with it."""
 
 import keras
 import numpy as np
@@ -8,7 +8,7 @@ import tensorflow as tf
 import tfdist_cli as tfdist
 from tests.support.compare import batches, classes, classifier, difference
 from tfdist_cli.spec.sections.updates import LearningRate
-from tfdist_cli.train.optimizers.learning_rate import Rate
+from tfdist_cli.train.optimizers.learning_rate import RateScaling
 
 TABLE = [
     ({}, 4, [0.1, 0.1, 0.1, 0.1, 0.1, 0.1]),
@@ -23,26 +23,26 @@ TABLE = [
 
 @pytest.mark.parametrize(("rule", "count", "rates"), TABLE)
 @pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
-def test_rates_are_the_tables(rule, count, rates, dtype):
-    rate = Rate(LearningRate(**rule), count)
+def test_rates_follow_the_table(rule, count, rates, dtype):
+    rate = RateScaling(LearningRate(**rule), count)
     found = [float(rate.at(tf.constant(0.1), tf.constant(number, dtype))) for number in range(6)]
     assert found == pytest.approx(rates, rel=1e-6)
 
 
 def test_a_rate_keeps_its_type():
-    rate = Rate(LearningRate(scale="sqrt", warmup_steps=5), 2)
+    rate = RateScaling(LearningRate(scale="sqrt", warmup_steps=5), 2)
     assert rate.at(tf.constant(0.1, tf.float16), tf.constant(1)).dtype == tf.float16
 
 
-def test_a_long_training_counts_each_update_of_its_warm_up():
-    rate = Rate(LearningRate(warmup_steps=2**26), 1)
+def test_a_long_warm_up_counts_each_update():
+    rate = RateScaling(LearningRate(warmup_steps=2**26), 1)
     before, after = (float(rate.at(tf.constant(1.0, tf.float64), tf.constant(2**25 + n, tf.int64))) for n in (0, 1))
     assert after - before == pytest.approx(2.0**-26)
 
 
 @keras.saving.register_keras_serializable()
 class Rising(keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule that starts with a warm-up of 5 updates, for Keras to train with."""
+    """A schedule with a warm-up of 5 updates, for the training by Keras."""
 
     def __init__(self, base):
         self.base = base
@@ -66,7 +66,7 @@ OPTIMIZERS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_engine_warms_up_as_a_schedule_of_kerass_does(name):
+def test_an_engine_warms_up_like_a_keras_schedule(name):
     rate, optimizer = OPTIMIZERS[name]
     keras.utils.set_random_seed(7)
     plain = classifier(optimizer=optimizer(Rising(rate)))
@@ -79,7 +79,7 @@ def test_an_engine_warms_up_as_a_schedule_of_kerass_does(name):
 
 
 @pytest.mark.slow
-def test_callbacks_see_and_set_the_optimizers_own_rate():
+def test_callbacks_read_and_set_the_unscaled_rate():
     seen = []
 
     class Halves(keras.callbacks.Callback):
@@ -94,7 +94,7 @@ def test_callbacks_see_and_set_the_optimizers_own_rate():
 
 
 @pytest.mark.slow
-def test_updates_that_are_added_up_count_once():
+def test_accumulated_gradients_are_one_update():
     def moved(steps):
         model = classifier(optimizer=keras.optimizers.SGD(1.0, gradient_accumulation_steps=2))
         start = model.get_weights()

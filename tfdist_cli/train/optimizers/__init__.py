@@ -1,1 +1,1 @@
-"""Applies gradients with the model's own optimizer, by TensorFlow's kernels where one fits."""
+"""Updates of variables by the model's own optimizer, with TensorFlow's fused kernels where possible."""

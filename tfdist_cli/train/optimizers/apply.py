@@ -1,8 +1,8 @@
-"""Applying gradients with the model's own optimizer, so that each update counts exactly once.
+"""Applies gradients with the model's own optimizer; each update increments `iterations` exactly once.
 
-Keras counts `iterations` by reading, adding and writing back, which loses counts when workers update at the same time.
-Here the count is one atomic addition. Its result is the update's own number, which the optimizer's formulas and its
-learning-rate schedule then see.
+Keras increments `iterations` by reading, adding and assigning, which loses counts when several workers update at the
+same time. Here the increment is one atomic operation. Its result is the number of the update, which the optimizer's
+formula and its learning-rate schedule use.
 """
 
 from __future__ import annotations
@@ -16,102 +16,104 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist_cli.train.optimizers.learning_rate import Rate
-from tfdist_cli.train.optimizers.registry import Rule, decay, decays, fused, in_turn, rule_of, why_not
-from tfdist_cli.train.tf_compat import keras_optimizer
-from tfdist_cli.train.tf_compat.keras_optimizer import (
-    ITERATIONS,
-    LEARNING_RATE,
-    disable_gradient_sums,
-    inner_index_of,
-    iterations,
+from tfdist_cli.train.optimizers.kernels import decay_weights
+from tfdist_cli.train.optimizers.learning_rate import RateScaling
+from tfdist_cli.train.optimizers.registry import (
+    FusedUpdate,
+    decays,
+    fused,
+    fused_update_of,
+    row_lock,
+    why_no_kernel,
 )
+from tfdist_cli.train.tf_compat import keras_optimizer as compat
 from tfdist_cli.train.tf_compat.patching import replaced
 from tfdist_cli.train.tf_compat.variables import Read
 from tfdist_cli.train.variables.sharding import Gradient, parts
 
-_SEVERAL: Any = getattr(keras.optimizers, "MultiOptimizer", ())
-"""Keras's optimizer that has several ones update some of the parameters each; older versions have none."""
+_MULTI_OPTIMIZER: Any = getattr(keras.optimizers, "MultiOptimizer", ())
+"""Keras's optimizer that assigns parameters to several optimizers; older versions do not have it."""
 
 
 def apply(
     optimizer: keras.optimizers.Optimizer,
     gradients: Sequence[Gradient | None],
     parameters: Sequence[keras.Variable],
-    learning_rate: Rate | None = None,
+    rate_scaling: RateScaling | None = None,
 ) -> tf.Tensor:
-    """Updates the parameters where they live.
+    """Updates parameters on the devices that store them.
 
     Args:
-        optimizer: built for the parameters. One that scales the loss (`mixed_float16`) takes back its scale, and leaves
-            an update out whose gradients are not finite.
-        gradients: one per parameter, by shards; None where there is none.
+        optimizer: the optimizer, built for the parameters. One that scales the loss (`mixed_float16`) divides the
+            gradients by its scale, and skips an update whose gradients are not finite.
+        gradients: one per parameter, each as a list by shard; None for a parameter without a gradient.
         parameters: the variables to update.
-        learning_rate: what becomes of the optimizer's rate; None leaves it.
+        rate_scaling: scales the optimizer's learning rate.
 
     Returns:
-        The number of updates before this one, int64, shape (); of one that is left out, too. Without parameters there
-        is no update, as in Keras.
+        The number of updates before this one, int64, shape (); also for a skipped update. Without parameters there is
+        no update, as in Keras.
     """
     if not parameters:
-        return tf.identity(tf.convert_to_tensor(iterations(innermost(optimizer)).value))
+        return tf.identity(tf.convert_to_tensor(compat.iterations(innermost(optimizer)).value))
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         present = [part for gradient in gradients if gradient is not None for part in gradient]
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(_values(part))) for part in present])
         return tf.cond(
             finite,
-            lambda: _take_scaled(optimizer, gradients, parameters, learning_rate),
+            lambda: _apply_unscaled(optimizer, gradients, parameters, rate_scaling),
             lambda: _lower_scale(optimizer),
         )
-    if isinstance(optimizer, _SEVERAL):
-        return _apply_each(optimizer, gradients, parameters, learning_rate)
-    counter = iterations(optimizer).value
-    rule = None if _needs_keras(optimizer, parameters) else rule_of(optimizer)
-    # All of it where the counter is: from there every ps has it by one message, not by way of the worker.
+    if isinstance(optimizer, _MULTI_OPTIMIZER):
+        return _apply_each(optimizer, gradients, parameters, rate_scaling)
+    counter = compat.iterations(optimizer).value
+    update = None if _why_by_keras(optimizer, parameters) else fused_update_of(optimizer)
+    # Computed on the counter's device: each ps then gets it in one message, not by way of the worker.
     with tf.device(counter.device):
-        with tf.control_dependencies(_arrived(counter, gradients, parameters)[: None if rule is None else 1]):
-            number = counter.assign_add(1, read_value=True) - 1
-        rate = rate_of(keras_optimizer.learning_rate(optimizer), number, learning_rate)
-        with tf.control_dependencies([number]):  # what Keras's code takes beside it may be there before
-            rate = tf.identity(rate)
-    if rule is None:
-        _apply_by_keras(optimizer, gradients, parameters, number, rate)
+        with tf.control_dependencies(_awaited(counter, gradients, parameters)[: None if update is None else 1]):
+            iterations = counter.assign_add(1, read_value=True) - 1
+        learning_rate = learning_rate_at(compat.learning_rate(optimizer), iterations, rate_scaling)
+        with tf.control_dependencies([iterations]):  # Keras's code may use the learning rate alone
+            learning_rate = tf.identity(learning_rate)
+    if update is None:
+        _apply_by_keras(optimizer, gradients, parameters, iterations, learning_rate)
     else:
-        held = [LocalCopy.of(variable, rule.slots(optimizer, variable)) for variable in parameters]
-        apply_by_rule(rule, optimizer, gradients, held, number, rate)
-    return number
+        stored = [StoredParameter.of(variable, update.slot_variables(variable)) for variable in parameters]
+        apply_fused(update, gradients, stored, iterations, learning_rate)
+    return iterations
 
 
 def _apply_each(
     optimizer: Any,
     gradients: Sequence[Gradient | None],
     parameters: Sequence[keras.Variable],
-    learning_rate: Rate | None,
+    rate_scaling: RateScaling | None,
 ) -> tf.Tensor:
-    """The same for each optimizer of a `MultiOptimizer`, which counts its own updates beside."""
-    for inner, places in _divided_among(optimizer, parameters):
-        own = [gradients[place] for place in places], [parameters[place] for place in places]
-        apply(inner, *own, learning_rate)
-    counter = iterations(optimizer).value
-    with tf.device(counter.device), tf.control_dependencies(_arrived(counter, gradients, parameters)[:1]):
+    """Applies the gradients with each optimizer of a `MultiOptimizer`, which counts its own updates as well."""
+    for inner, indices in _parameters_by_optimizer(optimizer, parameters):
+        own = [gradients[index] for index in indices], [parameters[index] for index in indices]
+        apply(inner, *own, rate_scaling)
+    counter = compat.iterations(optimizer).value
+    with tf.device(counter.device), tf.control_dependencies(_awaited(counter, gradients, parameters)[:1]):
         return counter.assign_add(1, read_value=True) - 1
 
 
-def _divided_among(optimizer: Any, parameters: Sequence[keras.Variable]) -> list[tuple[Any, list[int]]]:
-    """The optimizers that update some parameters, each with the places of those that it updates."""
+def _parameters_by_optimizer(optimizer: Any, parameters: Sequence[keras.Variable]) -> list[tuple[Any, list[int]]]:
+    """Returns the optimizers that update some parameters, each with the indices of its parameters."""
     optimizer = innermost(optimizer)
-    if not isinstance(optimizer, _SEVERAL):
+    if not isinstance(optimizer, _MULTI_OPTIMIZER):
         return [(optimizer, list(range(len(parameters))))]
-    numbers = [inner_index_of(optimizer, variable) for variable in parameters]
-    each = [[place for place, own in enumerate(numbers) if own == n] for n in range(len(optimizer.optimizers))]
-    return [(inner, places) for inner, places in zip(optimizer.optimizers, each, strict=True) if places]
+    numbers = [compat.inner_index_of(optimizer, variable) for variable in parameters]
+    each = [[index for index, own in enumerate(numbers) if own == n] for n in range(len(optimizer.optimizers))]
+    return [(inner, indices) for inner, indices in zip(optimizer.optimizers, each, strict=True) if indices]
 
 
-def _arrived(counter: Any, gradients: Sequence[Gradient | None], parameters: Sequence[keras.Variable]) -> list[Any]:
-    """What to wait for before an update is counted: else a function of several steps counts all of them as it begins.
+def _awaited(counter: Any, gradients: Sequence[Gradient | None], parameters: Sequence[keras.Variable]) -> list[Any]:
+    """Returns the gradients by which an update waits before it is counted.
 
-    One part of the gradients is enough for that: the first one, which is on the counter's own ps if any is. But Keras's
-    code may decay a parameter, given no more than the rate, while a worker has still to read it.
+    Without this, a function of several steps would count all of them at its start. The first tensor of the result is
+    enough for that; it is on the counter's own device if any gradient is. But Keras's code may apply weight decay as
+    soon as the learning rate is known, while a worker still reads the parameter: there, all of them are awaited.
     """
     found = [
         (shard.device != counter.device, _values(part))
@@ -121,30 +123,30 @@ def _arrived(counter: Any, gradients: Sequence[Gradient | None], parameters: Seq
     return [values for _, values in sorted(found, key=lambda each: each[0])]
 
 
-def updates_rows(optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable]) -> bool:
-    """Whether rows of a table can be updated without touching the others."""
+def supports_sparse_updates(optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable]) -> bool:
+    """Whether an optimizer can update some rows of a parameter without touching the others."""
     return all(
-        rule_of(inner) is not None and not _needs_keras(inner, [parameters[place] for place in places])
-        for inner, places in _divided_among(optimizer, parameters)
+        fused_update_of(inner) is not None and not _why_by_keras(inner, [parameters[index] for index in indices])
+        for inner, indices in _parameters_by_optimizer(optimizer, parameters)
     )
 
 
-def why_by_keras(optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable]) -> str | None:
-    """Why updates are computed by Keras's own operations, not by fused kernels; None if they are not."""
-    for inner, places in _divided_among(optimizer, parameters):
-        own = [parameters[place] for place in places]
-        why = why_not(inner) if rule_of(inner) is None else _needs_keras(inner, own)
-        if why:
-            return why
+def why_not_fused(optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable]) -> str | None:
+    """Returns the reason why Keras's own operations compute the updates, for messages; None if kernels compute them."""
+    for inner, indices in _parameters_by_optimizer(optimizer, parameters):
+        own = [parameters[index] for index in indices]
+        reason = why_no_kernel(inner) if fused_update_of(inner) is None else _why_by_keras(inner, own)
+        if reason:
+            return reason
     return None
 
 
-def _needs_keras(optimizer: Any, parameters: Sequence[keras.Variable]) -> str | None:
-    """What an update consists of that is left to Keras's own `apply`."""
+def _why_by_keras(optimizer: Any, parameters: Sequence[keras.Variable]) -> str | None:
+    """Returns the part of an update that only Keras's own `apply` does; None if there is none."""
     if optimizer.use_ema:
-        return "use_ema keeps averages"
+        return "use_ema keeps moving averages"
     if optimizer.gradient_accumulation_steps:
-        return "gradient_accumulation_steps adds gradients up"
+        return "gradient_accumulation_steps accumulates gradients"
     for variable in parameters:
         if variable.constraint is not None:
             return f"{variable.path} has a constraint"
@@ -153,112 +155,112 @@ def _needs_keras(optimizer: Any, parameters: Sequence[keras.Variable]) -> str | 
     return None
 
 
-def rate_of(own: Any, number: tf.Tensor, learning_rate: Rate | None) -> tf.Tensor:
-    """The learning rate of an update, read once, not once for each parameter.
+def learning_rate_at(own: Any, iterations: tf.Tensor, rate_scaling: RateScaling | None) -> tf.Tensor:
+    """Returns the learning rate of an update, read once and not once per parameter.
 
     Args:
-        own: the optimizer's: a variable, a schedule or a function.
-        number: how many updates came before, int64, shape ().
-        learning_rate: what becomes of the optimizer's rate; None leaves it.
+        own: the optimizer's learning rate: a variable, a schedule or a function.
+        iterations: the number of updates before this one, int64, shape ().
+        rate_scaling: scales the learning rate; None leaves it.
     """
     if isinstance(own, keras.optimizers.schedules.LearningRateSchedule):
-        rate = tf.convert_to_tensor(own(number))
+        learning_rate = tf.convert_to_tensor(own(iterations))
     else:
-        rate = tf.convert_to_tensor(own.value if isinstance(own, keras.Variable) else own())
-    return rate if learning_rate is None else learning_rate.at(rate, number)
+        learning_rate = tf.convert_to_tensor(own.value if isinstance(own, keras.Variable) else own())
+    return learning_rate if rate_scaling is None else rate_scaling.at(learning_rate, iterations)
 
 
 @dataclass(frozen=True)
-class LocalCopy:
-    """A parameter, and where it is.
+class StoredParameter:
+    """A parameter with the TensorFlow variables that store it and its slots.
 
     Args:
-        variable: Keras's; it says whether the parameter decays.
-        pieces: TensorFlow's variables that hold its parts.
-        slots: each slot's pieces, in the order of the optimizer's rule.
+        variable: the Keras variable, which decides whether weight decay applies.
+        shards: the variables that store it.
+        slots: for each slot the variables that store it, in the order of the optimizer's fused update.
     """
 
     variable: keras.Variable
-    pieces: list[Any]
+    shards: list[Any]
     slots: list[list[Any]]
 
     @classmethod
-    def of(cls, variable: keras.Variable, slots: Sequence[keras.Variable]) -> LocalCopy:
-        """One that is where its variable lives."""
+    def of(cls, variable: keras.Variable, slots: Sequence[keras.Variable]) -> StoredParameter:
+        """Returns the parameter as the Keras variables store it."""
         return cls(variable, parts(variable), [parts(slot) for slot in slots])
 
 
-def apply_by_rule(
-    rule: Rule,
-    optimizer: Any,
+def apply_fused(
+    update: FusedUpdate,
     gradients: Sequence[Gradient | None],
-    parameters: Sequence[LocalCopy],
-    number: tf.Tensor,
-    rate: tf.Tensor,
+    parameters: Sequence[StoredParameter],
+    iterations: tf.Tensor,
+    learning_rate: tf.Tensor,
 ) -> None:
-    """Updates parameters, each piece on its own device.
+    """Applies a fused update to parameters, each shard on its own device.
 
     Args:
-        rule: the optimizer's.
-        optimizer: built.
-        gradients: one per parameter, by pieces; None where there is none.
-        parameters: what to update.
-        number: how many updates came before, int64, shape ().
-        rate: the learning rate, shape ().
+        update: the optimizer's fused update.
+        gradients: one per parameter, each as a list by shard; None for a parameter without a gradient.
+        parameters: the parameters.
+        iterations: the number of updates before this one, int64, shape ().
+        learning_rate: the learning rate, shape ().
     """
-    present = [(held, gradient) for held, gradient in zip(parameters, gradients, strict=True) if gradient]
+    optimizer = update.optimizer
+    present = [(stored, gradient) for stored, gradient in zip(parameters, gradients, strict=True) if gradient]
     if optimizer.loss_scale_factor is not None:
-        plain = partial(_divided, by=optimizer.loss_scale_factor)
-        present = [(held, _each(held.pieces, gradient, plain)) for held, gradient in present]
-    some: dict[str, list[tuple[tf.IndexedSlices, Callable[[], Any]]]] = {}
-    known = _Sent(rate, number)
-    for held, gradient in _clipped(optimizer, present):
-        decaying = decays(optimizer, held.variable)
-        for index, (shard, part) in enumerate(zip(held.pieces, gradient, strict=True)):
-            own = [slot[index] for slot in held.slots]
-            rate, number = known.on(shard.device)
+        unscale = partial(_divided, by=optimizer.loss_scale_factor)
+        present = [(stored, _mapped(stored.shards, gradient, unscale)) for stored, gradient in present]
+    sparse: dict[str, list[tuple[tf.IndexedSlices, Callable[[], Any]]]] = {}
+    scalars = _Scalars(learning_rate, iterations)
+    for stored, gradient in _clipped(optimizer, present):
+        decaying = decays(optimizer, stored.variable)
+        for index, (shard, part) in enumerate(zip(stored.shards, gradient, strict=True)):
+            slots = [slot[index] for slot in stored.slots]
+            learning_rate, iterations = scalars.on(shard.device)
             with tf.device(shard.device):
-                speed = tf.cast(rate, shard.dtype)
+                rate = tf.cast(learning_rate, shard.dtype)
                 values = tf.cast(_values(part), shard.dtype)
                 if isinstance(part, tf.IndexedSlices):
-                    args = optimizer, shard, own, values, part.indices, speed, number
-                    some.setdefault(shard.device, []).append((part, partial(rule.sparse, *args, decaying=decaying)))
+                    own = tf.IndexedSlices(values, part.indices)
+                    run = partial(update.sparse, shard, slots, own, rate, iterations, decays=decaying)
+                    sparse.setdefault(shard.device, []).append((part, run))
                 else:
-                    with tf.control_dependencies([values]):  # before it a worker may still have to read the piece
-                        before = [decay(optimizer, shard, speed)] if decaying else []
+                    with tf.control_dependencies([values]):  # until then, a worker may have to read the shard
+                        before = [decay_weights(optimizer, shard, rate)] if decaying else []
                     with tf.control_dependencies(before):
-                        rule.dense(optimizer, shard, own, values, speed, number)
-    for device, updates in some.items():
-        given = [tensor for part, _ in updates for tensor in (part.values, part.indices)]
-        in_turn(device, given, [update for _, update in updates])
+                        update.dense(shard, slots, values, rate, iterations)
+    for device, updates in sparse.items():
+        inputs = [tensor for part, _ in updates for tensor in (part.values, part.indices)]
+        row_lock(device, inputs, [run for _, run in updates])
 
 
-class _Sent:
-    """An update's learning rate and number, which every other device is sent as one tensor.
+class _Scalars:
+    """The learning rate and the count of updates, which each other device gets as one tensor.
 
     Args:
-        rate: the learning rate, shape ().
-        number: how many updates came before, int64, shape ().
+        learning_rate: the learning rate, shape ().
+        iterations: the number of updates before this one, int64, shape ().
     """
 
-    def __init__(self, rate: tf.Tensor, number: tf.Tensor) -> None:
-        self._rate = rate
-        with tf.device(number.device):
-            # float64 holds every float32 and every number of updates there will ever be (2**53).
-            self._both = tf.stack([tf.cast(rate, tf.float64), tf.cast(number, tf.float64)])
-        self._there = {number.device: (rate, number)}
+    def __init__(self, learning_rate: tf.Tensor, iterations: tf.Tensor) -> None:
+        self._dtype = learning_rate.dtype
+        with tf.device(iterations.device):
+            # float64 represents every float32 and every count below 2**53.
+            self._both = tf.stack([tf.cast(learning_rate, tf.float64), tf.cast(iterations, tf.float64)])
+        self._by_device = {iterations.device: (learning_rate, iterations)}
 
     def on(self, device: str) -> tuple[tf.Tensor, tf.Tensor]:
-        """Both, on a device: the rate in its own type, the number as int64."""
-        if device not in self._there:
+        """Returns both on a device: the learning rate in its own type, the count as int64."""
+        if device not in self._by_device:
             with tf.device(device):
-                rate, number = tf.unstack(tf.identity(self._both))
-                self._there[device] = tf.cast(rate, self._rate.dtype), tf.cast(number, tf.int64)
-        return self._there[device]
+                learning_rate, iterations = tf.unstack(tf.identity(self._both))
+                self._by_device[device] = tf.cast(learning_rate, self._dtype), tf.cast(iterations, tf.int64)
+        return self._by_device[device]
 
 
-def _clipped(optimizer: Any, present: list[tuple[LocalCopy, Gradient]]) -> list[tuple[LocalCopy, Gradient]]:
-    """Gradients as Keras clips them; a parameter's norm is that of all its pieces."""
+def _clipped(optimizer: Any, present: list[tuple[StoredParameter, Gradient]]) -> list[tuple[StoredParameter, Gradient]]:
+    """Clips gradients as Keras does. The norm of a sharded parameter's gradient is that of all its shards."""
     if not (optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm):
         return present
     if optimizer.clipvalue and optimizer.clipvalue > 0:
@@ -267,27 +269,27 @@ def _clipped(optimizer: Any, present: list[tuple[LocalCopy, Gradient]]) -> list[
         def clipped(values: tf.Tensor) -> tf.Tensor:
             return tf.clip_by_value(values, -limit, limit)
 
-        return [(held, _each(held.pieces, gradient, clipped)) for held, gradient in present]
+        return [(stored, _mapped(stored.shards, gradient, clipped)) for stored, gradient in present]
     squares = [
-        [_on(shard, _square, part) for shard, part in zip(held.pieces, gradient, strict=True)]
-        for held, gradient in present
+        [_on_device_of(shard, _square_sum, part) for shard, part in zip(stored.shards, gradient, strict=True)]
+        for stored, gradient in present
     ]
     if optimizer.clipnorm and optimizer.clipnorm > 0:
-        limits = [tf.maximum(tf.sqrt(tf.add_n(own)), optimizer.clipnorm) / optimizer.clipnorm for own in squares]
+        divisors = [tf.maximum(tf.sqrt(tf.add_n(own)), optimizer.clipnorm) / optimizer.clipnorm for own in squares]
     else:
-        total = tf.sqrt(tf.add_n([square for own in squares for square in own]))
-        limits = [tf.maximum(total, optimizer.global_clipnorm) / optimizer.global_clipnorm] * len(present)
+        norm = tf.sqrt(tf.add_n([square for own in squares for square in own]))
+        divisors = [tf.maximum(norm, optimizer.global_clipnorm) / optimizer.global_clipnorm] * len(present)
     return [
-        (held, _each(held.pieces, gradient, partial(_divided, by=limit)))
-        for (held, gradient), limit in zip(present, limits, strict=True)
+        (stored, _mapped(stored.shards, gradient, partial(_divided, by=divisor)))
+        for (stored, gradient), divisor in zip(present, divisors, strict=True)
     ]
 
 
-def _each(pieces: Sequence[Any], gradient: Gradient, function: Callable[[tf.Tensor], tf.Tensor]) -> Gradient:
-    """A function of the values of each piece's gradient, where the piece is."""
+def _mapped(shards: Sequence[Any], gradient: Gradient, function: Callable[[tf.Tensor], tf.Tensor]) -> Gradient:
+    """Applies a function to the values of a gradient, each part on the device of its shard."""
     changed = []
-    for shard, part in zip(pieces, gradient, strict=True):
-        values = _on(shard, function, part)
+    for shard, part in zip(shards, gradient, strict=True):
+        values = _on_device_of(shard, function, part)
         sparse = isinstance(part, tf.IndexedSlices)
         changed.append(tf.IndexedSlices(values, part.indices, part.dense_shape) if sparse else values)
     return changed
@@ -297,17 +299,17 @@ def _divided(values: tf.Tensor, by: tf.Tensor | float) -> tf.Tensor:
     return values / tf.cast(by, values.dtype)
 
 
-def _square(values: tf.Tensor) -> tf.Tensor:
+def _square_sum(values: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.square(tf.cast(values, tf.float32)))
 
 
-def _on(shard: Any, function: Callable[[tf.Tensor], tf.Tensor], part: Any) -> tf.Tensor:
+def _on_device_of(shard: Any, function: Callable[[tf.Tensor], tf.Tensor], part: Any) -> tf.Tensor:
     with tf.device(shard.device):
         return function(_values(part))
 
 
 def _values(part: Any) -> tf.Tensor:
-    """The numbers of a gradient; rows that it names once have the norm of the whole."""
+    """Returns the values of a gradient. As each row occurs once, their norm is that of the dense gradient."""
     return part.values if isinstance(part, tf.IndexedSlices) else part
 
 
@@ -315,66 +317,71 @@ def _apply_by_keras(
     optimizer: Any,
     gradients: Sequence[Gradient | None],
     parameters: Sequence[keras.Variable],
-    number: tf.Tensor,
-    rate: tf.Tensor,
+    iterations: tf.Tensor,
+    learning_rate: tf.Tensor,
 ) -> None:
     whole = [each and (each[0] if len(each) == 1 else tf.concat(each, axis=0)) for each in gradients]
-    # Keras updates variables from within a replica only. There is one; strategy.run would trace it in a thread of its
-    # own, which the scope doesn't reach.
+    # Keras updates variables only within a replica context. There is one replica. `strategy.run` would trace it in
+    # another thread, where the substituted variables are not in effect.
     replica = tf.distribute.ReplicaContext(tf.distribute.get_strategy(), replica_id_in_sync_group=0)
-    read = {ITERATIONS: Read(number), LEARNING_RATE: Read(rate)}
-    with in_place_of(optimizer, read), fused(optimizer), replica:
+    values = {compat.ITERATIONS: Read(iterations), compat.LEARNING_RATE: Read(learning_rate)}
+    with substituted(optimizer, values), fused(optimizer), replica:
         optimizer.apply(whole, list(parameters))
 
 
-def in_place_of(optimizer: keras.optimizers.Optimizer, read: dict[str, Read]) -> AbstractContextManager[None]:
-    """Within it, an optimizer has values that have been read in the place of variables."""
-    return replaced(optimizer, read)
+def substituted(optimizer: keras.optimizers.Optimizer, values: dict[str, Read]) -> AbstractContextManager[None]:
+    """Within the context, an optimizer uses values that were read before in place of its variables.
+
+    Args:
+        optimizer: the optimizer.
+        values: the values by the names of the optimizer's attributes.
+    """
+    return replaced(optimizer, values)
 
 
-def leave_sums_to_engine(optimizer: keras.optimizers.Optimizer) -> None:
-    """Keeps Keras from summing gradients over replicas: engines hand it gradients that are summed already."""
-    for inner in updating(optimizer):
-        disable_gradient_sums(inner)
+def disable_gradient_reduction(optimizer: keras.optimizers.Optimizer) -> None:
+    """Stops Keras from summing gradients over replicas: engines pass gradients that are already reduced."""
+    for inner in leaf_optimizers(optimizer):
+        compat.disable_gradient_sums(inner)
 
 
 def learning_rates(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """The learning rates that are variables: callbacks set them."""
-    rates = [keras_optimizer.learning_rate(inner) for inner in updating(optimizer)]
+    """Returns the learning rates that are variables, which callbacks can set."""
+    rates = [compat.learning_rate(inner) for inner in leaf_optimizers(optimizer)]
     return [rate for rate in rates if isinstance(rate, keras.Variable)]
 
 
-def updating(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """The optimizers that update: several where a `MultiOptimizer` divides the parameters among them."""
+def leaf_optimizers(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """Returns the optimizers that compute updates: those of a `MultiOptimizer`, or the optimizer itself."""
     optimizer = innermost(optimizer)
-    return list(optimizer.optimizers) if isinstance(optimizer, _SEVERAL) else [optimizer]
+    return list(optimizer.optimizers) if isinstance(optimizer, _MULTI_OPTIMIZER) else [optimizer]
 
 
 def innermost(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """The optimizer that updates; `mixed_float16` wraps it in one that scales the loss."""
+    """Returns the optimizer within a `LossScaleOptimizer` (`mixed_float16`), or the optimizer itself."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def _take_scaled(
+def _apply_unscaled(
     optimizer: keras.optimizers.LossScaleOptimizer,
     gradients: Sequence[Gradient | None],
     parameters: Sequence[keras.Variable],
-    learning_rate: Rate | None,
+    rate_scaling: RateScaling | None,
 ) -> tf.Tensor:
     scale = tf.convert_to_tensor(optimizer.dynamic_scale.value)
-    plain = [
-        None if gradient is None else _each(parts(variable), gradient, partial(_divided, by=scale))
+    unscaled = [
+        None if gradient is None else _mapped(parts(variable), gradient, partial(_divided, by=scale))
         for variable, gradient in zip(parameters, gradients, strict=True)
     ]
-    number = apply(optimizer.inner_optimizer, plain, parameters, learning_rate)
+    iterations = apply(optimizer.inner_optimizer, unscaled, parameters, rate_scaling)
     steps = tf.convert_to_tensor(optimizer.step_counter.value.assign_add(1, read_value=True))
-    grown = steps >= optimizer.dynamic_growth_steps
-    optimizer.dynamic_scale.value.assign(tf.where(grown, scale * 2.0, scale))
-    optimizer.step_counter.value.assign(tf.where(grown, tf.zeros_like(steps), steps))
-    return number
+    grows = steps >= optimizer.dynamic_growth_steps
+    optimizer.dynamic_scale.value.assign(tf.where(grows, scale * 2.0, scale))
+    optimizer.step_counter.value.assign(tf.where(grows, tf.zeros_like(steps), steps))
+    return iterations
 
 
 def _lower_scale(optimizer: keras.optimizers.LossScaleOptimizer) -> tf.Tensor:
     optimizer.dynamic_scale.value.assign(tf.convert_to_tensor(optimizer.dynamic_scale.value) * 0.5)
     optimizer.step_counter.value.assign(0)
-    return tf.identity(tf.convert_to_tensor(iterations(innermost(optimizer)).value))
+    return tf.identity(tf.convert_to_tensor(compat.iterations(innermost(optimizer)).value))

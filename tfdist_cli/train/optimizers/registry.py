@@ -1,29 +1,26 @@
-"""Keras's update rules on TensorFlow's kernels: for a whole variable, for one shard of it, for some of its rows.
+"""The table of Keras's optimizers with fused kernels, and their updates of a variable, a shard or some rows.
 
-Keras writes an update as a dozen elementwise operations, each of which passes over the variable once, and a gradient
-of a few rows as one of the whole table. TensorFlow has one kernel for most of the rules, which passes over the variable
-once in all, and one that touches some rows only. A rule here is used where it computes Keras's formula to the rounding
-of the variable's type; where a kernel's formula is another one, the rule is a few operations that have Keras's.
-Every operation runs on the device of the variable. Keras's own code does the rest (`why_not` says why).
+Keras computes an update by about a dozen elementwise operations. Each of them passes over the whole variable, also if
+the gradient has only a few rows. A fused kernel passes over the variable once, and there are kernels that touch only
+some rows. An optimizer is in the table if its function in `kernels.py` computes Keras's formula up to rounding. For all
+others, Keras's own code computes the update; `why_no_kernel` returns the reason.
 
-Rows: an update of some rows does to these, and to their slots, what Keras's update of the whole variable does to them;
-the other rows and their slots stay as they are. For SGD without momentum and Adagrad the result is Keras's. For the
-others it is the lazy meaning, as in LazyAdam: a row's momentum moves the row, and decays, in the updates that touch it
-only, and so does weight decay. Bias corrections count all updates.
+Sparse updates: the update of some rows changes these rows and their slots as Keras's update of the whole variable
+does. Other rows and their slots keep their values. For SGD without momentum and for Adagrad, the result equals Keras's.
+For the others, the semantics are lazy, as in LazyAdam: momentum and weight decay act on a row only in the updates that
+touch it. Bias corrections count all updates.
 
-Several workers may update a variable at the same time. An update of the whole variable holds the variable's lock (and
-its slots'), so none is lost. Updates of rows, decay included, take turns at a ps by a lock of their own (`in_turn`), so
-none of these is either.
+Several workers may update a variable at the same time. A dense update holds the locks of the variable and its slots, so
+no update is lost. Sparse updates, with their weight decay, hold a lock of the ps (`row_lock`) for the same reason.
 
-A table whose rows have been updated or gathered once is in TensorFlow's copy-on-read mode: rows are then changed where
-they are, whoever reads, but each *whole* read or update copies the table. So a table takes the one kind of update or
-the other, not both in turn.
+After its first sparse update or gather, TensorFlow keeps a variable in copy-on-read mode: rows are changed in place
+whatever reads them, but each dense read or update copies the variable. So a table should have either sparse or dense
+updates, not both.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -35,120 +32,177 @@ import tensorflow as tf
 
 from tfdist_cli.train.optimizers import kernels
 from tfdist_cli.train.optimizers.kernels import Update
-from tfdist_cli.train.tf_compat import keras_optimizer
+from tfdist_cli.train.tf_compat import keras_optimizer as compat
 from tfdist_cli.train.tf_compat.control_flow import last_of, unordered
 from tfdist_cli.train.tf_compat.keras_optimizer import SlotNames
 from tfdist_cli.train.tf_compat.patching import replaced
-from tfdist_cli.train.tf_compat.variables import ShardedVariable
+from tfdist_cli.train.variables.sharding import parts, split_rows
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One of the values that an optimizer keeps beside each parameter.
+    """One of the variables that an optimizer keeps for each parameter.
 
     Attributes:
-        name: the optimizer's list of them.
-        kept: how much of it is left after an update, which adds something to that.
-        kind: `sum`: of anything; `positive`: of squares, which rounding must not bring below 0; `largest`: an update
-            doesn't add, but takes the larger one of what is left and something.
+        attribute: the optimizer's attribute that lists them.
+        decay_rate: the factor by which an update multiplies the slot before it adds a term.
+        kind: `sum` of any terms; `positive`, a sum of squares, which rounding must not make negative; or `largest`, for
+            which an update takes the maximum instead of adding.
     """
 
-    name: str
-    kept: float = 1.0
+    attribute: str
+    decay_rate: float = 1.0
     kind: Literal["sum", "positive", "largest"] = "sum"
 
 
 @dataclass(frozen=True)
-class Rule:
-    """How one kind of optimizer updates a variable.
+class Kernel:
+    """The row of an optimizer class in `KERNELS`.
 
     Attributes:
-        kinds: the optimizer's slots, in the order of `slots`.
-        whole: updates a whole piece.
-        some: updates some rows of a piece.
+        update: the function of `kernels.py` that updates a variable, or some rows of it.
+        slots: returns the slots of an optimizer, in the order in which `update` takes them.
     """
 
-    kinds: tuple[Slot, ...]
-    whole: Callable[[Update], Any]
-    some: Callable[[Update], Any]
+    update: Callable[[Update], Any]
+    slots: Callable[[Any], tuple[Slot, ...]]
 
-    def slots(self, optimizer: keras.optimizers.Optimizer, variable: Any) -> list[keras.Variable]:
-        """The slots of a Keras variable, or of TensorFlow's below it, in the order in which the updates take them."""
-        place = keras_optimizer.index_of(optimizer, variable)
-        return [getattr(optimizer, kind.name)[place] for kind in self.kinds]
+
+def _adam_slots(optimizer: Any) -> tuple[Slot, ...]:
+    moments = Slot(SlotNames.MOMENTUMS, optimizer.beta_1), Slot(SlotNames.VELOCITIES, optimizer.beta_2, "positive")
+    return (*moments, Slot(SlotNames.VELOCITY_HATS, kind="largest")) if optimizer.amsgrad else moments
+
+
+def _rmsprop_slots(optimizer: Any) -> tuple[Slot, ...]:
+    momentum = (Slot(SlotNames.MOMENTUMS, optimizer.momentum),) if optimizer.momentum > 0 else ()
+    mean = (Slot(SlotNames.AVERAGE_GRADIENTS, optimizer.rho),) if optimizer.centered else ()
+    return Slot(SlotNames.VELOCITIES, optimizer.rho, "positive"), *momentum, *mean
+
+
+KERNELS: dict[type, Kernel] = {
+    keras.optimizers.SGD: Kernel(kernels.sgd, lambda o: (Slot("momentums", o.momentum),) if o.momentum else ()),
+    keras.optimizers.Adam: Kernel(kernels.adam, _adam_slots),
+    keras.optimizers.AdamW: Kernel(kernels.adam, _adam_slots),
+    keras.optimizers.RMSprop: Kernel(kernels.rmsprop, _rmsprop_slots),
+    keras.optimizers.Adagrad: Kernel(kernels.adagrad, lambda _: (Slot(SlotNames.ACCUMULATORS, kind="positive"),)),
+    keras.optimizers.Adadelta: Kernel(
+        kernels.adadelta,
+        lambda o: (
+            Slot(SlotNames.ACCUMULATED_GRADIENTS, o.rho, "positive"),
+            Slot(SlotNames.ACCUMULATED_DELTAS, o.rho, "positive"),
+        ),
+    ),
+    keras.optimizers.Adamax: Kernel(
+        kernels.adamax,
+        lambda o: (Slot(SlotNames.ADAMAX_MEANS, o.beta_1), Slot(SlotNames.ADAMAX_NORMS, o.beta_2, "largest")),
+    ),
+    keras.optimizers.Ftrl: Kernel(
+        kernels.ftrl, lambda _: (Slot(SlotNames.ACCUMULATORS, kind="positive"), Slot(SlotNames.LINEARS))
+    ),
+    keras.optimizers.Lion: Kernel(kernels.lion, lambda o: (Slot(SlotNames.MOMENTUMS, o.beta_2),)),
+}
+"""The optimizers with a fused kernel. Not their subclasses, which may compute another update."""
+
+
+@dataclass(frozen=True)
+class FusedUpdate:
+    """The fused update of one optimizer.
+
+    Attributes:
+        optimizer: the optimizer, built.
+        kernel: its row in `KERNELS`.
+        slots: its slots, in the order in which the kernel takes them.
+    """
+
+    optimizer: Any
+    kernel: Kernel
+    slots: tuple[Slot, ...]
+
+    def slot_variables(self, variable: Any) -> list[keras.Variable]:
+        """Returns the slots of a parameter.
+
+        Args:
+            variable: the Keras variable, or the TensorFlow variable that stores it.
+        """
+        index = compat.index_of(self.optimizer, variable)
+        return [getattr(self.optimizer, slot.attribute)[index] for slot in self.slots]
 
     def dense(
         self,
-        optimizer: keras.optimizers.Optimizer,
         variable: tf.Variable,
         slots: Sequence[tf.Variable],
         gradient: tf.Tensor,
-        rate: tf.Tensor,
-        number: tf.Tensor,
+        learning_rate: tf.Tensor,
+        iterations: tf.Tensor,
     ) -> Any:
-        """Updates a whole piece: a variable or a shard of one.
+        """Updates a whole variable or shard, on its device.
 
         Args:
-            optimizer: with the hyperparameters; built.
-            variable: the piece.
-            slots: the same piece of each of `slots()`.
-            gradient: of the piece's shape.
-            rate: the learning rate, a scalar.
-            number: how many updates the optimizer had before this one, an int64 scalar.
+            variable: the variable or shard.
+            slots: its slots, in the order of `self.slots`.
+            gradient: of the shape of `variable`.
+            learning_rate: a scalar.
+            iterations: the number of updates before this one, an int64 scalar.
 
         Returns:
             The operation.
         """
-        return _run(self.whole, Update(optimizer, variable, slots, gradient, rate, number))
+        return self._run(variable, slots, gradient, learning_rate, iterations)
 
-    def sparse(  # noqa: PLR0913 an update is made of these
+    def sparse(
         self,
-        optimizer: keras.optimizers.Optimizer,
         variable: tf.Variable,
         slots: Sequence[tf.Variable],
-        gradient: tf.Tensor,
-        rows: tf.Tensor,
-        rate: tf.Tensor,
-        number: tf.Tensor,
+        gradient: tf.IndexedSlices,
+        learning_rate: tf.Tensor,
+        iterations: tf.Tensor,
         *,
-        decaying: bool = False,
+        decays: bool = False,
     ) -> Any:
-        """Updates some rows of a piece; nothing passes over the others.
+        """Updates some rows of a variable or shard, on its device. No operation passes over the other rows.
 
         Args:
-            optimizer: with the hyperparameters; built.
-            variable: the piece.
-            slots: the same piece of each of `slots()`.
-            gradient: (n, …), the sum for each row.
-            rows: (n,) int32 or int64, row numbers within the piece, each at most once.
-            rate: the learning rate, a scalar.
-            number: how many updates the optimizer had before this one, an int64 scalar.
-            decaying: whether the rows decay before.
+            variable: the variable or shard.
+            slots: its slots, in the order of `self.slots`.
+            gradient: its indices are rows of `variable`, each at most once.
+            learning_rate: a scalar.
+            iterations: the number of updates before this one, an int64 scalar.
+            decays: whether weight decay applies to the rows before the update.
 
         Returns:
-            The operation. It fails with `InvalidArgumentError` where a row is not in the piece.
+            The operation. It fails with `InvalidArgumentError` if the variable does not have a row.
         """
-        before = [decay_rows(optimizer, variable, rows, rate)] if decaying else []
+        rows = gradient.indices
+        before = [kernels.decay_weights(self.optimizer, variable, learning_rate, rows)] if decays else []
         with tf.control_dependencies(before):
-            return _run(self.some, Update(optimizer, variable, slots, gradient, rate, number, rows))
+            return self._run(variable, slots, gradient.values, learning_rate, iterations, rows)
+
+    def _run(
+        self, variable: Any, slots: Any, gradient: Any, learning_rate: Any, iterations: Any, rows: Any = None
+    ) -> Any:
+        with tf.device(variable.device):
+            gradient, learning_rate = tf.cast(gradient, variable.dtype), tf.cast(learning_rate, variable.dtype)
+            update = Update(self.optimizer, variable, slots, gradient, learning_rate, iterations, rows)
+            return self.kernel.update(update)
 
 
-def in_turn(device: str, given: Sequence[tf.Tensor], updates: Sequence[Callable[[], Any]]) -> Any:
-    """Updates rows of a ps's tables while no other update of its tables' rows does.
+def row_lock(device: str, inputs: Sequence[tf.Tensor], updates: Sequence[Callable[[], Any]]) -> Any:
+    """Runs sparse updates under a lock of their ps, so that no two of them change a table at the same time.
 
-    A function's own updates take the lock in their order: one that had it first would wait for the one before it.
+    Within one function, the updates acquire the lock in the order of the program. Otherwise a later one could hold it
+    while it waits for an earlier one.
 
     Args:
-        device: the ps.
-        given: what the updates take; nobody waits for it while it is still on its way.
-        updates: each makes its operations and returns the last one.
+        device: the device of the ps.
+        inputs: the inputs of the updates. The lock is acquired after they have arrived.
+        updates: functions that create the operations of an update and return the last one.
 
     Returns:
-        The operation that is done last.
+        The operation that releases the lock.
     """
     with tf.device(device):
-        before = last_of(f"turn at {device}")
-        with tf.control_dependencies([*given, *before]):
+        before = last_of(f"row lock of {device}")
+        with tf.control_dependencies([*inputs, *before]):
             mutex = unordered(tf.raw_ops.MutexV2(shared_name="tfdist-rows"))
             lock = tf.raw_ops.MutexLock(mutex=mutex)
         with tf.control_dependencies([lock]):
@@ -158,189 +212,79 @@ def in_turn(device: str, given: Sequence[tf.Tensor], updates: Sequence[Callable[
         return before[0]
 
 
-def _run(formula: Callable[[Update], Any], update: Update) -> Any:
-    dtype = update.variable.dtype
-    with tf.device(update.variable.device):
-        gradient, rate = tf.cast(update.gradient, dtype), tf.cast(update.rate, dtype)
-        return formula(dataclasses.replace(update, gradient=gradient, rate=rate))
-
-
-def _sgd(optimizer: Any) -> Rule:
-    if optimizer.momentum:
-        return Rule((Slot("momentums", optimizer.momentum),), kernels.momentum, kernels.momentum)
-    return Rule((), kernels.descent, kernels.descent)
-
-
-def _adam(optimizer: Any) -> Rule:
-    means = Slot(SlotNames.MOMENTUMS, optimizer.beta_1), Slot(SlotNames.VELOCITIES, optimizer.beta_2, "positive")
-    hats = (Slot(SlotNames.VELOCITY_HATS, kind="largest"),) if optimizer.amsgrad else ()
-    return Rule((*means, *hats), kernels.adam, kernels.adam_rows)
-
-
-def _rmsprop(optimizer: Any) -> Rule:
-    squares = Slot(SlotNames.VELOCITIES, optimizer.rho, "positive")
-    means = (Slot(SlotNames.AVERAGE_GRADIENTS, optimizer.rho),) if optimizer.centered else ()
-    if optimizer.momentum > 0:
-        slots = squares, Slot(SlotNames.MOMENTUMS, optimizer.momentum), *means
-        return Rule(slots, kernels.rmsprop, kernels.rmsprop)
-    return Rule((squares, *means), kernels.rmsprop_without_momentum, kernels.rmsprop_without_momentum)
-
-
-def _adagrad(_: Any) -> Rule:
-    return Rule((Slot(SlotNames.ACCUMULATORS, kind="positive"),), kernels.adagrad, kernels.adagrad_by_operations)
-
-
-def _adadelta(optimizer: Any) -> Rule:
-    names = SlotNames.ACCUMULATED_GRADIENTS, SlotNames.ACCUMULATED_DELTAS
-    return Rule(tuple(Slot(name, optimizer.rho, "positive") for name in names), kernels.adadelta, kernels.adadelta)
-
-
-def _adamax(optimizer: Any) -> Rule:
-    slots = Slot(SlotNames.ADAMAX_MEANS, optimizer.beta_1), Slot(SlotNames.ADAMAX_NORMS, optimizer.beta_2, "largest")
-    return Rule(slots, kernels.adamax, kernels.adamax_rows)
-
-
-def _ftrl(_: Any) -> Rule:
-    return Rule((Slot(SlotNames.ACCUMULATORS, kind="positive"), Slot(SlotNames.LINEARS)), kernels.ftrl, kernels.ftrl)
-
-
-def _lion(optimizer: Any) -> Rule:
-    return Rule((Slot(SlotNames.MOMENTUMS, optimizer.beta_2),), kernels.lion, kernels.lion)
-
-
-_RULES: dict[type, Callable[[Any], Rule]] = {
-    keras.optimizers.SGD: _sgd,
-    keras.optimizers.Adam: _adam,
-    keras.optimizers.AdamW: _adam,
-    keras.optimizers.RMSprop: _rmsprop,
-    keras.optimizers.Adagrad: _adagrad,
-    keras.optimizers.Adadelta: _adadelta,
-    keras.optimizers.Adamax: _adamax,
-    keras.optimizers.Ftrl: _ftrl,
-    keras.optimizers.Lion: _lion,
-}
-
-
-class _LeftOut(threading.local):
+class _Disabled(threading.local):
     """Whether this thread traces updates without kernels."""
 
     active = False
 
 
-_left_out = _LeftOut()
+_disabled = _Disabled()
 
 
 @contextlib.contextmanager
-def kernels_left_out() -> Iterator[None]:
-    """Within it no optimizer has a rule, so that all updates are Keras's own."""
-    before, _left_out.active = _left_out.active, True
+def kernels_disabled() -> Iterator[None]:
+    """Within the context, no optimizer has a fused update: Keras's own code computes all updates."""
+    before, _disabled.active = _disabled.active, True
     try:
         yield
     finally:
-        _left_out.active = before
+        _disabled.active = before
 
 
-def rule_of(optimizer: keras.optimizers.Optimizer) -> Rule | None:
-    """The rule that computes what the optimizer's `update_step` does; None where only Keras's own code does.
+def fused_update_of(optimizer: keras.optimizers.Optimizer) -> FusedUpdate | None:
+    """Returns the fused update of an optimizer, or None if only Keras's own code computes its update.
 
-    A class derived from one of Keras's may compute something else: it has no rule. Nor have parameters of float16 and
-    bfloat16, in which 1 − 0.999, as the kernels compute it, is 0.
+    Parameters of float16 and bfloat16 have no fused update: the kernels would compute 1 − 0.999 as 0.
     """
-    make = _RULES.get(type(optimizer))
-    return make(optimizer) if make and not _left_out.active and not _other_types(optimizer) else None
+    kernel = KERNELS.get(type(optimizer))
+    if kernel is None or _disabled.active or _unsupported_types(optimizer):
+        return None
+    return FusedUpdate(optimizer, kernel, kernel.slots(optimizer))
 
 
-def why_not(optimizer: keras.optimizers.Optimizer) -> str:
-    """Why `rule_of` has none for an optimizer; "" where it has one."""
+def why_no_kernel(optimizer: keras.optimizers.Optimizer) -> str:
+    """Returns the reason why an optimizer has no fused update, for messages; "" if it has one."""
     kind = type(optimizer)
-    if kind in _RULES:
-        types = _other_types(optimizer)
-        return f"parameters are of type {' and '.join(types)}, not float32 or float64" if types else ""
-    for known in _RULES:
+    if kind in KERNELS:
+        types = _unsupported_types(optimizer)
+        return f"the parameters have the type {' and '.join(types)}, not float32 or float64" if types else ""
+    for known in KERNELS:
         if isinstance(optimizer, known):
-            return f"{kind.__name__} is a class of its own, whose update may be another than {known.__name__}'s"
+            return f"{kind.__name__} is a subclass, whose update may differ from that of {known.__name__}"
     return f"TensorFlow has no kernels for {kind.__name__}"
 
 
-def _other_types(optimizer: Any) -> list[str]:
-    return sorted({variable.dtype for variable in keras_optimizer.parameters_of(optimizer)} - {"float32", "float64"})
+def _unsupported_types(optimizer: Any) -> list[str]:
+    return sorted({variable.dtype for variable in compat.parameters_of(optimizer)} - {"float32", "float64"})
 
 
 def decays(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
-    """Whether the optimizer lets a Keras variable decay."""
-    return optimizer.weight_decay is not None and keras_optimizer.decays(optimizer, variable)
-
-
-def decay(optimizer: keras.optimizers.Optimizer, variable: tf.Variable, rate: tf.Tensor) -> Any:
-    """Weight decay of a whole piece, before its update: w ← w − η·λ·w (Loshchilov and Hutter, 2019, as Keras has it).
-
-    Args:
-        optimizer: with λ, `weight_decay`, not None.
-        variable: the piece.
-        rate: the learning rate η, a scalar.
-
-    Returns:
-        The operation.
-    """
-    with tf.device(variable.device):
-        return variable.assign_sub(variable * _share(optimizer, variable, rate), read_value=False)
-
-
-def decay_rows(optimizer: keras.optimizers.Optimizer, variable: tf.Variable, rows: tf.Tensor, rate: tf.Tensor) -> Any:
-    """Weight decay of some rows of a piece, before their update; the others don't decay (the lazy meaning).
-
-    Args:
-        optimizer: with λ, `weight_decay`, not None.
-        variable: the piece.
-        rows: (n,) int32 or int64, row numbers within the piece, each at most once.
-        rate: the learning rate η, a scalar.
-
-    Returns:
-        The operation.
-    """
-    with tf.device(variable.device):
-        lost = variable.sparse_read(rows) * _share(optimizer, variable, rate)
-        return tf.raw_ops.ResourceScatterSub(resource=variable.handle, indices=rows, updates=lost)
-
-
-def _share(optimizer: Any, variable: tf.Variable, rate: Any) -> tf.Tensor:
-    return tf.cast(optimizer.weight_decay, variable.dtype) * tf.cast(rate, variable.dtype)
+    """Whether the weight decay of an optimizer applies to a Keras variable."""
+    return optimizer.weight_decay is not None and compat.decays(optimizer, variable)
 
 
 def fused(optimizer: keras.optimizers.Optimizer) -> AbstractContextManager[None]:
-    """Within it, Keras's `apply` updates by the optimizer's rule, if it has one.
+    """Within the context, Keras's `apply` uses the fused update of an optimizer, if it has one.
 
-    Only `update_step` is replaced: clipping, weight decay, averages, constraints and everything else around it stays
-    Keras's. So do sparse gradients, which Keras takes for dense ones.
+    Only `update_step` is replaced. Keras still does the clipping, weight decay, averages and constraints, and the
+    update with a sparse gradient, which it converts to a dense one.
     """
-    rule = rule_of(optimizer)
-    step = {} if rule is None else {"update_step": _FusedStep(optimizer, rule)}
-    return replaced(optimizer, step)
+    update = fused_update_of(optimizer)
+    return replaced(optimizer, {} if update is None else {"update_step": _FusedStep(update)})
 
 
 class _FusedStep:
-    """An optimizer's `update_step` by its rule."""
+    """Replaces an optimizer's `update_step` by its fused update."""
 
-    def __init__(self, optimizer: Any, rule: Rule) -> None:
-        self._optimizer, self._rule = optimizer, rule
+    def __init__(self, update: FusedUpdate) -> None:
+        self._update = update
 
     def __call__(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        update, optimizer = self._update, self._update.optimizer
         if isinstance(gradient, tf.IndexedSlices):
-            type(self._optimizer).update_step(self._optimizer, gradient, variable, learning_rate)
+            type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
             return
-        optimizer, rule, pieces = self._optimizer, self._rule, _pieces(variable)
-        slots = [_pieces(slot) for slot in rule.slots(optimizer, variable)]
-        rate, number = tf.convert_to_tensor(learning_rate), tf.convert_to_tensor(optimizer.iterations)
-        for place, (piece, part) in enumerate(zip(pieces, _parts(gradient, pieces), strict=True)):
-            rule.dense(optimizer, piece, [slot[place] for slot in slots], part, rate, number)
-
-
-def _pieces(variable: Any) -> list[Any]:
-    """TensorFlow's variables below a Keras one: the shards of a sharded one."""
-    stored = variable.value if isinstance(variable, keras.Variable) else variable
-    return list(stored.variables) if isinstance(stored, ShardedVariable) else [stored]
-
-
-def _parts(gradient: tf.Tensor, pieces: list[Any]) -> list[tf.Tensor]:
-    """The gradient of each shard; shards are blocks of rows."""
-    return [gradient] if len(pieces) == 1 else tf.split(gradient, [piece.shape[0] for piece in pieces])
+        shards, slots = parts(variable), [parts(slot) for slot in update.slot_variables(variable)]
+        rate, iterations = tf.convert_to_tensor(learning_rate), tf.convert_to_tensor(optimizer.iterations)
+        for index, (shard, part) in enumerate(zip(shards, split_rows(gradient, shards), strict=True)):
+            update.dense(shard, [slot[index] for slot in slots], part, rate, iterations)

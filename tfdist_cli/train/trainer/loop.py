@@ -24,7 +24,7 @@ from tfdist_cli.train.checkpoint.writer import CheckpointContent, CheckpointWrit
 from tfdist_cli.train.engine.base import Engine, Execution
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.train_step import ModelStep
-from tfdist_cli.train.optimizers.apply import updating
+from tfdist_cli.train.optimizers.apply import leaf_optimizers
 from tfdist_cli.train.tf_compat.keras_model import initial_epoch
 from tfdist_cli.train.trainer.batch_callbacks import BatchGroup, acts_on_batches, acts_on_test_batches
 from tfdist_cli.train.trainer.config import Schedule, TrainingConfig, Validation
@@ -77,7 +77,9 @@ class TrainingLoop:
         self._totals = MetricTotals(step)
         self._needs = _chiefs_needs(engine, config.callbacks)
         # The end of a training may change the variables after the last step.
-        self._end_changes = self._needs.callbacks or any(inner.use_ema for inner in updating(self._model.optimizer))
+        self._end_changes = self._needs.callbacks or any(
+            inner.use_ema for inner in leaf_optimizers(self._model.optimizer)
+        )
         self._done = self._recorded = 0
         """Global steps done, and epochs whose end is recorded."""
         self._start = StartPoint()

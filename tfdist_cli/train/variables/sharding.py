@@ -7,7 +7,7 @@ a ps then needs memory for much more than what it keeps.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,28 +38,37 @@ class Shards(ShardedVariable):
         return self.numpy().astype(dtype, copy=False)
 
 
-def parts(variable: keras.Variable) -> list[Any]:
-    """TensorFlow's variables that hold a Keras variable: its shards, or one alone.
+def parts(variable: Any) -> list[Any]:
+    """Returns the TensorFlow variables that store a variable: its shards, or one variable if it is not sharded.
 
     Args:
-        variable: one that has been initialized.
+        variable: an initialized Keras variable, or the TensorFlow variable below it.
     """
-    held = stored(variable)
-    return list(held.variables) if isinstance(held, ShardedVariable) else [held]
+    whole = stored(variable)
+    return list(whole.variables) if isinstance(whole, ShardedVariable) else [whole]
+
+
+def split_rows(value: tf.Tensor, shards: Sequence[Any]) -> list[tf.Tensor]:
+    """Splits a tensor of a variable's shape into the rows of each shard.
+
+    Args:
+        value: the tensor.
+        shards: the variables that store the variable, see `parts`.
+    """
+    return tf.split(value, [int(shard.shape[0]) for shard in shards]) if len(shards) > 1 else [value]
 
 
 def assign(variable: keras.Variable, value: Any) -> None:
-    """Writes a whole value into a variable, each part where it is.
+    """Assigns a value to a variable, each shard on its own device.
 
     Args:
-        variable: one that has been initialized.
-        value: a tensor or an array of as many elements.
+        variable: an initialized Keras variable.
+        value: a tensor or an array with the same number of elements.
     """
-    held, whole = parts(variable), tf.cast(tf.reshape(value, variable.shape), variable.dtype)
-    each = tf.split(whole, [int(part.shape[0]) for part in held]) if len(held) > 1 else [whole]
-    for part, own in zip(held, each, strict=True):
-        with tf.device(part.device):
-            part.assign(own)
+    shards, whole = parts(variable), tf.cast(tf.reshape(value, variable.shape), variable.dtype)
+    for shard, rows in zip(shards, split_rows(whole, shards), strict=True):
+        with tf.device(shard.device):
+            shard.assign(rows)
 
 
 def divided(rows: int, count: int) -> list[int]:

@@ -30,8 +30,8 @@ from tfdist_cli.train.model.jit import choose_xla
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.rng import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, Tensors
-from tfdist_cli.train.optimizers.apply import leave_sums_to_engine, updates_rows, why_by_keras
-from tfdist_cli.train.optimizers.learning_rate import Rate
+from tfdist_cli.train.optimizers.apply import disable_gradient_reduction, supports_sparse_updates, why_not_fused
+from tfdist_cli.train.optimizers.learning_rate import RateScaling
 from tfdist_cli.train.tf_compat.coordinator import (
     clear_failure,
     per_worker_iterators,
@@ -76,13 +76,13 @@ class ParameterServerEngine:
         self._scored_state: EvaluationState | None = None
         self._iterators: Any = None
         optimizer, parameters = step.model.optimizer, step.parameters
-        leave_sums_to_engine(optimizer)
+        disable_gradient_reduction(optimizer)
         self._coordinator = coordinator
         self._reopen: Callable[[], None] | None = None
         self._shop = self._workshop(rules)
         self._updates = self._rule(self._shop)
         self._choose_jit()
-        reason = why_by_keras(optimizer, parameters)
+        reason = why_not_fused(optimizer, parameters)
         if reason:
             log.info("updates are computed by Keras's own operations, which take longer: %s", reason)
         self._first_execution = FirstExecution(
@@ -96,7 +96,7 @@ class ParameterServerEngine:
         """The model on its cluster; takes what is made up of the rules' path."""
         step, element_spec = self._step, self._element_spec
         optimizer, parameters = step.model.optimizer, step.parameters
-        rows = updates_rows(optimizer, parameters) and rules.embeddings is not None
+        rows = supports_sparse_updates(optimizer, parameters) and rules.embeddings is not None
         seeds = SeedCounters(step, element_spec, self.workers if self.synchronous else 1)
         tables = EmbeddingTables(step, element_spec, rules.embeddings.min_bytes if rows and rules.embeddings else None)
         scope = worker_device_scope()
@@ -110,7 +110,7 @@ class ParameterServerEngine:
             seeds,
             seeds.exclude(step.assigned_state(element_spec)),
             MetricTotals(step),
-            Rate(rules.learning_rate, self._batches_per_update),
+            RateScaling(rules.learning_rate, self._batches_per_update),
             self._batches_per_update,
         )
         step.device_scope = scope

@@ -30,7 +30,7 @@ from tfdist_cli.train.engine.parameter_server.update_rules.local_steps import Lo
 from tfdist_cli.train.engine.step_timer import Watch
 from tfdist_cli.train.model.embeddings import Lookup
 from tfdist_cli.train.model.train_step import Tensors, values
-from tfdist_cli.train.optimizers.apply import innermost, updating
+from tfdist_cli.train.optimizers.apply import innermost, leaf_optimizers
 from tfdist_cli.train.tf_compat.coordinator import error_of
 from tfdist_cli.train.tf_compat.keras_optimizer import iterations
 
@@ -54,7 +54,7 @@ class AsynchronousUpdates:
     @classmethod
     def check(cls, updates: Updates, optimizer: keras.optimizers.Optimizer, workers: int) -> None:
         """See `UpdateRule.check`."""
-        steps = max(inner.gradient_accumulation_steps or 0 for inner in updating(optimizer))
+        steps = max(inner.gradient_accumulation_steps or 0 for inner in leaf_optimizers(optimizer))
         if steps and workers > 1:
             raise TrainingError(
                 f"gradient_accumulation_steps is {steps}, but asynchronous workers cannot accumulate together",

@@ -26,20 +26,20 @@ from tfdist_cli.train.engine.parameter_server.transport import Pulled, Transport
 from tfdist_cli.train.model.embeddings import Lookup
 from tfdist_cli.train.model.train_step import Tensors
 from tfdist_cli.train.optimizers.apply import (
-    LocalCopy,
-    apply_by_rule,
-    in_place_of,
+    StoredParameter,
+    apply_fused,
     innermost,
-    rate_of,
-    why_by_keras,
+    learning_rate_at,
+    substituted,
+    why_not_fused,
 )
-from tfdist_cli.train.optimizers.learning_rate import Rate
-from tfdist_cli.train.optimizers.registry import Slot, in_turn, rule_of, why_not
+from tfdist_cli.train.optimizers.learning_rate import RateScaling
+from tfdist_cli.train.optimizers.registry import Slot, fused_update_of, row_lock, why_no_kernel
 from tfdist_cli.train.tf_compat.keras_optimizer import LEARNING_RATE, learning_rate
 from tfdist_cli.train.tf_compat.variables import Read, local_variable
 from tfdist_cli.train.variables.sharding import Gradient, parts
 
-_PARAMETER = Slot("", kept=1.0)
+_PARAMETER = Slot("", decay_rate=1.0)
 """A parameter is joined as a slot is that sums up."""
 
 
@@ -54,7 +54,7 @@ class Copy:
         touched: for each parameter how many updates it has had; a table's for each of its rows, int32, shape (n,).
     """
 
-    held: list[LocalCopy]
+    held: list[StoredParameter]
     pulled: Pulled
     slots: Pulled
     touched: list[Any]
@@ -65,7 +65,7 @@ class Copy:
         Gradient functions of the model's (`tf.custom_gradient`) look for variables in the graph behind what they use,
         up to where gradients end, and fail on those that are a function's own.
         """
-        return [tf.stop_gradient(tf.convert_to_tensor(held.pieces[0])) for held in self.held]
+        return [tf.stop_gradient(tf.convert_to_tensor(held.shards[0])) for held in self.held]
 
 
 class LocalSteps:
@@ -88,25 +88,25 @@ class LocalSteps:
         parameters: Sequence[keras.Variable],
         tables: Sequence[int],
         wire: Transport,
-        learning_rate: Rate | None,
+        learning_rate: RateScaling | None,
     ) -> None:
         if optimizer is not innermost(optimizer):
             raise TrainingError(
                 "local_steps cannot leave out updates, which an optimizer that scales the loss does (mixed_float16)",
                 hint="take the mixed_bfloat16 policy, or leave local_steps out",
             )
-        rule, why = rule_of(optimizer), why_by_keras(optimizer, parameters)
+        rule, why = fused_update_of(optimizer), why_not_fused(optimizer, parameters)
         if rule is None or why:
             raise TrainingError(
-                f"local_steps needs updates that TensorFlow's kernels can make: {why or why_not(optimizer)}",
+                f"local_steps needs updates that TensorFlow's kernels can make: {why or why_no_kernel(optimizer)}",
                 hint="take another optimizer, or updates: {push_every: N}, which exchanges as seldom",
             )
         self._optimizer, self._parameters, self._tables = optimizer, parameters, tables
         self._rule, self._rate, self._wire = rule, learning_rate, wire
-        many = len(rule.kinds)
+        many = len(rule.slots)
         # Always as they are: float16 has no room for squares of gradients.
         self._slot_wire = Transport(
-            [slot for variable in parameters for slot in rule.slots(optimizer, variable)],
+            [slot for variable in parameters for slot in rule.slot_variables(variable)],
             [place * many + kind for place in tables for kind in range(many)],
             device_scope=wire.device_scope,
         )
@@ -122,7 +122,9 @@ class LocalSteps:
         each = iter(slots.values)
         with self._wire.device_scope():
             held = [
-                LocalCopy(variable, [local_variable(value)], [[local_variable(next(each))] for _ in self._rule.kinds])
+                StoredParameter(
+                    variable, [local_variable(value)], [[local_variable(next(each))] for _ in self._rule.slots]
+                )
                 for variable, value in zip(self._parameters, pulled.values, strict=True)
             ]
         touched: list[Any] = [0] * len(held)
@@ -144,9 +146,9 @@ class LocalSteps:
         for number, given in enumerate(gradients):
             with self._wire.device_scope():
                 pieces = [self._gradient(copy, place, gradient) for place, gradient in enumerate(given)]
-            with in_place_of(self._optimizer, read):
-                rate = rate_of(learning_rate(self._optimizer), updates + number, self._rate)
-            apply_by_rule(self._rule, self._optimizer, pieces, copy.held, updates + number, rate)
+            with substituted(self._optimizer, read):
+                rate = learning_rate_at(learning_rate(self._optimizer), updates + number, self._rate)
+            apply_fused(self._rule, pieces, copy.held, updates + number, rate)
 
     def join(self, copy: Copy) -> tuple[Tensors, Callable[[], None]]:
         """Sends what a copy's updates have changed to the ps.
@@ -158,7 +160,7 @@ class LocalSteps:
             return self._sent(copy)
 
     def _sent(self, copy: Copy) -> tuple[Tensors, Callable[[], None]]:
-        left = [[_left(kind, touched) for kind in self._rule.kinds] for touched in copy.touched]
+        left = [[_left(kind, touched) for kind in self._rule.slots] for touched in copy.touched]
         changed = [
             None if _is_never(touched) else value - before
             for touched, value, before in zip(copy.touched, copy.values(), copy.pulled.values, strict=True)
@@ -168,7 +170,7 @@ class LocalSteps:
         moved = [
             _change(kind, piece, next(before), share)
             for held, shares in zip(copy.held, left, strict=True)
-            for kind, (piece,), share in zip(self._rule.kinds, held.slots, shares, strict=True)
+            for kind, (piece,), share in zip(self._rule.slots, held.slots, shares, strict=True)
         ]
         slots = self._slot_wire.push(moved, copy.slots)
         given = self._wire.gradients([parameters]), self._slot_wire.gradients([slots])
@@ -183,11 +185,11 @@ class LocalSteps:
         each = iter(moved)
         joins: dict[str, list[tuple[Any, Callable[[], Any]]]] = {}
         for place, variable in enumerate(self._parameters):
-            stored = [variable, *self._rule.slots(self._optimizer, variable)]
-            given = [changed[place], *(next(each) for _ in self._rule.kinds)]
+            stored = [variable, *self._rule.slot_variables(variable)]
+            given = [changed[place], *(next(each) for _ in self._rule.slots)]
             if _is_never(copy.touched[place]):
                 continue
-            kinds, shares = [_PARAMETER, *self._rule.kinds], [_PARAMETER.kept, *left[place]]
+            kinds, shares = [_PARAMETER, *self._rule.slots], [_PARAMETER.decay_rate, *left[place]]
             for kept, kind, pieces, share in zip(stored, kinds, given, shares, strict=True):
                 of_each = _by_shard(share, [copy.pulled.counts.get((place, index)) for index in range(len(pieces))])
                 for shard, piece, own in zip(parts(kept), pieces, of_each, strict=True):
@@ -195,13 +197,13 @@ class LocalSteps:
                     joins.setdefault(shard.device, []).append((piece, join))
         for device, some in joins.items():
             arrived = tf.nest.flatten([piece for piece, _ in some], expand_composites=True)
-            in_turn(device, arrived, [join for _, join in some])
+            row_lock(device, arrived, [join for _, join in some])
 
     def _of_slots(self, lookup: Lookup) -> Lookup:
         """What of the slots goes with looked-up rows: the same rows of each."""
         rows = iter(lookup.rows)
         of_tables = [[next(rows) for _ in self._wire.shards[place]] for place in self._tables]
-        return Lookup([own for shards in of_tables for _ in self._rule.kinds for own in shards], [])
+        return Lookup([own for shards in of_tables for _ in self._rule.slots for own in shards], [])
 
     def _gradient(self, copy: Copy, place: int, gradient: Any) -> Gradient | None:
         """A parameter's gradient, rows of a table each once; and counts what it touches."""
@@ -224,11 +226,11 @@ def _is_never(touched: Any) -> bool:
 
 def _left(kind: Slot, touched: Any) -> Any:
     """βᵏ: a number, or float64 for each row of a table, shape (n,)."""
-    if kind.kept == 1.0:
+    if kind.decay_rate == 1.0:
         return 1.0
     if isinstance(touched, int):
-        return kind.kept**touched
-    return tf.pow(tf.cast(kind.kept, tf.float64), tf.cast(touched, tf.float64))
+        return kind.decay_rate**touched
+    return tf.pow(tf.cast(kind.decay_rate, tf.float64), tf.cast(touched, tf.float64))
 
 
 def _by_shard(left: Any, counts: list[Any]) -> list[Any]:
