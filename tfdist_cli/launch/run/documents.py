@@ -9,11 +9,13 @@ from typing import Any
 
 import yaml
 
+from tfdist_cli.spec.loading.dump import Dumper
+
 
 def to_yaml(documents: Iterable[Any]) -> str:
     """Returns plain values as YAML, a document for each."""
     return yaml.dump_all(
-        documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=10_000
+        documents, Dumper=Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=10_000
     )
 
 
@@ -28,17 +30,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes no aliases, and multi-line text as literal blocks."""
-
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
-        return True
-
-    def represent_text(self, text: str) -> yaml.ScalarNode:
-        style = "|" if "\n" in text and text.replace("\n", "").isprintable() else None
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _Dumper.represent_text)

@@ -14,23 +14,27 @@ from tfdist_cli.spec.sections.model import SpecModel
 def dump(model: SpecModel) -> str:
     """Returns the model as YAML, without keys that have an empty default. The paths of a loaded model are absolute."""
     return yaml.dump(
-        _escaped(_tree(model)), Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120
+        _escaped(_tree(model)), Dumper=Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120
     )
 
 
-class _Dumper(yaml.SafeDumper):
-    """Quotes text that `read_scalar` would read as another type."""
+class Dumper(yaml.SafeDumper):
+    """Writes YAML that any parser reads back: quoted where text looks like another type, multi-line text as blocks."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        """Writes equal values twice in place of an alias."""
         return True
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
+        """Chooses the style of a text."""
         # PyYAML would write NEL and other line separators unescaped, and no parser reads them back.
         style = "'" if not is_text(data) else None if data.isprintable() else '"'
+        if "\n" in data and data.replace("\n", "").isprintable():
+            style = "|"
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
 
-_Dumper.add_representer(str, _Dumper.represent_str)
+Dumper.add_representer(str, Dumper.represent_str)
 
 
 def _tree(model: SpecModel) -> dict[str, Any]:
