@@ -1,11 +1,11 @@
-"""Clusters of hosts, and a program that stands for `ssh` where there are none."""
+"""Clusters of hosts, and a stand-in for `ssh`."""
 
 import pytest
 
 from tfdist_cli.spec.sections.cluster import Cluster
 
 SSH = """#!/bin/sh
-# What ssh does, on this machine: a host is a home folder; one that is called down-something is down.
+# Runs commands on this machine. Each host is a home folder. Hosts whose names start with "down" are down.
 echo "$@" >> {homes}/calls
 while [ "$1" != -- ]; do shift; done
 case $2 in down*) echo "ssh: connect to host $2 port 22: Connection refused" >&2; exit 255;; esac
@@ -31,7 +31,7 @@ def make_cluster():
 
 @pytest.fixture
 def fake_ssh(tmp_path, monkeypatch):
-    """Puts the program on PATH, and gives the folder of homes."""
+    """Puts the stand-in on PATH, and returns the folder of homes."""
     homes, programs = tmp_path / "homes", tmp_path / "bin"
     homes.mkdir()
     programs.mkdir()

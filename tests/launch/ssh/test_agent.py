@@ -1,4 +1,4 @@
-"""The agent itself, told by a test what a launcher would tell it."""
+"""The agent, with the test in place of the launcher."""
 
 import os
 import signal
@@ -18,17 +18,17 @@ from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.address import Address
 
 pytestmark = pytest.mark.slow
-AGENT = "from tfdist_cli.launch.ssh import agent; agent.SILENCE = {silence}; agent.GRACE = 0.5; agent.main()"
+AGENT = "from tfdist_cli.launch.ssh import agent; agent.PING_TIMEOUT = {timeout}; agent.GRACE = 0.5; agent.main()"
 
 
 class Agent(Channel):
     """A running agent, and the launcher's end of the connection."""
 
-    def __init__(self, silence):
-        argv = [sys.executable, "-c", AGENT.format(silence=silence)]
+    def __init__(self, timeout):
+        argv = [sys.executable, "-c", AGENT.format(timeout=timeout)]
         self.popen = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.left = []
-        """Processes that nobody else ends, should the agent not."""
+        """Processes that the test kills if the agent has not."""
         super().__init__(self.popen.stdout, os.fdopen(os.dup(self.popen.stdin.fileno()), "wb", buffering=0))
         self.popen.stdin.close()
         self.await_greeting()
@@ -61,13 +61,13 @@ def begin(make_cluster, tmp_path):
     cluster = make_cluster("single", hosts=["h1"], chief=1)
     [task] = cluster.tasks
 
-    def begin(script="exec sleep 1000", *words, silence=60, start=tmp_path, tells_metrics=False):
-        agent = Agent(silence)
+    def begin(script="exec sleep 1000", *words, timeout=60, start=tmp_path, tells_metrics=False):
+        agent = Agent(timeout)
         begun.append(agent)
         run_dir, command = tmp_path / "run", ("sh", "-c", script, "sh", *words)
         addresses = {task: Address("127.0.0.1", 2222)}
         plan = make_plan(cluster, None, addresses=addresses, run_dir=run_dir, machine=Machine(1), command=command)
-        orders = {
+        agent_plan = {
             "run_dir": str(run_dir),
             "files": files_at(plan, PathMap()),
             "tasks": [task_at(plan.tasks[0], PathMap(), sys.executable)],
@@ -75,7 +75,7 @@ def begin(make_cluster, tmp_path):
             "copied": True,
             "tells_metrics": tells_metrics,
         }
-        agent.write(Frame("plan", orders))
+        agent.write(Frame("plan", agent_plan))
         env = {"TFDIST_TASK_DIR": str(run_dir / "task")}
         agent.write(Frame("start", {"task": str(task), "attempt": 1, "env": env}))
         return agent
@@ -94,31 +94,31 @@ def is_alive(pid):
     return False
 
 
-def test_a_launcher_that_was_silent_hears_no_more(begin):
-    """Stopped for long, it has lost the host, as by a cut link: the end that its tasks then come to is no news."""
-    agent = begin(silence=0.5)
+def test_a_launcher_without_pings_receives_nothing_more(begin):
+    """A launcher that was stopped for long has lost the host, and must not receive the exits of its tasks."""
+    agent = begin(timeout=0.5)
     pid = agent.next("started")["pid"]
     assert agent.rest() == []
     assert agent.popen.wait(10) == 0
     assert not is_alive(pid)
 
 
-def test_an_agent_that_nobody_reads_ends_too(begin):
-    agent = begin("trap '' TERM; while :; do echo a line of some length that fills a pipe; done", silence=1)
+def test_an_agent_whose_frames_are_not_read_exits(begin):
+    agent = begin("trap '' TERM; while :; do echo a line of some length that fills a pipe; done", timeout=1)
     pid = agent.next("started")["pid"]
     agent.popen.wait(10)
     assert not is_alive(pid)
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
-def test_what_a_task_leaves_behind_ends_with_the_agent(begin, goes_on):
+@pytest.mark.parametrize("running", [True, False])
+def test_child_processes_of_a_task_are_killed_with_the_agent(begin, running):
     stubborn, tame = "trap '' TERM; echo $$; while :; do sleep 0.1; done", "echo $$; exec sleep 1000"
     agent = begin('setsid sh -c "$1" & setsid sh -c "$2" & exec sleep 1000', stubborn, tame)
-    told = b""
-    while told.count(b"\n") < 2:
-        told += agent.next("output").payload
-        agent.left = [int(pid) for pid in told.split()]
-    if not goes_on:
+    output = b""
+    while output.count(b"\n") < 2:
+        output += agent.next("output").payload
+        agent.left = [int(pid) for pid in output.split()]
+    if not running:
         agent.write(Frame("end", {"task": "chief:0", "how": StopSignal.TERMINATE.value}))
         agent.next("exited")
     assert all(map(is_alive, agent.left))
@@ -126,34 +126,34 @@ def test_what_a_task_leaves_behind_ends_with_the_agent(begin, goes_on):
     assert not any(map(is_alive, agent.left))
 
 
-def test_metrics_are_told_from_the_beginning_and_anew_where_lines_are_taken_back(begin, tmp_path):
+def test_metrics_are_sent_from_the_beginning_and_again_when_the_file_is_replaced(begin, tmp_path):
     (tmp_path / "run").mkdir()
     metrics = tmp_path / "run" / "metrics.jsonl"
     metrics.write_text("1\n2\n3")
 
-    def told():
+    def received():
         frame = agent.next("metrics")
         return frame["anew"], frame.payload
 
     agent = begin(tells_metrics=True)
-    assert told() == (True, b"1\n2\n")
+    assert received() == (True, b"1\n2\n")
     with metrics.open("a") as file:
         file.write("\n4\n")
-    assert told() == (False, b"3\n4\n")
+    assert received() == (False, b"3\n4\n")
     for lines in ("1\n", "1\n2\n3\n4\n5\n", ""):
         (tmp_path / "new").write_text(lines)
         (tmp_path / "new").replace(metrics)
-        assert told() == (True, lines.encode())
+        assert received() == (True, lines.encode())
     agent.end()
 
 
-def test_programs_start_in_a_folder_that_no_file_was_copied_to(begin, tmp_path):
+def test_programs_start_in_a_folder_without_copied_files(begin, tmp_path):
     agent = begin("pwd", start=tmp_path / "p" / "out")
     assert agent.next("output").payload == f"{tmp_path}/p/out\n".encode()
     agent.end()
 
 
-def test_a_file_under_way_is_dropped_when_the_launcher_goes(begin, tmp_path):
+def test_an_incomplete_file_is_removed_when_the_launcher_exits(begin, tmp_path):
     agent = Agent(60)
     to = tmp_path / "to"
     listed = FileList("here", (Entry("p/large", 10, 1, 0o644),))

@@ -1,7 +1,8 @@
-"""The launcher and its agents, with a program in `ssh`'s place; tests/cluster/test_ssh.py has real hosts."""
+"""The launcher and its agents, with a stand-in for `ssh`; tests/cluster/test_ssh.py has real hosts."""
 
 import json
 import logging
+import re
 import shlex
 import shutil
 import signal
@@ -14,6 +15,7 @@ import psutil
 import pytest
 import yaml
 
+from tests.support.codes import raises
 from tests.support.outcome import Outcome
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.run.directory import RunDir
@@ -33,7 +35,7 @@ W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 
 
 class Ran(Outcome):
-    """What came of a run on hosts."""
+    """The outcome of a run on hosts."""
 
     plan: Any = None
     addresses: Any = None
@@ -84,7 +86,7 @@ def mirrored(make_cluster, hosts=("h1", "h2"), **ssh):
 
 
 @pytest.mark.slow
-def test_tasks_run_on_their_hosts_as_they_would_here(run, make_cluster, fake_ssh):
+def test_tasks_run_on_their_hosts(run, make_cluster, fake_ssh):
     Path("a'; b.txt").write_text("copied")
     script = """
         printf 'out\\n\\377b\\n'; printf 'err\\n\\036{"kind":"state","state":"training"}\\nlast' >&2
@@ -105,11 +107,11 @@ def test_tasks_run_on_their_hosts_as_they_would_here(run, make_cluster, fake_ssh
     assert [address.split(":")[0] for address in json.loads(config)["cluster"]["worker"]] == ["192.0.2.1", "192.0.2.2"]
     assert Path(python).parent == Path(sys.executable).parent
     assert ran.plan.as_json()["tasks"][1]["address"].startswith("192.0.2.2:")
-    assert "copied 1 of 1 files, 6 bytes, to h2:" in ran.lines(W1, "stderr")[0]
+    assert re.search("1 of 1 files, 6 bytes, to h2:", ran.lines(W1, "stderr")[0])
 
 
 @pytest.mark.slow
-def test_files_that_are_shared_are_used_where_they_are(run, make_cluster, fake_ssh):
+def test_shared_files_are_not_copied(run, make_cluster, fake_ssh):
     ran = run(mirrored(make_cluster, shared=True), "sh", "-c", "pwd; echo $TFDIST_RUN_DIR; ls $TFDIST_RUN_DIR")
     folder, run_dir, *files = ran.lines(W1)
     assert (folder, run_dir) == (str(Path.cwd()), str(ran.plan.run_dir))
@@ -119,8 +121,8 @@ def test_files_that_are_shared_are_used_where_they_are(run, make_cluster, fake_s
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_where_it_was_and_no_other_of_its_name_does(run, make_cluster, tmp_path):
-    """By the directory here, which may be in another project's folder, or made anew; a restart stays in it."""
+def test_only_the_same_run_continues_in_its_directory_on_the_hosts(run, make_cluster, tmp_path):
+    """Runs are identified by the directory here, which may be in another project or created again."""
     cluster = make_cluster("multi_worker_mirrored", hosts=["h1"], worker=1, ssh={"python": sys.executable})
     script = 'cd "$TFDIST_RUN_DIR"; ls checkpoint 2>/dev/null || echo none; touch checkpoint; [ $N = $1 ]'
     other = tmp_path / "other" / "runs" / "x"
@@ -129,20 +131,20 @@ def test_a_run_goes_on_where_it_was_and_no_other_of_its_name_does(run, make_clus
         return run(cluster, "sh", "-c", script, "sh", str(attempts), restarts=attempts - 1, **more).lines(W0)
 
     assert launched(2) == ["none", "checkpoint"]
-    assert launched() == ["checkpoint"], "the run goes on"
-    assert launched(run_dir=other) == ["none"], "this is another run"
+    assert launched() == ["checkpoint"], "the run continues"
+    assert launched(run_dir=other) == ["none"], "another run"
     assert launched(run_dir=other) == ["checkpoint"]
     shutil.rmtree(other)
-    assert launched(run_dir=other) == ["none"], "it was removed, and is begun anew"
+    assert launched(run_dir=other) == ["none"], "a new run after a removal"
 
 
 @pytest.mark.slow
-def test_every_task_knows_its_own_address_and_each_others(run, make_cluster):
-    """Tasks of one role are spread over hosts, and a role's list of addresses is in the order of its indices."""
+def test_tf_config_has_the_reserved_addresses(run, make_cluster):
+    """Tasks of one role are spread over hosts. A role's list of addresses is sorted by index."""
     cluster = make_cluster(hosts=["h1", "h2"], chief=1, ps=2, worker=4, ssh={"python": sys.executable})
     ran = run(cluster, "sh", "-c", 'echo "$TF_CONFIG"')
     planned = {str(task.task): str(task.address) for task in ran.plan.tasks}
-    assert tuple(ran.addresses) == cluster.tasks, "the run's cluster file takes them in this order"
+    assert tuple(ran.addresses) == cluster.tasks, "the run's cluster file uses this order"
     config = json.loads(ran.plan.tasks[0].env["TF_CONFIG"])["cluster"]
     assert {f"{role}:{index}": address for role in config for index, address in enumerate(config[role])} == planned
     hosts = {task: f"192.0.2.{host.address[1:]}" for task, host in place(cluster).items()}
@@ -152,7 +154,7 @@ def test_every_task_knows_its_own_address_and_each_others(run, make_cluster):
 
 
 @pytest.mark.slow
-def test_a_recipe_is_read_where_it_was_copied_to(make_cluster, fake_ssh, tmp_path):
+def test_a_recipe_is_read_from_its_copy(make_cluster, fake_ssh, tmp_path):
     project = tmp_path / "project"
     project.mkdir()
     (project / "digits.py").write_text("")
@@ -163,29 +165,29 @@ def test_a_recipe_is_read_where_it_was_copied_to(make_cluster, fake_ssh, tmp_pat
         run_dir = RunDir(tmp_path / "run", 1)
         resolved, recipe = run_dir.resolve(cluster, Recipe(module="digits", module_dir=project), addresses)
         plan = make_plan(resolved, recipe, addresses=addresses, run_dir=run_dir.path, machine=Machine(1))
-        orders = [launcher._site(plan, host).orders for host in launcher._reached]
-    for host, order in zip(("h1", "h2"), orders, strict=True):
-        folder = Path(yaml.safe_load(order["files"]["recipe.yaml"])["module_dir"])
+        plans = [launcher._host_run(plan, host).plan for host in launcher._connected]
+    for host, sent in zip(("h1", "h2"), plans, strict=True):
+        folder = Path(yaml.safe_load(sent["files"]["recipe.yaml"])["module_dir"])
         assert folder.is_relative_to(fake_ssh / host / ".tfdist" / "sync")
         assert (folder / "digits.py").exists()
-        assert order["start"] == str(folder)
-        assert order["tasks"][0]["argv"][-2:] == [f"{fake_ssh}/{host}/.tfdist/runs/run/ID/cluster.yaml", "--planned"]
+        assert sent["start"] == str(folder)
+        assert sent["tasks"][0]["argv"][-2:] == [f"{fake_ssh}/{host}/.tfdist/runs/run/ID/cluster.yaml", "--planned"]
 
 
 @pytest.mark.slow
-def test_a_copy_tells_how_far_it_is(run, make_cluster, monkeypatch, caplog):
-    monkeypatch.setattr("tfdist_cli.launch.ssh.launcher._TELL_PERIOD", 0.0)
+def test_the_progress_of_a_copy_is_logged(run, make_cluster, monkeypatch, caplog):
+    monkeypatch.setattr("tfdist_cli.launch.ssh.launcher._PROGRESS_SECONDS", 0.0)
     Path("large").write_bytes(bytes(3_000_000))
     with caplog.at_level(logging.INFO, "tfdist.launch"):
         run(mirrored(make_cluster), "true")
-    told = [message for message in caplog.messages if "h2" in message]
-    assert told == [f"copying to h2: {size} MB of 3 MB" for size in ("1.05", "2.1", "3")]
+    lines = [message for message in caplog.messages if "h2" in message]
+    assert lines == [f"copying to h2: {size} MB of 3 MB" for size in ("1.05", "2.1", "3")]
     with caplog.at_level(logging.INFO, "tfdist.launch"):
-        assert "copied 0 of 1 files, 0 bytes, to h2:" in run(mirrored(make_cluster), "true").lines(W1, "stderr")[0]
+        assert re.search("0 of 1 files, 0 bytes, to h2:", run(mirrored(make_cluster), "true").lines(W1, "stderr")[0])
 
 
 @pytest.mark.slow
-def test_a_named_folder_that_has_another_projects_files_is_refused(run, make_cluster, fake_ssh, tmp_path):
+def test_a_folder_with_another_projects_files_is_refused(run, make_cluster, fake_ssh, tmp_path):
     def launched(folder):
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / "a.txt").write_text(folder)
@@ -193,16 +195,17 @@ def test_a_named_folder_that_has_another_projects_files_is_refused(run, make_clu
 
     launched("one")
     launched("one")
-    with pytest.raises(UsageError, match=r"h1: .*/kept has the files of .*/one, and those of .*/two") as caught:
+    with raises(UsageError, "folder-has-other-files") as caught:
         launched("two")
+    assert re.search(r"^h1: .*/kept\b.*/one\b.*/two\b", caught.value.message)
     assert "to: …" in str(caught.value.hint)
     assert (fake_ssh / "h1" / "kept" / "one" / "a.txt").exists()
     assert not (fake_ssh / "h1" / "kept" / "two").exists()
 
 
 @pytest.mark.slow
-def test_a_signal_reaches_every_host_and_whatever_is_left_is_killed(run, make_cluster):
-    code = "trap 'echo told; trap \"\" TERM' TERM; echo ready $$; while :; do sleep 0.1; done"
+def test_a_signal_reaches_every_host_and_remaining_tasks_are_killed(run, make_cluster):
+    code = "trap 'echo signalled; trap \"\" TERM' TERM; echo ready $$; while :; do sleep 0.1; done"
     pids = []
 
     def react(event, state):
@@ -213,13 +216,13 @@ def test_a_signal_reaches_every_host_and_whatever_is_left_is_killed(run, make_cl
 
     ran = run(mirrored(make_cluster), "sh", "-c", code, react=react)
     assert ran.state.exit_code == 143
-    assert "told" in ran.lines(W1)
+    assert "signalled" in ran.lines(W1)
     assert not [pid for pid in pids if is_alive(pid)]
 
 
 @pytest.mark.slow
-def test_a_lost_connection_is_the_cause_and_the_host_is_reached_again(run, make_cluster):
-    """The agent of a host is killed; its guard ends the task, and the restart finds the host there."""
+def test_a_lost_connection_is_the_cause_and_the_host_is_connected_again(run, make_cluster):
+    """The agent of a host is killed. Its watchdog kills the task, and the restart connects again."""
     started = []
 
     def react(event, state):
@@ -232,13 +235,13 @@ def test_a_lost_connection_is_the_cause_and_the_host_is_reached_again(run, make_
     assert ran.state.exit_code == 0
     [loss] = ran.state.lost_tasks
     assert (loss.task, loss.ended.code) == (W1, 255)
-    assert loss.ended.cause.startswith("the connection to h2 was lost")
+    assert " h2 was lost" in loss.ended.cause
     assert not [event.pid for event in started if is_alive(event.pid)]
 
 
 @pytest.mark.slow
 def test_no_metrics_are_lost_over_a_lost_connection(run, make_cluster, fake_ssh):
-    """A line that is written while the host is lost comes with the others when it is reached again."""
+    """A line that is written during the loss is received after the reconnection."""
     hosts = [{"address": "h1", "reachable_as": "127.0.0.1"}]
     cluster = make_cluster("multi_worker_mirrored", hosts=hosts, worker=1, ssh={"python": sys.executable})
     script = 'cd "$TFDIST_RUN_DIR"; echo $N >> metrics.jsonl; [ $N = 2 ] || { echo $$; exec sleep 1000; }'
@@ -260,51 +263,53 @@ def test_no_metrics_are_lost_over_a_lost_connection(run, make_cluster, fake_ssh)
 
 
 @pytest.mark.slow
-def test_a_flood_is_slowed_down_and_heard_whole(run, make_cluster):
+def test_a_flood_of_output_is_received_completely(run, make_cluster):
     ran = run(make_cluster("single", hosts=["h1"], chief=1), "seq", "1", "300000")
     assert ran.lines(TaskId("chief")) == [str(number) for number in range(1, 300_001)]
 
 
 @pytest.mark.parametrize(
-    ("hosts", "error", "message", "hint"),
+    ("hosts", "error", "code", "values", "hint"),
     [
-        (["h1", "down1"], HostLost, "down1 cannot be reached: .*Connection refused", "see what `ssh down1` says"),
+        (["h1", "down1"], HostLost, "ssh-host-unreachable", ["down1", "Connection refused"], "`ssh down1`"),
+        ([{"address": "h1", "python": "/no/python"}], UsageError, "tfdist-missing", ["/no/python", "h1"], "python: …"),
+        (["h1", "127.0.0.2"], UsageError, "address-not-reachable", ["worker:1", "127.0.0.2"], "reachable_as: NAME"),
+        (["h1", "localhost"], UsageError, "address-not-reachable", ["worker:1", "localhost"], "NAME"),
         (
-            [{"address": "h1", "python": "/no/python"}],
+            ["h1", {"address": "h2", "reachable_as": "localhost"}],
             UsageError,
-            "there is no tfdist for /no/python on h1",
-            "python: …",
+            "address-not-reachable",
+            ["h2", "localhost"],
+            "NAME",
         ),
-        (["h1", "127.0.0.2"], UsageError, "worker:1 on 127.0.0.2 has the address 127.0.0.2", "reachable_as: NAME"),
-        (["h1", "localhost"], UsageError, "worker:1 on localhost has the address localhost", "NAME"),
-        (["h1", {"address": "h2", "reachable_as": "localhost"}], UsageError, "has the address localhost", "NAME"),
     ],
 )
-def test_hosts_that_cannot_take_part(run, make_cluster, hosts, error, message, hint):
-    with pytest.raises(error, match=message) as caught:
+def test_hosts_that_cannot_run_tasks(run, make_cluster, hosts, error, code, values, hint):
+    with raises(error, code) as caught:
         run(mirrored(make_cluster, hosts), "true")
+    assert all(value in caught.value.message for value in values)
     assert hint in str(caught.value.hint)
 
 
-def test_this_machine_may_be_one_of_the_hosts_under_a_name_that_all_know(make_cluster, fake_ssh):
+def test_this_machine_may_be_one_of_the_hosts_under_a_name_that_all_resolve(make_cluster, fake_ssh):
     SshLauncher().check(mirrored(make_cluster, ["h1", {"address": "localhost", "reachable_as": "h9"}]), ("true",))
 
 
-def test_a_program_runs_by_the_python_of_a_host(fake_ssh, make_cluster):
+def test_a_program_runs_with_the_python_of_a_host(fake_ssh, make_cluster):
     cluster = mirrored(make_cluster)
     done = run_program(cluster, cluster.machines[1], "import tfdist_cli, os; print(os.environ['HOME'])", 30)
     assert done.stdout.splitlines() == ["Welcome to h2", f"{fake_ssh}/h2"]
     assert run_program(cluster, cluster.machine("down1"), "", 30).returncode == 255
 
 
-def test_without_ssh_there_is_a_word_of_what_to_install(make_cluster, monkeypatch, tmp_path):
+def test_a_machine_without_ssh(make_cluster, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="there is no program 'ssh'") as caught:
+    with raises(UsageError, "program-missing") as caught:
         SshLauncher().check(mirrored(make_cluster), ("true",))
     assert "openssh-client" in str(caught.value.hint)
 
 
-def test_what_would_be_done_is_shown_without_doing_it(make_cluster, fake_ssh, tmp_path, monkeypatch):
+def test_render_prints_the_commands_of_a_start(make_cluster, fake_ssh, tmp_path, monkeypatch):
     folder = tmp_path / "a'; echo foo ü"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -323,7 +328,7 @@ def test_what_would_be_done_is_shown_without_doing_it(make_cluster, fake_ssh, tm
     assert first == "# h1: worker:0"
     assert shlex.split(ssh)[0] == "ssh"
     assert shlex.split(ssh)[-2] == "h1"
-    assert copied.startswith("# is sent what is new of '")
+    assert copied.startswith("# copies new files of '")
     assert shlex.split(task)[-2:] == ["echo", "it's; here"]
     assert "TFDIST_RUN_DIR=~/.tfdist/runs/x/ID" in shlex.split(task)
     assert others[0] == "# h2: worker:1"

@@ -1,7 +1,7 @@
-"""The agent on a host: runs its tasks as the local launcher does, and tells the launcher of them over ssh.
+"""The agent on a host: runs the host's tasks with the local launcher, and sends their events to the launcher.
 
-Run as a program, by `ssh`. Standard input and output are the connection. When it ends, or nothing has been heard over
-it for some time, the tasks are told to end, and killed a few seconds later. The agent goes last.
+`ssh` runs this module as a program. Its stdin and stdout are the connection. When the connection ends, or no frame
+arrives for some time, the tasks get SIGTERM, and SIGKILL a few seconds later. Then the agent exits.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from tfdist_cli.spec.loading.load import load_run
 from tfdist_cli.spec.task_id import TaskId
 
 PING_PERIOD = 3.0
-"""Seconds between two signs of life of the launcher."""
-SILENCE = 15.0
-"""Seconds without one after which the connection is taken to be cut."""
-_PERIOD = 0.5
+"""Seconds between two pings of the launcher."""
+PING_TIMEOUT = 15.0
+"""Seconds without a frame after which the connection counts as lost."""
+_POLL_SECONDS = 0.5
 
 
 def main() -> None:
     """Serves one launcher."""
     source = os.fdopen(os.dup(0), "rb")
     sink = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what else prints here must not end up between the frames
+    os.dup2(2, 1)  # other output must not mix with the frames
     channel = Channel(source, sink)
     try:
         _serve(channel)
@@ -66,24 +66,24 @@ def main() -> None:
         return
     except TfdistError as error:
         with suppress(ConnectionEnded):
-            channel.write(_problem(error))
+            channel.write(_error(error))
 
 
 def _serve(channel: Channel) -> None:
     channel.greet()
     channel.write(_hello())
     with ExitStack() as held:
-        copying = _Copying(channel)
-        held.callback(copying.drop)
+        receiver = _FileReceiver(channel)
+        held.callback(receiver.drop)
         while True:
             frame = channel.read()
             match frame.kind:
                 case "hold":
                     channel.write(_hold(frame, held))
                 case "copy" | "piece" | "copied":
-                    copying.take(frame)
+                    receiver.handle(frame)
                 case "plan":
-                    asyncio.run(_Tasks(channel, frame).run())
+                    asyncio.run(_TaskRunner(channel, frame).run())
                     return
 
 
@@ -107,16 +107,17 @@ def _hold(frame: Frame, held: ExitStack) -> Frame:
     try:
         addresses = held.enter_context(hold_addresses(wanted))
     except UsageError as error:
-        return _problem(error)
+        return _error(error)
     return Frame("held", {"addresses": {str(task): [each.host, each.port] for task, each in addresses.items()}})
 
 
-def _problem(error: TfdistError) -> Frame:
-    return Frame("error", {"message": error.message, "hint": error.hint, "usage": isinstance(error, UsageError)})
+def _error(error: TfdistError) -> Frame:
+    usage = isinstance(error, UsageError)
+    return Frame("error", {"message": error.message, "code": error.code, "hint": error.hint, "usage": usage})
 
 
-class _Copying:
-    """Takes in files."""
+class _FileReceiver:
+    """Receives the files that are copied to the host."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -125,25 +126,27 @@ class _Copying:
         self._open: IncomingFile | None = None
 
     def drop(self) -> None:
-        """Leaves no part of a file behind, whose rest never comes."""
+        """Discards an incomplete file."""
         if self._open:
             self._open.drop()
 
-    def take(self, frame: Frame) -> None:
-        """One step of it.
+    def handle(self, frame: Frame) -> None:
+        """Handles one frame of the copy.
 
         Raises:
-            UsageError: the folder has files of others.
-            TfdistError: the file system refuses.
+            UsageError: the folder has files of another origin.
+            TfdistError: a file cannot be written.
         """
         try:
-            self._take(frame)
+            self._handle(frame)
         except OSError as error:
             raise TfdistError(
-                f"files cannot be copied to {self._to}: {error}", hint="make room there, or name another 'ssh: {to: …}'"
+                f"files cannot be copied to {self._to}: {error}",
+                code="files-not-writable",
+                hint="free space there, or name another folder, 'ssh: {to: …}'",
             ) from error
 
-    def _take(self, frame: Frame) -> None:
+    def _handle(self, frame: Frame) -> None:
         if frame.kind == "copy":
             self._to = Path(frame["to"])
             self._listed = FileList.from_json(frame.fields)
@@ -159,24 +162,25 @@ class _Copying:
 
 
 class _Unsent:
-    """What tasks have written and the launcher has not been told yet; it keeps the logs."""
+    """Output of tasks that has not been sent yet. The launcher writes the logs."""
 
     def __init__(self) -> None:
         self._data: dict[tuple[TaskId, Stream], bytes] = defaultdict(bytes)
 
     def write(self, task: TaskId, stream: Stream, data: bytes) -> None:
-        """Adds to it."""
+        """Appends to a stream's output."""
         self._data[task, stream] += data
 
-    def take(self, task: TaskId, stream: Stream) -> bytes:
-        """Gives it out, once."""
+    def pop(self, task: TaskId, stream: Stream) -> bytes:
+        """Returns and removes a stream's output."""
         return self._data.pop((task, stream), b"")
 
 
-class _Teller:
-    """Sends frames from a thread that nobody waits for at the end.
+class _Sender:
+    """Sends frames from a daemon thread.
 
-    On a host that is cut off, a write that finds the connection full comes back only when the kernel gives it up.
+    If the host is cut off and the connection's buffer is full, a write blocks until the kernel closes the connection.
+    The agent must not wait for that.
 
     Args:
         channel: the connection.
@@ -188,28 +192,28 @@ class _Teller:
         self._frames: queue.SimpleQueue[tuple[Frame, asyncio.Future[None]]] = queue.SimpleQueue()
         threading.Thread(target=self._send, daemon=True).start()
 
-    async def tell(self, frame: Frame) -> None:
-        """Sends a frame; when the launcher hears no more, nobody does."""
-        told = self._loop.create_future()
-        self._frames.put((frame, told))
-        await told
+    async def send(self, frame: Frame) -> None:
+        """Sends a frame, and waits until it is written. Does nothing if the connection is lost."""
+        written = self._loop.create_future()
+        self._frames.put((frame, written))
+        await written
 
     def _send(self) -> None:
         with suppress(RuntimeError):  # the loop has ended
             while True:
-                frame, told = self._frames.get()
+                frame, written = self._frames.get()
                 with suppress(ConnectionEnded):
                     self._channel.write(frame)
-                self._loop.call_soon_threadsafe(_settle, told)
+                self._loop.call_soon_threadsafe(_set_done, written)
 
 
-def _settle(told: asyncio.Future[None]) -> None:
-    if not told.done():
-        told.set_result(None)
+def _set_done(written: asyncio.Future[None]) -> None:
+    if not written.done():
+        written.set_result(None)
 
 
-class _Tasks:
-    """The tasks of one plan, as the launcher has them started and ended.
+class _TaskRunner:
+    """Runs the tasks of a plan by the launcher's commands.
 
     Args:
         channel: the connection.
@@ -221,66 +225,66 @@ class _Tasks:
         self._run_dir = Path(frame["run_dir"])
         self._plan = _read_plan(frame, self._run_dir)
         self._metrics = _Tail(self._run_dir / METRICS_FILE) if frame["tells_metrics"] else None
-        self._own: dict[TaskId, Mapping[str, str]] = {}
+        self._start_env: dict[TaskId, Mapping[str, str]] = {}
         self._alive: set[TaskId] = set()
         self._unsent = _Unsent()
         _enter(Path(frame["start"]), make=frame["copied"])
 
     async def run(self) -> None:
-        """Carries out what the launcher says, until it says no more and no task is left."""
+        """Executes the launcher's commands until the connection ends, and then stops the remaining tasks."""
         events = EventQueue()
         loop = asyncio.get_running_loop()
-        orders: asyncio.Queue[Frame | None] = asyncio.Queue()
-        threading.Thread(target=self._hear, args=(loop, orders), daemon=True).start()
+        commands: asyncio.Queue[Frame | None] = asyncio.Queue()
+        threading.Thread(target=self._receive, args=(loop, commands), daemon=True).start()
         async with LocalLauncher().start(self._plan, LaunchContext(events, self._unsent, self._prepare)) as run:
-            telling = loop.create_task(self._tell(events))
-            while (frame := await _next(orders)) is not None:
-                self._carry_out(frame, run)
-                if telling.done():
+            sending = loop.create_task(self._send_events(events))
+            while (frame := await _next(commands)) is not None:
+                self._execute(frame, run)
+                if sending.done():
                     break
-            self._channel.close()  # a launcher that hears again later has lost this host, however its tasks end
+            self._channel.close()  # if the network recovers, the launcher must still count this host as lost
             for task in tuple(self._alive):
                 run.act(Stop(task, StopSignal.TERMINATE))
             deadline = time.monotonic() + GRACE
-            while self._alive and not telling.done() and time.monotonic() < deadline:
+            while self._alive and not sending.done() and time.monotonic() < deadline:
                 await asyncio.sleep(0.05)
-        telling.cancel()
+        sending.cancel()
         with suppress(asyncio.CancelledError):
-            await telling
+            await sending
 
-    def _hear(self, loop: asyncio.AbstractEventLoop, orders: asyncio.Queue[Frame | None]) -> None:
-        """Passes on what comes, and that nothing more does."""
+    def _receive(self, loop: asyncio.AbstractEventLoop, commands: asyncio.Queue[Frame | None]) -> None:
+        """Puts the received frames into the queue, and None at the end of the connection."""
         while True:
             try:
                 frame = self._channel.read()
             except ConnectionEnded:
-                loop.call_soon_threadsafe(orders.put_nowait, None)
+                loop.call_soon_threadsafe(commands.put_nowait, None)
                 return
-            loop.call_soon_threadsafe(orders.put_nowait, frame)
+            loop.call_soon_threadsafe(commands.put_nowait, frame)
 
-    def _carry_out(self, frame: Frame, run: Run) -> None:
+    def _execute(self, frame: Frame, run: Run) -> None:
         if frame.kind == "start":
             task = TaskId.parse(frame["task"])
-            self._own[task] = frame["env"]
+            self._start_env[task] = frame["env"]
             self._alive.add(task)
             run.act(Start(task, frame["attempt"]))
         elif frame.kind == "end":
             run.act(Stop(TaskId.parse(frame["task"]), StopSignal(frame["how"])))
 
     def _prepare(self, start: Start) -> Mapping[str, str]:
-        own = {**self._own[start.task], LAUNCHER_PID: str(os.getpid())}
-        Path(own[TASK_DIR]).mkdir(parents=True, exist_ok=True)
-        return own
+        env = {**self._start_env[start.task], LAUNCHER_PID: str(os.getpid())}
+        Path(env[TASK_DIR]).mkdir(parents=True, exist_ok=True)
+        return env
 
-    async def _tell(self, events: EventQueue) -> None:
-        """Tells the launcher of what happens, and sees tasks end also when it hears no more."""
-        teller = _Teller(self._channel)
+    async def _send_events(self, events: EventQueue) -> None:
+        """Sends the events to the launcher, and notes exits also after the connection is lost."""
+        sender = _Sender(self._channel)
         while True:
-            event = await events.get(_PERIOD)
+            event = await events.get(_POLL_SECONDS)
             if isinstance(event, Exited):
                 self._alive.discard(event.task)
             for frame in (*self._new_metrics(), *self._frames(event)):
-                await teller.tell(frame)
+                await sender.send(frame)
 
     def _frames(self, event: Event) -> list[Frame]:
         match event:
@@ -297,57 +301,57 @@ class _Tasks:
         return []
 
     def _output(self, task: TaskId, stream: Stream) -> list[Frame]:
-        data = self._unsent.take(task, stream)
+        data = self._unsent.pop(task, stream)
         return [Frame("output", {"task": str(task), "stream": stream}, data)] if data else []
 
     def _new_metrics(self) -> list[Frame]:
-        anew, lines = self._metrics.new() if self._metrics else (False, b"")
-        return [Frame("metrics", {"anew": anew}, lines)] if anew or lines else []
+        replaced, lines = self._metrics.read_new() if self._metrics else (False, b"")
+        return [Frame("metrics", {"anew": replaced}, lines)] if replaced or lines else []
 
 
 class _Tail:
-    """A file as it grows; a training that goes back to a checkpoint puts another in its place, or shortens it."""
+    """Follows a growing file. A training that is restored from a checkpoint replaces or shortens the file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: IO[bytes] | None = None
 
-    def new(self) -> tuple[bool, bytes]:
-        """Whether it is another file than the last time, and its lines that are new: all of them then."""
-        anew = False
+    def read_new(self) -> tuple[bool, bytes]:
+        """Returns whether the file was replaced since the last call, and its new lines: all lines if it was."""
+        replaced = False
         try:
             if self._file is None or not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
-                former, self._file, anew = self._file, self._path.open("rb"), True
+                former, self._file, replaced = self._file, self._path.open("rb"), True
                 if former:
                     former.close()
             elif self._path.stat().st_size < self._file.tell():
                 self._file.seek(0)
-                anew = True
-        except OSError:  # there is none yet
+                replaced = True
+        except OSError:  # the file does not exist yet
             return False, b""
-        place = self._file.tell()
-        lines, feed, _ = self._file.read().rpartition(b"\n")
-        self._file.seek(place + len(lines + feed))
-        return anew, lines + feed
+        offset = self._file.tell()
+        lines, line_feed, _ = self._file.read().rpartition(b"\n")
+        self._file.seek(offset + len(lines + line_feed))
+        return replaced, lines + line_feed
 
 
 def _end(event: Exited) -> dict[str, Any]:
     return {"code": event.code, "ago": event.ago, "oom_killed": event.oom_killed}
 
 
-async def _next(orders: asyncio.Queue[Frame | None]) -> Frame | None:
-    """What the launcher says next; None when it is gone."""
+async def _next(commands: asyncio.Queue[Frame | None]) -> Frame | None:
+    """Returns the launcher's next frame; None if the connection is lost."""
     try:
-        return await asyncio.wait_for(orders.get(), SILENCE)
+        return await asyncio.wait_for(commands.get(), PING_TIMEOUT)
     except asyncio.TimeoutError:
         return None
 
 
 def _read_plan(frame: Frame, run_dir: Path) -> Plan:
-    """Writes the files of a run where its tasks read them, and makes its plan.
+    """Writes the cluster file and the recipe into the run directory, and returns the plan.
 
     Raises:
-        TfdistError: they cannot be written.
+        TfdistError: the run directory cannot be written.
     """
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -355,10 +359,12 @@ def _read_plan(frame: Frame, run_dir: Path) -> Plan:
             write_whole(run_dir / name, text.encode())
     except OSError as error:
         raise TfdistError(
-            f"the run directory {run_dir} cannot be written: {error}", hint="name another 'ssh: {run_dir: …}'"
+            f"the run directory {run_dir} cannot be written: {error}",
+            code="run-dir-not-writable",
+            hint="name another folder, 'ssh: {run_dir: …}'",
         ) from error
     cluster, recipe = load_run(run_dir / CLUSTER_FILE)
-    cluster = cluster.model_copy(update={"network": "host"})  # where the tasks of other hosts reach these
+    cluster = cluster.model_copy(update={"network": "host"})  # tasks on other hosts connect to these
     return Plan(cluster, recipe, run_dir, tuple(_planned(task) for task in frame["tasks"]))
 
 
@@ -369,21 +375,23 @@ def _planned(task: Mapping[str, Any]) -> PlannedTask:
 
 
 def _enter(folder: Path, *, make: bool) -> None:
-    """Goes where programs start, or else home; a bare `python` in them is to be the one that runs here.
+    """Changes to the working directory of programs, or to the home folder, and puts this Python first on PATH.
 
     Args:
-        folder: the folder there.
-        make: whether it belongs to what is copied, and is only missing since no file of it was.
+        folder: the working directory.
+        make: whether to create it: if it belongs to the copied folders, it may be missing because it has no files.
 
     Raises:
-        TfdistError: it cannot be made.
+        TfdistError: it cannot be created.
     """
     if make:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise TfdistError(
-                f"the folder {folder} cannot be made: {error.strerror}", hint="launch from another folder"
+                f"the folder {folder} cannot be created: {error.strerror}",
+                code="folder-not-creatable",
+                hint="launch from another folder",
             ) from error
     os.chdir(folder if folder.is_dir() else Path.home())
     os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))

@@ -1,4 +1,4 @@
-"""The ssh launcher: connects to the hosts, sees that they fit together, copies what they need, and runs the tasks."""
+"""The ssh launcher: connects to the hosts, compares their versions, copies files, and runs the tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tfdist_cli.launch.ssh.files import Entry, FileList, common_folder, list_fil
 from tfdist_cli.launch.ssh.link import Hello, Link, no_ssh
 from tfdist_cli.launch.ssh.paths import Copies, PathMap, files_at, give_id, paths_of, task_at
 from tfdist_cli.launch.ssh.placement import place
-from tfdist_cli.launch.ssh.run import Site, SshRun
+from tfdist_cli.launch.ssh.run import HostRun, SshRun
 from tfdist_cli.launch.ssh.versions import compare, installed
 from tfdist_cli.launch.supervisor.events import Output
 from tfdist_cli.launch.supervisor.launcher import LaunchContext
@@ -32,24 +32,24 @@ from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.ssh import HostSpec
 from tfdist_cli.spec.task_id import TaskId
 
-MOST_UNASKED = 1024**3
-"""Bytes that are copied without the cluster file naming them: a folder that is larger was hardly meant."""
-_TELL_PERIOD = 2.0
-"""Seconds from one word of how far a copy is to the next."""
+MAX_DEFAULT_COPY_BYTES = 1024**3
+"""The most bytes that are copied if the cluster file does not name the folder: a larger folder is likely a mistake."""
+_PROGRESS_SECONDS = 2.0
+"""Seconds between two lines about the progress of a copy."""
 log = logging.getLogger("tfdist.launch")
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 @dataclass
-class _Reached:
-    """A host that is connected.
+class _ConnectedHost:
+    """A host with a connection.
 
     Args:
-        host: which host.
+        host: the host.
         link: the connection.
-        hello: what its agent has said of it.
-        tasks: its tasks, with the addresses that are held there.
-        copied: what was copied to it, in words.
+        hello: the agent's description of the host.
+        tasks: the host's tasks, with the addresses that are reserved there.
+        copied: a line about the copied files.
     """
 
     host: HostSpec
@@ -65,57 +65,57 @@ class SshLauncher:
     def __init__(self) -> None:
         self._trains = True
         self._copies: Copies | None = None
-        self._reached: list[_Reached] = []
+        self._connected: list[_ConnectedHost] = []
 
     def check(self, cluster: Cluster, command: Sequence[str]) -> None:
-        """Without `ssh` there is no way to the hosts, and without a host for each task no cluster."""
+        """Checks for `ssh`, and that each task has a host and an address that the other hosts can reach."""
         self._trains = not command
         if shutil.which("ssh") is None:
             raise no_ssh()
-        foreseen = {address.host: task for task, address in self.preview_addresses(cluster).items()}
-        _check_reachable(foreseen, {task: host.address for task, host in place(cluster).items()})
+        names = {address.host: task for task, address in self.preview_addresses(cluster).items()}
+        _check_reachable(names, {task: host.address for task, host in place(cluster).items()})
 
     def preview_addresses(self, cluster: Cluster) -> Mapping[TaskId, Address]:
-        """As written, or a free port of the host."""
+        """Returns the addresses in the file, or port 0 of the task's host."""
         return {
             task: cluster.address(task) if cluster.role(task).hosts else Address(host.reachable_as or host.address, 0)
             for task, host in place(cluster).items()
         }
 
     def machines(self) -> Mapping[str, Machine]:
-        """The hosts as their agents have found them."""
-        return {address.host: each.hello.machine for each in self._reached for address in each.tasks.values()}
+        """Returns the hosts' resources, as their agents report them."""
+        return {address.host: each.hello.machine for each in self._connected for address in each.tasks.values()}
 
     @contextmanager
     def reserve(self, cluster: Cluster) -> Iterator[Mapping[TaskId, Address]]:
-        """Connects to the hosts, has each keep a port for each of its tasks, and copies the files there.
+        """Connects to the hosts, reserves a port for each task, and copies the files.
 
         Raises:
-            UsageError: hosts don't fit together, or cannot run their tasks.
-            HostLost: a host cannot be reached.
+            UsageError: versions differ, or a host cannot run its tasks.
+            HostLost: a host cannot be connected.
         """
         placed = place(cluster)
         hosts = list(dict.fromkeys(placed.values()))
         links = []
         try:
             for host in hosts:
-                links.append(Link(cluster, host))  # noqa: PERF401 those before one that fails are to be ended
-            hellos = _at_once(Link.greet, links)
-            named = {link.host.address: hello.versions for link, hello in zip(links, hellos, strict=True)}
-            compare(named, installed(), trains=self._trains, same=cluster.over_ssh.versions == "same")
+                links.append(Link(cluster, host))  # noqa: PERF401 the links before a failure have to be killed
+            hellos = _in_parallel(Link.greet, links)
+            versions = {link.host.address: hello.versions for link, hello in zip(links, hellos, strict=True)}
+            compare(versions, installed(), trains=self._trains, same=cluster.over_ssh.versions == "same")
             self._hold(cluster, placed, links, hellos)
             self._copy(cluster)
-            held = {task: address for each in self._reached for task, address in each.tasks.items()}
-            yield {task: held[task] for task in cluster.tasks}  # a task's index is its place among those of its role
+            held = {task: address for each in self._connected for task, address in each.tasks.items()}
+            yield {task: held[task] for task in cluster.tasks}  # in this order: a role's addresses are sorted by index
         except BaseException:
             for link in links:
                 link.kill()
             raise
         finally:
-            _at_once(Link.close, links)
+            _in_parallel(Link.close, links)
 
     def render(self, plan: Plan) -> str:
-        """For each host the command that starts the agent, and what the agent then does."""
+        """Returns for each host the command that starts the agent, and the commands that the agent runs."""
         copies = Copies.of(plan.cluster, plan.cluster.recipe if plan.recipe else None)
         paths, placed = paths_of(plan, copies), place(plan.cluster)
         return "\n".join(
@@ -126,11 +126,11 @@ class SshLauncher:
 
     @asynccontextmanager
     async def start(self, plan: Plan, context: LaunchContext) -> AsyncIterator[SshRun]:
-        """A run on the hosts that were reserved."""
+        """Yields a run on the connected hosts."""
         if self._copies:
             give_id(plan.run_dir)
-        run = SshRun(plan, context, [self._site(plan, each) for each in self._reached])
-        for each in self._reached:
+        run = SshRun(plan, context, [self._host_run(plan, each) for each in self._connected])
+        for each in self._connected:
             if each.copied:
                 await context.events.put_output(Output(next(iter(each.tasks)), "stderr", (f"tfdist: {each.copied}",)))
         try:
@@ -143,17 +143,16 @@ class SshLauncher:
     ) -> None:
         wanted = []
         for link, hello in zip(links, hellos, strict=True):
-            reach = link.host.reachable_as or hello.address or link.host.address
+            name = link.host.reachable_as or hello.address or link.host.address
             tasks = [task for task, host in placed.items() if host == link.host]
             wanted.append(
-                {task: cluster.address(task) if cluster.role(task).hosts else Address(reach, 0) for task in tasks}
+                {task: cluster.address(task) if cluster.role(task).hosts else Address(name, 0) for task in tasks}
             )
         names = {address.host: task for each in wanted for task, address in each.items()}
         _check_reachable(names, {task: host.address for task, host in placed.items()})
-        held = _at_once(lambda pair: pair[0].hold(pair[1]), list(zip(links, wanted, strict=True)))
-        self._reached = [
-            _Reached(link.host, link, hello, tasks) for link, hello, tasks in zip(links, hellos, held, strict=True)
-        ]
+        held = _in_parallel(lambda pair: pair[0].hold(pair[1]), list(zip(links, wanted, strict=True)))
+        reserved = zip(links, hellos, held, strict=True)
+        self._connected = [_ConnectedHost(link.host, link, hello, tasks) for link, hello, tasks in reserved]
 
     def _copy(self, cluster: Cluster) -> None:
         copies = self._copies = Copies.of(cluster, cluster.recipe if self._trains else None)
@@ -161,41 +160,44 @@ class SshLauncher:
             return
         entries = list_files(copies.roots, cluster.over_ssh.exclude)
         size = sum(entry.size for entry in entries)
-        if size > MOST_UNASKED and not cluster.over_ssh.sync:
+        if size > MAX_DEFAULT_COPY_BYTES and not cluster.over_ssh.sync:
             raise UsageError(
                 f"{copies.roots[0]} has {_bytes(size)} in {len(entries)} files, which would be copied to every host",
-                hint="say what is to be copied, 'ssh: {sync: [.], exclude: [data]}', or that it is there: "
-                "'ssh: {shared: true}'",
+                code="copy-too-large",
+                hint="name the files to copy, 'ssh: {sync: [.], exclude: [data]}', or, if the hosts share this "
+                "machine's files, write 'ssh: {shared: true}'",
             )
-        _at_once(partial(_copy_to, copies, entries), self._reached)
+        _in_parallel(partial(_copy_to, copies, entries), self._connected)
 
-    def _site(self, plan: Plan, reached: _Reached) -> Site:
-        paths = paths_of(plan, self._copies).at_home(reached.hello.home)
-        saves = plan.tasks[0].task in reached.tasks
-        orders = {
+    def _host_run(self, plan: Plan, connected: _ConnectedHost) -> HostRun:
+        paths = paths_of(plan, self._copies).at_home(connected.hello.home)
+        saves, python = plan.tasks[0].task in connected.tasks, connected.hello.python
+        agent_plan = {
             "run_dir": paths.there(str(plan.run_dir)),
             "files": files_at(plan, paths),
-            "tasks": [task_at(each, paths, reached.hello.python) for each in plan.tasks if each.task in reached.tasks],
+            "tasks": [task_at(each, paths, python) for each in plan.tasks if each.task in connected.tasks],
             "start": paths.start,
             "copied": bool(paths.pairs),
             "tells_metrics": saves and bool(paths.pairs),
         }
 
         def reconnect() -> Link:
-            link = Link(plan.cluster, reached.host)
+            link = Link(plan.cluster, connected.host)
             try:
                 link.greet()
-                link.hold(reached.tasks)
+                link.hold(connected.tasks)
             except BaseException:
                 link.kill()
                 raise
             return link
 
-        return Site(reached.host.address, reached.link, reconnect, paths, orders, tuple(reached.tasks), saves)
+        return HostRun(
+            connected.host.address, connected.link, reconnect, paths, agent_plan, tuple(connected.tasks), saves
+        )
 
 
-def _at_once(function: Callable[[Any], Answer], hosts: Sequence[Any]) -> list[Answer]:
-    """Calls a function for all hosts at once; the first error in their order counts, and nobody waits for the rest."""
+def _in_parallel(function: Callable[[Any], Result], hosts: Sequence[Any]) -> list[Result]:
+    """Calls a function for all hosts in parallel. Raises the first error in their order without waiting for others."""
     pool = ThreadPoolExecutor(max(1, len(hosts)))
     try:
         return [future.result() for future in [pool.submit(function, host) for host in hosts]]
@@ -203,22 +205,22 @@ def _at_once(function: Callable[[Any], Answer], hosts: Sequence[Any]) -> list[An
         pool.shutdown(wait=False)
 
 
-def _copy_to(copies: Copies, entries: Sequence[Entry], reached: _Reached) -> None:
+def _copy_to(copies: Copies, entries: Sequence[Entry], connected: _ConnectedHost) -> None:
     began = time.monotonic()
-    to = copies.to.replace("~", reached.hello.home, 1) if copies.to.startswith("~/") else copies.to
-    told = began
+    to = copies.to.replace("~", connected.hello.home, 1) if copies.to.startswith("~/") else copies.to
+    logged = began
 
-    def tell(copied: int, size: int) -> None:
-        nonlocal told
-        if time.monotonic() - told > _TELL_PERIOD:
-            told = time.monotonic()
-            log.info("copying to %s: %s of %s", reached.host.address, _bytes(copied), _bytes(size))
+    def log_progress(copied: int, size: int) -> None:
+        nonlocal logged
+        if time.monotonic() - logged > _PROGRESS_SECONDS:
+            logged = time.monotonic()
+            log.info("copying to %s: %s of %s", connected.host.address, _bytes(copied), _bytes(size))
 
     listed = FileList(copies.origin, tuple(entries))
-    files, size = reached.link.copy(common_folder(copies.roots), listed, to, tell)
+    files, size = connected.link.copy(common_folder(copies.roots), listed, to, log_progress)
     seconds = time.monotonic() - began
-    reached.copied = (
-        f"copied {files} of {len(entries)} files, {_bytes(size)}, to {reached.host.address}:{to} in {seconds:.1f} s"
+    connected.copied = (
+        f"copied {files} of {len(entries)} files, {_bytes(size)}, to {connected.host.address}:{to} in {seconds:.1f} s"
     )
 
 
@@ -231,21 +233,22 @@ def _bytes(size: float) -> str:
 
 
 def _check_reachable(names: Mapping[str, TaskId], hosts: Mapping[TaskId, str]) -> None:
-    """Refuses addresses that mean another machine on each host, where there are several.
+    """Refuses loopback and link-local addresses if there are several hosts: they mean another machine on each host.
 
     Args:
         names: the hosts of the tasks' addresses, each with one of its tasks.
-        hosts: the hosts that the tasks are on.
+        hosts: the host of each task.
 
     Raises:
-        UsageError: naming the first of them.
+        UsageError: for the first such address.
     """
     for name, task in names.items() if len(names) > 1 else ():
         if Address(name).is_loopback or _is_link_local(name):
             host = hosts.get(task, name)
             raise UsageError(
                 f"{task} on {host} has the address {name}, which the other hosts cannot reach",
-                hint=f"give {host} a name that all hosts know: hosts: [{{address: {host}, reachable_as: NAME}}]",
+                code="address-not-reachable",
+                hint=f"give {host} a name that all hosts resolve: hosts: [{{address: {host}, reachable_as: NAME}}]",
             )
 
 
@@ -262,7 +265,7 @@ def _rendered(
     yield f"# {host.address}: {', '.join(map(str, tasks))}"
     yield shlex.join(ssh_argv(plan.cluster, host, agent_command(host)))
     for root in copies.roots if copies else ():
-        yield f"# is sent what is new of {_one_line(root)}, for {_one_line(paths.there(str(root)))}, and runs"
+        yield f"# copies new files of {_one_line(root)} to {_one_line(paths.there(str(root)))}, and runs"
     python = pythons(host)[0]
     for planned in plan.tasks:
         if planned.task in tasks:

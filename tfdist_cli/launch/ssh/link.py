@@ -1,4 +1,4 @@
-"""One connection to a host: an `ssh` process with an agent at its other end."""
+"""A connection to a host: an `ssh` process that runs the agent there."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from tfdist_cli.spec.task_id import TaskId
 
 _GREETING_TIMEOUT = 60.0
 _END_TIMEOUT = 10.0
-"""Seconds for an agent to end its tasks and itself, before `ssh` is ended instead."""
+"""Seconds in which the agent stops its tasks and exits; `ssh` is killed after that."""
 _KEPT_LINES = 20
-_SAYS_OF_SSH = (
+_HINTS = (
     ("Permission denied", "make `ssh {host}` work without a password: add your key to an agent, or to the host"),
-    ("Host key verification failed", "connect once by hand, `ssh {host}`, and check the key that it shows"),
+    ("Host key verification failed", "connect once by hand with `ssh {host}`, and check the key that it shows"),
     ("Could not resolve hostname", "correct the name in 'hosts', or add it to ~/.ssh/config"),
 )
 
 
 class HostLost(TfdistError):
-    """A host cannot be reached, or can be no more."""
+    """A host cannot be reached, or the connection to it is lost."""
 
 
 @dataclass(frozen=True)
 class Hello:
-    """What an agent says of its host.
+    """The agent's description of its host.
 
     Args:
-        python: the Python that it runs.
-        home: its user's home folder.
-        address: the IP address that ssh has come to.
-        versions: as `versions.installed` gives them.
-        machine: its cores and GPUs.
+        python: the agent's Python interpreter.
+        home: the user's home folder.
+        address: the IP address to which ssh has connected.
+        versions: see `versions.installed`.
+        machine: the cores and GPUs.
     """
 
     python: str
@@ -57,11 +57,11 @@ class Hello:
 
 
 class Link:
-    """A connection; asking and answering, until `frames` are read as they come.
+    """A connection: requests with answers until `begin`, then frames in both directions.
 
     Args:
-        cluster: says how hosts are reached.
-        host: which host.
+        cluster: the cluster, with the settings of ssh.
+        host: the host.
     """
 
     def __init__(self, cluster: Cluster, host: HostSpec) -> None:
@@ -69,57 +69,58 @@ class Link:
         self._popen = _start(ssh_argv(cluster, host, agent_command(host)))
         source = io.BufferedReader(io.FileIO(_not_none(self._popen.stdout).fileno(), closefd=False))
         self._channel = Channel(source, _not_none(self._popen.stdin))
-        self._said: deque[str] = deque(maxlen=_KEPT_LINES)
-        self._listening = threading.Thread(target=self._listen, daemon=True)
-        self._listening.start()
+        self._stderr: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._stderr_reader = threading.Thread(target=self._read_stderr, daemon=True)
+        self._stderr_reader.start()
 
     def greet(self) -> Hello:
-        """Waits for the agent.
+        """Waits for the agent's description of its host.
 
         Raises:
-            HostLost: the host cannot be reached, or has no tfdist.
+            HostLost: the host cannot be reached.
+            UsageError: no Python there has tfdist.
         """
-        overdue = threading.Timer(_GREETING_TIMEOUT, self._popen.kill)
-        overdue.start()
+        timer = threading.Timer(_GREETING_TIMEOUT, self._popen.kill)
+        timer.start()
         try:
             self._channel.await_greeting()
-            said = self._channel.read()
+            hello = self._channel.read()
         except ConnectionEnded:
-            raise self._unreachable(late=not overdue.is_alive()) from None
+            raise self._unreachable(timed_out=not timer.is_alive()) from None
         finally:
-            overdue.cancel()
-        # An agent of an earlier tfdist does not say the last; what is wrong with its version is told later.
-        machine = Machine(said["cores"], tuple(said["gpus"]), said["memory"], said.fields.get("no_proxy", {}))
-        return Hello(said["python"], said["home"], said["address"], said["versions"], machine)
+            timer.cancel()
+        # An agent of an earlier tfdist does not send `no_proxy`. The comparison of versions reports it later.
+        machine = Machine(hello["cores"], tuple(hello["gpus"]), hello["memory"], hello.fields.get("no_proxy", {}))
+        return Hello(hello["python"], hello["home"], hello["address"], hello["versions"], machine)
 
     def hold(self, addresses: Mapping[TaskId, Address]) -> dict[TaskId, Address]:
-        """Has the host keep a port for each task, a free one where none is named.
+        """Reserves a port on the host for each task, a free one for port 0.
 
         Raises:
-            UsageError: a port cannot be had.
-            HostLost: the host is gone.
+            UsageError: a port is not available.
+            HostLost: the connection is lost.
         """
         wanted = {str(task): [address.host, address.port] for task, address in addresses.items()}
-        held = self._ask(Frame("hold", {"addresses": wanted}))["addresses"]
+        held = self._request(Frame("hold", {"addresses": wanted}))["addresses"]
         return {task: Address(*held[str(task)]) for task in addresses}
 
-    def copy(self, base: Path, listed: FileList, to: str, tell: Callable[[int, int], None]) -> tuple[int, int]:
-        """Copies what the host lacks.
+    def copy(self, base: Path, listed: FileList, to: str, on_progress: Callable[[int, int], None]) -> tuple[int, int]:
+        """Copies the files that the host lacks.
 
         Args:
-            base: the folder that the files are in.
+            base: the common folder of the files.
             listed: the files.
-            to: the folder on the host.
-            tell: called now and then with the bytes that were copied, and those that there are to copy.
+            to: the target folder on the host.
+            on_progress: called after each piece with the number of copied bytes and of all bytes to copy.
 
         Returns:
-            How many files were copied, and how many bytes.
+            The number of copied files, and of copied bytes.
 
         Raises:
-            UsageError: a file cannot be read, or the folder has files of others.
-            HostLost: the host is gone, or cannot keep them.
+            UsageError: a file cannot be read, or the target folder has files of another origin.
+            HostLost: the connection is lost, or the host cannot store the files.
         """
-        wanted = self._ask(Frame("copy", {"to": to, **listed.as_json()}))["wanted"]
+        wanted = self._request(Frame("copy", {"to": to, **listed.as_json()}))["wanted"]
         copied, size = 0, sum(listed.entries[index].size for index in wanted)
         for index in wanted:
             path = base / listed.entries[index].path
@@ -127,39 +128,43 @@ class Link:
                 for data, last in pieces(path):
                     self._send(Frame("piece", {"file": index, "last": last}, data))
                     copied += len(data)
-                    tell(copied, size)
+                    on_progress(copied, size)
             except OSError as error:
-                raise UsageError(f"{path} cannot be copied: {error.strerror}", hint="or exclude it") from error
-        self._ask(Frame("copied"))
+                raise UsageError(
+                    f"{path} cannot be copied: {error.strerror}",
+                    code="file-not-readable",
+                    hint="make it readable, or exclude it with 'ssh: {exclude: […]}'",
+                ) from error
+        self._request(Frame("copied"))
         return len(wanted), copied
 
     def begin(self, plan: Mapping[str, Any]) -> None:
-        """Gives the agent its tasks; from now on it speaks when there is something to say."""
+        """Sends the plan to the agent, which from now on sends frames when events occur."""
         self.send(Frame("plan", dict(plan)))
 
     def read(self) -> Frame:
-        """The next frame.
+        """Waits for the next frame, and returns it.
 
         Raises:
-            ConnectionEnded: the host is gone.
+            ConnectionEnded: the connection is lost.
         """
         return self._channel.read()
 
     def send(self, frame: Frame) -> None:
-        """Sends a frame; a host that is gone is noticed where its frames are read."""
+        """Sends a frame. A lost connection is noticed by the thread that reads."""
         with suppress(ConnectionEnded):
             self._channel.write(frame)
 
     @property
     def cause(self) -> str:
-        """Why the connection has ended, as far as `ssh` or the agent has said so."""
+        """Why the connection has ended, with the last line that `ssh` or the agent has written to stderr."""
         self._popen.wait()
-        self._listening.join(1.0)
-        said = f": {self._said[-1]}" if self._said else ""
-        return f"the connection to {self.host.address} was lost{said}"
+        self._stderr_reader.join(1.0)
+        reason = f": {self._stderr[-1]}" if self._stderr else ""
+        return f"the connection to {self.host.address} was lost{reason}"
 
     def close(self) -> None:
-        """Tells the agent to end what is left, and waits for it."""
+        """Makes the agent stop its tasks and exit, and waits for it."""
         self._channel.close()
         try:
             self._popen.wait(_END_TIMEOUT)
@@ -168,61 +173,69 @@ class Link:
             self._popen.wait()
 
     def kill(self) -> None:
-        """Ends the connection at once."""
+        """Ends the connection immediately."""
         self._popen.kill()
 
-    def _ask(self, frame: Frame) -> Frame:
+    def _request(self, frame: Frame) -> Frame:
         self._send(frame)
         try:
             answer = self._channel.read()
         except ConnectionEnded:
-            raise HostLost(self.cause, hint="see whether the host is up, and launch again") from None
+            raise self._connection_lost() from None
         if answer.kind == "error":
             kind = UsageError if answer["usage"] else HostLost
-            raise kind(f"{self.host.address}: {answer['message']}", hint=answer["hint"])
+            code = answer.fields.get("code", "")
+            raise kind(f"{self.host.address}: {answer['message']}", code=code, hint=answer["hint"])
         return answer
 
     def _send(self, frame: Frame) -> None:
         try:
             self._channel.write(frame)
         except ConnectionEnded:
-            raise HostLost(self.cause, hint="see whether the host is up, and launch again") from None
+            raise self._connection_lost() from None
 
-    def _listen(self) -> None:
+    def _connection_lost(self) -> HostLost:
+        return HostLost(self.cause, code="connection-lost", hint="check whether the host is up, and launch again")
+
+    def _read_stderr(self) -> None:
         for line in _not_none(self._popen.stderr):
             text = line.decode(errors="replace").strip()
             if text:
-                self._said.append(text)
+                self._stderr.append(text)
 
-    def _unreachable(self, *, late: bool) -> TfdistError:
+    def _unreachable(self, *, timed_out: bool) -> TfdistError:
         code, name = self._popen.wait(), self.host.address
-        self._listening.join(1.0)
+        self._stderr_reader.join(1.0)
         if code == NO_PYTHON:
             tried = " or ".join(pythons(self.host))
             return UsageError(
-                f"there is no tfdist for {tried} on {name}",
+                f"tfdist is not installed for {tried} on {name}",
+                code="tfdist-missing",
                 hint=f"install it there, or name the Python that has it: hosts: [{{address: {name}, python: …}}]",
             )
-        said = f"it did not answer within {_GREETING_TIMEOUT:g} s" if late else "\n".join(self._said)
-        fitting = (hint for words, hint in _SAYS_OF_SSH if words in said)
-        hint = next(fitting, "see what `ssh {host}` says").format(host=name)
-        return HostLost(f"{name} cannot be reached: {said or f'ssh ended with {code}'}", hint=hint)
+        reason = f"it did not answer within {_GREETING_TIMEOUT:g} s" if timed_out else "\n".join(self._stderr)
+        hint = next((hint for message, hint in _HINTS if message in reason), "try `ssh {host}`").format(host=name)
+        return HostLost(
+            f"{name} cannot be reached: {reason or f'ssh exited with code {code}'}",
+            code="ssh-host-unreachable",
+            hint=hint,
+        )
 
 
 def run_program(cluster: Cluster, host: HostSpec, program: str, timeout: float) -> subprocess.CompletedProcess[str]:
-    """Runs a small program of Python on a host, by the interpreter that its tasks would have.
+    """Runs Python source on a host, with the interpreter that its tasks would use.
 
     Args:
-        cluster: says how hosts are reached.
-        host: which host.
-        program: its source, which may import tfdist.
-        timeout: seconds, the connection included.
+        cluster: the cluster, with the settings of ssh.
+        host: the host.
+        program: the source, which may import tfdist.
+        timeout: the most seconds, including the connection.
 
     Returns:
-        Its exit code, 255 when the host cannot be reached, and its output.
+        The exit code, which is 255 if the host cannot be reached, and the output.
 
     Raises:
-        UsageError: there is no `ssh` here.
+        UsageError: `ssh` is not on PATH.
         subprocess.TimeoutExpired: it took longer.
     """
     argv = ssh_argv(cluster, host, python_command(host, ("-",)))
@@ -233,12 +246,14 @@ def run_program(cluster: Cluster, host: HostSpec, program: str, timeout: float) 
 
 
 def no_ssh() -> UsageError:
-    """What to say where the program is missing."""
-    return UsageError("there is no program 'ssh' here", hint="install it, such as by: apt-get install openssh-client")
+    """Returns the error for a machine without `ssh`."""
+    return UsageError(
+        "'ssh' is not on PATH", code="program-missing", hint="install it, such as with `apt-get install openssh-client`"
+    )
 
 
 def _start(argv: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Starts `ssh` in a session of its own: Ctrl-C in the terminal is for the launcher, and there is nobody to ask."""
+    """Starts `ssh` in its own session, so that Ctrl-C reaches only the launcher, and ssh cannot ask questions."""
     try:
         popen = subprocess.Popen(
             argv,
@@ -255,5 +270,5 @@ def _start(argv: Sequence[str]) -> subprocess.Popen[bytes]:
 
 def _not_none(stream: IO[bytes] | None) -> IO[bytes]:
     if stream is None:
-        raise RuntimeError("all were asked for as pipes")
+        raise RuntimeError("all three streams are pipes")
     return stream

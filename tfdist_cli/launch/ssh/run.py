@@ -1,4 +1,4 @@
-"""The tasks of one run on their hosts: orders go out over each host's connection, and its news comes in."""
+"""Runs the tasks of a plan on their hosts: sends commands over each host's connection, and receives its events."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from tfdist_cli.errors import TfdistError
+from tfdist_cli.launch.process.stream import forward
 from tfdist_cli.launch.process.task_output import OutputParser, Parsed
 from tfdist_cli.launch.run.history import METRICS_FILE
 from tfdist_cli.launch.ssh.agent import PING_PERIOD
@@ -22,7 +23,6 @@ from tfdist_cli.launch.ssh.paths import PathMap
 from tfdist_cli.launch.supervisor.events import (
     Action,
     Exited,
-    Output,
     RecordReceived,
     Start,
     Started,
@@ -35,33 +35,33 @@ from tfdist_cli.plan.plan import Plan
 from tfdist_cli.spec.task_id import TaskId
 
 LOST = 255
-"""The exit code of a task whose host was lost: that of `ssh` then."""
-_RETRY = 2.0
-"""Seconds between two attempts to reach a host again."""
-_HEAD_START = 0.25
-"""Seconds that the end of a task waits to be noted on hosts other than the chief's: see `launcher.py`. News of one host
-may overtake that of another by about as much as a network's delay."""
+"""The exit code of a task whose host is lost, which is also that of `ssh` then."""
+_RECONNECT_SECONDS = 2.0
+"""Seconds between two attempts to reconnect to a host."""
+_EXIT_DELAY = 0.25
+"""Seconds by which exits on hosts other than the chief's are delayed, so that they are not reported before the chief's
+exit. Events of one host may overtake those of another by about the network's latency."""
 
 
 @dataclass(frozen=True)
-class Site:
-    """A host, and what it takes to run its tasks there.
+class HostRun:
+    """A host, and the part of a plan that runs there.
 
     Args:
-        name: the host's, for messages.
-        link: the connection, with the host's ports held.
-        reconnect: makes another one.
-        paths: where folders are there.
-        orders: what the agent is given of the plan.
-        tasks: its tasks.
-        saves: whether the task that saves is among them.
+        name: the host's name in messages.
+        link: the connection, with the reserved ports.
+        reconnect: opens a new connection.
+        paths: maps paths of this machine to the host.
+        plan: the part of the plan, as the agent gets it.
+        tasks: the host's tasks.
+        saves: whether the task that saves checkpoints is among them.
     """
 
     name: str
     link: Link
     reconnect: Callable[[], Link]
     paths: PathMap
-    orders: Mapping[str, Any]
+    plan: Mapping[str, Any]
     tasks: tuple[TaskId, ...]
     saves: bool
 
@@ -72,20 +72,20 @@ class SshRun:
     Args:
         plan: the tasks.
         context: takes the events and the output of the tasks.
-        sites: the hosts.
+        hosts: the hosts.
     """
 
-    def __init__(self, plan: Plan, context: LaunchContext, sites: Iterable[Site]) -> None:
-        self._hosts = [_Host(plan, context, site) for site in sites]
+    def __init__(self, plan: Plan, context: LaunchContext, hosts: Iterable[HostRun]) -> None:
+        self._hosts = [_Host(plan, context, host) for host in hosts]
         self._host_of = {task: host for host in self._hosts for task in host.tasks}
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
 
     def act(self, action: Action) -> None:
-        """Has a task started or told to end."""
+        """Starts or stops a task."""
         self._host_of[action.task].act(action)
 
     async def close(self) -> None:
-        """Has what is left killed, and the agents ended."""
+        """Kills the remaining tasks, and ends the agents."""
         self._pinging.cancel()
         await asyncio.gather(*(host.close() for host in self._hosts))
 
@@ -99,25 +99,25 @@ class SshRun:
 class _Host:
     """The tasks of one host."""
 
-    def __init__(self, plan: Plan, context: LaunchContext, site: Site) -> None:
-        self.tasks = site.tasks
+    def __init__(self, plan: Plan, context: LaunchContext, host: HostRun) -> None:
+        self.tasks = host.tasks
         self._plan = plan
         self._context = context
-        self._site = site
+        self._host = host
         self._loop = asyncio.get_running_loop()
         self._link: Link | None = None
-        self._trouble = ""
+        self._last_problem = ""
         self._alive: dict[TaskId, dict[Stream, OutputParser]] = {}
         self._waiting: dict[TaskId, Frame] = {}
-        """Tasks that are to start as soon as the host can be reached."""
+        """Tasks that start as soon as the host is connected again."""
         self._reconnecting: asyncio.Task[None] | None = None
         self._closing = False
-        self._attach(site.link)
+        self._attach(host.link)
 
     def act(self, action: Action) -> None:
-        """Has a task started or told to end."""
+        """Starts or stops a task."""
         if isinstance(action, Start):
-            env = {name: self._site.paths.there(value) for name, value in self._context.prepare(action).items()}
+            env = {name: self._host.paths.there(value) for name, value in self._context.prepare(action).items()}
             frame = Frame("start", {"task": str(action.task), "attempt": action.attempt, "env": env})
             if self._link:
                 self._start(action.task, frame)
@@ -126,18 +126,18 @@ class _Host:
                 self._reconnect()
         elif action.task in self._waiting:
             del self._waiting[action.task]
-            cause = f"{self._site.name} could not be reached again: {self._trouble}"
+            cause = f"{self._host.name} could not be reached again: {self._last_problem}"
             self._context.events.put(Exited(action.task, LOST, cause=cause))
         elif self._link:
             self._link.send(Frame("end", {"task": str(action.task), "how": action.signal.value}))
 
     def ping(self) -> None:
-        """Gives the agent a sign of life."""
+        """Sends a ping to the agent."""
         if self._link:
             self._link.send(Frame("ping"))
 
     async def close(self) -> None:
-        """Has what is left killed, and the agent ended."""
+        """Kills the remaining tasks, and ends the agent."""
         self._closing = True
         if self._reconnecting:
             self._reconnecting.cancel()
@@ -153,12 +153,12 @@ class _Host:
 
     def _attach(self, link: Link) -> None:
         self._link = link
-        link.begin(self._site.orders)
+        link.begin(self._host.plan)
         threading.Thread(target=self._read, args=(link,), daemon=True).start()
 
     def _read(self, link: Link) -> None:
-        """Takes the host's news, one after another: what is not taken yet slows the host down."""
-        with suppress(CancelledError):  # the loop has ended
+        """Receives the host's frames one by one. A host whose frames are not read blocks."""
+        with suppress(CancelledError):  # the event loop is closed
             while not self._closing:
                 try:
                     frame = link.read()
@@ -166,17 +166,18 @@ class _Host:
                     if not self._closing:
                         self._loop.call_soon_threadsafe(self._lost, link, link.cause)
                     return
-                asyncio.run_coroutine_threadsafe(self._take(frame), self._loop).result()
+                asyncio.run_coroutine_threadsafe(self._handle(frame), self._loop).result()
 
-    async def _take(self, frame: Frame) -> None:
+    async def _handle(self, frame: Frame) -> None:
         try:
-            await self._heard(frame)
-        except Exception as error:  # noqa: BLE001 an error of ours ends the run, in the loop that acts
+            await self._dispatch(frame)
+        except Exception as error:  # noqa: BLE001 the supervisor's loop raises it
             self._context.events.fail(error)
 
-    async def _heard(self, frame: Frame) -> None:
+    async def _dispatch(self, frame: Frame) -> None:
         if frame.kind == "error":
-            raise TfdistError(f"{self._site.name}: {frame['message']}", hint=frame["hint"])
+            code = frame.fields.get("code", "")
+            raise TfdistError(f"{self._host.name}: {frame['message']}", code=code, hint=frame["hint"])
         if frame.kind == "metrics":
             await self._keep_metrics(frame)
             return
@@ -187,60 +188,55 @@ class _Host:
             case "output":
                 stream: Stream = frame["stream"]
                 parser = self._alive[task][stream]
-                await self._pass_on(task, stream, parser.feed(frame.payload), parser.unfinished)
+                await self._forward(task, stream, parser.feed(frame.payload), parser.unfinished)
             case "exited":
                 await self._exited(task, frame)
 
     async def _keep_metrics(self, frame: Frame) -> None:
         path = self._plan.run_dir / METRICS_FILE
         try:
-            keep_metrics(path, frame.payload, anew=frame["anew"])
-        except OSError as error:  # a full disk here is no reason to end a training there
-            record = {"kind": "metrics_failed", "reason": f"{path} is not complete: {error.strerror}"}
+            keep_metrics(path, frame.payload, replaced=frame["anew"])
+        except OSError as error:  # a full disk here must not end the training there
+            record = {"kind": "metrics_failed", "reason": f"{path} is incomplete: {error.strerror}"}
             await self._context.events.put_output(RecordReceived(self._plan.tasks[0].task, record))
 
-    async def _pass_on(self, task: TaskId, stream: Stream, parsed: Parsed, unfinished: str) -> None:
-        """Passes on what was written: what is for the log, lines to show, and records."""
-        if parsed.log:
-            self._context.logs.write(task, stream, parsed.log)
-        if parsed.lines or unfinished:
-            await self._context.events.put_output(Output(task, stream, tuple(parsed.lines), unfinished))
-        for record in parsed.records:
-            await self._context.events.put_output(RecordReceived(task, self._located(record)))
+    async def _forward(self, task: TaskId, stream: Stream, parsed: Parsed, unfinished: str) -> None:
+        parsed.records = [self._located(record) for record in parsed.records]
+        await forward(task, stream, parsed, unfinished, self._context)
 
     async def _exited(self, task: TaskId, frame: Frame) -> None:
         for stream, parser in self._alive.pop(task).items():
-            await self._pass_on(task, stream, parser.close(), "")
-        wait = 0.0 if self._site.saves else _HEAD_START
-        exited = Exited(task, frame["code"], frame["ago"] + wait, frame["oom_killed"])
-        self._loop.call_later(wait, self._context.events.put, exited)
+            await self._forward(task, stream, parser.close(), "")
+        delay = 0.0 if self._host.saves else _EXIT_DELAY
+        exited = Exited(task, frame["code"], frame["ago"] + delay, frame["oom_killed"])
+        self._loop.call_later(delay, self._context.events.put, exited)
 
     def _lost(self, link: Link, cause: str) -> None:
-        """All tasks of a host that is lost count as gone: the agent ends them, or the host has."""
+        """Reports all tasks of a lost host as exited: the agent stops them, or the host is down."""
         if self._closing or link is not self._link:
             return
         self._link = None
-        self._trouble = cause
+        self._last_problem = cause
         for task in tuple(self._alive):
             del self._alive[task]
             self._context.events.put(Exited(task, LOST, cause=cause))
 
     def _reconnect(self) -> None:
         if self._reconnecting is None or self._reconnecting.done():
-            self._reconnecting = self._loop.create_task(self._reach())
+            self._reconnecting = self._loop.create_task(self._connect_again())
 
-    async def _reach(self) -> None:
-        """Tries to reach the host for as long as a task waits for it."""
+    async def _connect_again(self) -> None:
+        """Tries to connect to the host as long as a task waits for it."""
         while self._waiting:
-            connecting = self._loop.run_in_executor(None, self._site.reconnect)
+            connecting = self._loop.run_in_executor(None, self._host.reconnect)
             try:
                 link = await asyncio.shield(connecting)
             except asyncio.CancelledError:
-                connecting.add_done_callback(_end_unwanted)
+                connecting.add_done_callback(_kill_unused)
                 raise
             except TfdistError as error:
-                self._trouble = error.message
-                await asyncio.sleep(_RETRY)
+                self._last_problem = error.message
+                await asyncio.sleep(_RECONNECT_SECONDS)
                 continue
             self._attach(link)
             for task, frame in self._waiting.items():
@@ -248,27 +244,27 @@ class _Host:
             self._waiting.clear()
 
     def _located(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """A record whose paths say which host they are on."""
-        if not self._site.paths.pairs:
+        """Returns a record with the host's name in front of its paths."""
+        if not self._host.paths.pairs:
             return dict(record)
         located = dict(record)
         if isinstance(record.get("path"), str):
-            located["path"] = f"{self._site.name}:{record['path']}"
+            located["path"] = f"{self._host.name}:{record['path']}"
         if isinstance(record.get("paths"), list):
-            located["paths"] = [f"{self._site.name}:{path}" for path in record["paths"]]
+            located["paths"] = [f"{self._host.name}:{path}" for path in record["paths"]]
         return located
 
 
-def keep_metrics(path: Path, lines: bytes, *, anew: bool) -> None:
-    """Has a file of metrics hold the lines of the one on a host.
+def keep_metrics(path: Path, lines: bytes, *, replaced: bool) -> None:
+    """Updates a metrics file to the content of the one on a host.
 
     Args:
         path: the file here.
-        lines: what is new there, whole lines.
-        anew: whether these are all. Those that only the file here has then, of steps that are taken once more, move to
-            `metrics_lost.jsonl` beside it, as they do there.
+        lines: the new complete lines there.
+        replaced: whether these are all lines there. Lines that only the file here has, of steps that are repeated, move
+            to `metrics_lost.jsonl` beside it, as on the host.
     """
-    if not anew:
+    if not replaced:
         with path.open("ab") as file:
             file.write(lines)
         return
@@ -281,7 +277,7 @@ def keep_metrics(path: Path, lines: bytes, *, anew: bool) -> None:
     write_whole(path, lines)
 
 
-def _end_unwanted(connecting: asyncio.Future[Link]) -> None:
-    """Ends a connection that was made when nobody waited for it any more."""
+def _kill_unused(connecting: asyncio.Future[Link]) -> None:
+    """Ends a connection that was opened after the run had been closed."""
     if not connecting.cancelled() and connecting.exception() is None:
         connecting.result().kill()
