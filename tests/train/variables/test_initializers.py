@@ -1,4 +1,4 @@
-"""Initial values made block by block are those made whole, to the last bit."""
+"""Initial values computed block by block equal those of the whole variable, to the last bit."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from keras import initializers
 
 from tfdist_cli.spec.sections.updates import ShardRule
 from tfdist_cli.train.variables import sharding
-from tfdist_cli.train.variables.initializers import Initial, _advanced
+from tfdist_cli.train.variables.initializers import InitialValue, _advance
 from tfdist_cli.train.variables.sharding import Block, parts
 
 BY_VALUE = {
@@ -27,7 +27,7 @@ BY_VALUE = {
 WHOLE = {
     "orthogonal": lambda: initializers.Orthogonal(seed=11),
     "a function": lambda: lambda shape, dtype: tf.reshape(tf.range(np.prod(shape)), shape),
-    "one's own": lambda: Own(seed=12),
+    "user code": lambda: Own(seed=12),
     "a constant of several numbers": lambda: initializers.Constant(np.arange(3.0)),
 }
 
@@ -38,7 +38,7 @@ class Own(initializers.RandomUniform):
 
 
 def made_in_blocks(initializer, shape, dtype, cuts):
-    rows = Initial(initializer, shape, dtype).rows()
+    rows = InitialValue(initializer, shape, dtype).rows()
     bounds = [0, *cuts, shape[0]]
     pieces = [rows(Block(None, first, end - first, 0)) for first, end in itertools.pairwise(bounds)]
     return np.concatenate([piece.numpy() for piece in pieces])
@@ -46,7 +46,7 @@ def made_in_blocks(initializer, shape, dtype, cuts):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", BY_VALUE)
-def test_blocks_are_those_of_the_whole(name, dtype):
+def test_blocks_equal_the_rows_of_the_whole_value(name, dtype):
     make = BY_VALUE[name]
     for shape, cuts in [((1003, 7), [1, 334, 335]), ((513,), [2, 5]), ((90, 3, 5), [17, 33, 80])]:
         whole = tf.convert_to_tensor(make()(shape, dtype=dtype)).numpy()
@@ -54,29 +54,29 @@ def test_blocks_are_those_of_the_whole(name, dtype):
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_others_are_made_whole_and_cut(name):
+def test_other_initializers_compute_the_whole_value(name):
     make = WHOLE[name]
     whole = np.float32(make()((40, 3), dtype="float32"))
     np.testing.assert_array_equal(made_in_blocks(make(), (40, 3), "float32", [7, 11]), whole)
 
 
-def test_only_blocks_are_made(monkeypatch):
-    """Nothing is as large as the whole: it would not fit into any memory."""
-    asked = []
+def test_only_the_block_is_computed(monkeypatch):
+    """The whole value would not fit into memory."""
+    shapes = []
     draw = tf.raw_ops.StatelessRandomUniformV2
 
-    def noted(**given):
-        asked.append(given["shape"])
-        return draw(**given)
+    def recorded(**arguments):
+        shapes.append(arguments["shape"])
+        return draw(**arguments)
 
-    monkeypatch.setattr(tf.raw_ops, "StatelessRandomUniformV2", noted)
-    rows = Initial(initializers.RandomUniform(seed=1), (2**40, 32), "float32").rows()
+    monkeypatch.setattr(tf.raw_ops, "StatelessRandomUniformV2", recorded)
+    rows = InitialValue(initializers.RandomUniform(seed=1), (2**40, 32), "float32").rows()
     last = rows(Block(None, 2**40 - 3, 3, 0))
     assert last.shape == (3, 32)
-    assert asked == [[96]]
+    assert shapes == [[96]]
 
 
-def test_a_seed_generator_moves_on_once():
+def test_a_seed_generator_advances_once():
     seeds = keras.random.SeedGenerator(4)
     blocks = made_in_blocks(initializers.RandomNormal(seed=seeds), (50, 4), "float32", [9, 30])
     after = seeds.state.numpy()
@@ -96,21 +96,21 @@ def test_a_seed_generator_moves_on_once():
     ],
 )
 def test_a_counter_carries(counter, by, moved):
-    np.testing.assert_array_equal(_advanced(np.array(counter, np.uint64), by), np.array(moved, np.uint64))
+    np.testing.assert_array_equal(_advance(np.array(counter, np.uint64), by), np.array(moved, np.uint64))
 
 
-def test_a_counter_carries_as_tensorflows_does():
+def test_a_counter_carries_as_in_tensorflow():
     key, start = np.array([77], np.uint64), np.array([2**64 - 3, 41], np.uint64)
 
     def drawn(counter, count):
         return tf.raw_ops.StatelessRandomUniformV2(shape=[count], key=key, counter=counter, alg=1).numpy()
 
-    np.testing.assert_array_equal(drawn(start, 40)[20:], drawn(_advanced(start, 5), 20))
+    np.testing.assert_array_equal(drawn(start, 40)[20:], drawn(_advance(start, 5), 20))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 @pytest.mark.parametrize("name", ["glorot uniform", "truncated normal", "constant", "zeros"])
-def test_a_spread_variable_begins_as_a_whole_one(name, count, servers, monkeypatch):
+def test_a_sharded_variable_has_the_initial_value_of_a_whole_one(name, count, servers, monkeypatch):
     monkeypatch.setattr(sharding, "BLOCK_BYTES", 100)
     with servers(count, shard=ShardRule(min_bytes=0)).scope():
         variable = keras.Variable(BY_VALUE[name](), shape=(101, 3))

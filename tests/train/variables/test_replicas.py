@@ -1,4 +1,4 @@
-"""Several replicas in one task, as `MirroredStrategy` has them on GPUs, train as one process does.
+"""Several replicas in one task, as with `MirroredStrategy` on GPUs, train as one process does.
 
 The devices are logical CPU devices of one process (`programs/replicas.py`).
 """
@@ -16,13 +16,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 PROGRAM = Path(__file__).parents[2] / "support" / "programs" / "replicas.py"
 TOLERANCES = {"adamw": 1e-5, "averages": 1e-5, "accumulation": 1e-5, "bfloat16": 2e-2, "float16": 2e-3, "wire": 2e-2}
-"""How far variables may be from one process's: narrow types round what every replica adds up."""
+"""The largest difference from one process: narrow types round the gradient of each replica."""
 IN_ONE = (*TOLERANCES, "scaled")
 ALL = (*IN_ONE, "rates", "norm", "exported", "resumed", "counts", "dropout", "predicted")
 
 
 def ran(replicas, names):
-    """What came of each fact."""
+    """Runs the program and returns its results by name."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TF_CONFIG", "TFDIST_"))}
     done = subprocess.run(
         [sys.executable, str(PROGRAM), str(replicas), *names],
@@ -57,11 +57,11 @@ def largest(some, others):
 
 
 @pytest.mark.parametrize("name", TOLERANCES)
-def test_replicas_train_as_one_process_with_all_their_examples_in_a_batch(name, one, two):
+def test_replicas_train_as_one_process_on_larger_batches(name, one, two):
     assert_same(name, one, two[name])
 
 
-def test_four_replicas_do_so_too(one, four):
+def test_four_replicas_train_as_one_process(one, four):
     assert_same("adamw", one, four["adamw"])
     assert four["resumed"]["difference"] == 0
 
@@ -88,12 +88,12 @@ def test_moving_statistics_are_the_same_on_all_replicas(two):
     assert two["norm"]["history"]["loss"][1] < two["norm"]["history"]["loss"][0]
 
 
-def test_what_replicas_have_trained_is_exported(two):
+def test_a_model_trained_by_replicas_is_exported(two):
     assert max(two["exported"]["difference"]) < 1e-6
     assert two["exported"]["rate"] == pytest.approx(0.01)
 
 
-def test_replicas_resume_where_they_were(two):
+def test_replicas_resume_exactly(two):
     assert two["resumed"]["difference"] == 0
     assert max(two["resumed"]["copies"]) == 0
 
@@ -117,6 +117,6 @@ def test_a_batch_is_predicted_once(two):
     assert max(difference for _, difference in two["predicted"]) < 1e-6
 
 
-def test_integers_of_many_replicas_stay_what_they_are():
+def test_integers_are_not_averaged_over_replicas():
     found = ran(6, ["state"])["state"]  # a sixth, six times, is less than one
     assert found == {"copies": [0.0] * len(found["copies"]), "steps": 20}

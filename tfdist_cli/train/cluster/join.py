@@ -75,7 +75,7 @@ class ClusterContext:
             TrainingError: variables have been made by other rules, or are to be of a type that cannot be broadcast.
         """
         if self.placement:
-            self.placement.follow(rules)
+            self.placement.set_rules(rules)
         mirrored = isinstance(self.strategy, tf.distribute.MultiWorkerMirroredStrategy)
         if mirrored and keras.config.dtype_policy().variable_dtype == "bfloat16":
             raise TrainingError(
@@ -250,7 +250,7 @@ def _parameter_server(environment: Environment, _links: _Links, lifelines: tuple
 
 def _multi_worker_mirrored(environment: Environment, links: _Links, lifelines: tuple[int, ...]) -> ClusterContext:
     strategy = _mirrored_workers(environment)
-    replicas.adapt(strategy)
+    replicas.record_assignments(strategy)
     keras_model.adapt(strategy)
     mesh = _mesh(environment, links)
     if mesh is None and len(environment.members) > 1:

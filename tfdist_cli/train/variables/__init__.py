@@ -1,1 +1,1 @@
-"""Variables on a cluster: placement on ps, sharding, initial values, copies of mirrored workers."""
+"""Variables on a cluster: placement on ps, sharding, initial values, copies on mirrored workers."""

@@ -1,8 +1,8 @@
-"""The initial value of a spread variable, block by block: the very numbers that its initializer gives for the whole.
+"""The initial value of a sharded variable, computed block by block and equal to that of the whole variable.
 
-Keras's initializers draw with TensorFlow's stateless generator, Philox (Salmon et al., Parallel Random Numbers: As Easy
-as 1, 2, 3, 2011). It turns a counter into four 32-bit words, for one group of values, and counts on. So the values
-from any group on are drawn by starting with its own counter, and on a ps as anywhere else.
+Keras's initializers draw from TensorFlow's stateless generator, Philox (Salmon et al., Parallel Random Numbers: As Easy
+as 1, 2, 3, 2011). It maps each value of a counter to four 32-bit words, which make one group of values. So a block is
+drawn by setting the counter to that of its first group, on any device.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tfdist_cli.train.tf_compat.variables import random_functions, seed_tensor, 
 from tfdist_cli.train.variables.sharding import Block
 
 _WORDS = 4
-"""32-bit words that Philox makes of one counter."""
+"""The number of 32-bit words per value of the counter."""
 _RESERVED = 256
-"""Words that TensorFlow keeps for each value of a truncated normal, which is drawn until it is within bounds."""
-_EVEN = {keras.initializers.Zeros.__call__, keras.initializers.Ones.__call__}
-_DRAWN = {
+"""The words that TensorFlow reserves per value of a truncated normal, which is redrawn until it is within bounds."""
+_CONSTANT = {keras.initializers.Zeros.__call__, keras.initializers.Ones.__call__}
+_RANDOM = {
     keras.initializers.RandomNormal.__call__,
     keras.initializers.RandomUniform.__call__,
     keras.initializers.TruncatedNormal.__call__,
@@ -35,13 +35,13 @@ _DRAWN = {
 
 
 @dataclass(frozen=True)
-class Initial:
-    """What a Keras variable is initialized with.
+class InitialValue:
+    """The initial value of a Keras variable.
 
     Args:
-        initializer: Keras's, or any function of `(shape, dtype)`.
-        shape: the whole variable's.
-        dtype: its type.
+        initializer: a Keras initializer, or any function of `(shape, dtype)`.
+        shape: the shape of the whole variable.
+        dtype: the type of the variable.
     """
 
     initializer: Any
@@ -49,49 +49,50 @@ class Initial:
     dtype: str
 
     def rows(self) -> Callable[[Block], Any]:
-        """A function that makes the rows of a block, on the device that it is called on.
+        """Returns a function that computes the rows of a block on the current device.
 
-        Initializers that don't fill or draw value by value, the user's own among them, make the whole, which is cut.
+        Constant initializers and those that draw each value independently compute the block alone. All others, such as
+        initializers in user code, compute the whole value once, and blocks are slices of it.
         """
         call = type(self.initializer).__call__
-        if call in _EVEN or (call is keras.initializers.Constant.__call__ and np.ndim(self.initializer.value) == 0):
+        if call in _CONSTANT or (call is keras.initializers.Constant.__call__ and np.ndim(self.initializer.value) == 0):
             return lambda block: self.initializer((block.count, *self.shape[1:]), dtype=self.dtype)
-        if call not in _DRAWN:
+        if call not in _RANDOM:
             whole = tf.convert_to_tensor(self.initializer(self.shape, dtype=self.dtype))
             return lambda block: whole[block.first : block.first + block.count]
-        draw, width = self._draw(), int(np.prod(self.shape[1:]))
+        random, width = self._random_values(), int(np.prod(self.shape[1:]))
 
-        def drawn(block: Block) -> tf.Tensor:
-            return tf.reshape(draw.values(block.first * width, block.count * width), (block.count, *self.shape[1:]))
+        def rows(block: Block) -> tf.Tensor:
+            return tf.reshape(random.values(block.first * width, block.count * width), (block.count, *self.shape[1:]))
 
-        return drawn
+        return rows
 
     @property
     def bytes(self) -> int:
-        """What the variable takes."""
+        """The size of the whole variable."""
         return int(tf.as_dtype(self.dtype).size * np.prod(self.shape, dtype=np.int64))
 
     @property
     def is_zeros(self) -> bool:
-        """Whether memory that is all zeros needs nothing more."""
+        """Whether all values are 0."""
         return type(self.initializer).__call__ is keras.initializers.Zeros.__call__
 
-    def _draw(self) -> _Draw:
-        """What the initializer would draw, found by calling it with something else in the place of what draws."""
-        with random_functions(_Draws):
+    def _random_values(self) -> _RandomValues:
+        """Calls the initializer with random functions that return a description of their values."""
+        with random_functions(_RandomFunctions):
             return self.initializer(self.shape, dtype=self.dtype)
 
 
 @dataclass(frozen=True)
-class _Draw:
-    """Values to be drawn: what TensorFlow's operation gives, times a scale, plus a shift.
+class _RandomValues:
+    """Random values to be drawn: the result of an operation, times a scale, plus a shift.
 
     Args:
-        op: TensorFlow's operation for the plain distribution.
+        op: TensorFlow's operation for the standard distribution.
         scale: a tensor, shape ().
         shift: a tensor, shape ().
         seed: two integers.
-        reserved: whether each value has `_RESERVED` words of its own; else as many values as can share a counter.
+        reserved: whether each value has `_RESERVED` words. Otherwise, all words of a counter value are used.
     """
 
     op: Callable[..., tf.Tensor]
@@ -101,15 +102,15 @@ class _Draw:
     reserved: bool = False
 
     def values(self, first: int, count: int) -> tf.Tensor:
-        """`count` of them, from number `first` on."""
+        """Draws `count` values from index `first` on."""
         dtype = self.scale.dtype
         group = 2 if dtype == tf.float64 else 4
-        groups, skipped = divmod(first, group)  # drawing begins with a whole group
+        groups, skipped = divmod(first, group)  # draws start with a whole group
         key, counter = self._start
         drawn = self.op(
             shape=[skipped + count],
             key=key,
-            counter=_advanced(counter, groups * (group * _RESERVED // _WORDS if self.reserved else 1)),
+            counter=_advance(counter, groups * (group * _RESERVED // _WORDS if self.reserved else 1)),
             alg=tf.random.Algorithm.PHILOX.value,
             dtype=dtype,
         )
@@ -121,50 +122,53 @@ class _Draw:
         return key.numpy(), counter.numpy()
 
 
-class _Draws:
-    """Stands where Keras's initializers draw, under Keras's names, and says what they would draw."""
+class _RandomFunctions:
+    """Replaces the functions by which Keras's initializers draw, under the same names."""
 
     @staticmethod
-    def uniform(shape: Any, minval: Any, maxval: Any, dtype: Any, seed: Any) -> _Draw:  # noqa: ARG004 Keras's own
+    def uniform(shape: Any, minval: Any, maxval: Any, dtype: Any, seed: Any) -> _RandomValues:  # noqa: ARG004 Keras's own
         low, high = tf.cast(minval, dtype), tf.cast(maxval, dtype)
-        return _Draw(tf.raw_ops.StatelessRandomUniformV2, high - low, low, seed_tensor(seed))
+        return _RandomValues(tf.raw_ops.StatelessRandomUniformV2, high - low, low, seed_tensor(seed))
 
     @staticmethod
-    def normal(shape: Any, mean: Any, stddev: Any, dtype: Any, seed: Any) -> _Draw:  # noqa: ARG004 Keras's own
+    def normal(shape: Any, mean: Any, stddev: Any, dtype: Any, seed: Any) -> _RandomValues:  # noqa: ARG004 Keras's own
         scale, shift = tf.convert_to_tensor(stddev, dtype), tf.convert_to_tensor(mean, dtype)
-        return _Draw(tf.raw_ops.StatelessRandomNormalV2, scale, shift, seed_tensor(seed))
+        return _RandomValues(tf.raw_ops.StatelessRandomNormalV2, scale, shift, seed_tensor(seed))
 
     @staticmethod
-    def truncated_normal(shape: Any, mean: Any, stddev: Any, dtype: Any, seed: Any) -> _Draw:
-        plain = _Draws.normal(shape, mean, stddev, dtype, seed)
+    def truncated_normal(shape: Any, mean: Any, stddev: Any, dtype: Any, seed: Any) -> _RandomValues:
+        plain = _RandomFunctions.normal(shape, mean, stddev, dtype, seed)
         return replace(plain, op=tf.raw_ops.StatelessTruncatedNormalV2, reserved=True)
 
 
-def _advanced(counter: np.ndarray, by: int) -> np.ndarray:
-    """A counter of 128 bits, as two numbers of 64, the lower ones first, moved on."""
-    low, high = (int(number) for number in counter)
-    moved = low + (high << 64) + by
-    return np.array([moved & (2**64 - 1), (moved >> 64) & (2**64 - 1)], np.uint64)
+def _advance(counter: np.ndarray, by: int) -> np.ndarray:
+    """Advances a 128-bit counter, given as two 64-bit words, the lower one first."""
+    low, high = (int(word) for word in counter)
+    advanced = low + (high << 64) + by
+    return np.array([advanced & (2**64 - 1), (advanced >> 64) & (2**64 - 1)], np.uint64)
 
 
-_now: ContextVar[Initial | None] = ContextVar("tfdist_initial", default=None)
+_current: ContextVar[InitialValue | None] = ContextVar("tfdist_initial_value", default=None)
 
 
-def initial_now() -> Initial | None:
-    """What the Keras variable whose storage is just being made is initialized with."""
-    return _now.get()
+def current_initial_value() -> InitialValue | None:
+    """Returns the initial value of the Keras variable whose storage is being created."""
+    return _current.get()
 
 
 @functools.cache
-def note_initializers() -> None:
-    """From now on `initial_now` says it: TensorFlow, which is asked for storage, is told a value only."""
+def record_initial_values() -> None:
+    """Patches Keras, for the whole process, so that `current_initial_value` knows the initializer.
+
+    Keras passes only a value to TensorFlow when it creates the storage.
+    """
 
     @contextmanager
-    def noted(initializer: Any, shape: tuple[int, ...], dtype: str) -> Iterator[None]:
-        token = _now.set(Initial(initializer, shape, dtype))
+    def recorded(initializer: Any, shape: tuple[int, ...], dtype: str) -> Iterator[None]:
+        token = _current.set(InitialValue(initializer, shape, dtype))
         try:
             yield
         finally:
-            _now.reset(token)
+            _current.reset(token)
 
-    wrap_initialization(noted)
+    wrap_initialization(recorded)

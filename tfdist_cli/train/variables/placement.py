@@ -1,9 +1,9 @@
-"""Which ps a variable lives on, and which ones are spread over several.
+"""Places variables on ps, and shards large ones over several ps.
 
-TensorFlow deals variables out in turn, so that of layers that have a kernel and a bias each, one of two ps gets all the
-kernels and the other all the biases. By bytes, no ps has more than the mean and the largest variable together (Graham,
-Bounds on Multiprocessing Timing Anomalies, 1969). A variable that is large is cut into rows, one shard for each ps, and
-adds no more than a row to the difference. An optimizer's slots follow their variable, shard by shard.
+TensorFlow places variables round-robin. With two ps and layers of a kernel and a bias, one ps gets all kernels and the
+other one all biases. Greedy placement by bytes puts at most the mean plus the largest variable on a ps (Graham, Bounds
+on Multiprocessing Timing Anomalies, 1969). A large variable is split into rows, one shard per ps, so it adds at most
+one row to the imbalance. The slots of an optimizer are on the same ps as the shards of their variable.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ from tfdist_cli.train.tf_compat.distribute import (
     set_next_ps,
 )
 from tfdist_cli.train.tf_compat.variables import stored
-from tfdist_cli.train.variables.initializers import Initial, initial_now, note_initializers
-from tfdist_cli.train.variables.sharding import Shards, Whole, blocks, divided, parts
+from tfdist_cli.train.variables.initializers import InitialValue, current_initial_value, record_initial_values
+from tfdist_cli.train.variables.sharding import RowShardedVariable, Whole, blocks, parts, shard_sizes
 
 log = logging.getLogger("tfdist")
 
 
 @dataclass(frozen=True)
 class PlacementRules:
-    """Where variables go.
+    """The rules by which variables are placed.
 
     Args:
-        placement: the ps with the fewest bytes (`greedy`), or the next in turn.
-        shard: which variables are spread; None for none.
+        placement: `greedy`, the ps with the fewest bytes; or `round_robin`, the next ps.
+        shard: which variables are sharded; None for none.
     """
 
     placement: PlacementRule = "greedy"
     shard: ShardRule | None = field(default_factory=ShardRule)
 
     def __str__(self) -> str:
-        spread = self.shard and ", ".join(f"{key}={value}" for key, value in self.shard.model_dump().items())
-        return f"placement={self.placement!r}, shard={f'ShardRule({spread})' if spread else None}"
+        sharding = self.shard and ", ".join(f"{key}={value}" for key, value in self.shard.model_dump().items())
+        return f"placement={self.placement!r}, shard={f'ShardRule({sharding})' if sharding else None}"
 
-    def shards(self, shape: tuple[int, ...], size: int, servers: int) -> int:
-        """How many shards a variable has.
+    def shard_count(self, shape: tuple[int, ...], size: int, servers: int) -> int:
+        """Returns the number of shards of a variable.
 
         Args:
-            shape: its shape.
-            size: its bytes.
-            servers: how many ps there are.
+            shape: the shape of the variable.
+            size: its size in bytes.
+            servers: the number of ps.
         """
         if self.shard is None or not shape or size < self.shard.min_bytes:
             return 1
@@ -65,71 +65,74 @@ class PlacementRules:
 
 
 DEFAULT_PLACEMENT = PlacementRules()
-"""What a recipe that says nothing of it asks for."""
+"""The rules of a recipe without `placement` and `shard`."""
 
 
 class Placement:
-    """Deals out the variables of one strategy, from its first on.
+    """Places the variables of a strategy.
 
     Args:
-        strategy: a new `tf.distribute.ParameterServerStrategy`.
-        rules: where they go.
+        strategy: a `tf.distribute.ParameterServerStrategy` without variables.
+        rules: the rules.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, rules: PlacementRules = DEFAULT_PLACEMENT) -> None:
         self._strategy = strategy
         self._rules = rules
-        self._dealt = 0
+        self._created = 0
         self.bytes = [0] * num_ps(strategy)
-        """Bytes on each ps, without slots."""
-        own = VariableMethods(self._create_whole_or_spread, self._update_spread, self._create_on_next)
-        self._create, self._update, self._create_in_turn = replace_variable_methods(strategy, own)
-        note_initializers()
+        """The bytes placed on each ps, without the shards of slots."""
+        own = VariableMethods(self._create_variable, self._update_variable, self._create_on_next)
+        self._create, self._update, self._create_round_robin = replace_variable_methods(strategy, own)
+        record_initial_values()
 
-    def follow(self, rules: PlacementRules) -> None:
-        """Takes rules for the variables to come.
+    def set_rules(self, rules: PlacementRules) -> None:
+        """Sets the rules for all variables of the strategy.
 
         Raises:
-            TrainingError: variables have been made by other rules.
+            TrainingError: variables have already been placed by other rules.
         """
-        if rules != self._rules and self._dealt:
+        if rules != self._rules and self._created:
             raise TrainingError(
-                f"variables have been placed by {self._rules} already, and now {rules} is asked for",
-                hint="give the first tfdist.scope() of the program, and every other one, the same placement and shard",
+                f"variables were already placed with {self._rules}, which cannot be changed to {rules}",
+                code="placement-changed",
+                hint="pass the same placement and shard to every tfdist.scope() of the program",
             )
         self._rules = rules
 
     def report(self, model: keras.Model) -> None:
-        """Says what each ps holds: bytes of the model, its metrics and its optimizer, and in how many variables.
+        """Reports the bytes of model, metrics and optimizer on each ps, and the number of the model's variables.
 
         Args:
-            model: the compiled model, built. Of its variables, a spread one counts wherever there is a part of it.
+            model: the compiled model, built. A sharded variable counts on each ps that stores a shard.
         """
         names = [f"ps:{number}" for number in range(len(self.bytes))]
         sizes, counts = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
         for variable in [*model.variables, *model.metrics_variables, *model.optimizer.variables]:
             for part in parts(variable):
-                if _task(part) in sizes:  # metrics may have been made on the chief, by Keras's own evaluate
+                if _task(part) in sizes:  # Keras's own evaluate may have created metrics on the chief
                     sizes[_task(part)] += Whole(part).bytes
         for variable in model.variables:
             for part in parts(variable):
                 counts[_task(part)] += 1
-        held = [f"{name} holds {_readable(sizes[name])} ({_variables(counts[name])})" for name in names]
-        log.info("%s, with metrics and optimizer slots", ", ".join(held))
+        each = [f"{name} stores {_readable(sizes[name])} ({_variables(counts[name])})" for name in names]
+        log.info("%s, including metrics and optimizer slots", ", ".join(each))
         emit("placement", bytes=sizes, variables=counts)
 
-    def _create_whole_or_spread(self, creator: Callable[..., Any], **kwargs: Any) -> Any:
-        initial, beside = initial_now(), kwargs.get("colocate_with")
+    def _create_variable(self, creator: Callable[..., Any], **kwargs: Any) -> Any:
+        """`StrategyExtended._create_variable`: creates a variable, sharded or not."""
+        initial, beside = current_initial_value(), kwargs.get("colocate_with")
         if initial is None:
             return self._create(creator, **kwargs)
-        if isinstance(beside, Shards):
-            ways = [functools.partial(self._create, creator, colocate_with=shard) for shard in beside.variables]
-            return _spread(initial, ways, kwargs)
-        count = self._rules.shards(initial.shape, initial.bytes, len(self.bytes))
+        if isinstance(beside, RowShardedVariable):
+            creators = [functools.partial(self._create, creator, colocate_with=shard) for shard in beside.variables]
+            return _create_sharded(initial, creators, kwargs)
+        count = self._rules.shard_count(initial.shape, initial.bytes, len(self.bytes))
         if beside is not None or count == 1:
             return self._create(creator, **kwargs)
         creator = creator_of(self._strategy, creator, kwargs)
-        return _spread(initial, [functools.partial(self._create_on, ps, creator) for ps in self._next(count)], kwargs)
+        creators = [functools.partial(self._create_on, ps, creator) for ps in self._next(count)]
+        return _create_sharded(initial, creators, kwargs)
 
     def _create_on_next(self, creator: Callable[..., Any], **kwargs: Any) -> Any:
         (ps,) = self._next(1)
@@ -137,32 +140,32 @@ class Placement:
 
     def _create_on(self, ps: int, creator: Callable[..., Any], **kwargs: Any) -> Any:
         set_next_ps(self._strategy, ps)
-        variable = self._create_in_turn(creator, **kwargs)
+        variable = self._create_round_robin(creator, **kwargs)
         self.bytes[ps] += variable.dtype.size * int(np.prod(variable.shape))
-        self._dealt += 1
+        self._created += 1
         return variable
 
-    def _update_spread(self, variable: Any, function: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
-        """`StrategyExtended.update`, through which Keras changes variables.
+    def _update_variable(self, variable: Any, function: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
+        """`StrategyExtended.update`, by which Keras changes variables.
 
-        With nothing but spread arguments a spread variable is changed shard by shard. Where there is another one, a
-        gradient for instance, the function is Keras's update of the whole variable, and gets the whole.
+        If all arguments are sharded variables, the function is called for each shard. With any other argument, for
+        example a gradient, the function is Keras's update of the whole variable, and is called with that.
         """
-        if not isinstance(variable, Shards):
+        if not isinstance(variable, RowShardedVariable):
             return self._update(variable, function, args, kwargs, group)
-        held = [stored(argument) for argument in args]
-        if not all(isinstance(argument, Shards) for argument in held):
+        arguments = [stored(argument) for argument in args]
+        if not all(isinstance(argument, RowShardedVariable) for argument in arguments):
             return function(variable, *args, **kwargs)
         return [
-            self._update(shard, function, [argument.variables[number] for argument in held], kwargs, group)
-            for number, shard in enumerate(variable.variables)
+            self._update(shard, function, [argument.variables[index] for argument in arguments], kwargs, group)
+            for index, shard in enumerate(variable.variables)
         ]
 
     def _next(self, count: int) -> list[int]:
-        """The ps that the next variable, or each of its shards, goes to."""
+        """Returns the ps of the next variable, one for each of its shards."""
         servers = len(self.bytes)
         if self._rules.placement == "round_robin":
-            return [(self._dealt + number) % servers for number in range(count)]
+            return [(self._created + number) % servers for number in range(count)]
         return [int(ps) for ps in np.argsort(self.bytes, kind="stable")[:count]]
 
 
@@ -182,22 +185,30 @@ def _variables(count: int) -> str:
     return f"{count} variable{'' if count == 1 else 's'}"
 
 
-def _spread(initial: Initial, ways: Sequence[Callable[..., Any]], kwargs: dict[str, Any]) -> Shards:
-    """A variable for each way of making one; their values are then made where they are, a block at a time."""
-    made = []
-    for number, (make, rows) in enumerate(zip(ways, divided(initial.shape[0], len(ways)), strict=True)):
+def _create_sharded(
+    initial: InitialValue, creators: Sequence[Callable[..., Any]], kwargs: dict[str, Any]
+) -> RowShardedVariable:
+    """Creates the shards of a variable, then computes the initial value on their devices, block by block.
+
+    Args:
+        initial: the initial value of the whole variable.
+        creators: a function for each shard that creates a TensorFlow variable.
+        kwargs: the arguments for the whole variable.
+    """
+    shards = []
+    for index, (create, rows) in enumerate(zip(creators, shard_sizes(initial.shape[0], len(creators)), strict=True)):
         shape = (rows, *initial.shape[1:])
         own = {
-            "name": f"{kwargs.get('name') or 'variable'}/part_{number}",
+            "name": f"{kwargs.get('name') or 'variable'}/part_{index}",
             "shape": shape,
             "initial_value": functools.partial(tf.zeros, shape, initial.dtype),
         }
-        made.append(make(**{key: value for key, value in kwargs.items() if key != "colocate_with"} | own))
-    spread = Shards(made)
+        shards.append(create(**{key: value for key, value in kwargs.items() if key != "colocate_with"} | own))
+    variable = RowShardedVariable(shards)
     if not initial.is_zeros:
         rows_of = initial.rows()
-        for block in blocks(spread):
+        for block in blocks(variable):
             with tf.device(block.shard.device):
                 value = rows_of(block)
             block.write(value)
-    return spread
+    return variable

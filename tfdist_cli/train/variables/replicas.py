@@ -1,9 +1,11 @@
-"""The variables of `MultiWorkerMirroredStrategy`: each worker's copies, of which callbacks may change the chief's.
+"""The variables of `MultiWorkerMirroredStrategy`: records which ones callbacks assign on the chief.
 
-TensorFlow keeps the copies equal only where all workers run the same code. Callbacks run on the chief alone, so what
-they assign is noted here, and given to the others before the next step or score. TensorFlow's own metrics are summed
-over the workers wherever they are read or assigned, which a worker alone would wait for; here each copy is a worker's
-own, as engines count in none of them.
+TensorFlow keeps the copies of the workers equal only if all workers run the same code. Callbacks run on the chief
+alone. So the variables that they assign are recorded here, and the engine sends their values to the other workers
+before the next step or evaluation.
+
+TensorFlow sums metric variables over the workers whenever they are read or assigned. If one worker did so alone, it
+would wait for the others. Here each worker has its own copy instead; engines do not use these variables for counting.
 """
 
 from __future__ import annotations
@@ -19,56 +21,56 @@ import tensorflow as tf
 from tfdist_cli.train.tf_compat.distribute import VariableMethods, replace_variable_methods
 from tfdist_cli.train.tf_compat.variables import stored
 
-_notes: WeakKeyDictionary[Any, Assigned] = WeakKeyDictionary()
+_recorded: WeakKeyDictionary[Any, AssignedVariables] = WeakKeyDictionary()
 
 
-def adapt(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
-    """Begins to note what is assigned; from now on a worker reads and assigns variables by itself."""
-    noted = _notes[strategy.extended] = Assigned()
+def record_assignments(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
+    """Starts to record assignments, and lets each worker read and assign metric variables without the others."""
+    recorded = _recorded[strategy.extended] = AssignedVariables()
 
-    def create_own(creator: Any, **kwargs: Any) -> Any:
+    def create(creator: Any, **kwargs: Any) -> Any:
         if kwargs.get("synchronization") is tf.VariableSynchronization.ON_READ:
             kwargs["synchronization"] = tf.VariableSynchronization.AUTO
         return own.create(creator, **kwargs)
 
-    def update_and_note(variable: Any, function: Any, args: Any, kwargs: Any, group: bool) -> Any:
-        noted.note(variable, *args)  # Keras's SwapEMAWeights assigns the arguments, too
+    def update(variable: Any, function: Any, args: Any, kwargs: Any, group: bool) -> Any:
+        recorded.record(variable, *args)  # Keras's SwapEMAWeights also assigns the arguments
         return own.update(variable, function, args, kwargs, group)
 
-    own = replace_variable_methods(strategy, VariableMethods(create_own, update_and_note))
+    own = replace_variable_methods(strategy, VariableMethods(create, update))
 
 
-def assigned(strategy: tf.distribute.Strategy) -> Assigned:
-    """What is noted of a strategy's variables: nothing where they are not adapted."""
-    return _notes.get(strategy.extended) or Assigned()
+def assigned_variables(strategy: tf.distribute.Strategy) -> AssignedVariables:
+    """Returns the record of a strategy's variables, which is empty if assignments are not recorded."""
+    return _recorded.get(strategy.extended) or AssignedVariables()
 
 
-class Assigned:
-    """Which variables have been assigned."""
+class AssignedVariables:
+    """Records which variables were assigned."""
 
     def __init__(self) -> None:
-        self._now: set[int] = set()
+        self._eager: set[int] = set()
         self._functions: set[int] = set()
-        """Those that a function of the user's assigns: it may do so again at any time."""
+        """Variables assigned while a `tf.function` was traced, which may assign them again at any time."""
         self._paused = False
 
-    def note(self, *variables: Any) -> None:
-        """Takes note of TensorFlow's variables."""
+    def record(self, *variables: Any) -> None:
+        """Records the assignment of TensorFlow variables."""
         if not self._paused:
-            (self._now if tf.executing_eagerly() else self._functions).update(map(id, variables))
+            (self._eager if tf.executing_eagerly() else self._functions).update(map(id, variables))
 
-    def has(self, variable: keras.Variable) -> bool:
-        """Whether it may have been assigned since the last `clear`."""
+    def contains(self, variable: keras.Variable) -> bool:
+        """Whether a variable may have been assigned since the last `clear`."""
         key = id(stored(variable))
-        return key in self._now or key in self._functions
+        return key in self._eager or key in self._functions
 
     def clear(self) -> None:
-        """Forgets what has been assigned."""
-        self._now.clear()
+        """Removes all recorded variables, except those that functions assign."""
+        self._eager.clear()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What is assigned within it is the same on all workers, and is not noted."""
+        """Within the context, all workers assign the same values, and nothing is recorded."""
         before, self._paused = self._paused, True
         try:
             yield

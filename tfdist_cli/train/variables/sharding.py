@@ -1,7 +1,7 @@
-"""Variables that are spread over several ps, and reading and writing them a few rows at a time.
+"""Variables that are sharded by rows over several ps, and access to them in blocks of rows.
 
-What has to pass through one process (a checkpoint, an export, initial values) does so in blocks: neither the chief nor
-a ps then needs memory for much more than what it keeps.
+Data that passes through one process (a checkpoint, an export, initial values) is processed in blocks. So neither the
+chief nor a ps needs much more memory than for the variables that it stores.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import tensorflow as tf
 from tfdist_cli.train.tf_compat.variables import ShardedVariable, stored
 
 Gradient = list[Any]
-"""A variable's gradient, for each of its parts: a tensor, or `tf.IndexedSlices` that has each row once."""
+"""The gradient of a variable, for each of its shards: a tensor, or a `tf.IndexedSlices` with distinct rows."""
 BLOCK_BYTES = 8 * 2**20
-"""Rows of a spread variable that are made, read or written at once: so many bytes of them, or one row. Larger blocks
-are no quicker, and TensorFlow has several in memory before it frees the first."""
+"""The size of a block of a sharded variable; a block has at least one row. Larger blocks are not faster, and TensorFlow
+keeps several in memory before it frees the first one."""
 
 
-class Shards(ShardedVariable):
-    """TensorFlow's spread variable: shards are contiguous rows, the first ones of one row more than the last ones."""
+class RowShardedVariable(ShardedVariable):
+    """A sharded variable whose shards are contiguous rows. The first shards may have one row more than the others."""
 
     def numpy(self) -> np.ndarray:
-        """The whole, put together here block by block."""
+        """Returns the value of the whole variable, read block by block."""
         whole = np.empty(self.shape, self.dtype.as_numpy_dtype)
         for block in blocks(self):
             whole[block.first : block.first + block.count] = block.read().numpy()
@@ -71,20 +71,20 @@ def assign(variable: keras.Variable, value: Any) -> None:
             shard.assign(rows)
 
 
-def divided(rows: int, count: int) -> list[int]:
-    """How many rows each of `count` shards has: 10 rows in 4 shards are 3, 3, 2 and 2."""
-    return [rows // count + (number < rows % count) for number in range(count)]
+def shard_sizes(rows: int, count: int) -> list[int]:
+    """Returns the number of rows of each of `count` shards: 10 rows in 4 shards are 3, 3, 2 and 2."""
+    return [rows // count + (index < rows % count) for index in range(count)]
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows of one shard.
+    """Some contiguous rows of a shard.
 
     Args:
-        shard: the variable that holds them.
-        first: the first one's number in the whole.
-        count: how many they are.
-        start: the first one's number in the shard.
+        shard: the TensorFlow variable that stores them.
+        first: the index of the first row in the whole variable.
+        count: the number of rows.
+        start: the index of the first row in the shard.
     """
 
     shard: Any
@@ -94,24 +94,24 @@ class Block:
 
     @property
     def bytes(self) -> int:
-        """What the rows take."""
+        """The size of the rows."""
         return self.count * _row_bytes(self.shard)
 
     @property
     def dtype(self) -> tf.DType:
-        """The type of a value."""
+        """The type of the values."""
         return self.shard.dtype
 
     def read(self) -> tf.Tensor:
-        """The rows; only they leave the shard's ps."""
+        """Reads the rows; no other rows are copied from the ps."""
         with tf.device(self.shard.device):
             return self.shard.sparse_read(tf.range(self.start, self.start + self.count))
 
     def write(self, value: Any) -> None:
-        """Replaces the rows.
+        """Assigns the rows.
 
         Args:
-            value: a tensor or array of their shape, wherever it is.
+            value: a tensor or array of their shape, on any device.
         """
         with tf.device(self.shard.device):
             tf.raw_ops.ResourceStridedSliceAssign(
@@ -121,51 +121,51 @@ class Block:
 
 @dataclass(frozen=True)
 class Whole:
-    """A variable that is not spread; what a strategy has mirrored is one variable, too.
+    """A variable that is not sharded; a mirrored variable is one of these.
 
     Args:
-        stored: TensorFlow's variable.
+        stored: the TensorFlow variable.
     """
 
     stored: Any
 
     @property
     def bytes(self) -> int:
-        """What it takes."""
+        """The size of the variable."""
         return self.stored.dtype.size * int(np.prod(self.stored.shape))
 
     @property
     def dtype(self) -> tf.DType:
-        """The type of a value."""
+        """The type of the values."""
         return self.stored.dtype
 
     def read(self) -> tf.Tensor:
-        """Its value."""
+        """Reads the variable."""
         return tf.convert_to_tensor(self.stored)
 
     def write(self, value: Any) -> None:
-        """Replaces its value."""
+        """Assigns the variable."""
         self.stored.assign(value)
 
 
 def pieces(variable: keras.Variable) -> Iterator[Block | Whole]:
-    """What passes through a process at once when a variable is copied: a block of its rows, or all of it."""
-    held = stored(variable)
-    if isinstance(held, ShardedVariable):
-        yield from blocks(held)
+    """Yields the parts in which a variable is copied: the blocks of a sharded variable, or the whole variable."""
+    whole = stored(variable)
+    if isinstance(whole, ShardedVariable):
+        yield from blocks(whole)
     else:
-        yield Whole(held)
+        yield Whole(whole)
 
 
-def blocks(spread: ShardedVariable) -> Iterator[Block]:
-    """The rows of a spread variable, in order.
+def blocks(variable: ShardedVariable) -> Iterator[Block]:
+    """Yields the rows of a sharded variable in blocks, in order.
 
-    Blocks end at multiples of the same number of rows, however many shards there are, and where shards end. So what
-    was saved with some number of shards is read with another without reading much of it twice.
+    Blocks end at the ends of shards and at multiples of a number of rows that does not depend on the number of shards.
+    So a checkpoint can be restored with another number of shards, and little of it is read twice.
     """
-    step = max(1, BLOCK_BYTES // max(1, _row_bytes(spread)))
+    step = max(1, BLOCK_BYTES // max(1, _row_bytes(variable)))
     offset = 0
-    for shard in spread.variables:
+    for shard in variable.variables:
         end = offset + int(shard.shape[0])
         bounds = [offset, *range((offset // step + 1) * step, end, step), end]
         for first, after in itertools.pairwise(bounds):

@@ -46,7 +46,7 @@ from tfdist_cli.train.tf_compat.functions import SINGLE_THREADED, may_run_in_ord
 from tfdist_cli.train.tf_compat.keras_optimizer import LEARNING_RATE
 from tfdist_cli.train.tf_compat.patching import original
 from tfdist_cli.train.tf_compat.variables import Read
-from tfdist_cli.train.variables.replicas import assigned
+from tfdist_cli.train.variables.replicas import assigned_variables
 
 log = logging.getLogger("tfdist")
 
@@ -93,7 +93,7 @@ class MirroredEngine:
         self._rules = rules
         self._exchange = GradientPacking([variable.shape for variable in step.parameters], rules.wire)
         self._strategy = strategy
-        self._assigned = assigned(strategy)
+        self._assigned = assigned_variables(strategy)
         self._members = membership
         self._replicas: int = strategy.num_replicas_in_sync
         self._local = self._replicas // len(membership.tasks)
@@ -220,7 +220,7 @@ class MirroredEngine:
         if self.workers == 1:
             return
         variables = self._variables()
-        changed = self.total(np.array([self.is_chief and self._assigned.has(variable) for variable in variables]))
+        changed = self.total(np.array([self.is_chief and self._assigned.contains(variable) for variable in variables]))
         self._share([variable for variable, any_change in zip(variables, changed, strict=True) if any_change])
 
     def _variables(self) -> list[keras.Variable]:
