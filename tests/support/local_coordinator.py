@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import tensorflow as tf
-from tensorflow.python.distribute.coordinator import values as coordinator_values
 from tensorflow.python.distribute.coordinator.coordinator_context import with_dispatch_context
 from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
 
@@ -78,6 +77,7 @@ def local_engine(monkeypatch, strategy, build, data, rules, *, workers=2):
     """
     for name in ("clear_failure", "reserve_function_table"):
         monkeypatch.setattr(engine, name, lambda _: None)
+    monkeypatch.setattr(engine, "per_worker_iterators", lambda remotes, _: remotes)
     monkeypatch.setattr(engine, "CHIEF_DEVICE", "")
     with strategy.scope():
         model = build()
@@ -85,7 +85,6 @@ def local_engine(monkeypatch, strategy, build, data, rules, *, workers=2):
         step.build(data.element_spec)
     coordinator = LocalCoordinator(strategy, workers)
     monkeypatch.setattr(tf.distribute.coordinator, "ClusterCoordinator", lambda _: coordinator)
-    monkeypatch.setattr(coordinator_values, "PerWorkerValues", list)
     made = ParameterServerEngine(step, strategy, data.element_spec, rules)
     made.open(lambda shard: data.repeat(), share="copy", step=0, batches=0)
     return made, model

@@ -1,4 +1,4 @@
-"""Much work at once while steps are short, little when they take long."""
+"""Many steps are scheduled at once if they are short, few if they take long."""
 
 import pytest
 
@@ -13,7 +13,7 @@ class Clock:
 
 
 def paced(workers, step_seconds, clock=None):
-    """A pace after every worker has done two steps at the same time as the others, and compiled in the first."""
+    """A pace after every worker has taken two steps; the first one included compilation."""
     clock = clock or Clock()
     pace = Pacing(workers, clock)
     work(pace, clock, workers, step_seconds + 50)
@@ -22,36 +22,36 @@ def paced(workers, step_seconds, clock=None):
 
 
 def work(pace, clock, workers, seconds, steps=1):
-    """Every worker does an execution, at the same time as the others."""
+    """Every worker finishes an execution, at the same time as the others."""
     clock.now += seconds
     for _ in range(workers):
         pace.done(steps)
 
 
-def test_one_execution_each_until_something_is_known():
+def test_one_execution_each_until_something_is_measured():
     clock = Clock()
     pace = Pacing(3, clock)
-    for known in (False, True):
+    for measured in (False, True):
         assert (pace.size(20), pace.in_flight) == (1, 3)
         clock.now += 0.1
         pace.done(1)
         pace.done(1)
         assert (pace.size(20), pace.in_flight) == (1, 3)
         pace.done(1)
-        assert (pace.size(20), pace.in_flight) == ((20, 9) if known else (1, 3))
+        assert (pace.size(20), pace.in_flight) == ((20, 9) if measured else (1, 3))
 
 
-def test_short_steps_go_by_the_dozen():
+def test_short_steps_are_scheduled_by_the_dozen():
     assert paced(2, 0.01).size(20) == 20
     assert paced(2, 0.1).size(20) == 20
 
 
-def test_long_steps_go_one_by_one():
+def test_long_steps_are_scheduled_one_by_one():
     assert paced(2, 0.11).size(20) == 1
     assert paced(1, 30).size(20) == 1
 
 
-def test_the_first_of_a_size_are_not_counted_since_they_compile():
+def test_the_first_executions_of_a_size_are_not_counted_since_they_compile():
     clock = Clock()
     pace = paced(2, 0.01, clock)
     work(pace, clock, 2, 50, steps=20)
@@ -60,7 +60,7 @@ def test_the_first_of_a_size_are_not_counted_since_they_compile():
     assert pace.size(20) == 1
 
 
-def test_what_gets_quick_is_found_out():
+def test_steps_that_become_short_are_noticed():
     clock = Clock()
     pace = paced(2, 5, clock)
     for _ in range(200):
@@ -69,7 +69,7 @@ def test_what_gets_quick_is_found_out():
     assert pace.size(20) == 20
 
 
-def test_what_comes_back_all_at_once_does_not_look_quick():
+def test_executions_that_arrive_all_at_once_do_not_look_short():
     clock = Clock()
     pace = paced(2, 0.3, clock)
     for _ in range(6):  # the chief was busy
@@ -80,7 +80,7 @@ def test_what_comes_back_all_at_once_does_not_look_quick():
         pace.done(1)
 
 
-def test_a_rest_is_not_counted():
+def test_a_break_is_not_counted():
     clock = Clock()
     pace = paced(1, 0.01, clock)
     clock.now += 1000  # a validation

@@ -1,4 +1,4 @@
-"""What the training loop asks of an engine; a callback, a metric or a checkpoint doesn't know which engine runs it."""
+"""The interface between the training loop and engines; callbacks, metrics and checkpoints do not know the engine."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Rules:
     """How gradients become updates.
 
     Args:
-        updates: when they are applied, on parameter servers.
-        learning_rate: what becomes of the optimizer's.
+        updates: when gradients are applied, on parameter servers.
+        learning_rate: how the optimizer's learning rate is scaled.
         wire: the type in which parameters and gradients cross the network.
-        embeddings: which tables are moved row by row; None for none.
+        embeddings: which tables are read and updated row by row; None for none.
         jit: whether XLA compiles the forward and backward pass.
-        phases: whether the time of each phase of a step is taken, which costs some.
+        phases: whether the phases of each step are measured, which takes some time.
         optimized: whether executions take the fast path; see `fallback.py`.
     """
 
@@ -39,7 +39,7 @@ class Rules:
 
 
 DEFAULT_RULES = Rules()
-"""Asynchronous updates, the optimizer's own learning rate, and everything as it is on the wire."""
+"""Asynchronous updates with the optimizer's own learning rate; nothing is rounded."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class WorkerReport:
 
     Args:
         loss: the sum of the losses of its batches.
-        batches: how many these are.
-        staleness: for each of its updates how many others the parameters had seen since it read them.
-        dropped: gradients of its that came too late for an update.
+        batches: the number of these batches.
+        staleness: for each of its updates how many other updates were applied since it read the parameters.
+        dropped: how many of its gradients came too late for an update.
     """
 
     loss: float
@@ -66,13 +66,13 @@ class Execution:
     Args:
         first: the global number of the first of them.
         losses: the loss of each, shape (steps,).
-        metrics: what they counted, as `MetricTotals.pack` packs it.
+        metrics: the sums of the metrics, as `MetricTotals.pack` packs them.
         steps: steps taken by each worker, `{"worker:0": n}`.
         examples: examples consumed by each worker.
         votes: how many tasks asked for a pause when it began.
-        reports: what each worker did, where workers differ.
-        gap: the most steps that a worker has been ahead of the slowest so far, where that is bounded.
-        phases: for each task that trains its seconds and bytes, in the order of `COLUMNS`, where they are taken.
+        reports: what each worker did, if workers differ.
+        gap: the most steps that a worker has been ahead of the slowest so far, if this is bounded.
+        phases: for each task that trains its seconds and bytes, in the order of `COLUMNS`, if they are measured.
     """
 
     first: int
@@ -87,13 +87,13 @@ class Execution:
 
 
 class Pause(Protocol):
-    """How a loop in one or more tasks comes to a stop between two executions, in all of them after the same one."""
+    """Stops the loops of one or more tasks between two executions, all of them after the same execution."""
 
     def wanted(self) -> bool:
-        """Whether this task asks for a pause; the others learn of it with the next execution's votes."""
+        """Whether this task asks for a pause; the other tasks learn it from the next execution's votes."""
 
     def agreed(self) -> bool:
-        """Whether all tasks know of it: no further execution is begun."""
+        """Whether all tasks know of it: no further execution is started."""
 
 
 class Engine(Protocol):
@@ -102,11 +102,11 @@ class Engine(Protocol):
     Attributes:
         is_chief: whether this process reports, saves and runs callbacks.
         synchronous: whether all workers take each step together.
-        one_by_one: whether, for callbacks that act on batches, executions are run one by one. Several workers that are
-            asynchronous would wait for each other.
+        one_by_one: whether, for callbacks that act on batches, executions are run one by one. Several asynchronous
+            workers would wait for each other.
         workers: how many workers there are.
-        sharers: how many of the data's batches are trained on side by side: one by each worker, or replica.
-        max_steps_per_execution: what `auto` chooses at the most.
+        sharers: how many batches of the data are trained on at the same time: one by each worker, or replica.
+        max_steps_per_execution: the largest number of steps that `auto` chooses.
     """
 
     is_chief: bool
@@ -117,34 +117,34 @@ class Engine(Protocol):
     max_steps_per_execution: int
 
     def scope(self) -> AbstractContextManager[Any]:
-        """The strategy's scope; engines enter it themselves. Callbacks are not run in it: they may make variables."""
+        """The strategy's scope; engines enter it themselves. Callbacks run outside of it: they may create variables."""
 
     def open(self, data: DatasetFunction, *, share: Share, step: int, batches: int) -> None:
-        """Gets the data ready on each worker.
+        """Opens the data on each worker.
 
         Args:
             data: a shard → its batches.
-            share: whether the workers divide the data (`split`), each sees all of it (`copy`), or each gets what is
-                ready next (`service`).
-            step: the global step the training starts at.
-            batches: how many all workers together have taken by then; the data goes on after them.
+            share: whether the workers divide the data (`split`), each sees all of it (`copy`), or each receives the
+                batches that are ready next (`service`).
+            step: the global step that the training starts at.
+            batches: how many batches all workers together have consumed by then; the data continues after them.
         """
 
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
-        """Trains `steps` steps, or fewer when a pause is asked for, and yields them as they are done.
+        """Trains `steps` steps, or fewer if a pause is asked for, and yields them when they are done.
 
-        When it ends, no step is under way: the variables hold exactly the steps that were yielded.
+        When it ends, no step is in flight: the variables hold exactly the steps that were yielded.
 
         Args:
-            steps: how many steps, of all workers together when they are asynchronous.
+            steps: how many steps; of all workers together if they are asynchronous.
             first: the global number of the first one.
             size: steps in an execution.
-            adapts: whether asynchronous workers may take fewer in one where steps take long.
-            pause: asked and told about pauses, before more is begun.
+            adapts: whether asynchronous workers may take fewer steps in an execution if steps take long.
+            pause: tells, before each execution, whether no more are started.
         """
 
     def operations(self) -> int:
-        """How many operations a step of the model has, which tells how long it takes to compile."""
+        """The number of operations in a step of the model, which determines how long it takes to compile."""
 
     def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
         """Scores the data, each batch once.
@@ -155,24 +155,24 @@ class Engine(Protocol):
         """
 
     def test_steps(self, data: DatasetFunction, *, steps: int | None) -> Iterator[Callable[[], np.ndarray]]:
-        """The same, batch by batch, for callbacks that act on validation batches.
+        """Scores the data batch by batch, for callbacks that act on validation batches.
 
-        Yields a function for each batch, or for one batch of each task where they step together. It scores the batch
-        unless that has been done, and returns what was counted, as `MetricTotals.pack` packs it. All tasks that run the
-        loop have to call it before they ask for the next one.
+        Yields a function for each batch, or for one batch of each task if they step together. The function scores the
+        batch, unless it has been scored already, and returns the metrics as `MetricTotals.pack` packs them. All tasks
+        that run the loop have to call it before they request the next one.
         """
 
     def total(self, values: np.ndarray) -> np.ndarray:
         """The sum of `values`, float64, over the tasks that run the loop. All of them have to call it."""
 
     def share_variables(self) -> None:
-        """Gives every task that runs the loop the chief's variables. All of them have to call it."""
+        """Copies the chief's variables to every task that runs the loop. All of them have to call it."""
 
     def share_changes(self) -> None:
-        """The same of what callbacks, on the chief, have assigned since it was last shared.
+        """Copies the variables that callbacks, on the chief, have assigned since the last call, like `share_variables`.
 
-        All of them have to call it.
+        All tasks that run the loop have to call it.
         """
 
     def settle(self, step: int) -> None:
-        """Brings what is counted outside of variables into them, as of global step `step`."""
+        """Assigns the counters that are kept outside of variables to their variables, as of global step `step`."""

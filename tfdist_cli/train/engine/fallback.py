@@ -1,9 +1,9 @@
-"""The standard path of an execution, for models with which the fast one fails.
+"""Falls back to the standard path of execution for models with which the fast path fails.
 
-Engines have ways to be faster than TensorFlow and Keras are by themselves: fused kernels, packed tensors, several steps
-in one function, rows of tables, XLA, another executor. A model may have what one of them cannot do. So the first
-execution is an attempt: when it fails, all tasks that train together put back what it has changed, and go on without
-any of these. When that fails, too, the failure is the model's own, and is raised as it is.
+Engines have optimizations beyond those of TensorFlow and Keras: fused kernels, packed tensors, several steps in one
+function, rows of tables, XLA, another executor. One of them may not support a model. So the first execution is an
+attempt: if it fails, all tasks that train together restore the variables, and continue without any of these. If that
+fails, too, the error is the model's own, and is raised unchanged.
 """
 
 from __future__ import annotations
@@ -25,58 +25,58 @@ from tfdist_cli.train.variables.sharding import parts
 log = logging.getLogger("tfdist")
 _Result = TypeVar("_Result")
 
-MOST_BYTES = 2**30
-"""Of larger variables no copy is made for an attempt, so that its failure is final once it has begun to update them."""
-_NOT_OF_A_PATH = (
+MAX_BYTES = 2**30
+"""Larger variables are not copied for an attempt: an error is then final."""
+_UNRELATED_ERRORS = (
     tf.errors.OutOfRangeError,
     tf.errors.CancelledError,
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
     tf.errors.DeadlineExceededError,
 )
-"""What has nothing to do with how a function is carried out: data that ends, and tasks that are lost."""
+"""Errors that do not depend on the path of execution: the data ends, or a task is lost."""
 
 
-class Copies:
-    """Variables as they are before an attempt.
+class VariableCopies:
+    """Copies of variables before an attempt.
 
     Args:
-        variables: they.
+        variables: the variables.
         scope: the strategy's.
     """
 
     def __init__(self, variables: Sequence[keras.Variable], scope: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._scope, self._kept = scope, list[tuple[Any, tf.Tensor]]()
+        self._scope, self._copies = scope, list[tuple[Any, tf.Tensor]]()
         with scope():
             for part in (part for variable in variables for part in parts(variable)):
                 with tf.device(part.device):
-                    self._kept.append((part, tf.identity(tf.convert_to_tensor(part))))
+                    self._copies.append((part, tf.identity(tf.convert_to_tensor(part))))
 
     @classmethod
     def fit_memory(cls, variables: Sequence[keras.Variable]) -> bool:
-        """Whether a copy of the variables is small enough to be made."""
+        """Whether the variables are small enough to be copied."""
         sizes = (int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size for variable in variables)
-        return sum(sizes) <= MOST_BYTES
+        return sum(sizes) <= MAX_BYTES
 
-    def put_back(self) -> None:
-        """Assigns the variables what they were."""
+    def restore(self) -> None:
+        """Assigns the copies to the variables."""
         with self._scope():
-            for part, value in self._kept:
+            for part, value in self._copies:
                 part.assign(value)
 
 
 def attempted(attempt: Callable[[], _Result], agree: Callable[[np.ndarray], np.ndarray]) -> _Result | Exception:
-    """Tries something that may fail because of the path that is taken.
+    """Calls a function that may fail because of the path of execution.
 
     Args:
-        attempt: it.
-        agree: the sum over the tasks that train together, all of which try the same.
+        attempt: the function.
+        agree: the sum over the tasks that train together, all of which make the same attempt.
 
     Returns:
-        Its result; or, when it has failed on this task or on another one, why.
+        Its result; or the error if it has failed on this task, or on another one.
 
     Raises:
-        Exception: it has failed of something else: the user's code, the data, a task that is lost.
+        Exception: it has failed for another reason: the user's code, the data, a lost task.
     """
     failure: Exception | None = None
     result: Any = None
@@ -91,21 +91,21 @@ def attempted(attempt: Callable[[], _Result], agree: Callable[[np.ndarray], np.n
     except TfdistError:
         if failure is None:
             raise
-        raise failure from None  # the others cannot agree: they are in the midst of what has failed here
+        raise failure from None  # the other tasks cannot agree: they are still in the function that has failed here
     if not failed:
         return result
-    return failure or RuntimeError("it failed on another task")
+    return failure or RuntimeError("the attempt failed on another task")
 
 
 def is_of_model(error: Exception) -> bool:
-    """Whether an error cannot be due to the path that is taken."""
-    if isinstance(error, (TfdistError, *_NOT_OF_A_PATH)):
+    """Whether an error does not depend on the path of execution."""
+    if isinstance(error, (TfdistError, *_UNRELATED_ERRORS)):
         return True
     return comes_from_users_code(error) if isinstance(error, tf.errors.OpError) else is_from_users_code(error)
 
 
 def reason(failure: Exception) -> str:
-    """A failure in a line."""
+    """The first line of an error's message."""
     lines = (shortened(failure).message if isinstance(failure, tf.errors.OpError) else str(failure)).strip()
     return lines.splitlines()[0] if lines else type(failure).__name__
 
@@ -113,15 +113,14 @@ def reason(failure: Exception) -> str:
 class FirstExecution:
     """Runs executions, the first of them as an attempt.
 
-    The attempt is a whole small run. It is over before it counts, so that nothing of it is under way when the variables
-    are restored.
+    The attempt is a whole small run: no step of it is in flight when the variables are restored.
 
     Args:
-        variables: all that an execution changes.
+        variables: all variables that an execution changes.
         scope: the strategy's.
         agree: the sum over the tasks that train together.
-        standard: makes the engine take the standard path, with its data as it was opened.
-        tells: whether this task is the one to say so.
+        standard: switches the engine to the standard path, and opens its data again.
+        logs: whether this task logs the fallback.
     """
 
     def __init__(
@@ -131,26 +130,26 @@ class FirstExecution:
         agree: Callable[[np.ndarray], np.ndarray],
         standard: Callable[[], None],
         *,
-        tells: bool = True,
+        logs: bool = True,
     ) -> None:
         self._variables, self._scope, self._agree, self._standard = variables, scope, agree, standard
-        self._tells = tells
+        self._logs = logs
         self._done = False
 
     def run(
         self, executions: Callable[[int, int], Iterator[Execution]], steps: int, *, attempt: int, pause: Pause
     ) -> Iterator[Execution]:
-        """Yields what an engine executes.
+        """Yields the executions of a run.
 
         Args:
-            executions: runs steps on the path that the engine takes by then: how many steps of this run come before
-                them, and how many they are.
-            steps: how many steps there are.
+            executions: runs steps on the engine's current path: the number of steps of this run before them, and their
+                number.
+            steps: the steps of the run.
             attempt: how many of them the attempt takes.
-            pause: asked whether more steps follow the attempt.
+            pause: tells whether more steps follow the attempt.
         """
         taken = 0
-        if not self._done and Copies.fit_memory(self._variables()):
+        if not self._done and VariableCopies.fit_memory(self._variables()):
             for execution in self._attempted(lambda: list(executions(0, min(attempt, steps)))):
                 taken += len(execution.losses)
                 yield execution
@@ -161,14 +160,14 @@ class FirstExecution:
             yield from executions(taken, steps - taken)
 
     def _attempted(self, attempt: Callable[[], list[Execution]]) -> list[Execution]:
-        copies = Copies(self._variables(), self._scope)
+        copies = VariableCopies(self._variables(), self._scope)
         executed = attempted(attempt, self._agree)
         if not isinstance(executed, Exception):
             return executed
         failure = executed
         self._standard()
-        copies.put_back()
+        copies.restore()
         executed = attempt()
-        if self._tells:
+        if self._logs:
             log.info("optimizations are off, which failed with this model: %s", reason(failure))
         return executed

@@ -1,8 +1,8 @@
-"""How much work is given out at once: much while steps are short, little when they take long.
+"""Decides how many steps are scheduled at once: many if steps are short, few if they take long.
 
-What is under way is finished before a training pauses, for a checkpoint or to end. Steps of a millisecond are given out
-by the dozen, or a worker would wait for the chief most of the time; of steps of a second that would be minutes. The
-first ones are single: they tell how long a step takes, and come long before a function of a dozen would be compiled.
+Steps in flight are finished before a training pauses, for a checkpoint or to end. Steps of a millisecond are scheduled
+by the dozen, or a worker would wait for the chief most of the time; a dozen steps of a second each would delay a pause.
+The first steps are single: they show how long a step takes, long before a function of a dozen steps is compiled.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 _FEW_STEPS = 4
 """Executions of fewer steps than this cost more than compiling a second function for the remainder."""
-LONG = 2.0
+MAX_EXECUTION_SECONDS = 2.0
 """Seconds that an execution may take."""
 _MEASURED_SECONDS = 1.0
-_AHEAD = 3
+_IN_FLIGHT = 3
 """Executions in flight for each worker, so that none waits for the chief."""
 
 
@@ -24,8 +24,8 @@ class Pacing:
     """Measures how long a worker's step takes.
 
     Args:
-        workers: how many work at the same time.
-        clock: seconds that never go back.
+        workers: how many workers run at the same time.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, workers: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -33,19 +33,22 @@ class Pacing:
         self._clock = clock
         self._step_seconds: float | None = None
         self._compiled: Counter[int] = Counter()
-        """By their steps, executions that came first and also compiled, on the chief and on each worker."""
+        """For each size the executions so far: the first ones include compilation, on the chief and on each worker."""
         self.begin()
 
     def begin(self) -> None:
-        """Work is given out from now on; what went before is remembered, the time since is not counted."""
+        """Starts to measure; earlier measurements are kept, the time in between is not counted."""
         self._since = self._clock()
         self._steps = self._executions = 0
 
     def done(self, steps: int) -> None:
-        """An execution of so many steps has come back.
+        """Counts an execution that is done.
 
-        The first measurement is complete when each worker has had its share. Later ones take a second at least: what
-        was finished while the chief was busy comes back all at once.
+        The first measurement is complete when there is one execution of each worker. Later ones take at least a second:
+        executions that finish while the chief is busy arrive all at once.
+
+        Args:
+            steps: its steps.
         """
         if self._compiled[steps] < self._workers:
             self._compiled[steps] += 1
@@ -59,17 +62,17 @@ class Pacing:
             self.begin()
 
     def size(self, wanted: int) -> int:
-        """Steps in the next execution: as many as wanted, or 1 when these would take long, or nobody knows yet."""
-        return 1 if self._step_seconds is None or self._step_seconds * wanted > LONG else wanted
+        """Steps in the next execution: `wanted`, or 1 if these would take long, or if nothing is measured yet."""
+        return 1 if self._step_seconds is None or self._step_seconds * wanted > MAX_EXECUTION_SECONDS else wanted
 
     @property
     def in_flight(self) -> int:
-        """Executions of all workers together that may be under way: one each until it is known how long they take."""
-        return self._workers * (_AHEAD if self._step_seconds is not None else 1)
+        """Executions of all workers together that may be in flight: one each until something is measured."""
+        return self._workers * (_IN_FLIGHT if self._step_seconds is not None else 1)
 
 
 def auto_steps_per_execution(steps_per_epoch: int, workers: int, most: int) -> int:
-    """Steps in an execution when none are named: the largest number up to `most` that divides an epoch, unless small.
+    """The default steps per execution: the largest number up to `most` that divides an epoch, unless it is small.
 
     Dividing evenly needs one compiled function; a remainder needs a second one, for single steps. Every worker should
     have an execution in each epoch.

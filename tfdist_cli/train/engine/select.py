@@ -1,4 +1,4 @@
-"""Which engine trains a model on a cluster."""
+"""Selects the engine that trains a model on a cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("tfdist")
 
 
 def select_engine(joined: ClusterContext, step: ModelStep, element_spec: Any, rules: Rules) -> Engine:
-    """The engine of the strategy that this process has joined.
+    """Returns the engine of the strategy that this process has joined.
 
     Args:
         joined: this process in its cluster.

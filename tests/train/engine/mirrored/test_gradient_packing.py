@@ -1,4 +1,4 @@
-"""Replicas get the same sums, rounded where the wire's type is, and exact where it is not."""
+"""Replicas get the same sums, rounded to the wire's type if it is narrower."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ OWN, OTHERS = ([random.normal(size=shape).astype(np.float32) for shape in SHAPES
 
 
 def exchanged(wire, own, others, shapes=SHAPES):
-    """What two replicas come to, and the types and sizes of what they sent."""
+    """The results of two replicas, and the types and sizes of the tensors that they sent."""
     sent = [_sent(GradientPacking(shapes, wire), gradients) for gradients in (own, others)]
     results = []
     for gradients in (own, others):
@@ -23,15 +23,15 @@ def exchanged(wire, own, others, shapes=SHAPES):
     return results, [(value.dtype.name, int(value.shape[0])) for value in sent[0]]
 
 
-def _sent(exchange, gradients):
-    parcels = []
+def _sent(packing, gradients):
+    packed = []
 
     def keep(value):
-        parcels.append(value)
+        packed.append(value)
         return value
 
-    exchange.sums(gradients, keep)
-    return parcels
+    packing.sums(gradients, keep)
+    return packed
 
 
 def _next_sum(pairs, _value):
@@ -51,14 +51,14 @@ def test_all_replicas_use_the_rounded_sums(wire):
     assert not mine[1]
 
 
-def test_types_cross_apart_and_are_rounded_only_where_they_are_wider():
+def test_each_type_crosses_as_one_tensor_and_is_rounded_only_if_it_is_wider():
     own = [tf.constant(OWN[0], tf.float64), tf.constant(OWN[1], tf.float16), None, tf.constant(1.0)]
     (mine, _), sent = exchanged("bfloat16", own, own)
     assert sent == [("bfloat16", 6), ("float16", 4), ("bfloat16", 1)]
     assert [None if one is None else one.dtype.name for one in mine[0]] == ["float64", "float16", None, "float32"]
 
 
-def test_float32_leaves_float64_alone():
+def test_a_float32_wire_leaves_float64_unchanged():
     own = [tf.constant(OWN[0], tf.float64)]
     (mine, _), sent = exchanged("float32", own, own, SHAPES[:1])
     assert sent == [("float64", 6)]
@@ -71,18 +71,18 @@ def test_sparse_gradients_are_summed_densely():
     np.testing.assert_array_equal(mine[0][0], [[0, 0, 0], [4, 4, 4]])
 
 
-def test_the_size_of_what_is_summed_is_known_though_that_of_a_gradient_is_not():
-    """Who sums up cuts it into parts."""
+def test_the_size_of_packed_gradients_is_static_even_if_that_of_a_gradient_is_not():
+    """The all-reduce splits them into parts."""
     summed = []
 
-    def sum_up(value):
+    def all_reduce(value):
         summed.append(value.shape.as_list())
         return value
 
     @tf.function(autograph=False)
     def sums(rows):
         sparse = tf.IndexedSlices(tf.ones([2, 3]), tf.constant([1, 1]), tf.stack([rows, 3]))
-        return GradientPacking(SHAPES[:2], "float32").sums([sparse, tf.ones([4])], sum_up)[0]
+        return GradientPacking(SHAPES[:2], "float32").sums([sparse, tf.ones([4])], all_reduce)[0]
 
     np.testing.assert_array_equal(sums(tf.constant(2))[0], [[0, 0, 0], [2, 2, 2]])
     assert summed == [[10]]
@@ -98,22 +98,22 @@ def test_the_size_of_what_is_summed_is_known_though_that_of_a_gradient_is_not():
         ("float32", 1e30, False),
     ],
 )
-def test_a_sum_that_float16_cannot_hold_is_told(wire, value, overflows):
+def test_a_sum_beyond_the_range_of_float16_is_reported(wire, value, overflows):
     own = [tf.constant([0.0, value])]
     (mine, theirs), _ = exchanged(wire, own, own, [(2,)])
     assert bool(mine[1]) is bool(theirs[1]) is overflows
 
 
-def test_what_was_float16_before_has_not_overflowed_on_the_wire():
+def test_infinite_float16_gradients_have_not_overflowed_on_the_wire():
     own = [tf.constant([np.inf], tf.float16)]
     (mine, _), _ = exchanged("float16", own, own, [(1,)])
     assert not mine[1]
 
 
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])
-def test_the_bytes_told_are_those_of_what_is_summed(wire):
+def test_the_reported_bytes_are_those_of_packed_gradients(wire):
     gradients = [OWN[0], None, *OWN[2:]]
-    exchange = GradientPacking(SHAPES, wire)
+    packing = GradientPacking(SHAPES, wire)
     tensors = [None if each is None else tf.constant(each) for each in gradients]
-    summed = _sent(exchange, tensors)
-    assert exchange.size(tensors) == sum(value.shape[0] * value.dtype.size for value in summed)
+    summed = _sent(packing, tensors)
+    assert packing.size(tensors) == sum(value.shape[0] * value.dtype.size for value in summed)

@@ -1,4 +1,4 @@
-"""What is pulled and pushed is what there was, whatever it was joined with on the way."""
+"""Values and gradients arrive unchanged, whatever they are packed with."""
 
 import keras
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist_cli.spec.sections.updates import ShardRule
-from tfdist_cli.train.engine.parameter_server.transport import Beside, Transport
+from tfdist_cli.train.engine.parameter_server.transport import Piggyback, Transport
 from tfdist_cli.train.model.embeddings import Lookup
 from tfdist_cli.train.variables.sharding import parts
 
@@ -17,7 +17,7 @@ DTYPES = ("float32", "float32", "bfloat16", "float32", "bfloat16")
 
 
 def variable(value, dtype="float32"):
-    """One that is made as layers make theirs: where it is to be spread, it is."""
+    """A variable created as layers create theirs: sharded if its size asks for it."""
     made = keras.Variable("zeros", shape=np.shape(value), dtype=dtype)
     made.assign(value)
     return made
@@ -37,7 +37,7 @@ def same(given, variables):
 
 
 def whole(gradient, variable):
-    """What arrived for a variable, as one array."""
+    """The gradient that arrived for a variable, as one array."""
     shards = []
     for part, of in zip(gradient, parts(variable), strict=True):
         assert part.dtype == of.dtype
@@ -45,14 +45,14 @@ def whole(gradient, variable):
     return np.concatenate(shards) if len(shards) > 1 else shards[0]
 
 
-def sent(wire, lookups, gradients):
-    """Through a compiled function: what workers pulled, and the mean of the gradients that arrived."""
+def sent(transport, lookups, gradients):
+    """Runs a compiled function: returns what workers pulled, and the mean of the gradients that arrived."""
 
     @tf.function(autograph=False)
     def send():
-        pulled = [wire.pull(lookup) for lookup in lookups]
-        arrivals = [wire.push(given, own) for given, own in zip(gradients, pulled, strict=True)]
-        return [own.values for own in pulled], wire.gradients(arrivals)
+        pulled = [transport.pull(lookup) for lookup in lookups]
+        pushed = [transport.push(given, own) for given, own in zip(gradients, pulled, strict=True)]
+        return [own.values for own in pulled], transport.gradients(pushed)
 
     return send()
 
@@ -100,9 +100,11 @@ def test_no_parameters():
 ROWS = 10
 
 
-@pytest.fixture(params=[(1, 3), (1, 4), (3, 3), (3, 4)], ids=["whole", "whole-alike", "spread", "spread-alike"])
+@pytest.fixture(
+    params=[(1, 3), (1, 4), (3, 3), (3, 4)], ids=["whole", "whole-same-width", "sharded", "sharded-same-width"]
+)
 def model(request, servers):
-    """A table among dense parameters, another one as wide or not, and one of the type bfloat16, on so many ps."""
+    """A table among dense parameters, another one of the same width or not, and one of type bfloat16."""
     random = np.random.default_rng(1)
     count, width = request.param
     with servers(count, shard=ShardRule(min_bytes=100)).scope():
@@ -119,15 +121,15 @@ def model(request, servers):
 
 TABLES = (1, 3, 4)
 NUMBERS = [[[3, 0, 4, 9], [11], [2]], [[4, 5], [], [0, 9, 7]], [[], [1, 0], [2, 3]]]
-"""For each of three workers the rows of each table; with 3 shards, of 4, 3 and 3 rows, some are asked for none.
-Those of one shard stand behind those of the one before."""
+"""For each of three workers the rows of each table, shard by shard. With 3 shards, of 4, 3 and 3 rows, some shards get
+no request."""
 
 
 def lookup(worker, variables):
     rows = []
-    for place, numbers in zip(TABLES, NUMBERS[worker], strict=True):
+    for index, numbers in zip(TABLES, NUMBERS[worker], strict=True):
         begin = 0
-        for part in parts(variables[place]):
+        for part in parts(variables[index]):
             own = [number - begin for number in numbers if 0 <= number - begin < part.shape[0]]
             rows.append(tf.constant(own, tf.int32))
             begin += part.shape[0]
@@ -135,64 +137,64 @@ def lookup(worker, variables):
 
 
 def gradients_of(worker, variables, dtype=np.float32):
-    """What a worker's step could give: for tables, one for each of the looked-up rows."""
+    """Gradients of a worker's step: for tables, one for each of the looked-up rows."""
     random = np.random.default_rng(100 + worker)
     shapes = [each.shape for each in variables]
-    for place, rows in zip(TABLES, NUMBERS[worker], strict=True):
-        shapes[place] = (len(rows), *shapes[place][1:])
+    for index, rows in zip(TABLES, NUMBERS[worker], strict=True):
+        shapes[index] = (len(rows), *shapes[index][1:])
     return [tf.cast(random.normal(size=shape), each.dtype) for shape, each in zip(shapes, variables, strict=True)]
 
 
 def in_the_whole(worker, variables, gradients):
-    """The same as gradients of whole variables."""
+    """The same gradients, with respect to whole variables."""
     full = [tf.cast(gradient, tf.float64).numpy() for gradient in gradients]
-    for place, rows in zip(TABLES, NUMBERS[worker], strict=True):
-        values, full[place] = full[place], np.zeros(variables[place].shape)
-        full[place][rows] = values
+    for index, rows in zip(TABLES, NUMBERS[worker], strict=True):
+        values, full[index] = full[index], np.zeros(variables[index].shape)
+        full[index][rows] = values
     return full
 
 
 def test_of_tables_the_rows_arrive_in_the_order_of_their_numbers(model):
-    wire = Transport(model, TABLES)
+    transport = Transport(model, TABLES)
     for worker in range(3):
-        (values,), _ = sent(wire, [lookup(worker, model)], [gradients_of(worker, model)])
+        (values,), _ = sent(transport, [lookup(worker, model)], [gradients_of(worker, model)])
         same([values[0], values[2]], [model[0], model[2]])
-        for place, rows in zip(TABLES, NUMBERS[worker], strict=True):
-            assert values[place].dtype == model[place].dtype
-            np.testing.assert_array_equal(values[place], np.asarray(model[place].numpy())[rows])
+        for index, rows in zip(TABLES, NUMBERS[worker], strict=True):
+            assert values[index].dtype == model[index].dtype
+            np.testing.assert_array_equal(values[index], np.asarray(model[index].numpy())[rows])
 
 
 @pytest.mark.parametrize("workers", [(0,), (1,), (0, 1), (0, 1, 2)])
 def test_the_mean_of_gradients_arrives_where_each_row_is(model, workers):
-    wire = Transport(model, TABLES)
+    transport = Transport(model, TABLES)
     given = {worker: gradients_of(worker, model) for worker in workers}
-    _, arrived = sent(wire, [lookup(worker, model) for worker in workers], list(given.values()))
+    _, arrived = sent(transport, [lookup(worker, model) for worker in workers], list(given.values()))
     wanted = np.mean([np.array(in_the_whole(n, model, own), object) for n, own in given.items()], axis=0)
-    for place, (gradient, mean) in enumerate(zip(arrived, wanted, strict=True)):
-        if place in TABLES:
+    for index, (gradient, mean) in enumerate(zip(arrived, wanted, strict=True)):
+        if index in TABLES:
             for part in gradient:
                 assert isinstance(part, tf.IndexedSlices)
                 assert len(set(part.indices.numpy())) == len(part.indices), "each row once"
-        rounding = 2.0**-6 if model[place].dtype == "bfloat16" else 1e-6
-        np.testing.assert_allclose(np.float64(whole(gradient, model[place])), mean, atol=rounding)
+        rounding = 2.0**-6 if model[index].dtype == "bfloat16" else 1e-6
+        np.testing.assert_allclose(np.float64(whole(gradient, model[index])), mean, atol=rounding)
 
 
 def test_no_ps_sends_a_whole_table(model):
-    wire = Transport(model, TABLES)
-    pulled = tf.function(lambda: wire.pull(lookup(0, model)).values).get_concrete_function()
+    transport = Transport(model, TABLES)
+    pulled = tf.function(lambda: transport.pull(lookup(0, model)).values).get_concrete_function()
     read = {
         capture.name for op in pulled.graph.get_operations() if op.type == "ReadVariableOp" for capture in op.inputs
     }
     handles = {id(outer): inner.name for outer, inner in pulled.graph.captures}
-    for place, each in enumerate(model):
+    for index, each in enumerate(model):
         for part in parts(each):
-            assert (handles[id(part.handle)] in read) == (place not in TABLES)
+            assert (handles[id(part.handle)] in read) == (index not in TABLES)
 
 
 def test_held_values_are_not_read_again(model):
-    wire = Transport(model, TABLES)
-    held = wire.pull(Lookup([tf.zeros([0], tf.int32) for place in TABLES for _ in parts(model[place])], [])).values
-    again = tf.function(lambda: wire.pull(lookup(1, model), held).values)
+    transport = Transport(model, TABLES)
+    held = transport.pull(Lookup([tf.zeros([0], tf.int32) for index in TABLES for _ in parts(model[index])], [])).values
+    again = tf.function(lambda: transport.pull(lookup(1, model), held).values)
     assert "ReadVariableOp" not in {op.type for op in operations(again)}
     values = again()
     same([values[0], values[2]], [model[0], model[2]])
@@ -201,114 +203,116 @@ def test_held_values_are_not_read_again(model):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_narrow_wire_rounds_once_each_way_and_keeps_types(model, dtype):
-    wire = Transport(model, TABLES, dtype)
+    transport = Transport(model, TABLES, dtype)
     given = gradients_of(0, model)
-    (values,), arrived = sent(wire, [lookup(0, model)], [given])
-    for place, (value, gradient) in enumerate(zip(values, arrived, strict=True)):
-        kept = model[place].dtype
+    (values,), arrived = sent(transport, [lookup(0, model)], [given])
+    for index, (value, gradient) in enumerate(zip(values, arrived, strict=True)):
+        kept = model[index].dtype
         assert value.dtype == kept
-        whole_value = tf.convert_to_tensor(model[place].numpy())
-        wanted = tf.gather(whole_value, NUMBERS[0][TABLES.index(place)]) if place in TABLES else whole_value
-        narrow = kept == "bfloat16"  # as wide as the wire: it crosses as it is
+        whole_value = tf.convert_to_tensor(model[index].numpy())
+        wanted = tf.gather(whole_value, NUMBERS[0][TABLES.index(index)]) if index in TABLES else whole_value
+        narrow = kept == "bfloat16"  # as wide as the wire: it is not rounded
         np.testing.assert_array_equal(value, wanted if narrow else tf.cast(tf.cast(wanted, dtype), kept))
-        sent_up = in_the_whole(0, model, [each if narrow else tf.cast(each, dtype) for each in given])[place]
-        np.testing.assert_array_equal(np.float64(whole(gradient, model[place])), sent_up)
+        sent_up = in_the_whole(0, model, [each if narrow else tf.cast(each, dtype) for each in given])[index]
+        np.testing.assert_array_equal(np.float64(whole(gradient, model[index])), sent_up)
 
 
 def casts(function, dtype):
-    """How often a function casts to a type, and from it."""
+    """How many times a function casts to a type, and from it."""
     found = [(op.inputs[0].dtype, op.outputs[0].dtype) for op in operations(function) if op.type == "Cast"]
     return sum(to == dtype for _, to in found), sum(of == dtype for of, _ in found)
 
 
 def test_a_narrow_wire_casts_once_for_each_ps_and_way():
     variables = [variable(np.ones((2, 2))) for _ in range(5)]
-    wire = Transport(variables, dtype="float16")
-    assert casts(tf.function(lambda: wire.pull().values), tf.float16) == (1, 1)
-    pulled = wire.pull()
+    transport = Transport(variables, dtype="float16")
+    assert casts(tf.function(lambda: transport.pull().values), tf.float16) == (1, 1)
+    pulled = transport.pull()
     gradients = [tf.ones((2, 2))] * 5
-    assert casts(tf.function(lambda: wire.gradients([wire.push(gradients, pulled)])), tf.float16) == (1, 1)
+    assert casts(tf.function(lambda: transport.gradients([transport.push(gradients, pulled)])), tf.float16) == (1, 1)
     plain = Transport(variables)
     assert casts(tf.function(lambda: plain.pull().values), tf.float16) == (0, 0)
 
 
 def test_compensation_is_the_papers_formula(model):
-    wire = Transport(model, TABLES)
+    transport = Transport(model, TABLES)
     given, factor = gradients_of(0, model), 0.3
-    pulled = wire.pull(lookup(0, model))
+    pulled = transport.pull(lookup(0, model))
     before = [np.float64(each.numpy()) for each in model]
     for each in model:
         each.assign(tf.cast(each, "float32") * 1.5 - 0.25)
-    changed = wire.gradients([wire.compensated(wire.push(given, pulled), pulled, factor)])
-    for place, gradient in enumerate(in_the_whole(0, model, given)):
-        moved = np.float64(model[place].numpy()) - before[place]
+    changed = transport.gradients([transport.compensated(transport.push(given, pulled), pulled, factor)])
+    for index, gradient in enumerate(in_the_whole(0, model, given)):
+        moved = np.float64(model[index].numpy()) - before[index]
         wanted = gradient + factor * gradient**2 * moved
-        tolerance = 0.1 if model[place].dtype == "bfloat16" else 1e-6
-        np.testing.assert_allclose(np.float64(whole(changed[place], model[place])), wanted, atol=tolerance)
+        tolerance = 0.1 if model[index].dtype == "bfloat16" else 1e-6
+        np.testing.assert_allclose(np.float64(whole(changed[index], model[index])), wanted, atol=tolerance)
 
 
-def test_what_has_not_changed_needs_no_compensation_whatever_crosses(model):
-    wire = Transport(model, TABLES, "bfloat16")
+def test_unchanged_parameters_need_no_compensation_whatever_the_wire(model):
+    transport = Transport(model, TABLES, "bfloat16")
     given = gradients_of(0, model)
-    pulled = wire.pull(lookup(0, model))
-    arrival = wire.push(given, pulled)
-    plain, changed = (wire.gradients([each]) for each in (arrival, wire.compensated(arrival, pulled, 0.5)))
-    for place, each in enumerate(model):
-        np.testing.assert_array_equal(whole(changed[place], each), whole(plain[place], each))
+    pulled = transport.pull(lookup(0, model))
+    pushed = transport.push(given, pulled)
+    plain, changed = (transport.gradients([each]) for each in (pushed, transport.compensated(pushed, pulled, 0.5)))
+    for index, each in enumerate(model):
+        np.testing.assert_array_equal(whole(changed[index], each), whole(plain[index], each))
 
 
 @pytest.mark.parametrize("dtypes", [["float32"] * 5, ["bfloat16"] * 5, ["float64"] * 5])
 @pytest.mark.parametrize("tables", [(), (0,), (0, 4)])
-@pytest.mark.parametrize("crossing", ["float32", "float16"])
-def test_numbers_cross_beside_gradients_to_the_bit(dtypes, tables, crossing):
-    wire = Transport(parameters(dtypes), tables, crossing)
-    carrier = wire.carrier(wire.posts[0].device)
+@pytest.mark.parametrize("wire", ["float32", "float16"])
+def test_numbers_cross_with_gradients_to_the_bit(dtypes, tables, wire):
+    transport = Transport(parameters(dtypes), tables, wire)
+    bucket = transport.piggyback_bucket(transport.buckets[0].device)
     numbers = [[np.pi, np.nan, 1e-310, -0.0], [2.0**62, -np.inf, 3.0, 1 / 3]]
     gradients = [tf.cast(tf.fill(shape, 1.5), dtype) for shape, dtype in zip(SHAPES, dtypes, strict=True)]
-    lookup = Lookup([tf.range(SHAPES[place][0]) for place in tables], [])
+    lookup = Lookup([tf.range(SHAPES[index][0]) for index in tables], [])
 
     @tf.function(autograph=False)
     def send():
-        pulled = wire.pull(lookup)
-        besides = [Beside(carrier, tf.constant(own, tf.float64)) for own in numbers]
-        arrivals = [wire.push(gradients, pulled, beside) for beside in besides]
-        found = [gradient for [gradient] in wire.gradients(arrivals, carrier)]
-        return [arrival.beside for arrival in arrivals], list(map(tf.convert_to_tensor, found))
+        pulled = transport.pull(lookup)
+        piggybacks = [Piggyback(bucket, tf.constant(own, tf.float64)) for own in numbers]
+        pushed = [transport.push(gradients, pulled, piggyback) for piggyback in piggybacks]
+        found = [gradient for [gradient] in transport.gradients(pushed, bucket)]
+        return [each.piggyback for each in pushed], list(map(tf.convert_to_tensor, found))
 
     arrived, found = send()
     assert [own.numpy().tobytes() for own in arrived] == [np.array(own).tobytes() for own in numbers]
-    for gradient, there in zip(gradients, found, strict=True):
-        np.testing.assert_array_equal(there.numpy(), gradient.numpy())
+    for gradient, own in zip(gradients, found, strict=True):
+        np.testing.assert_array_equal(own.numpy(), gradient.numpy())
 
 
-def test_numbers_cross_only_where_gradients_are_joined():
-    alone, joined = (Transport(parameters()[:count]) for count in (1, 2))
-    device = alone.posts[0].device
-    assert (alone.carrier(device), joined.carrier(device), joined.carrier("/job:ps/task:7")) == (None, 0, None)
+def test_numbers_cross_only_with_packed_gradients():
+    single, packed = (Transport(parameters()[:count]) for count in (1, 2))
+    device = single.buckets[0].device
+    assert single.piggyback_bucket(device) is None
+    assert packed.piggyback_bucket(device) == 0
+    assert packed.piggyback_bucket("/job:ps/task:7") is None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tables", [(), (0,), (0, 4)])
-def test_the_bytes_told_are_those_of_what_crosses(monkeypatch, dtype, tables):
-    wire = Transport(parameters(["float32"] * len(SHAPES)), tables, dtype)
-    lookup = Lookup([tf.constant([1, 0][: place // 4 + 1]) for place in tables], [])
+def test_the_reported_bytes_are_those_that_cross(monkeypatch, dtype, tables):
+    transport = Transport(parameters(["float32"] * len(SHAPES)), tables, dtype)
+    lookup = Lookup([tf.constant([1, 0][: index // 4 + 1]) for index in tables], [])
     crossed, numbers = [], []
 
-    def keeping(kept, place, method):
+    def keeping(kept, index, method):
         def call(*args):
             result = method(*args)
-            kept.append(args[place] if place else result)
+            kept.append(args[index] if index else result)
             return result
 
         return call
 
     monkeypatch.setattr(Transport, "_rounded", keeping(crossed, 0, Transport._rounded))
-    monkeypatch.setattr(Transport, "_numbers", keeping(numbers, 1, Transport._numbers))
-    wire.push([None] * len(SHAPES), wire.pull(lookup))
+    monkeypatch.setattr(Transport, "_row_numbers", keeping(numbers, 1, Transport._row_numbers))
+    transport.push([None] * len(SHAPES), transport.pull(lookup))
 
     def size(values):
         return sum(tf.size(value).numpy() * value.dtype.size for value in tf.nest.flatten(values))
 
-    told = {name: int(value) for name, value in wire.sizes(lookup).items()}
+    reported = {name: int(value) for name, value in transport.sizes(lookup).items()}
     pulled, pushed = crossed
-    assert told == {"pulled": size(pulled), "pushed": size(pushed) + size(numbers)}
+    assert reported == {"pulled": size(pulled), "pushed": size(pushed) + size(numbers)}

@@ -1,8 +1,8 @@
 """The engine of one process, `MirroredStrategy` and `MultiWorkerMirroredStrategy`: replicas take each step together.
 
-Each replica computes gradients of its own batch; all gradients of a step cross the network as one packed tensor, in the
-wire's type, and are summed; each replica applies the same update to its own copy. What an execution counted (losses,
-metrics, examples, moving statistics, wishes to pause) crosses once at its end, in float64.
+Each replica computes gradients of its own batch. All gradients of a step cross the network as one packed tensor, in the
+wire's type, and are summed. Each replica applies the same update to its own copy of the variables. Losses, metrics,
+examples, moving statistics and votes for a pause are summed once at the end of an execution, in float64.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, checked, ende
 from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules
 from tfdist_cli.train.engine.fallback import FirstExecution, attempted, reason
 from tfdist_cli.train.engine.mirrored.gradient_packing import GradientPacking
-from tfdist_cli.train.engine.step_timer import Watch
+from tfdist_cli.train.engine.step_timer import StepTimer
 from tfdist_cli.train.model.evaluation import batch_evaluation_function, evaluation_function
 from tfdist_cli.train.model.evaluation_state import EvaluationState
 from tfdist_cli.train.model.jit import choose_xla, run_locally
@@ -33,13 +33,13 @@ from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.rng import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep, values
 from tfdist_cli.train.optimizers.apply import (
-    disable_gradient_reduction,
+    in_place_of,
     innermost,
-    leaf_optimizers,
-    learning_rate_at,
-    substituted,
+    leave_sums_to_engine,
+    rate_of,
+    updating,
 )
-from tfdist_cli.train.optimizers.learning_rate import RateScaling
+from tfdist_cli.train.optimizers.learning_rate import Rate
 from tfdist_cli.train.optimizers.registry import fused
 from tfdist_cli.train.tf_compat.distribute import updates_apart
 from tfdist_cli.train.tf_compat.functions import SINGLE_THREADED, may_run_in_order, rehearse
@@ -53,17 +53,17 @@ log = logging.getLogger("tfdist")
 
 @dataclass(frozen=True)
 class Membership:
-    """The tasks that train together, and which of them this process is.
+    """The tasks that train together, and the one that this process is.
 
     Args:
         tasks: their names in the order of their replicas, `("chief:0", "worker:0")`.
-        index: this process's place among them; 0 is the chief.
-        mesh: what sums up over them; None where TensorFlow's collectives do.
+        index: this process's index among them; 0 is the chief.
+        all_reduce: sums over them; None if TensorFlow's collectives do.
     """
 
     tasks: tuple[str, ...] = ("chief:0",)
     index: int = 0
-    mesh: AllReduce | None = None
+    all_reduce: AllReduce | None = None
 
 
 class MirroredEngine:
@@ -91,7 +91,7 @@ class MirroredEngine:
         self._step = step
         self._element_spec = element_spec
         self._rules = rules
-        self._exchange = GradientPacking([variable.shape for variable in step.parameters], rules.wire)
+        self._packing = GradientPacking([variable.shape for variable in step.parameters], rules.wire)
         self._strategy = strategy
         self._assigned = assigned_variables(strategy)
         self._members = membership
@@ -99,30 +99,30 @@ class MirroredEngine:
         self._local = self._replicas // len(membership.tasks)
         self._sums_on_gpus = self._replicas > 1 and "GPU" in strategy.extended.worker_devices[0]
         if self._sums_on_gpus and rules.wire == "bfloat16":
-            log.info("wire: bfloat16 is rounded to, but crosses as float32 between GPUs; float16 crosses as such")
+            log.info("wire: values are rounded to bfloat16, but cross as float32 between GPUs; use float16 for less")
         step.batches_per_update, step.sums_gradients = self._replicas, True
-        self._rate = RateScaling(rules.learning_rate, self._replicas)
-        self._watched = rules.phases
+        self._rate = Rate(rules.learning_rate, self._replicas)
+        self._measures_phases = rules.phases
         self.workers = len(membership.tasks)
         self.sharers = self._replicas
         self.is_chief = membership.index == 0
         self._totals = MetricTotals(step)
         self._seeds = SeedCounters(step, element_spec, self._replicas)
-        self._shared = self._seeds.exclude(step.assigned_state(element_spec))
-        """The places of state variables that become the mean over the replicas; seeds are computed.
+        self._averaged = self._seeds.exclude(step.assigned_state(element_spec))
+        """The indices of state variables that become the mean over the replicas; seeds are computed.
 
-        Integer state is the same on all replicas, so that its mean is what it was.
+        Integer state is the same on all replicas, and so is its mean.
         """
         self._functions: dict[int, tuple[Any, str]] = {}
-        self._told_executor = False
+        self._executor_logged = False
         self._evaluation: Any = None
         self._batch_evaluation: Any = None
         self._scored_state: EvaluationState | None = None
         self._iterator: Any = None
         self._dataset: Any = None
         self._data: Callable[[], tf.data.Dataset] | None = None
-        self._sum = membership.mesh.sum if membership.mesh else self._summing_function()
-        disable_gradient_reduction(step.model.optimizer)
+        self._sum = membership.all_reduce.sum if membership.all_reduce else self._summing_function()
+        leave_sums_to_engine(step.model.optimizer)
         self._check_accumulation()
         faster = choose_xla(step, element_spec, rules.jit, run_locally)
         step.jit = bool(self.total(np.array([float(faster and self.is_chief)]))[0])
@@ -131,7 +131,7 @@ class MirroredEngine:
             self.scope,
             self.total,
             self._take_standard_path,
-            tells=self.is_chief,
+            logs=self.is_chief,
         )
 
     def scope(self) -> AbstractContextManager[Any]:
@@ -163,9 +163,9 @@ class MirroredEngine:
         while left and not pause.agreed():
             count = size if left >= size and self._rules.optimized else 1
             vote = tf.constant(float(pause.wanted()), tf.float64)
-            with self.scope(), self._told(), self._assigned.paused():
+            with self.scope(), self._failures_named(), self._assigned.paused():
                 try:
-                    summary = self._executed(count, self._iterator, tf.constant(start, tf.int64), vote).numpy()
+                    summary = self._execute(count, self._iterator, tf.constant(start, tf.int64), vote).numpy()
                 except tf.errors.OutOfRangeError as error:
                     raise ended_early(f"{self._members.tasks[self._members.index]}'s data") from error
             yield self._execution(start, count, summary)
@@ -184,11 +184,11 @@ class MirroredEngine:
                 self._evaluation = evaluation_function(self._step, self._totals, scored)
             counted = self._evaluation(iter(dataset), tf.constant(limit, tf.int64), self._shard()).numpy()
         totals = MetricTotals(self._step)
-        totals.add(self._added_up(counted))
+        totals.add(self._summed_counts(counted))
         return totals
 
     def test_steps(self, data: DatasetFunction, *, steps: int | None) -> Iterator[Callable[[], np.ndarray]]:
-        """See `Engine.test_steps`; a task that has no batch left takes part in the others' with nothing."""
+        """See `Engine.test_steps`; a task that has no batch left adds zeros to the sums of the others."""
         dataset, left = self._to_score(data, steps)
         iterator = iter(dataset)
         with self.scope():
@@ -227,7 +227,7 @@ class MirroredEngine:
         return self._step.parameters + self._step.state + list(self._step.model.optimizer.variables)
 
     def _share(self, variables: list[keras.Variable]) -> None:
-        """Gives every task what the chief has of some variables."""
+        """Copies some of the chief's variables to every task."""
         for dtype in dict.fromkeys(variable.dtype for variable in variables):
             group = [variable for variable in variables if variable.dtype == dtype]
             carrier = tf.as_dtype(dtype) if tf.as_dtype(dtype).is_floating else tf.int64
@@ -245,22 +245,22 @@ class MirroredEngine:
             self._seeds.write(step)
 
     def leave(self) -> None:
-        """Waits until every task is here: one that left earlier would make the others fail."""
+        """Waits until every task calls it: if one exited earlier, the others would fail."""
         self.total(np.zeros(1))
 
     def _to_score(self, data: DatasetFunction, steps: int | None) -> tuple[tf.data.Dataset, int]:
-        """This task's shard of the data to score, and how many batches of it; -1 for all."""
+        """This task's shard of the data to score, and its number of batches; -1 for all."""
         index, count = self._members.index, self.workers
         limit = -1 if steps is None else steps // count + (index < steps % count)
         return checked(data, Shard(index, count, index)), limit
 
     def _scored(self, batch: Any) -> np.ndarray:
-        """What all tasks have counted in one batch of each; this one's may be None."""
+        """The sum over all tasks of what was counted in one batch of each; this task's batch may be None."""
         counted = np.zeros(self._totals.size + (self._scored_state.size if self._scored_state else 0))
         if batch is not None:
             with self.scope():
                 counted = self._batch_evaluation(batch, self._shard()).numpy()
-        return self._added_up(counted)
+        return self._summed_counts(counted)
 
     def _scoring(self, dataset: tf.data.Dataset) -> EvaluationState:
         if self._scored_state is None:
@@ -270,8 +270,8 @@ class MirroredEngine:
     def _shard(self) -> tf.Tensor:
         return tf.constant([self._members.index, self.workers], tf.int64)
 
-    def _added_up(self, counted: np.ndarray) -> np.ndarray:
-        """What all tasks have counted; what they have changed of the state is written."""
+    def _summed_counts(self, counted: np.ndarray) -> np.ndarray:
+        """The sum over all tasks of what was counted; applies the changes that they have made to the state."""
         counted, changed = np.split(self.total(counted), [self._totals.size])
         with self.scope(), self._assigned.paused():
             if self._scored_state:
@@ -281,13 +281,13 @@ class MirroredEngine:
     def _take_standard_path(self) -> None:
         self._rules = replace(self._rules, optimized=False)
         shapes = [variable.shape for variable in self._step.parameters]
-        self._exchange = GradientPacking(shapes, self._rules.wire, packed=False)
+        self._packing = GradientPacking(shapes, self._rules.wire, packed=False)
         self._step.jit = self._rules.jit is True
         self._functions.clear()
         if self._data:
             self._iterator = iter(self._data())
 
-    def _executed(self, count: int, *args: Any) -> tf.Tensor:
+    def _execute(self, count: int, *args: Any) -> tf.Tensor:
         if count not in self._functions:
             function = self._execution_function(count)
             self._functions[count] = function, SINGLE_THREADED if self._runs_in_order(function, *args) else ""
@@ -296,21 +296,24 @@ class MirroredEngine:
             return function(*args)
 
     def _runs_in_order(self, function: Any, iterator: Any, *args: Any) -> bool:
-        """Whether this task, like all others, runs a function by TensorFlow's executor for a single thread."""
-        # Several replicas have to run at the same time; and TensorFlow's collectives would not outlive a rehearsal.
-        alone = self._local == 1 and (self._members.mesh or self.workers == 1) and self._rules.optimized
+        """Whether this task, like all others, runs a function with TensorFlow's single-threaded executor."""
+        # Several replicas have to run at the same time, and TensorFlow's collectives would not survive a rehearsal.
+        alone = self._local == 1 and (self._members.all_reduce or self.workers == 1) and self._rules.optimized
         if not alone:
             return False
         wanted = may_run_in_order(function, iterator, *args)
         attempt = partial(rehearse, function, self._dataset.take(0), *args) if wanted else lambda: None
         failure = attempted(attempt, self.total)
-        if failure is not None and self.is_chief and not self._told_executor:
-            self._told_executor = True
-            log.info("operations are run by TensorFlow's usual executor, not in a row: %s", reason(failure))
+        if failure is not None and self.is_chief and not self._executor_logged:
+            self._executor_logged = True
+            log.info(
+                "TensorFlow's default executor runs the operations, not the single-threaded one: %s", reason(failure)
+            )
         return wanted and failure is None
 
-    def _told(self) -> AbstractContextManager[None]:
-        return self._members.mesh.told() if self._members.mesh else nullcontext()
+    def _failures_named(self) -> AbstractContextManager[None]:
+        """Raises a failed all-reduce as an error that names the task."""
+        return self._members.all_reduce.told() if self._members.all_reduce else nullcontext()
 
     def _execution(self, first: int, count: int, summary: np.ndarray) -> Execution:
         metrics, replicas = self._totals.size, self._replicas
@@ -330,7 +333,7 @@ class MirroredEngine:
     def _execution_function(self, count: int) -> Any:
         """`count` steps of all replicas as one function."""
         step, seeds, totals, replicas = self._step, self._seeds, self._totals, self._replicas
-        places = self._shared
+        averaged = self._averaged
 
         def replica_steps(batches: Any, first: tf.Tensor, vote: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()
@@ -338,45 +341,45 @@ class MirroredEngine:
             state, metrics = values(step.state), totals.initial_values()
             losses, overflows = [], []
             examples = tf.zeros([], tf.int64)
-            watch = Watch(self._watched)
+            timer = StepTimer(self._measures_phases)
             for number, batch in enumerate(batches):
-                watch.after("data", batch)
+                timer.end("data", batch)
                 state = seeds.state_for_step(state, first + number, replica)
                 result = step.train(values(step.parameters), state, metrics, batch)
-                watch.after("compute", result.gradients)
-                gradients, overflow = self._summed(result.gradients, context, watch)
-                with watch.over("update"):
+                timer.end("compute", result.gradients)
+                gradients, overflow = self._summed(result.gradients, context, timer)
+                with timer.during("update"):
                     self._apply(gradients)
                 state, metrics = result.state, result.metrics
                 examples += result.examples
                 losses.append(result.loss)
                 overflows.append(overflow)
             own = tf.one_hot(replica, replicas, dtype=tf.float64)
-            total = [tf.reshape(tf.cast(state[place], tf.float64), [-1]) for place in places]
+            total = [tf.reshape(tf.cast(state[index], tf.float64), [-1]) for index in averaged]
             losses = tf.cast(tf.stack(losses), tf.float64) / replicas
             # Every local replica votes for its task: any vote at all is one.
             counted = [tf.cast(tf.stack(overflows), tf.float64), totals.pack(metrics)]
-            phases = [tf.reshape(own[:, None] * each, [-1]) for each in watch.totals()]
+            phases = [tf.reshape(own[:, None] * each, [-1]) for each in timer.totals()]
             parts = [losses, *counted, own * tf.cast(examples, tf.float64), vote[None], *phases, *total]
             return self._all_reduce(tf.concat(parts, axis=0), context)
 
         @tf.function(autograph=False)
         def execute(iterator: Any, first: tf.Tensor, vote: tf.Tensor) -> tf.Tensor:
             batches = self._batches(iterator, count)
-            summed = self._run(_once_read(replica_steps), (batches, first, vote))
+            summed = self._run(_after_reading(replica_steps), (batches, first, vote))
             summary = self._strategy.experimental_local_results(summed)[0]
-            sizes = [int(np.prod(step.state[place].shape)) for place in places]
-            # Each size is given: TensorFlow's kernel for a single part of size -1 fails.
+            sizes = [int(np.prod(step.state[index].shape)) for index in averaged]
+            # All sizes are given: TensorFlow's kernel fails for a single part of size -1.
             parts = tf.split(summary, [int(summary.shape[0]) - sum(sizes), *sizes])
-            for place, part in zip(places, parts[1:], strict=True):
-                variable = step.state[place]  # divided after the sum: thirds of one do not sum up to one
+            for index, part in zip(averaged, parts[1:], strict=True):
+                variable = step.state[index]  # divided after the sum: three thirds do not sum to one
                 variable.value.assign(tf.cast(tf.reshape(part / replicas, variable.shape), variable.dtype))
             return parts[0]
 
         return execute
 
     def _batches(self, iterator: Any, count: int) -> Any:
-        """`count` batches for each local replica: those of a step follow each other in the data."""
+        """`count` batches for each local replica: the batches of a step follow each other in the data."""
         steps = [[next_batch(iterator) for _ in range(self._local)] for _ in range(count)]
         own = list(zip(*steps, strict=True))
         if self._local == 1:
@@ -391,11 +394,11 @@ class MirroredEngine:
         optimizer = self._step.model.optimizer
         with ExitStack() as within:
             accumulates = False
-            for inner in leaf_optimizers(optimizer):
-                # Another local replica may have replaced the rate by what it has read.
+            for inner in updating(optimizer):
+                # Another local replica may have replaced the rate with the value that it has read.
                 own = original(inner, LEARNING_RATE)
-                rate = learning_rate_at(own, tf.convert_to_tensor(inner.iterations), self._rate)
-                within.enter_context(substituted(inner, {LEARNING_RATE: Read(rate)}))
+                rate = rate_of(own, tf.convert_to_tensor(inner.iterations), self._rate)
+                within.enter_context(in_place_of(inner, {LEARNING_RATE: Read(rate)}))
                 accumulates = accumulates or bool(inner.gradient_accumulation_steps)
                 if not accumulates and self._rules.optimized:
                     within.enter_context(fused(inner))
@@ -404,12 +407,12 @@ class MirroredEngine:
     def _run(self, steps: Callable[..., tf.Tensor], args: tuple[Any, ...]) -> Any:
         """Runs a function on each local replica.
 
-        Keras accumulates gradients, and overwrites parameters with their averages, within a condition, where TensorFlow
-        cannot bring replicas together. It need not: each updates its own copies.
+        Keras accumulates gradients, and overwrites parameters with their averages, inside a condition, where TensorFlow
+        cannot synchronize replicas. It need not: each updates its own copies.
         """
         conditional = any(
             inner.gradient_accumulation_steps or (inner.use_ema and inner.ema_overwrite_frequency)
-            for inner in leaf_optimizers(self._step.model.optimizer)
+            for inner in updating(self._step.model.optimizer)
         )
         apart = conditional and tf.distribute.has_strategy()
         with updates_apart(self._strategy) if apart else nullcontext():
@@ -420,40 +423,40 @@ class MirroredEngine:
         inner = innermost(optimizer)
         if self._replicas > 1 and inner is not optimizer and inner.gradient_accumulation_steps:
             raise TrainingError(
-                "gradient_accumulation_steps and loss scaling (mixed_float16) don't go together on several replicas",
-                hint="take the mixed_bfloat16 policy, or larger batches",
+                "gradient_accumulation_steps and loss scaling (mixed_float16) cannot be combined on several replicas",
+                code="loss-scaling-unsupported",
+                hint="use the mixed_bfloat16 policy, or larger batches",
             )
 
     def _check_overflow(self, first: int, losses: np.ndarray, overflows: np.ndarray) -> None:
-        """Ends the training where the wire's type, not the training itself, made an update of infinities."""
+        """Ends the training if a gradient is infinite because of the wire's type, not because the training diverges."""
         if isinstance(self._step.model.optimizer, keras.optimizers.LossScaleOptimizer):
-            return  # it leaves such an update out, and lowers its scale
-        spoilt = np.flatnonzero(overflows)
-        if spoilt.size and np.isfinite(losses[: spoilt[0] + 1]).all():
+            return  # it skips such an update, and lowers its scale
+        overflown = np.flatnonzero(overflows)
+        if overflown.size and np.isfinite(losses[: overflown[0] + 1]).all():
             raise TrainingError(
-                f"the gradients of step {first + spoilt[0]} are beyond float16, in which they cross the network",
-                hint="take wire: bfloat16, which has the range of float32, and go on from the last checkpoint",
+                f"the gradients of step {first + overflown[0]} exceed the range of float16, the type of the wire",
+                code="wire-overflow",
+                hint="use wire: bfloat16, which has the range of float32, and continue from the last checkpoint",
             )
 
-    def _summed(self, gradients: list[Any], context: Any, watch: Watch) -> tuple[list[Any], tf.Tensor]:
-        """The gradients summed over all replicas, and whether the wire's type could not hold them."""
+    def _summed(self, gradients: list[Any], context: Any, timer: StepTimer) -> tuple[list[Any], tf.Tensor]:
+        """The gradients summed over all replicas, and whether they exceed the range of the wire's type."""
         if self._replicas == 1:
             return gradients, tf.constant(False)
-        watch.crossed(lambda: {"reduced": self._exchange.size(gradients)})
-        summed, overflow = self._exchange.sums(gradients, lambda value: self._all_reduce(value, context))
-        watch.after("all_reduce", summed)
+        timer.add_bytes(lambda: {"reduced": self._packing.size(gradients)})
+        summed, overflow = self._packing.sums(gradients, lambda value: self._all_reduce(value, context))
+        timer.end("all_reduce", summed)
         return summed, overflow
 
     def _all_reduce(self, value: tf.Tensor, context: Any) -> tf.Tensor:
         if self._replicas == 1:
             return value
-        if mesh := self._members.mesh:
-            return mesh.sum(value)
+        if all_reduce := self._members.all_reduce:
+            return all_reduce.sum(value)
         dtype = value.dtype
-        if (
-            self._sums_on_gpus and dtype == tf.bfloat16
-        ):  # which NCCL sums, but not by way of TensorFlow (nccl_manager.cc)
-            value = tf.cast(value, tf.float32)
+        if self._sums_on_gpus and dtype == tf.bfloat16:
+            value = tf.cast(value, tf.float32)  # NCCL supports bfloat16, but TensorFlow's use of it does not
         return tf.cast(context.all_reduce(tf.distribute.ReduceOp.SUM, value), dtype)
 
     def _summing_function(self) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -469,8 +472,8 @@ class MirroredEngine:
         return total
 
 
-def _once_read(steps: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-    """Steps of which nothing happens before the batches are there, such as counting an update, which needs no batch."""
+def _after_reading(steps: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    """Delays all operations of steps until the batches have been read, also those that need none: counting updates."""
 
     def run(batches: Any, *args: Any) -> tf.Tensor:
         with tf.control_dependencies(tf.nest.flatten(batches, expand_composites=True)):

@@ -1,4 +1,4 @@
-"""What every update rule on parameter servers works with."""
+"""State shared by all update rules: the model, the workers, the transport and the metrics."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.rng import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep, Tensors
 from tfdist_cli.train.optimizers.apply import apply
-from tfdist_cli.train.optimizers.learning_rate import RateScaling
-from tfdist_cli.train.optimizers.registry import kernels_disabled
+from tfdist_cli.train.optimizers.learning_rate import Rate
+from tfdist_cli.train.optimizers.registry import kernels_left_out
 from tfdist_cli.train.tf_compat.coordinator import failure_of, is_dead
 from tfdist_cli.train.variables.sharding import Gradient, assign
 
 CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
-_LOOK_SECONDS = 0.1
-_NOT_SENT = "Unable to parse tensor proto"
-"""What a task says that is given a dataset of another one's, which is no tensor that could be sent."""
+_POLL_SECONDS = 0.1
+_DATASET_OF_CHIEF = "Unable to parse tensor proto"
+"""Part of the error of a worker that is sent a dataset of the chief, which is no tensor that could be sent."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class ParameterServerContext:
         workers: TensorFlow's workers, in order.
         rules: how gradients become updates.
         tables: the model's tables that are looked up.
-        wire: the way between workers and ps.
+        transport: moves parameters and gradients between workers and ps.
         seeds: the model's seed counters.
-        own: the places in the model's state of what a step makes itself: what it assigns, but for the seeds.
+        assigned: the indices of the state variables that a step assigns, without the seeds.
         totals: packs metrics.
-        rate: what becomes of the learning rate.
+        rate: scales the learning rate.
         batches_per_update: how many batches of workers make one update.
     """
 
@@ -54,79 +54,80 @@ class ParameterServerContext:
     workers: list[Any]
     rules: Rules
     tables: EmbeddingTables
-    wire: Transport
+    transport: Transport
     seeds: SeedCounters
-    own: tuple[int, ...]
+    assigned: tuple[int, ...]
     totals: MetricTotals
-    rate: RateScaling | None
+    rate: Rate | None
     batches_per_update: int
 
     def apply(self, gradients: list[Gradient], present: list[bool]) -> tf.Tensor:
-        """Updates the parameters; returns how many updates there were before this one.
+        """Updates the parameters; returns how many updates were applied before this one.
 
         Args:
             gradients: one per parameter, by shards.
-            present: which parameters have a part in the loss.
+            present: which parameters the loss depends on.
         """
-        given = [gradient if there else None for gradient, there in zip(gradients, present, strict=True)]
-        with nullcontext() if self.rules.optimized else kernels_disabled():
+        given = [gradient if depends else None for gradient, depends in zip(gradients, present, strict=True)]
+        with nullcontext() if self.rules.optimized else kernels_left_out():
             return apply(self.step.model.optimizer, given, self.step.parameters, self.rate)
 
-    def own_state(self, state: Sequence[Any]) -> list[Any]:
-        """Of one thing for each state variable those of what a step makes itself."""
-        return [state[place] for place in self.own]
+    def assigned_of(self, state: Sequence[Any]) -> list[Any]:
+        """Selects from items, one for each state variable, those of the variables that a step assigns."""
+        return [state[index] for index in self.assigned]
 
     def assign_state(self, values: Tensors) -> None:
-        """Writes what `own_state` gave into its variables."""
-        for variable, value in zip(self.own_state(self.step.state), values, strict=True):
+        """Assigns values, selected by `assigned_of`, to the state variables."""
+        for variable, value in zip(self.assigned_of(self.step.state), values, strict=True):
             assign(variable, value)
 
-    def on_worker(self, worker: Any, function: Callable[..., Any], args: tuple[Any, ...] = ()) -> Any:
-        """Runs a function on one worker, and again when the worker has been replaced while its result is kept."""
+    def run_on_worker(self, worker: Any, function: Callable[..., Any], args: tuple[Any, ...] = ()) -> Any:
+        """Runs a function on a worker, and again if the worker is replaced while its `RemoteValue` is referenced."""
         return worker.create_resource(function, args=args)
 
-    def outcome(self, remote: Any, work: Callable[[], Any]) -> Any:
-        """What came of work that was begun on one worker; when that is lost before, another one begins it anew.
+    def result_of(self, remote: Any, function: Callable[[], Any]) -> Any:
+        """Waits for the result of a function that runs on a worker; if the worker is lost, another one runs it again.
 
         Args:
-            remote: the work as it was begun.
-            work: the function to begin again. What it returns has to be on the chief, or it could be lost after it.
+            remote: the function's `RemoteValue`.
+            function: run again. What it returns has to be on the chief, or it could be lost with the worker.
         """
         while True:
             try:
                 fetched = remote.fetch()
             except tf.errors.CancelledError:
                 if failure_of(remote) is not None:
-                    raise  # the work itself was cancelled
+                    raise  # the function itself was cancelled
                 fetched = None
             if fetched is not None:
                 return fetched
-            remote = self.on_worker(self._one_that_lives(), work)
+            remote = self.run_on_worker(self._live_worker(), function)
 
-    def _one_that_lives(self) -> Any:
+    def _live_worker(self) -> Any:
         pause = threading.Event()
         while True:
             for worker in self.workers:
                 if not is_dead(worker):
                     return worker
-            pause.wait(_LOOK_SECONDS)  # TensorFlow tells nobody when a worker has come back
+            pause.wait(_POLL_SECONDS)  # TensorFlow has no event for a worker that is back
 
 
 def raise_cause(error: Exception) -> NoReturn:
-    """Raises what a worker's execution failed of.
+    """Raises the cause of a worker's error.
 
     Raises:
-        TrainingError: its data has ended, or is the chief's own.
+        TrainingError: its data ended early, or was made on the chief.
     """
     cause = getattr(error, "original_exception", None)
     if isinstance(error, tf.errors.OutOfRangeError):
         raise _ended_early(error) from error
     if isinstance(cause, tf.errors.OutOfRangeError):
         raise _ended_early(cause) from error
-    if _NOT_SENT in str(cause or error):
+    if _DATASET_OF_CHIEF in str(cause or error):
         raise TrainingError(
-            "the data function takes a dataset that was made outside of it, which no worker can read",
-            hint="make the dataset within the function, or pass the dataset itself instead of a function",
+            "the data function uses a dataset that was made outside of it, which workers cannot read",
+            code="dataset-outside-function",
+            hint="make the dataset inside the function, or pass the dataset itself instead of a function",
         ) from error
     if isinstance(cause, Exception):
         raise cause from None

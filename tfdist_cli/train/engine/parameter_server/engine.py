@@ -1,4 +1,4 @@
-"""The engine of `ParameterServerStrategy`: the chief gives out steps, workers take them, variables are on the ps.
+"""The engine of `ParameterServerStrategy`: the chief schedules steps, workers take them, variables are on the ps.
 
 How gradients become updates is the business of an `UpdateRule`.
 """
@@ -44,7 +44,7 @@ log = logging.getLogger("tfdist")
 
 
 class ParameterServerEngine:
-    """Training on parameter servers.
+    """Trains on parameter servers.
 
     Args:
         step: the model's pure functions, built under the strategy's scope.
@@ -79,12 +79,12 @@ class ParameterServerEngine:
         disable_gradient_reduction(optimizer)
         self._coordinator = coordinator
         self._reopen: Callable[[], None] | None = None
-        self._shop = self._workshop(rules)
-        self._updates = self._rule(self._shop)
+        self._context = self._new_context(rules)
+        self._updates = self._rule(self._context)
         self._choose_jit()
         reason = why_not_fused(optimizer, parameters)
         if reason:
-            log.info("updates are computed by Keras's own operations, which take longer: %s", reason)
+            log.info("the updates use Keras's own operations, which take longer: %s", reason)
         self._first_execution = FirstExecution(
             lambda: [*step.parameters, *step.state, *optimizer.variables],
             self.scope,
@@ -92,15 +92,15 @@ class ParameterServerEngine:
             self._take_standard_path,
         )
 
-    def _workshop(self, rules: Rules) -> ParameterServerContext:
-        """The model on its cluster; takes what is made up of the rules' path."""
+    def _new_context(self, rules: Rules) -> ParameterServerContext:
+        """The model on its cluster, on the path of execution that the rules choose."""
         step, element_spec = self._step, self._element_spec
         optimizer, parameters = step.model.optimizer, step.parameters
         rows = supports_sparse_updates(optimizer, parameters) and rules.embeddings is not None
         seeds = SeedCounters(step, element_spec, self.workers if self.synchronous else 1)
         tables = EmbeddingTables(step, element_spec, rules.embeddings.min_bytes if rows and rules.embeddings else None)
         scope = worker_device_scope()
-        workshop = ParameterServerContext(
+        context = ParameterServerContext(
             step,
             self._coordinator,
             self._workers,
@@ -114,14 +114,14 @@ class ParameterServerEngine:
             self._batches_per_update,
         )
         step.device_scope = scope
-        return workshop
+        return context
 
     def _take_standard_path(self) -> None:
         clear_failure(self._coordinator)
-        rules = replace(self._shop.rules, optimized=False, embeddings=None)
+        rules = replace(self._context.rules, optimized=False, embeddings=None)
         self._step.jit = rules.jit is True
-        self._shop = self._workshop(rules)
-        self._updates = self._rule(self._shop)
+        self._context = self._new_context(rules)
+        self._updates = self._rule(self._context)
         self._evaluations.clear()
         if self._reopen:
             self._reopen()
@@ -133,17 +133,16 @@ class ParameterServerEngine:
     def open(self, data: DatasetFunction, *, share: Share, step: int, batches: int) -> None:
         """Creates each worker's iterator on the worker; a restarted worker creates its own again."""
         self._reopen = partial(self.open, data, share=share, step=step, batches=batches)
-        self._shop.seeds.start_at(step)
+        self._context.seeds.start_at(step)
         if share == "service":
-            self._iterators = _dealt(data, batches)
+            self._iterators = _shared_iterator(data, batches)
             return
         done = batches // self.workers
         split = share == "split"
         count = self.workers if split else 1
         shards = [Shard(n if split else 0, count, n, done) for n in range(self.workers)]
-
         remotes = [
-            self._shop.on_worker(worker, partial(_iterator, data, shard))
+            self._context.run_on_worker(worker, partial(_iterator, data, shard))
             for worker, shard in zip(self._workers, shards, strict=True)
         ]
         self._iterators = per_worker_iterators(remotes, self._element_spec)
@@ -151,15 +150,15 @@ class ParameterServerEngine:
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
         """See `Engine.run`."""
         with self.scope():
-            self._shop.seeds.write_starts()
+            self._context.seeds.write_starts()
 
         def executions(taken: int, count: int) -> Iterator[Execution]:
-            steps_each = size if self._shop.rules.optimized else 1
+            steps_each = size if self._context.rules.optimized else 1
             return self._updates.run(
                 self._iterators, count, first=first + taken, size=steps_each, adapts=adapts, pause=pause
             )
 
-        whole_updates = size + -size % self._shop.rules.updates.steps_per_round
+        whole_updates = size + -size % self._context.rules.updates.steps_per_round
         attempt = 1 if self.synchronous else whole_updates * self.workers
         return self._first_execution.run(executions, steps, attempt=attempt, pause=pause)
 
@@ -168,20 +167,20 @@ class ParameterServerEngine:
         return self._step.operation_count(self._element_spec)
 
     def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
-        """Every worker scores its own shard of the data; when it is lost meanwhile, another one scores it."""
+        """Every worker scores its own shard of the data; if it is lost meanwhile, another one scores the shard."""
         totals = MetricTotals(self._step)
         for counted in self._scored(data, steps, each_batch=False):
             totals.add(counted[-1])
         return totals
 
     def test_steps(self, data: DatasetFunction, *, steps: int | None) -> Iterator[Callable[[], np.ndarray]]:
-        """See `Engine.test_steps`; one shard's batches follow another's when a worker has scored it."""
+        """See `Engine.test_steps`; yields the batches of one shard after the other."""
         for counted in self._scored(data, steps, each_batch=True):
             for own in np.diff(counted, axis=0, prepend=0.0):
                 yield partial(np.copy, own)
 
     def _scored(self, data: DatasetFunction, steps: int | None, *, each_batch: bool) -> Iterator[np.ndarray]:
-        """What each shard's evaluation has counted, as `evaluation_function` returns it."""
+        """Yields what the evaluation of each shard has counted, as `evaluation_function` returns it."""
         function = self._evaluation_function(data, each_batch=each_batch)
         count = self.workers
 
@@ -189,25 +188,25 @@ class ParameterServerEngine:
             limit = -1 if steps is None else steps // count + (shard.index < steps % count)
             numbers = tf.constant(limit, tf.int64), tf.constant([shard.index, count], tf.int64)
             scored = function(_iterator(data, shard, ends=steps is None), *numbers)
-            with tf.device(CHIEF_DEVICE):  # a worker that has scored its shard may go
+            with tf.device(CHIEF_DEVICE):  # a worker that has scored its shard may fail
                 return tf.identity(scored)
 
-        begun = [(worker, partial(score, Shard(n, count, n))) for n, worker in enumerate(self._workers)]
+        calls = [(worker, partial(score, Shard(n, count, n))) for n, worker in enumerate(self._workers)]
         try:
             with self.scope():
-                remotes = [self._shop.on_worker(worker, work) for worker, work in begun]
+                remotes = [self._context.run_on_worker(worker, call) for worker, call in calls]
                 remotes.reverse()
-                outcomes = [self._shop.outcome(remotes.pop(), work) for _, work in begun]
+                results = [self._context.result_of(remotes.pop(), call) for _, call in calls]
         except Exception as error:  # noqa: BLE001 it is raised again, or its cause
             raise_cause(error)
-        whole = [counted if each_batch else counted[None] for counted in outcomes]
-        self._write_scored(whole)
-        size = self._shop.totals.size
+        whole = [counted if each_batch else counted[None] for counted in results]
+        self._apply_state_changes(whole)
+        size = self._context.totals.size
         yield from (counted[:, :size] for counted in whole)
 
-    def _write_scored(self, outcomes: list[np.ndarray]) -> None:
-        """Changes the state by what workers have changed of it."""
-        last = [counted[-1, self._shop.totals.size :] for counted in outcomes if len(counted)]
+    def _apply_state_changes(self, results: list[np.ndarray]) -> None:
+        """Adds up the changes that workers have made to the state while they scored."""
+        last = [counted[-1, self._context.totals.size :] for counted in results if len(counted)]
         if last and self._scored_state:
             with self.scope():
                 self._scored_state.apply(np.sum(last, axis=0))
@@ -217,26 +216,26 @@ class ParameterServerEngine:
         return values
 
     def share_variables(self) -> None:
-        """The variables are on the ps, where every task finds them."""
+        """Does nothing: the variables are on the ps, where every task reads them."""
 
     def share_changes(self) -> None:
-        """The same."""
+        """Does nothing, see `share_variables`."""
 
     def settle(self, step: int) -> None:
         """See `Engine.settle`."""
         with self.scope():
-            self._shop.seeds.write(step)
+            self._context.seeds.write(step)
 
     def _choose_jit(self) -> None:
-        """Tries XLA on the first worker, if it may be used."""
-        wanted = self._shop.rules.jit
-        if wanted and self._shop.tables.tables:
-            log.info("jit: without XLA, which would compile anew for each number of rows that a batch looks up")
+        """Measures on the first worker whether XLA is faster, if it may be used."""
+        wanted = self._context.rules.jit
+        if wanted and self._context.tables.tables:
+            log.info("jit: XLA is not used: it would compile again for each number of rows that a batch looks up")
             return
 
         def run(steps: Callable[[], tf.Tensor]) -> Any:
             try:
-                return self._shop.on_worker(self._workers[0], steps).fetch()
+                return self._context.run_on_worker(self._workers[0], steps).fetch()
             except Exception as error:  # noqa: BLE001 it is raised again, or its cause
                 raise_cause(error)
 
@@ -246,42 +245,42 @@ class ParameterServerEngine:
         if each_batch not in self._evaluations:
             spec = checked(data, Shard()).element_spec
             with self.scope():
-                scored = self._scored_state = EvaluationState(self._step, spec, self._shop.seeds)
-                totals = self._shop.totals
+                scored = self._scored_state = EvaluationState(self._step, spec, self._context.seeds)
+                totals = self._context.totals
                 function = evaluation_function(self._step, totals, scored, self._reading, each_batch=each_batch)
                 specs = tf.data.IteratorSpec(spec), tf.TensorSpec([], tf.int64), tf.TensorSpec([2], tf.int64)
                 self._evaluations[each_batch] = function.get_concrete_function(*specs)
         return self._evaluations[each_batch]
 
     def _reading(self) -> Callable[[Any], tuple[Tensors, ParameterScope]]:
-        """For each batch the parameters, of which those that are no tables are read once."""
-        tables = self._shop.tables
-        # What is kept is scored, not what it is rounded to on its way.
-        wire = Transport(self._step.parameters, tables.parameter_indices, device_scope=self._step.device_scope)
-        held = wire.pull(tables.empty_lookup()).values
+        """Returns a function that reads the parameters of a batch; those that are no tables are read only once."""
+        tables = self._context.tables
+        # The stored values are scored, not those that the wire's type rounds them to.
+        transport = Transport(self._step.parameters, tables.parameter_indices, device_scope=self._step.device_scope)
+        held = transport.pull(tables.empty_lookup()).values
 
         def reading(batch: Any) -> tuple[Tensors, ParameterScope]:
             lookup = tables.lookup([batch], training=False)
-            return wire.pull(lookup, held).values, tables.parameter_scope(lookup.positions[0], training=False)
+            return transport.pull(lookup, held).values, tables.parameter_scope(lookup.positions[0], training=False)
 
         return reading
 
 
-# Iterators over data that calls Python code. A worker that closes one before its end calls that code, which runs here,
-# while TensorFlow may hold the interpreter and wait for the worker: they stay open until the process ends.
-_kept: list[Any] = []
+# Iterators over data that calls Python code. A worker that closes one before its end calls that code in this process,
+# while TensorFlow may hold the interpreter and wait for the worker. So they stay open until the process exits.
+_kept_open: list[Any] = []
 
 
 def _iterator(data: DatasetFunction, shard: Shard, *, ends: bool = False) -> Any:
-    """A worker's iterator, made on its device; whether it is read to its end."""
+    """Creates a worker's iterator on its device; `ends` if it is read to its end."""
     dataset = checked(data, shard)
     iterator = iter(dataset)
     if not ends and calls_python(dataset):
-        _kept.append(iterator)
+        _kept_open.append(iterator)
     return iterator
 
 
-def _dealt(data: DatasetFunction, batches: int) -> Any:
-    """One iterator for all workers, on the chief: its next batch goes to whichever asks first."""
+def _shared_iterator(data: DatasetFunction, batches: int) -> Any:
+    """One iterator for all workers, on the chief: the worker that asks first receives the next batch."""
     with tf.device(CHIEF_DEVICE):
         return iter(checked(data, Shard(step=batches)))

@@ -1,8 +1,8 @@
-"""Parameters and gradients on their way between a worker and the ps: one tensor for each ps, not one for each variable.
+"""Moves parameters and gradients between a worker and the ps: one tensor for each ps, not one for each variable.
 
-Every tensor that crosses the network costs a request, whatever its size. So a ps joins the values of all its variables
-of one type before they leave, the looked-up rows of its tables among them, and takes the gradients of all of them in
-one piece, a parcel.
+Every tensor that crosses the network costs a request, whatever its size. So a ps packs the values of all its variables
+of one type, a bucket, into one tensor before they leave, the looked-up rows of its tables among them. It receives the
+gradients of a bucket in one tensor, too.
 """
 
 from __future__ import annotations
@@ -23,18 +23,23 @@ from tfdist_cli.train.variables.sharding import Gradient, parts
 
 
 @dataclass(frozen=True)
-class Shard:
-    """A variable, or one of the parts in which it is spread over the ps.
+class VariableShard:
+    """A variable, or one of the shards of a variable that is sharded over several ps.
 
     Args:
-        place: the variable's number among the parameters.
-        index: the shard's number among the variable's.
-        variable: what holds its values.
+        parameter: the variable's index among the parameters.
+        index: the shard's index among the variable's.
+        variable: the variable that holds its values.
     """
 
-    place: int
+    parameter: int
     index: int
     variable: Any
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The indices of the parameter and of the shard."""
+        return self.parameter, self.index
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -48,20 +53,20 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Post:
-    """What one ps holds of one type.
+class Bucket:
+    """The variables of one type on one ps: their values cross as one tensor.
 
     Args:
         device: the ps.
         dtype: the type.
-        dense: what crosses whole.
-        tables: what crosses by rows.
+        dense: the shards of variables that cross whole.
+        tables: the shards of tables, of which only looked-up rows cross.
     """
 
     device: str
     dtype: tf.DType
-    dense: list[Shard] = field(default_factory=list)
-    tables: list[Shard] = field(default_factory=list)
+    dense: list[VariableShard] = field(default_factory=list)
+    tables: list[VariableShard] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -70,54 +75,54 @@ class Pulled:
 
     Args:
         values: each parameter's value, or its looked-up rows, on the worker.
-        rows: for each post and table shard the numbers of its looked-up rows, on the ps.
-        counts: how many looked-up rows each shard of a table has, by the table's number and its own, on the worker.
-        read: for each post what it sent, before it was rounded, on the ps.
+        rows: for each bucket and table shard the numbers of its looked-up rows, on the ps.
+        counts: how many rows of each table shard are looked up, by `VariableShard.key`, on the worker.
+        sent: for each bucket the packed values before they were rounded, on the ps.
     """
 
     values: Tensors
     rows: list[Tensors]
     counts: dict[tuple[int, int], tf.Tensor]
-    read: Tensors
+    sent: Tensors
 
 
 @dataclass(frozen=True)
-class Arrival:
-    """A worker's gradients at the ps.
+class PushedGradients:
+    """A worker's gradients on the ps.
 
     Args:
-        parcels: for each post, its variables' gradients, joined, those of tables first.
-        rows: for each post and table shard the numbers of the rows.
-        beside: numbers that have crossed with them, float64, on the post that was to take them.
+        packed: for each bucket the gradients of its variables, packed, those of tables first.
+        rows: for each bucket and table shard the numbers of the rows.
+        piggyback: the numbers that have crossed with them, float64.
     """
 
-    parcels: Tensors
+    packed: Tensors
     rows: list[Tensors]
-    beside: tf.Tensor | None = None
+    piggyback: tf.Tensor | None = None
 
 
 @dataclass(frozen=True)
-class Beside:
-    """Numbers that cross in a parcel, behind the gradients: no request is theirs alone.
+class Piggyback:
+    """Numbers that cross with the gradients of a bucket, behind them: they cost no request.
 
     Args:
-        post: whose parcel, by its number.
+        bucket: the index of the bucket.
         numbers: float64, shape (numbers,).
     """
 
-    post: int
+    bucket: int
     numbers: tf.Tensor
 
 
 class Transport:
-    """The way of a model's parameters.
+    """Moves a model's parameters and gradients.
 
     Args:
-        parameters: variables, each on the device of its ps, or spread over several.
-        tables: the numbers of those that are looked up.
-        dtype: the type in which values cross; `float32` leaves them as they are.
-        device_scope: where workers compute; values are joined and parted there, and cross to it in one piece.
-        packed: whether what a ps has of a type crosses as one tensor.
+        parameters: variables, each on the device of its ps, or sharded over several.
+        tables: the indices of those that are looked up.
+        dtype: the type in which values cross; `float32` leaves them unchanged.
+        device_scope: where workers compute; values are packed and unpacked there.
+        packed: whether the variables of one type on one ps are one bucket; otherwise each is a bucket of its own.
     """
 
     def __init__(
@@ -131,14 +136,14 @@ class Transport:
     ) -> None:
         self._tables = list(tables)
         self.device_scope = device_scope
-        self._crossing = None if dtype == "float32" else tf.as_dtype(dtype)
-        self.shards = [_shards(place, variable) for place, variable in enumerate(parameters)]
-        posts: dict[Any, Post] = {}
+        self._wire_dtype = None if dtype == "float32" else tf.as_dtype(dtype)
+        self.shards = [_shards(index, variable) for index, variable in enumerate(parameters)]
+        buckets: dict[Any, Bucket] = {}
         for shard in (each for own in self.shards for each in own):
-            where = shard.variable.device, shard.variable.dtype
-            post = posts.setdefault((where, None if packed else (shard.place, shard.index)), Post(*where))
-            (post.tables if shard.place in self._tables else post.dense).append(shard)
-        self.posts = list(posts.values())
+            owner = shard.variable.device, shard.variable.dtype
+            bucket = buckets.setdefault((owner, None if packed else shard.key), Bucket(*owner))
+            (bucket.tables if shard.parameter in self._tables else bucket.dense).append(shard)
+        self.buckets = list(buckets.values())
 
     def pull(
         self, lookup: Lookup | None = None, held: Tensors | None = None, after: Mapping[str, tf.Tensor] | None = None
@@ -146,167 +151,174 @@ class Transport:
         """Reads each parameter once, of tables the rows that are looked up.
 
         Args:
-            lookup: which rows; only for parameters without tables it may be left out.
-            held: values pulled before, which are kept: only rows are read.
-            after: for each ps what it waits for before it reads; by default nothing.
+            lookup: the rows; None only for parameters without tables.
+            held: values pulled before, which are reused: only rows are read.
+            after: for each ps a tensor that is awaited before it reads.
         """
         local = self._by_shard(lookup)
         size = {key: tf.size(own) for key, own in local.items()}
         arrived: dict[tuple[int, int], tf.Tensor] = {}
-        rows, read = [], []
-        for post in self.posts:
-            whole = [] if held is not None else post.dense
-            counts = [size[shard.place, shard.index] for shard in post.tables]
-            sent: Any = [local[shard.place, shard.index] for shard in post.tables]
-            sent = _joined([*sent, tf.stack(counts)]) if len(sent) > 1 else sent
-            with tf.device(post.device):
-                numbers = self._numbers(sent, counts)
-                with tf.control_dependencies([after[post.device]] if after else []):
-                    joined = _read(whole, post.tables, numbers)
-                crossing = self._rounded(joined)
+        rows, sent = [], []
+        for bucket in self.buckets:
+            whole = [] if held is not None else bucket.dense
+            counts = [size[shard.key] for shard in bucket.tables]
+            wanted: Any = [local[shard.key] for shard in bucket.tables]
+            wanted = _packed([*wanted, tf.stack(counts)]) if len(wanted) > 1 else wanted
+            with tf.device(bucket.device):
+                numbers = self._row_numbers(wanted, counts)
+                with tf.control_dependencies([after[bucket.device]] if after else []):
+                    packed = _read(whole, bucket.tables, numbers)
+                on_wire = self._rounded(packed)
             rows.append(numbers)
-            read.append(joined)
+            sent.append(packed)
             with self.device_scope():
-                parted = self._parted(crossing, counts, post, whole)
-            for shard, part in zip(post.tables + whole, parted, strict=True):
-                arrived[shard.place, shard.index] = part
+                unpacked = self._unpacked(on_wire, counts, bucket, whole)
+            for shard, part in zip(bucket.tables + whole, unpacked, strict=True):
+                arrived[shard.key] = part
         values = []
-        for place, shards in enumerate(self.shards):
-            if held is not None and place not in self._tables:
-                values.append(held[place])
+        for parameter, shards in enumerate(self.shards):
+            if held is not None and parameter not in self._tables:
+                values.append(held[parameter])
                 continue
-            own = [arrived[place, shard.index] for shard in shards]
+            own = [arrived[shard.key] for shard in shards]
             with self.device_scope():
                 values.append(own[0] if len(own) == 1 else tf.concat(own, axis=0))
-        return Pulled(values, rows, size, read)
+        return Pulled(values, rows, size, sent)
 
-    def carrier(self, device: str) -> int | None:
-        """The number of a post on a ps in whose parcel numbers can cross; None where none is joined of several."""
-        for number, post in enumerate(self.posts):
-            if post.device == device and len(post.dense) + len(post.tables) > 1:
-                return number
+    def piggyback_bucket(self, device: str) -> int | None:
+        """The index of a bucket on a ps with which numbers can cross; None if no bucket has several variables."""
+        for index, bucket in enumerate(self.buckets):
+            if bucket.device == device and len(bucket.dense) + len(bucket.tables) > 1:
+                return index
         return None
 
-    def push(self, gradients: Sequence[Any], pulled: Pulled, beside: Beside | None = None) -> Arrival:
-        """Sends a worker's gradients to the ps; what has none crosses as zeros.
+    def push(self, gradients: Sequence[Any], pulled: Pulled, piggyback: Piggyback | None = None) -> PushedGradients:
+        """Sends a worker's gradients to the ps; zeros for parameters that have none.
 
         Args:
-            gradients: one per parameter, of the shape of what was pulled, `tf.IndexedSlices`, or None.
-            pulled: what they are gradients of.
-            beside: what crosses with them.
+            gradients: one per parameter, of the shape of the pulled value, `tf.IndexedSlices`, or None.
+            pulled: the values that they are gradients of.
+            piggyback: numbers that cross with them.
         """
         with self.device_scope():
-            return self._pushed(gradients, pulled, beside)
+            return self._pushed(gradients, pulled, piggyback)
 
-    def _pushed(self, gradients: Sequence[Any], pulled: Pulled, beside: Beside | None) -> Arrival:
-        cut: dict[tuple[int, int], tf.Tensor] = {}
-        for place, shards in enumerate(self.shards):
-            counts = [pulled.counts.get((place, each.index)) for each in shards]
-            gradient = dense(gradients[place], pulled.values[place], counts if place in self._tables else None)
+    def _pushed(self, gradients: Sequence[Any], pulled: Pulled, piggyback: Piggyback | None) -> PushedGradients:
+        by_shard: dict[tuple[int, int], tf.Tensor] = {}
+        for parameter, shards in enumerate(self.shards):
+            is_table = parameter in self._tables
+            counts = [pulled.counts.get(shard.key) for shard in shards]
+            gradient = dense(gradients[parameter], pulled.values[parameter], counts if is_table else None)
             own = [gradient]
             if len(shards) > 1:
-                sizes = counts if place in self._tables else [each.shape[0] for each in shards]
-                own = tf.split(gradient, sizes)
-            cut |= {(place, shard.index): part for shard, part in zip(shards, own, strict=True)}
-        parcels, arrived = [], None
-        for number, post in enumerate(self.posts):
-            pieces = [cut[shard.place, shard.index] for shard in post.tables + post.dense]
-            if beside is not None and beside.post == number:
+                own = tf.split(gradient, counts if is_table else [shard.shape[0] for shard in shards])
+            by_shard |= {shard.key: part for shard, part in zip(shards, own, strict=True)}
+        packed, arrived = [], None
+        for index, bucket in enumerate(self.buckets):
+            pieces = [by_shard[shard.key] for shard in bucket.tables + bucket.dense]
+            if piggyback is not None and piggyback.bucket == index:
                 pieces = [self._rounded(piece) for piece in pieces]
-                crossing = _joined([*pieces, tf.bitcast(beside.numbers, pieces[0].dtype)])
-                with tf.device(post.device):
-                    arrived = _last_numbers(crossing, int(beside.numbers.shape[0]))
+                on_wire = _packed([*pieces, tf.bitcast(piggyback.numbers, pieces[0].dtype)])
+                with tf.device(bucket.device):
+                    arrived = _last_numbers(on_wire, int(piggyback.numbers.shape[0]))
             else:
-                crossing = self._rounded(_joined(pieces))
-            with tf.device(post.device):
-                parcels.append(tf.cast(crossing, post.dtype))
-        return Arrival(parcels, pulled.rows, arrived)
+                on_wire = self._rounded(_packed(pieces))
+            with tf.device(bucket.device):
+                packed.append(tf.cast(on_wire, bucket.dtype))
+        return PushedGradients(packed, pulled.rows, arrived)
 
     def sizes(self, lookup: Lookup) -> dict[str, tf.Tensor]:
-        """Bytes that a pull brings to a worker, `pulled`, and that it and the push of its gradients take, `pushed`.
+        """Bytes that a pull brings to a worker, `pulled`, and that it and a push send to the ps, `pushed`.
 
         Args:
-            lookup: which rows of tables.
+            lookup: the looked-up rows of tables.
         """
         values, numbers = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
-        for (place, index), rows in self._by_shard(lookup).items():
-            shard = self.shards[place][index]
+        for (parameter, index), rows in self._by_shard(lookup).items():
+            shard = self.shards[parameter][index]
             width = int(np.prod(shard.shape[1:])) * self._width(shard.variable.dtype)
             values += tf.size(rows, tf.int64) * width
             numbers += tf.size(rows, tf.int64) * rows.dtype.size
-        for post in self.posts:
-            values += sum(shard.size for shard in post.dense) * self._width(post.dtype)
-            if len(post.tables) > 1:
-                numbers += len(post.tables) * tf.int32.size  # how many rows are whose
+        for bucket in self.buckets:
+            values += sum(shard.size for shard in bucket.dense) * self._width(bucket.dtype)
+            if len(bucket.tables) > 1:
+                numbers += len(bucket.tables) * tf.int32.size  # how many rows each table shard has
         return {"pulled": values, "pushed": values + numbers}
 
-    def compensated(self, arrival: Arrival, pulled: Pulled, factor: float) -> Arrival:
-        """Gradients that make up for what has become of the parameters since they were pulled.
+    def compensated(self, pushed: PushedGradients, pulled: Pulled, factor: float) -> PushedGradients:
+        """Compensates gradients for the changes of the parameters since they were pulled.
 
-        g + λ·g⊙g⊙(w − w₀), where w₀ was pulled and w is there now: Zheng et al., Asynchronous Stochastic Gradient
-        Descent with Delay Compensation (2017), equation 10, whose diagonal g⊙g stands for the Hessian.
+        g + λ·g⊙g⊙(w − w₀), where w₀ was pulled and w is the current value: Zheng et al., Asynchronous Stochastic
+        Gradient Descent with Delay Compensation (2017), equation 10, whose diagonal g⊙g approximates the Hessian.
 
         Args:
-            arrival: the gradients.
-            pulled: what they are gradients of.
+            pushed: the gradients.
+            pulled: the values that they are gradients of.
             factor: λ.
         """
-        parcels = []
-        for post, parcel, numbers, before in zip(self.posts, arrival.parcels, arrival.rows, pulled.read, strict=True):
-            with tf.device(post.device):
-                moved = _read(post.dense, post.tables, numbers) - before
-                parcels.append(parcel + tf.cast(factor, parcel.dtype) * parcel * parcel * moved)
-        return Arrival(parcels, arrival.rows)
+        compensated = []
+        for bucket, packed, numbers, before in zip(self.buckets, pushed.packed, pushed.rows, pulled.sent, strict=True):
+            with tf.device(bucket.device):
+                change = _read(bucket.dense, bucket.tables, numbers) - before
+                compensated.append(packed + tf.cast(factor, packed.dtype) * packed * packed * change)
+        return PushedGradients(compensated, pushed.rows)
 
-    def gradients(self, arrivals: Sequence[Arrival], carrier: int | None = None) -> list[Gradient]:
-        """The mean of some workers' gradients, for each shard where it is.
+    def gradients(self, pushed: Sequence[PushedGradients], piggyback_bucket: int | None = None) -> list[Gradient]:
+        """Returns the mean of several workers' gradients, for each shard on its ps.
 
         Args:
-            arrivals: theirs.
-            carrier: the number of the post in whose parcels something has crossed beside them.
+            pushed: the gradients of each worker.
+            piggyback_bucket: the index of the bucket behind whose gradients other numbers have crossed.
         """
         found: list[list[Any]] = [[None] * len(shards) for shards in self.shards]
-        for number, post in enumerate(self.posts):
-            with tf.device(post.device):
-                parcels = [each.parcels[number] for each in arrivals]
-                if not post.tables:
-                    parcels = [_mean(parcels)]  # before it is parted: one pass over it, not one for each of the parts
-                counts = [[tf.size(own) for own in each.rows[number]] for each in arrivals]
-                more = number == carrier
-                parted = [self._parted(*each, post, post.dense, more) for each in zip(parcels, counts, strict=False)]
-                for index, shard in enumerate(post.tables):
-                    numbers = [each.rows[number][index] for each in arrivals]
-                    values = [parts[index] for parts in parted]
-                    found[shard.place][shard.index] = _mean_of_rows(values, numbers, shard.shape)
-                for index, shard in enumerate(post.dense, len(post.tables)):
-                    found[shard.place][shard.index] = _mean([parts[index] for parts in parted])
+        for number, bucket in enumerate(self.buckets):
+            with tf.device(bucket.device):
+                packed = [each.packed[number] for each in pushed]
+                if not bucket.tables:
+                    packed = [_mean(packed)]  # before it is unpacked: one pass over it, not one for each shard
+                counts = [[tf.size(own) for own in each.rows[number]] for each in pushed]
+                more = number == piggyback_bucket
+                unpacked = [
+                    self._unpacked(*each, bucket, bucket.dense, more) for each in zip(packed, counts, strict=False)
+                ]
+                for index, shard in enumerate(bucket.tables):
+                    numbers = [each.rows[number][index] for each in pushed]
+                    values = [parts[index] for parts in unpacked]
+                    found[shard.parameter][shard.index] = _mean_of_rows(values, numbers, shard.shape)
+                for index, shard in enumerate(bucket.dense, len(bucket.tables)):
+                    found[shard.parameter][shard.index] = _mean([parts[index] for parts in unpacked])
         return found
 
     def _by_shard(self, lookup: Lookup | None) -> dict[tuple[int, int], tf.Tensor]:
-        """The numbers of looked-up rows by table and shard."""
-        keys = [(place, shard.index) for place in self._tables for shard in self.shards[place]]
+        """The numbers of looked-up rows, by `VariableShard.key`."""
+        keys = [shard.key for table in self._tables for shard in self.shards[table]]
         return dict(zip(keys, lookup.rows if lookup else [], strict=True))
 
-    def _numbers(self, sent: Any, counts: list[tf.Tensor]) -> Tensors:
-        """Row numbers as they reached a ps, by table shard; behind them stands how many are whose."""
+    def _row_numbers(self, wanted: Any, counts: list[tf.Tensor]) -> Tensors:
+        """Unpacks row numbers on a ps, by table shard; if there are several shards, their counts follow the numbers."""
         if len(counts) < 2:
-            return [tf.identity(own) for own in sent]
-        return tf.split(sent[: -len(counts)], sent[-len(counts) :], num=len(counts))
+            return [tf.identity(own) for own in wanted]
+        return tf.split(wanted[: -len(counts)], wanted[-len(counts) :], num=len(counts))
 
-    def _parted(
-        self, joined: tf.Tensor, counts: list[tf.Tensor], post: Post, whole: list[Shard], more: bool = False
+    def _unpacked(
+        self,
+        packed: tf.Tensor,
+        counts: list[tf.Tensor],
+        bucket: Bucket,
+        whole: list[VariableShard],
+        more: bool = False,
     ) -> Tensors:
-        """The values of a post's shards, from one tensor; there may be more behind them, which is left out."""
-        joined = tf.cast(joined, post.dtype)
-        shapes = [(-1, *shard.shape[1:]) for shard in post.tables] + [shard.shape for shard in whole]
+        """The values of a bucket's shards; if there are more numbers behind them, they are left out."""
+        packed = tf.cast(packed, bucket.dtype)
+        shapes = [(-1, *shard.shape[1:]) for shard in bucket.tables] + [shard.shape for shard in whole]
         sizes: Any = [shard.size for shard in whole]
-        widths = [int(np.prod(shard.shape[1:])) for shard in post.tables]
+        widths = [int(np.prod(shard.shape[1:])) for shard in bucket.tables]
         if len(shapes) < 2:
-            parts = [joined]
+            parts = [packed]
         elif len(set(widths)) == 1:
-            # Rows of one width are parted as rows, and those of one table not at all: so they need not be copied.
+            # Rows of one width are split as rows, and those of one table not at all: so they need not be copied.
             total = tf.add_n(counts) * widths[0]
-            rows, rest = tf.reshape(joined[:total], [-1, widths[0]]), joined[total:]
+            rows, rest = tf.reshape(packed[:total], [-1, widths[0]]), packed[total:]
             parts = tf.split(rows, tf.stack(counts), num=len(counts)) if len(counts) > 1 else [rows]
             parts += tf.split(rest, [*sizes, -1] if more else sizes) if sizes or more else []
         else:
@@ -314,34 +326,34 @@ class Transport:
                 sizes = tf.concat([tf.stack(counts) * widths, tf.constant(sizes, tf.int32)], axis=0)
             if more:
                 sizes = tf.concat([sizes, [-1]], axis=0) if counts else [*sizes, -1]
-            parts = tf.split(joined, sizes, num=len(shapes) + more)
+            parts = tf.split(packed, sizes, num=len(shapes) + more)
         return [tf.reshape(part, shape) for part, shape in zip(parts[: len(shapes)], shapes, strict=True)]
 
     def _width(self, dtype: tf.DType) -> int:
-        return int((self._crossing or dtype).size)
+        return int((self._wire_dtype or dtype).size)
 
-    def _rounded(self, joined: tf.Tensor) -> tf.Tensor:
-        return joined if self._crossing is None else tf.cast(joined, self._crossing)
-
-
-def _shards(place: int, variable: keras.Variable) -> list[Shard]:
-    return [Shard(place, index, part) for index, part in enumerate(parts(variable))]
+    def _rounded(self, values: tf.Tensor) -> tf.Tensor:
+        return values if self._wire_dtype is None else tf.cast(values, self._wire_dtype)
 
 
-def _read(dense: Sequence[Shard], tables: Sequence[Shard], numbers: Tensors) -> tf.Tensor:
-    """The named rows of tables, and variables, as one tensor."""
+def _shards(parameter: int, variable: keras.Variable) -> list[VariableShard]:
+    return [VariableShard(parameter, index, part) for index, part in enumerate(parts(variable))]
+
+
+def _read(dense: Sequence[VariableShard], tables: Sequence[VariableShard], numbers: Tensors) -> tf.Tensor:
+    """Packs rows of tables, by their numbers, and whole variables."""
     rows = [_gathered(shard.variable, each) for shard, each in zip(tables, numbers, strict=True)]
-    return _joined([*rows, *(tf.convert_to_tensor(shard.variable) for shard in dense)])
+    return _packed([*rows, *(tf.convert_to_tensor(shard.variable) for shard in dense)])
 
 
 def _last_numbers(values: tf.Tensor, count: int) -> tf.Tensor:
-    """So many float64 of which the bits stand at the end of values of another type."""
+    """The float64 numbers whose bits are at the end of values of another type."""
     each = tf.float64.size // values.dtype.size
     last = values[-count * each :]
     return tf.bitcast(last if each == 1 else tf.reshape(last, [count, each]), tf.float64)
 
 
-def _joined(values: Tensors) -> tf.Tensor:
+def _packed(values: Tensors) -> tf.Tensor:
     if not values:
         return tf.zeros([0])
     if len(values) == 1:
@@ -354,12 +366,12 @@ def _gathered(variable: Any, rows: tf.Tensor) -> tf.Tensor:
 
 
 def dense(gradient: Any, value: tf.Tensor, counts: Sequence[tf.Tensor] | None = None) -> tf.Tensor:
-    """A gradient with respect to `value` as a tensor of its shape; zeros for None.
+    """Returns a gradient with respect to `value` as a tensor of its shape; zeros for None.
 
     Args:
-        gradient: it, or `tf.IndexedSlices`, or None.
-        value: what it is a gradient of.
-        counts: numbers of rows that are those of `value` together, where they are at hand.
+        gradient: a tensor, `tf.IndexedSlices`, or None.
+        value: the value that it is a gradient of.
+        counts: numbers that add up to the rows of `value`, if they are known.
     """
     if gradient is None:
         return tf.zeros_like(value)

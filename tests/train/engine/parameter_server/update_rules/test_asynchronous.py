@@ -1,4 +1,4 @@
-"""Fetching what workers have computed, when a worker goes at the worst moment."""
+"""Fetching the results of executions, if a worker fails at the worst moment."""
 
 import pytest
 import tensorflow as tf
@@ -7,7 +7,7 @@ from tfdist_cli.train.engine.parameter_server.update_rules.asynchronous import _
 
 
 class Remote:
-    """A result that is fetched; each entry of the script is raised or returned."""
+    """A remote value; each entry of the script is raised or returned by a fetch."""
 
     def __init__(self, *script, error=None):
         self.script, self._error = list(script), error
@@ -19,11 +19,11 @@ class Remote:
         return event
 
 
-GONE = tf.errors.UnavailableError(None, None, "Socket closed")
+LOST = tf.errors.UnavailableError(None, None, "Socket closed")
 
 
-def test_a_result_that_went_with_its_worker_is_fetched_from_the_next_one():
-    assert _fetched(Remote(GONE, GONE, "result")) == "result"
+def test_a_result_that_was_lost_with_its_worker_is_fetched_from_the_next_one():
+    assert _fetched(Remote(LOST, LOST, "result")) == "result"
 
 
 def test_an_execution_that_has_failed_is_raised():
@@ -34,4 +34,4 @@ def test_an_execution_that_has_failed_is_raised():
 
 def test_an_execution_that_fails_while_it_is_fetched_is_raised():
     with pytest.raises(tf.errors.UnavailableError):
-        _fetched(Remote(None, GONE, error=GONE))
+        _fetched(Remote(None, LOST, error=LOST))

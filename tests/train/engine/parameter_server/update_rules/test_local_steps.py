@@ -1,4 +1,4 @@
-"""Steps on a worker's copy come to what the same steps come to where the parameters are."""
+"""Local steps on a worker's copy have the same result as the same steps on the ps."""
 
 import itertools
 from functools import partial
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support.codes import raises
 from tests.support.compare import difference
 from tests.support.optimizers import OPTIMIZERS
 from tests.train.optimizers.test_apply import variable
@@ -16,9 +17,9 @@ from tfdist_cli.spec.sections.updates import LearningRate, ShardRule
 from tfdist_cli.train.engine.parameter_server.transport import Transport
 from tfdist_cli.train.engine.parameter_server.update_rules.local_steps import LocalSteps
 from tfdist_cli.train.model.embeddings import Lookup
-from tfdist_cli.train.optimizers.apply import apply, why_not_fused
-from tfdist_cli.train.optimizers.learning_rate import RateScaling
-from tfdist_cli.train.optimizers.registry import fused_update_of
+from tfdist_cli.train.optimizers.apply import apply, why_by_keras
+from tfdist_cli.train.optimizers.learning_rate import Rate
+from tfdist_cli.train.optimizers.registry import rule_of
 from tfdist_cli.train.variables.sharding import parts
 
 ROWS, TABLE = 7, 1
@@ -28,19 +29,19 @@ VALUES = [
     np.float32([0.5, -0.25]),
     np.float32([3.0]),
 ]
-"""A kernel, a table, a bias, and one that has no part in the loss."""
+"""A kernel, a table, a bias, and one that the loss does not depend on."""
 ROUNDS = [[[0, 2, 6], [2, 0, 2]], [[3], [6, 3, 0]], [[5], [5]]]
 """For each round and step the rows that a batch looks up, some of them more than once; with 3 shards the rows 3 and 5
-are the first ones of theirs."""
-RATE = RateScaling(LearningRate(scale="linear", warmup_steps=4), 2)
+are the first of a shard."""
+RATE = Rate(LearningRate(scale="linear", warmup_steps=4), 2)
 
 
 def with_rules():
-    """The optimizers that have one."""
+    """Yields the optimizers that have kernels."""
     for name, make in OPTIMIZERS.items():
         variables, optimizer = [variable(value, "any") for value in VALUES], make()
         optimizer.build(variables)
-        if fused_update_of(optimizer) is not None and why_not_fused(optimizer, variables) is None:
+        if rule_of(optimizer) is not None and why_by_keras(optimizer, variables) is None:
             yield name
 
 
@@ -69,14 +70,14 @@ def by_parts(gradient, of):
 
 
 def by_shard(rows, table):
-    """The numbers of some rows in each shard, counted from its first."""
+    """The numbers of some rows in each shard, counted from the shard's first row."""
     bounds = np.cumsum([0, *(part.shape[0] for part in parts(table))])
     found = [[row - begin for row in rows if begin <= row < end] for begin, end in itertools.pairwise(bounds)]
     return [tf.constant(own, tf.int32) for own in found]
 
 
-def where_they_are(make, rounds, rate=RATE):
-    """Each step as an update of its own."""
+def on_the_ps(make, rounds, rate=RATE):
+    """Each step is an update on the ps."""
     variables, optimizer = model(make)
     for kernel, values, bias, rows in (step for steps in rounds for step in steps):
         found, where = tf.unique(tf.constant(rows))
@@ -93,29 +94,29 @@ def where_they_are(make, rounds, rate=RATE):
 
 
 def on_copies(make, *groups, wire="float32", rate=RATE):
-    """Each round on a copy; those of a group are read before the first one joins."""
+    """Each round is taken on a copy; the rounds of a group read the parameters before the first one is merged."""
     variables, optimizer = model(make)
-    crossing = Transport(variables, [TABLE], wire)
-    local = LocalSteps(optimizer, variables, [TABLE], crossing, rate)
+    transport = Transport(variables, [TABLE], wire)
+    local = LocalSteps(optimizer, variables, [TABLE], transport, rate)
 
     def several(rounds, updates):
         begun = []
         for steps in rounds:
-            named = [row for *_, own in steps for row in own]
-            rows = sorted(set(named))  # those of one shard stand behind those of the one before
-            where = tf.constant([rows.index(row) for row in named])
+            wanted = [row for *_, own in steps for row in own]
+            rows = sorted(set(wanted))  # ordered by shards
+            where = tf.constant([rows.index(row) for row in wanted])
             lookup = Lookup(by_shard(rows, variables[TABLE]), [])
             places = tf.split(where, [len(own) for *_, own in steps])
-            begun.append((local.copy(lookup, crossing.pull(lookup)), steps, places))
+            begun.append((local.copy(lookup, transport.pull(lookup)), steps, places))
         for copy, steps, places in begun:
             given = [
                 [kernel, tf.IndexedSlices(values, place, [tf.size(place), 2]), bias, None]
                 for (kernel, values, bias, _), place in zip(steps, places, strict=True)
             ]
-            local.steps(copy, iter(given), tf.constant(updates, tf.int64))
+            local.update(copy, iter(given), tf.constant(updates, tf.int64))
             updates += len(steps)
         for copy, *_ in begun:
-            arrived, add = local.join(copy)
+            arrived, add = local.send(copy)
             with tf.control_dependencies(arrived):
                 add()
 
@@ -126,13 +127,13 @@ def on_copies(make, *groups, wire="float32", rate=RATE):
     return variables, optimizer
 
 
-def each_alone(rounds):
+def one_by_one(rounds):
     return [[steps] for steps in rounds]
 
 
 @pytest.mark.parametrize(("name", "count"), [("adam", 3), ("ftrl", 1)])
 def test_one_workers_rounds_equal_updates(name, count, servers):
-    """Of all optimizers that have a rule in `test_every_rule`."""
+    """Two of the optimizers in `test_every_rule`."""
     check(name, count, servers)
 
 
@@ -144,8 +145,8 @@ def test_every_rule(name, servers):
 
 def check(name, count, servers):
     with servers(count, shard=ShardRule(min_bytes=50)).scope():
-        wanted = where_they_are(OPTIMIZERS[name], gradients())
-        found = on_copies(OPTIMIZERS[name], *each_alone(gradients()))
+        wanted = on_the_ps(OPTIMIZERS[name], gradients())
+        found = on_copies(OPTIMIZERS[name], *one_by_one(gradients()))
     assert [len(parts(each)) for each in found[0]] == [count, count, 1, 1]
     assert difference(found[0], model(OPTIMIZERS[name])[0]) > 1e-3
     assert difference(found[0], wanted[0]) < 3e-6
@@ -154,39 +155,38 @@ def check(name, count, servers):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["momentum", "adam", "adagrad", "lion", "clipnorm"])
-def test_slots_join_as_if_all_gradients_had_come_one_after_the_other(name, servers):
-    """Those that follow from the gradients alone, whatever the copies have in common."""
+def test_slots_are_merged_as_if_all_gradients_had_arrived_one_after_the_other(name, servers):
+    """Slots that depend only on the gradients, not on the parameters of the copies."""
     with servers(3, shard=ShardRule(min_bytes=50)).scope():
-        wanted = where_they_are(OPTIMIZERS[name], gradients(), rate=None)
+        wanted = on_the_ps(OPTIMIZERS[name], gradients(), rate=None)
         found = on_copies(OPTIMIZERS[name], gradients(), rate=None)
     assert difference(found[1].variables[2:], wanted[1].variables[2:]) < 1e-6
 
 
 def test_sgds_copies_add_up(servers):
     with servers(3, shard=ShardRule(min_bytes=50)).scope():
-        wanted = where_they_are(OPTIMIZERS["sgd"], gradients())
+        wanted = on_the_ps(OPTIMIZERS["sgd"], gradients())
         found = on_copies(OPTIMIZERS["sgd"], gradients())
     assert difference(found[0], wanted[0]) < 1e-6
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["amsgrad", "adamax"])
-def test_largest_values_join_as_the_larger_one(name, servers):
+def test_maxima_are_merged_as_the_larger_one(name, servers):
     with servers(1).scope():
         _, one = on_copies(OPTIMIZERS[name], gradients()[:1])
         _, other = on_copies(OPTIMIZERS[name], gradients()[2:])
         _, both = on_copies(OPTIMIZERS[name], gradients()[::2])
-    slot = fused_update_of(both).slots[-1]
-    for found, *own in zip(*(getattr(each, slot.attribute) for each in (both, one, other)), strict=True):
+    kind = rule_of(both).kinds[-1]
+    for found, *own in zip(*(getattr(each, kind.name) for each in (both, one, other)), strict=True):
         first, second = (each.numpy() for each in own)
-        # Each round touches other rows of the table.
-        left = slot.decay_rate**2 if found.shape != VALUES[TABLE].shape else 1
-        np.testing.assert_allclose(found.numpy(), np.maximum(first * left, second), rtol=1e-6)
+        decay = kind.kept**2 if found.shape != VALUES[TABLE].shape else 1  # each round looks up other rows of the table
+        np.testing.assert_allclose(found.numpy(), np.maximum(first * decay, second), rtol=1e-6)
 
 
 @pytest.mark.slow
 def test_a_mean_of_squares_is_never_negative(servers):
-    """What is left of it after many steps is less than what rounding adds and takes."""
+    """After many steps the decayed value is smaller than the rounding errors."""
     still = [[(tf.zeros([7, 3]), tf.zeros([1, 2]), tf.zeros([2]), [0])] * 20] * 4
     with servers(1).scope():
         make = partial(keras.optimizers.RMSprop, 0.01, rho=0.35)
@@ -195,20 +195,20 @@ def test_a_mean_of_squares_is_never_negative(servers):
 
 
 @pytest.mark.slow
-def test_a_narrow_wire_rounds_what_is_read_and_what_has_changed(servers):
+def test_a_narrow_wire_rounds_parameters_and_changes(servers):
     with servers(1).scope():
-        exact = on_copies(OPTIMIZERS["adam"], *each_alone(gradients()))
-        found = on_copies(OPTIMIZERS["adam"], *each_alone(gradients()), wire="bfloat16")
+        exact = on_copies(OPTIMIZERS["adam"], *one_by_one(gradients()))
+        found = on_copies(OPTIMIZERS["adam"], *one_by_one(gradients()), wire="bfloat16")
     assert 0 < difference(found[0], exact[0]) < 2.0**-8
-    assert difference(found[1].variables[2:], exact[1].variables[2:]) < 1e-6, "slots cross as they are"
+    assert difference(found[1].variables[2:], exact[1].variables[2:]) < 1e-6, "slots are not rounded"
 
 
 def test_sizes_are_those_of_parameters_and_slots(servers):
     with servers(1).scope():
         variables, optimizer = model(OPTIMIZERS["adam"])
-        wire = Transport(variables, [TABLE], "float16")
+        transport = Transport(variables, [TABLE], "float16")
         lookup = Lookup([tf.constant([1, 4, 5])], [])
-        sizes = LocalSteps(optimizer, variables, [TABLE], wire, None).sizes(lookup)
+        sizes = LocalSteps(optimizer, variables, [TABLE], transport, None).sizes(lookup)
     values = 21 + 3 * 2 + 2 + 1
     assert {name: int(size) for name, size in sizes.items()} == {
         "pulled": values * (2 + 2 * 4),
@@ -217,14 +217,15 @@ def test_sizes_are_those_of_parameters_and_slots(servers):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
-    {
-        "nadam": "Nadam",
-        "average": "use_ema",
-        "dynamic loss scale": "cannot leave out updates",
-    }.items(),
+    ("name", "code", "reason"),
+    [
+        ("nadam", "optimizer-without-kernels", "Nadam"),
+        ("average", "optimizer-without-kernels", "use_ema"),
+        ("dynamic loss scale", "loss-scaling-unsupported", "mixed_float16"),
+    ],
 )
-def test_updates_that_cannot_be_joined_are_refused(name, told):
+def test_optimizers_whose_updates_cannot_be_merged_are_refused(name, code, reason):
     variables, optimizer = model(OPTIMIZERS[name])
-    with pytest.raises(TrainingError, match=told):
+    with raises(TrainingError, code) as error:
         LocalSteps(optimizer, variables, [TABLE], Transport(variables, [TABLE]), None)
+    assert reason in error.value.message

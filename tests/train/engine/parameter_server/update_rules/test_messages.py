@@ -1,139 +1,146 @@
-"""Orders and answers on their way: an answer is there when the updates before it are."""
-
-import threading
+"""Messages are unpacked as they were packed, on the chief and in functions."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist_cli.train.engine.parameter_server.update_rules import messages
 from tfdist_cli.train.engine.parameter_server.update_rules.messages import (
-    KEY,
-    NO_MORE,
-    SEVERAL,
-    STEP,
-    WORKER,
-    MessageChannels,
+    AssignmentOrder,
+    Commit,
+    FunctionEnded,
+    FunctionStarted,
+    GradientStored,
+    LockstepState,
+    PackedAssignment,
+    ReportKind,
+    ReportLayout,
+    StepKind,
+    Token,
+    UpdateApplied,
+    UpdateOrder,
+    pack_assignments,
+    pack_report,
+    unpack_report,
 )
+from tfdist_cli.train.engine.parameter_server.update_rules.quorum_policy import Assignment
 
-DEVICES = ["/job:localhost/replica:0/task:0/device:CPU:0"]
-
-
-@pytest.fixture
-def two(monkeypatch):
-    """Channels of two workers, a ps that is this process, and updates of two gradients with a number of state."""
-    monkeypatch.setattr(messages, "CHIEF_DEVICE", DEVICES[0])
-    return MessageChannels(DEVICES, workers=2, aggregate=2, state=1, counted=3)
+LAYOUT = ReportLayout(metrics=2, state=3, phases=1)
 
 
-@tf.function(autograph=False)
-def update(handles):
-    """Makes the update that is ordered next, and gives its answers; returns the order and the state."""
-    order, state = messages.next_order(handles, 2)
-    messages.count_update(handles["made"][0], after=[])
-    messages.give(handles["answers0"], order[3:])
-    return order, state
+def counted():
+    """A report of one step, packed in a function."""
+
+    @tf.function(autograph=False)
+    def pack():
+        state = [tf.constant([[1.5], [2.5]]), tf.constant(7, tf.int32)]
+        metrics = tf.constant([3.0, 4.0], tf.float64)
+        report = LAYOUT.pack(tf.constant(0.25), tf.constant(16, tf.int64), metrics, state)
+        return tf.concat([report, tf.constant([0.5], tf.float64)], axis=0)
+
+    return pack().numpy()
 
 
-@tf.function(autograph=False)
-def later(handles):
-    """Gives the answers that are ordered next, when the updates before them have been made."""
-    (order,) = messages.next_answers(handles)
-    with tf.control_dependencies([messages.updates_made(handles["made"][0], order[0] - 1)]):
-        messages.give(handles["answers0"], order[1:])
-    return order[0]
+def fields(report):
+    return {name: np.asarray(value).tolist() for name, value in vars(report).items()}
 
 
-def waiting(two):
-    """How many answers wait for each worker."""
-    return [int(tf.raw_ops.QueueSizeV2(handle=two.of(worker)["answers"][0])) for worker in range(2)]
+REPORT = {
+    "worker": 1,
+    "loss": 0.25,
+    "examples": 16,
+    "metrics": [3.0, 4.0],
+    "state": [1.5, 2.5, 7.0],
+    "phases": [0.5],
+}
 
 
-def received(two, worker):
-    (answer,) = messages.receive(DEVICES, two.of(worker)["answers"])
-    return answer.numpy()
+@pytest.mark.parametrize("behind", [0, 2])
+def test_a_step_report_is_unpacked_as_it_was_packed(behind):
+    numbers = np.concatenate([counted(), np.ones(behind)])
+    assert fields(LAYOUT.unpack(1, numbers)) == REPORT
+    assert len(counted()) == LAYOUT.size
+    assert LAYOUT.state_of(np.stack([numbers, numbers])).tolist() == [[1.5, 2.5, 7.0]] * 2
 
 
-def test_an_order_has_the_keys_the_state_and_the_answers(two):
-    two.order([7, 8], np.array([0.5]), [(1, 3, True)], several=False)
-    order, state = update(two.handles)
-    assert order[:3].numpy().tolist() == [1, 7, 8]
-    assert state.numpy().tolist() == [0.5]
-    assert waiting(two) == [0, 1]
-    answer = received(two, 1)
-    assert (answer[STEP], answer[SEVERAL], answer[WORKER]) == (3, 1, 1)
+def test_a_report_without_phases():
+    layout = ReportLayout(metrics=1, state=0, phases=0)
+    report = layout.unpack(0, np.array([1.0, 8.0, 5.0]))
+    assert (report.state.size, report.phases.size, report.metrics.tolist()) == (0, 0, [5.0])
+    assert layout.without_counts([]).shape == layout.size
+    packed = LAYOUT.without_counts([tf.constant([9.0], tf.float64)])
+    assert LAYOUT.unpack(0, packed.numpy()).phases.tolist() == [9.0]
 
 
-def test_that_several_follow_each_other_is_said(two):
-    two.order([7, 8], np.zeros([1]), [], several=True)
-    order, _ = update(two.handles)
-    assert order[0] == 2
-    assert waiting(two) == [0, 0]
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (ReportKind.FUNCTION_STARTED, FunctionStarted(2, 30)),
+        (ReportKind.FUNCTION_ENDED, FunctionEnded(30)),
+        (ReportKind.STOP_LISTENING, None),
+    ],
+)
+def test_messages_that_bring_no_gradient(kind, message):
+    @tf.function(autograph=False)
+    def pack(serial, worker):
+        return pack_report(kind, serial, worker)
+
+    head = pack(tf.constant(30, tf.int64), tf.constant(2, tf.int64)).numpy()
+    assert unpack_report(head, LAYOUT.without_counts([]).numpy(), LAYOUT) == message
 
 
-def test_no_two_answers_have_the_same_key(two):
-    two.answer([(0, 0, False), (1, 0, False)])
-    two.answer([(0, 1, False)])
-    later(two.handles)
-    later(two.handles)
-    keys = [received(two, worker)[KEY] for worker in (0, 0, 1)]
-    assert len(set(keys)) == 3
+def test_a_message_that_an_update_is_applied_has_its_phases():
+    body = LAYOUT.without_counts([tf.constant([9.0], tf.float64)]).numpy()
+    message = unpack_report(pack_report(ReportKind.UPDATE_APPLIED).numpy(), body, LAYOUT)
+    assert isinstance(message, UpdateApplied)
+    assert message.phases.tolist() == [9.0]
 
 
-def test_an_answer_waits_for_the_updates_that_were_ordered_before_it(two):
+def test_a_message_that_brings_a_gradient_begins_with_the_assignment_of_its_step():
+    [row] = pack_assignments([Assignment(1, 5, several=True)], [77], workers=2).reshape(2, 4)[1:]
+    message = unpack_report(row, counted(), LAYOUT)
+    assert isinstance(message, GradientStored)
+    assert (message.step, message.key, fields(message.report)) == (5, 77, REPORT)
+
+
+def test_a_block_of_assignments_has_a_row_for_every_worker():
+    packed = pack_assignments([Assignment(2, 5, several=False), Assignment(0, -1, several=False)], [8, 9], workers=3)
+    rows = [PackedAssignment(row) for row in packed.reshape(3, PackedAssignment.SIZE)]
+    assert [bool(row.given) for row in rows] == [True, False, True]
+    assert [bool(row.goes_on) for row in rows] == [False, False, True]
+    assert (rows[2].step, rows[2].key, rows[2].several) == (5, 8, False)
+    assert rows[0].key == 9
+
+
+def test_orders():
+    assignments = pack_assignments([], [], workers=2)
+    packed = UpdateOrder.pack([4, 5, 6], assignments, several=True)
+    order = UpdateOrder(packed, 3)
+    assert len(packed) == UpdateOrder.size(3, 2)
+    assert (order.goes_on, order.several, order.keys.tolist()) == (True, True, [4, 5, 6])
+    assert order.assignments.tolist() == assignments.tolist()
+    packed = AssignmentOrder.pack(0, assignments)
+    later = AssignmentOrder(packed)
+    assert len(packed) == AssignmentOrder.size(2)
+    assert (later.goes_on, later.updates, later.assignments.tolist()) == (True, 0, assignments.tolist())
+    assert not AssignmentOrder(np.zeros_like(packed)).goes_on
+    assert not UpdateOrder(np.zeros(9), 3).goes_on
+
+
+def test_tokens_and_commits():
+    token = Token(Token.pack(tf.constant(3, tf.int64), StepKind.CHUNK))
+    assert (int(token.sequence), int(token.kind)) == (3, StepKind.CHUNK)
+    commits = Commit(tf.stack([Commit.pack(tf.constant(3, tf.int64), 8), Commit.pack(tf.constant(4, tf.int64), 9)]))
+    assert commits.sequence.numpy().tolist() == [3, 4]
+    assert commits.key.numpy().tolist() == [8, 9]
+
+
+def test_the_state_of_a_worker_in_lockstep():
+    state = LockstepState(LockstepState.pack(tf.constant(3, tf.int64), StepKind.SINGLE, 70, 1))
+    following = LockstepState(state.next(workers=4))
+    assert [int(number) for number in (following.sequence, following.key, following.single_steps)] == [4, 74, 1]
+    token = Token(Token.pack(tf.constant(4, tf.int64), StepKind.END))
+    ended = LockstepState(following.received(token))
+    assert (int(ended.kind), int(ended.token.sequence), int(ended.key)) == (StepKind.END, 4, 74)
     for _ in range(2):
-        two.order([1, 2], np.zeros([1]), [], several=False)
-    two.answer([(0, 2, False)])
-    given = threading.Thread(target=later, args=(two.handles,))
-    given.start()
-    update(two.handles)
-    assert given.is_alive()
-    assert waiting(two) == [0, 0]
-    update(two.handles)
-    given.join()
-    assert received(two, 0)[STEP] == 2
-    two.answer([(0, 3, False)])  # counts only what has been ordered since
-    later(two.handles)
-    assert received(two, 0)[STEP] == 3
-
-
-def test_a_run_that_is_broken_off_tells_all_to_leave_when_what_was_ordered_is_done(two):
-    two.order([1, 2], np.zeros([1]), [], several=True)
-    two.break_off(2)
-    update(two.handles)
-    for _ in range(2):
-        later(two.handles)
-    assert [received(two, worker)[STEP] for worker in (0, 0, 1, 1)] == [NO_MORE] * 4
-    (order,) = messages.next_answers(two.handles)
-    assert order[0] == 0
-
-
-def test_who_waits_for_an_order_that_never_comes_fails(two):
-    two.end_orders()
-    with pytest.raises(tf.errors.OutOfRangeError):
-        update(two.handles)
-
-
-def test_who_waits_for_an_update_that_is_never_made_fails(two):
-    two.order([1, 2], np.zeros([1]), [], several=False)
-    two.answer([(0, 1, False)])
-    two.end_waiting()
-    with pytest.raises(tf.errors.OutOfRangeError):
-        later(two.handles)
-
-
-def test_the_count_of_updates_is_taken_now_and_then(two, monkeypatch):
-    monkeypatch.setattr(messages, "_KEPT", 3)
-    for _ in range(3):
-        two.order([1, 2], np.zeros([1]), [], several=False)
-        update(two.handles)
-    assert later(two.handles) == 4
-    assert int(tf.raw_ops.QueueSizeV2(handle=two.handles["made"][0])) == 0
-
-
-def test_who_takes_orders_is_told_to_end(two):
-    two.close()
-    order, _ = messages.next_order(two.handles, 2)
-    assert order[0] == 0
-    (order,) = messages.next_answers(two.handles)
-    assert order[0] == 0
+        ended = LockstepState(ended.counted_down())
+        assert int(ended.single_steps) == 0

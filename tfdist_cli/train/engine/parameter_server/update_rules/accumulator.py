@@ -1,44 +1,21 @@
-"""What workers say of their steps, and the sums of it."""
+"""Sums what workers report of their steps until an execution is complete."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from tfdist_cli.train.engine.base import Execution, WorkerReport
-
-
-@dataclass(frozen=True)
-class Message:
-    """What a worker says, and what it counted.
-
-    Args:
-        worker: its number.
-        step: the step its gradient is for, or a word.
-        key: what its gradient is left under; with a word the number of the worker's function.
-        loss: the loss of its batch.
-        examples: the examples in it.
-        metrics: what they counted, packed.
-        state: the state after the step, flat.
-        phases: where its time went, in the order of `COLUMNS`; empty where that is not watched.
-    """
-
-    worker: int
-    step: int
-    key: int
-    loss: float
-    examples: int
-    metrics: np.ndarray
-    state: np.ndarray
-    phases: np.ndarray
+from tfdist_cli.train.engine.parameter_server.update_rules.messages import StepReport
 
 
 @dataclass
 class Accumulator:
-    """What has been counted since the last execution.
+    """The sums since the last execution.
 
     Args:
         first: the number of the first update in it.
@@ -54,25 +31,30 @@ class Accumulator:
     staleness: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     phases: dict[str, Any] = field(default_factory=dict)
 
-    def drop(self, message: Message) -> None:
-        """A gradient came too late."""
-        name = f"worker:{message.worker}"
+    def drop(self, report: StepReport) -> None:
+        """Counts a step whose gradient came too late for its update."""
+        name = f"worker:{report.worker}"
         self.steps[name] += 1
         self.dropped[name] += 1
 
-    def update(self, messages: list[Message], staleness: list[int]) -> None:
-        """An update has been made of what workers handed in."""
-        self.losses.append(float(np.mean([message.loss for message in messages])))
-        for message, behind in zip(messages, staleness, strict=True):
-            name = f"worker:{message.worker}"
-            self.metrics = self.metrics + message.metrics
+    def update(self, reports: Sequence[StepReport], staleness: Sequence[int]) -> None:
+        """Counts an update.
+
+        Args:
+            reports: of the steps whose gradients it takes.
+            staleness: for each of them how many updates its parameters were behind.
+        """
+        self.losses.append(float(np.mean([report.loss for report in reports])))
+        for report, updates_behind in zip(reports, staleness, strict=True):
+            name = f"worker:{report.worker}"
+            self.metrics = self.metrics + report.metrics
             self.steps[name] += 1
-            self.examples[name] += message.examples
-            self.loss_of[name] += message.loss
-            self.staleness[name].append(behind)
+            self.examples[name] += report.examples
+            self.loss_of[name] += report.loss
+            self.staleness[name].append(updates_behind)
 
     def execution(self, votes: int, gap: int) -> Execution:
-        """All of it."""
+        """Returns the sums as an execution."""
         reports = {
             name: WorkerReport(
                 self.loss_of[name], steps - self.dropped[name], tuple(self.staleness[name]), self.dropped[name]

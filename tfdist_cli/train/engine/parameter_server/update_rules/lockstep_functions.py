@@ -1,69 +1,60 @@
-"""The functions of synchronous updates in which all workers take part, which workers and ps run without the chief.
+"""The functions of updates in lockstep, which workers and ps run without the chief.
 
-A worker's goes on from step to step; another one makes updates of what workers commit, in the order of their numbers.
-Where rows of steps are ordered they stand in a row, in both.
+A worker's function goes on from step to step. Another function applies updates of what workers commit, in the order of
+sequence numbers. Both unroll the steps of a chunk.
 """
 
 from __future__ import annotations
 
 from functools import cache, partial
-from operator import itemgetter
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.update_rules import token_queues
-from tfdist_cli.train.engine.parameter_server.update_rules.gradient_store import GradientStore, There
-from tfdist_cli.train.engine.parameter_server.update_rules.token_queues import (
-    END,
-    PLACE,
-    ROW,
-    RUN,
-    WHAT,
-    WITHIN,
-    Handles,
-)
-from tfdist_cli.train.engine.step_timer import Watch
+from tfdist_cli.train.engine.parameter_server.update_rules.gradient_store import GradientStore, OnEachPs
+from tfdist_cli.train.engine.parameter_server.update_rules.messages import Commit, LockstepState, StepKind, Token
+from tfdist_cli.train.engine.parameter_server.update_rules.token_queues import RUN, Handles
+from tfdist_cli.train.engine.step_timer import StepTimer
 from tfdist_cli.train.model.train_step import Tensors
 from tfdist_cli.train.tf_compat.control_flow import after, in_rows
 
-_KEY, _ALONE = 2, 3
-"""What stands in a worker's state behind its place and what the leader's turn says: the key of its gradient, and how
-many steps it takes alone."""
-_Own = tuple[There, Tensors]
-"""What a worker carries: its state on each ps, and the last turn that it has seen on each but the leader."""
-_SURE = 2
-"""A worker that begins anew takes so many steps alone: then it has received its last turn on each ps, and not looked it
-up, so that the next one in the queue is the next step's."""
+_Carried = tuple[OnEachPs, Tensors]
+"""What a worker carries from step to step: its `LockstepState` on each ps, and the last token that it has received
+from each ps but the leader."""
+_SINGLE_STEPS = 2
+"""How many single steps a worker that restarts takes. After them it has received its last token from each ps, and not
+looked it up, so that the next one in the queue is that of the next step."""
+_END, _IN_CHUNK, _CHUNK = int(StepKind.END), int(StepKind.IN_CHUNK), int(StepKind.CHUNK)
 
 
 class LockstepFunctions:
     """The functions.
 
     Args:
-        workshop: the model on its cluster.
+        context: the model on its cluster.
 
     Attributes:
         devices: the ps, the leader first.
-        sizes: the parts of what is counted, as `GradientStore` has them; then an update's seconds, if measured.
-        work: for so many steps in a row a worker's function: its iterator; its number and the run's first place; what
-            `TokenQueues.of` gives.
-        updates: for so many updates in a row the function that makes them until the end is ordered:
-            `TokenQueues.handles`; the run's first place.
+        layout: how step reports are packed; an update's seconds follow them, if measured.
+        work: for a chunk's number of steps a worker's function. Its arguments: the iterator; the worker's number and
+            the run's first sequence number; `TokenQueues.of`.
+        updates: for a chunk's number of updates the function that applies them until the end is ordered. Its
+            arguments: `TokenQueues.handles`; the run's first sequence number.
     """
 
-    def __init__(self, workshop: ParameterServerContext) -> None:
-        self._shop = workshop
-        self._staged = GradientStore(workshop, counts_first=True)
-        self.devices, self.sizes = self._staged.devices, self._staged.sizes
+    def __init__(self, context: ParameterServerContext) -> None:
+        self._workers = len(context.workers)
+        self._store = GradientStore(context, reports_to_leader=True)
+        self.devices, self.layout = self._store.devices, self._store.layout
         self.work = cache(self._worker_function)
         self.updates = cache(self._update_function)
 
     @tf.function(autograph=False)
-    def forget(self) -> None:
-        """Drops what lost workers have left and not committed."""
-        self._staged.forget()
+    def clear(self) -> None:
+        """Drops the gradients that lost workers have stored and not committed."""
+        self._store.clear()
 
     def _worker_function(self, size: int) -> Any:
         @tf.function(autograph=False)
@@ -71,26 +62,27 @@ class LockstepFunctions:
             worker, first = tf.unstack(numbers)
             leader = self.devices[0]
 
-            def steps(count: int, state: tf.Tensor, others: Tensors, *note: tf.Tensor) -> list[Any]:
+            def steps(count: int, packed: tf.Tensor, others: Tensors, *start: tf.Tensor) -> list[Any]:
                 before: Tensors = []
-                number, own = state[PLACE] % RUN, (self._staged.there(state), others)
-                for place in range(count):
-                    watch = Watch(self._staged.watched, *note)
-                    before = self._step(iterator, worker, number + place, own, handles, before, watch)
-                    note = tuple(watch.note)
-                    own = self._next(own, handles, within=place + 1 < count)
-                there, others = own
+                number, carried = LockstepState(packed).sequence % RUN, (self._store.copied(packed), others)
+                for index in range(count):
+                    timer = StepTimer(self._store.measures_phases, *start)
+                    before = self._step(iterator, worker, number + index, carried, handles, before, timer)
+                    start = tuple(timer.last_time)
+                    carried = self._next(carried, handles, in_chunk=index + 1 < count)
+                states, others = carried
                 with tf.device(leader):
-                    state = there[leader] - tf.stack([0, 0, 0, tf.minimum(there[leader][_ALONE], 1)])
-                return [tf.identity(state), others, *note]
+                    packed = LockstepState(states[leader]).counted_down()
+                return [tf.identity(packed), others, *start]
 
-            def goes_on(state: tf.Tensor, *_: Any) -> tf.Tensor:
-                return state[WHAT] != END
+            def goes_on(packed: tf.Tensor, *_: Any) -> tf.Tensor:
+                return LockstepState(packed).kind != _END
 
-            def several(state: tf.Tensor, *_: Any) -> tf.Tensor:
-                return tf.logical_and(state[WHAT] == ROW, state[_ALONE] == 0)
+            def several(packed: tf.Tensor, *_: Any) -> tf.Tensor:
+                state = LockstepState(packed)
+                return tf.logical_and(state.kind == _CHUNK, state.single_steps == 0)
 
-            start = [*self._first(first, worker, handles), *Watch(self._staged.watched).note]
+            start = [*self._first(first, worker, handles), *StepTimer(self._store.measures_phases).last_time]
             if size > 1:
                 in_rows(goes_on, several, partial(steps, size), partial(steps, 1), start)
             else:
@@ -102,153 +94,151 @@ class LockstepFunctions:
     def _first(self, first: tf.Tensor, worker: tf.Tensor, handles: Handles) -> tuple[tf.Tensor, Tensors]:
         """Waits until a worker's first step may begin on each ps.
 
-        A worker that begins the run anew goes on where the leader is. Its turn there may have been received before,
-        or not, so it is looked up. Another ps may be ahead by one: what is computed for a place whose update is being
-        made counts for nothing. When the run is over, or there is another one by now, there is no step for it.
+        A worker that restarts within the run goes on where the leader is. It may have received the leader's last token
+        before, or not, so it looks it up. Another ps may be one step further: a gradient for a sequence number whose
+        update is being made is ignored. If the run is over, or there is another one by now, there is no step for it.
 
         Returns:
-            What it carries: its state, on itself, and the last turn that it has seen on each ps but the leader.
+            What it carries: its packed `LockstepState`, on itself, and the last token that it has received from each
+            ps but the leader.
         """
-        microseconds = tf.cast(tf.timestamp() * 1e6, tf.int64)  # another function of this worker began in others
-        leader, workers = self.devices[0], len(self._shop.workers)
+        microseconds = tf.cast(tf.timestamp() * 1e6, tf.int64)  # other than those of the worker's earlier functions
+        leader, none_yet = self.devices[0], [-1, _IN_CHUNK]
         with tf.device(leader):
-            anew = token_queues.begins_anew(handles["begun"][0], first)
-            seen = tf.where(anew, token_queues.last_turn(handles["last"][0]), [-1, WITHIN])
-            place = tf.maximum(seen[PLACE], first)
-            over = place // RUN != first // RUN
-            what = tf.where(over, tf.constant(END, tf.int64), seen[WHAT])
-            key = (microseconds + place % RUN) * workers + worker
-            state = tf.stack([place, what, key, tf.where(anew, tf.constant(_SURE, tf.int64), 0)])
-            turn = token_queues.turn_of(
-                handles["turns"][0], tf.stack([tf.where(over, place, seen[PLACE]), what]), place
-            )
-            begun = _with_turn(state, turn)
+            restarts = token_queues.restarts(handles["started"][0], first)
+            seen = Token(tf.where(restarts, token_queues.last_token(handles["last"][0]), none_yet))
+            sequence = tf.maximum(seen.sequence, first)
+            over = sequence // RUN != first // RUN
+            kind = tf.where(over, tf.constant(_END, tf.int64), seen.kind)
+            key = (microseconds + sequence % RUN) * self._workers + worker
+            single_steps = tf.where(restarts, tf.constant(_SINGLE_STEPS, tf.int64), 0)
+            packed = LockstepState.pack(sequence, kind, key, single_steps)
+            known = Token.pack(tf.where(over, sequence, seen.sequence), kind)
+            token = token_queues.token_of(handles["tokens"][0], known, sequence)
+            started = LockstepState(packed).received(Token(token))
         others = []
-        for device, last, queue in list(zip(self.devices, handles["last"], handles["turns"], strict=True))[1:]:
+        for device, last, queue in list(zip(self.devices, handles["last"], handles["tokens"], strict=True))[1:]:
             with tf.device(device):
-                own = tf.identity(state)
-                seen = tf.where(own[_ALONE] > 0, token_queues.last_turn(last), [-1, WITHIN])
-                seen = tf.where(own[WHAT] == END, own[:2], seen)
-                others.append(token_queues.turn_of(queue, seen, own[PLACE]))
-        return tf.identity(begun), others
+                state = LockstepState(tf.identity(packed))
+                known = tf.where(state.single_steps > 0, token_queues.last_token(last), none_yet)
+                known = tf.where(state.kind == _END, state.token.packed, known)
+                others.append(token_queues.token_of(queue, known, state.sequence))
+        return tf.identity(started), others
 
-    def _next(self, own: _Own, handles: Handles, *, within: bool) -> _Own:
-        """Waits on each ps for the turn of the next step; within a row it is the next one in the queue."""
-        there, others = own
+    def _next(self, carried: _Carried, handles: Handles, *, in_chunk: bool) -> _Carried:
+        """Waits on each ps for the token of the next step; within a chunk it is the next one in the queue."""
+        states, others = carried
         leader = self.devices[0]
-        further = self._staged.on_each(self._further, there)
-        turns = []
-        for number, (device, queue) in enumerate(zip(self.devices, handles["turns"], strict=True)):
+        following = self._store.on_each_ps(lambda packed: LockstepState(packed).next(self._workers), states)
+        tokens = []
+        for number, (device, queue) in enumerate(zip(self.devices, handles["tokens"], strict=True)):
             with tf.device(device):
-                turn = token_queues.next_turn(queue) if within or device == leader else others[number - 1]
-                turns.append(turn if within else token_queues.turn_of(queue, turn, further[device][PLACE]))
+                token = token_queues.next_token(queue) if in_chunk or device == leader else others[number - 1]
+                if not in_chunk:
+                    token = token_queues.token_of(queue, token, LockstepState(following[device]).sequence)
+                tokens.append(token)
         with tf.device(leader):
-            further[leader] = _with_turn(further[leader], turns[0])
-        return further, turns[1:]
-
-    def _further(self, state: tf.Tensor) -> tf.Tensor:
-        """A worker's state at the next step, but for what its turn says."""
-        return state + tf.constant([1, 0, len(self._shop.workers), 0], tf.int64)
+            following[leader] = LockstepState(following[leader]).received(Token(tokens[0]))
+        return following, tokens[1:]
 
     def _step(
         self,
         iterator: Any,
         worker: tf.Tensor,
         number: tf.Tensor,
-        own: _Own,
+        carried: _Carried,
         handles: Handles,
         before: Tensors,
-        watch: Watch,
+        timer: StepTimer,
     ) -> Tensors:
-        """A step. Its batch is read after `before`; returns what the next one's is."""
-        staged, leader = self._staged, self.devices[0]
-        there, others = own
-        turns = dict(zip(self.devices, [there[leader], *others], strict=True))
-        left = staged.leave(iterator, worker, number, turns, staged.on_each(itemgetter(_KEY), there), before, watch)
+        """Takes a step. Its batch is read after `before`; returns what the next batch is read after."""
+        store, leader = self._store, self.devices[0]
+        states, others = carried
+        tokens = dict(zip(self.devices, [states[leader], *others], strict=True))
+        keys = store.on_each_ps(lambda packed: LockstepState(packed).key, states)
+        stored = store.store(iterator, worker, number, tokens, keys, before, timer)
         with tf.device(leader):
-            head = tf.stack([there[leader][PLACE], there[leader][_KEY]])
-            head = after(head, [each for part in left.operations.values() for each in part])
-            token_queues.commit(handles["commits"][0], head, left.counted)
-        return [left.loss]
+            state = LockstepState(states[leader])
+            head = Commit.pack(state.sequence, state.key)
+            head = after(head, [each for own in stored.operations.values() for each in own])
+            token_queues.commit(handles["commits"][0], head, stored.report)
+        return [stored.loss]
 
     def _update_function(self, size: int) -> Any:
         leader = self.devices[0]
 
-        def row(count: int, handles: Handles, _: tf.Tensor, first: tf.Tensor) -> list[Any]:
-            what, told = token_queues.next_order(handles), []
+        def chunk(count: int, handles: Handles, _: tf.Tensor, first: tf.Tensor) -> list[Any]:
+            following, reports = token_queues.next_order(handles), []
             done: dict[str, list[Any]] = {}
             for number in range(count):
                 with tf.device(leader):
-                    place = first + number
-                counted, there, done = self._update(handles, place)
-                told.append(counted)
-                self._give(handles, there, what if number + 1 == count else WITHIN, done)
+                    sequence = first + number
+                report, applied, done = self._update(handles, sequence)
+                reports.append(report)
+                self._give_tokens(handles, applied, following if number + 1 == count else _IN_CHUNK, done)
             with tf.device(leader):
-                all_told = after(tf.stack(told), [each for own in done.values() for each in own])
-            token_queues.tell(handles, all_told)
-            return [what, first + count]
+                result = after(tf.stack(reports), [each for own in done.values() for each in own])
+            token_queues.send_results(handles, result)
+            return [following, first + count]
 
-        def goes_on(what: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
-            return what != END
+        def goes_on(kind: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+            return kind != _END
 
-        def several(what: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
-            return what == ROW
+        def several(kind: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+            return kind == _CHUNK
 
         @tf.function(autograph=False)
         def updates(handles: Handles, first: tf.Tensor) -> None:
-            what = token_queues.next_order(handles)
-            self._give(handles, self._staged.there(first[None] - 1), what, {})
-            start = [what, first]
+            kind = token_queues.next_order(handles)
+            self._give_tokens(handles, self._store.copied(first[None] - 1), kind, {})
+            start = [kind, first]
             if size > 1:
-                in_rows(goes_on, several, partial(row, size, handles), partial(row, 1, handles), start)
+                in_rows(goes_on, several, partial(chunk, size, handles), partial(chunk, 1, handles), start)
             else:
-                tf.while_loop(goes_on, partial(row, 1, handles), start, parallel_iterations=1)
+                tf.while_loop(goes_on, partial(chunk, 1, handles), start, parallel_iterations=1)
 
         return updates
 
-    def _update(self, handles: Handles, place: tf.Tensor) -> tuple[tf.Tensor, There, dict[str, list[Any]]]:
-        """Makes an update of what all workers commit for a place.
+    def _update(self, handles: Handles, sequence: tf.Tensor) -> tuple[tf.Tensor, OnEachPs, dict[str, list[Any]]]:
+        """Applies an update of what all workers commit for a sequence number.
 
         Returns:
-            What was counted, on the leader, shape (workers, numbers); the place, and the keys behind it, on each ps;
-            and what has to be there on each when its part is done: this, too, as it may have none.
+            The step reports, on the leader, shape (workers, numbers); the sequence number and the keys behind it, on
+            each ps; and what is available on each ps when it has made its part of the update.
         """
-        staged, leader = self._staged, self.devices[0]
+        store, leader = self._store, self.devices[0]
         with tf.device(leader):
-            keys, counted = token_queues.committed(handles["commits"], place, sum(self.sizes))
-            begin = sum(self.sizes[:2])
-            states = counted[:, begin : begin + staged.state_size]
-            state = tf.reduce_mean(states, axis=0) if staged.state_size else tf.zeros([0], tf.float64)
-            known = tf.concat([place[None], keys], axis=0)
-        there = staged.there(known)
-        begun = {device: staged.noted(device, own) for device, own in there.items()}
-        changed = staged.update(staged.on_each(lambda own: own[1:], there), state)
-        done = {device: [own, *staged.part(device, changed)] for device, own in there.items()}
+            keys, reports = token_queues.committed(handles["commits"], sequence, self.layout.size)
+            states = self.layout.state_of(reports)
+            state = tf.reduce_mean(states, axis=0) if self.layout.state else tf.zeros([0], tf.float64)
+            packed = tf.concat([sequence[None], keys], axis=0)
+        applied = store.copied(packed)
+        begun = {device: store.time_of(device, own) for device, own in applied.items()}
+        changed = store.apply(store.on_each_ps(lambda own: own[1:], applied), state)
+        # The numbers, too: a ps may have no part in the update.
+        done = {device: [own, *store.on_device(device, changed)] for device, own in applied.items()}
         spans = []
         for device in self.devices:
-            ended = staged.noted(device, done[device])
+            ended = store.time_of(device, done[device])
             spans += [now - then for now, then in zip(ended, begun[device], strict=True)]
         with tf.device(leader):
             for seconds in [tf.reduce_max(tf.stack(spans))] if spans else []:
-                counted = tf.concat([counted, tf.fill([counted.shape[0], 1], seconds)], axis=1)
-        return counted, there, done
+                reports = tf.concat([reports, tf.fill([reports.shape[0], 1], seconds)], axis=1)
+        return reports, applied, done
 
-    def _give(self, handles: Handles, there: There, what: tf.Tensor | int, done: dict[str, list[Any]]) -> None:
-        """Gives the turns of the next place on each ps, when its part of an update is done.
+    def _give_tokens(
+        self, handles: Handles, applied: OnEachPs, kind: tf.Tensor | int, done: dict[str, list[Any]]
+    ) -> None:
+        """Gives the tokens of the next sequence number on each ps, when its part of an update is made.
 
         Args:
             handles: see `TokenQueues.handles`.
-            there: the place before, as the first number, on each ps.
-            what: what they say.
-            done: what is there on each ps when its part is done.
+            applied: the sequence number before, as the first number, on each ps.
+            kind: the `StepKind` of the tokens.
+            done: what is available on each ps when its part is made.
         """
         for number, (device, last) in enumerate(zip(self.devices, handles["last"], strict=True)):
             with tf.device(device):
-                turn = tf.stack([there[device][0] + 1, tf.cast(what, tf.int64)])
+                token = Token.pack(applied[device][0] + 1, tf.cast(kind, tf.int64))
                 with tf.control_dependencies(done.get(device, [])):
-                    token_queues.give(last, handles[f"turns{number}"], turn)
-
-
-def _with_turn(state: tf.Tensor, turn: tf.Tensor) -> tf.Tensor:
-    """A worker's state as soon as the leader has given it a turn."""
-    return tf.stack([state[PLACE], turn[WHAT], state[_KEY], state[_ALONE]])
+                    token_queues.give_token(last, handles[f"tokens{number}"], token)

@@ -1,188 +1,444 @@
-"""How the chief, workers and ps speak while synchronous training goes on: messages, orders for updates, and answers.
+"""The messages between chief, ps and workers, and how each is packed into tensors.
 
-A worker waits for the chief's answer before each of its steps. An answer names the step and the key to leave its
-gradient under. It waits on each ps, in a queue of its own for each worker, so that what the worker wants of a ps is
-read there as soon as that ps has the answer: there is no way from the ps to the chief, to the worker and back in
-between.
+Whole numbers cross as one int64 vector, and what a step counted as one float64 vector. A class of this module gives the
+elements of a vector their names. It wraps a NumPy array on the chief, and a tensor in a function that is being traced.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import count
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE
-from tfdist_cli.train.tf_compat.control_flow import unordered
+from tfdist_cli.train.engine.parameter_server.update_rules.quorum_policy import NO_MORE_STEPS, Assignment
+from tfdist_cli.train.model.train_step import Tensors
 
-NO_MORE = -1
-"""In the place of a step: there are no more."""
-_NOT_NOW = -2
-"""In the place of a step: this worker is not answered now."""
-STEP, KEY, SEVERAL, WORKER = range(4)
-"""What stands where in an answer: the step's number, the key, whether others follow for sure, the worker's number."""
-_SIZE = 4
-_KEPT = 1000
-"""So many updates are counted on the ps before the count is taken."""
-_keys = count()
-
-Answer = tuple[int, int, bool]
-"""A worker, its step, whether others follow for sure."""
-Handles = dict[str, list[tf.Tensor]]
-"""Queues for a function to take: some are on the chief, others on each ps."""
+_NO_ASSIGNMENT = -2
+"""The step of a worker that gets no assignment in a block of them."""
 
 
-class MessageChannels:
-    """The queues of one training.
+@dataclass(frozen=True)
+class StepReport:
+    """What a worker counted in one step.
 
     Args:
-        devices: the ps.
-        workers: how many workers there are.
-        aggregate: gradients that make an update.
-        state: how many numbers of state come with an update.
-        counted: how many numbers come with a message.
-
-    Attributes:
-        inbox: where on the chief messages arrive: an answer, with a word in the place of a step if it is none, and what
-            was counted.
+        worker: its number.
+        loss: the loss of its batch.
+        examples: the examples in it.
+        metrics: the sums of the metrics, as `MetricTotals.pack` packs them.
+        state: the model's state after the step, flat.
+        phases: the seconds of each phase and bytes, in the order of `COLUMNS`; empty if they are not measured.
     """
 
-    def __init__(self, devices: Sequence[str], workers: int, aggregate: int, state: int, counted: int) -> None:
-        self._workers = workers
-        self._answers, self._made = [], []
-        for device in devices:
-            with tf.device(device):
-                self._answers.append([tf.queue.FIFOQueue(-1, [tf.int64], [[_SIZE]]) for _ in range(workers)])
-                self._made.append(tf.queue.FIFOQueue(-1, [tf.bool], [[]]))  # one element for each update
-        with tf.device(CHIEF_DEVICE):
-            self.inbox = tf.queue.FIFOQueue(-1, [tf.int64, tf.float64], [[_SIZE], [counted]])
-            size = 1 + aggregate + workers * _SIZE
-            self._orders = tf.queue.FIFOQueue(-1, [tf.int64, tf.float64], [[size], [state]])
-            self._later = tf.queue.FIFOQueue(-1, [tf.int64], [[1 + workers * _SIZE]])
-        self._ordered = self._counted = 0
-        self._last = [tf.zeros([size], tf.int64), tf.zeros([state], tf.float64)]
+    worker: int
+    loss: float
+    examples: int
+    metrics: np.ndarray
+    state: np.ndarray
+    phases: np.ndarray
+
+
+@dataclass(frozen=True)
+class ReportLayout:
+    """How step reports are packed: loss, examples, metrics, state and phases, in this order, as float64.
+
+    Args:
+        metrics: how many numbers the metrics are.
+        state: how many numbers the model's state is.
+        phases: how many numbers the phases are; 0 if they are not measured.
+    """
+
+    metrics: int
+    state: int
+    phases: int
 
     @property
-    def handles(self) -> Handles:
-        """What the functions that make updates and give answers take."""
-        own = {f"answers{place}": [queue.queue_ref for queue in each] for place, each in enumerate(self._answers)}
-        chiefs = {"inbox": self.inbox, "orders": self._orders, "later": self._later}
-        own |= {name: [queue.queue_ref] for name, queue in chiefs.items()}
-        return own | {"made": [queue.queue_ref for queue in self._made]}
+    def size(self) -> int:
+        """How many numbers a report is."""
+        return 2 + self.metrics + self.state + self.phases
 
-    def of(self, worker: int) -> Handles:
-        """What a worker's function takes: its queues of answers, one of each ps, and the inbox."""
-        return {"answers": [own[worker].queue_ref for own in self._answers], "inbox": [self.inbox.queue_ref]}
-
-    def order(self, keys: Sequence[int], state: np.ndarray, answers: Iterable[Answer], *, several: bool) -> None:
-        """Orders an update, and the answers that follow it.
+    def pack(self, loss: tf.Tensor, examples: tf.Tensor, metrics: tf.Tensor, state: Tensors) -> tf.Tensor:
+        """Packs a report in a function; the phases are appended when they have been measured.
 
         Args:
-            keys: what its gradients have been left under.
-            state: what it sets the model's state to, flat.
-            answers: what the ps answer when they have done it.
-            several: whether it is the first of several that follow each other for sure.
+            loss: shape ().
+            examples: shape ().
+            metrics: as `MetricTotals.pack` packs them.
+            state: of any shapes and types.
         """
-        self._ordered += 1
-        numbers = np.concatenate([[1 + several], keys, self._rows(answers)])
-        self._orders.enqueue([tf.constant(numbers, tf.int64), tf.constant(state, tf.float64)])
-        if self._ordered - self._counted >= _KEPT:
-            self.answer([])
+        flat = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in state]
+        head = tf.stack([tf.cast(loss, tf.float64), tf.cast(examples, tf.float64)])
+        return tf.concat([head, metrics, *flat], axis=0)
 
-    def answer(self, answers: Iterable[Answer]) -> None:
-        """Has answers given as soon as all updates have been made that were ordered before."""
-        self._give(self._ordered - self._counted, answers)
-        self._counted = self._ordered
+    def without_counts(self, phases: Tensors) -> tf.Tensor:
+        """Packs a report that has nothing but phases, or nothing at all."""
+        if phases:
+            return tf.concat([tf.zeros([self.size - self.phases], tf.float64), *phases], axis=0)
+        return tf.zeros([self.size], tf.float64)
 
-    def close(self) -> None:
-        """Orders the functions that take orders to end when they have done what was ordered."""
-        self._later.enqueue([tf.zeros([1 + self._workers * _SIZE], tf.int64)])
-        self._orders.enqueue(self._last)
+    def state_of(self, reports: tf.Tensor) -> tf.Tensor:
+        """Returns the state in packed reports of shape (reports, numbers)."""
+        begin = 2 + self.metrics
+        return reports[:, begin : begin + self.state]
 
-    def break_off(self, times: int) -> None:
-        """Tells all workers to leave, as soon as what was ordered has been done, and who gives answers to end.
+    def unpack(self, worker: int, numbers: np.ndarray) -> StepReport:
+        """Unpacks a worker's report on the chief; numbers behind it are left out."""
+        ends = np.cumsum([2, self.metrics, self.state, self.phases])
+        (loss, examples), metrics, state, phases, _ = np.split(numbers, ends)
+        return StepReport(worker, float(loss), int(examples), metrics, state, phases)
+
+
+class StepKind(IntEnum):
+    """What a token, and an order for updates, says of a step in lockstep."""
+
+    END = -1
+    """There is no such step: the run is over."""
+    IN_CHUNK = 0
+    """It belongs to the chunk that began before it."""
+    SINGLE = 1
+    """It stands alone."""
+    CHUNK = 2
+    """It is the first of a chunk."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """Tells a worker that a ps has made all updates before a step.
+
+    Args:
+        packed: int64, shape (2,).
+    """
+
+    packed: Any
+    SIZE: ClassVar[int] = 2
+
+    @classmethod
+    def pack(cls, sequence: Any, kind: Any) -> tf.Tensor:
+        """Packs a token in a function."""
+        return tf.stack([sequence, kind])
+
+    @property
+    def sequence(self) -> Any:
+        """The step's sequence number."""
+        return self.packed[0]
+
+    @property
+    def kind(self) -> Any:
+        """A `StepKind`."""
+        return self.packed[1]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Tells the leader that a worker's gradient is stored on all ps.
+
+    Args:
+        packed: int64, shape (2,), or (commits, 2).
+    """
+
+    packed: Any
+    SIZE: ClassVar[int] = 2
+
+    @classmethod
+    def pack(cls, sequence: Any, key: Any) -> tf.Tensor:
+        """Packs a commit in a function."""
+        return tf.stack([sequence, key])
+
+    @property
+    def sequence(self) -> Any:
+        """The step's sequence number."""
+        return self.packed[..., 0]
+
+    @property
+    def key(self) -> Any:
+        """The key that the gradient is stored under."""
+        return self.packed[..., 1]
+
+
+@dataclass(frozen=True)
+class LockstepState:
+    """What a worker knows of its next step in lockstep.
+
+    Args:
+        packed: int64, shape (4,).
+    """
+
+    packed: Any
+
+    @classmethod
+    def pack(cls, sequence: Any, kind: Any, key: Any, single_steps: Any) -> tf.Tensor:
+        """Packs a state in a function."""
+        return tf.stack([sequence, kind, key, single_steps])
+
+    @property
+    def sequence(self) -> Any:
+        """The step's sequence number."""
+        return self.packed[0]
+
+    @property
+    def kind(self) -> Any:
+        """A `StepKind`: what the leader's token says of the step."""
+        return self.packed[1]
+
+    @property
+    def key(self) -> Any:
+        """The key to store the step's gradient under."""
+        return self.packed[2]
+
+    @property
+    def single_steps(self) -> Any:
+        """How many steps the worker takes one by one, whatever their kind."""
+        return self.packed[3]
+
+    @property
+    def token(self) -> Token:
+        """The leader's token of the step."""
+        return Token(self.packed[:2])
+
+    def received(self, token: Token) -> tf.Tensor:
+        """Packs the state as it is when the leader's token has arrived."""
+        return self.pack(self.sequence, token.kind, self.key, self.single_steps)
+
+    def next(self, workers: int) -> tf.Tensor:
+        """Packs the state of the step after this one, but for its kind. Keys of `workers` workers never meet."""
+        return self.packed + tf.constant([1, 0, workers, 0], tf.int64)
+
+    def counted_down(self) -> tf.Tensor:
+        """Packs the state with one single step less, if there are any left."""
+        return self.packed - tf.stack([0, 0, 0, tf.minimum(self.single_steps, 1)])
+
+
+class ReportKind(IntEnum):
+    """What a message to the chief says in the place of a step's number, if it brings no gradient."""
+
+    FUNCTION_STARTED = -3
+    FUNCTION_ENDED = -4
+    UPDATE_APPLIED = -5
+    STOP_LISTENING = -6
+
+
+@dataclass(frozen=True)
+class Report:
+    """A message to the chief, of one of the following classes."""
+
+
+@dataclass(frozen=True)
+class GradientStored(Report):
+    """A worker has stored a gradient on the ps.
+
+    Args:
+        step: the update it is for.
+        key: the key that it is stored under.
+        report: what the worker counted.
+    """
+
+    step: int
+    key: int
+    report: StepReport
+
+
+@dataclass(frozen=True)
+class FunctionStarted(Report):
+    """A worker's function has started.
+
+    Args:
+        worker: the worker's number.
+        serial: the function's serial number.
+    """
+
+    worker: int
+    serial: int
+
+
+@dataclass(frozen=True)
+class FunctionEnded(Report):
+    """A worker's function has ended.
+
+    Args:
+        serial: the function's serial number.
+    """
+
+    serial: int
+
+
+@dataclass(frozen=True)
+class UpdateApplied(Report):
+    """All ps have applied an update; sent only if phases are measured.
+
+    Args:
+        phases: what the update took, in the order of `COLUMNS`.
+    """
+
+    phases: np.ndarray
+
+
+def pack_report(kind: int, serial: Any = 0, worker: Any = 0) -> tf.Tensor:
+    """Packs a message to the chief that brings no gradient.
+
+    A message that brings one begins with the assignment of its step.
+    """
+    return tf.stack([tf.constant(kind, tf.int64), serial, 0, worker])
+
+
+def unpack_report(head: np.ndarray, body: np.ndarray, layout: ReportLayout) -> Report | None:
+    """Unpacks a message to the chief; None if no more messages are wanted.
+
+    Args:
+        head: int64, shape (4,).
+        body: a packed `StepReport`.
+        layout: how it is packed.
+    """
+    step, key, _, worker = (int(number) for number in head)
+    if step == ReportKind.STOP_LISTENING:
+        return None
+    if step == ReportKind.FUNCTION_STARTED:
+        return FunctionStarted(worker, serial=key)
+    if step == ReportKind.FUNCTION_ENDED:
+        return FunctionEnded(serial=key)
+    report = layout.unpack(worker, body)
+    return UpdateApplied(report.phases) if step == ReportKind.UPDATE_APPLIED else GradientStored(step, key, report)
+
+
+@dataclass(frozen=True)
+class PackedAssignment:
+    """A step that the chief assigns to a worker, with the key to store its gradient under.
+
+    Args:
+        packed: int64, shape (4,): step, key, whether more follow for sure, worker.
+    """
+
+    packed: Any
+    SIZE: ClassVar[int] = 4
+
+    @property
+    def step(self) -> Any:
+        """The step's number."""
+        return self.packed[0]
+
+    @property
+    def key(self) -> Any:
+        """The key to store its gradient under."""
+        return self.packed[1]
+
+    @property
+    def goes_on(self) -> Any:
+        """Whether there is a step; otherwise the worker's function ends."""
+        return self.packed[0] > NO_MORE_STEPS
+
+    @property
+    def several(self) -> Any:
+        """Whether the steps of a chunk follow each other for sure, this the first of them."""
+        return self.packed[2] > 0
+
+    @property
+    def given(self) -> Any:
+        """Whether the worker has an assignment, in a block of them."""
+        return self.packed[0] != _NO_ASSIGNMENT
+
+
+def pack_assignments(assignments: Iterable[Assignment], keys: Iterable[int], workers: int) -> np.ndarray:
+    """Packs a block: one row for every worker, whether or not it has an assignment; flat.
+
+    Args:
+        assignments: at most one of each worker.
+        keys: fresh ones, one is taken for each assignment.
+        workers: how many there are.
+    """
+    rows = np.full([workers, PackedAssignment.SIZE], _NO_ASSIGNMENT, np.int64)
+    for (worker, step, several), key in zip(assignments, keys, strict=False):
+        rows[worker] = step, key, several, worker
+    return rows.reshape(-1)
+
+
+@dataclass(frozen=True)
+class UpdateOrder:
+    """An update that the chief orders, with the assignments that follow it.
+
+    Args:
+        packed: int64, shape (`size(...)`,): 0 for the end, 1, or 2 if several follow; keys; assignments.
+        gradients: how many gradients make an update.
+    """
+
+    packed: Any
+    gradients: int
+
+    @staticmethod
+    def size(gradients: int, workers: int) -> int:
+        """How many numbers an order is."""
+        return 1 + gradients + workers * PackedAssignment.SIZE
+
+    @staticmethod
+    def pack(keys: Sequence[int], assignments: np.ndarray, *, several: bool) -> np.ndarray:
+        """Packs an order on the chief.
 
         Args:
-            times: how often a worker may ask before it hears it.
+            keys: the keys of its gradients.
+            assignments: see `pack_assignments`.
+            several: whether the updates of a chunk follow each other for sure, this the first of them.
         """
-        for _ in range(times):
-            self.answer((worker, NO_MORE, False) for worker in range(self._workers))
-        self._later.enqueue([tf.zeros([1 + self._workers * _SIZE], tf.int64)])
+        return np.concatenate([[1 + several], keys, assignments])
 
-    def end_orders(self) -> None:
-        """Has the function that takes orders fail that waits for one: there are no more."""
-        self._orders.close()
+    @property
+    def goes_on(self) -> Any:
+        """Whether there is an update; otherwise no more are ordered."""
+        return self.packed[0] > 0
 
-    def end_waiting(self) -> None:
-        """Has the function that gives answers fail that waits for updates: no more are made."""
-        for queue in self._made:
-            queue.close()
+    @property
+    def several(self) -> Any:
+        """Whether the updates of a chunk follow each other for sure, this the first of them."""
+        return self.packed[0] > 1
 
-    def _give(self, updates: int, answers: Iterable[Answer]) -> None:
-        numbers = np.concatenate([[1 + updates], self._rows(answers)])
-        self._later.enqueue([tf.constant(numbers, tf.int64)])
+    @property
+    def keys(self) -> Any:
+        """The keys of its gradients."""
+        return self.packed[1 : 1 + self.gradients]
 
-    def _rows(self, answers: Iterable[Answer]) -> np.ndarray:
-        rows = np.full([self._workers, _SIZE], _NOT_NOW, np.int64)
-        for worker, step, several in answers:
-            rows[worker] = step, next(_keys), several, worker
-        return rows.reshape(-1)
-
-
-def receive(devices: Sequence[str], queues: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """A worker's next answer, on each ps: int64, shape (4,).
-
-    Args:
-        devices: the ps.
-        queues: its answers in `MessageChannels.of`.
-    """
-    received = []
-    for device, queue in zip(devices, queues, strict=True):
-        with tf.device(device):
-            (answer,) = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.int64])
-            received.append(tf.ensure_shape(answer, [_SIZE]))
-    return received
+    @property
+    def assignments(self) -> Any:
+        """The assignments to send when the update is applied."""
+        return self.packed[1 + self.gradients :]
 
 
-def next_order(handles: Handles, aggregate: int) -> list[tf.Tensor]:
-    """The next order, on the chief: 0 for the end, 1, or 2 for several, the keys, the answers; and the state."""
-    with tf.device(CHIEF_DEVICE):
-        types = [tf.int64, tf.float64]
-        order, state = tf.raw_ops.QueueDequeueV2(handle=handles["orders"][0], component_types=types)
-        return [tf.ensure_shape(order, [1 + aggregate + len(handles["answers0"]) * _SIZE]), state]
-
-
-def next_answers(handles: Handles) -> list[tf.Tensor]:
-    """The next answers that follow no order, on the chief: 0 for the end, or 1 and how many updates to wait for."""
-    with tf.device(CHIEF_DEVICE):
-        (order,) = tf.raw_ops.QueueDequeueV2(handle=handles["later"][0], component_types=[tf.int64])
-        return [tf.ensure_shape(order, [1 + len(handles["answers0"]) * _SIZE])]
-
-
-def give(queues: Sequence[tf.Tensor], answers: tf.Tensor) -> None:
-    """Puts answers into one ps's queues.
+@dataclass(frozen=True)
+class AssignmentOrder:
+    """Assignments that follow no new update.
 
     Args:
-        queues: one for each worker.
-        answers: their answers, flat.
+        packed: int64, shape (`size(...)`,): 0 for the end, or 1 and the number of updates; assignments.
     """
-    rows = tf.reshape(answers, [len(queues), _SIZE])
-    for worker, queue in enumerate(queues):
-        some = tf.cast(rows[worker, STEP] != _NOT_NOW, tf.int32)
-        answer = rows[worker : worker + some]  # one, or none, which puts nothing
-        unordered(tf.raw_ops.QueueEnqueueManyV2(handle=queue, components=[answer]))
 
+    packed: Any
 
-def count_update(made: tf.Tensor, after: Sequence[tf.Operation]) -> None:
-    """Counts an update that one ps has made its part of, when these operations are done."""
-    one = tf.constant(True)
-    with tf.control_dependencies(after):
-        unordered(tf.raw_ops.QueueEnqueueV2(handle=made, components=[one]))
+    @staticmethod
+    def size(workers: int) -> int:
+        """How many numbers an order is."""
+        return 1 + workers * PackedAssignment.SIZE
 
+    @staticmethod
+    def pack(updates: int, assignments: np.ndarray) -> np.ndarray:
+        """Packs an order on the chief.
 
-def updates_made(made: tf.Tensor, number: tf.Tensor) -> tf.Operation:
-    """Waits until one ps has made its part of so many more updates than were waited for before."""
-    wanted = tf.cast(number, tf.int32)
-    return tf.raw_ops.QueueDequeueManyV2(handle=made, n=wanted, component_types=[tf.bool])[0].op
+        Args:
+            updates: how many more updates have to be applied before the assignments are sent.
+            assignments: see `pack_assignments`.
+        """
+        return np.concatenate([[1 + updates], assignments])
+
+    @property
+    def goes_on(self) -> Any:
+        """Whether there are assignments; otherwise no more are sent."""
+        return self.packed[0] > 0
+
+    @property
+    def updates(self) -> Any:
+        """How many more updates have to be applied before the assignments are sent."""
+        return self.packed[0] - 1
+
+    @property
+    def assignments(self) -> Any:
+        """The assignments."""
+        return self.packed[1:]

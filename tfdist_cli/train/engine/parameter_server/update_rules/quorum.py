@@ -1,20 +1,20 @@
-"""Synchronous and bounded updates: gradients of several workers make one update.
+"""Updates with a quorum: the chief decides which workers' gradients make an update, and which worker may go on.
 
-Each worker runs one function for as long as the training goes on. For each step it waits for the chief's answer, the
-step's number, which comes as soon as the rule lets the worker go on. It computes a gradient, leaves it on the ps under
-a key, and hands the key in with what it counted. When enough gradients for the next update are there, the chief orders
-it: another function, which is under way all the time, too, has the ps apply the mean of what was left under these keys.
-The order has the answers for the workers that wait for this update, and each ps gives them out when it has done its
-part (`messages.py`). What a worker leaves is applied whole or not at all, on all ps: of a worker that dies in between
-nothing is applied.
+Each worker runs one function for as long as the training goes on. Before each step it waits for an assignment of the
+chief, the step's number, which it gets as soon as the policy allows it (`quorum_policy.py`). It computes a gradient,
+stores it on the ps under a key, and reports the key to the chief. When there are enough gradients for the next update,
+the chief orders it: another function, which runs all the time, too, has the ps apply the mean of the gradients under
+these keys. The order contains the assignments for the workers that wait for this update, and each ps sends them when it
+has made its part of it (`quorum_queues.py`). A worker's gradient is applied on all ps or on none: if a worker fails
+before its report, nothing of it is applied.
 """
 
 from __future__ import annotations
 
 import contextlib
-import queue
-import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -24,205 +24,202 @@ import tensorflow as tf
 from tfdist_cli.train.engine.base import Execution, Pause
 from tfdist_cli.train.engine.pacing import Pacing
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
-from tfdist_cli.train.engine.parameter_server.update_rules.accumulator import Accumulator, Message
-from tfdist_cli.train.engine.parameter_server.update_rules.messages import NO_MORE, Answer, MessageChannels
-from tfdist_cli.train.engine.parameter_server.update_rules.quorum_functions import (
-    GREETS,
-    LEAVES,
-    MADE,
-    OVER,
-    QuorumFunctions,
+from tfdist_cli.train.engine.parameter_server.update_rules.accumulator import Accumulator
+from tfdist_cli.train.engine.parameter_server.update_rules.messages import (
+    FunctionEnded,
+    FunctionStarted,
+    GradientStored,
+    Report,
+    ReportKind,
+    StepReport,
+    UpdateApplied,
+    pack_report,
+    unpack_report,
 )
-from tfdist_cli.train.engine.parameter_server.update_rules.quorum_policy import Gradient, QuorumPolicy
-from tfdist_cli.train.engine.parameter_server.worker_functions import News, WorkerFunctions, raise_failure
-from tfdist_cli.train.engine.step_timer import Turns
+from tfdist_cli.train.engine.parameter_server.update_rules.quorum_functions import QuorumFunctions
+from tfdist_cli.train.engine.parameter_server.update_rules.quorum_policy import (
+    NO_MORE_STEPS,
+    Assignment,
+    Gradient,
+    QuorumPolicy,
+)
+from tfdist_cli.train.engine.parameter_server.update_rules.quorum_queues import QuorumQueues
+from tfdist_cli.train.engine.parameter_server.worker_functions import (
+    Messages,
+    Threads,
+    WorkerFunctions,
+    receiving,
+    running,
+)
+from tfdist_cli.train.engine.step_timer import UpdatesInWaits
 from tfdist_cli.train.tf_compat.exit_hooks import GRACE_SECONDS, end_at_exit
 
-_Told = News[Message]
+
+@dataclass
+class _Run:
+    """One run of the engine.
+
+    Args:
+        queues: the training's.
+        policy: decides about updates and assignments.
+        functions: the workers'.
+        sums: of the steps since the last execution.
+        reports: of the steps whose gradients wait for an update, by key.
+        waits: the updates in the workers' waits.
+    """
+
+    queues: QuorumQueues
+    policy: QuorumPolicy
+    functions: WorkerFunctions
+    sums: Accumulator
+    reports: dict[int, StepReport] = field(default_factory=dict)
+    waits: UpdatesInWaits = field(default_factory=UpdatesInWaits)
+
+    def assignments(self) -> list[Assignment]:
+        """Returns the assignments for workers that may go on now."""
+        assignments = list(self.policy.assign())
+        for assignment in assignments:
+            self.waits.end_wait(assignment.worker)
+        return assignments
+
+    def order_update(self, gradients: list[Gradient], *, several: bool) -> None:
+        """Orders an update, and the assignments that follow it."""
+        self.waits.update_ordered()
+        reports = [self.reports.pop(gradient.key) for gradient in gradients]
+        state = np.mean([report.state for report in reports], axis=0)
+        keys = [gradient.key for gradient in gradients]
+        self.queues.order_update(keys, state, self.assignments(), several=several)
+        self.sums.update(reports, [gradient.staleness for gradient in gradients])
 
 
 class QuorumUpdates:
-    """Gives out steps and makes updates as `QuorumPolicy` says.
+    """Assigns steps and orders updates as `QuorumPolicy` decides.
 
     Args:
-        workshop: the model on its cluster.
+        context: the model on its cluster.
     """
 
-    def __init__(self, workshop: ParameterServerContext) -> None:
-        self._shop = workshop
-        self._aggregate = workshop.batches_per_update
-        self._rounds = QuorumFunctions(workshop, self._aggregate)
-        self._channels: MessageChannels | None = None
-        """None before the first run, and after one that was broken off."""
-        self._turns = Turns()
+    def __init__(self, context: ParameterServerContext) -> None:
+        self._context = context
+        self._functions = QuorumFunctions(context)
+        self._queues: QuorumQueues | None = None
+        """None before the first run, and after one that was aborted."""
         self._pace = Pacing(1)
-        self._accepted: dict[int, Message] = {}
-        """What was handed in for updates that are still to be made, by key."""
 
     def run(self, iterators: Any, steps: int, *, first: int, size: int, pause: Pause) -> Iterator[Execution]:
-        """See `Engine.run`; a pause comes as soon as what workers have been given, or promised, is done."""
-        workers, staleness = len(self._shop.workers), self._shop.rules.updates.staleness or 0
-        aggregation = QuorumPolicy(workers, self._aggregate, staleness, first, first + steps)
-        tally = Accumulator(first)
-        self._turns = Turns()
-        channels = self._channels = self._channels or self._new_channels()
-        crew = WorkerFunctions(workers, partial(self._begin, channels, iterators, size))
-        self._accepted.clear()
+        """See `UpdateRule.run`; it pauses as soon as all steps that were assigned or promised are done."""
+        context, workers = self._context, len(self._context.workers)
+        staleness = context.rules.updates.staleness or 0
+        queues = self._queues = self._queues or self._new_queues()
+        run = _Run(
+            queues,
+            QuorumPolicy(workers, context.batches_per_update, staleness, first, first + steps),
+            WorkerFunctions(workers, partial(self._start, queues, iterators, size)),
+            Accumulator(first),
+        )
         self._pace.begin()
-        with self._listening(channels) as news, self._working(channels, news, size):
-            while aggregation.done < aggregation.end or crew.at_work:
-                message = crew.next(news)
+        with self._receiving(queues) as messages, self._serving(queues, messages, size):
+            while run.policy.done < run.policy.end or run.functions.any_running:
+                message = run.functions.next_message(messages)
                 if message is None:
                     continue
-                self._take(message, channels, aggregation, crew, tally)
-                aggregation.several = self._pace.size(size)
-                done = []
-                while gradients := aggregation.complete():
-                    if pause.agreed():
-                        aggregation.wind_up()
-                    several = aggregation.updated()
-                    self._turns.order()
-                    self._order(channels, gradients, self._assigned(aggregation), tally, several=several)
-                    if len(tally.losses) == size or pause.wanted():
-                        done.append(tally.execution(int(pause.wanted()), aggregation.largest_gap))
-                        tally = Accumulator(aggregation.done)
-                if answers := self._assigned(aggregation):
-                    channels.answer(answers)
-                yield from done
-            if tally.losses or tally.dropped:
-                yield tally.execution(int(pause.wanted()), aggregation.largest_gap)
-        for gradient in aggregation.left_over():
+                self._receive(message, run)
+                run.policy.several = self._pace.size(size)
+                yield from self._updates(run, size, pause)
+            if run.sums.losses or run.sums.dropped:
+                yield run.sums.execution(int(pause.wanted()), run.policy.largest_gap)
+        for gradient in run.policy.left_over():
             self._discard(gradient.key)
 
-    def _new_channels(self) -> MessageChannels:
-        rounds = self._rounds
-        return MessageChannels(
-            rounds.devices, len(self._shop.workers), self._aggregate, rounds.state_size, sum(rounds.sizes)
+    def _updates(self, run: _Run, size: int, pause: Pause) -> list[Execution]:
+        """Orders all updates that are complete and sends assignments; returns the executions that are complete."""
+        executions = []
+        while gradients := run.policy.complete():
+            if pause.agreed():
+                run.policy.wind_up()
+            several = run.policy.updated()
+            run.order_update(gradients, several=several)
+            self._pace.done(1)
+            if len(run.sums.losses) == size or pause.wanted():
+                executions.append(run.sums.execution(int(pause.wanted()), run.policy.largest_gap))
+                run.sums = Accumulator(run.policy.done)
+        if assignments := run.assignments():
+            run.queues.assign(assignments)
+        return executions
+
+    def _new_queues(self) -> QuorumQueues:
+        functions, context = self._functions, self._context
+        workers, aggregate = len(context.workers), context.batches_per_update
+        return QuorumQueues(functions.devices, workers, aggregate, functions.layout.state, functions.layout.size)
+
+    def _start(self, queues: QuorumQueues, iterators: Any, size: int, worker: int, serial: int) -> Any:
+        """Starts a worker's function."""
+        numbers = tf.constant([worker, serial], tf.int64)
+        args = iterators, numbers, queues.of(worker)
+        return self._context.run_on_worker(self._context.workers[worker], self._functions.work(size), args)
+
+    def _receiving(self, queues: QuorumQueues) -> AbstractContextManager[Messages[Report]]:
+        layout, reports = self._functions.layout, queues.reports
+
+        def receive() -> Report | None:
+            head, body = (part.numpy() for part in reports.dequeue())
+            return unpack_report(head, body, layout)
+
+        stop = [pack_report(ReportKind.STOP_LISTENING), layout.without_counts([])]
+        return receiving(receive, lambda: reports.enqueue(stop))
+
+    def _serving(self, queues: QuorumQueues, messages: Messages[Report], size: int) -> AbstractContextManager[None]:
+        """Runs the functions that apply updates and send assignments.
+
+        The queues of a run that is aborted are not used again: workers may still take up to `size` assignments.
+        """
+
+        def apply_updates() -> None:
+            try:
+                self._functions.updates(size)(queues.handles)
+            except Exception as error:  # noqa: BLE001 it is raised where the training runs
+                messages.put(error)  # before the other function fails because of it
+                with contextlib.suppress(tf.errors.OpError):  # nothing waits on a ps that is lost
+                    queues.close_applied()
+
+        def send_assignments() -> None:
+            self._functions.assignments(queues.handles)
+
+        def abort(threads: Threads) -> None:
+            end_at_exit(queues.close_updates, threads["updates"])
+            self._queues = None  # a ps may be lost: others are made when they are needed
+            queues.abort(size + 1)
+            threads["assignments"].join(GRACE_SECONDS)  # it may hang if a ps has failed
+
+        return running(
+            {"updates": apply_updates, "assignments": send_assignments},
+            messages,
+            scope=self._context.coordinator.strategy.scope,
+            end=queues.end,
+            abort=abort,
         )
 
-    def _begin(self, channels: MessageChannels, iterators: Any, size: int, worker: int, serial: int) -> Any:
-        """Begins a worker's function."""
-        numbers = tf.constant([worker, serial], tf.int64)
-        args = iterators, numbers, channels.of(worker)
-        return self._shop.on_worker(self._shop.workers[worker], self._rounds.work(size), args)
-
-    @contextlib.contextmanager
-    def _listening(self, channels: MessageChannels) -> Iterator[_Told]:
-        """Has a thread receive what is said: waiting in TensorFlow would keep signals from being heard."""
-        news: _Told = queue.SimpleQueue()
-        ends, inbox = np.cumsum(self._rounds.sizes)[:-1], channels.inbox
-
-        def listen() -> None:
-            while True:
-                head, body = (part.numpy() for part in inbox.dequeue())
-                step, key, _, worker = (int(number) for number in head)
-                if step == OVER:
-                    return
-                (loss, examples), *counted = np.split(body, ends)
-                news.put(Message(worker, step, key, float(loss), int(examples), *counted))
-
-        thread = threading.Thread(target=listen, name="gradients", daemon=True)
-        thread.start()
-        try:
-            yield news
-        finally:
-            inbox.enqueue(self._rounds.over())
-            thread.join()  # else the next run's could hear this, and this one what is said in the next run
-
-    @contextlib.contextmanager
-    def _working(self, channels: MessageChannels, news: _Told, size: int) -> Iterator[None]:
-        """Has threads call the functions that make updates and give answers until these are ordered to end.
-
-        A run that is broken off leaves its queues behind: workers may still ask, up to `size` times.
-        """
-        scope = self._shop.coordinator.strategy.scope
-
-        def make_updates() -> None:
-            try:
-                with scope():
-                    self._rounds.updates(size)(channels.handles)
-            except Exception as error:  # noqa: BLE001 it is raised where the training runs
-                news.put(error)
-                with contextlib.suppress(tf.errors.OpError):  # on a ps that is gone nobody waits
-                    channels.end_waiting()
-
-        def give_answers() -> None:
-            try:
-                with scope():
-                    self._rounds.gives(channels.handles)
-            except Exception as error:  # noqa: BLE001 it is raised where the training runs
-                news.put(error)
-
-        updates = threading.Thread(target=make_updates, name="updates", daemon=True)
-        answers = threading.Thread(target=give_answers, name="answers", daemon=True)
-        updates.start()
-        answers.start()
-        try:
-            yield
-        except BaseException:
-            end_at_exit(channels.end_orders, updates)
-            self._channels = None  # a ps may be gone: others are made when they are needed
-            channels.break_off(size + 1)
-            answers.join(GRACE_SECONDS)  # with a ps that has failed it may hang
-            raise
-        channels.close()
-        answers.join()
-        updates.join()
-        raise_failure(news)
-
-    def _take(
-        self,
-        message: Message,
-        channels: MessageChannels,
-        aggregation: QuorumPolicy,
-        crew: WorkerFunctions,
-        tally: Accumulator,
-    ) -> None:
-        worker = message.worker
-        if message.step == MADE:
-            self._turns.made(message.phases)
-            return
-        if message.step == GREETS:
-            if crew.knows(message.key):
-                aggregation.greet(worker)
-            else:  # of an earlier run, begun anew when its worker came back
-                channels.answer([(worker, NO_MORE, False)])
-            return
-        if message.step == LEAVES:
-            crew.left(message.key)
-            return
-        self._turns.add(worker, message.phases, tally.phases)
-        self._turns.wait(worker)
-        if aggregation.hand_in(worker, message.step, message.key):
-            self._accepted[message.key] = message
-        else:
-            tally.drop(message)
-            self._discard(message.key)
-
-    def _assigned(self, aggregation: QuorumPolicy) -> list[Answer]:
-        """The answers for workers that may go on now."""
-        assigned = list(aggregation.assign())
-        for worker, *_ in assigned:
-            self._turns.go(worker)
-        return assigned
-
-    def _order(
-        self,
-        channels: MessageChannels,
-        gradients: list[Gradient],
-        answers: list[Answer],
-        tally: Accumulator,
-        *,
-        several: bool,
-    ) -> None:
-        """Orders an update, and the answers that follow it."""
-        messages = [self._accepted.pop(gradient.key) for gradient in gradients]
-        state = np.mean([message.state for message in messages], axis=0)
-        channels.order([message.key for message in messages], state, answers, several=several)
-        self._pace.done(1)
-        tally.update(messages, [gradient.staleness for gradient in gradients])
+    def _receive(self, message: Report, run: _Run) -> None:
+        match message:
+            case UpdateApplied(phases):
+                run.waits.update_applied(phases)
+            case FunctionStarted(worker, serial):
+                if run.functions.is_running(serial):
+                    run.policy.start(worker)
+                else:  # of an earlier run, started again when its worker was restarted
+                    run.queues.assign([Assignment(worker, NO_MORE_STEPS, several=False)])
+            case FunctionEnded(serial):
+                run.functions.ended(serial)
+            case GradientStored(step, key, report):
+                run.waits.add(report.worker, report.phases, run.sums.phases)
+                run.waits.start_wait(report.worker)
+                if run.policy.submit(report.worker, step, key):
+                    run.reports[key] = report
+                else:
+                    run.sums.drop(report)
+                    self._discard(key)
 
     def _discard(self, key: int) -> None:
-        """Forgets a gradient that no update will take."""
-        with self._shop.coordinator.strategy.scope():
-            self._rounds.discard(tf.constant(key, tf.int64))
+        """Drops a stored gradient that no update will take."""
+        with self._context.coordinator.strategy.scope():
+            self._functions.discard(tf.constant(key, tf.int64))

@@ -1,7 +1,7 @@
-"""The functions of updates that the chief decides on, which workers, ps and chief run together.
+"""The functions of updates with a quorum, which workers, ps and chief run together.
 
-A worker's goes on from step to step, another one makes updates, a third gives answers to workers that wait for none.
-All of them are under way for as long as the training is: to call a function takes longer than a step of it.
+One goes on from step to step on each worker, another applies updates, and a third sends assignments to workers that
+wait for no update. All of them run for as long as the training: to call a function takes longer than a step of it.
 """
 
 from __future__ import annotations
@@ -15,99 +15,95 @@ import tensorflow as tf
 from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.update_rules.gradient_store import GradientStore
 from tfdist_cli.train.engine.parameter_server.update_rules.messages import (
-    KEY,
-    SEVERAL,
-    STEP,
+    AssignmentOrder,
+    PackedAssignment,
+    ReportKind,
+    UpdateOrder,
+    pack_report,
+)
+from tfdist_cli.train.engine.parameter_server.update_rules.quorum_queues import (
     Handles,
     count_update,
-    give,
-    next_answers,
-    next_order,
-    receive,
-    updates_made,
+    next_assignment,
+    next_assignments,
+    next_update,
+    send_assignments,
+    wait_for_updates,
 )
-from tfdist_cli.train.engine.step_timer import Watch
+from tfdist_cli.train.engine.step_timer import StepTimer
 from tfdist_cli.train.model.train_step import Tensors
 from tfdist_cli.train.tf_compat.control_flow import after, in_rows
-
-GREETS, LEAVES, MADE, OVER = -3, -4, -5, -6
-"""What a message says in the place of a step's number: a worker's function begins, or has ended; an update has been
-made, which is said where time is taken; nobody listens any more."""
 
 
 class QuorumFunctions:
     """The functions.
 
     Args:
-        workshop: the model on its cluster.
-        aggregate: gradients that make an update.
+        context: the model on its cluster.
 
     Attributes:
         devices: the ps.
-        state_size: how many numbers of state come with a gradient.
-        sizes: the parts of what is counted: loss and examples, metrics, state, seconds and bytes.
-        work: for so many steps in a row a worker's function: its iterator; its number and the function's serial number;
-            what `MessageChannels.of` gives.
-        updates: for a number of updates in a row the function that makes them until the end is ordered.
-        gives: gives answers that follow no update: `MessageChannels.handles`.
-        discard: forgets a gradient: its key, an int64 scalar.
+        layout: how step reports are packed.
+        work: for a number of steps in a row a worker's function. Its arguments: the iterator; the worker's number and
+            the function's serial number; `QuorumQueues.of`.
+        updates: for a number of updates in a row the function that applies them until the end is ordered:
+            `QuorumQueues.handles`.
+        assignments: the function that sends assignments that follow no new update: `QuorumQueues.handles`.
+        discard: the function that drops a stored gradient: its key, an int64 scalar.
     """
 
-    def __init__(self, workshop: ParameterServerContext, aggregate: int) -> None:
-        self._shop = workshop
-        self._aggregate = aggregate
-        self._staged = GradientStore(workshop)
-        self.devices, self.sizes, self.state_size = self._staged.devices, self._staged.sizes, self._staged.state_size
+    def __init__(self, context: ParameterServerContext) -> None:
+        self._aggregate = context.batches_per_update
+        self._all_take_part = self._aggregate == len(context.workers)
+        self._store = GradientStore(context)
+        self.devices, self.layout = self._store.devices, self._store.layout
         self.work = cache(self._worker_function)
         self.updates = cache(self._update_function)
-        self.gives = self._give_function()
+        self.assignments = self._assignment_function()
         self.discard = self._discard_function()
 
-    def over(self) -> list[tf.Tensor]:
-        """A message that nobody has to listen any more."""
-        return [tf.constant([OVER, 0, 0, 0], tf.int64), self._nothing()]
-
     def _worker_function(self, size: int) -> Any:
-        """One worker's steps, until it is told that there are no more.
+        """Steps of one worker, until it is told that there are no more.
 
-        Where nothing is promised, some stand in a row, too, each bound to a condition: a loop's turn costs more.
+        If steps are not promised, some are unrolled nevertheless, each with a condition: another turn of a loop costs
+        more.
         """
 
         @tf.function(autograph=False)
         def work(iterator: Any, numbers: tf.Tensor, handles: Handles) -> tf.Tensor:
             worker, serial = tf.unstack(numbers)
-            queues, [inbox] = handles["answers"], handles["inbox"]
+            queues, [reports] = handles["assignments"], handles["reports"]
 
-            def steps(count: int, answers: list[tf.Tensor], *note: tf.Tensor) -> list[Any]:
+            def steps(count: int, assigned: list[tf.Tensor], *start: tf.Tensor) -> list[Any]:
                 before: Tensors = []
                 for _ in range(count):
-                    watch = Watch(self._shop.rules.phases, *note)
-                    before = self._step(iterator, worker, inbox, answers, before, watch)
-                    note = tuple(watch.note)
-                    answers = receive(self.devices, queues)
-                return [answers, *note]
+                    timer = StepTimer(self._store.measures_phases, *start)
+                    before = self._step(iterator, worker, reports, assigned, before, timer)
+                    start = tuple(timer.last_time)
+                    assigned = next_assignment(self.devices, queues)
+                return [assigned, *start]
 
-            def some(answers: list[tf.Tensor], *note: tf.Tensor) -> list[Any]:
-                carried = steps(1, answers, *note)
+            def some(assigned: list[tf.Tensor], *start: tf.Tensor) -> list[Any]:
+                carried = steps(1, assigned, *start)
                 for _ in range(size - 1):
                     same = partial(tf.nest.map_structure, tf.identity, carried)
-                    carried = tf.cond(carried[0][0][STEP] >= 0, partial(steps, 1, *carried), same)
+                    carried = tf.cond(goes_on(*carried), partial(steps, 1, *carried), same)
                 return carried
 
-            def goes_on(answers: list[tf.Tensor], *_: tf.Tensor) -> tf.Tensor:
-                return answers[0][STEP] >= 0
+            def goes_on(assigned: list[tf.Tensor], *_: tf.Tensor) -> tf.Tensor:
+                return PackedAssignment(assigned[0]).goes_on
 
-            def several(answers: list[tf.Tensor], *_: tf.Tensor) -> tf.Tensor:
-                return answers[0][SEVERAL] > 0
+            def several(assigned: list[tf.Tensor], *_: tf.Tensor) -> tf.Tensor:
+                return PackedAssignment(assigned[0]).several
 
-            note = Watch(self._shop.rules.phases).note
-            _send(inbox, tf.stack([GREETS, serial, 0, worker]), self._nothing())
-            start = [receive(self.devices, queues), *note]
+            times = StepTimer(self._store.measures_phases).last_time
+            _send(reports, pack_report(ReportKind.FUNCTION_STARTED, serial, worker), self.layout.without_counts([]))
+            start = [next_assignment(self.devices, queues), *times]
             if self._promises(size):
                 in_rows(goes_on, several, partial(steps, size), partial(steps, 1), start)
             else:
                 tf.while_loop(goes_on, some, start, parallel_iterations=1)
-            _send(inbox, tf.stack([LEAVES, serial, 0, worker]), self._nothing())
+            _send(reports, pack_report(ReportKind.FUNCTION_ENDED, serial, worker), self.layout.without_counts([]))
             return worker
 
         return work
@@ -116,102 +112,102 @@ class QuorumFunctions:
         self,
         iterator: Any,
         worker: tf.Tensor,
-        inbox: tf.Tensor,
-        answers: list[tf.Tensor],
+        reports: tf.Tensor,
+        assigned: list[tf.Tensor],
         before: Tensors,
-        watch: Watch,
+        timer: StepTimer,
     ) -> Tensors:
-        """A step. Its batch is read after `before`; returns what the next one's is."""
-        staged = self._staged
-        there = dict(zip(staged.devices, answers, strict=True))
-        keys = staged.on_each(lambda answer: answer[KEY], there)
-        left = staged.leave(iterator, worker, answers[0][STEP], there, keys, before, watch)
-        first, *others = staged.devices
-        with tf.device(first), tf.control_dependencies(left.operations[first]):
-            head = tf.identity(answers[0])  # to the chief from a ps, which has to say that all is there
-        with tf.control_dependencies([operation for device in others for operation in left.operations[device]]):
-            _send(inbox, head, left.counted)
-        return [left.loss]
-
-    def _nothing(self, *phases: tf.Tensor) -> tf.Tensor:
-        """A message without content but perhaps the time that something took."""
-        if phases:
-            return tf.concat([tf.zeros([sum(self.sizes[:-1])], tf.float64), *phases], axis=0)
-        return tf.zeros([sum(self.sizes)], tf.float64)
+        """Takes a step. Its batch is read after `before`; returns what the next batch is read after."""
+        store = self._store
+        ready = dict(zip(store.devices, assigned, strict=True))
+        keys = store.on_each_ps(lambda packed: PackedAssignment(packed).key, ready)
+        number = PackedAssignment(assigned[0]).step
+        stored = store.store(iterator, worker, number, ready, keys, before, timer)
+        first, *others = store.devices
+        with tf.device(first), tf.control_dependencies(stored.operations[first]):
+            head = tf.identity(assigned[0])  # sent by a ps, which has to confirm that the gradient is stored
+        with tf.control_dependencies([operation for device in others for operation in stored.operations[device]]):
+            _send(reports, head, stored.report)
+        return [stored.loss]
 
     def _update_function(self, size: int) -> Any:
         aggregate = self._aggregate
 
-        def follow(handles: Handles, order: tf.Tensor, state: tf.Tensor) -> list[tf.Tensor]:
-            """Makes an update, gives the answers that follow it, and waits for the next order."""
-            staged = self._staged
-            there = staged.there(order)
-            watch = Watch(staged.watched)
-            begun = {device: staged.noted(device, own) for device, own in there.items()}
-            done, spans = staged.update(staged.on_each(lambda own: own[1 : 1 + aggregate], there), state), []
-            for place, device in enumerate(self.devices):
-                part = staged.part(device, done)
-                spans += [now - then for now, then in zip(staged.noted(device, part), begun[device], strict=True)]
+        def update(handles: Handles, packed: tf.Tensor, state: tf.Tensor) -> list[tf.Tensor]:
+            """Applies an update, sends the assignments that follow it, and waits for the next order."""
+            store = self._store
+            orders = store.copied(packed)
+            timer = StepTimer(store.measures_phases)
+            begun = {device: store.time_of(device, own) for device, own in orders.items()}
+            keys = store.on_each_ps(lambda own: UpdateOrder(own, aggregate).keys, orders)
+            done, spans = store.apply(keys, state), []
+            for number, device in enumerate(self.devices):
+                part = store.on_device(device, done)
+                spans += [now - then for now, then in zip(store.time_of(device, part), begun[device], strict=True)]
                 with tf.device(device):
-                    count_update(handles["made"][place], after=part)
-                    give(handles[f"answers{place}"], after(there[device][1 + aggregate :], part))
-            if staged.watched:
-                watch.longest("update", spans)
+                    count_update(handles["applied"][number], after=part)
+                    assignments = UpdateOrder(orders[device], aggregate).assignments
+                    send_assignments(handles[f"assignments{number}"], after(assignments, part))
+            if store.measures_phases:
+                timer.add_longest("update", spans)
                 with tf.control_dependencies(done):
-                    said = tf.constant([MADE, 0, 0, 0], tf.int64)
-                    _send(handles["inbox"][0], said, self._nothing(*watch.totals()))
-            return next_order(handles, aggregate)
+                    phases = self.layout.without_counts(timer.totals())
+                    _send(handles["reports"][0], pack_report(ReportKind.UPDATE_APPLIED), phases)
+            return next_update(handles, aggregate)
 
-        def row(count: int, handles: Handles, order: tf.Tensor, state: tf.Tensor) -> list[tf.Tensor]:
-            carried = [order, state]
+        def chunk(count: int, handles: Handles, packed: tf.Tensor, state: tf.Tensor) -> list[tf.Tensor]:
+            carried = [packed, state]
             for _ in range(count):
-                carried = follow(handles, *carried)
+                carried = update(handles, *carried)
             return carried
 
-        def goes_on(order: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
-            return order[0] > 0
+        def goes_on(packed: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+            return UpdateOrder(packed, aggregate).goes_on
 
-        def several(order: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
-            return order[0] > 1
+        def several(packed: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+            return UpdateOrder(packed, aggregate).several
 
         @tf.function(autograph=False)
         def updates(handles: Handles) -> None:
-            start = next_order(handles, aggregate)
+            start = next_update(handles, aggregate)
             if self._promises(size):
-                in_rows(goes_on, several, partial(row, size, handles), partial(row, 1, handles), start)
+                in_rows(goes_on, several, partial(chunk, size, handles), partial(chunk, 1, handles), start)
             else:
-                tf.while_loop(goes_on, partial(row, 1, handles), start, parallel_iterations=1)
+                tf.while_loop(goes_on, partial(chunk, 1, handles), start, parallel_iterations=1)
 
         return updates
 
-    def _give_function(self) -> Callable[..., Any]:
-        def answer(handles: Handles, order: tf.Tensor) -> list[tf.Tensor]:
-            for place, (device, own) in enumerate(self._staged.there(order).items()):
+    def _assignment_function(self) -> Callable[..., Any]:
+        def send(handles: Handles, packed: tf.Tensor) -> list[tf.Tensor]:
+            for number, (device, own) in enumerate(self._store.copied(packed).items()):
                 with tf.device(device):
-                    before = updates_made(handles["made"][place], own[0] - 1)
-                    give(handles[f"answers{place}"], after(own[1:], [before]))
-            return next_answers(handles)
+                    order = AssignmentOrder(own)
+                    applied = wait_for_updates(handles["applied"][number], order.updates)
+                    send_assignments(handles[f"assignments{number}"], after(order.assignments, [applied]))
+            return next_assignments(handles)
+
+        def goes_on(packed: tf.Tensor) -> tf.Tensor:
+            return AssignmentOrder(packed).goes_on
 
         @tf.function(autograph=False)
-        def gives(handles: Handles) -> None:
-            start = next_answers(handles)
-            tf.while_loop(lambda order: order[0] > 0, partial(answer, handles), start, parallel_iterations=1)
+        def assignments(handles: Handles) -> None:
+            tf.while_loop(goes_on, partial(send, handles), next_assignments(handles), parallel_iterations=1)
 
-        return gives
+        return assignments
 
     def _promises(self, size: int) -> bool:
-        """Whether workers, and who makes updates, may be promised several in a row."""
-        return self._aggregate == len(self._shop.workers) and size > 1
+        """Whether several steps, and updates, may be promised to follow each other for sure."""
+        return self._all_take_part and size > 1
 
     def _discard_function(self) -> Callable[..., Any]:
         @tf.function(autograph=False)
         def discard(key: tf.Tensor) -> tf.Tensor:
-            arrival = self._staged.take(self._staged.there(key))
-            return tf.size(arrival.parcels[0]) if arrival.parcels else tf.constant(0)
+            pushed = self._store.take(self._store.copied(key))
+            return tf.size(pushed.packed[0]) if pushed.packed else tf.constant(0)
 
         return discard
 
 
-def _send(inbox: tf.Tensor, head: tf.Tensor, body: tf.Tensor) -> None:
+def _send(reports: tf.Tensor, head: tf.Tensor, body: tf.Tensor) -> None:
     with tf.device(CHIEF_DEVICE):
-        tf.raw_ops.QueueEnqueueV2(handle=inbox, components=[head, body])
+        tf.raw_ops.QueueEnqueueV2(handle=reports, components=[head, body])

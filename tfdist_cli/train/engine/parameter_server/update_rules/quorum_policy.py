@@ -1,27 +1,45 @@
-"""Which workers' gradients make an update, and which worker may go on: synchronous updates without TensorFlow.
+"""Which gradients make an update, and which worker may go on: the state of a quorum, without TensorFlow.
 
-A worker is given a step's number, computes a gradient for the update of that number, hands it in, and waits. The first
-`aggregate` gradients for an update make it; those that come later are dropped (Chen et al., Revisiting Distributed
-Synchronous SGD, 2016: the others are backup workers). With `staleness` s a worker may be given steps up to s updates
-ahead of the next one (Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server,
-2013); with s = 0 all of them compute with the parameters of the same update.
+The chief assigns a step's number to a worker. The worker computes a gradient for the update of that number, submits it,
+and waits. The first `aggregate` gradients for an update make it, and later ones are dropped (Chen et al., Revisiting
+Distributed Synchronous SGD, 2016: the other workers are backup workers). With `staleness` s a worker may be assigned
+steps up to s updates beyond the next one (Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel
+Parameter Server, 2013); with s = 0 all of them compute with the parameters of the same update.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+NO_MORE_STEPS = -1
+"""Assigned to a worker when there are no more steps."""
+
+
+class Assignment(NamedTuple):
+    """A step for a worker.
+
+    Args:
+        worker: the worker's number.
+        step: the step's number; `NO_MORE_STEPS` if there are no more.
+        several: whether the worker is promised `several` steps, this the first of them.
+    """
+
+    worker: int
+    step: int
+    several: bool
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """What a worker has handed in.
+    """A gradient that a worker has submitted.
 
     Args:
-        worker: its number.
+        worker: the worker's number.
         step: the update it is for.
-        key: the name under which it waits on the ps.
-        staleness: updates made since the worker was given the step.
+        key: the key that it is stored under on the ps.
+        staleness: updates made since the worker was assigned the step.
     """
 
     worker: int
@@ -31,37 +49,37 @@ class Gradient:
 
 
 @dataclass
-class _Member:
+class _WorkerState:
     """A worker.
 
     Args:
-        given: the last step it was given.
-        handed_in: the last step it handed in a gradient for.
+        assigned: the last step that it was assigned.
+        submitted: the last step that it submitted a gradient for.
         waits: whether it waits for a step.
-        promised: it has been told that it will be given all steps before this one.
-        read: for each step it was given, how many updates had been made then.
+        promised: all steps before this one have been promised to it.
+        updates_at: for each assigned step how many updates had been made then.
     """
 
-    given: int
-    handed_in: int
+    assigned: int
+    submitted: int
     waits: bool = False
     promised: int = 0
-    read: dict[int, int] = field(default_factory=dict)
+    updates_at: dict[int, int] = field(default_factory=dict)
 
 
 class QuorumPolicy:
-    """The state of synchronous training.
+    """The state of a training whose updates take the gradients of several workers.
 
     Args:
         workers: how many there are.
         aggregate: gradients that make an update.
         staleness: updates that a worker may be ahead of the next one.
         done: updates that were made before.
-        end: no step from this one on is given out.
+        end: no step from this one on is assigned.
 
     Attributes:
-        several: how many steps a worker may be promised at a time where all have a part in each update; 1: no more than
-            it is given.
+        several: how many steps a worker may be promised at a time if each update takes a gradient of every worker; 1:
+            none but the one that it is assigned.
         largest_gap: the most steps that a worker has been ahead of the slowest.
     """
 
@@ -73,80 +91,81 @@ class QuorumPolicy:
         self.several = 1
         self.largest_gap = 0
         self._promised = 0
-        """All updates before this one are sure."""
+        """All updates before this one are certain."""
         self._all_take_part = aggregate == workers
-        self._members = [_Member(done - 1, done - 1) for _ in range(workers)]
-        self._waiting: dict[int, list[Gradient]] = {}
+        self._workers = [_WorkerState(done - 1, done - 1) for _ in range(workers)]
+        self._submitted: dict[int, list[Gradient]] = {}
 
-    def greet(self, worker: int) -> None:
-        """A worker begins, or begins again: what it was given before and has not handed in is lost."""
-        member = self._members[worker]
-        member.given, member.waits, member.promised = member.handed_in, True, 0
+    def start(self, worker: int) -> None:
+        """A worker starts, or restarts: the steps that it was assigned and has not submitted are lost."""
+        state = self._workers[worker]
+        state.assigned, state.waits, state.promised = state.submitted, True, 0
 
-    def hand_in(self, worker: int, step: int, key: int) -> bool:
-        """Takes the gradient of a worker that waits for another step; says whether it will have a part in an update.
+    def submit(self, worker: int, step: int, key: int) -> bool:
+        """Accepts the gradient of a worker, which then waits for another step.
 
         Args:
             worker: the worker's number.
             step: the update it is for.
-            key: the name under which it waits on the ps.
+            key: the key that it is stored under on the ps.
+
+        Returns:
+            Whether an update will take the gradient.
         """
-        member = self._members[worker]
-        again = step <= member.handed_in
-        member.handed_in, member.waits = max(member.handed_in, step), True
-        own = self._waiting.setdefault(step, []) if step >= self.done else []
-        if again or step < self.done or len(own) == self._aggregate:
+        state = self._workers[worker]
+        again = step <= state.submitted
+        state.submitted, state.waits = max(state.submitted, step), True
+        submitted = self._submitted.setdefault(step, []) if step >= self.done else []
+        if again or step < self.done or len(submitted) == self._aggregate:
             return False
-        own.append(Gradient(worker, step, key, step - member.read.pop(step)))
+        submitted.append(Gradient(worker, step, key, step - state.updates_at.pop(step)))
         return True
 
     def complete(self) -> list[Gradient]:
-        """The gradients of the next update, in the order of the workers; none while there are too few."""
-        own = self._waiting.get(self.done, [])
-        return sorted(own, key=lambda each: each.worker) if len(own) == self._aggregate else []
+        """Returns the gradients of the next update in the order of the workers; none while there are too few."""
+        submitted = self._submitted.get(self.done, [])
+        return sorted(submitted, key=lambda each: each.worker) if len(submitted) == self._aggregate else []
 
     def updated(self) -> bool:
-        """The next update is made; whether it is sure that it is the first of `several`."""
+        """The next update is made; returns whether it is certain that it is the first of `several`."""
         step = self.done
-        del self._waiting[step]
+        del self._submitted[step]
         self.done += 1
-        several = self._sure(step, self._promised)
+        several = self._is_certain(step, self._promised)
         if several:
             self._promised = step + self.several
         return several
 
-    def _sure(self, step: int, promised: int) -> bool:
-        """Whether `several` steps from this one on can be promised to who has been promised those before another."""
+    def _is_certain(self, step: int, promised: int) -> bool:
+        """Whether `several` steps from this one on can be promised, if those before `promised` have been promised."""
         return self._all_take_part and 1 < self.several <= self.end - step and promised <= step
 
-    def assign(self) -> Iterator[tuple[int, int, bool]]:
-        """Gives steps to workers that wait.
+    def assign(self) -> Iterator[Assignment]:
+        """Yields assignments for workers that wait.
 
-        Yields:
-            The worker; its step, -1 when there is no more to do; whether it is promised `several` steps, this the first
-            of them. Until it has been given these, it is promised no others.
+        Until a worker has been assigned the steps that it was promised, it is promised no others.
         """
-        for worker, member in enumerate(self._members):
-            step = max(member.given + 1, self.done)
-            if not member.waits or self.done + self._staleness < step < self.end:
+        for worker, state in enumerate(self._workers):
+            step = max(state.assigned + 1, self.done)
+            if not state.waits or self.done + self._staleness < step < self.end:
                 continue
-            member.waits = False
+            state.waits = False
             if step >= self.end:
-                yield worker, -1, False
+                yield Assignment(worker, NO_MORE_STEPS, several=False)
                 continue
-            member.given, member.read[step] = step, self.done
-            slowest = min(max(each.handed_in + 1, self.done) for each in self._members)
+            state.assigned, state.updates_at[step] = step, self.done
+            slowest = min(max(each.submitted + 1, self.done) for each in self._workers)
             self.largest_gap = max(self.largest_gap, step - slowest)
-            several = self._sure(step, member.promised)
+            several = self._is_certain(step, state.promised)
             if several:
-                member.promised = step + self.several
-            yield worker, step, several
+                state.promised = step + self.several
+            yield Assignment(worker, step, several)
 
     def wind_up(self) -> None:
-        """Ends with the last step that has been given, or is sure to follow."""
-        last = max(max(member.given + 1, member.promised) for member in self._members)
+        """Ends with the last step that has been assigned or promised."""
+        last = max(max(state.assigned + 1, state.promised) for state in self._workers)
         self.end = min(self.end, max(self.done, self._promised, last))
 
     def left_over(self) -> list[Gradient]:
-        """Gradients of updates that were never made."""
-        return [gradient for own in self._waiting.values() for gradient in own]
+        """Returns the gradients of updates that were never made."""
+        return [gradient for submitted in self._submitted.values() for gradient in submitted]

@@ -1,13 +1,14 @@
-"""How workers and ps keep step with each other: turns, which each ps gives, and commits, which the leader takes.
+"""The queues of a training in lockstep: tokens, which each ps gives, and commits, which the leader takes.
 
-A *place* is a run of the engine and a step's number in one: places grow from step to step and from run to run. On each
-ps a worker waits for the *turn* of its step's place, which says whether there is such a step at all. The turn is given
-when that ps has made its part of the update before it. When a worker has left its gradient on all ps, it *commits* it
-on the first of them, the leader, in one message: before that nothing of it counts, after it all of it does.
+A *sequence number* is the number of a run of the engine and of a step in one: it grows from step to step and from run
+to run. On each ps a worker waits for the *token* of its step's sequence number, which tells whether there is such a
+step. A ps gives the token when it has made its part of the update before. A worker that has stored its gradient on all
+ps *commits* it on the first of them, the leader, in one message: before the commit nothing of the gradient counts,
+after it all of it does.
 
-A worker that is lost and comes back finds on the ps what it needs to go on: each ps knows its last turn, so that it
-does not matter which ones the worker had received. It may commit a gradient for a place a second time: the first one
-counts. So turns and commits of places that are past are passed over wherever one is awaited.
+A worker that is restarted finds on the ps what it needs to go on: each ps keeps its last token, so that it does not
+matter which ones the worker had received. It may commit a gradient for a sequence number twice: the first one counts.
+So stale tokens and commits are skipped.
 """
 
 from __future__ import annotations
@@ -18,18 +19,15 @@ from functools import partial
 import tensorflow as tf
 
 from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE
+from tfdist_cli.train.engine.parameter_server.update_rules.messages import Commit, StepKind, Token
 
 RUN = 1 << 40
-"""Places of a run: more than it has steps."""
-PLACE, WHAT, KEY = 0, 1, 1
-"""What stands where in a turn, its place and what it says, and at the head of a commit, its place and the key."""
-END, WITHIN, ONE, ROW = -1, 0, 1, 2
-"""What a turn says of the step: there is none; it is within a row, stands alone, or is the first of a row."""
+"""Sequence numbers of a run: more than it has steps."""
 _LAST = 1 << 62
-"""A place after all others."""
+"""A sequence number after all others."""
 
 Handles = dict[str, list[tf.Tensor]]
-"""Queues and variables for a function to take, by what they are."""
+"""Queues and variables as arguments of a function, by name."""
 
 
 class TokenQueues:
@@ -38,31 +36,33 @@ class TokenQueues:
     Args:
         devices: the ps; the first one is the leader.
         workers: how many workers there are.
-        counted: how many numbers come with a gradient.
+        report: how many numbers a step report is.
 
     Attributes:
-        results: where on the chief is told what came of rows of updates: float64, of a shape that is theirs.
+        results: on the chief, the step reports of applied chunks: float64, shape (updates, workers, numbers); no
+            numbers at all if no more are wanted.
     """
 
-    def __init__(self, devices: Sequence[str], workers: int, counted: int) -> None:
-        self._turns: list[list[tf.queue.FIFOQueue]] = []
+    def __init__(self, devices: Sequence[str], workers: int, report: int) -> None:
+        self._tokens: list[list[tf.queue.FIFOQueue]] = []
         self._last = []
         for device in devices:
             with tf.device(device):
-                self._turns.append([tf.queue.FIFOQueue(-1, [tf.int64], [[2]]) for _ in range(workers)])
-                self._last.append(tf.Variable([-1, END], dtype=tf.int64, trainable=False))
+                self._tokens.append([tf.queue.FIFOQueue(-1, [tf.int64], [[Token.SIZE]]) for _ in range(workers)])
+                self._last.append(tf.Variable([-1, StepKind.END], dtype=tf.int64, trainable=False))
         with tf.device(devices[0]):
-            self._commits = [tf.queue.FIFOQueue(-1, [tf.int64, tf.float64], [[2], [counted]]) for _ in range(workers)]
-            self._begun = [tf.Variable(-1, dtype=tf.int64, trainable=False) for _ in range(workers)]
+            types, shapes = [tf.int64, tf.float64], [[Commit.SIZE], [report]]
+            self._commits = [tf.queue.FIFOQueue(-1, types, shapes) for _ in range(workers)]
+            self._started = [tf.Variable(-1, dtype=tf.int64, trainable=False) for _ in range(workers)]
         with tf.device(CHIEF_DEVICE):
             self.results = tf.queue.FIFOQueue(-1, [tf.float64])
             self._orders = tf.queue.FIFOQueue(-1, [tf.int64], [[]])
 
     @property
     def handles(self) -> Handles:
-        """What the function that makes updates takes."""
+        """The arguments of the function that applies updates."""
         return {
-            **{f"turns{number}": [queue.queue_ref for queue in own] for number, own in enumerate(self._turns)},
+            **{f"tokens{number}": [queue.queue_ref for queue in own] for number, own in enumerate(self._tokens)},
             "last": [variable.handle for variable in self._last],
             "commits": [queue.queue_ref for queue in self._commits],
             "results": [self.results.queue_ref],
@@ -70,156 +70,168 @@ class TokenQueues:
         }
 
     def of(self, worker: int) -> Handles:
-        """What a worker's function takes: of each ps the worker's turns and the last turn; and what the leader has."""
+        """The arguments of a worker's function: on each ps its tokens and the last token; and what the leader has."""
         return {
-            "turns": [own[worker].queue_ref for own in self._turns],
+            "tokens": [own[worker].queue_ref for own in self._tokens],
             "last": [variable.handle for variable in self._last],
             "commits": [self._commits[worker].queue_ref],
-            "begun": [self._begun[worker].handle],
+            "started": [self._started[worker].handle],
         }
 
-    def begin(self, place: int) -> None:
-        """A run begins at a place: before its workers do, so that none takes an earlier run's last turn for its own.
+    def start(self, sequence: int) -> None:
+        """Starts a run, before its workers start: none of them may use the last token of an earlier run.
 
         Called within the strategy's scope.
+
+        Args:
+            sequence: the run's first sequence number.
         """
-        _begin([variable.handle for variable in self._last], tf.constant(place, tf.int64))
+        _set_last_tokens([variable.handle for variable in self._last], tf.constant(sequence, tf.int64))
 
-    def order(self, what: int) -> None:
-        """Orders an update, `ONE`, a `ROW` of them, or the `END`."""
-        self._orders.enqueue(tf.constant(what, tf.int64))
+    def order(self, kind: StepKind) -> None:
+        """Orders a `SINGLE` update, a `CHUNK` of them, or the `END`."""
+        self._orders.enqueue(tf.constant(kind, tf.int64))
 
-    def break_off(self, times: int) -> None:
+    def abort(self, times: int) -> None:
         """Tells all workers that there is no step.
 
         Args:
-            times: how many turns a worker may await before it looks at what one says.
+            times: how many tokens a worker may take before it looks at one.
         """
-        end = tf.constant([_LAST, END], tf.int64)
-        for last, own in zip(self._last, self._turns, strict=True):
+        end = tf.constant([_LAST, StepKind.END], tf.int64)
+        for last, own in zip(self._last, self._tokens, strict=True):
             last.assign(end)
             for queue in own:
                 queue.enqueue_many([tf.stack([end] * times)])
 
-    def end_commits(self) -> None:
-        """Has the function that makes updates fail that waits for gradients: there are no more."""
+    def close_commits(self) -> None:
+        """Fails the function that waits for commits: there are no more."""
         for queue in self._commits:
             queue.close()
 
 
 @tf.function(autograph=False)
-def _begin(lasts: list[tf.Tensor], place: tf.Tensor) -> None:
+def _set_last_tokens(lasts: list[tf.Tensor], sequence: tf.Tensor) -> None:
     """A function, which is done when it returns; a single operation on another task may be done any time later."""
     for last in lasts:
-        tf.raw_ops.AssignVariableOp(resource=last, value=tf.stack([place - 1, ONE]))
+        tf.raw_ops.AssignVariableOp(resource=last, value=Token.pack(sequence - 1, int(StepKind.SINGLE)))
 
 
 def next_order(handles: Handles) -> tf.Tensor:
-    """The next order, on the chief: int64, shape ()."""
+    """Waits on the chief for the next order, a `StepKind`: int64, shape ()."""
     with tf.device(CHIEF_DEVICE):
-        (what,) = tf.raw_ops.QueueDequeueV2(handle=handles["orders"][0], component_types=[tf.int64])
-        return tf.ensure_shape(what, [])
+        (kind,) = tf.raw_ops.QueueDequeueV2(handle=handles["orders"][0], component_types=[tf.int64])
+        return tf.ensure_shape(kind, [])
 
 
-def tell(handles: Handles, what: tf.Tensor) -> None:
-    """Tells the chief what came of a row."""
+def send_results(handles: Handles, reports: tf.Tensor) -> None:
+    """Sends the step reports of an applied chunk to the chief."""
     with tf.device(CHIEF_DEVICE):
-        tf.raw_ops.QueueEnqueueV2(handle=handles["results"][0], components=[what])
+        tf.raw_ops.QueueEnqueueV2(handle=handles["results"][0], components=[reports])
 
 
-def give(last: tf.Tensor, queues: Sequence[tf.Tensor], turn: tf.Tensor) -> None:
-    """Gives all workers a turn on one ps, after those before it; called on it.
+def give_token(last: tf.Tensor, queues: Sequence[tf.Tensor], token: tf.Tensor) -> None:
+    """Gives all workers a token on one ps, after those before it; called on it.
 
     Args:
-        last: the ps's last turn, a variable.
+        last: the ps's last token, a variable.
         queues: one for each worker.
-        turn: its place, and what it says.
+        token: a packed `Token`.
     """
-    kept = tf.raw_ops.AssignVariableOp(resource=last, value=turn)
+    kept = tf.raw_ops.AssignVariableOp(resource=last, value=token)
     with tf.control_dependencies([kept]):
         for queue in queues:
-            tf.raw_ops.QueueEnqueueV2(handle=queue, components=[turn])
+            tf.raw_ops.QueueEnqueueV2(handle=queue, components=[token])
 
 
-def last_turn(last: tf.Tensor) -> tf.Tensor:
-    """The last turn that one ps has given: int64, shape (2,)."""
-    return tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=last, dtype=tf.int64), [2])
+def last_token(last: tf.Tensor) -> tf.Tensor:
+    """Returns the last token that one ps has given: int64, shape (2,)."""
+    return tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=last, dtype=tf.int64), [Token.SIZE])
 
 
-def next_turn(queue: tf.Tensor) -> tf.Tensor:
-    """A worker's next turn on one ps, whatever its place: int64, shape (2,)."""
-    (turn,) = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.int64])
-    return tf.ensure_shape(turn, [2])
+def next_token(queue: tf.Tensor) -> tf.Tensor:
+    """Waits for a worker's next token on one ps, whatever its sequence number: int64, shape (2,)."""
+    (token,) = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.int64])
+    return tf.ensure_shape(token, [Token.SIZE])
 
 
-def turn_of(queue: tf.Tensor, known: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
-    """The first of a known turn and the next ones whose place is a certain one, or after it: int64, shape (2,)."""
-
-    def awaits(turn: tf.Tensor) -> tf.Tensor:
-        return turn[PLACE] < place
-
-    (turn,) = tf.while_loop(awaits, lambda _: [next_turn(queue)], [known], parallel_iterations=1)
-    return turn
-
-
-def begins_anew(begun: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
-    """Notes on the leader that a worker begins a run; whether it has begun it before.
+def token_of(queue: tf.Tensor, known: tf.Tensor, sequence: tf.Tensor) -> tf.Tensor:
+    """Skips stale tokens.
 
     Args:
-        begun: the first place of the last run that the worker has begun, a variable.
-        first: the run's first place.
+        queue: a worker's tokens on one ps.
+        known: a token that has been received; the next ones are taken if it is stale.
+        sequence: a step's sequence number.
+
+    Returns:
+        The first token with this sequence number or a later one: int64, shape (2,).
     """
-    before = tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=begun, dtype=tf.int64), [])
+
+    def is_stale(token: tf.Tensor) -> tf.Tensor:
+        return Token(token).sequence < sequence
+
+    (token,) = tf.while_loop(is_stale, lambda _: [next_token(queue)], [known], parallel_iterations=1)
+    return token
+
+
+def restarts(started: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+    """Notes on the leader that a worker starts a run; returns whether it has started it before.
+
+    Args:
+        started: the first sequence number of the last run that the worker has started, a variable.
+        first: the run's first sequence number.
+    """
+    before = tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=started, dtype=tf.int64), [])
     with tf.control_dependencies([before]):
-        tf.raw_ops.AssignVariableOp(resource=begun, value=tf.identity(first))
+        tf.raw_ops.AssignVariableOp(resource=started, value=tf.identity(first))
     return tf.equal(before, first)
 
 
-def commit(queue: tf.Tensor, head: tf.Tensor, counted: tf.Tensor) -> None:
+def commit(queue: tf.Tensor, head: tf.Tensor, report: tf.Tensor) -> None:
     """Commits a gradient, on the leader, after those of the steps before.
 
     Args:
         queue: the worker's.
-        head: the step's place, and what the gradient has been left under: int64, shape (2,).
-        counted: what comes with it.
+        head: a packed `Commit`.
+        report: a packed `StepReport`.
     """
-    tf.raw_ops.QueueEnqueueV2(handle=queue, components=[head, counted])
+    tf.raw_ops.QueueEnqueueV2(handle=queue, components=[head, report])
 
 
-def committed(queues: Sequence[tf.Tensor], place: tf.Tensor, counted: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """What all workers have committed for a place, on the leader.
+def committed(queues: Sequence[tf.Tensor], sequence: tf.Tensor, report: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Waits on the leader until all workers have committed a gradient for a sequence number; skips stale commits.
 
-    One condition for all of them: a loop for each would cost as much again as the update's other operations.
+    There is one loop for all of them: a loop for each would cost as much again as the update's other operations.
 
     Args:
         queues: one for each worker.
-        place: the update's.
-        counted: how many numbers come with a gradient.
+        sequence: the update's.
+        report: how many numbers a step report is.
 
     Returns:
-        What their gradients have been left under, shape (workers,), and what comes with them, (workers, `counted`).
+        The keys of the gradients, shape (workers,), and the step reports, shape (workers, `report`).
     """
 
     def received(queue: tf.Tensor) -> list[tf.Tensor]:
         head, body = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.int64, tf.float64])
-        return [tf.ensure_shape(head, [2]), tf.ensure_shape(body, [counted])]
+        return [tf.ensure_shape(head, [Commit.SIZE]), tf.ensure_shape(body, [report])]
 
     def stacked(each: Sequence[list[tf.Tensor]]) -> list[tf.Tensor]:
         return [tf.stack(own) for own in zip(*each, strict=True)]
 
-    def some_are_past(heads: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_any(heads[:, PLACE] < place)
+    def some_are_stale(heads: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_any(Commit(heads).sequence < sequence)
 
-    def pass_over(heads: tf.Tensor, bodies: tf.Tensor) -> list[tf.Tensor]:
+    def skip_stale(heads: tf.Tensor, bodies: tf.Tensor) -> list[tf.Tensor]:
         following = []
         for queue, *own in zip(queues, tf.unstack(heads), tf.unstack(bodies), strict=True):
             again = partial(received, queue)
-            following.append(tf.while_loop(is_past, lambda *_, again=again: again(), own, parallel_iterations=1))
+            following.append(tf.while_loop(is_stale, lambda *_, again=again: again(), own, parallel_iterations=1))
         return stacked(following)
 
-    def is_past(head: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
-        return head[PLACE] < place
+    def is_stale(head: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+        return Commit(head).sequence < sequence
 
     first = stacked([received(queue) for queue in queues])
-    heads, bodies = tf.while_loop(some_are_past, pass_over, first, parallel_iterations=1)
-    return heads[:, KEY], bodies
+    heads, bodies = tf.while_loop(some_are_stale, skip_stale, first, parallel_iterations=1)
+    return Commit(heads).key, bodies
