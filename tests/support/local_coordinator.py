@@ -1,5 +1,7 @@
-"""Parameter servers without a cluster: workers and ps are this process, and functions run when they are scheduled."""
+"""Parameter servers without a cluster: workers and ps are this process, and functions run in threads."""
 
+import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import tensorflow as tf
@@ -8,16 +10,41 @@ from tensorflow.python.distribute.coordinator.remote_value import RemoteValueSta
 
 from tfdist_cli.train.engine.parameter_server import engine
 from tfdist_cli.train.engine.parameter_server.engine import ParameterServerEngine
+from tfdist_cli.train.engine.parameter_server.update_rules import (
+    gradient_store,
+    quorum_functions,
+    quorum_queues,
+    token_queues,
+)
 from tfdist_cli.train.model.train_step import ModelStep
 
 
 class LocalResult:
-    """The result of a function that has run."""
+    """The remote value of a function that runs in a thread.
 
-    _status, _error = RemoteValueStatus.READY, None
+    Args:
+        function: the function.
+    """
 
-    def __init__(self, value):
-        self.value = value
+    def __init__(self, function):
+        self._status, self._error = RemoteValueStatus.NOT_READY, None
+        self._status_available_event = threading.Event()
+        threading.Thread(target=self._run, args=(function,), daemon=True).start()
+
+    def _run(self, function):
+        try:
+            self._value = function()
+        except Exception as error:  # noqa: BLE001 it is the result
+            self._error = error
+        self._status = RemoteValueStatus.READY
+        self._status_available_event.set()
+
+    @property
+    def value(self):
+        self._status_available_event.wait()
+        if self._error is not None:
+            raise self._error
+        return self._value
 
     def fetch(self):
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), self.value)
@@ -29,12 +56,28 @@ class LocalWorker:
     device_name = ""
     _is_dead_with_error = None
 
-    def __init__(self, index):
+    def __init__(self, index, strategy=None):
         self.worker_index = index
+        self.scope = strategy.scope if strategy else nullcontext
 
     def create_resource(self, function, args=()):
-        with with_dispatch_context(self):
-            return LocalResult(function(*args))
+        own = [self.own_part(arg) for arg in args]
+        if hasattr(function, "get_concrete_function"):  # as TensorFlow does, before the worker has it
+            with with_dispatch_context(self):
+                function.get_concrete_function(*own)
+
+        def run():
+            with self.scope(), with_dispatch_context(self):
+                return function(*own)
+
+        return LocalResult(run)
+
+    def own_part(self, arg):
+        return arg[self.worker_index].value if isinstance(arg, PerWorker) else arg
+
+
+class PerWorker(list):
+    """A remote value of each worker."""
 
 
 class LocalCoordinator:
@@ -42,15 +85,13 @@ class LocalCoordinator:
 
     def __init__(self, strategy, workers):
         self.strategy = strategy
-        self._cluster = SimpleNamespace(workers=[LocalWorker(index) for index in range(workers)])
+        self._cluster = SimpleNamespace(workers=[LocalWorker(index, strategy) for index in range(workers)])
         self.scheduled = 0
 
     def schedule(self, function, args=()):
         worker = self._cluster.workers[self.scheduled % len(self._cluster.workers)]
         self.scheduled += 1
-        iterators, *others = args
-        with self.strategy.scope():
-            return worker.create_resource(function, (iterators[worker.worker_index].value, *others))
+        return worker.create_resource(function, args)
 
     def join(self):
         pass
@@ -77,8 +118,9 @@ def local_engine(monkeypatch, strategy, build, data, rules, *, workers=2):
     """
     for name in ("clear_failure", "reserve_function_table"):
         monkeypatch.setattr(engine, name, lambda _: None)
-    monkeypatch.setattr(engine, "per_worker_iterators", lambda remotes, _: remotes)
-    monkeypatch.setattr(engine, "CHIEF_DEVICE", "")
+    monkeypatch.setattr(engine, "per_worker_iterators", lambda remotes, _: PerWorker(remotes))
+    for module in (engine, gradient_store, quorum_functions, quorum_queues, token_queues):
+        monkeypatch.setattr(module, "CHIEF_DEVICE", "/job:localhost/replica:0/task:0/device:CPU:0")
     with strategy.scope():
         model = build()
         step = ModelStep(model)

@@ -1,0 +1,107 @@
+"""Every update rule trains two workers, on parameter servers that are this process."""
+
+import keras
+import numpy as np
+import pytest
+
+from tests.support.compare import batches, classifier, difference
+from tests.support.local_coordinator import NoPause, local_engine
+from tfdist_cli.spec.sections.updates import Updates
+from tfdist_cli.train.engine.base import Rules
+from tfdist_cli.train.engine.parameter_server.update_rules import synchronous
+from tfdist_cli.train.engine.parameter_server.update_rules.lockstep import LockstepUpdates
+from tfdist_cli.train.engine.parameter_server.update_rules.quorum import QuorumUpdates
+
+pytestmark = pytest.mark.slow
+
+STEPS = 6
+RULES = {
+    "async": Updates(),
+    "push_every": Updates(push_every=2),
+    "local_steps": Updates(local_steps=2),
+    "lockstep": Updates(mode="sync"),
+    "backup worker": Updates(mode="sync", aggregate=1),
+    "bounded": Updates(mode="bounded", staleness=1),
+}
+UPDATES = {"push_every": STEPS // 2}
+"""Updates in these steps, if a step is not an update."""
+
+
+def trained(monkeypatch, strategy, rules, *, runs=1, size=2, pause=None):
+    """An engine after some runs, its model, and the executions."""
+    keras.utils.set_random_seed(7)
+    build = lambda: classifier(optimizer=keras.optimizers.SGD(0.1))  # noqa: E731 called within the scope
+    engine, model = local_engine(monkeypatch, strategy, build, batches(), rules)
+    executions = []
+    for _ in range(runs):
+        done = sum(len(execution.losses) for execution in executions)
+        executions += engine.run(STEPS, first=done, size=size, adapts=False, pause=pause or NoPause())
+    return engine, model, executions
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("size", [1, 2])
+def test_every_rule_trains(rule, size, servers, monkeypatch):
+    _, model, executions = trained(monkeypatch, servers(2), Rules(updates=RULES[rule]), runs=2, size=size)
+    assert sum(len(execution.losses) for execution in executions) == 2 * STEPS
+    steps = [step for each in executions for step in range(each.first, each.first + len(each.losses))]
+    assert steps == list(range(2 * STEPS))
+    assert int(model.optimizer.iterations) == 2 * UPDATES.get(rule, STEPS)
+    assert np.isfinite(np.concatenate([execution.losses for execution in executions])).all()
+
+
+def test_lockstep_and_a_quorum_of_all_workers_train_alike(servers, monkeypatch):
+    found = []
+    for implementation in (LockstepUpdates, QuorumUpdates):
+        monkeypatch.setattr(synchronous, "LockstepUpdates", implementation)
+        _, model, executions = trained(monkeypatch, servers(2), Rules(updates=RULES["lockstep"]), size=3)
+        found.append((model, np.concatenate([execution.losses for execution in executions])))
+    (one, losses), (other, other_losses) = found
+    assert difference(one.variables, other.variables) < 1e-6
+    np.testing.assert_allclose(losses, other_losses, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["lockstep", "bounded", "backup worker"])
+def test_phases_of_a_step_are_measured(rule, servers, monkeypatch):
+    _, _, executions = trained(monkeypatch, servers(2), Rules(updates=RULES[rule], phases=True))
+    tasks = {task for execution in executions for task in execution.phases}
+    assert tasks <= {"worker:0", "worker:1"}
+    assert tasks
+    assert all((measured > -1).all() for execution in executions for measured in execution.phases.values())
+
+
+class PauseAfter:
+    """Asks for a pause after a number of executions."""
+
+    def __init__(self, executions):
+        self.left = executions
+
+    def wanted(self):
+        self.left -= 1
+        return self.left < 0
+
+    def agreed(self):
+        return self.left < 0
+
+
+@pytest.mark.parametrize("rule", ["async", "lockstep", "bounded", "backup worker"])
+def test_a_pause_ends_a_run_when_the_steps_in_flight_are_done(rule, servers, monkeypatch):
+    _, model, executions = trained(monkeypatch, servers(2), Rules(updates=RULES[rule]), size=1, pause=PauseAfter(1))
+    done = sum(len(execution.losses) for execution in executions)
+    assert 0 < done <= STEPS
+    assert int(model.optimizer.iterations) == done
+
+
+@pytest.mark.parametrize("rule", ["lockstep", "bounded"])
+def test_an_aborted_run_leaves_the_engine_usable(rule, servers, monkeypatch):
+    keras.utils.set_random_seed(7)
+    engine, model = local_engine(monkeypatch, servers(2), classifier, batches(), Rules(updates=RULES[rule]))
+    list(engine.run(1, first=0, size=2, adapts=False, pause=NoPause()))
+    run = engine.run(STEPS, first=1, size=2, adapts=False, pause=NoPause())
+    next(run)
+    with pytest.raises(KeyError):
+        run.throw(KeyError)
+    before = int(model.optimizer.iterations)
+    executions = list(engine.run(STEPS, first=before, size=2, adapts=False, pause=NoPause()))
+    assert sum(len(execution.losses) for execution in executions) == STEPS
+    assert int(model.optimizer.iterations) >= before + STEPS
