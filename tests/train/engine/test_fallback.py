@@ -11,7 +11,7 @@ from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.engine import fallback
 from tfdist_cli.train.engine.fallback import VariableCopies, attempted
 from tfdist_cli.train.engine.mirrored import engine
-from tfdist_cli.train.optimizers import kernels
+from tfdist_cli.train.optimizers.registry import KERNELS, Kernel
 
 OFF = "optimizations are off"
 
@@ -30,7 +30,7 @@ def while_running(update):
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", [while_tracing, while_running])
 def test_training_continues_without_a_kernel_that_fails(kernel, monkeypatch, log):
-    monkeypatch.setattr(kernels, "descent", kernel)
+    monkeypatch.setitem(KERNELS, keras.optimizers.SGD, Kernel(kernel, lambda _: ()))
     monkeypatch.setattr(fallback, "is_of_model", lambda error: isinstance(error, TrainingError))
     plain, ours = train_both(lambda: classifier(optimizer="sgd"))
     assert_same(plain, ours)

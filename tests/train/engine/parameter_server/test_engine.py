@@ -7,7 +7,7 @@ import pytest
 from tests.support.compare import batches, classifier, difference
 from tests.support.local_coordinator import NoPause, local_engine
 from tfdist_cli.spec.sections.updates import Updates
-from tfdist_cli.train.engine.base import Rules
+from tfdist_cli.train.engine.base import Execution, Rules
 from tfdist_cli.train.engine.parameter_server.update_rules import synchronous
 from tfdist_cli.train.engine.parameter_server.update_rules.lockstep import LockstepUpdates
 from tfdist_cli.train.engine.parameter_server.update_rules.quorum import QuorumUpdates
@@ -32,7 +32,7 @@ def trained(monkeypatch, strategy, rules, *, runs=1, size=2, pause=None):
     keras.utils.set_random_seed(7)
     build = lambda: classifier(optimizer=keras.optimizers.SGD(0.1))  # noqa: E731 called within the scope
     engine, model = local_engine(monkeypatch, strategy, build, batches(), rules)
-    executions = []
+    executions: list[Execution] = []
     for _ in range(runs):
         done = sum(len(execution.losses) for execution in executions)
         executions += engine.run(STEPS, first=done, size=size, adapts=False, pause=pause or NoPause())

@@ -33,13 +33,13 @@ from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.rng import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep, values
 from tfdist_cli.train.optimizers.apply import (
-    in_place_of,
+    disable_gradient_reduction,
     innermost,
-    leave_sums_to_engine,
-    rate_of,
-    updating,
+    leaf_optimizers,
+    learning_rate_at,
+    substituted,
 )
-from tfdist_cli.train.optimizers.learning_rate import Rate
+from tfdist_cli.train.optimizers.learning_rate import RateScaling
 from tfdist_cli.train.optimizers.registry import fused
 from tfdist_cli.train.tf_compat.distribute import updates_apart
 from tfdist_cli.train.tf_compat.functions import SINGLE_THREADED, may_run_in_order, rehearse
@@ -101,7 +101,7 @@ class MirroredEngine:
         if self._sums_on_gpus and rules.wire == "bfloat16":
             log.info("wire: values are rounded to bfloat16, but cross as float32 between GPUs; use float16 for less")
         step.batches_per_update, step.sums_gradients = self._replicas, True
-        self._rate = Rate(rules.learning_rate, self._replicas)
+        self._rate = RateScaling(rules.learning_rate, self._replicas)
         self._measures_phases = rules.phases
         self.workers = len(membership.tasks)
         self.sharers = self._replicas
@@ -122,7 +122,7 @@ class MirroredEngine:
         self._dataset: Any = None
         self._data: Callable[[], tf.data.Dataset] | None = None
         self._sum = membership.all_reduce.sum if membership.all_reduce else self._summing_function()
-        leave_sums_to_engine(step.model.optimizer)
+        disable_gradient_reduction(step.model.optimizer)
         self._check_accumulation()
         faster = choose_xla(step, element_spec, rules.jit, run_locally)
         step.jit = bool(self.total(np.array([float(faster and self.is_chief)]))[0])
@@ -394,11 +394,11 @@ class MirroredEngine:
         optimizer = self._step.model.optimizer
         with ExitStack() as within:
             accumulates = False
-            for inner in updating(optimizer):
+            for inner in leaf_optimizers(optimizer):
                 # Another local replica may have replaced the rate with the value that it has read.
                 own = original(inner, LEARNING_RATE)
-                rate = rate_of(own, tf.convert_to_tensor(inner.iterations), self._rate)
-                within.enter_context(in_place_of(inner, {LEARNING_RATE: Read(rate)}))
+                rate = learning_rate_at(own, tf.convert_to_tensor(inner.iterations), self._rate)
+                within.enter_context(substituted(inner, {LEARNING_RATE: Read(rate)}))
                 accumulates = accumulates or bool(inner.gradient_accumulation_steps)
                 if not accumulates and self._rules.optimized:
                     within.enter_context(fused(inner))
@@ -412,7 +412,7 @@ class MirroredEngine:
         """
         conditional = any(
             inner.gradient_accumulation_steps or (inner.use_ema and inner.ema_overwrite_frequency)
-            for inner in updating(self._step.model.optimizer)
+            for inner in leaf_optimizers(self._step.model.optimizer)
         )
         apart = conditional and tf.distribute.has_strategy()
         with updates_apart(self._strategy) if apart else nullcontext():

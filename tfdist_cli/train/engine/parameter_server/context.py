@@ -20,8 +20,8 @@ from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.rng import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep, Tensors
 from tfdist_cli.train.optimizers.apply import apply
-from tfdist_cli.train.optimizers.learning_rate import Rate
-from tfdist_cli.train.optimizers.registry import kernels_left_out
+from tfdist_cli.train.optimizers.learning_rate import RateScaling
+from tfdist_cli.train.optimizers.registry import kernels_disabled
 from tfdist_cli.train.tf_compat.coordinator import failure_of, is_dead
 from tfdist_cli.train.variables.sharding import Gradient, assign
 
@@ -58,7 +58,7 @@ class ParameterServerContext:
     seeds: SeedCounters
     assigned: tuple[int, ...]
     totals: MetricTotals
-    rate: Rate | None
+    rate: RateScaling | None
     batches_per_update: int
 
     def apply(self, gradients: list[Gradient], present: list[bool]) -> tf.Tensor:
@@ -69,7 +69,7 @@ class ParameterServerContext:
             present: which parameters the loss depends on.
         """
         given = [gradient if depends else None for gradient, depends in zip(gradients, present, strict=True)]
-        with nullcontext() if self.rules.optimized else kernels_left_out():
+        with nullcontext() if self.rules.optimized else kernels_disabled():
             return apply(self.step.model.optimizer, given, self.step.parameters, self.rate)
 
     def assigned_of(self, state: Sequence[Any]) -> list[Any]:

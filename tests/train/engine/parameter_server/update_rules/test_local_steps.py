@@ -17,9 +17,9 @@ from tfdist_cli.spec.sections.updates import LearningRate, ShardRule
 from tfdist_cli.train.engine.parameter_server.transport import Transport
 from tfdist_cli.train.engine.parameter_server.update_rules.local_steps import LocalSteps
 from tfdist_cli.train.model.embeddings import Lookup
-from tfdist_cli.train.optimizers.apply import apply, why_by_keras
-from tfdist_cli.train.optimizers.learning_rate import Rate
-from tfdist_cli.train.optimizers.registry import rule_of
+from tfdist_cli.train.optimizers.apply import apply, why_not_fused
+from tfdist_cli.train.optimizers.learning_rate import RateScaling
+from tfdist_cli.train.optimizers.registry import fused_update_of
 from tfdist_cli.train.variables.sharding import parts
 
 ROWS, TABLE = 7, 1
@@ -33,7 +33,7 @@ VALUES = [
 ROUNDS = [[[0, 2, 6], [2, 0, 2]], [[3], [6, 3, 0]], [[5], [5]]]
 """For each round and step the rows that a batch looks up, some of them more than once; with 3 shards the rows 3 and 5
 are the first of a shard."""
-RATE = Rate(LearningRate(scale="linear", warmup_steps=4), 2)
+RATE = RateScaling(LearningRate(scale="linear", warmup_steps=4), 2)
 
 
 def with_rules():
@@ -41,7 +41,7 @@ def with_rules():
     for name, make in OPTIMIZERS.items():
         variables, optimizer = [variable(value, "any") for value in VALUES], make()
         optimizer.build(variables)
-        if rule_of(optimizer) is not None and why_by_keras(optimizer, variables) is None:
+        if fused_update_of(optimizer) is not None and why_not_fused(optimizer, variables) is None:
             yield name
 
 
@@ -177,10 +177,11 @@ def test_maxima_are_merged_as_the_larger_one(name, servers):
         _, one = on_copies(OPTIMIZERS[name], gradients()[:1])
         _, other = on_copies(OPTIMIZERS[name], gradients()[2:])
         _, both = on_copies(OPTIMIZERS[name], gradients()[::2])
-    kind = rule_of(both).kinds[-1]
-    for found, *own in zip(*(getattr(each, kind.name) for each in (both, one, other)), strict=True):
+    slot = fused_update_of(both).slots[-1]
+    for found, *own in zip(*(getattr(each, slot.attribute) for each in (both, one, other)), strict=True):
         first, second = (each.numpy() for each in own)
-        decay = kind.kept**2 if found.shape != VALUES[TABLE].shape else 1  # each round looks up other rows of the table
+        # Each round looks up other rows of the table.
+        decay = slot.decay_rate**2 if found.shape != VALUES[TABLE].shape else 1
         np.testing.assert_allclose(found.numpy(), np.maximum(first * decay, second), rtol=1e-6)
 
 

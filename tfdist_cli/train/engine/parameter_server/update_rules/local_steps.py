@@ -26,20 +26,20 @@ from tfdist_cli.train.engine.parameter_server.transport import Pulled, Transport
 from tfdist_cli.train.model.embeddings import Lookup
 from tfdist_cli.train.model.train_step import Tensors
 from tfdist_cli.train.optimizers.apply import (
-    LocalCopy,
-    apply_by_rule,
-    in_place_of,
+    StoredParameter,
+    apply_fused,
     innermost,
-    rate_of,
-    why_by_keras,
+    learning_rate_at,
+    substituted,
+    why_not_fused,
 )
-from tfdist_cli.train.optimizers.learning_rate import Rate
-from tfdist_cli.train.optimizers.registry import Slot, in_turn, rule_of, why_not
+from tfdist_cli.train.optimizers.learning_rate import RateScaling
+from tfdist_cli.train.optimizers.registry import Slot, fused_update_of, row_lock, why_no_kernel
 from tfdist_cli.train.tf_compat.keras_optimizer import LEARNING_RATE, learning_rate
 from tfdist_cli.train.tf_compat.variables import Read, local_variable
 from tfdist_cli.train.variables.sharding import Gradient, parts
 
-_PARAMETER = Slot("", kept=1.0)
+_PARAMETER = Slot("", decay_rate=1.0)
 """A parameter is merged like a slot that is a sum."""
 
 
@@ -55,7 +55,7 @@ class WorkerCopy:
             int32, shape (n,).
     """
 
-    variables: list[LocalCopy]
+    variables: list[StoredParameter]
     pulled: Pulled
     slots: Pulled
     update_counts: list[Any]
@@ -66,7 +66,7 @@ class WorkerCopy:
         A model's gradient functions (`tf.custom_gradient`) search the graph behind their inputs for variables, up to
         where gradients stop, and fail if they find variables that exist only inside a function.
         """
-        return [tf.stop_gradient(tf.convert_to_tensor(own.pieces[0])) for own in self.variables]
+        return [tf.stop_gradient(tf.convert_to_tensor(own.shards[0])) for own in self.variables]
 
 
 class LocalSteps:
@@ -89,7 +89,7 @@ class LocalSteps:
         parameters: Sequence[keras.Variable],
         tables: Sequence[int],
         transport: Transport,
-        rate: Rate | None,
+        rate: RateScaling | None,
     ) -> None:
         if optimizer is not innermost(optimizer):
             raise TrainingError(
@@ -97,20 +97,20 @@ class LocalSteps:
                 code="loss-scaling-unsupported",
                 hint="use the mixed_bfloat16 policy, or remove local_steps",
             )
-        rule, why = rule_of(optimizer), why_by_keras(optimizer, parameters)
-        if rule is None or why:
+        fused, why = fused_update_of(optimizer), why_not_fused(optimizer, parameters)
+        if fused is None or why:
             raise TrainingError(
-                f"local_steps needs an optimizer with TensorFlow kernels: {why or why_not(optimizer)}",
+                f"local_steps needs an optimizer with TensorFlow kernels: {why or why_no_kernel(optimizer)}",
                 code="optimizer-without-kernels",
                 hint="use another optimizer, or updates: {push_every: N}, which exchanges as seldom",
             )
         self._optimizer, self._parameters, self._tables = optimizer, parameters, tables
-        self._rule, self._rate, self._transport = rule, rate, transport
-        kinds = len(rule.kinds)
+        self._fused, self._rate, self._transport = fused, rate, transport
+        count = len(fused.slots)
         # Always in their own type: float16 has no range for squares of gradients.
         self._slot_transport = Transport(
-            [slot for variable in parameters for slot in rule.slots(optimizer, variable)],
-            [table * kinds + kind for table in tables for kind in range(kinds)],
+            [slot for variable in parameters for slot in fused.slot_variables(variable)],
+            [table * count + slot for table in tables for slot in range(count)],
             device_scope=transport.device_scope,
         )
 
@@ -125,7 +125,9 @@ class LocalSteps:
         each = iter(slots.values)
         with self._transport.device_scope():
             variables = [
-                LocalCopy(variable, [local_variable(value)], [[local_variable(next(each))] for _ in self._rule.kinds])
+                StoredParameter(
+                    variable, [local_variable(value)], [[local_variable(next(each))] for _ in self._fused.slots]
+                )
                 for variable, value in zip(self._parameters, pulled.values, strict=True)
             ]
         counts: list[Any] = [0] * len(variables)
@@ -147,9 +149,9 @@ class LocalSteps:
         for number, given in enumerate(gradients):
             with self._transport.device_scope():
                 pieces = [self._gradient(copy, parameter, gradient) for parameter, gradient in enumerate(given)]
-            with in_place_of(self._optimizer, read):
-                rate = rate_of(learning_rate(self._optimizer), updates + number, self._rate)
-            apply_by_rule(self._rule, self._optimizer, pieces, copy.variables, updates + number, rate)
+            with substituted(self._optimizer, read):
+                rate = learning_rate_at(learning_rate(self._optimizer), updates + number, self._rate)
+            apply_fused(self._fused, pieces, copy.variables, updates + number, rate)
 
     def send(self, copy: WorkerCopy) -> tuple[Tensors, Callable[[], None]]:
         """Sends the changes of a copy to the ps.
@@ -162,7 +164,7 @@ class LocalSteps:
             return self._sent(copy)
 
     def _sent(self, copy: WorkerCopy) -> tuple[Tensors, Callable[[], None]]:
-        decays = [[_decay(kind, count) for kind in self._rule.kinds] for count in copy.update_counts]
+        decays = [[_decay(slot, count) for slot in self._fused.slots] for count in copy.update_counts]
         changed = [
             None if _is_unchanged(count) else value - before
             for count, value, before in zip(copy.update_counts, copy.values(), copy.pulled.values, strict=True)
@@ -170,9 +172,9 @@ class LocalSteps:
         parameters = self._transport.push(changed, copy.pulled)
         before = iter(copy.slots.values)
         changed_slots = [
-            _change(kind, piece, next(before), decay)
+            _change(slot, piece, next(before), decay)
             for own, own_decays in zip(copy.variables, decays, strict=True)
-            for kind, (piece,), decay in zip(self._rule.kinds, own.slots, own_decays, strict=True)
+            for slot, (piece,), decay in zip(self._fused.slots, own.slots, own_decays, strict=True)
         ]
         slots = self._slot_transport.push(changed_slots, copy.slots)
         changes = self._transport.gradients([parameters]), self._slot_transport.gradients([slots])
@@ -189,25 +191,25 @@ class LocalSteps:
         each = iter(changed_slots)
         merges: dict[str, list[tuple[Any, Callable[[], Any]]]] = {}
         for parameter, variable in enumerate(self._parameters):
-            stored = [variable, *self._rule.slots(self._optimizer, variable)]
-            changes = [changed[parameter], *(next(each) for _ in self._rule.kinds)]
+            stored = [variable, *self._fused.slot_variables(variable)]
+            changes = [changed[parameter], *(next(each) for _ in self._fused.slots)]
             if _is_unchanged(copy.update_counts[parameter]):
                 continue
-            kinds, own_decays = [_PARAMETER, *self._rule.kinds], [_PARAMETER.kept, *decays[parameter]]
-            for target, kind, pieces, decay in zip(stored, kinds, changes, own_decays, strict=True):
+            slots, own_decays = [_PARAMETER, *self._fused.slots], [_PARAMETER.decay_rate, *decays[parameter]]
+            for target, slot, pieces, decay in zip(stored, slots, changes, own_decays, strict=True):
                 counts = [copy.pulled.counts.get((parameter, index)) for index in range(len(pieces))]
                 for shard, piece, own in zip(parts(target), pieces, _by_shard(decay, counts), strict=True):
-                    merge = partial(_merged, kind, shard, piece, _on_device_of(shard, own))
+                    merge = partial(_merged, slot, shard, piece, _on_device_of(shard, own))
                     merges.setdefault(shard.device, []).append((piece, merge))
         for device, some in merges.items():
             arrived = tf.nest.flatten([piece for piece, _ in some], expand_composites=True)
-            in_turn(device, arrived, [merge for _, merge in some])
+            row_lock(device, arrived, [merge for _, merge in some])
 
     def _lookup_of_slots(self, lookup: Lookup) -> Lookup:
         """The rows of slots that belong to the looked-up rows of tables: the same rows of each slot."""
         rows = iter(lookup.rows)
         of_tables = [[next(rows) for _ in self._transport.shards[table]] for table in self._tables]
-        return Lookup([own for shards in of_tables for _ in self._rule.kinds for own in shards], [])
+        return Lookup([own for shards in of_tables for _ in self._fused.slots for own in shards], [])
 
     def _gradient(self, copy: WorkerCopy, parameter: int, gradient: Any) -> Gradient | None:
         """A parameter's gradient, each row of a table once; counts the update."""
@@ -228,13 +230,13 @@ def _is_unchanged(count: Any) -> bool:
     return isinstance(count, int) and count == 0
 
 
-def _decay(kind: Slot, count: Any) -> Any:
+def _decay(slot: Slot, count: Any) -> Any:
     """βᵏ after k updates: a number, or float64 for each row of a table, shape (n,)."""
-    if kind.kept == 1.0:
+    if slot.decay_rate == 1.0:
         return 1.0
     if isinstance(count, int):
-        return kind.kept**count
-    return tf.pow(tf.cast(kind.kept, tf.float64), tf.cast(count, tf.float64))
+        return slot.decay_rate**count
+    return tf.pow(tf.cast(slot.decay_rate, tf.float64), tf.cast(count, tf.float64))
 
 
 def _by_shard(decay: Any, counts: list[Any]) -> list[Any]:
@@ -264,19 +266,19 @@ def _decayed(value: tf.Tensor, decay: Any) -> tf.Tensor:
     return value * tf.reshape(tf.cast(decay, value.dtype), tf.concat([[-1], ones], axis=0))
 
 
-def _change(kind: Slot, piece: Any, before: tf.Tensor, decay: Any) -> tf.Tensor:
+def _change(slot: Slot, piece: Any, before: tf.Tensor, decay: Any) -> tf.Tensor:
     """What the ps add to the decayed slot; for maxima, what they compare it with."""
     value = tf.convert_to_tensor(piece)
-    return value if kind.kind == "largest" else value - _decayed(before, decay)
+    return value if slot.kind == "largest" else value - _decayed(before, decay)
 
 
-def _merged(kind: Slot, shard: Any, piece: Any, decay: Any) -> Any:
+def _merged(slot: Slot, shard: Any, piece: Any, decay: Any) -> Any:
     """Merges a worker's change into the current value of a shard."""
     rows = piece.indices if isinstance(piece, tf.IndexedSlices) else None
     current = tf.convert_to_tensor(shard) if rows is None else shard.sparse_read(rows)
     current, change = _decayed(current, decay), piece if rows is None else piece.values
-    value = tf.maximum(current, change) if kind.kind == "largest" else current + change
-    if kind.kind == "positive":
+    value = tf.maximum(current, change) if slot.kind == "largest" else current + change
+    if slot.kind == "positive":
         value = tf.maximum(value, 0)
     if rows is None:
         return shard.assign(value, read_value=False)
