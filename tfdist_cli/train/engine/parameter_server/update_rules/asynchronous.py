@@ -25,8 +25,8 @@ from tfdist_cli.train.data.pipeline import next_batch
 from tfdist_cli.train.engine.base import Execution, Pause, WorkerReport
 from tfdist_cli.train.engine.pacing import Pacing
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext, raise_cause
+from tfdist_cli.train.engine.parameter_server.local_steps import LocalSteps
 from tfdist_cli.train.engine.parameter_server.transport import Pulled, dense
-from tfdist_cli.train.engine.parameter_server.update_rules.local_steps import LocalSteps
 from tfdist_cli.train.engine.step_timer import StepTimer
 from tfdist_cli.train.model.embeddings import Lookup
 from tfdist_cli.train.model.train_step import Tensors, values
