@@ -1,4 +1,4 @@
-"""Keras's other backends are named before anything starts."""
+"""Another backend of Keras is an error before anything starts."""
 
 import os
 import subprocess
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.codes import raises
 from tfdist_cli.doctor import probe
 from tfdist_cli.errors import UsageError
 from tfdist_cli.requirements import keras_backend, require_backend, require_tensorflow
@@ -34,13 +35,14 @@ def test_the_backend_is_found_where_keras_finds_it(tmp_path):
 
 
 def test_another_backend_is_named_with_its_place(tmp_path):
-    with pytest.raises(
-        UsageError, match="KERAS_BACKEND has Keras use jax, and tfdist trains with TensorFlow"
-    ) as raised:
+    with raises(UsageError, "keras-backend") as raised:
         require_tensorflow({"KERAS_BACKEND": "jax"})
+    assert "KERAS_BACKEND" in raised.value.message
     assert "unset KERAS_BACKEND" in str(raised.value.hint)
-    with pytest.raises(UsageError, match=r"keras\.json has Keras use torch") as raised:
+    with raises(UsageError, "keras-backend") as raised:
         require_backend(config(tmp_path, '{"backend": "torch"}'))
+    assert "keras.json" in raised.value.message
+    assert "torch" in raised.value.message
     assert '"backend": "tensorflow"' in str(raised.value.hint)
     require_backend({"KERAS_BACKEND": "tensorflow"})
 
@@ -53,13 +55,14 @@ def test_another_backend_is_named_with_its_place(tmp_path):
         ["-m", "tfdist_cli", "role", "--task", "chief:0", "--cluster", "configs/local.yaml"],
     ],
 )
-def test_programs_and_commands_say_so(argv, tmp_path):
+def test_programs_and_commands_report_it(argv, tmp_path):
     environ = {**os.environ, "KERAS_BACKEND": "jax", "TFDIST_RUN_DIR": str(tmp_path)}
     ended = subprocess.run(
         [sys.executable, *argv], env=environ, capture_output=True, text=True, timeout=60, check=False
     )
     assert ended.returncode
-    assert "KERAS_BACKEND has Keras use jax, and tfdist trains with TensorFlow" in ended.stderr
+    assert "KERAS_BACKEND" in ended.stderr
+    assert "jax" in ended.stderr
     assert "No module named" not in ended.stderr
 
 

@@ -1,4 +1,4 @@
-"""What a command that trains needs, told before anything starts."""
+"""Checks that TensorFlow, and Keras with its TensorFlow backend, can train, before anything starts."""
 
 from __future__ import annotations
 
@@ -16,44 +16,47 @@ _TENSORFLOW = "tensorflow"
 
 
 def require_tensorflow(environ: Mapping[str, str] = os.environ) -> None:
-    """Looks for TensorFlow, and for what Keras is to compute with; importing them would take 2 s.
+    """Checks for TensorFlow and for the backend of Keras without importing them, which would take 2 s.
 
     Args:
-        environ: the environment of the process that is to train.
+        environ: the environment of the process that trains.
 
     Raises:
-        UsageError: there is no TensorFlow, with the extra to install; or Keras is to use another backend.
+        UsageError: TensorFlow is not installed, or Keras is configured for another backend.
     """
     if importlib.util.find_spec(_TENSORFLOW) is None:
         raise UsageError(
-            "TensorFlow is not installed here, and training needs it",
+            "TensorFlow is not installed, and training needs it",
+            code="no-tensorflow",
             hint="pip install 'tfdist-cli[cpu]', or 'tfdist-cli[cuda]' for NVIDIA GPUs",
         )
     require_backend(environ)
 
 
 def require_backend(environ: Mapping[str, str] = os.environ) -> None:
-    """Refuses Keras's other backends.
+    """Checks that Keras uses TensorFlow.
 
     Raises:
-        UsageError: `KERAS_BACKEND` or Keras's configuration file names one, or Keras has been imported with one.
+        UsageError: `KERAS_BACKEND` or the configuration file of Keras names another backend, or Keras was imported with
+            another one.
     """
     backend, where = keras_backend(environ)
     keras = sys.modules.get("keras")
     if environ is os.environ and hasattr(keras, "config"):
-        backend = keras.config.backend()  # type: ignore[union-attr] # it has a config
+        backend = keras.config.backend()  # type: ignore[union-attr] # hasattr checked it
     if backend == _TENSORFLOW:
         return
     hint = f"unset {BACKEND}, or set it to tensorflow, before Keras is imported"
     if where != BACKEND:
         hint = f'write "backend": "tensorflow" in {where}, or set {BACKEND}=tensorflow'
-    raise UsageError(f"{where} has Keras use {backend}, and tfdist trains with TensorFlow", hint=hint)
+    message = f"{where} selects the backend {backend} for Keras, and tfdist trains with TensorFlow"
+    raise UsageError(message, code="keras-backend", hint=hint)
 
 
 def keras_backend(environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
-    """The backend that Keras is going to use, and where that is written, as Keras reads it.
+    """Returns the backend that Keras will use, and the variable or file that selects it, as Keras reads them.
 
-    The doctor's probe has this function once more, since it is sent to other machines by itself.
+    The doctor's probe has a copy of this function: it is a single file that is sent to other machines.
     """
     if environ.get(BACKEND):
         return environ[BACKEND], BACKEND
@@ -62,5 +65,5 @@ def keras_backend(environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
     try:
         found = json.loads((path / "keras.json").read_text(encoding="utf-8"))
         return str(found.get("backend", _TENSORFLOW)), str(path / "keras.json")
-    except (OSError, ValueError, AttributeError):  # Keras passes over a file that it cannot read
+    except (OSError, ValueError, AttributeError):  # Keras ignores a file that it cannot read
         return _TENSORFLOW, BACKEND

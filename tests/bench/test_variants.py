@@ -11,7 +11,7 @@ from tfdist_cli.bench.variants import (
     workers_of,
 )
 from tfdist_cli.errors import UsageError
-from tfdist_cli.plan.resources import Machine
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
 

@@ -3,7 +3,7 @@
 import json
 import sys
 
-from tfdist_cli.plan.resources import Machine
+from tfdist_cli.plan.machine import Machine
 
 
 def test_a_row_for_each_task(tfdist, cluster_file, monkeypatch):

@@ -22,8 +22,8 @@ from tests.support.launching import RECIPE, RECIPE_YAML, finish, project, start
 from tests.support.tasks import program
 from tfdist_cli.launch.kubernetes.launcher import KubernetesLauncher
 from tfdist_cli.launch.kubernetes.manifests import manifests
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import make_plan
-from tfdist_cli.plan.resources import Machine
 from tfdist_cli.plan.tf_config import tf_config_json
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.task_id import TaskId

@@ -3,8 +3,8 @@ import pytest
 from tests.support.outcome import Outcome
 from tfdist_cli.launch.local.launcher import LocalLauncher
 from tfdist_cli.launch.supervisor.state import JobPolicy, Timeouts
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import make_plan
-from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.sections.cluster import Cluster
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import fixed_addresses, make_plan
-from tfdist_cli.plan.resources import Machine
 from tfdist_cli.plan.task_environment import MALLOC
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.cluster import Cluster
@@ -70,7 +71,7 @@ def test_malloc_asks_for_huge_pages_unless_the_user_says_otherwise(monkeypatch):
     assert plan()[TaskId("ps")].env["GLIBC_TUNABLES"] == f"{MALLOC}:glibc.malloc.hugetlb=0"
 
 
-def test_no_proxy_stands_between_tasks():
+def test_tasks_use_no_proxy_between_them():
     spec = cluster(chief={"hosts": ["a"]}, worker={"hosts": ["b", "c"]}, ps={"hosts": ["d"]})
     env = plan(spec, machine=Machine(4, no_proxy={"no_proxy": "internal"}))[TaskId("chief")].env
     assert env["no_proxy"] == "internal,127.0.0.1,::1,a,b,c,d,localhost"
@@ -89,7 +90,7 @@ def test_as_json():
     assert data["tasks"][1]["gpus"] == ["0"]
 
 
-def test_fixed_addresses_are_every_processs_own_arithmetic():
+def test_fixed_addresses_are_the_same_in_every_process():
     spec = cluster(chief={}, worker={"hosts": ["127.0.0.1:2223", "127.0.0.1:9"]}, ps={"replicas": 2})
     assert {str(task): str(address) for task, address in fixed_addresses(spec).items()} == {
         "chief:0": "127.0.0.1:2222",
@@ -101,13 +102,13 @@ def test_fixed_addresses_are_every_processs_own_arithmetic():
     assert fixed_addresses(spec)[TaskId("ps")] == Address("127.0.0.1", 2224)
 
 
-def test_a_task_that_a_launch_puts_on_a_host_has_no_address_before():
+def test_a_task_whose_host_the_launcher_chooses_has_no_fixed_address():
     def over_ssh(**worker):
         roles = {"chief": {"hosts": ["h1:1"]}, "worker": worker, "ps": {"hosts": ["h2:2"]}}
         spec = {"strategy": "parameter_server", "launcher": "ssh", "hosts": ["h1", "h2"], "roles": roles}
         return Cluster.model_validate(spec)
 
-    with pytest.raises(UsageError, match="worker:0 has no address before"):
+    with raises(UsageError, "address-not-known"):
         fixed_addresses(over_ssh())
     assert len(fixed_addresses(over_ssh(hosts=["h2:1"]))) == 3
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tfdist_cli.plan.resources import Machine, share_out
+from tfdist_cli.plan.machine import Machine
+from tfdist_cli.plan.resources import allocate
 from tfdist_cli.plan.task_environment import MALLOC, planned_environment, start_environment
 from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.spec.sections.cluster import Cluster
@@ -16,11 +17,11 @@ ROOT = Path(__file__).parents[2]
 def planned(launcher="local", machine=Machine(8, ("3", "5")), environ=(), **chief):  # noqa: B008 a frozen value
     cluster = Cluster.model_validate({"strategy": "mirrored", "launcher": launcher, "roles": {"chief": chief}})
     addresses = {task: cluster.address(task) for task in cluster.tasks}
-    share = share_out(cluster, addresses, machine)[TaskId("chief")]
+    share = allocate(cluster, addresses, machine)[TaskId("chief")]
     return planned_environment(cluster, TaskId("chief"), addresses, share, Path("/run"), machine, dict(environ))
 
 
-def test_what_a_task_learns_of_its_share():
+def test_resources_in_the_environment():
     env = planned(gpus=[5], gpu_memory="4096MiB", memory="2GiB", cpus=3, threads={"inter": 2})
     assert {name: env[name] for name in env if name.startswith(("TF_NUM", "OMP", "CUDA", "TFDIST_GPU"))} == {
         "TF_NUM_INTRAOP_THREADS": "3",
@@ -95,7 +96,7 @@ def test_names_that_kubernetes_gives_to_pods_need_no_proxy():
     assert {".svc", ".cluster.local"} <= set(planned("kubernetes")["no_proxy"].split(","))
 
 
-def test_secrets_are_named_and_not_told():
+def test_secrets_are_named_without_their_values():
     assert planned(secrets={"A": {"env": "B"}, "C": {"file": "/d"}})["TFDIST_SECRETS"] == "A,C"
 
 

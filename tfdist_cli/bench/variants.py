@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.plan.resources import Machine, share_out
+from tfdist_cli.plan.machine import Machine
+from tfdist_cli.plan.resources import allocate
 from tfdist_cli.protocol.phases import WATCH
 from tfdist_cli.spec.roles import ROLES
 from tfdist_cli.spec.sections.cluster import Cluster
@@ -110,7 +111,7 @@ def watched(cluster: Cluster) -> Cluster:
 def can_be_watched(cluster: Cluster) -> bool:
     """Whether the clock of a task says when something is done: a GPU takes work over long before it has done it."""
     addresses = {task: cluster.address(task) for task in cluster.tasks}
-    return not any(share.gpus for share in share_out(cluster, addresses, Machine.here()).values())
+    return not any(share.gpus for share in allocate(cluster, addresses, Machine.here()).values())
 
 
 def _own(cluster: Cluster) -> int:

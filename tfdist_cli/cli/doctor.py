@@ -21,7 +21,7 @@ from tfdist_cli.doctor.findings import as_json, findings_of
 from tfdist_cli.doctor.sites import HERE, sites_of
 from tfdist_cli.errors import ExitCode, UsageError
 from tfdist_cli.launch.registry import launcher_of
-from tfdist_cli.plan.resources import Machine
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.warnings import warnings_of
 from tfdist_cli.spec.loading.load import load_run
 

@@ -11,8 +11,8 @@ from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.restart_rules import default_max_restarts, restart_rules
 from tfdist_cli.launch.supervisor.launcher import Launcher
 from tfdist_cli.launch.supervisor.state import JobPolicy, Timeouts
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import Plan, make_plan
-from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.loading.load import load_run
 from tfdist_cli.spec.loading.recipe_module import check_module
 from tfdist_cli.spec.roles import ROLES

@@ -29,8 +29,8 @@ from tfdist_cli.launch.run.snapshot import RunSnapshot
 from tfdist_cli.launch.slurm.launcher import refuse_running_job
 from tfdist_cli.launch.supervisor.launcher import Launcher
 from tfdist_cli.launch.supervisor.state import JobPolicy, Timeouts
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import RECIPE_FILE
-from tfdist_cli.plan.resources import Machine
 from tfdist_cli.plan.warnings import recipe_warnings, warnings_of
 
 EXAMPLES = (

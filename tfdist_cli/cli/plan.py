@@ -16,8 +16,9 @@ from tfdist_cli.cli.console import console
 from tfdist_cli.cli.job import Job
 from tfdist_cli.cli.options import ClusterArgument, CommandArgument, OnOption, RecipeOption, SetOption, settings
 from tfdist_cli.launch.registry import launcher_of
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import Plan, PlannedTask
-from tfdist_cli.plan.resources import Machine, Resources
+from tfdist_cli.plan.resources import Resources
 from tfdist_cli.plan.warnings import warnings_of
 from tfdist_cli.spec.loading.load import load_run
 

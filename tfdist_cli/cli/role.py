@@ -15,8 +15,9 @@ from pydantic import ValidationError
 from tfdist_cli.cli.options import CommandArgument, RecipeOption, SetOption
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.slurm.task_environment import StepTask, find_step_task, in_step
+from tfdist_cli.plan.machine import NO_PROXY, Machine
 from tfdist_cli.plan.plan import PlannedTask, fixed_addresses, make_plan, plan_task
-from tfdist_cli.plan.resources import NO_PROXY, Machine, make_resources, share_out
+from tfdist_cli.plan.resources import allocate, make_resources
 from tfdist_cli.protocol.environment import RUN_DIR, START_TIMEOUT, Environment
 from tfdist_cli.requirements import require_tensorflow
 from tfdist_cli.spec.loading.load import load_recipe, load_run
@@ -166,7 +167,7 @@ def _gpus_in_step(cluster: Cluster, spec: RoleSpec, place: StepTask) -> tuple[st
         return place.gpus
     here = dict.fromkeys(place.sharers, place.addresses[place.task])
     on_node = cluster.model_copy(update={"launcher": "local"})
-    return share_out(on_node, here, Machine(1, place.gpus))[place.task].gpus
+    return allocate(on_node, here, Machine(1, place.gpus))[place.task].gpus
 
 
 def _run_dir(cluster: Cluster, chosen: Path | None) -> Path:

@@ -6,7 +6,7 @@ from collections import Counter
 
 from tfdist_cli.cli.console import console
 from tfdist_cli.cli.options import ClusterArgument, RecipeOption, SetOption
-from tfdist_cli.plan.resources import Machine
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.warnings import warnings_of
 from tfdist_cli.spec.loading.load import load_run
 from tfdist_cli.spec.loading.recipe_module import check_module

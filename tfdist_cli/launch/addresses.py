@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.plan.resources import Machine
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.spec.address import DEFAULT_PORT, Address
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.task_id import TaskId

@@ -1,4 +1,4 @@
-"""Cluster + recipe → plan: every task as a plain value, with its address, command and environment."""
+"""Plans a cluster: every task becomes a value with its address, command and environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.plan.resources import Machine, Resources, machine_of, share_out
+from tfdist_cli.plan.machine import Machine
+from tfdist_cli.plan.resources import Resources, allocate, machine_of
 from tfdist_cli.plan.task_environment import planned_environment
 from tfdist_cli.spec.address import DEFAULT_PORT, Address
 from tfdist_cli.spec.sections.cluster import Cluster
@@ -25,15 +26,15 @@ RECIPE_FILE = "recipe.yaml"
 
 @dataclass(frozen=True)
 class PlannedTask:
-    """One task as it is to be started.
+    """One task, with all that a launcher needs to start it.
 
     Args:
-        task: its name.
-        address: where its server listens; port 0 is a free port, chosen at the start.
+        task: the task.
+        address: the address that its server listens on. Port 0 is replaced by a free port when the task starts.
         argv: the command.
-        env: variables set on top of the launcher's own environment.
+        env: environment variables, in addition to those of the launcher.
         resources: its share of the machine.
-        secrets: variables that are set too, and where whoever starts the task finds their values.
+        secrets: further environment variables, each with the source of its value.
     """
 
     task: TaskId
@@ -44,7 +45,7 @@ class PlannedTask:
     secrets: Mapping[str, SecretSpec] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """The task in plain JSON types."""
+        """Returns the task in plain JSON types."""
         return {
             "task": str(self.task),
             "address": str(self.address),
@@ -57,11 +58,11 @@ class PlannedTask:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a launcher has to know.
+    """A cluster that is ready to start.
 
     Args:
-        cluster: the cluster, resolved.
-        recipe: the recipe, resolved; None when the tasks run a user's command.
+        cluster: the resolved cluster.
+        recipe: the resolved recipe; None when the tasks run a user's command.
         run_dir: the run's directory.
         tasks: chief, workers, ps, evaluator, data dispatcher, data workers, in this order.
     """
@@ -88,7 +89,7 @@ class Plan:
         raise KeyError(str(task))
 
     def as_json(self) -> dict[str, Any]:
-        """The plan in plain JSON types: what `tfdist plan --json` prints and the run directory keeps."""
+        """Returns the plan in plain JSON types, as `tfdist plan --json` prints it and the run directory keeps it."""
         return {
             "name": self.name,
             "strategy": self.strategy,
@@ -98,17 +99,20 @@ class Plan:
 
 
 def fixed_addresses(cluster: Cluster) -> dict[TaskId, Address]:
-    """An address per task that every process computes alike: as written, else this machine's ports from 2222 on.
+    """Returns an address for each task: the one in the file, or a port of this machine from 2222 on.
+
+    Every process computes the same addresses.
 
     Raises:
-        UsageError: a task is to be on another host, where only a launch finds it a port.
+        UsageError: the launcher chooses a host for a task. Its address is not known before.
     """
     addresses = {task: cluster.address(task) for task in cluster.tasks}
     if cluster.launcher_traits.uses_hosts:
         for task in (task for task, address in addresses.items() if not address.port):
             raise UsageError(
-                f"{task} has no address before `tfdist launch` puts it on one of the hosts",
-                hint=f"give it one, 'roles: {{{task.role}: {{hosts: [HOST:2222]}}}}', or take 'launcher: local'",
+                f"{task} has no address: `tfdist launch` chooses one of the hosts for it",
+                code="address-not-known",
+                hint=f"give it one, 'roles: {{{task.role}: {{hosts: [HOST:2222]}}}}', or use 'launcher: local'",
             )
     taken = {address.port for address in addresses.values()}
     free = (port for port in range(DEFAULT_PORT, 65536) if port not in taken)
@@ -125,23 +129,23 @@ def make_plan(
     machines: Mapping[str, Machine] = MappingProxyType({}),
     command: tuple[str, ...] = (),
 ) -> Plan:
-    """Says what each task is to run.
+    """Plans all tasks of a cluster.
 
     Args:
-        cluster: which tasks there are.
-        recipe: what they train, unless `command` says it.
-        addresses: every task's address.
-        run_dir: the run's directory, which holds the resolved cluster and recipe.
-        machine: this machine's cores and GPUs, to share out.
-        machines: those of other machines, by the hosts of their addresses.
-        command: a user's own program, run by each task instead of the recipe.
+        cluster: the cluster.
+        recipe: the recipe that the tasks train; None with a `command`.
+        addresses: the address of every task.
+        run_dir: the run's directory, which contains the resolved cluster and recipe.
+        machine: the resources of this machine.
+        machines: the resources of other machines, by the hosts of their addresses.
+        command: a user's program that each task runs instead of the recipe.
     """
-    shares = share_out(cluster, addresses, machine, machines)
+    resources = allocate(cluster, addresses, machine, machines)
     tasks = []
     for task in cluster.tasks:
         there = machine_of(cluster, addresses[task], machine, machines)
         argv = command or _role_argv(task, run_dir)
-        tasks.append(plan_task(cluster, task, addresses, shares[task], run_dir, there, argv))
+        tasks.append(plan_task(cluster, task, addresses, resources[task], run_dir, there, argv))
     return Plan(cluster, recipe, run_dir, tuple(tasks))
 
 
@@ -154,7 +158,7 @@ def plan_task(
     machine: Machine,
     argv: tuple[str, ...] = (),
 ) -> PlannedTask:
-    """One task, with all of its environment."""
+    """Plans one task. The arguments are those of `make_plan` and `planned_environment`."""
     env = planned_environment(cluster, task, addresses, resources, run_dir, machine)
     return PlannedTask(task, addresses[task], argv, env, resources, cluster.role(task).secrets)
 

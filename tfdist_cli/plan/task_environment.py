@@ -1,8 +1,8 @@
-"""The environment of a task: every variable that tfdist sets for a task is decided in this module.
+"""Decides every environment variable that tfdist sets for a task.
 
-A plan holds the variables that are known before a task starts (`planned_environment`). What starts the task adds those
-of this one start (`start_environment`) and the values of its secrets. The task trusts them all: `tfdist role --planned`
-changes none. A task that runs where folders have other names gets translated paths, and nothing else.
+A plan contains the variables that are known before a task starts (`planned_environment`). The launcher adds those of
+one start (`start_environment`) and the values of the secrets. The task changes none of them: `tfdist role --planned`
+uses them as they are. Only paths are translated, where the task's machine has other names for the folders.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from tfdist_cli.plan.resources import ALL_GPUS, Machine, Resources
+from tfdist_cli.plan.machine import Machine
+from tfdist_cli.plan.resources import ALL_GPUS, Resources
 from tfdist_cli.plan.tf_config import tf_config_json
 from tfdist_cli.protocol.environment import RUN_DIR, START_TIMEOUT, STRATEGY
 from tfdist_cli.protocol.masking import SECRETS
@@ -23,8 +24,8 @@ from tfdist_cli.spec.strategies import serves
 from tfdist_cli.spec.task_id import TaskId
 
 MALLOC = f"glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold={32 * 2**20}:glibc.malloc.trim_threshold={256 * 2**20}"
-"""Has malloc ask for huge pages, in which rows of a large table are looked up twice as fast (glibc from 2.35 on; others
-ignore it), and keep what is free for the next step: the kernel would clear its pages anew."""
+"""Settings of malloc. With huge pages, rows of a large table are looked up twice as fast (from glibc 2.35 on; others
+ignore them). Malloc keeps freed memory for the next step: the kernel would clear its pages again."""
 
 
 def planned_environment(
@@ -36,19 +37,19 @@ def planned_environment(
     machine: Machine,
     environ: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
-    """The variables of a task that are known before it starts.
+    """Returns the environment variables of a task that are known before it starts.
 
-    A role's `env` has the last word. Lists are joined instead: the hosts that no proxy is asked for, and what malloc is
-    told.
+    The `env` of the role overrides all others, except for lists: the hosts without a proxy, and the settings of malloc.
+    Those of `env` are appended.
 
     Args:
-        cluster: all tasks.
-        task: which of them.
-        addresses: every task's address.
+        cluster: the cluster.
+        task: one of its tasks.
+        addresses: the address of every task.
         resources: the task's share of its machine.
         run_dir: the run's directory.
         machine: the machine that the task runs on.
-        environ: the environment of whoever plans: its log level and its settings of malloc are the user's, and hold.
+        environ: the environment of the process that plans. The user's log level and settings of malloc apply to tasks.
     """
     spec, traits = cluster.role(task), cluster.launcher_traits
     return {
@@ -67,19 +68,19 @@ def planned_environment(
 
 
 def start_environment(folder: Path, timeout: float, secrets: Mapping[str, str]) -> dict[str, str]:
-    """The variables of one start of a task, whose launcher is this process and reads what it writes.
+    """Returns the environment variables of one start of a task by this process.
 
     Args:
-        folder: where the task's logs and its error.json are.
-        timeout: seconds that it waits for the other tasks to come up.
-        secrets: the values of its role's secrets, and that of the run.
+        folder: the folder of the task's logs and its error.json.
+        timeout: seconds that the task waits for the other tasks to come up.
+        secrets: the values of its role's secrets, and of the run's secret.
     """
     own = {ENABLED: "1", LAUNCHER_PID: str(os.getpid()), START_TIMEOUT: str(timeout), TASK_DIR: str(folder)}
     return {**own, **secrets}
 
 
 def _of_resources(resources: Resources, *, renumbered: bool) -> dict[str, str]:
-    """What TensorFlow, OpenMP, CUDA and tfdist are told of the task's share; nothing of what is not known here."""
+    """The variables that pass the task's resources to TensorFlow, OpenMP, CUDA and tfdist, as far as they are known."""
     env: dict[str, str] = {}
     if resources.intra_op_threads is not None:
         env |= {name: str(resources.intra_op_threads) for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")}
@@ -99,16 +100,16 @@ def _of_resources(resources: Resources, *, renumbered: bool) -> dict[str, str]:
 
 
 def _log_level(cluster: Cluster, task: TaskId) -> str:
-    """What fails on a task that serves reaches the chief as an error; its own log would say it a second time."""
+    """Errors only for a task that serves: its failures reach the chief as errors, and its own log would repeat them."""
     return "3" if serves(cluster.strategy, task.role) else "2"
 
 
 def _without_proxy(
     cluster: Cluster, addresses: Mapping[TaskId, Address], before: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """Keeps proxies out of the connections between tasks: gRPC would send even loopback connections through them.
+    """Excludes the connections between tasks from proxies: gRPC would use a proxy even for loopback addresses.
 
-    For the user's own downloads they stay.
+    The user's downloads still use the proxies.
     """
     hosts = {address.host for address in addresses.values()} | {"localhost", "127.0.0.1", "::1"}
     hosts.update(cluster.launcher_traits.dns_suffixes)

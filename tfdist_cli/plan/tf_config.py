@@ -1,8 +1,8 @@
-"""Addresses + task → the `TF_CONFIG` that TensorFlow reads.
+"""Makes the `TF_CONFIG` of a task, which TensorFlow reads.
 
-The evaluator stands in no other task's `cluster`: `ParameterServerStrategy` would wait for it for ever. Its own
-`TF_CONFIG` names it beside the others. So it would be with the tasks of tf.data's service: they have a key of their
-own, `data_service`, which TensorFlow does not read.
+The `cluster` of other tasks does not list the evaluator: `ParameterServerStrategy` would wait for it without end. Only
+its own `TF_CONFIG` lists it. For the same reason the tasks of tf.data's service are listed under a key that TensorFlow
+does not read, `data_service`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from tfdist_cli.spec.task_id import TaskId
 
 
 def tf_config(addresses: Mapping[TaskId, Address], task: TaskId) -> dict[str, Any]:
-    """The value of `TF_CONFIG` for one task.
+    """Returns the value of `TF_CONFIG` for one task.
 
     Args:
-        addresses: every task of the cluster and its address.
-        task: the task it is for.
+        addresses: the address of every task.
+        task: the task.
 
     Returns:
-        `{"cluster": {role: ["host:port", ...]}, "task": {"type": role, "index": n}}`, and `data_service`, written like
-        `cluster`, where there is one.
+        `{"cluster": {role: ["host:port", ...]}, "task": {"type": role, "index": n}}`, and `data_service` in the form of
+        `cluster` if the cluster has a data service.
 
     Raises:
         KeyError: the cluster has no such task.
@@ -42,5 +42,5 @@ def tf_config(addresses: Mapping[TaskId, Address], task: TaskId) -> dict[str, An
 
 
 def tf_config_json(addresses: Mapping[TaskId, Address], task: TaskId) -> str:
-    """`tf_config` as the text that goes into the environment."""
+    """Returns `tf_config` as the text of the environment variable."""
     return json.dumps(tf_config(addresses, task), separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""What is right by the rules and yet likely to go wrong, told before anything starts."""
+"""Warnings about a valid cluster that is likely to fail or to be slow. They are printed before anything starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist_cli.errors import TfdistError, UsageError
-from tfdist_cli.plan.resources import ALL_GPUS, Machine, share_out
+from tfdist_cli.plan.machine import Machine
+from tfdist_cli.plan.resources import ALL_GPUS, allocate
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.loading.load import load_recipe
 from tfdist_cli.spec.roles import ROLES
@@ -19,16 +20,16 @@ from tfdist_cli.spec.strategies import computes_gradients
 from tfdist_cli.spec.task_id import TaskId
 
 MANY = 1000
-"""Tasks of one role that are more likely a slip of the hand."""
+"""Number of tasks of one role from which on a typo is more likely."""
 
 
 @dataclass(frozen=True)
 class PlanWarning:
-    """Something to think about.
+    """A likely problem.
 
     Args:
-        code: what it is, in a word that programs can look for.
-        message: what may go wrong and why.
+        code: the stable name of the problem; see `TfdistError`.
+        message: what may go wrong, and why.
         hint: what to do about it.
     """
 
@@ -38,55 +39,55 @@ class PlanWarning:
 
 
 def warnings_of(cluster: Cluster, machine: Machine) -> Iterator[PlanWarning]:
-    """Looks at a cluster that is about to start.
+    """Yields the warnings about a cluster.
 
     Args:
-        cluster: which tasks there are.
-        machine: the one that the tasks without a host of their own run on.
+        cluster: the cluster.
+        machine: this machine, which runs the tasks without `hosts`.
     """
     yield from _public_addresses(cluster)
     yield from _many_tasks(cluster)
     if cluster.launcher_traits.local_processes:
-        yield from _more_than_there_is(cluster, machine)
+        yield from _resources_exceeded(cluster, machine)
         yield from _shared_cores(cluster, machine)
         yield from _idle_gpus(cluster, machine)
 
 
 def recipe_warnings(kept: Path, recipe: Recipe | None) -> Iterator[PlanWarning]:
-    """Looks at a run's directory that a launch is to go on in.
+    """Yields the warnings about a run directory that a launch continues.
 
     Args:
-        kept: the recipe that is kept there, if the run trained one.
-        recipe: what is to be trained now; None for a program of the user's own.
+        kept: the recipe file in the run directory. It exists if the run trained a recipe.
+        recipe: the recipe of this launch; None for a user's program.
     """
     try:
         before = load_recipe(kept)
-    except TfdistError:  # a new directory, a program's, or one that is damaged
+    except TfdistError:  # the directory is new or damaged, or its run was a program
         return
     if recipe is None or recipe.module != before.module:
         now = f"the recipe of module {recipe.module!r}" if recipe else "a program"
         yield PlanWarning(
-            "other-recipe",
-            f"{kept.parent} belongs to a run of another recipe: it has trained module {before.module!r}, "
+            code="other-recipe",
+            message=f"{kept.parent} belongs to a run of another recipe: it trained module {before.module!r}, "
             f"and this launch runs {now}",
-            "name another --run-dir: metrics and checkpoints of the two would be mixed",
+            hint="use another --run-dir: the metrics and checkpoints of the two runs would be mixed",
         )
 
 
 def _idle_gpus(cluster: Cluster, machine: Machine) -> Iterator[PlanWarning]:
-    """GPUs that nobody uses, since the tasks that share them get the same number each."""
+    """GPUs that no task uses, since the tasks that share them get the same number each."""
     addresses = {task: cluster.address(task) for task in cluster.tasks}
-    with suppress(UsageError):  # the plan itself is refused then
-        shares = share_out(cluster, addresses, machine)
-        sharing = [task for task in shares if _trains(cluster, task) and cluster.role(task).gpus is None]
-        used = {gpu for share in shares.values() for gpu in share.gpus}
+    with suppress(UsageError):  # planning reports it
+        allocated = allocate(cluster, addresses, machine)
+        sharing = [task for task in allocated if _trains(cluster, task) and cluster.role(task).gpus is None]
+        used = {gpu for resources in allocated.values() for gpu in resources.gpus}
         idle = [gpu for gpu in machine.gpus if gpu not in used]
         if sharing and idle and not used & set(ALL_GPUS):
             role, of_all = sharing[-1].role, f"{len(idle)} of this machine's {len(machine.gpus)} GPUs"
             yield PlanWarning(
-                "idle-gpus",
-                f"{of_all} stay idle: {len(sharing)} tasks share them evenly",
-                f"choose a number of tasks that divides the GPUs, or name some with roles.{role}.gpus, such as [0, 1]",
+                code="idle-gpus",
+                message=f"{of_all} are not used: {len(sharing)} tasks share the GPUs equally",
+                hint=f"use a number of tasks that divides the GPUs, or set roles.{role}.gpus, such as [0, 1]",
             )
 
 
@@ -96,14 +97,15 @@ def _public_addresses(cluster: Cluster) -> Iterator[PlanWarning]:
     }
     if public:
         task, address = next(iter(public.items()))
-        who = f"{task} listens on a public address, {address}"
+        listening = f"{task} listens on a public address, {address}"
         if len(public) > 1:
-            who = f"{task} ({address}) and {len(public) - 1} more listen on public addresses"
+            listening = f"{task} ({address}) and {len(public) - 1} more tasks listen on public addresses"
         yield PlanWarning(
-            "exposed-port",
-            f"{who}: anyone who reaches it can run any operation there, file access included, without a password",
-            "use addresses of a private network or a VPN, or let a firewall pass the cluster's own hosts alone; "
-            "see docs/how-to/secure-ports.md",
+            code="exposed-port",
+            message=f"{listening}: anyone who can connect to it can run any operation there without a password, and "
+            "read and write files",
+            hint="use addresses of a private network or a VPN, or restrict the ports to the cluster's hosts by a "
+            "firewall; see docs/how-to/secure-ports.md",
         )
 
 
@@ -112,20 +114,20 @@ def _many_tasks(cluster: Cluster) -> Iterator[PlanWarning]:
         count = cluster.roles.count(role)
         if count >= MANY:
             yield PlanWarning(
-                "many-tasks",
-                f"there are to be {count} tasks of {role}",
-                f"correct roles.{role}.replicas if that is not what you mean",
+                code="many-tasks",
+                message=f"{role} has {count} tasks",
+                hint=f"correct roles.{role}.replicas if the number is a typo",
             )
 
 
 def _shared_cores(cluster: Cluster, machine: Machine) -> Iterator[PlanWarning]:
-    """More tasks that compute than cores; a chief of parameter servers and those that serve leave their cores free."""
+    """More tasks that compute gradients than cores. Other tasks rarely compute at the same time."""
     here = [task for task in cluster.tasks if _trains(cluster, task) and cluster.address(task).is_loopback]
     if len(here) > machine.cores and not machine.gpus:
         yield PlanWarning(
-            "more-tasks-than-cores",
-            f"{len(here)} tasks train on this machine, which has {machine.cores} cores",
-            f"run at most {machine.cores} here: those that share a core are slower together than fewer tasks",
+            code="more-tasks-than-cores",
+            message=f"{len(here)} tasks train on this machine, which has {machine.cores} cores",
+            hint=f"run at most {machine.cores} tasks here: tasks that share a core are slower than fewer tasks",
         )
 
 
@@ -133,25 +135,25 @@ def _trains(cluster: Cluster, task: TaskId) -> bool:
     return computes_gradients(cluster.strategy, task.role)
 
 
-def _more_than_there_is(cluster: Cluster, machine: Machine) -> Iterator[PlanWarning]:
+def _resources_exceeded(cluster: Cluster, machine: Machine) -> Iterator[PlanWarning]:
     here = [task for task in cluster.tasks if cluster.address(task).is_loopback]
     asked = sum(memory.bytes for task in here if (memory := cluster.role(task).memory))
     if machine.memory and asked > machine.memory:
         yield PlanWarning(
-            "too-much-memory",
-            f"the tasks are to have {_shown(asked)} of memory, and this machine has {_shown(machine.memory)}",
-            "lower memory or replicas of a role, or give tasks to other machines: where none is left, tasks are killed",
+            code="too-much-memory",
+            message=f"the tasks ask for {_shown(asked)} of memory, and this machine has {_shown(machine.memory)}",
+            hint="lower memory or replicas of a role, or use more machines: if memory runs out, tasks are killed",
         )
     for role in ROLES:
         spec = cluster.roles.of(role)
         if spec and spec.cpus and spec.cpus > machine.cores and any(task.role == role for task in here):
             yield PlanWarning(
-                "too-many-cores",
-                f"a {role} is to compute on {spec.cpus} cores, and this machine has {machine.cores}",
-                f"lower roles.{role}.cpus: threads that wait for one another's core cost time",
+                code="too-many-cores",
+                message=f"a {role} asks for {spec.cpus} cores, and this machine has {machine.cores}",
+                hint=f"lower roles.{role}.cpus: more threads than cores slow the task down",
             )
 
 
 def _shown(number: int) -> str:
-    """As gigabytes, to a tenth; less as it is."""
+    """The number of bytes in GiB with one decimal, or exactly below 1 GiB."""
     return f"{number / 2**30:.1f} GiB" if number >= 2**30 else str(Size(number))

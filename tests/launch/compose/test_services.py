@@ -10,8 +10,8 @@ from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.compose.launcher import ComposeLauncher
 from tfdist_cli.launch.compose.services import compose_file, project_name, run_argv, service_of
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import make_plan
-from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.spec.task_id import TaskId

@@ -15,8 +15,8 @@ from tfdist_cli.launch.kubernetes import run as run_module
 from tfdist_cli.launch.kubernetes.launcher import KubernetesLauncher
 from tfdist_cli.launch.supervisor.events import Exited, Output, RecordReceived, SignalReceived
 from tfdist_cli.launch.supervisor.state import JobPolicy, Timeouts
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import make_plan
-from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.task_id import TaskId
 

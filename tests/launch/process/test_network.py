@@ -14,8 +14,8 @@ from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.process import network, network_namespace
 from tfdist_cli.launch.process.network import HOST, network_of
 from tfdist_cli.launch.supervisor.events import Exited, NetworkReady, Output, SignalReceived
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import make_plan
-from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.spec.task_id import TaskId

@@ -14,8 +14,8 @@ import pytest
 from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.run.directory import LATEST, open_run_dir
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import CLUSTER_FILE, RECIPE_FILE, make_plan
-from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.loading.load import load_run
 from tfdist_cli.spec.sections.recipe import Recipe

@@ -13,7 +13,7 @@ from tfdist_cli.launch.run.directory import open_run_dir
 from tfdist_cli.launch.run.planner import Planner, RequestHandler
 from tfdist_cli.launch.run.requests import Request
 from tfdist_cli.launch.supervisor.events import Exited, RequestAnswered, ResizeAccepted
-from tfdist_cli.plan.resources import Machine
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.spec.loading.load import load_run
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.spec.sections.role_spec import RoleSpec

@@ -15,8 +15,8 @@ from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.slurm.launcher import SlurmLauncher
 from tfdist_cli.launch.slurm.script import render_script
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import make_plan
-from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.loading.load import load_cluster, load_recipe
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe

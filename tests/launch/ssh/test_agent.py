@@ -13,8 +13,8 @@ from tfdist_cli.launch.ssh.files import Entry, FileList
 from tfdist_cli.launch.ssh.frames import Channel, ConnectionEnded, Frame
 from tfdist_cli.launch.ssh.paths import PathMap, files_at, task_at
 from tfdist_cli.launch.supervisor.events import StopSignal
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import make_plan
-from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.address import Address
 
 pytestmark = pytest.mark.slow

@@ -25,8 +25,8 @@ from tfdist_cli.launch.ssh.placement import place
 from tfdist_cli.launch.ssh.run import LOST
 from tfdist_cli.launch.supervisor.events import Exited, Output, RecordReceived, SignalReceived, Started
 from tfdist_cli.launch.supervisor.state import JobPolicy, Timeouts
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import make_plan
-from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.spec.sections.role_spec import RestartSpec
 from tfdist_cli.spec.task_id import TaskId

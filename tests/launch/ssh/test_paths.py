@@ -9,8 +9,8 @@ import yaml
 from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.ssh.paths import Copies, files_at, give_id, paths_of, task_at
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import make_plan
-from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.sections.recipe import Recipe
 
 

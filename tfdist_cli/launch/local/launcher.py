@@ -35,8 +35,8 @@ from tfdist_cli.launch.process.process import SIGNALS, Process, Program, Spawned
 from tfdist_cli.launch.process.stream import TaskStream
 from tfdist_cli.launch.supervisor.events import Action, Exited, Output, Start, Started, Stop, StopSignal
 from tfdist_cli.launch.supervisor.launcher import LaunchContext
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import Plan, PlannedTask
-from tfdist_cli.plan.resources import Machine
 from tfdist_cli.requirements import require_tensorflow
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.cluster import Cluster

@@ -11,8 +11,9 @@ from tfdist_cli.launch.run.requests import Request, take_requests
 from tfdist_cli.launch.supervisor.events import RequestAnswered, ResizeAccepted
 from tfdist_cli.launch.supervisor.launcher import Launcher
 from tfdist_cli.launch.supervisor.state import JobState
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import Plan, make_plan
-from tfdist_cli.plan.resources import Machine, share_out
+from tfdist_cli.plan.resources import allocate
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.loading.load import resized
 from tfdist_cli.spec.sections.cluster import Cluster
@@ -86,7 +87,7 @@ class Planner:
             )
         wanted = resized(self.cluster, self._recipe, request.replicas)
         self._launcher.check(wanted, self._program)
-        share_out(wanted, self._launcher.preview_addresses(wanted), Machine.here(), self._launcher.machines())
+        allocate(wanted, self._launcher.preview_addresses(wanted), Machine.here(), self._launcher.machines())
         return wanted
 
     def switch_to(self, cluster: Cluster) -> None:

@@ -40,8 +40,9 @@ from tfdist_cli.launch.supervisor.events import (
     Stream,
 )
 from tfdist_cli.launch.supervisor.launcher import LaunchContext, Run
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import CLUSTER_FILE, Plan, PlannedTask
-from tfdist_cli.plan.resources import Machine, Resources
+from tfdist_cli.plan.resources import Resources
 from tfdist_cli.protocol.records import LAUNCHER_PID, RECORD_SEPARATOR, TASK_DIR
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.loading.load import load_run

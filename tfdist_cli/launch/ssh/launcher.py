@@ -25,8 +25,8 @@ from tfdist_cli.launch.ssh.run import HostRun, SshRun
 from tfdist_cli.launch.ssh.versions import compare, installed
 from tfdist_cli.launch.supervisor.events import Output
 from tfdist_cli.launch.supervisor.launcher import LaunchContext
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import Plan
-from tfdist_cli.plan.resources import Machine
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.ssh import HostSpec

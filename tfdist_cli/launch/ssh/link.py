@@ -16,7 +16,7 @@ from tfdist_cli.errors import TfdistError, UsageError
 from tfdist_cli.launch.ssh.command import NO_PYTHON, agent_command, python_command, pythons, ssh_argv
 from tfdist_cli.launch.ssh.files import FileList, pieces
 from tfdist_cli.launch.ssh.frames import Channel, ConnectionEnded, Frame
-from tfdist_cli.plan.resources import Machine
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.ssh import HostSpec

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tfdist_cli.launch.supervisor.events import Action, EventQueue, Start, Stream
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import Plan
-from tfdist_cli.plan.resources import Machine
 from tfdist_cli.protocol.masking import Mask
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.cluster import Cluster

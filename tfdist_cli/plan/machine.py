@@ -1,0 +1,61 @@
+"""What a machine has for its tasks: cores, GPUs and memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+
+NO_PROXY = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
+"""The environment variables that list the hosts for which no proxy is used."""
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""The files with the memory limit of a container: of cgroup version 2, and of version 1."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The resources of a machine.
+
+    Args:
+        cores: logical processors that this process may use.
+        gpus: the IDs of its GPUs, in the form of `CUDA_VISIBLE_DEVICES`.
+        memory: bytes of memory for all its processes together; None when it is not known.
+        no_proxy: the variables of `NO_PROXY` that are set on it.
+    """
+
+    cores: int
+    gpus: tuple[str, ...] = ()
+    memory: int | None = None
+    no_proxy: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def here(cls, environ: Mapping[str, str] = os.environ) -> Machine:
+        """Returns the resources of this machine that this process may use."""
+        affinity = getattr(os, "sched_getaffinity", None)
+        cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+        no_proxy = {name: environ[name] for name in NO_PROXY if name in environ}
+        return cls(cores, _visible_gpus(environ), _memory(), no_proxy)
+
+
+def _visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        found = sorted(int(path.name[6:]) for path in Path("/dev").glob("nvidia[0-9]*"))
+        return tuple(str(number) for number in found)
+    ids = (part.strip() for part in visible.split(","))
+    return tuple(takewhile(lambda gpu: gpu not in ("", "-1"), ids))  # CUDA, too, ignores all IDs after an invalid one
+
+
+def _memory(limits: Sequence[Path] = _CGROUP_LIMITS) -> int | None:
+    """The memory of this machine in bytes, or the limit of its container if that is lower."""
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # the system does not report it
+        return None
+    for path in limits:
+        with suppress(OSError, ValueError):  # another version of cgroup, or "max"
+            memory = min(memory, int(path.read_text()))
+    return memory
