@@ -38,21 +38,21 @@ def raised_by(call):
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (TrainingError("it failed", code="some-code", hint="do this"), 1),
-        (UsageError("it failed", code="some-code", hint="do this"), 2),
-        (TimeoutExceeded("it failed", code="some-code", hint="do this"), 124),
+        (TrainingError("failure", code="some-code", hint="a hint"), 1),
+        (UsageError("failure", code="some-code", hint="a hint"), 2),
+        (TimeoutExceeded("failure", code="some-code", hint="a hint"), 124),
     ],
 )
 def test_an_error_of_tfdist_is_a_message_and_a_hint(error, code, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("TFDIST_TASK_DIR", str(tmp_path))
     assert report(error) == code
-    assert capsys.readouterr().err == "error[some-code]: it failed\nhint: do this\n"
+    assert capsys.readouterr().err == "error[some-code]: failure\nhint: a hint\n"
     written = json.loads((tmp_path / "error.json").read_text())
     assert written == {
         "type": type(error).__name__,
-        "message": "it failed",
+        "message": "failure",
         "code": "some-code",
-        "hint": "do this",
+        "hint": "a hint",
         "traceback": "",
         "exit_code": code,
     }
@@ -67,7 +67,7 @@ def test_the_users_error_is_a_traceback_from_the_users_line_on(users_module, cap
     err = capsys.readouterr().err
     assert err.count("ZeroDivisionError:") == 1
     assert err.count("Traceback") == 1
-    assert "return sum(numbers(params))" in err
+    assert "sum(numbers(params))" in err
     assert "return [1 / 0]" in err
     assert "module.py" not in err
     assert "test_failure.py" not in err
