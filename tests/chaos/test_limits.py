@@ -5,6 +5,8 @@ import json
 import os
 import re
 import resource
+import select
+import shutil
 import signal
 import subprocess
 from contextlib import suppress
@@ -177,21 +179,39 @@ def test_a_task_that_may_not_have_more_memory_is_told_as_such(bare):
 ONE = "strategy: single\nroles: {chief: {}}\nrecipe: recipe.yaml\n"
 
 
+def fill(path, block):
+    """Appends to a file until the disk is full."""
+    with path.open("ab", buffering=0) as file, suppress(OSError):
+        while file.write(block):
+            pass
+
+
+def kill(pid):
+    """Kills a process, and waits until it has exited and its files are closed."""
+    handle = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    select.select([handle], [], [])
+    os.close(handle)
+
+
 def test_a_disk_that_becomes_full_ends_no_training_even_when_it_is_started_again(disk):
-    # One checkpoint and one line of metrics follow the first checkpoint, after 20 slow steps.
-    options = ("train.epochs=1", "checkpoint.every_steps=24", "params.microseconds=6000", "evaluate=null")
+    """The chief is killed after a checkpoint, and the disk is full from then on.
+
+    A restart removes the checkpoint that was being written at the kill, which would make room on the disk. So the
+    launcher is stopped until that checkpoint is removed and the disk is full, the last block of the metrics included.
+    """
+    options = ("train.epochs=1", "train.steps_per_execution=1", "checkpoint.every_steps=24", "evaluate=null")
+    options = *options, "params.microseconds=6000"  # 20 steps of 0.2 s follow the checkpoint
     training = Training(disk / "training", ONE, *(f"--set={option}" for option in options))
     try:
         training.until(lambda: training.events("checkpoint", "chief:0"))
-        chief = training.events("started", "chief:0")[0]["pid"]
-        # Stopped, it neither saves nor logs meanwhile: what it then removes would make room on the disk again.
-        os.kill(chief, signal.SIGSTOP)
-        for path, block in ((disk / "fills", b"x" * 4096), (disk / "training/run/metrics.jsonl", b"\n")):
-            # Of the metrics the rest of the file's last block, where a line might find room.
-            with path.open("ab", buffering=0) as file, suppress(OSError):
-                while file.write(block):
-                    pass
-        os.kill(chief, signal.SIGKILL)
+        os.kill(training.process.pid, signal.SIGSTOP)
+        kill(training.events("started", "chief:0")[0]["pid"])
+        for incomplete in training.run.glob("checkpoints/.writing-*"):
+            shutil.rmtree(incomplete)
+        fill(disk / "fills", b"x" * 4096)
+        fill(training.run / "metrics.jsonl", b"\n")
+        os.kill(training.process.pid, signal.SIGCONT)
         done = training.finish()
     finally:
         training.stop()
