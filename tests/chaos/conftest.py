@@ -9,26 +9,26 @@ from tests.support.chaos import Training
 @pytest.fixture
 def train(tmp_path):
     """Launches a training: `train(SERVERS, "--max-restarts", 5)`."""
-    begun = []
+    started = []
 
     def train(cluster, *options):
-        begun.append(Training(tmp_path / f"training{len(begun)}", cluster, *options))
-        return begun[-1]
+        started.append(Training(tmp_path / f"training{len(started)}", cluster, *options))
+        return started[-1]
 
     yield train
-    for training in begun:
+    for training in started:
         training.stop()
 
 
 @pytest.fixture
 def bare(tmp_path):
     """Launches a bare program: `bare("print(index)", workers=3)`."""
-    begun = []
+    started = []
 
     def bare(program, *options, **others):
-        begun.append(BareLaunch(tmp_path / f"launch{len(begun)}", program, *options, **others))
-        return begun[-1]
+        started.append(BareLaunch(tmp_path / f"launch{len(started)}", program, *options, **others))
+        return started[-1]
 
     yield bare
-    for launch in begun:
+    for launch in started:
         launch.stop()

@@ -1,4 +1,5 @@
-"""Tasks that write without a pause, or what nobody expects: logs are exact, and the launcher stays small and awake."""
+"""Tasks that write without a pause, or unexpected bytes: logs are exact, and the launcher stays small and
+responsive."""
 
 import os
 import signal
@@ -41,43 +42,43 @@ while True:
 """
 
 
-def test_a_flood_is_logged_byte_for_byte_and_slows_nobody_else_down(bare):
+def test_a_flood_is_logged_byte_for_byte_and_slows_no_process_else_down(bare):
     launch = bare(FLOOD)
-    launch.until_said(1, b"last step")
+    launch.wait_for_output(1, b"last step")
     peak = peak_memory(launch.process.pid)
     assert launch.finish()[0] == 0
     sent = (launch.folder / "sent").read_bytes()
     assert len(sent) > 5e6
     assert launch.log(0) == sent
     assert peak < MOST_MEMORY
-    assert launch.log(1).count(b"step") > 50, "the other task goes on; alone it makes 150 steps"
+    assert launch.log(1).count(b"step") > 50, "the other task continues; alone it makes 150 steps"
 
 
 def test_ctrl_c_is_heard_in_a_flood(bare):
     launch = bare(FOREVER)
-    launch.until_said(0, b"without a pause")
+    launch.wait_for_output(0, b"without a pause")
     began = time.monotonic()
     launch.process.send_signal(signal.SIGINT)
     assert launch.finish()[0] == 130
     assert time.monotonic() - began < ANSWERED
 
 
-def test_ctrl_c_is_heard_though_nobody_reads_what_the_launcher_writes(bare):
+def test_ctrl_c_is_heard_though_no_process_reads_what_the_launcher_writes(bare):
     reading, writing = os.pipe()
     try:
         launch = bare(FOREVER, stderr=writing)
-        launch.until_said(0, b"without a pause")
+        launch.wait_for_output(0, b"without a pause")
         log = launch.run / "attempt_1" / "worker-0" / "stdout.log"
         size = log.stat().st_size
         while log.stat().st_size < size + 1e6:
             time.sleep(0.02)  # the tasks go on: this is more than the pipe, and all that could wait for it, hold
         began = time.monotonic()
         launch.process.send_signal(signal.SIGINT)
-        launch.until_ended()
+        launch.wait_for_job_end()
         assert time.monotonic() - began < ANSWERED
     finally:
         os.close(writing)
-        os.close(reading)  # only now the report at the end finds out that nobody will ever read it
+        os.close(reading)  # only now the report at the end notices that it has no reader
     launch.process.wait(20)
 
 
@@ -102,7 +103,7 @@ def test_whatever_is_written_is_logged_as_it_came(bare):
         """,
         workers=1,
     )
-    launch.until_said(0, b"over", seconds=60)
+    launch.wait_for_output(0, b"over", seconds=60)
     peak = peak_memory(launch.process.pid)
     assert launch.finish()[0] == 0
     assert launch.log(0) == (launch.folder / "sent").read_bytes()

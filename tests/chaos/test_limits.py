@@ -1,4 +1,5 @@
-"""A disk that is full or read-only, too few files or processes: what is wrong is said, and nothing else is lost."""
+"""A disk that is full or read-only, and limits on files, processes and memory: each is reported, and nothing is
+lost."""
 
 import errno
 import json
@@ -64,38 +65,38 @@ def into(folder):
     return lambda: (folder / "cgroup.procs").write_text(str(os.getpid()))
 
 
-def test_a_disk_that_becomes_full_ends_no_training_and_is_told(bare, disk):
+def test_a_disk_that_becomes_full_ends_no_training_and_is_reported(bare, disk):
     launch = bare('write(b"x" * 2_000_000)\nsys.exit(5 * index)', "--run-dir", disk / "run")
-    code, said = launch.finish()
+    code, stderr = launch.finish()
     assert code == 5
-    assert codes_in(said) == ["task-failed"]
-    assert "worker:1 failed" in said
+    assert codes_in(stderr) == ["task-failed"]
+    assert "worker:1 failed" in stderr
     warnings = launch.report["warnings"]
     assert all(FULL in warning for warning in warnings)
     assert any("stdout.log" in warning for warning in warnings)
     assert any(f"{disk / 'run'}: " in warning for warning in warnings)
-    assert all(f"warning: {warning}" in said for warning in warnings)
+    assert all(f"warning: {warning}" in stderr for warning in warnings)
     assert launch.report["exit_code"] == 5
     assert not (disk / "run" / "result.json").exists()
 
-    code, said = bare("", "--run-dir", disk / "another").finish()
+    code, stderr = bare("", "--run-dir", disk / "another").finish()
     assert code == 2
-    assert codes_in(said) == ["disk-full"]
-    assert str(disk / "another") in said
-    assert FULL in said
+    assert codes_in(stderr) == ["disk-full"]
+    assert str(disk / "another") in stderr
+    assert FULL in stderr
 
 
-def test_a_run_that_cannot_be_told_of_keeps_what_an_earlier_launch_told(bare, disk):
+def test_a_run_that_cannot_be_reported_of_keeps_what_an_earlier_launch_reported(bare, disk):
     assert bare("", "--run-dir", disk / "run").finish()[0] == 0
-    told = (disk / "run" / "result.json").read_bytes()
+    before = (disk / "run" / "result.json").read_bytes()
     with (disk / "fills").open("wb", buffering=0) as file, suppress(OSError):
         while file.write(b"x" * 4096):
             pass
-    code, said = bare("sys.exit(3)", "--run-dir", disk / "run").finish()
+    code, stderr = bare("sys.exit(3)", "--run-dir", disk / "run").finish()
     assert code == 2
-    assert codes_in(said) == ["disk-full"]
-    assert FULL in said
-    assert (disk / "run" / "result.json").read_bytes() == told
+    assert codes_in(stderr) == ["disk-full"]
+    assert FULL in stderr
+    assert (disk / "run" / "result.json").read_bytes() == before
     assert json.loads((disk / "run" / "plan.json").read_text())["tasks"]
 
 
@@ -112,22 +113,22 @@ def test_a_disk_that_becomes_read_only(bare, disk):
         disk / "run",
         workers=1,
     )
-    code, said = launch.finish()
+    code, stderr = launch.finish()
     assert code == 4
-    assert "read-only now" in said
+    assert "read-only now" in stderr
     assert any("events.jsonl" in warning and READ_ONLY in warning for warning in launch.report["warnings"])
-    code, said = bare("", "--run-dir", disk / "run").finish()
+    code, stderr = bare("", "--run-dir", disk / "run").finish()
     assert code == 2
-    assert codes_in(said) == ["run-directory-unusable"]
-    assert READ_ONLY in said
+    assert codes_in(stderr) == ["run-directory-unusable"]
+    assert READ_ONLY in stderr
 
 
-def test_too_few_files_are_told_before_anything_starts(bare):
+def test_too_few_files_are_reported_before_anything_starts(bare):
     launch = bare("", workers=20, before=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60)))
-    code, said = launch.finish()
+    code, stderr = launch.finish()
     assert code == 2
-    assert codes_in(said) == ["too-few-open-files"]
-    assert all(number in said for number in ("20 tasks", "224", "60"))
+    assert codes_in(stderr) == ["too-few-open-files"]
+    assert all(number in stderr for number in ("20 tasks", "224", "60"))
     assert not launch.run.exists()
 
 
@@ -138,9 +139,9 @@ def test_a_soft_limit_on_files_is_raised(bare):
 
 def test_too_few_processes(bare, cgroup):
     folder = cgroup("pids.max", 4)
-    code, said = bare("time.sleep(100)", workers=8, before=into(folder)).finish()
+    code, stderr = bare("time.sleep(100)", workers=8, before=into(folder)).finish()
     assert code == 126
-    assert "ulimit -u" in said
+    assert "ulimit -u" in stderr
 
 
 HOARDS = """
@@ -151,29 +152,29 @@ time.sleep(100)
 """
 
 
-def test_a_task_that_the_kernel_kills_for_want_of_memory_is_told_as_such(bare, cgroup):
+def test_a_task_that_the_kernel_kills_for_lack_of_memory_is_reported(bare, cgroup):
     folder = cgroup("memory.max", 200_000_000)
-    code, said = bare(HOARDS, before=into(folder)).finish()
+    code, stderr = bare(HOARDS, before=into(folder)).finish()
     assert code == 137
-    assert codes_in(said) == ["out-of-memory"]
-    assert re.search(r"^error.* worker:1 .*SIGKILL, by the kernel", said, re.MULTILINE)
+    assert codes_in(stderr) == ["out-of-memory"]
+    assert re.search(r"^error.* worker:1 .*SIGKILL, by the kernel", stderr, re.MULTILINE)
 
 
-def test_a_task_that_somebody_kills_is_not(bare, cgroup):
+def test_a_task_that_another_process_kills_is_not(bare, cgroup):
     folder = cgroup("memory.max", 200_000_000)
-    code, said = bare("if index == 1: os.kill(os.getpid(), 9)\ntime.sleep(100)", before=into(folder)).finish()
+    code, stderr = bare("if index == 1: os.kill(os.getpid(), 9)\ntime.sleep(100)", before=into(folder)).finish()
     assert code == 137
-    assert codes_in(said) == ["task-killed"]
-    assert re.search(r"^error.* worker:1 .*SIGKILL, not by the kernel", said, re.MULTILINE)
-    assert "hint:" not in said
+    assert codes_in(stderr) == ["task-killed"]
+    assert re.search(r"^error.* worker:1 .*SIGKILL, not by the kernel", stderr, re.MULTILINE)
+    assert "hint:" not in stderr
 
 
-def test_a_task_that_may_not_have_more_memory_is_told_as_such(bare):
+def test_a_task_that_may_not_have_more_memory_is_reported(bare):
     limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (300_000_000,) * 2)\n"
-    code, said = bare(limit + HOARDS).finish()
+    code, stderr = bare(limit + HOARDS).finish()
     assert code == 1
-    assert codes_in(said) == ["out-of-memory"]
-    assert "worker:1 failed" in said
+    assert codes_in(stderr) == ["out-of-memory"]
+    assert "worker:1 failed" in stderr
 
 
 ONE = "strategy: single\nroles: {chief: {}}\nrecipe: recipe.yaml\n"
@@ -200,8 +201,8 @@ def test_a_disk_that_becomes_full_ends_no_training_even_when_it_is_started_again
     A restart removes the checkpoint that was being written at the kill, which would make room on the disk. So the
     launcher is stopped until that checkpoint is removed and the disk is full, the last block of the metrics included.
     """
-    options = ("train.epochs=1", "train.steps_per_execution=1", "checkpoint.every_steps=24", "evaluate=null")
-    options = *options, "params.microseconds=6000"  # 20 steps of 0.2 s follow the checkpoint
+    slow = ("train.epochs=1", "train.steps_per_execution=1", "params.microseconds=6000")  # 44 steps of 0.2 s
+    options = (*slow, "checkpoint.every_steps=24", "evaluate=null")
     training = Training(disk / "training", ONE, *(f"--set={option}" for option in options))
     try:
         training.until(lambda: training.events("checkpoint", "chief:0"))

@@ -1,4 +1,4 @@
-"""All processes of a training stand still for a while and go on, as when a machine is suspended: nobody is lost.
+"""All processes of a training are stopped for a while and continue, like on a suspended machine: no task is lost.
 
 `TFDIST_TEST_PAUSES=100` makes a hundred such pauses, on a machine whose cores other programs want too.
 """

@@ -39,7 +39,7 @@ def keras_own(tmp_path_factory):
     """What Keras's own `fit` came to, by case."""
     ended = alone(tmp_path_factory.mktemp("alone"), program("as_keras.py", "sync"))
     assert ended.code == 0, ended.err
-    return ended.said
+    return ended.result
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -47,8 +47,8 @@ def chief(request, module_cluster):
     """What the chief of a cluster came to, by case."""
     tasks = module_cluster(**ENGINES[request.param])
     ended = tasks.start(program("as_keras.py", "sync")).finish()
-    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
-    return ended[tasks.tasks[0]].said
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
+    return ended[tasks.tasks[0]].result
 
 
 @pytest.mark.parametrize("case", LOSSES)

@@ -26,7 +26,7 @@ def accuracies(tmp_path_factory):
     done = launch(folder, "--", *program("convergence.py", *RULES), timeout=800)
     assert done.code == 0, done.stderr
     found = json.loads((done.run_dir / "attempt_1" / "chief-0" / "stdout.log").read_text())
-    return {"one process": single.said["async"], **found}
+    return {"one process": single.result["async"], **found}
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -14,8 +14,8 @@ def facts(module_cluster):
     """What one worker and two ps came to: one worker's training is exact by every rule."""
     tasks = module_cluster(chief=1, ps=2, worker=1)
     ended = tasks.start(program("failing_kernels.py", *CASES)).finish()
-    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
-    return ended["chief:0"].said
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
+    return ended["chief:0"].result
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -14,7 +14,7 @@ recipe: recipe.yaml
 RECIPE_YAML = "module: four_classes\ntrain: {epochs: 1, batch_size: 64}\n"
 TOLD = """
 
-def told():
+def report():
     import ctypes, json, os, pathlib, psutil, re
     maps = pathlib.Path("/proc/self/maps").read_text()
     def call(library, name):
@@ -27,7 +27,7 @@ def told():
     })
 
 
-print("told " + told())
+print("reported " + report())
 """
 
 
@@ -36,8 +36,8 @@ def test_what_is_read_at_the_import_holds_in_a_fork(tmp_path):
     done = launch(project(tmp_path, CLUSTER, RECIPE + TOLD, RECIPE_YAML))
     assert done.code == 0, done.stderr
     log = (done.run_dir / "attempt_1" / "chief-0" / "stdout.log").read_text()
-    (line,) = [line for line in log.splitlines() if line.startswith("told ")]
-    told = json.loads(line[5:])
-    assert "tfdist_cli.launch.process.fork_server" in told["parent"]
-    assert told["level"] == 1
-    assert told["threads"] == 2
+    (line,) = [line for line in log.splitlines() if line.startswith("reported ")]
+    reported = json.loads(line[len("reported ") :])
+    assert "tfdist_cli.launch.process.fork_server" in reported["parent"]
+    assert reported["level"] == 1
+    assert reported["threads"] == 2

@@ -40,7 +40,7 @@ def trained(tasks, simulated, visible, batch, *names):
         env = simulated | {"CUDA_VISIBLE_DEVICES": visible.get(task, "-1")}
         tasks.start(program("equivalence.py", task.replace(":", "-"), batch, *names), task, env=env, fresh=True)
     ended = tasks.finish()
-    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
     return [np.load(file) for file in sorted(tasks.folder.glob("*.npz"))], gpus.placed(simulated)
 
 
@@ -91,5 +91,5 @@ def test_mirrored_workers_with_unequal_gpus_are_refused(module_cluster, simulate
     for task, visible in (("worker:0", "0"), ("worker:1", "-1")):
         tasks.start(program("endless.py"), task, env=simulated | {"CUDA_VISIBLE_DEVICES": visible}, fresh=True)
     ended = tasks.finish()
-    assert "TrainingError: worker:1 sees 0 GPUs, and worker:0 sees 1" in ended["worker:1"].err, tasks.told()
+    assert "TrainingError: worker:1 sees 0 GPUs, and worker:0 sees 1" in ended["worker:1"].err, tasks.outputs()
     assert {one.code for one in ended.values()} == {1}

@@ -60,7 +60,7 @@ def test_parameter_servers_train_score_save_and_export(tmp_path):
     assert shown.stdout == "same\n", shown.stderr
 
 
-def test_mirrored_workers_train_and_a_second_launch_goes_on_at_the_exact_step(tmp_path):
+def test_mirrored_workers_train_and_a_second_launch_continues_at_the_exact_step(tmp_path):
     folder = project(tmp_path, MIRRORED)
     first = launch(folder, "--run-dir", "run", "--set", "train.max_steps=30")
     assert first.code == 0, first.stderr
@@ -104,15 +104,15 @@ print("iterations", int(model.optimizer.iterations.numpy()), len(history.history
 
 
 @pytest.mark.parametrize(
-    ("cluster", "who", "steps"), [(PARAMETER_SERVER % "", "chief-0", 6), (MIRRORED, "worker-1", 3)]
+    ("cluster", "task", "steps"), [(PARAMETER_SERVER % "", "chief-0", 6), (MIRRORED, "worker-1", 3)]
 )
-def test_a_users_own_program_trains_in_each_task(tmp_path, cluster, who, steps):
+def test_a_users_own_program_trains_in_each_task(tmp_path, cluster, task, steps):
     folder = project(tmp_path, cluster)
     (folder / "train.py").write_text(PROGRAM)
     done = launch(folder, "--", sys.executable, "train.py", "an argument")
     assert done.code == 0, done.stderr
-    said = (done.run_dir / "attempt_1" / who / "stdout.log").read_text()
-    assert said == f"iterations {steps} 3 an argument\n"
+    output = (done.run_dir / "attempt_1" / task / "stdout.log").read_text()
+    assert output == f"iterations {steps} 3 an argument\n"
     assert done.processes_left == []
 
 
@@ -145,7 +145,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_the_first_failure_is_the_headline_and_is_told_once(tmp_path, name):
+def test_the_first_failure_is_the_headline_and_is_reported_once(tmp_path, name):
     module, expected = FAILURES[name]
     done = launch(project(tmp_path, recipe=module), "--max-restarts", 0)
     assert done.code in (1, 2), done.stderr
@@ -158,7 +158,7 @@ def test_the_first_failure_is_the_headline_and_is_told_once(tmp_path, name):
     assert log.count("Traceback (most") <= 1
 
 
-def test_an_error_of_the_users_is_worth_one_restart_and_then_told_as_what_it_is(tmp_path):
+def test_an_error_of_the_users_is_worth_one_restart_and_then_reported_as_what_it_is(tmp_path):
     done = launch(project(tmp_path, recipe=FAILURES["error in model"][0]))
     assert done.code == 1, done.stderr
     assert (done.report["attempts"], [loss["task"] for loss in done.report["losses"]]) == (2, ["chief:0"])
@@ -199,7 +199,7 @@ def model("""
 
 
 @pytest.mark.timed
-def test_a_training_of_slow_steps_saves_and_ends_soon_when_told_to(tmp_path):
+def test_a_training_of_slow_steps_saves_and_ends_soon_when_reported_to(tmp_path):
     module = RECIPE.replace("def model(", SLOW).replace("keras.Input((8,)),", "keras.Input((8,)), Slow(),")
     folder = project(tmp_path, recipe=module)
     long = ("--set", "checkpoint.every_steps=100000", "--set", "train.steps_per_epoch=1000")
@@ -210,10 +210,10 @@ def test_a_training_of_slow_steps_saves_and_ends_soon_when_told_to(tmp_path):
         return watcher.exists() and any(int(step) > 80 for step in re.findall(r'"step":(\d+)', watcher.read_text()))
 
     _await(far_enough, process)
-    begun = time.monotonic()
+    started = time.monotonic()
     process.send_signal(signal.SIGINT)
     done = finish(process)
-    took = time.monotonic() - begun
+    took = time.monotonic() - started
     assert done.code == 130, done.stderr
     assert took < 6, "20 steps at once, 3 times for each worker, take longer"
     assert max(int(path.name[5:]) for path in (folder / "run" / "checkpoints").glob("step-*")) > 80

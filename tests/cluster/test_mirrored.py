@@ -37,8 +37,8 @@ def trained(tasks, *names, batch=8, env=None):
     for task in tasks.tasks:
         tasks.start(program("equivalence.py", task.replace(":", "-"), batch, *names), task, env=(env or {}).get(task))
     ended = tasks.finish()
-    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
-    assert tasks.left() == []
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
+    assert tasks.leftover_processes() == []
     return [np.load(tasks.folder / f"{task.replace(':', '-')}.npz") for task in tasks.tasks]
 
 
@@ -103,7 +103,7 @@ def test_without_a_launcher_nobody_waits_for_a_worker_that_is_lost(blow, reason,
     tasks.processes["worker:2"].send_signal(signal.Signals[blow])
     for task in ("worker:0", "worker:1"):
         assert tasks.processes[task].wait(60) == 1
-    told = tasks.ended("worker:0").err + tasks.ended("worker:1").err
+    told = tasks.result_of("worker:0").err + tasks.result_of("worker:1").err
     assert re.search(rf"TaskLost: worker:2 has ended, or is out of reach: .*{reason}", told)
     tasks.processes["worker:2"].kill()
 
@@ -126,9 +126,9 @@ def facts(module_cluster):
         "overflow",
     ]
     ended = tasks.start(program("facts.py", *names)).finish()
-    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
-    assert tasks.left() == []
-    return {task: dict(one.said) for task, one in ended.items()}
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
+    assert tasks.leftover_processes() == []
+    return {task: dict(one.result) for task, one in ended.items()}
 
 
 TASKS = ("chief:0", "worker:0")

@@ -26,7 +26,7 @@ def one_worker(module_cluster, tmp_path_factory):
     single = alone(folder, command)
     assert single.code == 0, single.err
     ended = tasks.finish()
-    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
     return np.load(tasks.folder / "out.npz"), np.load(folder / "out.npz")
 
 
@@ -42,7 +42,7 @@ def test_two_workers_that_take_turns_equal_one_process(cluster, tmp_path):
     tasks = cluster(chief=1, ps=2, worker=2)
     command = program("equivalence.py", "out", 480, "sgd", "adam", "everything")
     ended = tasks.start(command).finish()
-    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
     single = alone(tmp_path, command)
     assert single.code == 0, single.err
     for recipe in ("sgd", "adam", "everything"):
@@ -58,11 +58,11 @@ def facts(module_cluster):
     names = ["counts"] * RUNS + ["generators", "validation", "callbacks", "chiefs_callbacks", "resumed", "refused"]
     names += ["untrained", "scored_batches", "backup", "datasets", "after_failure", "rare_pushes", "broken_off"]
     ended = tasks.start(program("facts.py", *names)).finish()
-    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
-    assert tasks.left() == []
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
+    assert tasks.leftover_processes() == []
     assert "retracing" not in ended["chief:0"].err
     found = {name: [] for name in names}
-    for name, fact in ended["chief:0"].said:
+    for name, fact in ended["chief:0"].result:
         found[name].append(fact)
     return found
 

@@ -20,9 +20,9 @@ def test_a_ps_is_reached_from_the_runs_own_network_alone(tmp_path):
     training = Training(tmp_path, SERVERS)
     try:
         training.until(lambda: training.trained)
-        (told,) = training.events("network")
-        if not told["private"]:
-            pytest.skip(told["text"])
+        (event,) = training.events("network")
+        if not event["private"]:
+            pytest.skip(event["text"])
         pid = training.events("started", "ps:0")[0]["pid"]
         tasks = json.loads((training.run / "plan.json").read_text())["tasks"]
         (port,) = (one["address"].rpartition(":")[2] for one in tasks if one["task"] == "ps:0")

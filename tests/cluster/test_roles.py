@@ -1,4 +1,4 @@
-"""`tfdist role`: each task started by itself, told by TF_CONFIG alone, and what it says when something is wrong."""
+"""`tfdist role`: each task started by itself with TF_CONFIG only, and its errors."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def train(cluster, tmp_path):
         folder = project(tmp_path / "project", recipe=module, recipe_yaml=recipe_yaml)
         made = cluster(**roles)
         made.addresses |= {TaskId.parse(task): Address("127.0.0.1", port) for task, port in (taken or {}).items()}
-        # A task that plans for itself goes on as a new program; a fork of one that has imported all cannot stay one.
+        # A task that plans for itself executes a new program, so it cannot stay a fork.
         planned = () if fresh else ("--planned",)
         for task in tasks or made.tasks:
             serves = "ps" in roles and task.startswith(("ps", "worker"))
@@ -57,8 +57,8 @@ PROXIES = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY",
 def test_an_evaluator_scores_each_checkpoint_and_all_end_by_themselves(train, tmp_path):
     tasks = train(PS | {"evaluator": 1, "worker": 2}, recipe_yaml=RECIPE_YAML % KEPT, env=PROXIES, fresh=True)
     ended = tasks.finish()
-    assert codes(ended) == dict.fromkeys(tasks.tasks, 0), tasks.told()
-    assert tasks.left() == []
+    assert codes(ended) == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
+    assert tasks.leftover_processes() == []
     scores = lines(tmp_path / "run" / "evaluation.jsonl")
     assert {line["step"] for line in scores} == {10, 20, 30, 40, 50, 60, 64}
     assert [line["final"] for line in scores] == [False] * 6 + [True]
@@ -82,7 +82,7 @@ def test_every_task_of_a_file_started_by_hand_is_a_launch(cluster, tmp_path):
         argv = (*ROLE, "--task", task, "--cluster", str(folder / "cluster.yaml"), "--run-dir", str(tmp_path / "run"))
         made.start(argv, task, env={"TF_CONFIG": ""}, fresh=True)
     ended = made.finish()
-    assert codes(ended) == dict.fromkeys(made.tasks, 0), made.told()
+    assert codes(ended) == dict.fromkeys(made.tasks, 0), made.outputs()
     trained = [line for line in lines(tmp_path / "run" / "metrics.jsonl") if line["split"] == "train"]
     assert trained[-1]["step"] == 128
     assert sum(trained[-1]["worker_steps"].values()) == 128
@@ -100,22 +100,22 @@ def test_every_task_of_a_file_started_by_hand_is_a_launch(cluster, tmp_path):
     ],
     ids=["asynchronous", "synchronous", "bounded", "mirrored"],
 )
-def test_a_task_that_is_told_to_end_saves_first(roles, updates, train, tmp_path):
+def test_a_task_that_is_reported_to_end_saves_first(roles, updates, train, tmp_path):
     yaml = RECIPE_YAML.replace("epochs: 2", "epochs: 100000") % KEPT.replace("10", "1000000") + f"updates: {updates}\n"
     tasks = train(roles, recipe_yaml=yaml)
     chief = tasks.tasks[0]
     tasks.await_path(chief, tmp_path / "run" / "metrics.jsonl")
     tasks.processes[chief].send_signal(signal.SIGTERM)
     ended = tasks.finish()
-    told = re.search(r"ended after step (\d+)", ended[chief].err)
-    assert told
-    step = int(told[1])
+    match = re.search(r"ended after step (\d+)", ended[chief].err)
+    assert match
+    step = int(match[1])
     (saved,) = (tmp_path / "project" / "kept").glob("step-*")
     assert int(saved.name[5:]) == step
     assert set(codes(ended).values()) == {143}
     again = train(roles, recipe_yaml=yaml, arguments=("--set", f"train.max_steps={step + 8}"))
-    assert codes(again.finish()) == dict.fromkeys(again.tasks, 0), again.told()
-    assert f"(step {step})" in again.ended(chief).err
+    assert codes(again.finish()) == dict.fromkeys(again.tasks, 0), again.outputs()
+    assert f"(step {step})" in again.result_of(chief).err
 
 
 TRACEBACK = "Traceback (most recent call last)"
@@ -186,7 +186,7 @@ def test_a_task_that_never_starts_is_named(roles, train):
                   env={"TFDIST_START_TIMEOUT": "8"})  # fmt: skip
     ended = tasks.finish()
     waiting = ended["chief:0" if "ps" in roles else "worker:0"]
-    assert waiting.code == 124, tasks.told()
+    assert waiting.code == 124, tasks.outputs()
     (address,) = [address for task, address in tasks.addresses.items() if str(task) == "worker:1"]
     assert codes_in(waiting.err) == ["start-timeout"]
     assert f"worker:1 at {address}" in waiting.err
@@ -195,7 +195,7 @@ def test_a_task_that_never_starts_is_named(roles, train):
 
 
 @pytest.mark.parametrize("role", ["worker", "ps"])
-def test_a_server_whose_chief_never_starts_says_so(role, train):
+def test_a_server_whose_chief_never_starts_reports_so(role, train):
     ended = train(PS, tasks=[f"{role}:0"], env={"TFDIST_START_TIMEOUT": "5"}).finish()
     assert ended[f"{role}:0"].code == 124
     assert codes_in(ended[f"{role}:0"].err) == ["start-timeout"]
@@ -207,8 +207,8 @@ def test_a_port_that_another_program_has_is_named(roles, task, train):
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = taken.getsockname()[1]
         tasks = train(roles, taken={task: port})
-        assert tasks.processes[task].wait(TIMEOUT) == 1, tasks.told()
-        ended = tasks.ended(task)
+        assert tasks.processes[task].wait(TIMEOUT) == 1, tasks.outputs()
+        ended = tasks.result_of(task)
     assert codes_in(ended.err) == ["port-in-use"], ended.err
     assert f"{task} cannot serve" in ended.err
     assert f"127.0.0.1:{port}" in ended.err

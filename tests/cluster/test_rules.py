@@ -19,7 +19,7 @@ class Trained:
 
     def __init__(self, folder, ended):
         assert ended.code == 0, ended.err
-        self.written, self.facts = np.load(folder / "out.npz"), ended.said
+        self.written, self.facts = np.load(folder / "out.npz"), ended.result
 
     def is_close_to(self, case, other, of, tolerance=1e-5):
         worst = differences(self.written, other.written, case, of)
@@ -31,8 +31,8 @@ class Trained:
 def trained(tasks, *cases):
     """What the chief of a cluster came to."""
     ended = tasks.start(program("rules.py", "out", *cases)).finish()
-    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
-    assert tasks.left() == []
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
+    assert tasks.leftover_processes() == []
     return Trained(tasks.folder, ended["chief:0"])
 
 
@@ -240,7 +240,7 @@ def test_a_worker_may_be_killed(rule, together, cluster):
         tasks.start(command, "worker:1")
     ended = tasks.finish()
     codes = dict.fromkeys(tasks.tasks, 0) | ({"worker:1": -signal.SIGKILL} if together == 1 else {})
-    assert {task: one.code for task, one in ended.items()} == codes, tasks.told()
-    facts = ended["chief:0"].said[case]
+    assert {task: one.code for task, one in ended.items()} == codes, tasks.outputs()
+    facts = ended["chief:0"].result[case]
     assert (facts["iterations"], facts["losses"], facts["examples"]) == (LONG, LONG, LONG * together * BATCH)
     assert sum(worker["batches"] for worker in facts["workers"].values()) == LONG * together

@@ -20,7 +20,7 @@ def training(tmp_path):
     training.stop()
 
 
-def test_digits_go_on_with_three_workers_and_two_ps(training):
+def test_digits_continue_with_three_workers_and_two_ps(training):
     training.until(lambda: training.trained and training.trained[-1]["step"] > 50, seconds=180)
     asked = subprocess.run(
         [sys.executable, "-m", "tfdist_cli", "scale", training.run, "worker=3", "ps=2"],
@@ -85,7 +85,7 @@ shard: {min_bytes: 100}
 """
 
 
-def test_a_launch_goes_on_with_other_numbers_of_every_role_that_has_some(tmp_path):
+def test_a_launch_continues_with_other_numbers_of_every_role_that_has_some(tmp_path):
     """Variables that are spread over two ps go to one, three workers take over from two, two data workers from one."""
     folder = project(tmp_path, SERVED, recipe_yaml=SPREAD)
     first = launch(folder, "--run-dir", "run", "--set", "train.max_steps=40")

@@ -99,7 +99,7 @@ def test_the_rule_for_one_machine(lab):
 
 
 def test_the_rules_for_several_machines(lab):
-    """The first two are the cluster; the third is a stranger, and so is whoever comes by IPv6."""
+    """The first two are the cluster; the third is a foreign host, and so is every client over IPv6."""
     first, second, stranger = lab.hosts
     rules = filled(block("ip saddr !="), {"10.0.0.1": first.address, "10.0.0.2": second.address, ", 10.0.0.3": ""})
     for number, host in enumerate((first, second), 1):

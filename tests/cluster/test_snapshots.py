@@ -15,9 +15,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
 def test_a_checkpoint_written_in_the_background_equals_one_written_at_once(cluster):
     tasks = cluster(chief=1, ps=2, worker=1)
     ended = tasks.start(program("snapshots.py", tasks.folder)).finish()
-    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
     # The last checkpoint is written after the training.
-    assert [steps >= 3 for steps in ended["chief:0"].said] == [True, True, True]
+    assert [steps >= 3 for steps in ended["chief:0"].result] == [True, True, True]
     readers = {}
     for kind in ("True", "False"):
         folder = CheckpointFolder(tasks.folder / kind)
@@ -46,5 +46,5 @@ def test_a_worker_fails_and_restarts_while_a_checkpoint_is_written(cluster):
     tasks.start(command, "worker:1").await_path("chief:0", tasks.folder / "back")
     (tasks.folder / "go").write_text("on")
     ended = tasks.finish()
-    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
-    assert ended["chief:0"].said == [20, True]
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
+    assert ended["chief:0"].result == [20, True]

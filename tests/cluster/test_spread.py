@@ -30,8 +30,8 @@ def two(module_cluster):
 
 def run(tasks, *given):
     ended = tasks.start(program("spread.py", tasks.folder, *given)).finish()
-    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.told()
-    return tasks.folder, ended["chief:0"].said
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
+    return tasks.folder, ended["chief:0"].result
 
 
 def assert_equal(some, others):

@@ -158,7 +158,7 @@ TELLS = f"import json, os\nprint(json.dumps(dict(os.environ)), flush=True)\n{REC
 
 
 def test_local_tasks_of_a_recipe(check, tmp_path):
-    """They go through `tfdist role`, as forks of one process that was not told what each is to see."""
+    """They run `tfdist role` as forks of one process, which did not know the devices of each."""
     case = Case("3,5", workers(2, gpus=1) | {"evaluator": {}}, ["3", "5"])
     folder = project(tmp_path / "recipe", recipe=f"{TELLS}\n\nraise SystemExit(0)\n", recipe_yaml=RECIPE_YAML)
     case.write(folder, recipe="recipe.yaml")
@@ -168,15 +168,15 @@ def test_local_tasks_of_a_recipe(check, tmp_path):
     check(case, plan, {each["task"]: last_of(folder / "run", each["task"]) for each in plan["tasks"]})
 
 
-def test_a_task_without_its_gpus_says_so_once(tmp_path):
+def test_a_task_without_its_gpus_reports_so_once(tmp_path):
     folder = project(tmp_path / "ps", recipe=TELLS, recipe_yaml=RECIPE_YAML.replace("epochs: 4", "epochs: 1"))
     Case("0,1", servers(2)).write(folder, recipe="recipe.yaml")
     done = finish(start(folder, "--run-dir", "run", env={"CUDA_VISIBLE_DEVICES": "0,1"}), 150)
     assert done.code == 0, done.stderr
     line = re.compile(r"^(worker:\d) is to have 1 GPU, but TensorFlow sees none: .+$", re.MULTILINE)
     for log in (folder / "run" / "attempt_1").glob("*/stderr.log"):
-        told = log.parent.name.replace("-", ":")
-        assert line.findall(log.read_text()) == ([told] if told.startswith("worker") else []), told
+        task_name = log.parent.name.replace("-", ":")
+        assert line.findall(log.read_text()) == ([task_name] if task_name.startswith("worker") else []), task_name
     assert done.stderr.count("TensorFlow sees none") == 2
     shown = subprocess.run(
         [sys.executable, "-m", "tfdist_cli", "status", "run"], cwd=folder, capture_output=True, text=True, check=True
@@ -224,7 +224,7 @@ IN_JOBS = [
 
 
 def test_slurm_tasks(check, slurm, tmp_path, monkeypatch):  # noqa: F811 - the fixture above
-    """What Slurm gives to a step, or to all of its tasks on a node; what each came to is in the run's directory."""
+    """What Slurm gives to a step, or to all of its tasks on a node; each task's share is in the run's directory."""
     for name, value in slurm.env.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -237,8 +237,10 @@ def test_slurm_tasks(check, slurm, tmp_path, monkeypatch):  # noqa: F811 - the f
         ]
         check(case, plan, real)
         status = [sys.executable, "-m", "tfdist_cli", "status", "--json", str(folder / "run")]
-        told = json.loads(subprocess.run(status, capture_output=True, check=True).stdout)["tasks"]
-        assert {each["task"]: each["gpus"] for each in told} == {each["task"]: each["gpus"] for each in plan["tasks"]}
+        reported = json.loads(subprocess.run(status, capture_output=True, check=True).stdout)["tasks"]
+        assert {each["task"]: each["gpus"] for each in reported} == {
+            each["task"]: each["gpus"] for each in plan["tasks"]
+        }
 
 
 CDI = Path("/var/run/cdi")

@@ -1,4 +1,4 @@
-"""What a process learns from TF_CONFIG, whoever has written it."""
+"""Reading TF_CONFIG, as tfdist, a scheduler or a user writes it."""
 
 import json
 from pathlib import Path
@@ -80,7 +80,7 @@ def served(cluster, service, role="data_worker"):
 
 
 @pytest.mark.parametrize("cluster", [HOSTS, {"chief": ["a:1"]}, {"worker": ["a:1", "b:1"]}])
-def test_data_workers_serve_and_train_with_nobody(cluster):
+def test_data_workers_serve_and_train_with_no_process(cluster):
     service = {"data_dispatcher": ["x:1"], "data_worker": ["x:2", "x:3"]}
     environment = served(cluster, service)
     assert environment.serves
@@ -170,7 +170,7 @@ def test_gpu_memory_that_means_nothing(text):
         Environment.read({"TFDIST_GPU_MEMORY": text})
 
 
-def test_the_run_directory_is_told_to_programs(tmp_path, monkeypatch):
+def test_the_run_directory_is_reported_to_programs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run_dir({"TFDIST_RUN_DIR": "/runs/digits"}) == Path("/runs/digits")
     assert run_dir({}) == tmp_path

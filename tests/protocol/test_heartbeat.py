@@ -52,7 +52,7 @@ def ended(condition, seconds=10):
     return True
 
 
-def test_they_come_while_the_process_waits_and_only_if_somebody_listens():
+def test_they_come_while_the_process_waits_and_only_if_another_process_listens():
     with run(WAITS) as process:
         first, _, third = beats(process, 3)
         (probe,) = psutil.Process(process.pid).children()
@@ -64,7 +64,7 @@ def test_they_come_while_the_process_waits_and_only_if_somebody_listens():
         assert process.communicate()[1] == b""
 
 
-def test_a_call_that_keeps_the_interpreter_is_told_from_a_stopped_process():
+def test_a_call_that_keeps_the_interpreter_is_reported_from_a_stopped_process():
     with run(HELD) as process:
         parsed = OutputParser().feed(process.communicate(b"1\n")[1])
     held = [record for record in parsed.records if record.get("held")]
@@ -75,7 +75,7 @@ def test_a_call_that_keeps_the_interpreter_is_told_from_a_stopped_process():
 
 @pytest.mark.parametrize("whole_group", [False, True])
 def test_a_pause_is_no_sign_of_life_and_harmless(whole_group):
-    """Its stacks must not be read when it goes on: its threads run then, and the process may crash."""
+    """Its stacks must not be read when it continues: its threads run then, and the process may crash."""
     kill = os.killpg if whole_group else os.kill
     with run(WAITS) as process:
         beats(process, 1)

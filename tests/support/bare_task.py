@@ -1,4 +1,4 @@
-"""Launches of bare programs: what holds for any task is shown without TensorFlow, in seconds."""
+"""Launches of plain programs: tests what holds for any task without TensorFlow, in seconds."""
 
 import json
 import os
@@ -22,8 +22,8 @@ class BareLaunch:
         options: for `tfdist launch`.
         workers: how many tasks.
         stderr: where the launcher's own goes; a file by default.
-        before: what the launcher's process does before it begins.
-        command: what runs in the tasks in place of the program.
+        before: called in the launcher's process before it starts.
+        command: the command of the tasks in place of the program.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class BareLaunch:
             )
 
     def finish(self, seconds=60):
-        """Waits for its end.
+        """Waits for its exit.
 
         Returns:
-            Its exit code and what it said on stderr.
+            Its exit code and its stderr.
         """
         try:
             code = self.process.wait(seconds)
@@ -60,35 +60,35 @@ class BareLaunch:
             self.stop()
             raise AssertionError(f"the launch did not end within {seconds} s") from None
         assert left_of(self.process.pid) == []
-        said = (self.folder / "err").read_text(errors="replace")
-        assert "/tfdist_cli/" not in said, said  # no traceback of ours
-        return code, said
+        err = (self.folder / "err").read_text(errors="replace")
+        assert "/tfdist_cli/" not in err, err  # no traceback of ours
+        return code, err
 
     @property
     def report(self):
-        """What it said of itself at its end."""
+        """The report that it wrote at its end."""
         return json.loads((self.folder / "out").read_text())
 
     def log(self, task, stream="stdout", attempt=1):
         return (self.run / f"attempt_{attempt}" / f"worker-{task}" / f"{stream}.log").read_bytes()
 
-    def until_said(self, task, text, seconds=20):
-        """Waits until a task has said something."""
+    def wait_for_output(self, task, text, seconds=20):
+        """Waits until a task has written a text."""
         deadline = time.monotonic() + seconds
-        while text not in self._said(task):
-            assert time.monotonic() < deadline, f"worker {task} did not say {text}"
+        while text not in self._stdout_of(task):
+            assert time.monotonic() < deadline, f"worker {task} did not write {text}"
             assert self.process.poll() is None, (self.folder / "err").read_text()[-2000:]
-            time.sleep(0.02)  # nothing announces it
+            time.sleep(0.02)  # there is no event to wait for
 
-    def until_ended(self, seconds=20):
-        """Waits until the job has ended, though the launcher may not have."""
+    def wait_for_job_end(self, seconds=20):
+        """Waits until the job has ended; the launcher may still run."""
         deadline = time.monotonic() + seconds
         events = self.run / "events.jsonl"
         while '"phase": "ended"' not in (events.read_text() if events.exists() else ""):
             assert time.monotonic() < deadline, "the job did not end"
-            time.sleep(0.02)  # nothing announces it
+            time.sleep(0.02)  # there is no event to wait for
 
-    def _said(self, task):
+    def _stdout_of(self, task):
         try:
             with (self.run / "attempt_1" / f"worker-{task}" / "stdout.log").open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 100_000))
@@ -103,7 +103,7 @@ class BareLaunch:
 
 
 def peak_memory(pid):
-    """The most memory that a process has had at once, in bytes."""
+    """The maximal memory of a process so far, in bytes."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 

@@ -1,4 +1,4 @@
-"""Disturbing a training: a launch of the digits, and what is done to its tasks while it runs."""
+"""Injects faults into a training: a launch with the digits data set, and faults of its tasks while it runs."""
 
 import json
 import os
@@ -12,9 +12,9 @@ from pathlib import Path
 from tests.support.launching import finish, project, start
 
 RECIPE = '''
-"""Softmax regression on the digits; its data comes slowly: a training lasts, and leaves the machine to others.
+"""Softmax regression on the digits. Its data is slow, so that a training lasts without loading the machine.
 
-With weight decay it has a single best point, and the decaying rate comes to rest there, in whatever order steps came.
+With weight decay the optimum is unique, and the decaying rate converges to it in any order of steps.
 """
 
 import keras
@@ -36,7 +36,7 @@ def model(params):
 
 
 class Counts(keras.metrics.Metric):
-    """How many examples were seen."""
+    """Counts the examples."""
 
     def __init__(self):
         super().__init__(name="examples")
@@ -55,10 +55,9 @@ def dataset(params, split, shard):
     return examples.apply(sleep(params["microseconds"] * (1 if split == "train" else 2)))
 '''
 EXAMPLES = 360
-"""Digits that are not trained on."""
+"""Digits in the test split."""
 UNDISTURBED = 0.9528
-"""What the training comes to when nothing is done to it: 343 of 360 digits, or one more or less, whatever its seed and
-however many tasks it has."""
+"""The accuracy without faults: 343 of 360 digits, or one more or less, for any seed and any number of tasks."""
 RECIPE_YAML = """
 module: four_classes
 params: {microseconds: 600}
@@ -75,14 +74,14 @@ MIRRORED = "strategy: multi_worker_mirrored\nroles: {worker: {replicas: 2}}\nrec
 
 
 @dataclass(frozen=True)
-class Blow:
-    """Something that is done to a task.
+class Fault:
+    """A signal to a task.
 
     Args:
-        task: whom it hits, or `launcher`.
-        step: the step of the training at which it does, at the earliest.
+        task: the task, or `launcher`.
+        step: the earliest step of the training for it.
         signum: the signal.
-        doing: what the chief is to be doing then.
+        doing: the state in which the chief must be.
     """
 
     task: str
@@ -92,7 +91,7 @@ class Blow:
 
 
 class Training:
-    """A launch that is disturbed while it runs.
+    """A launch into which faults are injected.
 
     Args:
         folder: where it runs.
@@ -105,8 +104,8 @@ class Training:
         self._launch = project(folder, cluster, RECIPE, RECIPE_YAML), "--run-dir", "run", *options
         self.process = start(*self._launch)
 
-    def again(self):
-        """Launches it once more after the launcher's end."""
+    def relaunch(self):
+        """Launches the run again after the launcher's exit."""
         before = self.launches
         self.process = start(*self._launch)
         self.until(lambda: self.launches > before)
@@ -116,65 +115,65 @@ class Training:
         return sum(line["event"] == "launch" for line in self.lines("events.jsonl"))
 
     def lines(self, name):
-        """The whole lines of one of the run's files so far."""
+        """The complete lines of one of the run's files so far."""
         path = self.run / name
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def events(self, kind, task=None):
-        """The events of a kind, and of a task or of none, since the last launch began."""
+        """The events of a kind, optionally of one task, since the last launch began."""
         lines = self.lines("events.jsonl")
-        begun = max((number for number, line in enumerate(lines) if line["event"] == "launch"), default=0)
-        return [line for line in lines[begun:] if line["event"] == kind and line.get("task", task) == task]
+        started = max((number for number, line in enumerate(lines) if line["event"] == "launch"), default=0)
+        return [line for line in lines[started:] if line["event"] == kind and line.get("task", task) == task]
 
     @property
     def trained(self):
-        """The lines on the training."""
+        """The lines of the training's metrics."""
         return [line for line in self.lines("metrics.jsonl") if line["split"] == "train"]
 
     def until(self, condition, seconds=90):
-        """Waits for a condition that nothing announces; returns what it gave."""
+        """Polls a condition that has no event, and returns its value."""
         deadline = time.monotonic() + seconds
         while not (found := condition()):
             if time.monotonic() > deadline or self.process.poll():
                 self.stop()
-                raise AssertionError(f"it did not come: {self.process.communicate()[1][-4000:]}")
+                raise AssertionError(f"the condition did not become true: {self.process.communicate()[1][-4000:]}")
             try:
                 self.process.wait(0.02)
             except subprocess.TimeoutExpired:
                 continue
         return found
 
-    def strike(self, blow):
-        """Waits for its step, and strikes.
+    def inject(self, fault):
+        """Waits for the fault's step, and sends its signal.
 
         Returns:
-            The last moment before it, in seconds since 1970; None when the training was over before.
+            The time just before it, in seconds since 1970; None if the training ended before.
         """
 
         def due():
             trained = self.trained
-            if not trained or trained[-1]["step"] < blow.step:
+            if not trained or trained[-1]["step"] < fault.step:
                 return False
-            if blow.doing and self.events("state", "chief:0")[-1]["state"] != blow.doing:
+            if fault.doing and self.events("state", "chief:0")[-1]["state"] != fault.doing:
                 return False
-            if blow.signum == signal.SIGSTOP and not self.has_begun:
-                return False  # a task that is stopped before it has come up is not waited for but by the start timeout
-            return blow.task == "launcher" or self._alive(blow.task)
+            if fault.signum == signal.SIGSTOP and not self.has_begun:
+                return False  # for a task that is stopped before it is up only the start timeout applies
+            return fault.task == "launcher" or self._alive(fault.task)
 
         self.until(lambda: due() or self.process.poll() == 0)
         if self.process.poll() is not None:
             return None
-        pid = self.process.pid if blow.task == "launcher" else self.events("started", blow.task)[-1]["pid"]
-        struck = time.time() - 0.001  # events tell whole milliseconds
-        os.kill(pid, blow.signum)
-        return struck
+        pid = self.process.pid if fault.task == "launcher" else self.events("started", fault.task)[-1]["pid"]
+        injected = time.time() - 0.001  # the times of events are rounded to milliseconds
+        os.kill(pid, fault.signum)
+        return injected
 
     @property
     def has_begun(self):
-        """Whether the last launch has trained."""
-        told = [line for chief in ("chief:0", "worker:0") for line in self.events("state", chief)]
-        return any(line["state"] == "training" for line in told)
+        """Whether the last launch has started to train."""
+        states = [line for chief in ("chief:0", "worker:0") for line in self.events("state", chief)]
+        return any(line["state"] == "training" for line in states)
 
     def _alive(self, task):
         return len(self.events("started", task)) > len(self.events("exited", task))
@@ -183,27 +182,27 @@ class Training:
         return finish(self.process, timeout)
 
     def stop(self):
-        """Ends what still runs."""
+        """Kills the launcher if it still runs."""
         if self.process.poll() is None:
             self.process.kill()
 
 
 def moment(line):
-    """When an event was, in seconds since 1970."""
+    """The time of an event, in seconds since 1970."""
     return datetime.fromisoformat(line["time"]).timestamp()
 
 
 def accuracy(done):
-    """The last score on the digits that were not trained on."""
+    """The last accuracy on the test split."""
     return [line for line in done.lines("metrics.jsonl") if line["split"] == "test"][-1]["values"]["accuracy"]
 
 
 def check_metrics(run_dir: Path):
-    """No step is told twice, and the workers' steps are those of the training since it was resumed."""
+    """Checks that no step is logged twice, and that tests cover the whole test split."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     trained = [line for line in lines if line["split"] == "train"]
-    told = [(line["step"], line["epoch_done"]) for line in trained]
-    assert told == sorted(set(told)), "each step is told once, or once more as the last of its epoch"
-    # Metrics of the training cover an epoch, and after a restart what is left of it; a score covers all of the data.
+    steps = [(line["step"], line["epoch_done"]) for line in trained]
+    assert steps == sorted(set(steps)), "each step is logged once, or once more as the last of its epoch"
+    # Metrics of the training cover an epoch, or after a restart the rest of it; those of a test cover the whole split.
     assert {line["values"]["examples"] for line in lines if line["split"] == "test"} == {EXAMPLES}
     return trained

@@ -1,6 +1,6 @@
 """Tasks that start in milliseconds: forks of a process that has imported TensorFlow for all of them.
 
-It is the launcher's fork server, asked by one test after another instead of by a launcher.
+It is the launcher's fork server, used by the tests of a process in place of a launcher.
 """
 
 import atexit
@@ -20,11 +20,11 @@ from tfdist_cli.launch.process.fork_server_client import IMPORTS, SERVER, import
 ROOT = Path(__file__).parents[2]
 MODULES = (*IMPORTS, "tfdist_cli.train.trainer.fit", "tensorflow.python.data.experimental.ops.testing")
 READY = 120
-"""Seconds in which it has imported, on a machine that is busy."""
+"""Seconds for its imports on a busy machine."""
 
 
 def fork(argv, folder, env, out, err):
-    """Starts a Python program as `subprocess.Popen` would in a session of its own, but as a fork.
+    """Starts a Python program like `subprocess.Popen` with `start_new_session`, but as a fork.
 
     Args:
         argv: `[python, program, ...]` or `[python, "-m", module, ...]`.
@@ -40,16 +40,16 @@ def fork(argv, folder, env, out, err):
 
 @functools.cache
 def _fork_server(read):
-    """The one whose imports have read these variables."""
+    """The fork server whose imports have read these variables."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("TF_CONFIG", "TFDIST_"))}
-    # OpenBLAS would make its other threads at the import, and they would not survive a fork.
+    # OpenBLAS would create its other threads during the import, and they would not exist after a fork.
     made = ForkServerClient({**own, **dict(read), "TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"})
     atexit.register(made.close)
     return made
 
 
 class ForkServerClient:
-    """A fork server, and its tasks.
+    """A fork server and its tasks.
 
     Args:
         env: its environment.
@@ -64,59 +64,59 @@ class ForkServerClient:
         )  # fmt: skip
         theirs.close()
         os.close(reading)
-        self._tasks = {}
+        self._running = {}
         self._channel.settimeout(READY)
         assert "ready" in self._receive()
 
     def fork(self, argv, folder, env, out, err):
         """Starts a program; see the function of this name."""
         command = [sys.executable, "-m", "tests.support.forked", str(folder), *map(str, argv[1:])]
-        with os.fdopen(os.memfd_create("order"), "w+") as order:
-            json.dump({"command": command, "env": {name: str(value) for name, value in env.items()}}, order)
-            order.flush()
-            order.seek(0)
-            begin, write = os.pipe()
-            files = [order.fileno(), out.fileno(), err.fileno(), begin]
+        with os.fdopen(os.memfd_create("order"), "w+") as task_file:
+            json.dump({"command": command, "env": {name: str(value) for name, value in env.items()}}, task_file)
+            task_file.flush()
+            task_file.seek(0)
+            start, write = os.pipe()
+            files = [task_file.fileno(), out.fileno(), err.fileno(), start]
             socket.send_fds(self._channel, [json.dumps({"fork": 0}).encode()], files)
-            os.close(begin)
+            os.close(start)
         while "exited" in (packet := self._receive()):
-            self._ended(packet)
+            self._on_exit(packet)
         os.write(write, b"1")
         os.close(write)
         if "error" in packet:
             raise OSError(packet["error"], os.strerror(packet["error"]))
-        self._tasks[packet["pid"]] = task = ForkedTask(self, packet["pid"])
+        self._running[packet["pid"]] = task = ForkedTask(self, packet["pid"])
         return task
 
     def listen(self, seconds):
-        """Waits for up to so many seconds until a task has ended, and takes note of all that have."""
+        """Waits up to `seconds` for a task's exit, and handles all exits so far."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._channel, selectors.EVENT_READ)
             while selector.select(max(0.0, seconds)):
-                self._ended(self._receive())
+                self._on_exit(self._receive())
                 seconds = 0.0
 
     def close(self):
-        """Ends it, and its tasks with it."""
+        """Ends the fork server and its tasks."""
         os.close(self._lifeline)
         self._channel.close()
         self._popen.wait()
 
     def _receive(self):
         data = self._channel.recv(4096)
-        assert data, "the fork server has ended; what it said is on this process's standard error"
+        assert data, "the fork server has exited; its output is on this process's standard error"
         return json.loads(data)
 
-    def _ended(self, packet):
-        self._tasks.pop(packet["exited"]).returncode = packet["code"]
+    def _on_exit(self, packet):
+        self._running.pop(packet["exited"]).returncode = packet["code"]
         self._channel.send(json.dumps({"reap": packet["exited"]}).encode())
 
 
 class ForkedTask:
-    """A task, as far as it is a `subprocess.Popen`.
+    """A task, with a part of the interface of `subprocess.Popen`.
 
     Args:
-        fork server: its parent.
+        fork_server: its parent.
         pid: its process id, which is also its group's.
     """
 

@@ -1,6 +1,6 @@
-"""What a fork of the fork server runs first: `forked.py FOLDER PROGRAM...` and `forked.py FOLDER -m MODULE...`.
+"""The entry point of a fork of the fork server: `forked.py FOLDER PROGRAM...` or `forked.py FOLDER -m MODULE...`.
 
-From there on it is as if Python had been started in that folder with the rest of these arguments.
+It continues as if Python had been started in that folder with the remaining arguments.
 """
 
 import os
@@ -17,7 +17,7 @@ def main():
         del sys.argv[0]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:
-        sys.path[0] = os.path.dirname(sys.argv[0])  # noqa: PTH120 a string is what belongs there
+        sys.path[0] = os.path.dirname(sys.argv[0])  # noqa: PTH120 the entries of sys.path are strings
         runpy.run_path(sys.argv[0], run_name="__main__")
 
 

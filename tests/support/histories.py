@@ -1,4 +1,4 @@
-"""Histories of events that are played to the supervisor."""
+"""Histories of events for the supervisor."""
 
 import signal
 from collections import Counter
@@ -32,14 +32,14 @@ PS_POLICY = make_policy()
 
 
 class History:
-    """Plays events to the supervisor, and keeps what it answers."""
+    """Passes events to the supervisor, and keeps its actions."""
 
     def __init__(self, *tasks, policy=PS_POLICY):
         self.state, self.actions = begin(policy, tasks, 0.0)
         assert self.actions == tuple(Start(task) for task in tasks)
 
     def at(self, now, *events):
-        """What the supervisor does about the events of a moment, as {task: how it is told to end}."""
+        """Passes events at one time; returns the stop signals that follow, by task."""
         self.actions = ()
         for event in events:
             self.state, actions = step(self.state, event, float(now))
@@ -71,7 +71,7 @@ def progress(step, task=CHIEF, **rates):
 
 
 def resized(*tasks, **replicas):
-    """Other tasks are asked for."""
+    """A resize to other tasks."""
     return ResizeAccepted("request", replicas, tasks)
 
 
@@ -80,13 +80,13 @@ def doing(what):
 
 
 class CheckedHistory(History):
-    """Holds what must be true of any history."""
+    """Checks the invariants of any history."""
 
     def __init__(self, *tasks, policy):
         super().__init__(*tasks, policy=policy)
-        self.gone, self.stop_sent, self.signalled = set(), {}, False
+        self.exited, self.stop_sent, self.was_signalled = set(), {}, False
         self.started = Counter(tasks)
-        """How often each task that is to be there has been started since it has been."""
+        """How often each current task was started since it was added."""
         self.alone, self.attempt = 0, 1
 
     def at(self, now, *events):
@@ -94,34 +94,34 @@ class CheckedHistory(History):
         before, attempt, was_over = list(Phase).index(self.state.phase), self.state.attempt, self.ended
         resizing = self.state.resizing
         if isinstance(event, Exited):
-            self.gone.add(event.task)
-        self.signalled |= isinstance(event, SignalReceived)
+            self.exited.add(event.task)
+        self.was_signalled |= isinstance(event, SignalReceived)
         answers = super().at(now, event)
         for task, how in answers.items():
-            assert task not in self.gone, "nothing is done to a task that has ended"
+            assert task not in self.exited, "no action for a task that has exited"
             assert (self.stop_sent.get(task), how) not in {(KILL, KILL), (KILL, TERM), (TERM, TERM)}, "no signal twice"
             self.stop_sent[task] = how
-        assert not (was_over and self.actions), "nothing is done once the job has ended"
+        assert not (was_over and self.actions), "no action after the end of the job"
         self._check_starts([action for action in self.actions if isinstance(action, Start)])
         too_late = resizing and self.state.phase in (Phase.EVALUATING, Phase.STOPPING) and not self.state.resizing
         came_back = self.state.attempt == attempt and list(Phase).index(self.state.phase) < before
         assert too_late or not came_back, "no phase comes back"
-        assert set(self.state.tasks) - self.gone == set(self.state.alive)
+        assert set(self.state.tasks) - self.exited == set(self.state.alive)
         return answers
 
     def _check_starts(self, starts):
         policy, tasks, resizes = self.state.policy, self.state.tasks, len(self.state.resizes)
-        assert not (starts and self.signalled), "nothing is started after a signal"
+        assert not (starts and self.was_signalled), "no start after a signal"
         for start in starts:
-            assert start.task in self.gone or start.task not in self.started, "nothing is started that is still there"
+            assert start.task in self.exited or start.task not in self.started, "no start of a task that runs"
             assert start.attempt == self.state.attempt
-            self.gone.discard(start.task)
+            self.exited.discard(start.task)
             self.stop_sent.pop(start.task, None)
             self.started[start.task] += 1
         if starts and self.state.attempt > self.attempt:
-            assert [start.task for start in starts] == list(tasks), "all are started in a new attempt"
+            assert [start.task for start in starts] == list(tasks), "all tasks start in a new attempt"
             self.attempt = self.state.attempt
-            self.gone &= tasks.keys()
+            self.exited &= tasks.keys()
             self.stop_sent = {task: how for task, how in self.stop_sent.items() if task in tasks}
             self.started = Counter({task: count for task, count in self.started.items() if task in tasks})
         else:
@@ -137,7 +137,7 @@ class CheckedHistory(History):
                 assert max(counts.values(), default=0) <= most.max
 
     def obey(self, now):
-        """Every process ends as it is told."""
-        while self.stop_sent.keys() - self.gone:
-            task = min(self.stop_sent.keys() - self.gone, key=str)
+        """Every process exits after its stop signal."""
+        while self.stop_sent.keys() - self.exited:
+            task = min(self.stop_sent.keys() - self.exited, key=str)
             self.at(now, Exited(task, -9 if self.stop_sent[task] is KILL else -15))

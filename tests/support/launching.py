@@ -1,4 +1,4 @@
-"""Running `tfdist launch` for real, and reading what it left."""
+"""Runs `tfdist launch`, and reads its results."""
 
 import json
 import os
@@ -47,8 +47,8 @@ MIRRORED = "strategy: multi_worker_mirrored\nroles: {worker: {replicas: 2}}\nrec
 
 
 @dataclass
-class Launched:
-    """What a launch came to."""
+class LaunchResult:
+    """The result of a launch."""
 
     code: int
     stderr: str
@@ -65,7 +65,7 @@ class Launched:
 
 
 def project(folder, cluster=PARAMETER_SERVER % "", recipe=RECIPE, recipe_yaml=RECIPE_YAML):
-    """A folder as a user has it: a cluster, a recipe and its module."""
+    """Writes a user's project: a cluster, a recipe and its module."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cluster.yaml").write_text(cluster)
     (folder / "recipe.yaml").write_text(recipe_yaml)
@@ -74,7 +74,7 @@ def project(folder, cluster=PARAMETER_SERVER % "", recipe=RECIPE, recipe_yaml=RE
 
 
 def start(folder, *arguments, env=None):
-    """`tfdist launch cluster.yaml`, under way, with more in its environment."""
+    """Starts `tfdist launch cluster.yaml`, with additional environment variables."""
     return subprocess.Popen(
         [sys.executable, "-m", "tfdist_cli", "launch", "cluster.yaml", "--json", *map(str, arguments)],
         cwd=folder,
@@ -90,7 +90,7 @@ def start(folder, *arguments, env=None):
 
 
 def finish(process, timeout=100):
-    """Waits for a launch; one that hangs is killed, and fails the test."""
+    """Waits for a launch. One that hangs is killed and fails the test."""
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -98,16 +98,16 @@ def finish(process, timeout=100):
         _, err = process.communicate()
         raise AssertionError(f"the launch did not end within {timeout} s:\n{err[-3000:]}") from None
     report = json.loads(out) if out.startswith("{") else {}
-    return Launched(process.returncode, err, report, left_of(process.pid))
+    return LaunchResult(process.returncode, err, report, left_of(process.pid))
 
 
 def launch(folder, *arguments, timeout=100):
-    """`tfdist launch cluster.yaml`, to its end."""
+    """Runs `tfdist launch cluster.yaml` to its end."""
     return finish(start(folder, *arguments), timeout)
 
 
 def left_of(launcher):
-    """The processes that a launcher's tasks still are; they carry its number in their environment."""
+    """The processes of a launcher's tasks that still run; their environment has the launcher's process id."""
     left = []
     for process in psutil.process_iter():
         try:

@@ -1,4 +1,4 @@
-"""Running a plan on any launcher, and what is seen of that: used by the tests of each."""
+"""Runs a plan on any launcher, and records its events; used by the tests of each launcher."""
 
 import asyncio
 from collections import defaultdict
@@ -10,11 +10,11 @@ from tfdist_cli.launch.supervisor.launcher import LaunchContext
 
 
 class Outcome:
-    """A run that has ended; a watcher and the logs while it goes on.
+    """The outcome of a run; its watcher and logs while it runs.
 
     Args:
-        react: called with each event and the state after it; gives events that follow.
-        keep: whether events and logs are kept.
+        react: called with each event and the state after it; returns further events.
+        keep: whether to keep events and logs.
     """
 
     def __init__(self, react=lambda event, state: (), *, keep=True):
@@ -26,13 +26,13 @@ class Outcome:
         self.logs = defaultdict(bytes)
 
     def run(self, launcher, plan, policy, own=lambda start: {}):
-        """Runs a plan; `own` gives the variables of a task that is about to start."""
+        """Runs a plan; `own` returns additional variables of a task before its start."""
 
-        async def whole():
+        async def run():
             self.queue = EventQueue()
             return await run_job(launcher, plan, policy, LaunchContext(self.queue, self, own), (self,))
 
-        self.state = asyncio.run(whole())
+        self.state = asyncio.run(run())
         return self
 
     def write(self, task, stream, data):
@@ -49,9 +49,9 @@ class Outcome:
         return [event for event in self.events if isinstance(event, kind)]
 
     def lines(self, task=None, stream="stdout"):
-        """The lines shown of a stream, of one task or of all; None for both streams."""
-        said = [event for event in self.of(Output) if task in (None, event.task) and stream in (None, event.stream)]
-        return [line for event in said for line in event.lines]
+        """The lines of a stream, of one task or of all; None for both streams."""
+        outputs = [event for event in self.of(Output) if task in (None, event.task) and stream in (None, event.stream)]
+        return [line for event in outputs for line in event.lines]
 
     def exits(self):
         return {event.task: event for event in self.of(Exited)}

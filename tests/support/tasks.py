@@ -1,4 +1,4 @@
-"""Starting the tasks of a cluster one by one, as a scheduler does: each with its own TF_CONFIG and nothing else."""
+"""Starts the tasks of a cluster one by one, as a scheduler does: each with its TF_CONFIG only."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tfdist_cli.spec.task_id import TaskId
 PROGRAMS = Path(__file__).parent / "programs"
 ROLE = (sys.executable, "-m", "tfdist_cli", "role")
 TIMEOUT = 300
-"""Seconds that anything may take on a machine that is busy with other things; on an idle one all of it is quick."""
+"""Timeout in seconds on a busy machine; on an idle one everything is fast."""
 _OURS = ("TF_CONFIG", "TFDIST_")
 
 
@@ -31,21 +31,21 @@ def program(name, *arguments):
 
 
 @dataclass
-class Ended:
-    """What a task came to."""
+class TaskResult:
+    """The result of a task."""
 
     code: int
     out: str
     err: str
 
     @property
-    def said(self):
-        """What it wrote to standard output, as JSON."""
+    def result(self):
+        """Its standard output, parsed as JSON."""
         return json.loads(self.out)
 
 
 class Tasks:
-    """A cluster on this machine: its ports are held, its processes are ended when the test is over.
+    """A cluster on this machine. Its ports are reserved, and its processes end with the test.
 
     Args:
         folder: where the tasks run and their output goes.
@@ -69,8 +69,8 @@ class Tasks:
         Args:
             argv: a Python program.
             tasks: their names.
-            env: what they have in their environment beside what a task has.
-            fresh: whether each is an interpreter of its own from the start, and no fork of one; it takes seconds.
+            env: additional environment variables.
+            fresh: whether to start a new interpreter for each task in place of a fork; it takes seconds.
         """
         for task in tasks or self.tasks:
             own = {
@@ -83,10 +83,10 @@ class Tasks:
         return self
 
     def finish(self, timeout=TIMEOUT):
-        """Waits for the tasks; those that hang fail the test.
+        """Waits for the tasks; one that hangs fails the test.
 
         Returns:
-            What each came to, by its name.
+            Each task's result, by its name.
         """
         deadline = time.monotonic() + timeout
         for task, process in self.processes.items():
@@ -94,32 +94,32 @@ class Tasks:
                 process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 running = [name for name, other in self.processes.items() if other.poll() is None]
-                raise AssertionError(f"{task} of {running} has not ended in {timeout} s\n{self.told()}") from None
-        return {task: self.ended(task) for task in self.processes}
+                raise AssertionError(f"{task} of {running} runs after {timeout} s\n{self.outputs()}") from None
+        return {task: self.result_of(task) for task in self.processes}
 
-    def ended(self, task):
-        """What one task came to; its code is None while it runs."""
+    def result_of(self, task):
+        """The result of one task; its code is None while it runs."""
         out, err = (self._log(task, end).read_text() for end in ("out", "err"))
-        return Ended(self.processes[task].poll(), out, err)
+        return TaskResult(self.processes[task].poll(), out, err)
 
     def await_text(self, task, text, timeout=TIMEOUT):
         """Waits until a task has written a text."""
         deadline = time.monotonic() + timeout
         while not any(text in self._log(task, end).read_text() for end in ("out", "err")):
-            assert time.monotonic() < deadline, f"{task} has not said {text!r}\n{self.told()}"
-            assert self.processes[task].poll() is None, f"{task} has ended\n{self.told()}"
+            assert time.monotonic() < deadline, f"{task} has not written {text!r}\n{self.outputs()}"
+            assert self.processes[task].poll() is None, f"{task} has exited\n{self.outputs()}"
             _pause(self.processes[task])
 
     def await_path(self, task, path, timeout=TIMEOUT):
         """Waits until a task has made a file or folder."""
         deadline = time.monotonic() + timeout
         while not path.exists():
-            assert time.monotonic() < deadline, f"{task} has not made {path}\n{self.told()}"
-            assert self.processes[task].poll() is None, f"{task} has ended\n{self.told()}"
+            assert time.monotonic() < deadline, f"{task} has not made {path}\n{self.outputs()}"
+            assert self.processes[task].poll() is None, f"{task} has exited\n{self.outputs()}"
             _pause(self.processes[task])
 
-    def told(self):
-        """All that was written, for a message."""
+    def outputs(self):
+        """The output of all failed tasks, for a message."""
         return "\n".join(
             f"--- {task} ({self.processes[task].poll()})\n{self._log(task, 'out').read_text()[-1500:]}"
             f"{self._log(task, 'err').read_text()[-2500:]}"
@@ -127,13 +127,13 @@ class Tasks:
             if self.processes[task].poll() != 0
         )
 
-    def left(self):
+    def leftover_processes(self):
         """The processes that the tasks have left behind."""
         groups = {process.pid for process in self.processes.values()}
         return [process.cmdline() for process in psutil.process_iter() if _group(process) in groups]
 
     def close(self):
-        """Ends what is left, each with what it has started."""
+        """Kills the remaining tasks with their process groups."""
         for process in self.processes.values():
             try:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -148,7 +148,7 @@ class Tasks:
 
 
 def alone(folder, argv, env=None, timeout=TIMEOUT, fresh=False):
-    """Runs a Python program in no cluster at all; see `Tasks.start`."""
+    """Runs a Python program without a cluster; see `Tasks.start`."""
     own = {**plain_environment(), **(env or {})}
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = _begin(argv, folder, own, out, err, fresh)
@@ -160,7 +160,7 @@ def alone(folder, argv, env=None, timeout=TIMEOUT, fresh=False):
             raise
         out.seek(0)
         err.seek(0)
-        return Ended(process.returncode, out.read(), err.read())
+        return TaskResult(process.returncode, out.read(), err.read())
 
 
 def _begin(argv, folder, env, out, err, fresh):
@@ -172,13 +172,13 @@ def _begin(argv, folder, env, out, err, fresh):
 
 
 def plain_environment():
-    """This process's environment without what would put a task into another cluster."""
+    """This process's environment without the variables that define a cluster."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     return kept | {"TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 def _pause(process):
-    """Lets a task go on for a moment; nothing announces what it writes."""
+    """Waits a moment while a task runs; its output cannot be awaited."""
     try:
         process.wait(0.05)
     except subprocess.TimeoutExpired:

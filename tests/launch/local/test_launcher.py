@@ -132,7 +132,7 @@ def test_a_shell_that_ends_at_once_does_not_take_the_time_to_save_from_its_child
     assert outcome.state.exit_code == 143
 
 
-def test_a_child_that_is_started_after_its_group_was_told_is_ended_too(run):
+def test_a_child_that_is_started_after_its_group_was_reported_is_ended_too(run):
     code = """
         import os, signal, subprocess, sys, time
         def start_another(*_):
@@ -197,7 +197,7 @@ def test_what_a_task_leaves_behind_in_sessions_of_its_own_ends_with_the_run(run)
         other.wait()
 
 
-def test_temporary_files_of_tasks_are_gone_after_the_run(run, make_cluster, tmp_path, monkeypatch):
+def test_temporary_files_of_tasks_are_exited_after_the_run(run, make_cluster, tmp_path, monkeypatch):
     """TensorFlow's AutoGraph leaves a file for each function that it converts."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -280,15 +280,15 @@ def test_a_worker_that_follows_its_chief_out_has_not_left_it_alone(run, make_clu
 
 def test_a_flood_is_heard_whole_and_takes_no_memory(run):
     lines = 400_000
-    heard = []
+    counts = []
     memory = []
 
     def react(event, state):
-        heard.append(len(event.lines) if isinstance(event, Output) else 0)
+        counts.append(len(event.lines) if isinstance(event, Output) else 0)
         memory.append(psutil.Process().memory_info().rss)
 
     run(*python(f"import sys; sys.stdout.write(('x' * 99 + '\\n') * {lines})"), react=react, keep=False)
-    assert sum(heard) == lines
+    assert sum(counts) == lines
     assert max(memory) - memory[0] < 30e6  # of the 40 MB that were written
 
 

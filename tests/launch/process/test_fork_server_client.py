@@ -73,8 +73,8 @@ def test_a_task_is_as_one_of_its_own_interpreter(forked, tmp_path):
     """
     outcome = forked(code, "--task", "worker:0")
     argv = [str(tmp_path / "forked_program.py"), "--task", "worker:0"]
-    told = ["True", f"__main__ {argv} {Path.cwd()}", "worker:0 1 False", "'' [0, 1, 2]"]
-    assert outcome.lines() == told
+    expected = ["True", f"__main__ {argv} {Path.cwd()}", "worker:0 1 False", "'' [0, 1, 2]"]
+    assert outcome.lines() == expected
     assert outcome.logs[W0, "stderr"] == b"err\n"
 
 
@@ -115,7 +115,7 @@ def test_ps_shows_which_task_it_is(forked):
     assert [word for word in shown if word] == ["tfdist", "--task", "worker:0"]
 
 
-def test_imports_that_fail_are_told_by_the_tasks_own_interpreter(forked):
+def test_imports_that_fail_are_reported_by_the_tasks_own_interpreter(forked):
     outcome = forked("import imported_before", before="raise ImportError('broken install')")
     assert outcome.of(Exited) == [Exited(W0, 1)]
     assert outcome.logs[W0, "stderr"].count(b"ImportError: broken install") == 1
@@ -127,7 +127,7 @@ def test_imports_that_make_threads_are_not_forked(forked):
     assert forked(code, before=before).lines() == ["True"]
 
 
-def test_a_task_that_is_told_to_end_while_its_fork_server_imports(forked, caplog):
+def test_a_task_that_is_reported_to_end_while_its_fork_server_imports(forked, caplog):
     answers = [SignalReceived(signal.SIGTERM)]
 
     def react(event, state):
@@ -138,7 +138,7 @@ def test_a_task_that_is_told_to_end_while_its_fork_server_imports(forked, caplog
     assert outcome.state.exit_code == 143
     assert outcome.of(Started) == []
     gc.collect()
-    assert caplog.text == ""  # asyncio tells of an error that nobody has looked at
+    assert caplog.text == ""  # asyncio logs an error that was never retrieved
 
 
 def test_tasks_outlive_their_fork_server_and_their_ends_are_noticed(forked, make_cluster):
@@ -300,23 +300,23 @@ def test_a_fork_server_that_has_died_is_replaced(forked, make_cluster, tmp_path,
 
     def react(event, state):
         if isinstance(event, Output) and event.lines:
-            said.append(event.lines[0].split())
-            return [SignalReceived(signal.SIGTERM)] if len(said) == 2 else ()
+            lines.append(event.lines[0].split())
+            return [SignalReceived(signal.SIGTERM)] if len(lines) == 2 else ()
         return ()
 
-    said = []
+    lines = []
     cluster = make_cluster("parameter_server", chief=1, ps=1, worker=1)
     before = psutil.Process().num_fds()
     outcome = forked(code, cluster=cluster, react=react, max_restarts=1)
     assert psutil.Process().num_fds() == before
     assert len(guarded["+"]) == 6  # two fork servers, and the worker twice
     assert sorted(guarded["+"]) == sorted(guarded["-"])
-    assert [true for true, _ in said] == ["True", "True"]
-    assert said[0] != said[1]
+    assert [true for true, _ in lines] == ["True", "True"]
+    assert lines[0] != lines[1]
     assert {event.code for event in outcome.of(Exited)} == {9, -signal.SIGTERM}
 
 
-def test_a_fork_server_of_whose_death_nobody_has_heard_yet_is_replaced(forked, make_cluster, tmp_path, guarded):
+def test_a_fork_server_of_whose_death_no_process_has_heard_yet_is_replaced(forked, make_cluster, tmp_path, guarded):
     code = f"""
         import imported_before, os, pathlib, signal
         if os.environ["OWN"].startswith("worker"):
@@ -333,28 +333,28 @@ def test_a_fork_server_of_whose_death_nobody_has_heard_yet_is_replaced(forked, m
             os.kill(guarded["+"][0], signal.SIGKILL)
             os.waitid(os.P_PID, guarded["+"][0], os.WEXITED | os.WNOWAIT)
         if isinstance(event, Output) and event.lines:
-            said.extend(event.lines)
-            return [SignalReceived(signal.SIGTERM)] if len(said) == 2 else ()
+            lines.extend(event.lines)
+            return [SignalReceived(signal.SIGTERM)] if len(lines) == 2 else ()
         return ()
 
-    said = []
+    lines = []
     cluster = make_cluster("parameter_server", chief=1, ps=1, worker=1)
     before = psutil.Process().num_fds()
     forked(code, cluster=cluster, react=react, max_restarts=1)
     assert psutil.Process().num_fds() == before
-    assert said == ["True", "True"]
+    assert lines == ["True", "True"]
     assert len(guarded["+"]) == 6
     assert sorted(guarded["+"]) == sorted(guarded["-"])
 
 
 async def _death_with_an_order_unread(program, tmp_path):
-    """Two orders; the fork server dies when the launcher has heard of neither, and it has seen the first one alone."""
+    """Two requests; the fork server exits after it has received only the first, and before the launcher got a reply."""
     argv = program(f"open({str(tmp_path / 'begun')!r}, 'a').write('x')")
     server = ForkServerClient(fork_server_environment(os.environ, tmp_path))
     try:
         await server.ready
         first = asyncio.ensure_future(server.fork(argv, os.environ))
-        await asyncio.sleep(0)  # from here on nothing is heard but what this function looks for
+        await asyncio.sleep(0)  # from here on only this function reads packets
         select.select([server._channel], [], [])
         os.kill(server.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, server.pid, os.WSTOPPED)
@@ -374,7 +374,7 @@ async def _death_with_an_order_unread(program, tmp_path):
         server.close_lifeline()
 
 
-def test_what_a_fork_server_has_said_before_its_death_is_heard(program, tmp_path):
+def test_what_a_fork_server_has_written_before_its_death_is_heard(program, tmp_path):
     with adopting():
         assert asyncio.run(_death_with_an_order_unread(program, tmp_path)) == 0
     assert (tmp_path / "begun").read_text() == "x"

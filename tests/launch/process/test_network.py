@@ -1,4 +1,4 @@
-"""The network of a run's tasks: what is private is not to be reached from outside, and what cannot be is told."""
+"""The network of a run's tasks: a private one cannot be reached from outside, and a refused one is reported."""
 
 import errno
 import os
@@ -71,13 +71,13 @@ def test_what_is_asked_for_and_refused_is_an_error(tmp_path):
 
 
 @pytest.mark.usefixtures("refused")
-def test_a_recipe_whose_network_is_open_is_told_once_with_what_to_do():
-    with network_of(plan_of("run", RECIPE)) as (made, told):
+def test_a_recipe_whose_network_is_open_is_reported_once_with_what_to_do():
+    with network_of(plan_of("run", RECIPE)) as (made, ready):
         assert made == HOST
-        assert told
-        assert not told.private
-        assert "Operation not permitted" in told.text
-        assert "docs/how-to/secure-ports.md" in told.text
+        assert ready
+        assert not ready.private
+        assert "Operation not permitted" in ready.text
+        assert "docs/how-to/secure-ports.md" in ready.text
 
 
 @pytest.mark.parametrize(
@@ -92,17 +92,17 @@ def test_a_recipe_whose_network_is_open_is_told_once_with_what_to_do():
     ids=["host", "host for a program", "a program", "one process", "other addresses"],
 )
 def test_this_machines_network(keys, recipe, warns):
-    with network_of(plan_of("run", recipe, **keys)) as (made, told):
+    with network_of(plan_of("run", recipe, **keys)) as (made, ready):
         assert made == HOST
-        assert bool(told) == warns
+        assert bool(ready) == warns
 
 
 @pytest.mark.usefixtures("allowed")
 def test_a_recipe_has_a_network_of_its_own():
-    with network_of(plan_of("run", RECIPE)) as (made, told):
+    with network_of(plan_of("run", RECIPE)) as (made, ready):
         assert made != HOST
-        assert told
-        assert told.private
+        assert ready
+        assert ready.private
 
 
 MEET = """
@@ -127,7 +127,7 @@ MEET = """
 
 
 @pytest.mark.usefixtures("allowed")
-def test_tasks_meet_where_nobody_else_reaches_them(run, free_port):
+def test_tasks_meet_where_no_process_else_reaches_them(run, free_port):
     ports = [free_port(), free_port()]
     hosts = {"hosts": [f"localhost:{port}" for port in ports]}
     keys = {"strategy": "multi_worker_mirrored", "roles": {"worker": hosts}, "network": "private"}
@@ -193,7 +193,7 @@ def test_a_user_without_rights_gets_a_namespace_of_users():
 
 @pytest.fixture
 def free_port():
-    """Ports that nobody has, as far as can be known."""
+    """Ports that are free, as far as can be known."""
 
     def choose():
         with socket.socket() as bound:

@@ -1,4 +1,4 @@
-"""What the kernel says of processes that it has killed for want of memory."""
+"""The kernel's counters of processes killed for lack of memory."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_each_kill_is_claimed_once(system, cgroup, name):
 
 
 def test_version_1_tells_of_each_cgroup_alone(system):
-    """A task whose memory somebody limits is in a cgroup of its own, which may be gone at the next claim."""
+    """A task with its own memory limit has its own cgroup, which may have been removed by the next claim."""
     job, task = "sys/fs/cgroup/memory/job/memory.oom_control", "sys/fs/cgroup/memory/job/task/memory.oom_control"
     kills = system("4:memory:/job", job, 1)
     system("4:memory:/job", "sys/fs/cgroup/memory/other/memory.oom_control", 7)

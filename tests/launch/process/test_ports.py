@@ -39,7 +39,7 @@ def test_every_task_gets_a_port_of_its_own(make_cluster):
 
 
 @pytest.mark.parametrize("host", ["", "127.0.0.1"])
-def test_a_task_can_listen_on_its_port_and_nobody_gets_it_by_chance(make_cluster, host):
+def test_a_task_can_listen_on_its_port_and_no_process_gets_it_by_chance(make_cluster, host):
     with hold(make_cluster(worker=1)) as addresses:
         (address,) = addresses.values()
         for _ in range(2):  # and again, for a task that is started again

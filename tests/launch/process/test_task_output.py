@@ -24,7 +24,7 @@ def record(**fields):
     return b"\x1e" + json.dumps(fields).encode() + b"\n"
 
 
-def test_lines_and_records_are_told_apart():
+def test_lines_and_records_are_reported_apart():
     data = b"one\n" + record(kind="state", state="training") + b"two\n"
     assert parse(data) == (b"one\ntwo\n", ["one", "two"], [{"kind": "state", "state": "training"}])
 

@@ -1,4 +1,4 @@
-"""The run's directory: what it holds, who may use it, and what is wrong with one."""
+"""The run's directory: its contents, its lock, and errors."""
 
 import json
 import os
@@ -103,7 +103,7 @@ def test_only_the_link_to_a_run_is_followed_and_not_the_folders_above_it(tmp_pat
         assert again.path == first.path == tmp_path / "home" / first.path.name
 
 
-def test_links_in_a_circle_are_told(tmp_path):
+def test_links_in_a_circle_are_reported(tmp_path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with raises(UsageError, "run-directory-unusable") as caught, opened(tmp_path, tmp_path / "a"):
@@ -124,7 +124,7 @@ def test_an_empty_directory_may_be_chosen(tmp_path):
         assert run_dir.attempt == 1
 
 
-def test_an_earlier_run_goes_on_as_the_next_attempt(tmp_path, make_cluster):
+def test_an_earlier_run_continues_as_the_next_attempt(tmp_path, make_cluster):
     for attempt in (1, 2, 3):
         with opened(tmp_path, tmp_path / "run") as run_dir:
             assert run_dir.attempt == attempt
@@ -154,7 +154,7 @@ def test_a_directory_that_another_launcher_has_is_refused_with_its_pid(tmp_path)
         assert f"pid {os.getpid()}" in caught.value.message
 
 
-def test_the_lock_of_a_killed_launcher_keeps_nobody_out(tmp_path):
+def test_the_lock_of_a_killed_launcher_keeps_no_process_out(tmp_path):
     script = (
         "import os, sys; from pathlib import Path; from datetime import datetime;"
         "from tfdist_cli.launch.run.directory import open_run_dir;"

@@ -1,4 +1,4 @@
-"""The loop, with tasks that follow a script and a clock that nobody waits for."""
+"""The event loop, with scripted tasks and a simulated clock."""
 
 import asyncio
 import os
@@ -169,9 +169,9 @@ def test_a_task_that_floods_waits_until_it_is_heard():
         await asyncio.sleep(0)
         assert events._events.qsize() < 100
         events.put(SignalReceived(signal.SIGINT))  # never waits
-        heard = [await events.get(1) for _ in range(1001)]
+        received = [await events.get(1) for _ in range(1001)]
         await writer
-        assert [event.lines[0] for event in heard if isinstance(event, Output)] == [str(n) for n in range(1000)]
+        assert [event.lines[0] for event in received if isinstance(event, Output)] == [str(n) for n in range(1000)]
         assert isinstance(await events.get(0.0), Tick)
 
     asyncio.run(run())
@@ -201,8 +201,8 @@ def test_a_bug_in_what_feeds_the_queue_is_not_waited_for():
 
 
 def test_signals_are_heard_during_a_job_and_go_to_their_old_handler_after_it():
-    heard = []
-    before = signal.signal(signal.SIGINT, lambda *_: heard.append("before or after"))
+    received = []
+    before = signal.signal(signal.SIGINT, lambda *_: received.append("before or after"))
 
     async def job():
         events = EventQueue()
@@ -212,14 +212,14 @@ def test_signals_are_heard_during_a_job_and_go_to_their_old_handler_after_it():
 
     try:
         assert asyncio.run(job()) == asyncio.run(job()) == SignalReceived(signal.SIGINT)
-        assert heard == []
+        assert received == []
         signal.raise_signal(signal.SIGINT)
-        assert heard == ["before or after"]
+        assert received == ["before or after"]
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-class ScriptedDesk:
+class ScriptedRequests:
     """Is asked for three workers, twice at once, and has a plan for them."""
 
     def __init__(self, plan):
@@ -237,7 +237,7 @@ class ScriptedDesk:
 
 
 class ScriptedLauncher:
-    """Starts tasks of which all end as they are told, and in the second run the chief by itself."""
+    """Starts tasks that exit after their stop signals; in the second run the chief exits by itself."""
 
     def __init__(self):
         self.runs = []
@@ -245,8 +245,9 @@ class ScriptedLauncher:
     @asynccontextmanager
     async def start(self, plan, context):
         tasks = [planned.task for planned in plan.tasks]
-        told = {Stop(task, StopSignal.TERMINATE): [Exited(task, 143 if task == CHIEF else -15)] for task in tasks}
-        self.runs.append(ScriptedRun(context.events, told | ({Start(PS, 2): [Exited(CHIEF, 0)]} if self.runs else {})))
+        reactions = {Stop(task, StopSignal.TERMINATE): [Exited(task, 143 if task == CHIEF else -15)] for task in tasks}
+        second = {Start(PS, 2): [Exited(CHIEF, 0)]} if self.runs else {}
+        self.runs.append(ScriptedRun(context.events, {**reactions, **second}))
         if len(self.runs) == 1:
             os.kill(os.getpid(), REQUEST)
         yield self.runs[-1]
@@ -254,10 +255,10 @@ class ScriptedLauncher:
 
 def test_a_request_gives_the_job_another_plan_and_a_run_of_its_own(cluster, make_cluster, plan_for):
     launcher, seen = ScriptedLauncher(), Seen()
-    desk = ScriptedDesk(plan_for(make_cluster("parameter_server", chief=1, worker=3, ps=1), "true"))
+    request_handler = ScriptedRequests(plan_for(make_cluster("parameter_server", chief=1, worker=3, ps=1), "true"))
     context = LaunchContext(EventQueue(), None, lambda _: {})
     state = asyncio.run(
-        run_job(launcher, plan_for(cluster, "true"), JobPolicy(cluster.strategy), context, (seen,), desk)
+        run_job(launcher, plan_for(cluster, "true"), JobPolicy(cluster.strategy), context, (seen,), request_handler)
     )
     assert (state.phase, state.exit_code, state.attempt, state.lost_tasks) == (Phase.ENDED, 0, 2, ())
     before, after = ([action.task for action in run.actions if isinstance(action, Start)] for run in launcher.runs)
@@ -270,7 +271,7 @@ def test_a_request_gives_the_job_another_plan_and_a_run_of_its_own(cluster, make
 
 
 @pytest.mark.parametrize(("works", "late"), [(0, 10), (3600, 3600)])
-def test_nobody_is_late_for_a_launcher_that_was_stopped_itself(cluster, plan_for, works, late):
+def test_no_process_is_late_for_a_launcher_that_was_stopped_itself(cluster, plan_for, works, late):
     """It is stopped for an hour, or at work, while it waits for a ps that is to end within ten seconds."""
     clock = Clock()
 

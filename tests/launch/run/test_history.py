@@ -59,22 +59,22 @@ def ended(folder, code, headline=None, seconds=9, signum=None):
         (124, None, Outcome.FAILED),
         (130, "SIGINT", Outcome.STOPPED),
         (143, "SIGTERM", Outcome.STOPPED),
-        (143, None, Outcome.FAILED),  # a task that somebody else told to end
+        (143, None, Outcome.FAILED),  # a task that another process terminated
     ],
 )
 def test_how_it_ended(folder, code, signum, outcome):
     started(folder)
     ended(folder, code, "chief:0 failed" if code == 1 else None, signum=signum)
-    news = read_run(folder.path)
-    assert (news.outcome, news.launcher, news.seconds) == (outcome, None, 9.0)
-    assert news.headline == ("chief:0 failed" if code == 1 else "")
-    chief, worker = news.tasks
+    run_view = read_run(folder.path)
+    assert (run_view.outcome, run_view.launcher, run_view.seconds) == (outcome, None, 9.0)
+    assert run_view.headline == ("chief:0 failed" if code == 1 else "")
+    chief, worker = run_view.tasks
     assert (chief.state, chief.pid, chief.cause) == ("failed", None, f"exit code {code}")
     assert (worker.state, worker.pid) == ("starting", 2**22 + 2)
 
 
 def test_what_each_task_was_given(folder):
-    """As the plan has it, or as the task's own machine has told."""
+    """From the plan, or from the task's own machine."""
     started(folder)
     plan = json.loads((folder.path / "plan.json").read_text())
     plan["tasks"][1] |= {"gpus": ["0"], "memory": "2 GiB", "intra_op_threads": 4, "env": {"A": "b"}}
@@ -86,24 +86,24 @@ def test_what_each_task_was_given(folder):
     }  # fmt: skip
     (folder.path / "attempt_1" / "worker-0").mkdir(parents=True)
     (folder.path / "attempt_1" / "worker-0" / "task.json").write_text(json.dumps({"gpus": ["3"]}))
-    news = read_run(folder.path)
-    assert (news.tasks[1].resources["gpus"], news.tasks[1].resources["memory"]) == (["3"], None)
-    assert news.as_json()["tasks"][1]["gpus"] == ["3"]
+    run_view = read_run(folder.path)
+    assert (run_view.tasks[1].resources["gpus"], run_view.tasks[1].resources["memory"]) == (["3"], None)
+    assert run_view.as_json()["tasks"][1]["gpus"] == ["3"]
 
 
 def test_a_run_whose_launcher_was_killed(folder):
     started(folder)
     folder.happened(3, event="state", task="chief:0", state="training")
-    news = read_run(folder.path)
-    assert news.outcome is Outcome.LOST
-    assert [task.state for task in news.tasks] == ["training", "starting"]
-    assert leftover_processes(news) == []
+    run_view = read_run(folder.path)
+    assert run_view.outcome is Outcome.LOST
+    assert [task.state for task in run_view.tasks] == ["training", "starting"]
+    assert leftover_processes(run_view) == []
 
 
 def test_a_run_that_was_not_even_started(folder):
-    news = read_run(folder.path)
-    assert (news.outcome, news.began, news.seconds) == (Outcome.LOST, None, 0.0)
-    assert [task.state for task in news.tasks] == ["not started"] * 2
+    run_view = read_run(folder.path)
+    assert (run_view.outcome, run_view.began, run_view.seconds) == (Outcome.LOST, None, 0.0)
+    assert [task.state for task in run_view.tasks] == ["not started"] * 2
 
 
 def test_only_the_last_launch_counts(folder):
@@ -111,13 +111,13 @@ def test_only_the_last_launch_counts(folder):
     ended(folder, 1, "an old story")
     started(folder, seconds=1)
     folder.happened(2, event="state", task="chief:0", state="training")
-    news = read_run(folder.path)
-    assert (news.outcome, news.headline) == (Outcome.LOST, "")
-    assert [(task.state, task.starts) for task in news.tasks] == [("training", 1), ("starting", 1)]
+    run_view = read_run(folder.path)
+    assert (run_view.outcome, run_view.headline) == (Outcome.LOST, "")
+    assert [(task.state, task.starts) for task in run_view.tasks] == [("training", 1), ("starting", 1)]
 
 
 def test_a_launch_after_one_that_was_killed(folder):
-    """It was killed sooner after its begin than the first news of the next one come."""
+    """The launcher was killed before its first event."""
     started(folder)
     started(folder, seconds=50)
     assert [task.starts for task in read_run(folder.path).tasks] == [1, 1]
@@ -137,9 +137,9 @@ def test_the_last_line_of_the_training_counts(folder):
     folder.add("metrics.jsonl", {"split": "test", "step": 20, "values": {"loss": 0.75}})
     with (folder.path / "metrics.jsonl").open("a") as file:
         file.write('{"split": "train", "step": 3')  # it is being written
-    news = read_run(folder.path)
-    assert (news.step, news.metrics) == (20, {"loss": 0.25})
-    assert json.loads(json.dumps(news.as_json()))["step"] == 20
+    run_view = read_run(folder.path)
+    assert (run_view.step, run_view.metrics) == (20, {"loss": 0.25})
+    assert json.loads(json.dumps(run_view.as_json()))["step"] == 20
 
 
 def test_of_a_file_that_is_long_only_the_end_is_read(folder):
@@ -187,7 +187,7 @@ def test_a_folder_that_cannot_be_looked_into_hides_no_run_and_may_be_one(tmp_pat
     assert [path.name for path in runs_in(tmp_path)] == ["theirs", "mine"]
 
 
-def test_what_may_not_be_read_is_told(folder, monkeypatch):
+def test_what_may_not_be_read_is_reported(folder, monkeypatch):
     started(folder)
     opened = os.open
 
@@ -214,7 +214,7 @@ def test_lines_that_no_launcher_wrote_are_left_out(folder):
     assert read_run(folder.path).seconds == 0.0
 
 
-def test_a_run_takes_until_now_while_it_goes_on(folder, monkeypatch):
+def test_a_run_takes_until_now_while_it_continues(folder, monkeypatch):
     began = datetime.now(timezone.utc) - timedelta(minutes=5)
     line = {"time": (began + timedelta(seconds=2)).isoformat(), "seconds": 2.0, "attempt": 1, "event": "launch"}
     folder.add("events.jsonl", line)

@@ -22,7 +22,7 @@ RUNNING = History(CHIEF, W0, PS).state
 
 
 @pytest.fixture
-def desk_of(tmp_path, make_cluster):
+def make_handler(tmp_path, make_cluster):
     """The desk of a run of one worker and one ps, and its directory."""
 
     def make(checkpoint="yes", **roles):
@@ -40,8 +40,8 @@ def desk_of(tmp_path, make_cluster):
         yield make
 
 
-def test_a_request_that_can_be_met_has_a_plan_with_addresses_of_its_own(desk_of, tmp_path):
-    request_handler = desk_of()
+def test_a_request_that_can_be_met_has_a_plan_with_addresses_of_its_own(make_handler, tmp_path):
+    request_handler = make_handler()
     event = request_handler.answer(Request("a", {"worker": 3, "ps": 1}), RUNNING)
     assert event == ResizeAccepted("a", {"worker": (1, 3)}, (CHIEF, W0, W1, W2, PS))
     plan = request_handler.plan()
@@ -53,14 +53,14 @@ def test_a_request_that_can_be_met_has_a_plan_with_addresses_of_its_own(desk_of,
     assert request_handler.answer(Request("b", {"worker": 3}), RUNNING) == RequestAnswered("b", "unchanged")
 
 
-def test_a_port_that_is_given_is_let_go_and_taken_again(desk_of):
-    request_handler = desk_of(chief=["127.0.0.1:23456"])
+def test_a_port_that_is_given_is_let_go_and_taken_again(make_handler):
+    request_handler = make_handler(chief=["127.0.0.1:23456"])
     request_handler.answer(Request("a", {"worker": 2}), RUNNING)
     assert str(request_handler.plan()[CHIEF].address) == "127.0.0.1:23456"
 
 
-def test_whether_it_could_be_met_changes_nothing(desk_of):
-    request_handler = desk_of()
+def test_whether_it_could_be_met_changes_nothing(make_handler):
+    request_handler = make_handler()
     assert request_handler.answer(Request("a", {"ps": 2}, dry_run=True), RUNNING) == RequestAnswered(
         "a", "possible", {"ps": (1, 2)}
     )
@@ -78,15 +78,15 @@ def test_whether_it_could_be_met_changes_nothing(desk_of):
         ({}, {"data_worker": 1}, "a data_worker does nothing without a data_dispatcher"),
     ],
 )
-def test_what_is_refused(options, replicas, reason, desk_of):
-    event = desk_of(**options).answer(Request("a", replicas), RUNNING)
+def test_what_is_refused(options, replicas, reason, make_handler):
+    event = make_handler(**options).answer(Request("a", replicas), RUNNING)
     assert (event.request, event.answer) == ("a", "refused")
     assert reason in event.reason
 
 
-def test_more_gpus_than_the_machine_has_are_refused_before_anything_ends(desk_of, monkeypatch):
+def test_more_gpus_than_the_machine_has_are_refused_before_anything_ends(make_handler, monkeypatch):
     monkeypatch.setattr(Machine, "here", lambda: Machine(2, ("0",)))
-    request_handler = desk_of()
+    request_handler = make_handler()
     roles = request_handler._planner.cluster.roles
     one = roles.model_copy(update={"worker": RoleSpec(replicas=1, gpus=1)})
     request_handler._planner.cluster = request_handler._planner.cluster.model_copy(update={"roles": one})
@@ -95,8 +95,8 @@ def test_more_gpus_than_the_machine_has_are_refused_before_anything_ends(desk_of
     assert "GPUs" in event.reason
 
 
-def test_more_open_files_than_the_launcher_may_have_are_refused_before_anything_ends(desk_of, monkeypatch):
-    request_handler = desk_of()
+def test_more_open_files_than_the_launcher_may_have_are_refused_before_anything_ends(make_handler, monkeypatch):
+    request_handler = make_handler()
     monkeypatch.setattr(resource, "getrlimit", lambda limit: (300, 300))
     monkeypatch.setattr(resource, "setrlimit", lambda limit, wanted: None)
     for dry_run in (True, False):
@@ -107,8 +107,8 @@ def test_more_open_files_than_the_launcher_may_have_are_refused_before_anything_
         assert "ulimit -n" in event.hint
 
 
-def test_a_job_that_does_something_else_is_not_resized(desk_of):
+def test_a_job_that_does_something_else_is_not_resized(make_handler):
     job = History(CHIEF, W0, PS)
     job.at(5, Exited(CHIEF, 0))
-    event = desk_of().answer(Request("a", {"worker": 2}), job.state)
+    event = make_handler().answer(Request("a", {"worker": 2}), job.state)
     assert (event.answer, event.code) == ("refused", "job-not-resizable")

@@ -91,7 +91,7 @@ def test_the_first_failure_is_the_headline_and_the_rest_are_consequences(played)
     ]  # fmt: skip
 
 
-def test_a_loss_that_another_task_heard_of_first_is_the_headline_all_the_same(played):
+def test_a_loss_that_another_task_noticed_first_is_the_headline_all_the_same(played):
     """The launcher was busy, or what the ps had started took its time."""
     job = played(CHIEF, WORKER, PS)
     lost = "worker:0: failed to connect to all addresses; /job:ps/replica:0/task:0 is gone"
@@ -146,7 +146,7 @@ def test_a_training_that_went_well(played):
     assert written["tasks"][0] == {"task": "chief:0", "status": "done", "code": 0, "seconds": 2, "restarts": 0}
 
 
-def test_tasks_that_did_not_come_up_are_named_with_what_they_last_said(played):
+def test_tasks_that_did_not_come_up_are_named_with_what_they_last_written(played):
     job = played(CHIEF, WORKER, PS, reports=True)
     job.at(1, record(CHIEF, "state", state="waiting"), record(PS, "state", state="serving"))
     job.at(2, Output(WORKER, "stderr", ("downloading", "")))
@@ -246,7 +246,7 @@ def test_an_error_of_a_task_that_the_launcher_then_ended(played):
         (None, ("no MemoryError here",), False),
     ],
 )
-def test_want_of_memory_has_its_hint(played, error, lines, oom_killed):
+def test_lack_of_memory_has_its_hint(played, error, lines, oom_killed):
     job = played(CHIEF).at(1, *([record(CHIEF, "error", **error)] if error else []), Output(CHIEF, "stderr", lines))
     (failure,) = job.at(2, Exited(CHIEF, 1)).report.failures
     assert (failure.code == "out-of-memory", bool(failure.hint)) == (oom_killed, oom_killed)
@@ -254,7 +254,7 @@ def test_want_of_memory_has_its_hint(played, error, lines, oom_killed):
     assert job.report.failures[0].code == job.report.code == "out-of-memory"
 
 
-def test_the_log_that_says_most(tmp_path):
+def test_the_log_that_reports_most(tmp_path):
     logs = TaskLogs(lambda _: tmp_path)
     folder = logs.begin(PS, 1)
     assert logs.of(PS) == folder
@@ -313,14 +313,14 @@ def test_a_metric_that_is_not_finite_is_shown_and_null_in_json(played):
     job = played(CHIEF).at(1, record(CHIEF, "progress", step=5, metrics={"loss": math.nan, "big": 10**400}))
     assert metrics_text(job.snapshot.progress.metrics) == "loss nan"
     job.at(2, record(CHIEF, "result", step=5, metrics={"loss": math.nan}), record(CHIEF, "odd", values=[math.inf, 1]))
-    told = json.loads(to_json(job.report.as_json()), parse_constant=pytest.fail)
-    assert told["metrics"] == {"loss": None}
+    loaded = json.loads(to_json(job.report.as_json()), parse_constant=pytest.fail)
+    assert loaded["metrics"] == {"loss": None}
     (odd,) = [line for line in job.lines if line["event"] == "odd"]
     assert odd["values"] == [None, 1]
 
 
 @pytest.mark.parametrize("kind", ["started", "exited", "phase", "launch", "scale", "scaled", "loss", "record"])
-def test_what_a_program_says_does_not_pass_for_what_the_launcher_does(kind, played):
+def test_what_a_program_reports_does_not_pass_for_what_the_launcher_does(kind, played):
     job = played(CHIEF).at(1, record(CHIEF, kind, pid="abc", phase="ended", task="worker:0", request="1"))
     (line,) = job.lines
     assert (line["event"], line["task"]) == ("record", "chief:0")
@@ -399,12 +399,12 @@ def test_other_numbers_of_tasks(played):
     assert job.state.attempt == 2
     job.at(6, record(CHIEF, "resumed", step=9, path="/c/9"), record(CHIEF, "progress", step=10))
     job.at(7, Exited(CHIEF, 0), Exited(WORKER, -15), Exited(TaskId("worker", 1), -15), Exited(PS, -15))
-    told = [line for line in job.lines if line["event"] in ("scale", "scaled")]
-    assert [(line["seconds"], line["attempt"], line["event"], line.get("answer")) for line in told] == [
+    loaded = [line for line in job.lines if line["event"] in ("scale", "scaled")]
+    assert [(line["seconds"], line["attempt"], line["event"], line.get("answer")) for line in loaded] == [
         (3, 1, "scale", "refused"), (3, 1, "scale", "accepted"), (6, 2, "scaled", None)
     ]  # fmt: skip
-    assert (told[0]["reason"], told[0]["hint"]) == ("no", "try")
-    assert {key: told[2][key] for key in ("request", "replicas", "resumed", "step", "took")} == {
+    assert (loaded[0]["reason"], loaded[0]["hint"]) == ("no", "try")
+    assert {key: loaded[2][key] for key in ("request", "replicas", "resumed", "step", "took")} == {
         "request": "a", "replicas": {"worker": [1, 2]}, "resumed": 9, "step": 10, "took": 3.0
     }  # fmt: skip
     first = next(line for line in job.lines if line["event"] == "phase")
@@ -431,7 +431,7 @@ def test_tasks_that_cannot_be_ended_for_others(played):
         (True, "no such file", False),
     ],
 )
-def test_a_task_that_misses_the_machines_network_is_told_how_to_have_it(played, private, message, hinted):
+def test_a_task_that_misses_the_machines_network_is_reported_how_to_have_it(played, private, message, hinted):
     job = played(CHIEF).at(1, NetworkReady(private, "…"))
     job.at(2, record(CHIEF, "error", type="OSError", message=message, hint=None, traceback=""), Exited(CHIEF, 1))
     assert ("network: host" in job.report.failures[0].hint) == hinted

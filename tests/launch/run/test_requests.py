@@ -14,7 +14,7 @@ def test_a_request_is_taken_once(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_that_nobody_has_taken_is_taken_back(tmp_path):
+def test_one_that_no_process_has_taken_is_taken_back(tmp_path):
     with pytest.raises(KeyboardInterrupt), post_request(tmp_path, {"worker": 4}, dry_run=False):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from tests.launch.run.test_event_loop import ScriptedDesk, ScriptedLauncher
+from tests.launch.run.test_event_loop import ScriptedLauncher, ScriptedRequests
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.local.launcher import LocalLauncher
 from tfdist_cli.launch.run.directory import open_run_dir
@@ -23,10 +23,10 @@ NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 @pytest.fixture
-def carry_out(tmp_path, make_cluster, plan_for):
+def launch(tmp_path, make_cluster, plan_for):
     """Runs code in each of two workers, which report as those of a recipe do."""
 
-    def carry_out(code, **timeouts):
+    def launch(code, **timeouts):
         cluster = make_cluster(worker=2)
         rules = JobPolicy(cluster.strategy, reports=True, timeouts=Timeouts(**timeouts))
         with open_run_dir(tmp_path / "run", tmp_path, "x", NOW) as run_dir:
@@ -34,7 +34,7 @@ def carry_out(tmp_path, make_cluster, plan_for):
             run_dir.save(plan)
             return Launch(LocalLauncher(), plan, run_dir, rules).run(RunSnapshot())
 
-    return carry_out
+    return launch
 
 
 PROGRAM = """
@@ -47,8 +47,8 @@ PROGRAM = """
 """
 
 
-def test_tasks_that_do_not_come_up(carry_out, tmp_path):
-    report = carry_out(
+def test_tasks_that_do_not_come_up(launch, tmp_path):
+    report = launch(
         """
         if index == 0:
             emit("state", state="waiting")
@@ -69,8 +69,8 @@ def test_tasks_that_do_not_come_up(carry_out, tmp_path):
     assert (result["exit_code"], result["attempt"], result["run_dir"]) == (124, 1, str(tmp_path / "run"))
 
 
-def test_what_a_training_came_to_is_kept(carry_out, tmp_path):
-    report = carry_out(
+def test_what_a_training_came_to_is_kept(launch, tmp_path):
+    report = launch(
         """
         emit("state", state="training")
         if index == 0:
@@ -87,8 +87,8 @@ def test_what_a_training_came_to_is_kept(carry_out, tmp_path):
     ]  # fmt: skip
 
 
-def test_a_task_that_wrote_why_it_failed_keeps_its_own_error(carry_out, tmp_path):
-    carry_out(
+def test_a_task_that_wrote_why_it_failed_keeps_its_own_error(launch, tmp_path):
+    launch(
         """
         emit("state", state="training")
         if index == 1:
@@ -112,7 +112,7 @@ class FailingLauncher:
         raise self.error
 
 
-class FailingDesk(ScriptedDesk):
+class FailingDesk(ScriptedRequests):
     """Accepts what it then has no plan for."""
 
     def __init__(self, error):
@@ -147,7 +147,7 @@ TAKEN = UsageError("127.0.0.1:2222 is taken")
     ],
 )
 @pytest.mark.parametrize("resized", [True, False])
-def test_an_error_of_the_launcher_is_what_came_of_the_run(
+def test_an_error_of_the_launcher_is_what_was_caused_by_the_run(
     resized, error, code, headline, tmp_path, make_cluster, plan_for
 ):
     cluster = make_cluster("parameter_server", chief=1, worker=1, ps=1)
@@ -158,9 +158,9 @@ def test_an_error_of_the_launcher_is_what_came_of_the_run(
         with pytest.raises(type(error)) as raised:
             Launch(launcher, plan, run_dir, JobPolicy(cluster.strategy), request_handler=desk).run(RunSnapshot())
     assert raised.value is error
-    news = read_run(tmp_path / "run")
-    assert (news.outcome, news.phase, news.headline) == (Outcome.FAILED, "ended", headline)
-    assert (news.result["exit_code"], len(news.result["tasks"])) == (code, 3)
-    assert news.can_resume == resized
+    run_view = read_run(tmp_path / "run")
+    assert (run_view.outcome, run_view.phase, run_view.headline) == (Outcome.FAILED, "ended", headline)
+    assert (run_view.result["exit_code"], len(run_view.result["tasks"])) == (code, 3)
+    assert run_view.can_resume == resized
     last = json.loads((tmp_path / "run" / "events.jsonl").read_text().splitlines()[-1])
     assert (last["event"], last["phase"], last["cause"]) == ("phase", "ended", headline)

@@ -1,4 +1,4 @@
-"""The order in which the ends of containers are told."""
+"""The order in which the exits of containers are reported."""
 
 import asyncio
 
@@ -10,64 +10,64 @@ from tfdist_cli.spec.task_id import TaskId
 
 CHIEF, WORKER, PS = TaskId("chief"), TaskId("worker"), TaskId("ps")
 LONG = 100.0
-"""Seconds that are never over here."""
+"""Seconds that never pass in a test."""
 
 
-def told(*ends, head_start=LONG, afterthought=LONG):
-    """What is told, in order, when these ends are heard of one after the other."""
+def reported(*exits, first_exit_timeout=LONG, cause_timeout=LONG):
+    """The order in which these exits are reported, if they are noticed one after the other."""
 
-    async def whole():
+    async def run():
         events = EventQueue()
-        order = ExitOrdering(events, CHIEF, head_start, afterthought)
-        order.task_started(CHIEF)
-        await asyncio.wait_for(asyncio.gather(*(order.report(Exited(task, code)) for task, code in ends)), 10)
-        return [(each.task, each.code) for each in [await events.get(0) for _ in ends]]
+        ordering = ExitOrdering(events, CHIEF, first_exit_timeout, cause_timeout)
+        ordering.task_started(CHIEF)
+        await asyncio.wait_for(asyncio.gather(*(ordering.report(Exited(task, code)) for task, code in exits)), 10)
+        return [(each.task, each.code) for each in [await events.get(0) for _ in exits]]
 
-    return asyncio.run(whole())
-
-
-@pytest.mark.parametrize("ends", [[(CHIEF, 0), (WORKER, 0), (PS, 143)], [(WORKER, 1), (PS, 137), (CHIEF, 0)]])
-def test_who_follows_a_first_task_that_is_done_is_told_after_it(ends):
-    assert told(*ends)[0] == (CHIEF, 0)
+    return asyncio.run(run())
 
 
-@pytest.mark.parametrize("ends", [[(CHIEF, 1), (PS, 137)], [(PS, 137), (CHIEF, 1)]])
-def test_a_death_is_told_before_the_failure_that_came_of_it(ends):
-    assert told(*ends) == [(PS, 137), (CHIEF, 1)]
+@pytest.mark.parametrize("exits", [[(CHIEF, 0), (WORKER, 0), (PS, 143)], [(WORKER, 1), (PS, 137), (CHIEF, 0)]])
+def test_who_follows_a_first_task_that_is_done_is_reported_after_it(exits):
+    assert reported(*exits)[0] == (CHIEF, 0)
 
 
-def test_a_death_of_the_first_task_is_told_before_the_failures_that_came_of_it():
-    assert told((WORKER, 1), (CHIEF, 137)) == [(CHIEF, 137), (WORKER, 1)]
+@pytest.mark.parametrize("exits", [[(CHIEF, 1), (PS, 137)], [(PS, 137), (CHIEF, 1)]])
+def test_a_death_is_reported_before_the_failure_that_was_caused_by_it(exits):
+    assert reported(*exits) == [(PS, 137), (CHIEF, 1)]
 
 
-def test_of_two_failures_the_one_that_was_heard_of_first_is_told_first():
-    assert told((WORKER, 7), (CHIEF, 1), afterthought=0.01) == [(WORKER, 7), (CHIEF, 1)]
+def test_a_death_of_the_first_task_is_reported_before_the_failures_that_was_caused_by_it():
+    assert reported((WORKER, 1), (CHIEF, 137)) == [(CHIEF, 137), (WORKER, 1)]
 
 
-def test_a_failure_that_came_of_nothing_is_told_in_time():
-    assert told((CHIEF, 1), (WORKER, 0), afterthought=0.01) == [(CHIEF, 1), (WORKER, 0)]
+def test_of_two_failures_the_one_that_was_noticed_first_is_reported_first():
+    assert reported((WORKER, 7), (CHIEF, 1), cause_timeout=0.01) == [(WORKER, 7), (CHIEF, 1)]
 
 
-def test_a_first_task_that_goes_on_holds_nobody_up():
-    assert told((WORKER, 7), head_start=0.01) == [(WORKER, 7)]
+def test_a_failure_that_was_caused_by_nothing_is_reported_in_time():
+    assert reported((CHIEF, 1), (WORKER, 0), cause_timeout=0.01) == [(CHIEF, 1), (WORKER, 0)]
 
 
-def test_it_is_told_how_long_ago_an_end_was():
-    async def whole():
+def test_a_first_task_that_continues_holds_no_process_up():
+    assert reported((WORKER, 7), first_exit_timeout=0.01) == [(WORKER, 7)]
+
+
+def test_it_is_reported_how_long_ago_an_end_was():
+    async def run():
         events = EventQueue()
         await ExitOrdering(events, CHIEF, 0.1, 0.0).report(Exited(WORKER, 7, ago=1.0))
         return await events.get(0)
 
-    assert asyncio.run(whole()).ago >= 1.1
+    assert asyncio.run(run()).ago >= 1.1
 
 
 def test_a_first_task_that_was_started_again_is_waited_for_again():
-    async def whole():
+    async def run():
         events = EventQueue()
-        order = ExitOrdering(events, CHIEF, LONG, 0.01)
-        await order.report(Exited(CHIEF, 137))
-        order.task_started(CHIEF)
-        await asyncio.gather(order.report(Exited(WORKER, 0)), order.report(Exited(CHIEF, 0)))
+        ordering = ExitOrdering(events, CHIEF, LONG, 0.01)
+        await ordering.report(Exited(CHIEF, 137))
+        ordering.task_started(CHIEF)
+        await asyncio.gather(ordering.report(Exited(WORKER, 0)), ordering.report(Exited(CHIEF, 0)))
         return [(await events.get(0)).task for _ in range(3)]
 
-    assert asyncio.run(whole()) == [CHIEF, CHIEF, WORKER]
+    assert asyncio.run(run()) == [CHIEF, CHIEF, WORKER]

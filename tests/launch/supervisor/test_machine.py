@@ -47,7 +47,7 @@ from tfdist_cli.spec.task_id import TaskId
 
 
 @pytest.mark.parametrize("strategy", ["single", "multi_worker_mirrored", "parameter_server"])
-def test_data_workers_are_told_to_end_after_the_training_and_end_it_when_they_fail(strategy):
+def test_data_workers_are_reported_to_end_after_the_training_and_end_it_when_they_fail(strategy):
     data = TaskId("data_worker")
     job = History(CHIEF, data, policy=make_policy(strategy))
     assert job.at(5, Exited(CHIEF, 0)) == {data: TERM}
@@ -148,7 +148,7 @@ def test_failures_without_a_code_of_their_own_are_no_success():
     assert job.state.exit_code == 1
 
 
-def test_what_a_task_answers_to_being_told_to_end_is_no_failure():
+def test_what_a_task_answers_to_being_reported_to_end_is_no_failure():
     job = History(W0, W1, policy=make_policy("multi_worker_mirrored"))
     job.at(5, Exited(W0, 4))
     job.at(6, Exited(W1, 1))
@@ -156,7 +156,7 @@ def test_what_a_task_answers_to_being_told_to_end_is_no_failure():
     assert job.statuses()[W1] is Status.STOPPED
 
 
-def test_a_chief_that_saves_and_ends_as_it_is_told_is_no_consequence():
+def test_a_chief_that_saves_and_ends_as_it_is_reported_is_no_consequence():
     job = History(*PS_TASKS)
     job.at(5, Exited(W0, -9))
     job.at(6, error(CHIEF), Exited(CHIEF, 143))
@@ -221,7 +221,7 @@ def test_a_failed_evaluator_leaves_the_training_alone_and_gives_the_exit_code():
     assert job.state.exit_code == 9
 
 
-def test_a_failure_of_the_training_is_told_before_an_earlier_one_of_the_evaluator():
+def test_a_failure_of_the_training_is_reported_before_an_earlier_one_of_the_evaluator():
     job = History(CHIEF, PS, EVALUATOR)
     job.at(5, Exited(EVALUATOR, 9))
     job.at(60, Exited(CHIEF, 3), Exited(PS, -15))
@@ -229,7 +229,7 @@ def test_a_failure_of_the_training_is_told_before_an_earlier_one_of_the_evaluato
     assert job.state.exit_code == 3
 
 
-def test_a_signal_lets_the_chief_save_before_the_servers_are_told():
+def test_a_signal_lets_the_chief_save_before_the_servers_are_reported():
     job = History(*PS_TASKS)
     assert job.at(5, INT) == {CHIEF: TERM}
     assert job.state.phase is Phase.SAVING
@@ -341,7 +341,7 @@ MORE = resized(CHIEF, W0, W1, W2, PS, worker=(2, 3))
 
 
 def resized_job(**options):
-    """One that has trained to step 40, and is told of a third worker; the chief saves."""
+    """A job that has trained to step 40 and gets a third worker; the chief saves."""
     job = History(*PS_TASKS, EVALUATOR, policy=make_policy(reports=True, **options))
     job.at(1, *up(*PS_TASKS, EVALUATOR), progress(40))
     assert job.at(5, MORE) == {CHIEF: TERM}
@@ -472,7 +472,7 @@ def test_any_history_comes_to_an_end(strategy, reports, history, stubborn, most,
         tasks, now = tuple(job.state.tasks), now + pause
         size = resized(*SIZES[strategy][which % 2])
         event = size if make_event is RESIZE else make_event(tasks[which % len(tasks)])
-        if isinstance(event, SignalReceived | Tick | ResizeAccepted) or event.task not in job.gone:
+        if isinstance(event, SignalReceived | Tick | ResizeAccepted) or event.task not in job.exited:
             job.at(now, event)
         if job.state.deadline is not None and job.state.deadline <= now:
             job.at(now, Tick())
@@ -493,14 +493,14 @@ def test_any_history_comes_to_an_end(strategy, reports, history, stubborn, most,
 
 @given(history=st.lists(st.tuples(st.sampled_from([1, -9, 0]), st.integers(0, 4), st.floats(0, 5)), max_size=30))
 def test_without_signals_a_job_that_always_loses_tasks_ends_by_itself(history):
-    """Whatever is told to end does, and whatever is to be started is: only the limit on restarts ends it."""
+    """Every task exits after its stop signal, and starts when it is due: only the limit on restarts ends the job."""
     tasks = CLUSTERS["parameter_server"]
     job = CheckedHistory(*tasks, policy=make_policy(max_restarts=3))
     now = 0.0
     for code, which, pause in history * 5 + [(1, 0, 0.0)] * 6:
         now += pause
         task = tasks[which]
-        if task not in job.gone:
+        if task not in job.exited:
             job.at(now, Exited(task, code))
         job.obey(now)
         while not job.ended and job.state.deadline is not None:
@@ -523,7 +523,7 @@ def test_the_time_in_a_queue_does_not_count():
 
 
 def test_a_task_that_served_may_end_before_the_chief_that_is_done():
-    """It hears of that from the chief; and after a pause of the machine the ends are heard of in any order."""
+    """The chief reports that; and after a pause of the machine exits are noticed in any order."""
     history = History(*PS_TASKS, policy=make_policy(reports=True))
     history.at(0, *up(*PS_TASKS), progress(40), doing("done"))
     assert history.at(5, Exited(PS, 0), Exited(W0, 0)) == {}

@@ -33,7 +33,7 @@ def job(*tasks, strategy="parameter_server", most=3, **options):
 
 
 def lose_all(history, now, first, code=-9, cause=""):
-    """A task is lost, and the others end as they are told; the next attempt begins."""
+    """A task is lost, and the others exit after their stop signals; the next attempt begins."""
     history.at(now, Exited(first, code, cause=cause))
     history.at(now, *(Exited(task, -15) for task in history.state.alive))
     assert history.state.phase is Phase.PAUSED
@@ -102,7 +102,7 @@ def lost_at_start_up(message=GONE, *, most=3):
 
 
 @pytest.mark.parametrize("message", [GONE, "Socket closed"])
-def test_a_loss_that_came_of_another_one_uses_up_no_restart(message):
+def test_a_loss_that_was_caused_by_another_one_uses_up_no_restart(message):
     history = lost_at_start_up(message)
     assert [(loss.task, loss.caused_by) for loss in history.state.lost_tasks] == [(W1, None), (CHIEF, W1)] * 2
     assert history.state.restarts == 2
@@ -112,14 +112,14 @@ def test_a_loss_that_came_of_another_one_uses_up_no_restart(message):
     assert causes[1].endswith("worker:1")
 
 
-def test_a_loss_that_came_of_the_last_one_that_is_allowed_is_worth_a_restart_too():
+def test_a_loss_that_was_caused_by_the_last_one_that_is_allowed_is_worth_a_restart_too():
     assert lost_at_start_up(most=2).state.phase is Phase.RUNNING
 
 
 @pytest.mark.parametrize(
     ("failure", "works"),
     [
-        (error(CHIEF, GONE), False),  # of its own
+        (error(CHIEF, GONE), False),  # not a consequence
         (error(CHIEF, GONE.replace("task:1", "task:0"), of="UnavailableError"), False),  # of another one
         (error(CHIEF, GONE, of="UnavailableError"), True),  # of the next loss of a worker that was back
     ],
@@ -134,7 +134,7 @@ def test_another_fault_uses_up_another_restart(failure, works):
 
 
 @pytest.mark.parametrize("policy", ["replace", "job"])
-def test_what_somebody_has_ended_on_purpose_is_not_started_again(policy):
+def test_what_another_process_has_ended_on_purpose_is_not_started_again(policy):
     history = job(restarts={"worker": RestartSpec(policy=policy)})
     ends = [Exited(task, code, cause="cancelled", cancelled=True) for task, code in ((W1, 143), (CHIEF, 1), (W0, -15))]
     history.at(5, ends[0])
@@ -230,7 +230,7 @@ def test_another_error_or_a_step_in_between_is_worth_another_restart():
         assert history.state.tasks[CHIEF].not_restarted_because == ""
 
 
-def test_a_host_that_is_lost_again_says_nothing_of_the_program():
+def test_a_host_that_is_lost_again_reports_nothing_of_the_program():
     history, lost = job(most=2), "the connection to h2 was lost"
     for now in range(2):
         wait = lose_all(history, now * 10, CHIEF, 255, lost)
@@ -239,7 +239,7 @@ def test_a_host_that_is_lost_again_says_nothing_of_the_program():
     assert "--max-restarts 2" in history.state.tasks[CHIEF].not_restarted_because
 
 
-def test_a_kill_from_outside_says_nothing_of_the_program():
+def test_a_kill_from_outside_reports_nothing_of_the_program():
     history = job(most=2)
     for now in range(2):
         wait = lose_all(history, now * 10, CHIEF)
@@ -257,7 +257,7 @@ def test_what_cannot_be_done_is_not_tried_again():
     assert history.state.tasks[CHIEF].not_restarted_because == USAGE_ERROR
 
 
-def test_a_task_that_says_that_it_would_be_in_vain_is_not_started_again():
+def test_a_task_that_reports_that_it_would_be_not_retryable_is_not_started_again():
     history = job(reports=True)
     said = {"kind": "error", "type": "ResultNotSaved", "message": "no room", "retry": False}
     history.at(5, *up(*PS_TASKS), progress(40), RecordReceived(CHIEF, said))

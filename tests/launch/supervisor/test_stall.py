@@ -1,4 +1,4 @@
-"""Tasks that stand still: who is waited for, and what is done about it."""
+"""Stalled tasks: which task the others wait for, and how it is handled."""
 
 import re
 from dataclasses import replace
@@ -42,7 +42,7 @@ def beats(history, now, *but, cpu_seconds=0.0):
     history.at(now, *(beat(task, cpu_seconds) for task in history.state.alive if task not in but))
 
 
-def test_a_stopped_task_is_killed_and_started_again_though_the_others_go_on():
+def test_a_stopped_task_is_killed_and_started_again_though_the_others_continue():
     history = training()
     for now in range(1, 20):
         beats(history, now, W1)
@@ -97,7 +97,7 @@ def test_the_same_stall_again_without_a_step_ends_the_job():
 
 
 @pytest.mark.parametrize("what", ["evaluating", "saving"])
-def test_work_without_steps_is_no_stall_as_long_as_somebody_computes(what):
+def test_work_without_steps_is_no_stall_as_long_as_another_process_computes(what):
     history = training()
     history.at(5, doing(what))
     beats(history, 20, cpu_seconds=10.0)
@@ -136,7 +136,7 @@ def test_a_task_whose_interpreter_is_held_is_named_when_all_others_answer():
     assert "interpreter lock" in history.state.tasks[CHIEF].stall_reason
 
 
-def test_what_the_training_says_moves_its_time_on():
+def test_what_the_training_reports_moves_its_time_on():
     history = training()
     for now in (10, 20, 30, 40):
         history.at(now, progress(10 + now))
