@@ -172,21 +172,22 @@ def test_a_dry_run_of_a_recipe(tfdist, cluster_file):
 def test_nothing_to_run(tfdist, mirrored):
     result = tfdist("launch", mirrored)
     assert result.code == 2
-    assert result.err.splitlines() == [
-        f"error: there is nothing to run: {mirrored} names no recipe",
-        "hint: name one with --recipe, or as 'recipe' in the file, or give a program after '--'",
-    ]
+    assert codes_in(result.err) == ["nothing-to-run"]
+    assert str(mirrored) in result.err
+    assert "hint: " in result.err
 
 
 def test_a_recipe_and_a_program(tfdist, cluster_file):
     result = tfdist("launch", cluster_file, "--recipe", "digits.yaml", "--", "true")
-    assert (result.code, result.err.splitlines()[0]) == (2, "error: both --recipe and a program are given")
+    assert (result.code, codes_in(result.err)) == (2, ["recipe-and-program"])
 
 
 def test_a_program_that_is_not_there(tfdist, mirrored, tmp_path):
     result = tfdist("launch", mirrored, "--", "no-such-program")
     assert result.code == 2
-    assert result.err.startswith("error: worker:0 cannot run 'no-such-program': there is no such program\n")
+    assert codes_in(result.err) == ["program-not-found"]
+    assert "worker:0" in result.err
+    assert "'no-such-program'" in result.err
     assert not (tmp_path / "runs").exists()
 
 
@@ -194,12 +195,10 @@ def test_a_program_that_may_not_be_executed(tfdist, mirrored, tmp_path):
     (tmp_path / "train.sh").write_text("#!/bin/sh\nexit 0\n")
     result = tfdist("launch", mirrored, "--", "./train.sh")
     assert result.code == 2
-    assert result.err.splitlines() == [
-        "error: worker:0 cannot run './train.sh': it is not executable",
-        "hint: give what runs it, such as `python ./train.sh`, or make it executable (chmod +x)",
-    ]
+    assert codes_in(result.err) == ["program-not-executable"]
+    assert "chmod +x" in result.err
     (tmp_path / "train.sh").chmod(0o700)
-    assert "there is no such program" in tfdist("launch", mirrored, "--", "train.sh").err  # it is not on PATH
+    assert codes_in(tfdist("launch", mirrored, "--", "train.sh").err) == ["program-not-found"]  # it is not on PATH
     assert tfdist("launch", mirrored, "--", "./train.sh").code == 0
 
 
@@ -223,7 +222,9 @@ def test_a_machine_without_tensorflow(tfdist, cluster_file, monkeypatch):
 def test_another_machine(tfdist, mirrored, tmp_path):
     result = tfdist("launch", mirrored, "-s", "roles.worker={hosts: [192.0.2.1]}", "--", "true")
     assert result.code == 2
-    assert result.err.startswith("error: worker:0 is to run on 192.0.2.1, which is not this machine")
+    assert codes_in(result.err) == ["not-this-machine"]
+    assert "worker:0" in result.err
+    assert "192.0.2.1" in result.err
     assert not (tmp_path / "runs").exists()
 
 
@@ -300,9 +301,8 @@ def test_a_program_that_is_lost_is_started_again_with_all_others(tfdist, mirrore
     script = "case $TFDIST_TASK_DIR in *attempt_1/worker-1) echo one >&2; exit 7;; *attempt_1*) sleep 1000;; esac"
     result = tfdist("launch", mirrored, "--max-restarts", 1, "--", "sh", "-c", script)
     assert result.code == 0
-    restart = "worker:1 was lost: exit code 7; starting all tasks again from the last checkpoint (restart 1 of 1)"
-    assert f"[tfdist] {restart}\n" in result.err
-    assert re.search(r"^lost: worker:1 after \S+ s, exit code 7; all were started again", result.err, re.MULTILINE)
+    assert re.search(r"^\[tfdist\] worker:1 .* exit code 7; .* all tasks .*1 of 1\)$", result.err, re.MULTILINE)
+    assert re.search(r"^lost: worker:1 after \S+ s, exit code 7; ", result.err, re.MULTILINE)
     assert "worker:0-1  done, started 2 times" in result.out
     kept = result_of(mirrored.parent)
     assert (kept["exit_code"], kept["attempts"]) == (0, 2)
@@ -327,7 +327,7 @@ def test_a_worker_is_started_again_alone_and_goes_on_in_its_logs(tfdist, cluster
     esac"""
     result = tfdist("launch", cluster_file, "--max-restarts", 1, "--", "sh", "-c", script)
     assert result.code == 0
-    assert "worker:1 was lost: exit code 7; starting it again (restart 1 of 1)" in result.err
+    assert re.search(r"worker:1 .* exit code 7; restarting it \(restart 1 of 1\)", result.err)
     folder = cluster_file.parent / "runs" / "latest" / "attempt_1" / "worker-1"
     assert (folder / "stderr.log").read_text() == "life\ntfdist: started again\nlife\n"
     assert json.loads((folder / "error_1.json").read_text())["exit_code"] == 7
@@ -440,7 +440,8 @@ def test_a_secret_that_is_not_there_is_told_before_anything_is_made(tfdist, mirr
     monkeypatch.delenv("SOURCE", raising=False)
     done = tfdist("launch", mirrored, "--run-dir", "run", "--", "true")
     assert done.code == 2
-    assert "roles.worker.secrets.API_KEY: the environment variable that its 'env' names is not set" in done.err
+    assert codes_in(done.err) == ["secret-not-found"]
+    assert "roles.worker.secrets.API_KEY: " in done.err
     assert not (tmp_path / "run").exists()
 
 
@@ -475,8 +476,9 @@ def test_a_run_directory_of_another_recipe_is_warned_of(tfdist, cluster_file, tm
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").write_text("module: another\n")
     result = tfdist("launch", cluster_file, "--recipe", "digits.yaml", "--run-dir", "run", "--dry-run")
-    assert "run belongs to a run of another recipe: it has trained module 'another'" in result.err
-    assert "the recipe of module 'digits'" in result.err
+    assert "warning[other-recipe]: run " in result.err
+    assert "'another'" in result.err
+    assert "'digits'" in result.err
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The `tfdist` command: which commands there are, and the one place where errors end."""
+"""The `tfdist` command: the table of commands, and the one place that reports errors."""
 
 from __future__ import annotations
 
@@ -23,49 +23,49 @@ from tfdist_cli.spec.path_scheme import refuse_scheme
 
 COMMANDS = {
     "launch": "Start a cluster and train a recipe, or run your own program in each task.",
-    "validate": "Check a cluster and its recipe, and say everything that is wrong with them.",
+    "validate": "Check a cluster and its recipe, and report every problem.",
     "plan": "Show what `launch` would start: every task with its address, resources and command.",
-    "render": "Print exactly what `launch` would do, in the words of the program that does it.",
-    "doctor": "Look for what would make a job fail, here or on the hosts of a cluster, and say how to mend it.",
+    "render": "Print the commands, sbatch script, compose file or Kubernetes manifests that `launch` would use.",
+    "doctor": "Find problems that would make a job fail, on this machine or on a cluster's hosts, and suggest fixes.",
     "tf-config": "Print the TF_CONFIG of one task.",
-    "bench": "Measure how fast a recipe trains, how that grows with workers, and where the time of a step goes.",
-    "list": "List the runs in a folder, the newest last: runs/ of the current folder by default.",
-    "status": "Show how a run stands: its tasks, its progress, and what ended it.",
-    "logs": "Print what a run's tasks have written, those of runs/latest by default.",
-    "scale": "Change how many workers, ps or other tasks a run has, while it runs.",
-    "stop": "End a run: its launcher lets the training save a checkpoint and ends.",
+    "bench": "Measure a recipe's throughput, how it scales with workers, and the phases of a step.",
+    "list": "List the runs in a folder, newest last. The default folder is runs/.",
+    "status": "Show a run's tasks, its progress, and why it ended.",
+    "logs": "Print the logs of a run's tasks.",
+    "scale": "Change the number of tasks of a role while a run trains.",
+    "stop": "Stop a run: the training saves a checkpoint and exits.",
     "role": "Run one task of a cluster in the foreground.",
-    "export": "Write the model of a checkpoint for programs that have no tfdist.",
-    "schema": "Print the JSON Schema of a cluster or a recipe file, for editors.",
+    "export": "Export the model of a checkpoint for programs without tfdist.",
+    "schema": "Print the JSON Schema of the cluster file or the recipe file, for editors.",
 }
-"""Each command and the first line of its help; its module, of the same name, is imported when it runs."""
+"""Each command and the first line of its help. The module of the same name is imported when the command runs."""
 
 
 class _Commands(TyperGroup):
-    """Lists the commands without importing them, which keeps `tfdist --help` and every command quick."""
+    """Lists the commands without importing their modules, so that `tfdist --help` starts fast."""
 
     def __init__(self, **attributes: Any) -> None:
-        stand_ins = {name: TyperCommand(name, help=summary) for name, summary in COMMANDS.items()}
-        super().__init__(**{**attributes, "commands": stand_ins})
+        placeholders = {name: TyperCommand(name, help=summary) for name, summary in COMMANDS.items()}
+        super().__init__(**{**attributes, "commands": placeholders})
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, stand_in, rest = super().resolve_command(ctx, args)
-        return name, stand_in and load_command(str(name)), rest
+        name, placeholder, rest = super().resolve_command(ctx, args)
+        return name, placeholder and load_command(str(name)), rest
 
 
 def load_command(name: str) -> Any:
-    """Imports a command: a function, and the examples that end its help, in the module of its name."""
+    """Imports the module of a command: it has a function of the same name and `EXAMPLES`, the end of the help text."""
     python_name = name.replace("-", "_")
     module = import_module(f"tfdist_cli.cli.{python_name}")
     single = typer.Typer(add_completion=False)
     function = getattr(module, python_name)
     examples = "\n\n".join(("Examples:", *module.EXAMPLES))
-    single.command(name, help=_unwrapped(function), epilog=examples)(_with_paths_of_this_machine(function))
+    single.command(name, help=_unwrapped(function), epilog=examples)(_refusing_url_paths(function))
     return typer.main.get_command(single)
 
 
-def _with_paths_of_this_machine(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The command, which refuses a path such as gs://bucket/x wherever it is given one."""
+def _refusing_url_paths(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a command so that it rejects URL paths such as gs://bucket/x in every argument."""
 
     @wraps(function)
     def checked(*positional: Any, **named: Any) -> Any:
@@ -78,7 +78,7 @@ def _with_paths_of_this_machine(function: Callable[..., Any]) -> Callable[..., A
 
 
 def _unwrapped(function: Any) -> str:
-    """The help as the terminal is to wrap it: a line for each paragraph of the docstring."""
+    """Returns the docstring with one line per paragraph, which the terminal wraps."""
     return "\n\n".join(paragraph.replace("\n", " ") for paragraph in (inspect.getdoc(function) or "").split("\n\n"))
 
 
@@ -101,15 +101,17 @@ def tfdist(
 
 
 def _interrupted(_number: int, _frame: FrameType | None) -> None:
-    """Ctrl-C before, or without, a command's own way of taking it."""
+    """Handles Ctrl-C where the command has no handler for SIGINT."""
     sys.exit(ExitCode.INTERRUPTED)
 
 
 def main() -> None:
-    """Runs `tfdist`; an error that a user can act on is told in a line, any other is a bug and keeps its traceback."""
+    """Runs `tfdist`. A TfdistError is printed without its traceback; any other exception is a bug and keeps it."""
     signal.signal(signal.SIGINT, _interrupted)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a folder's name need not be text, nor a terminal take all of Unicode
+        if isinstance(
+            stream, TextIOWrapper
+        ):  # file names may be invalid UTF-8, and some terminals cannot print all of Unicode
             stream.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="tfdist")

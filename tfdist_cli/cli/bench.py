@@ -1,4 +1,4 @@
-"""`tfdist bench`: how fast a recipe trains with several numbers of workers, and where the time of a step goes."""
+"""`tfdist bench`: measures throughput with several numbers of workers, and the phases of a step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tfdist_cli.bench.variants import (
 from tfdist_cli.cli.console import console
 from tfdist_cli.cli.console.summary import print_failure
 from tfdist_cli.cli.job import Job
-from tfdist_cli.cli.launch import carry_out
+from tfdist_cli.cli.launch import launch_job
 from tfdist_cli.cli.options import ClusterArgument, RecipeOption, SetOption
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.local.launcher import LocalLauncher
@@ -54,44 +54,44 @@ def bench(  # noqa: PLR0913 a parameter is an option
     *,
     recipe: RecipeOption = None,
     overrides: SetOption = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of each worker that are measured in a run.")] = 200,
-    rounds: Annotated[int, typer.Option(min=1, help="Runs with each number of workers.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Measured steps of each worker in a run.")] = 200,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of runs with each number of workers.")] = 3,
     workers: Annotated[
         str | None,
         typer.Option(
             metavar="N,N,...",
-            help="Numbers of workers to measure; by default 1, the cluster's own, and powers of 2 between.",
+            help="Numbers of workers to measure. Default: 1, powers of 2, and the cluster's number.",
             show_default=False,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option(help="A folder for bench.md, bench.svg and bench.json; the plot needs the extra 'plot'."),
+        typer.Option(help="Folder for bench.md, bench.svg and bench.json. The plot needs the extra 'plot'."),
     ] = None,
 ) -> None:
-    """Measure how fast a recipe trains, how that grows with workers, and where the time of a step goes.
+    """Measure a recipe's throughput, how it scales with workers, and the phases of a step.
 
-    Each run is a cluster of its own on this machine, started as `tfdist launch` starts it, without checkpoints,
-    evaluation and export. As many steps go ahead of the measured ones, in which functions are traced. Rounds are
-    interleaved: each has a run with each number of workers, and one in a single process on all cores, strategy: single.
+    Each run starts a cluster on this machine as `tfdist launch` does, without checkpoints, evaluation and export.
+    Before the measured steps, each run takes as many warm-up steps, in which functions are traced. Rounds are
+    interleaved: each has one run per number of workers, and one in a single process on all cores (strategy: single).
 
-    One more run of each takes the time of each part of a step, in the functions that train and by the worker's clock:
-    wait (for the chief's leave), data, pull (parameters from the ps), compute, push (gradients to the ps) or
-    all-reduce, and update. The rest is what lies between a worker's functions. Other programs that keep this machine
-    busy spoil all of it: the results say how much they did.
+    One more run of each measures the phases of a step with the worker's clock: wait (for a token of the chief), data,
+    pull (parameters from the ps), compute, push (gradients to the ps) or all-reduce, and update. The rest is the time
+    between a worker's functions. Other programs disturb the measurement: the results report their share.
     """
     spec, trained = load_run(cluster, recipe, overrides or ())
     if trained is None:
         raise UsageError(
-            f"there is nothing to measure: {cluster} names no recipe",
-            hint="name one with --recipe, or as 'recipe' in the file; a program of your own measures itself",
+            f"nothing to measure: {cluster} names no recipe",
+            code="nothing-to-run",
+            hint="set 'recipe' in the file, or pass --recipe FILE",
         )
     variants = variants_of(spec, trained, workers_of(workers) if workers is not None else ())
     require_tensorflow()
     if output is not None:
         require_matplotlib()
-        _make(output)
+        _make_folder(output)
     results = _measure(spec, trained, variants, whole(trained, steps), rounds)
     if output is not None:
         _write(results, output)
@@ -102,19 +102,19 @@ def bench(  # noqa: PLR0913 a parameter is an option
 
 
 def _measure(cluster: Cluster, recipe: Recipe, variants: list[Variant], steps: int, rounds: int) -> Results:
-    """All rounds, and after them the runs that take the time of each part."""
+    """Runs all rounds, then the runs that measure the phases of a step."""
     rates: list[list[Rate]] = [[] for _ in variants]
     splits: list[Split | None] = [None for _ in variants]
     runs = _Runs(recipe, steps)
     for number in range(rounds):
-        # Every other round goes backwards, so that a load that grows or fades favours nobody.
+        # Every other round runs in reverse order, so that a changing load favours no variant.
         for place in sorted(range(len(variants)), reverse=number % 2 == 1):
-            with runs.carried_out(variants[place]) as (run_dir, result):
+            with runs.run(variants[place]) as (run_dir, result):
                 rates[place].append(read_rate(run_dir, result))
             _say(f"round {number + 1}/{rounds}  {variants[place].name}: {rates[place][-1].steps:.1f} steps/s")
     for place, variant in enumerate(variants):
         if can_be_watched(variant.cluster):
-            with runs.carried_out(replace(variant, cluster=watched(variant.cluster))) as (run_dir, _):
+            with runs.run(replace(variant, cluster=watched(variant.cluster))) as (run_dir, _):
                 split = splits[place] = read_split(run_dir)
             _say(f"parts of a step  {variant.name}: {split.step:.2f} ms")
     rows = [
@@ -126,10 +126,10 @@ def _measure(cluster: Cluster, recipe: Recipe, variants: list[Variant], steps: i
 
 
 class _Runs:
-    """Trainings, one after the other, each in a folder that goes with it.
+    """Runs trainings one after the other, each in a temporary folder.
 
     Args:
-        recipe: as the file has it.
+        recipe: the recipe of the file.
         steps: measured steps of each worker.
     """
 
@@ -137,14 +137,14 @@ class _Runs:
         self._recipe = recipe
         self._steps = steps
         self.others = 0.0
-        """The largest share of the machine that other processes have used during one of them."""
+        """Largest share of the machine that other processes have used during a run."""
 
     @contextmanager
-    def carried_out(self, variant: Variant) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-        """Trains; within the context there are the run's directory, and what its chief said at the end.
+    def run(self, variant: Variant) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+        """Trains a variant; yields the run directory and the chief's result while the context is open.
 
         Raises:
-            typer.Exit: the training failed, or was ended, and that has been told; logs of a failure stay.
+            typer.Exit: the training failed or was stopped. The failure is printed, and its logs are kept.
         """
         recipe = measured_recipe(self._recipe, variant, self._steps)
         folder = Path(tempfile.mkdtemp(prefix="tfdist-bench-"))
@@ -152,10 +152,10 @@ class _Runs:
         try:
             before = Usage.now()
             job = Job(variant.cluster, recipe, (), folder / "run")
-            report, run_dir = carry_out(LocalLauncher(), job, job.rules(Timeouts(), max_restarts=0), quiet=True)
+            report, run_dir = launch_job(LocalLauncher(), job, job.rules(Timeouts(), max_restarts=0), quiet=True)
             self.others = max(self.others, before.others())
             if report.exit_code:
-                kept = bool(report.failures)  # whoever looks for the reason finds the logs
+                kept = bool(report.failures)  # the logs show the reason
                 print_failure(report)
                 raise typer.Exit(report.exit_code)
             yield run_dir, report.result
@@ -164,11 +164,13 @@ class _Runs:
                 shutil.rmtree(folder)
 
 
-def _make(output: Path) -> None:
+def _make_folder(output: Path) -> None:
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"{output} cannot be made: {error.strerror}", hint="name another folder") from error
+        raise UsageError(
+            f"cannot create {output}: {error.strerror}", code="output-not-writable", hint="choose another folder"
+        ) from error
 
 
 def _write(results: Results, output: Path) -> None:

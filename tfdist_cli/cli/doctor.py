@@ -1,4 +1,4 @@
-"""`tfdist doctor`: what this machine, or the hosts of a cluster, lack."""
+"""`tfdist doctor`: finds problems on this machine or on the hosts of a cluster."""
 
 from __future__ import annotations
 
@@ -35,36 +35,38 @@ EXAMPLES = (
     "tfdist doctor cluster.yaml --quick --json",
 )
 _FOLDED = ("host", "tasks")
-"""The columns that may be too long for a line of a terminal."""
+"""Columns that wrap when the terminal is narrow."""
 _COLOURS = {"error": "bold red", "warning": "bold yellow"}
 
 
 def doctor(
     cluster: Annotated[
         Path | None,
-        typer.Argument(metavar="[CLUSTER]", help="The cluster file; without one, this machine.", show_default=False),
+        typer.Argument(
+            metavar="[CLUSTER]", help="The cluster file; by default only this machine is examined.", show_default=False
+        ),
     ] = None,
     recipe: RecipeOption = None,
     overrides: SetOption = None,
     on: OnOption = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Don't import TensorFlow, which takes a few seconds of each host.")
+        bool, typer.Option("--quick", help="Do not import TensorFlow on the hosts, which takes a few seconds each.")
     ] = False,
-    as_json_: Annotated[bool, typer.Option("--json", help="Print all that was seen and found as JSON.")] = False,
+    as_json_: Annotated[bool, typer.Option("--json", help="Print facts and findings as JSON.")] = False,
 ) -> None:
-    """Look for what would make a job fail, here or on the hosts of a cluster, and say how to mend it.
+    """Find problems that would make a job fail, on this machine or on a cluster's hosts, and suggest fixes.
 
-    Each host tells what it has: Python, TensorFlow, Keras and tfdist, GPUs, memory, room on disk, its clock, proxies.
-    For a moment it listens on its tasks' ports, while all others connect to them. Hosts are reached by ssh; they need
-    Python, and no tfdist for being looked at. Nothing is left there.
+    The command collects facts of each host: versions of Python, TensorFlow, Keras and tfdist, GPUs, memory, disk space,
+    clock, proxies. Each host listens on its tasks' ports for a moment while all others connect. Hosts are reached by
+    ssh. They need Python, but not tfdist. No file is left there.
 
-    Exit codes: 0 nothing but warnings, 1 the job would fail, 2 the files are wrong.
+    Exit codes: 0 no errors, 1 the job would fail, 2 a file is invalid.
     """
     runs, extra = str(Path.cwd() / "runs"), list[Finding]()
     spec, sites = None, sites_of(None, None, runs)
     if cluster is not None:
         spec, trained = load_run(cluster, recipe, settings(overrides, on))
-        sites, extra = sites_of(spec, trained, runs), list(_foreseen(spec))
+        sites, extra = sites_of(spec, trained, runs), list(_findings_before_start(spec))
     names = sorted({address.host for site in sites for address in site.ports.values() if address.host})
     seen = asyncio.run(examine(sites, names, imports=not quick))
     found = sorted([*extra, *findings_of(seen, spec)], key=lambda finding: finding.level)
@@ -76,15 +78,15 @@ def doctor(
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _foreseen(cluster: Cluster) -> Iterator[Finding]:
-    """What the files and this machine show by themselves."""
-    for caution in warnings_of(cluster, Machine.here()):
-        yield Finding(caution.code, "warning", HERE, caution.message, caution.hint)
-    if not cluster.launcher_traits.local_processes:  # those need nothing but what the doctor examines anyway
+def _findings_before_start(cluster: Cluster) -> Iterator[Finding]:
+    """Yields the findings that need no examination of hosts."""
+    for warning in warnings_of(cluster, Machine.here()):
+        yield Finding(warning.code, "warning", HERE, warning.message, warning.hint)
+    if not cluster.launcher_traits.local_processes:  # local launchers need nothing beyond the facts of this machine
         try:
             launcher_of(cluster).check(cluster, ())
         except UsageError as error:
-            yield Finding("launcher", "error", HERE, error.message, error.hint or "")
+            yield Finding(error.code or "launcher", "error", HERE, error.message, error.hint or "")
 
 
 def _print(seen: Sequence[Seen], found: Sequence[Finding]) -> None:
@@ -100,8 +102,8 @@ def _print(seen: Sequence[Seen], found: Sequence[Finding]) -> None:
         console.out.print(Text(f"  fix: {neutral(finding.fix)}"))
     errors = sum(finding.level == "error" for finding in found)
     warnings = len(found) - errors
-    told = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}"
-    console.out.print(Text(told if found else "nothing is wrong", style="bold" if found else "bold green"))
+    summary = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}"
+    console.out.print(Text(summary if found else "no problems found", style="bold" if found else "bold green"))
 
 
 def _row(one: Seen) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`tfdist export`: the model of a run's checkpoint, for programs that have no tfdist."""
+"""`tfdist export`: exports the model of a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,27 +21,29 @@ EXAMPLES = (
 
 
 class Format(str, Enum):
-    """The formats of `tfdist_cli.export`."""
+    """The formats of an export."""
 
     saved_model = "saved_model"
     keras = "keras"
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's directory.", show_default=False)],
-    format: Annotated[Format, typer.Option(help="A folder for TensorFlow, or a file for Keras.")] = Format.saved_model,  # noqa: A002 the option's name
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.", show_default=False)],
+    format: Annotated[Format, typer.Option(help="A SavedModel folder, or a .keras file.")] = Format.saved_model,  # noqa: A002 the option's name
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Where to write; replaces an earlier export, and nothing else. RUN/export/FORMAT by default."
-        ),
+        typer.Option(help="Output path. Only an earlier export is replaced. Default: RUN/export/FORMAT."),
     ] = None,
-    step: Annotated[int | None, typer.Option(help="The checkpoint's step; the newest whole one by default.")] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Step of the checkpoint; by default the newest complete one.")
+    ] = None,
 ) -> None:
-    """Write the model of a checkpoint for programs that have no tfdist."""
+    """Export the model of a checkpoint for programs without tfdist."""
     recipe_file = run / RECIPE_FILE
     if not recipe_file.is_file():
-        raise UsageError(f"{run} holds no {RECIPE_FILE}", hint="name the directory of a run that trained a recipe")
+        raise UsageError(
+            f"{run} has no {RECIPE_FILE}", code="no-recipe-in-run", hint="choose a run directory that trained a recipe"
+        )
     recipe = load_recipe(recipe_file)
     require_tensorflow()
     from tfdist_cli.task.export import export_checkpoint  # noqa: PLC0415 it imports TensorFlow

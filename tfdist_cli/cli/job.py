@@ -1,4 +1,4 @@
-"""What a command is to run: a cluster, with a recipe or a program of the user's own."""
+"""The job that a command runs: a cluster with a recipe, or with the user's program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ from tfdist_cli.spec.sections.recipe import Recipe
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked for: a cluster, and a recipe or a program for its tasks."""
+    """A job.
+
+    Args:
+        cluster: the cluster specification.
+        recipe: the recipe to train; None for a program.
+        program: argv of the user's program; empty for a recipe.
+        run_dir: the run directory; None for a new one.
+    """
 
     cluster: Cluster
     recipe: Recipe | None
@@ -31,11 +38,11 @@ class Job:
 
     @property
     def parent(self) -> Path:
-        """The folder of runs."""
+        """The folder that holds the runs."""
         return self.cluster.run_dir or Path.cwd() / "runs"
 
-    def foreseen(self, launcher: Launcher) -> Plan:
-        """The plan as far as it is known before the start; a port that is chosen then is 0."""
+    def preview(self, launcher: Launcher) -> Plan:
+        """Returns the plan as far as it is known before the start. Ports that are chosen at the start are 0."""
         return make_plan(
             self.cluster,
             self.recipe,
@@ -46,12 +53,12 @@ class Job:
         )
 
     def check_module(self) -> None:
-        """Looks for the recipe's module before anything is started, where the tasks look on this machine.
+        """Checks that the recipe's module exists before any task starts.
 
-        Other machines, and containers, may have it installed where this one has not.
+        Only launchers that run tasks on this machine are checked: containers and other hosts may have other modules.
 
         Raises:
-            SpecError: there is no such module.
+            SpecError: the module does not exist.
         """
         if self.recipe is None or not self.cluster.launcher_traits.local_processes:
             return
@@ -60,7 +67,7 @@ class Job:
         check_module(self.recipe, str(self.cluster.recipe), [*folders, str(Path.cwd())])
 
     def rules(self, timeouts: Timeouts, max_restarts: int | None) -> JobPolicy:
-        """When the job is over; a role that says how often it may be restarted need not be allowed to once more."""
+        """Returns the policy of restarts and timeouts. By default the limit is at least each role's `restart.max`."""
         given = restart_rules(self.cluster)
         if max_restarts is None:
             max_restarts = max([default_max_restarts(self.recipe), *(spec.max or 0 for spec in given.values())])
@@ -74,25 +81,28 @@ def load_job(
     command: Sequence[str] | None,
     run_dir: Path | None = None,
 ) -> Job:
-    """Loads the files that a user names.
+    """Loads the files of a job.
 
     Args:
         cluster: the cluster file.
-        recipe: the recipe's, in place of the one that the cluster names.
-        overrides: what is set in either, as `--set` takes it.
-        command: a program of the user's own, which is run instead of a recipe.
-        run_dir: the run's directory; by default a new one.
+        recipe: the recipe file; by default the one that the cluster file names.
+        overrides: `PATH=VALUE` strings of `--set`.
+        command: argv of a program to run instead of a recipe.
+        run_dir: the run directory; by default a new one.
 
     Raises:
-        UsageError: something is wrong with them, or there is nothing to run, or too much.
+        UsageError: a file is invalid, there is nothing to run, or both a recipe and a program are given.
     """
     spec, trained = load_run(cluster, recipe, overrides)
     program = tuple(command or ())
     if program and recipe:
-        raise UsageError("both --recipe and a program are given", hint="leave out the one that is not to run")
+        raise UsageError(
+            "--recipe and a program exclude each other", code="recipe-and-program", hint="remove one of them"
+        )
     if not program and trained is None:
         raise UsageError(
-            f"there is nothing to run: {cluster} names no recipe",
-            hint="name one with --recipe, or as 'recipe' in the file, or give a program after '--'",
+            f"nothing to run: {cluster} names no recipe",
+            code="nothing-to-run",
+            hint="set 'recipe' in the file, pass --recipe FILE, or pass a program after '--'",
         )
     return Job(spec, None if program else trained, program, run_dir)

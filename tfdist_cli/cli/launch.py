@@ -1,4 +1,4 @@
-"""`tfdist launch`: every task of a cluster, to the end of the training."""
+"""`tfdist launch`: starts all tasks of a cluster and supervises them until the training ends."""
 
 from __future__ import annotations
 
@@ -51,26 +51,28 @@ def launch(  # noqa: PLR0913 a parameter is an option
     on: OnOption = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(help="The run's directory, of an earlier run to go on there; by default a new one below runs/."),
+        typer.Option(help="The run directory. An existing one continues that run; by default a new one below runs/."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no lines of tasks and no progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what came of the run as JSON.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and what would be started; start nothing.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print neither the tasks' output nor progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result of the run as JSON.")] = False,
     start_timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds until every task of a recipe has to have come up.")
+        float, typer.Option(min=0, help="Seconds within which every task of a recipe must be up.")
     ] = _DEFAULTS.start,
     evaluator_timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds the evaluator has for the last checkpoint after the training.")
+        float, typer.Option(min=0, help="Seconds for the evaluator to score the last checkpoint after the training.")
     ] = _DEFAULTS.evaluator,
     shutdown_timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds between telling a task to end and killing it.")
+        float, typer.Option(min=0, help="Seconds between SIGTERM and SIGKILL when a task is stopped.")
     ] = _DEFAULTS.shutdown,
     stall_timeout: Annotated[
         float | None,
         typer.Option(
             min=0,
-            help="Seconds in which the training has to make a step, and each task to give a sign of life; 0 for no "
-            "limit. 600 for a recipe, 0 for a program.",
+            help="Seconds without a training step, or without a heartbeat of a task, after which the job counts as "
+            "stalled; 0 for no limit. Default: 600 for a recipe, 0 for a program.",
             show_default=False,
         ),
     ] = None,
@@ -78,20 +80,20 @@ def launch(  # noqa: PLR0913 a parameter is an option
         int | None,
         typer.Option(
             min=0,
-            help="How often lost tasks are started again. 3 for a recipe that has checkpoints, otherwise 0.",
+            help="Maximum number of restarts. Default: 3 for a recipe with checkpoints, otherwise 0.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
     """Start a cluster and train a recipe, or run your own program in each task.
 
-    Each task has its TF_CONFIG, its share of the machine and a log in the run's directory. A lost task is started
-    again, alone or with all the others from the last checkpoint, up to --max-restarts times. A failure that ends the
-    job is told with the last lines of its log. Ctrl-C lets the training save a checkpoint and end; a second one
-    kills it.
+    Each task gets a TF_CONFIG, its share of the machine, and log files in the run directory. A failed task is
+    restarted, alone or with all others from the last checkpoint, up to --max-restarts times. If a failure ends the
+    job, the report shows its cause and the last lines of the task's log. Ctrl-C: the training saves a checkpoint and
+    exits. A second Ctrl-C kills all tasks.
 
-    Exit codes: 0 done, 2 bad usage or configuration, 124 a timeout or a stall, 130 Ctrl-C, 143 SIGTERM, otherwise the
-    code of the task that failed first, 128 + n if signal n killed it.
+    Exit codes: 0 success, 2 wrong usage or configuration, 124 timeout or stall, 130 Ctrl-C, 143 SIGTERM; otherwise the
+    exit code of the task that failed first, 128 + n if signal n killed it.
     """
     job = load_job(cluster, recipe, settings(overrides, on), command, run_dir)
     launcher = launcher_of(job.cluster)
@@ -99,18 +101,18 @@ def launch(  # noqa: PLR0913 a parameter is an option
     if run_dir:
         console.print_warnings(recipe_warnings(run_dir / RECIPE_FILE, job.recipe))
     if dry_run:
-        made = job.foreseen(launcher)
-        print_plan(made)
-        console.write(launcher.render(made))
+        preview = job.preview(launcher)
+        print_plan(preview)
+        console.write(launcher.render(preview))
         return
     job.check_module()
     launcher.check(job.cluster, job.program)
     stall = (0.0 if job.program else STALL_TIMEOUT) if stall_timeout is None else stall_timeout
     timeouts = Timeouts(start_timeout, evaluator_timeout, shutdown_timeout, stall)
     rules = job.rules(timeouts, max_restarts)
-    report, path = carry_out(launcher, job, rules, quiet=quiet)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is over; a late Ctrl-C must not change the exit code
-    with console.while_somebody_is_there():
+    report, path = launch_job(launcher, job, rules, quiet=quiet)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the job has ended: a late Ctrl-C must not change the exit code
+    with console.tolerating_closed_terminal():
         print_failure(report)
         if as_json:
             console.write(to_json(report.as_json() | {"run_dir": str(path)}, indent=2))
@@ -119,30 +121,30 @@ def launch(  # noqa: PLR0913 a parameter is an option
     raise typer.Exit(report.exit_code)
 
 
-def carry_out(launcher: Launcher, job: Job, rules: JobPolicy, *, quiet: bool) -> tuple[Report, Path]:
-    """Runs a job to its end.
+def launch_job(launcher: Launcher, job: Job, rules: JobPolicy, *, quiet: bool) -> tuple[Report, Path]:
+    """Runs a job until it ends.
 
     Returns:
-        What came of it, and the run's directory.
+        The report, and the run directory.
     """
     now = datetime.now().astimezone()
     secrets = Secrets.read(job.cluster)
-    with ExitStack() as held:
-        with console.telling(quiet=quiet):
-            planner = held.enter_context(Planner(launcher, job.cluster, job.recipe, job.program).reserving())
-        opened = held.enter_context(open_run_dir(job.run_dir, job.parent, job.cluster.name, now, refuse_running_job))
+    with ExitStack() as stack:
+        with console.launcher_messages(quiet=quiet):
+            planner = stack.enter_context(Planner(launcher, job.cluster, job.recipe, job.program).reserving())
+        opened = stack.enter_context(open_run_dir(job.run_dir, job.parent, job.cluster.name, now, refuse_running_job))
         planned = Launch(launcher, planner.plan(opened), opened, rules, secrets, RequestHandler(planner, opened))
         snapshot = RunSnapshot()
-        with _watching(snapshot, quiet=quiet) as watchers:
+        with _watchers(snapshot, quiet=quiet) as watchers:
             return planned.run(snapshot, watchers), opened.path
 
 
 @contextmanager
-def _watching(snapshot: RunSnapshot, *, quiet: bool) -> Iterator[Sequence[Watcher]]:
+def _watchers(snapshot: RunSnapshot, *, quiet: bool) -> Iterator[Sequence[Watcher]]:
     if quiet:
         yield ()
         return
-    with console.err_that_never_waits() as err:
+    with console.nonblocking_stderr() as err:
         if err.is_terminal and not err.is_dumb_terminal:
             with LiveDisplay(err, snapshot).on_screen() as display:
                 yield (display,)

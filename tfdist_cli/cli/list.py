@@ -1,4 +1,4 @@
-"""`tfdist list`: the runs in a folder."""
+"""`tfdist list`: lists the runs in a folder."""
 
 from __future__ import annotations
 
@@ -27,50 +27,50 @@ OUTCOME_COLOURS = {
 
 
 def list(  # noqa: A001 the command's name
-    parent: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="The folder of runs.", show_default=False)] = Path(
-        "runs"
-    ),
-    as_json: Annotated[bool, typer.Option("--json", help="Print all that is known, as JSON.")] = False,
+    parent: Annotated[
+        Path, typer.Argument(metavar="[FOLDER]", help="The folder that holds the runs.", show_default=False)
+    ] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """List the runs in a folder, the newest last: runs/ of the current folder by default."""
+    """List the runs in a folder, newest last. The default folder is runs/."""
     paths = [*runs_in(parent)]
     found = [*_read(paths)]
     if as_json:
-        console.write(to_json([news.as_json() for news in found], indent=2))
+        console.write(to_json([run.as_json() for run in found], indent=2))
         return
     if not paths:
-        console.err.print(f"there are no runs in {parent}", markup=False)
+        console.err.print(f"no runs in {parent}", markup=False)
         return
     if not found:
         return
-    rows = [_row(news) for news in found]
+    rows = [_row(run) for run in found]
     widths = [max(cell.cell_len for cell in cells) for cells in zip(*rows, strict=True)]
     for row in rows:
         for cell, width in zip(row[:-1], widths, strict=False):
             cell.pad_right(width - cell.cell_len)
         line = Text("  ").join(row)
-        if console.out.is_terminal:  # a run is one line of it; `status` has all of what ended it
+        if console.out.is_terminal:  # one line per run; `status` shows the whole reason
             line.truncate(console.out.width, overflow="ellipsis")
         console.out.print(line, soft_wrap=True)
 
 
 def _read(paths: Iterable[Path]) -> Iterator[RunView]:
-    """What can be read of the runs; the others are named."""
+    """Yields the readable runs; reports the others on stderr."""
     for path in paths:
         try:
             yield read_run(path)
         except UsageError as error:
-            console.err.print(Text(f"left out: {neutral(error.message)}"), soft_wrap=True)
+            console.err.print(Text(f"skipped: {neutral(error.message)}"), soft_wrap=True)
 
 
-def _row(news: RunView) -> tuple[Text, ...]:
-    step = f"step {news.step}" if news.step is not None else ""
-    told = news.headline or metrics_text(news.metrics)
+def _row(run: RunView) -> tuple[Text, ...]:
+    step = f"step {run.step}" if run.step is not None else ""
+    summary = run.headline or metrics_text(run.metrics)
     return (
-        Text(neutral(news.path.name)),
-        Text(news.outcome.value, style=OUTCOME_COLOURS[news.outcome]),
-        Text(f"{news.began.astimezone():%Y-%m-%d %H:%M}" if news.began else ""),
-        Text(duration(news.seconds)),
+        Text(neutral(run.path.name)),
+        Text(run.outcome.value, style=OUTCOME_COLOURS[run.outcome]),
+        Text(f"{run.began.astimezone():%Y-%m-%d %H:%M}" if run.began else ""),
+        Text(duration(run.seconds)),
         Text(step),
-        Text(neutral(told)),
+        Text(neutral(summary)),
     )

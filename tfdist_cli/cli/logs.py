@@ -1,4 +1,4 @@
-"""`tfdist logs`: what a run's tasks have written."""
+"""`tfdist logs`: prints the logs of a run's tasks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXAMPLES = (
     "tfdist logs --follow",
 )
 _PERIOD = 0.25
-"""Seconds between two looks at files: nothing tells when another process has written to one."""
+"""Seconds between two reads: no portable event reports writes by another process."""
 
 
 def logs(
@@ -34,45 +34,48 @@ def logs(
     *,
     tasks: Annotated[
         list[str] | None,
-        typer.Option("--task", "-t", metavar="ROLE:INDEX", help="Only this task. Can be repeated.", show_default=False),
+        typer.Option("--task", "-t", metavar="ROLE:INDEX", help="Only this task. Repeatable.", show_default=False),
     ] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="The last lines of each log; 0 for all.")] = 20,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, help="Number of lines from the end of each log; 0 for all.")
+    ] = 20,
     attempt: Annotated[
-        int | None, typer.Option(min=1, help="The attempt; the last one by default.", show_default=False)
+        int | None, typer.Option(min=1, help="The attempt; by default the last one.", show_default=False)
     ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on as the tasks write, until the run ends.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines until the run ends.")] = False,
 ) -> None:
-    """Print what a run's tasks have written, those of runs/latest by default.
+    """Print the logs of a run's tasks.
 
-    That is the run below runs/ that was launched last. The files are RUN/attempt_N/TASK/stdout.log and stderr.log.
+    The default run is runs/latest, the last run launched. The files are RUN/attempt_N/TASK/stdout.log and stderr.log.
     """
-    news = read_run(run)
-    wanted = {_parsed(name, [each.task for each in news.tasks]) for name in tasks or ()}
-    written = _Logs(news.path, attempt, lines)
+    view = read_run(run)
+    wanted = {_parsed(name, [each.task for each in view.tasks]) for name in tasks or ()}
+    log_reader = _Logs(view.path, attempt, lines)
     while True:
-        over = launcher_of(news.path) is None  # asked first: what is written until then is read after it
-        for task, texts in written.read(last=over or not follow):
+        over = (
+            launcher_of(view.path) is None
+        )  # checked before reading, so that everything written before the end is read
+        for task, texts in log_reader.read(last=over or not follow):
             if not wanted or task in wanted:
                 _print(task, texts)
         if over or not follow:
             break
         time.sleep(_PERIOD)
-    if not written.found:
+    if not log_reader.found:
         raise UsageError(
-            f"{news.path.name} has no logs" + (f" of attempt {attempt}" if attempt else ""),
+            f"{view.path.name} has no logs" + (f" of attempt {attempt}" if attempt else ""),
+            code="no-logs",
             hint="tfdist status shows whether its tasks were started",
         )
 
 
 class _Logs:
-    """Reads on in the logs of an attempt.
+    """Reads the logs of an attempt incrementally.
 
     Args:
-        run: the run's directory.
-        attempt: which attempt; None for the last one, and those that begin while one looks.
-        lines: how many of the lines that a log has at first are given; 0 for all.
+        run: the run directory.
+        attempt: number of the attempt; None for the last one and those that start later.
+        lines: lines to return from the end of each log on the first read; 0 for all.
     """
 
     def __init__(self, run: Path, attempt: int | None, lines: int) -> None:
@@ -80,19 +83,19 @@ class _Logs:
         self._attempt = attempt
         self._lines = lines
         self._first: int | None = None
-        """The attempt that was the last one at first."""
+        """The newest attempt at the first read."""
         self._readers: dict[tuple[int, TaskId, str], _Reader | None] = {}
 
     @property
     def found(self) -> bool:
-        """Whether there are any."""
+        """Whether any log file exists."""
         return bool(self._readers)
 
     def read(self, *, last: bool) -> Iterator[tuple[TaskId, list[str]]]:
-        """What each task has written since the last call; of an attempt that is over, all before that of the next.
+        """Yields each task's new lines since the last call. All lines of an attempt come before those of the next one.
 
         Args:
-            last: whether there will be no other call.
+            last: whether this is the last call.
         """
         files = log_files(self._run)
         newest = max((number for number, _, _ in files), default=None)
@@ -105,43 +108,43 @@ class _Logs:
                 reader = self._readers[key]
                 if reader:
                     yield task, reader.read(last=last or number != newest)
-        self._lines = 0  # all of a log that is begun while one looks
+        self._lines = 0  # logs that appear later are read from their start
 
 
 def _opened(path: Path, lines: int) -> _Reader | None:
-    """A reader; None for what cannot be read, which is named."""
+    """Opens a log; reports an unreadable one on stderr and returns None."""
     try:
         return _Reader(path, lines)
     except OSError as error:
-        console.err.print(Text(f"left out: {neutral(str(path))}: {error.strerror}"), soft_wrap=True)
+        console.err.print(Text(f"skipped: {neutral(str(path))}: {error.strerror}"), soft_wrap=True)
         return None
 
 
 class _Reader:
-    """Reads on in a file.
+    """Reads a file incrementally.
 
     Args:
         path: the file.
-        lines: how many of the lines that are there at first are given; 0 for all.
+        lines: lines to return from the end on the first read; 0 for all.
     """
 
     def __init__(self, path: Path, lines: int) -> None:
         self._file = open_file(path)
         self._first: int | None = lines or None
-        self._begun = b""
+        self._partial = b""
 
     def read(self, *, last: bool) -> list[str]:
-        """The lines since the last call, without TensorFlow's greetings.
+        """Returns the lines since the last call, without TensorFlow's start-up messages.
 
         Args:
-            last: whether it is read no further, so that a line is one though nothing ends it.
+            last: whether this is the last read; then an unfinished line is returned too.
         """
         if self._file.closed:
             return []
-        *whole, self._begun = (self._begun + self._file.read()).split(b"\n")
+        *whole, self._partial = (self._partial + self._file.read()).split(b"\n")
         if last:
             self._file.close()
-            whole += [self._begun] if self._begun else []
+            whole += [self._partial] if self._partial else []
         texts = (shown(line.decode(errors="replace")) for line in whole)
         found = deque((text for text in texts if not any(each in text for each in GREETINGS)), self._first)
         self._first = None
@@ -152,9 +155,10 @@ def _parsed(name: str, tasks: list[TaskId]) -> TaskId:
     try:
         task = TaskId.parse(name)
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(str(error), code="invalid-task") from None
     if task not in tasks:
-        raise UsageError(f"the run has no task {task}", hint=f"its tasks are {', '.join(map(str, tasks))}")
+        known = ", ".join(map(str, tasks))
+        raise UsageError(f"the run has no task {task}", code="unknown-task", hint=f"its tasks are {known}")
     return task
 
 

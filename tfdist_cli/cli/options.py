@@ -1,4 +1,4 @@
-"""The parameters that several commands share, described once."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ LATEST = Path("runs/latest")
 
 ClusterArgument = Annotated[
     Path,
-    typer.Argument(metavar="CLUSTER", help="The cluster: a YAML file with a strategy and roles.", show_default=False),
+    typer.Argument(metavar="CLUSTER", help="The cluster file: YAML with a strategy and roles.", show_default=False),
 ]
 CommandArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="-- COMMAND", help="Your own program, run by every task instead of a recipe.", show_default=False
+        metavar="-- COMMAND", help="A program that every task runs instead of a recipe.", show_default=False
     ),
 ]
 RecipeOption = Annotated[
     Path | None,
-    typer.Option("--recipe", "-r", help="The recipe to train, in place of the cluster's own.", show_default=False),
+    typer.Option(
+        "--recipe", "-r", help="The recipe file to train; overrides the cluster's 'recipe'.", show_default=False
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -31,7 +33,7 @@ SetOption = Annotated[
         "--set",
         "-s",
         metavar="PATH=VALUE",
-        help="Set one key of either file, such as roles.worker.replicas=4 or train.epochs=3. Can be repeated.",
+        help="Override a key of either file, such as roles.worker.replicas=4 or train.epochs=3. Repeatable.",
         show_default=False,
     ),
 ]
@@ -40,25 +42,23 @@ OnOption = Annotated[
     typer.Option(
         "--on",
         metavar="LAUNCHER",
-        help=f"What starts the tasks, in place of the cluster's own: {launcher_names()}.",
+        help=f"The launcher; overrides the cluster's 'launcher': {launcher_names()}.",
         show_default=False,
     ),
 ]
 TaskOption = Annotated[
     str,
     typer.Option(
-        "--task", "-t", metavar="ROLE:INDEX", help="One task of the cluster, such as worker:1.", show_default=False
+        "--task", "-t", metavar="ROLE:INDEX", help="A task of the cluster, such as worker:1.", show_default=False
     ),
 ]
 RunArgument = Annotated[
     Path,
-    typer.Argument(
-        metavar="[RUN]", help="The run's directory; runs/latest by default.", default_factory=lambda: LATEST
-    ),
+    typer.Argument(metavar="[RUN]", help="The run directory; runs/latest by default.", default_factory=lambda: LATEST),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print all that is known, as JSON.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
 
 
 def settings(overrides: list[str] | None, on: str | None) -> list[str]:
-    """What the options set in the files: `--on` is the cluster's `launcher`."""
+    """Returns the overrides of both options: `--on NAME` sets the cluster's `launcher`."""
     return [*(overrides or ()), *([] if on is None else [f"launcher={on}"])]

@@ -1,4 +1,4 @@
-"""`tfdist plan`: what `launch` would do, without doing it."""
+"""`tfdist plan`: prints the plan of a launch."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ EXAMPLES = (
 
 
 _COLUMNS = ("task", "address", "threads", "memory", "GPUs")
-"""Those in which no task has anything are left out."""
+"""Columns of the table. Empty columns are omitted."""
 _FOLDED = ("address", "GPUs")
-"""Those that may be too long for a line of a terminal."""
+"""Columns that wrap when the terminal is narrow."""
 _ANY = "ROLE:INDEX"
 
 
@@ -42,38 +42,40 @@ def plan(
     recipe: RecipeOption = None,
     overrides: SetOption = None,
     on: OnOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of the plan, with environments, as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the whole plan as JSON, environments included.")
+    ] = False,
 ) -> None:
     """Show what `launch` would start: every task with its address, resources and command.
 
-    A task without hosts gets a free port of this machine when it starts; the plan has port 0 for it.
+    A task without hosts gets a free port of this machine at the start. The plan shows port 0 for it.
     """
     spec, trained = load_run(cluster, recipe, settings(overrides, on))
     job = Job(spec, None if command else trained, tuple(command or ()), None)
-    made = job.foreseen(launcher_of(spec))
+    preview = job.preview(launcher_of(spec))
     console.print_warnings(warnings_of(spec, Machine.here()))
     if as_json:
-        console.write(json.dumps(made.as_json(), indent=2))
+        console.write(json.dumps(preview.as_json(), indent=2))
     else:
-        print_plan(made)
+        print_plan(preview)
 
 
-def print_plan(made: Plan) -> None:
-    """Prints a table of where each task runs, with what share of the machine, and then what it runs."""
-    console.out.print(f"{made.name}: {made.strategy}, in {made.run_dir}", markup=False)
+def print_plan(plan: Plan) -> None:
+    """Prints a table of the tasks with their addresses and resources, then their commands."""
+    console.out.print(f"{plan.name}: {plan.strategy}, in {plan.run_dir}", markup=False)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
-    rows = [_row(task) for task in made.tasks]
+    rows = [_row(task) for task in plan.tasks]
     for column in (name for name in _COLUMNS if any(row.get(name) for row in rows)):
         table.add_column(column, overflow="fold", no_wrap=column not in _FOLDED)
     for row in rows:
         table.add_row(*(escape(row[str(column.header)]) for column in table.columns))
     console.out.print(table)
-    for task, command in _commands(made.tasks):
+    for task, command in _commands(plan.tasks):
         console.out.print(f"\n{task} runs\n  {command}", markup=False)
 
 
 def _commands(tasks: Sequence[PlannedTask]) -> Iterator[tuple[str, str]]:
-    """What the tasks run: one command, where they differ in nothing but the task's name."""
+    """Yields tasks and their commands: one entry if the commands differ only in the task's name."""
     commands = {str(each.task): shlex.join(each.argv) for each in tasks}
     alike = {command.replace(task, _ANY) for task, command in commands.items()}
     yield from [("each task", alike.pop())] if len(alike) == 1 else commands.items()

@@ -1,4 +1,4 @@
-"""`tfdist render`: what `launch` would do, in the words of the program that does it."""
+"""`tfdist render`: prints the commands or manifests that `launch` would use."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ def render(
     *,
     to: Annotated[
         str | None,
-        typer.Option(metavar="LAUNCHER", help="For which launcher; by default the cluster's own.", show_default=False),
+        typer.Option(metavar="LAUNCHER", help="The launcher; by default the cluster's.", show_default=False),
     ] = None,
     recipe: RecipeOption = None,
     overrides: SetOption = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="The run's directory, as the tasks are to know it.", show_default=False)
+        Path | None, typer.Option(help="The run directory as the tasks see it.", show_default=False)
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A file to write to, in place of the terminal.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; by default stdout.")] = None,
 ) -> None:
-    """Print exactly what `launch` would do, in the words of the program that does it.
+    """Print the commands, sbatch script, compose file or Kubernetes manifests that `launch` would use.
 
-    For this machine that is a shell command for each task, for containers a compose file, for
-    Kubernetes manifests. Nothing is started. What is printed can be kept, read, changed and run without tfdist.
+    For this machine and for ssh hosts that is one shell command per task. Nothing is started. The output can be
+    edited and run without `tfdist launch`.
     """
     job = load_job(cluster, recipe, settings(overrides, to), command, run_dir)
     launcher = launcher_of(job.cluster)
-    text = launcher.render(job.foreseen(launcher))
+    text = launcher.render(job.preview(launcher))
     if output is None:
         console.write(text)
         return
     try:
         output.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{output} cannot be written: {error.strerror}", hint="name another file") from error
+        raise UsageError(
+            f"cannot write {output}: {error.strerror}", code="output-not-writable", hint="choose another file"
+        ) from error

@@ -1,4 +1,4 @@
-"""`tfdist role`: one task in the foreground, for a terminal, a container or a scheduler."""
+"""`tfdist role`: runs one task in the foreground, in a terminal, a container or a scheduler."""
 
 from __future__ import annotations
 
@@ -38,40 +38,43 @@ EXAMPLES = (
 )
 DEFAULT_RUNS = Path("runs")
 _DECIDED_HERE = (RUN_DIR, "GLIBC_TUNABLES", *NO_PROXY)
-"""Variables that are made of what a scheduler has set, and take its place."""
+"""Variables that are derived from those of a scheduler and replace them."""
 
 
 def role(  # noqa: PLR0913 a parameter is an option
     task: Annotated[
         str | None,
-        typer.Option(help="Which task this is, such as worker:1; by default TF_CONFIG says.", show_default=False),
+        typer.Option(help="The task, such as worker:1; by default the one of TF_CONFIG.", show_default=False),
     ] = None,
     cluster: Annotated[
         Path | None,
-        typer.Option("--cluster", "-c", help="The cluster file; without it TF_CONFIG describes the cluster."),
+        typer.Option("--cluster", "-c", help="The cluster file; by default TF_CONFIG describes the cluster."),
     ] = None,
     recipe: RecipeOption = None,
     settings: SetOption = None,
     *,
     run_dir: Annotated[
         Path | None,
-        typer.Option(help="Where the chief writes metrics, checkpoints and exports; runs/NAME by default."),
+        typer.Option(help="The run directory, for metrics, checkpoints and exports. Default: runs/NAME."),
     ] = None,
-    start_timeout: Annotated[float | None, typer.Option(help="Seconds to wait for the other tasks; 120.")] = None,
+    start_timeout: Annotated[
+        float | None, typer.Option(help="Seconds to wait for the other tasks. Default: 120.")
+    ] = None,
     planned: Annotated[
         bool,
-        typer.Option("--planned", help="Trust the environment as it is: a launcher's plan has decided all of it."),
+        typer.Option("--planned", help="Trust the environment: the plan of a launcher has set all of it."),
     ] = False,
     command: CommandArgument = None,
 ) -> None:
     """Run one task of a cluster in the foreground.
 
-    Started once for each task, each in its own terminal, container or host, they train together as `tfdist launch`
-    does. Tasks without an address take this machine's ports from 2222 on. With TF_CONFIG set, as schedulers do, a ps
-    or a worker of parameter servers needs no option, and the others need a --recipe. Started by Slurm's srun, a task
-    needs the --cluster alone: Slurm's variables say which task it is, and where the others are.
+    Run this command once for each task, each in its own terminal, container or host: the tasks train together as with
+    `tfdist launch`. Tasks without an address use this machine's ports from 2222 on. If TF_CONFIG is set, a ps or a
+    worker of parameter servers needs no option; other tasks need --recipe. Under Slurm's srun a task needs --cluster
+    only: Slurm's variables name the task and the addresses.
 
-    It plans the task's environment (GPUs, threads, proxies) for the machine that it runs on, and then becomes the task.
+    The command plans the task's environment (GPUs, threads, proxies) for this machine and then replaces itself with the
+    task's program.
     """
     exit_with_launcher()
     if start_timeout is not None:
@@ -81,16 +84,18 @@ def role(  # noqa: PLR0913 a parameter is an option
         trained = load_recipe(recipe, settings or ())
     if planned:
         _check_environment(task, run_dir)
-        _make(Path(os.environ[RUN_DIR]))
+        _make_run_dir(Path(os.environ[RUN_DIR]))
         if command:
-            _become(command, os.environ)
+            _exec(command, os.environ)
         require_tensorflow()
         exit_now(run_task(trained))
     own = _plan(spec, task, run_dir)
     files = [*_option("--cluster", cluster), *_option("--recipe", recipe)]
     again = [sys.executable, "-m", "tfdist_cli", "role", "--task", str(own.task), *files, "--planned"]
     again += (f"--set={each}" for each in settings or ())
-    _become(command or again, _enter(own, decides(spec.strategy, own.task.role) if spec and not task else None))
+    _exec(
+        command or again, _task_environment(own, decides(spec.strategy, own.task.role) if spec and not task else None)
+    )
 
 
 def _option(name: str, path: Path | None) -> list[str]:
@@ -98,14 +103,22 @@ def _option(name: str, path: Path | None) -> list[str]:
 
 
 def _check_environment(task: str | None, run_dir: Path | None) -> None:
-    """Refuses an environment that no launcher has set for this task."""
+    """Rejects an environment that no launcher has set for this task.
+
+    Raises:
+        UsageError: a variable is missing, or an option contradicts the environment.
+    """
     missing = next((name for name in ("TF_CONFIG", RUN_DIR) if not os.environ.get(name)), None)
     if missing:
         raise UsageError(
-            f"with --planned a launcher has set the environment, but {missing} is not set", hint="leave out --planned"
+            f"--planned requires {missing}, which a launcher sets",
+            code="not-planned",
+            hint="remove --planned",
         )
     if run_dir is not None:
-        raise UsageError(f"with --planned {RUN_DIR} says where the run is kept", hint="leave out --run-dir")
+        raise UsageError(
+            f"with --planned, {RUN_DIR} names the run directory", code="run-dir-twice", hint="remove --run-dir"
+        )
     _check_task(task, Environment.read().task)
 
 
@@ -113,20 +126,26 @@ def _check_task(named: str | None, own: TaskId) -> None:
     try:
         task = own if named is None else TaskId.parse(named)
     except ValueError as error:
-        raise UsageError(str(error), hint="leave out --task") from None
+        raise UsageError(str(error), code="invalid-task", hint="remove --task") from None
     if task != own:
-        raise UsageError(f"TF_CONFIG says that this is {own}, not {task}", hint="leave out --task")
+        raise UsageError(
+            f"--task is {task}, but TF_CONFIG names {own}", code="task-differs-from-tf-config", hint="remove --task"
+        )
 
 
 def _plan(cluster: Cluster | None, task: str | None, run_dir: Path | None) -> PlannedTask:
-    """Plans this task for the machine that it runs on."""
+    """Plans this task for the machine that it runs on.
+
+    Raises:
+        UsageError: the task is not named.
+    """
     if cluster is None:
         return _plan_as_scheduled(task, run_dir)
     if task is not None:
         return _plan_by_hand(cluster, cluster.task(task), run_dir)
     if in_step():
         return _plan_in_step(cluster, find_step_task(cluster), run_dir)
-    raise UsageError("which task is this?", hint="name it with --task, such as --task worker:1")
+    raise UsageError("no task is named", code="no-task", hint="pass --task, such as --task worker:1")
 
 
 def _plan_by_hand(cluster: Cluster, task: TaskId, run_dir: Path | None) -> PlannedTask:
@@ -136,7 +155,7 @@ def _plan_by_hand(cluster: Cluster, task: TaskId, run_dir: Path | None) -> Plann
 
 
 def _plan_as_scheduled(named: str | None, run_dir: Path | None) -> PlannedTask:
-    """Plans what a scheduler that has set `TF_CONFIG` has left open; all else that it has set stays."""
+    """Plans a task of a scheduler that sets `TF_CONFIG`. Variables that the scheduler has set stay."""
     cluster, task = _cluster_of_tf_config()
     _check_task(named, task)
     own, machine = _plan_by_hand(cluster, task, run_dir), Machine.here()
@@ -149,7 +168,7 @@ def _plan_as_scheduled(named: str | None, run_dir: Path | None) -> PlannedTask:
 
 
 def _plan_in_step(cluster: Cluster, place: StepTask, run_dir: Path | None) -> PlannedTask:
-    """Plans the task that this process is in a step of Slurm's, of what Slurm has given to it."""
+    """Plans the task of this process in a Slurm step, with the resources that Slurm has assigned to it."""
     spec = cluster.role(place.task)
     resources = make_resources(spec, place.cpus or 1, _gpus_in_step(cluster, spec, place))
     in_slurm = cluster.model_copy(update={"launcher": "slurm"})
@@ -157,10 +176,15 @@ def _plan_in_step(cluster: Cluster, place: StepTask, run_dir: Path | None) -> Pl
 
 
 def _gpus_in_step(cluster: Cluster, spec: RoleSpec, place: StepTask) -> tuple[str, ...]:
-    """The task's own GPUs; those that Slurm gives to several tasks of a node together, these tasks share."""
+    """Returns the GPUs of the task. GPUs that Slurm assigns to several tasks of a node are divided among them.
+
+    Raises:
+        UsageError: Slurm has assigned another number of GPUs than `gpus` asks for.
+    """
     if isinstance(spec.gpus, int) and spec.gpus not in (0, len(place.gpus)):
         raise UsageError(
-            f"{place.task} is to have {spec.gpus} GPUs, but Slurm lets it see {len(place.gpus)}",
+            f"{place.task} requires {spec.gpus} GPUs, but Slurm has assigned {len(place.gpus)}",
+            code="gpus-not-assigned",
             hint=f"srun --gpus-per-task={spec.gpus}; Slurm's gres.conf has to name the devices' files",
         )
     if spec.gpus:
@@ -175,18 +199,18 @@ def _run_dir(cluster: Cluster, chosen: Path | None) -> Path:
     return (chosen or (Path(given) if given else (cluster.run_dir or DEFAULT_RUNS) / cluster.name)).absolute()
 
 
-def _enter(own: PlannedTask, slot: bool | None) -> Mapping[str, str]:
-    """The whole environment of the task; in a step of Slurm's this is a process of its own from here on.
+def _task_environment(own: PlannedTask, slot: bool | None) -> Mapping[str, str]:
+    """Returns the whole environment of the task. In a Slurm step, the rest of the command runs in a child process.
 
     Args:
-        own: the task.
-        slot: in a step, whether the task's exit code is to be Slurm's as well; None outside of one.
+        own: the planned task.
+        slot: in a Slurm step, whether the step ends with the task's exit code; None outside of a step.
     """
-    # What started this task may have given it its secrets, and be the only one that can.
+    # Secrets that the environment already holds stay: this machine may lack their files.
     missing = {name: spec for name, spec in own.secrets.items() if name not in os.environ}
     secrets = read_secrets(missing, own.task.role)
     path = Path(own.env[RUN_DIR])
-    _make(path)
+    _make_run_dir(path)
     if slot is not None:
         fork_task(own.task, path, own.as_json(), decides=slot)
         exit_with_launcher()
@@ -194,43 +218,56 @@ def _enter(own: PlannedTask, slot: bool | None) -> Mapping[str, str]:
 
 
 def _cluster_of_tf_config() -> tuple[Cluster, TaskId]:
-    """The cluster that `TF_CONFIG` describes, as if a file had said it."""
+    """Returns the cluster and the task that `TF_CONFIG` describes.
+
+    Raises:
+        UsageError: `TF_CONFIG` is not set, or describes no valid cluster.
+    """
     if not os.environ.get("TF_CONFIG"):
         raise UsageError(
-            "nothing says which cluster this task belongs to",
-            hint="name a file with --cluster and a task with --task, or set TF_CONFIG",
+            "no cluster is named",
+            code="no-cluster",
+            hint="pass --cluster FILE and --task ROLE:INDEX, or set TF_CONFIG",
         )
     environment = Environment.read()
     hosts: dict[str, list[str]] = {}
     for member, address in environment.addresses.items():
         hosts.setdefault(member.role, []).append(str(address))
     roles = {role: {"hosts": addresses} for role, addresses in hosts.items()}
-    roles.setdefault(environment.task.role, {})  # an evaluator may be left out of its own cluster
+    roles.setdefault(environment.task.role, {})  # TF_CONFIG's cluster may omit the evaluator
     try:
         cluster = Cluster.model_validate({"name": "role", "strategy": environment.strategy, "roles": roles})
     except ValidationError as error:
         reasons = "; ".join(str(problem["msg"]) for problem in error.errors())
-        message = f"TF_CONFIG describes no cluster that can train: {reasons}"
-        raise UsageError(message, hint="see docs/reference/cluster.md") from error
+        message = f"TF_CONFIG describes no valid cluster: {reasons}"
+        raise UsageError(message, code="invalid-tf-config", hint="see docs/reference/cluster.md") from error
     return cluster, environment.task
 
 
-def _make(run_dir: Path) -> None:
+def _make_run_dir(run_dir: Path) -> None:
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"the run directory {run_dir} cannot be made: {error.strerror}", hint="name another one with --run-dir"
+            f"cannot create the run directory {run_dir}: {error.strerror}",
+            code="run-dir-not-writable",
+            hint="choose another one with --run-dir",
         ) from error
 
 
-def _become(command: list[str], env: Mapping[str, str]) -> NoReturn:
-    """Goes on as another program: much of an environment counts only where a process has it from its start."""
+def _exec(command: list[str], env: Mapping[str, str]) -> NoReturn:
+    """Replaces this process with another program: libraries read many variables only when a process starts.
+
+    Raises:
+        UsageError: the program cannot be executed.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     try:
         os.execvpe(command[0], command, env)  # noqa: S606 the user's own program, as an argv
     except OSError as error:
         raise UsageError(
-            f"{command[0]!r} cannot be run: {error.strerror}", hint="name a program after '--' that is on PATH"
+            f"cannot execute {command[0]!r}: {error.strerror}",
+            code="program-not-executable",
+            hint="pass a program that is on PATH after '--'",
         ) from error

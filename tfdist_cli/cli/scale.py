@@ -1,4 +1,4 @@
-"""`tfdist scale`: other numbers of tasks for a run that goes on."""
+"""`tfdist scale`: changes the number of tasks of a running job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXAMPLES = (
     "tfdist scale worker=4 --dry-run",
 )
 _PERIOD = 0.1
-"""Seconds between two looks at what another process writes."""
+"""Seconds between two reads of a file that another process writes."""
 _HOW = "write ROLE=N, such as worker=4"
 _NUMBER = re.compile(r"[a-z_]+=.*", re.DOTALL)
 
@@ -41,52 +41,56 @@ def scale(
         list[str],
         typer.Argument(
             metavar="[RUN] ROLE=N...",
-            help="The run's directory, runs/latest by default, and for each role that changes how many tasks it is "
-            "to have.",
+            help="The run directory, runs/latest by default; then the new number of tasks of each role that changes.",
             show_default=False,
         ),
     ],
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say whether the run could be changed so.")] = False,
-    wait: Annotated[bool, typer.Option(help="Wait until the training goes on with the new numbers.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check whether the change is possible.")] = False,
+    wait: Annotated[bool, typer.Option(help="Wait until the training continues.")] = True,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait.")] = 300.0,
 ) -> None:
-    """Change how many workers, ps or other tasks a run has, while it runs.
+    """Change the number of tasks of a role while a run trains.
 
-    The training saves a checkpoint, all tasks end, and the new ones go on from it, at the next step: ports and cores
-    are shared out anew, variables spread over the ps that there are, and the data is divided among the workers that
-    there are. The launcher goes on; no restart is counted. What the cluster file would not allow is refused, with the
-    same words, and so is a run of a program of your own or without checkpoints.
+    The training saves a checkpoint, all tasks exit, and the new tasks continue from that checkpoint. Ports and cores
+    are assigned anew, variables are distributed over the new ps, and the data is divided among the new workers. The
+    launcher keeps running, and no restart is counted. The same rules as for the cluster file apply. Runs of a program
+    and runs without checkpoints cannot be scaled.
 
-    A run that has ended goes on with other numbers by
+    A run that has ended continues with other numbers by
     tfdist launch CLUSTER --run-dir RUN --set roles.worker.replicas=4
 
-    Exit codes: 0 the training goes on with these numbers, or would, or has them already; 1 the run has ended instead;
-    2 it was refused; 124 it takes longer than --timeout.
+    Exit codes: 0 the training continues with these numbers, or already has them; 1 the run ended before; 2 the request
+    was rejected; 124 --timeout was exceeded.
     """
     run, replicas = _read(arguments)
-    news = read_run(run)
-    if news.launcher is None:
+    view = read_run(run)
+    if view.launcher is None:
         raise UsageError(
-            f"{news.path.name} does not run: it is {news.outcome.value}",
-            hint=f"tfdist launch CLUSTER --run-dir {run} {_settings(replicas)} goes on from its last checkpoint",
+            f"{view.path.name} is not running: it is {view.outcome.value}",
+            code="run-not-running",
+            hint=f"tfdist launch CLUSTER --run-dir {run} {_settings(replicas)} continues from its last checkpoint",
         )
-    asked = _Asked(news, time.monotonic() + timeout)
-    with post_request(news.path, replicas, dry_run=dry_run) as request:
-        asked.number = request.number
-        answer = asked.hear("scale")
-    if _settled(answer, request):
+    answers = _Answers(view, time.monotonic() + timeout)
+    with post_request(view.path, replicas, dry_run=dry_run) as request:
+        answers.number = request.number
+        answer = answers.wait("scale")
+    if _print_answer(answer, request):
         return
     what = format_replicas(answer["replicas"])
-    console.write(f"{what}: the training saves a checkpoint, and goes on with these numbers")
+    console.write(f"{what}: the training saves a checkpoint and continues with these numbers")
     if wait:
-        scaled = asked.hear("scaled")
+        scaled = answers.wait("scaled")
         where = "from the beginning" if scaled["resumed"] is None else f"from step {scaled['resumed']}"
-        console.write(f"{what}: it went on {where}, {duration(scaled['took'])} later")
+        console.write(f"{what}: training continued {where} after {duration(scaled['took'])}")
 
 
 def _read(arguments: list[str]) -> tuple[Path, dict[Role, int]]:
-    """The run, and the numbers."""
+    """Returns the run directory and the new number of tasks of each role.
+
+    Raises:
+        UsageError: an argument is no `ROLE=N`, or a role is given twice.
+    """
     given = [] if _NUMBER.fullmatch(arguments[0]) else [arguments[0]]
     replicas: dict[Role, int] = {}
     for text in arguments[len(given) :]:
@@ -95,14 +99,14 @@ def _read(arguments: list[str]) -> tuple[Path, dict[Role, int]]:
         if role is None:
             near = get_close_matches(name, ROLES, n=1)
             meant = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(ROLES)}"
-            raise UsageError(f"{text}: there is no role {name!r}, {meant}", hint=_HOW)
+            raise UsageError(f"{text}: unknown role {name!r}, {meant}", code="unknown-role", hint=_HOW)
         if not (number.isascii() and number.isdigit() and len(number) < 10):
-            raise UsageError(f"{text}: expected a number of tasks, got {number!r}", hint=_HOW)
+            raise UsageError(f"{text}: expected a number of tasks, got {number!r}", code="wrong-type", hint=_HOW)
         if role in replicas:
-            raise UsageError(f"{text}: {role} has a number already", hint=f"write {role}=N once")
+            raise UsageError(f"{text}: {role} is given twice", code="role-given-twice", hint=f"write {role}=N once")
         replicas[role] = int(number)
     if not replicas:
-        raise UsageError("which numbers of tasks is the run to have?", hint=_HOW)
+        raise UsageError("no number of tasks is given", code="no-replicas", hint=_HOW)
     if given:
         refuse_scheme(given[0])
     return Path(given[0]) if given else LATEST, replicas
@@ -112,18 +116,18 @@ def _settings(replicas: Mapping[Role, int]) -> str:
     return " ".join(f"--set roles.{role}.replicas={number}" for role, number in replicas.items())
 
 
-def _settled(answer: Mapping[str, Any], request: Request) -> bool:
-    """Whether the launcher's answer is all that there is to say.
+def _print_answer(answer: Mapping[str, Any], request: Request) -> bool:
+    """Prints an answer that ends the command; returns False if the launcher has accepted the request.
 
     Raises:
-        UsageError: it has refused.
+        UsageError: the launcher has rejected the request.
     """
     match answer["answer"]:
         case "refused":
-            raise UsageError(str(answer["reason"]), hint=str(answer["hint"]) or None)
+            raise UsageError(str(answer["reason"]), code="scale-rejected", hint=str(answer["hint"]) or None)
         case "unchanged":
             numbers = ", ".join(f"{role} {number}" for role, number in request.replicas.items())
-            console.write(f"nothing to do: the run has {numbers} already")
+            console.write(f"nothing to do: the run already has {numbers}")
         case "possible":
             console.write(f"{format_replicas(answer['replicas'])}: possible; nothing was changed")
         case _:
@@ -131,32 +135,32 @@ def _settled(answer: Mapping[str, Any], request: Request) -> bool:
     return True
 
 
-class _Asked:
-    """A request, and what the launcher says of it in `events.jsonl` from now on.
+class _Answers:
+    """The launcher's events about a request, read from `events.jsonl`.
 
     Args:
-        news: the run.
-        deadline: until when it is waited for, by the monotonic clock.
+        view: the run.
+        deadline: end of the wait, by the monotonic clock.
     """
 
-    def __init__(self, news: RunView, deadline: float) -> None:
-        self._news = news
+    def __init__(self, view: RunView, deadline: float) -> None:
+        self._view = view
         self._deadline = deadline
-        self._path = news.path / EVENTS_FILE
+        self._path = view.path / EVENTS_FILE
         self._read = self._path.stat().st_size if self._path.exists() else 0
         self.number = ""
 
-    def hear(self, kind: str) -> Mapping[str, Any]:
-        """Waits for an event about the request.
+    def wait(self, kind: str) -> Mapping[str, Any]:
+        """Waits for an event about the request and returns it.
 
         Raises:
-            TfdistError: the run ends before that.
-            TimeoutExceeded: it takes too long.
+            TfdistError: the run ended first.
+            TimeoutExceeded: the deadline has passed.
         """
         while True:
-            alive = launcher_of(self._news.path) == self._news.launcher
+            alive = launcher_of(self._view.path) == self._view.launcher
             if alive and kind == "scale":
-                self._knock()
+                self._signal_launcher()
             for event in self._new():
                 if event.get("event") == kind and event.get("request") == self.number:
                     return event
@@ -164,27 +168,31 @@ class _Asked:
                     alive = False
             if not alive:
                 raise TfdistError(
-                    f"{self._news.path.name} has ended before it went on with other numbers of tasks",
-                    hint=f"tfdist status {self._news.path} says how",
+                    f"{self._view.path.name} ended before it was scaled",
+                    code="run-ended",
+                    hint=f"tfdist status {self._view.path} shows why",
                 )
             if time.monotonic() >= self._deadline:
                 raise TimeoutExceeded(
-                    "the launcher has not answered in time" if kind == "scale" else "the training does not go on yet",
-                    hint=f"tfdist status {self._news.path} says what it does",
+                    "the launcher has not answered in time"
+                    if kind == "scale"
+                    else "the training has not continued yet",
+                    code="scale-timeout",
+                    hint=f"tfdist status {self._view.path} shows its state",
                 )
             time.sleep(_PERIOD)
 
-    def _knock(self) -> None:
-        """Tells the launcher of the request; one that has just begun may not have heard it the first time."""
+    def _signal_launcher(self) -> None:
+        """Signals the launcher again: one that has just started may have missed the first signal."""
         with suppress(psutil.NoSuchProcess):
-            psutil.Process(self._news.launcher).send_signal(SIGNAL)
+            psutil.Process(self._view.launcher).send_signal(SIGNAL)
 
     def _new(self) -> Iterator[dict[str, Any]]:
-        """The events that have been written since, whole lines of them."""
+        """Yields the new events, complete lines only."""
         try:
             file = open_file(self._path)
         except FileNotFoundError:
-            return  # nothing has happened yet
+            return  # no event yet
         with file:
             file.seek(self._read)
             text, line_feed, _ = file.read().rpartition(b"\n")

@@ -1,4 +1,4 @@
-"""`tfdist schema`: what an editor needs to complete and check the files."""
+"""`tfdist schema`: prints the JSON Schemas, with which editors complete and check the files."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ EXAMPLES = ("tfdist schema cluster > cluster.schema.json",)
 
 
 class Kind(str, Enum):
-    """The kinds of file."""
+    """The kinds of files that users write."""
 
     cluster = "cluster"
     recipe = "recipe"
 
 
-def schema(kind: Annotated[Kind, typer.Argument(help="Which of the two files.", show_default=False)]) -> None:
-    """Print the JSON Schema of a cluster or a recipe file, for editors.
+def schema(kind: Annotated[Kind, typer.Argument(help="The kind of file.", show_default=False)]) -> None:
+    """Print the JSON Schema of the cluster file or the recipe file, for editors.
 
-    An editor with a YAML language server takes it from the file's first line:
+    Editors with a YAML language server read the schema's path from the first line of a file:
     # yaml-language-server: $schema=cluster.schema.json
     """
     console.write(json.dumps(json_schema(kind.value), indent=2))

@@ -1,4 +1,4 @@
-"""`tfdist status`: how a run stands."""
+"""`tfdist status`: shows the state of a run."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ EXAMPLES = ("tfdist status", "tfdist status runs/digits-20260102-030405 --json")
 
 
 def status(run: RunArgument, as_json: JsonOption = False) -> None:
-    """Show how a run stands: its tasks, its progress, and what ended it.
+    """Show a run's tasks, its progress, and why it ended.
 
-    By default it is runs/latest, the run below runs/ that was launched last. It reads the run's directory and nothing
-    else, so it works from any terminal, during the run and after it, and when the launcher is gone.
+    The default run is runs/latest, the last run launched. The command reads only the run directory: it works from any
+    terminal, during the run and after it, also when the launcher was killed.
     """
-    news = read_run(run)
+    view = read_run(run)
     if as_json:
-        console.write(to_json(news.as_json(), indent=2))
+        console.write(to_json(view.as_json(), indent=2))
         return
-    title = Text.assemble((news.outcome.value, OUTCOME_COLOURS[news.outcome]), f" {_doing(news)}{news.strategy}")
-    console.out.print(Text.assemble((neutral(news.path.name), "bold"), ": ", title, f", {duration(news.seconds)}"))
+    title = Text.assemble((view.outcome.value, OUTCOME_COLOURS[view.outcome]), f" {_doing(view)}{view.strategy}")
+    console.out.print(Text.assemble((neutral(view.path.name), "bold"), ": ", title, f", {duration(view.seconds)}"))
     table = Table.grid(padding=(0, 2))
-    for task in news.tasks:
+    for task in view.tasks:
         table.add_row(*_row(task))
     console.out.print(table)
-    for name, text in _facts(news):
+    for name, text in _facts(view):
         console.out.print(Text.assemble((f"{name:<10}", "bold"), neutral(text)), soft_wrap=True)
 
 
-def _doing(news: RunView) -> str:
-    return f"({news.phase}) " if news.outcome is Outcome.RUNNING else ""
+def _doing(view: RunView) -> str:
+    return f"({view.phase}) " if view.outcome is Outcome.RUNNING else ""
 
 
 def _since(scaled: Mapping[str, Any]) -> str:
-    """From where the training went on with other numbers of tasks, if it has."""
+    """Returns the step at which the training continued after a resize; empty if it has not."""
     if scaled["took"] is None:
         return ""
     where = "from the beginning" if scaled["resumed"] is None else f"from step {scaled['resumed']}"
-    return f"; it went on {where}, {duration(scaled['took'])} later"
+    return f"; training continued {where} after {duration(scaled['took'])}"
 
 
 def _row(task: TaskView) -> tuple[Text, ...]:
@@ -63,7 +63,7 @@ def _row(task: TaskView) -> tuple[Text, ...]:
 
 
 def _share(resources: Mapping[str, Any]) -> Iterator[str]:
-    """What a task was given of its machine."""
+    """Yields the resources of a task."""
     gpus, threads, memory = (resources.get(key) for key in ("gpus", "intra_op_threads", "memory"))
     if isinstance(gpus, list) and gpus:
         yield f"GPU {' '.join(map(str, gpus))}"
@@ -73,16 +73,16 @@ def _share(resources: Mapping[str, Any]) -> Iterator[str]:
         yield str(memory)
 
 
-def _facts(news: RunView) -> Iterator[tuple[str, str]]:
-    if news.step is not None:
-        yield "training", f"step {news.step}  {metrics_text(news.metrics)}"
-    for each in news.scaled:
+def _facts(view: RunView) -> Iterator[tuple[str, str]]:
+    if view.step is not None:
+        yield "training", f"step {view.step}  {metrics_text(view.metrics)}"
+    for each in view.scaled:
         yield "scaled", f"{format_replicas(each['replicas'])} after {duration(each['seconds'])}{_since(each)}"
-    if news.headline:
-        yield "stopped" if news.outcome is Outcome.STOPPED else "error", news.headline
-    if news.outcome is Outcome.LOST:
-        alive = len(leftover_processes(news))
-        yield "launcher", "gone, without a word" + (f"; {alive} of its tasks are still there" if alive else "")
-    if news.can_resume:
-        yield "to go on", f"launch again with --run-dir {news.path}"
-    yield "run", str(news.path)
+    if view.headline:
+        yield "stopped" if view.outcome is Outcome.STOPPED else "error", view.headline
+    if view.outcome is Outcome.LOST:
+        alive = len(leftover_processes(view))
+        yield "launcher", "not running, and left no result" + (f"; {alive} of its tasks still run" if alive else "")
+    if view.can_resume:
+        yield "resume", f"launch again with --run-dir {view.path}"
+    yield "run", str(view.path)

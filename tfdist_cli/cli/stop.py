@@ -1,4 +1,4 @@
-"""`tfdist stop`: ends a run."""
+"""`tfdist stop`: stops a run."""
 
 from __future__ import annotations
 
@@ -21,54 +21,53 @@ from tfdist_cli.launch.slurm.run import job_of
 
 EXAMPLES = ("tfdist stop", "tfdist stop runs/digits-20260102-030405 --now")
 _AGAIN = 0.5
-"""Seconds from one signal to the next where a run is to end at once: the second one counts as such."""
+"""Seconds between the two SIGINTs that make a launcher kill its tasks at once."""
 _PERIOD = 0.1
-"""Seconds between two looks at a process that is not ours."""
+"""Seconds between two checks of a process that is not a child."""
 _JOB_GRACE = 60.0
-"""Seconds that a job of Slurm's without a launcher has to end; Slurm itself gives its tasks 30 to save."""
+"""Seconds to wait for a Slurm job without a launcher to end. Slurm gives its tasks 30 seconds to save."""
 _GRACE = 3.0
-"""Seconds that tasks without a launcher have to end."""
+"""Seconds between SIGTERM and SIGKILL for tasks without a launcher."""
 
 
 def stop(
     run: RunArgument,
     *,
-    now: Annotated[bool, typer.Option("--now", help="Kill the tasks; nothing is saved.")] = False,
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for the end.")] = 120.0,
+    now: Annotated[bool, typer.Option("--now", help="Kill the tasks at once; no checkpoint is saved.")] = False,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait until the run has ended.")] = 120.0,
 ) -> None:
-    """End a run: its launcher lets the training save a checkpoint and ends.
+    """Stop a run: the training saves a checkpoint and exits.
 
-    By default it is runs/latest, the run below runs/ that was launched last. Where the launcher is gone, what it has
-    left behind is ended.
-    Exit code 124 when the run has not ended in time.
+    The default run is runs/latest, the last run launched. If the launcher was killed, the tasks that it left are
+    stopped. Exit code 124 if the run has not ended in time.
     """
-    news = read_run(run)
-    if news.launcher is not None:
-        ended = _end_launcher(news.launcher, now=now, timeout=timeout)
-    elif news.outcome is Outcome.LOST or _job_is_there(news.path):
-        ended = _end_tasks(news)
+    view = read_run(run)
+    if view.launcher is not None:
+        ended = _end_launcher(view.launcher, now=now, timeout=timeout)
+    elif view.outcome is Outcome.LOST or _has_active_job(view.path):
+        ended = _end_tasks(view)
     else:
-        console.write(f"{news.path.name} is {news.outcome.value} already")
+        console.write(f"{view.path.name} is {view.outcome.value} already")
         return
     if not ended:
-        console.write(f"{news.path.name} has not ended yet")
+        console.write(f"{view.path.name} has not ended yet")
         raise typer.Exit(ExitCode.TIMEOUT)
-    console.write(f"{news.path.name} has ended")
+    console.write(f"{view.path.name} has ended")
 
 
-def _job_is_there(run: Path) -> bool:
-    """Whether a job of Slurm's goes on: a launch that was refused for it has ended, but the job has not."""
+def _has_active_job(run: Path) -> bool:
+    """Whether a Slurm job of the run is active, although the run's last launcher has exited."""
     job = job_of(run)
     return bool(job) and asyncio.run(await_answer(job)).is_active
 
 
 def _end_launcher(pid: int, *, now: bool, timeout: float) -> bool:
-    """Tells a launcher to end, and waits until it has; whether it did."""
+    """Signals a launcher and waits for its exit; returns whether it has exited."""
     deadline, again = time.monotonic() + timeout, time.monotonic() + _AGAIN
     with suppress(psutil.NoSuchProcess):
         launcher = psutil.Process(pid)
         launcher.send_signal(signal.SIGINT if now else signal.SIGTERM)
-        while launcher.status() != psutil.STATUS_ZOMBIE:  # one that nobody reaps has ended all the same
+        while launcher.status() != psutil.STATUS_ZOMBIE:  # a zombie has exited, its parent has not reaped it
             if time.monotonic() >= deadline:
                 return False
             if now and time.monotonic() >= again:
@@ -79,13 +78,13 @@ def _end_launcher(pid: int, *, now: bool, timeout: float) -> bool:
     return True
 
 
-def _end_tasks(news: RunView) -> bool:
-    """Ends what a launcher has left behind; whether all of it is gone."""
-    left = leftover_processes(news)
-    signal_groups(left, signal.SIGTERM)
-    _, alive = psutil.wait_procs(left, timeout=_GRACE)
+def _end_tasks(view: RunView) -> bool:
+    """Stops the processes and the Slurm job that a launcher left; returns whether all have ended."""
+    processes = leftover_processes(view)
+    signal_groups(processes, signal.SIGTERM)
+    _, alive = psutil.wait_procs(processes, timeout=_GRACE)
     signal_groups(alive, signal.SIGKILL)
     _, alive = psutil.wait_procs(alive, timeout=_GRACE)
-    job = job_of(news.path)
-    over = not job or asyncio.run(cancel_and_wait(job, _JOB_GRACE))
-    return over and not alive
+    job = job_of(view.path)
+    job_ended = not job or asyncio.run(cancel_and_wait(job, _JOB_GRACE))
+    return job_ended and not alive

@@ -1,4 +1,4 @@
-"""`tfdist tf-config`: the environment variable of one task, for a scheduler of your own."""
+"""`tfdist tf-config`: prints the TF_CONFIG of one task, for other schedulers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLES = (
 def tf_config(cluster: ClusterArgument, task: TaskOption, overrides: SetOption = None) -> None:
     """Print the TF_CONFIG of one task.
 
-    Tasks without hosts are given this machine's ports from 2222 on, the same for every task that is asked for.
+    Tasks without hosts get this machine's ports from 2222 on. The ports do not depend on --task.
     """
     spec = load_cluster(cluster, overrides or ())
     console.write(tf_config_json(fixed_addresses(spec), spec.task(task)))

@@ -1,4 +1,4 @@
-"""`tfdist validate`: whether the files can be used."""
+"""`tfdist validate`: checks the files."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ EXAMPLES = (
 
 
 def validate(cluster: ClusterArgument, recipe: RecipeOption = None, overrides: SetOption = None) -> None:
-    """Check a cluster and its recipe, and say everything that is wrong with them.
+    """Check a cluster and its recipe, and report every problem.
 
-    Unknown keys, wrong values, roles that do not fit the strategy, variables that are not set and a missing recipe
-    module are told with file, line and column. A warning, such as of a public address, is no error. Nothing is started
-    or imported.
+    Each problem is reported with file, line and column: unknown keys, wrong values, roles that do not fit the strategy,
+    unset variables, a missing recipe module. Warnings, such as of a public address, do not change the exit code.
+    Nothing is started or imported.
     """
     spec, recipe_spec = load_run(cluster, recipe, overrides or ())
     console.print_warnings(warnings_of(spec, Machine.here()))

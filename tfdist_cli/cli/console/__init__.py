@@ -1,1 +1,1 @@
-"""What the terminal shows: tables, progress, the summary of a run."""
+"""Output on the terminal: tables, progress, the summary of a run."""

@@ -1,4 +1,4 @@
-"""The only owner of the terminal: what was asked for goes to stdout, progress and errors go to stderr.
+"""All output of tfdist: results go to stdout, progress and errors to stderr.
 
 rich is imported when a console is first used: commands that print plain text start without it.
 """
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, TextIO
 
-from tfdist_cli.cli.console.nonblocking_stream import unwaiting
+from tfdist_cli.cli.console.nonblocking_stream import nonblocking
 from tfdist_cli.errors import TfdistError
 from tfdist_cli.plan.warnings import PlanWarning
 
@@ -32,35 +32,35 @@ def __getattr__(name: str) -> Console:
 
 @cache
 def _console(stderr: bool) -> Console:
-    return _made(stderr=stderr)
+    return _new_console(stderr=stderr)
 
 
 @contextmanager
-def err_that_never_waits() -> Iterator[Console]:
-    """Standard error while tasks run: who has stopped reading it stops neither them nor the launcher."""
-    with unwaiting(sys.stderr) as stream:
-        yield _made(stderr=True, file=stream)
+def nonblocking_stderr() -> Iterator[Console]:
+    """Standard error while tasks run. A reader that stops reading blocks neither the tasks nor the launcher."""
+    with nonblocking(sys.stderr) as stream:
+        yield _new_console(stderr=True, file=stream)
 
 
 @contextmanager
-def while_somebody_is_there() -> Iterator[None]:
-    """What is printed within is lost without an error once the terminal has been closed: the exit code stays true."""
+def tolerating_closed_terminal() -> Iterator[None]:
+    """Ignores errors of printing to a closed terminal, so that they do not change the exit code."""
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        raise  # a pipe whose reader has left, as `| head` does, ends a command as everywhere
+        raise  # a closed pipe, as with `| head`, ends the command as usual
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
+        null = os.open(os.devnull, os.O_WRONLY)
         for number in (1, 2):
-            os.dup2(nowhere, number)  # Python writes out the rest of what was printed when it exits
-        os.close(nowhere)
+            os.dup2(null, number)  # Python flushes its buffers when it exits
+        os.close(null)
 
 
 @contextmanager
-def telling(*, quiet: bool) -> Iterator[None]:
-    """Prints on stderr what a launcher tells while it gets ready, such as how far a copy is."""
-    log, handler = logging.getLogger("tfdist.launch"), _Telling()
+def launcher_messages(*, quiet: bool) -> Iterator[None]:
+    """Prints a launcher's log messages on stderr while it prepares, such as the progress of a copy."""
+    log, handler = logging.getLogger("tfdist.launch"), _LauncherMessages()
     if quiet:
         yield
         return
@@ -72,30 +72,30 @@ def telling(*, quiet: bool) -> Iterator[None]:
         log.removeHandler(handler)
 
 
-class _Telling(logging.Handler):
+class _LauncherMessages(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         _console(True).print(f"[bold]{_plain('[tfdist]')}[/] {_plain(record.getMessage())}")
 
 
-def _made(*, stderr: bool, file: TextIO | None = None) -> Console:
+def _new_console(*, stderr: bool, file: TextIO | None = None) -> Console:
     from rich.console import Console  # noqa: PLC0415 it takes 50 ms
 
-    class Lasting(Console):
-        """Falls silent when nobody reads it any more: `launch | head` goes on training."""
+    class _Tolerant(Console):
+        """Stops printing when its pipe is closed: `launch | head` continues to train."""
 
         def on_broken_pipe(self) -> None:
             self.quiet = True
 
-    return (Lasting if stderr else Console)(file=file, stderr=stderr, highlight=False, soft_wrap=True)
+    return (_Tolerant if stderr else Console)(file=file, stderr=stderr, highlight=False, soft_wrap=True)
 
 
 def write(text: str) -> None:
-    """Prints plain text to stdout, as it is."""
+    """Prints plain text to stdout."""
     sys.stdout.write(f"{text}\n")
 
 
 def print_error(error: TfdistError) -> None:
-    """Prints an error, a line for each of its problems, and its hint."""
+    """Prints an error, one line for each problem, and its hint."""
     for name, line in error.labelled_lines():
         _console(True).print(f"[bold red]{_plain(name)}:[/] {_plain(line)}")
     if error.hint:
@@ -103,14 +103,14 @@ def print_error(error: TfdistError) -> None:
 
 
 def print_warnings(found: Iterable[PlanWarning]) -> None:
-    """Prints on stderr what to think about, and what to do about it."""
-    for caution in found:
-        _console(True).print(f"[bold yellow]warning:[/] {_plain(caution.message)}")
-        _console(True).print(f"[bold]hint:[/] {_plain(caution.hint)}")
+    """Prints warnings and their hints on stderr."""
+    for warning in found:
+        _console(True).print(f"[bold yellow]{_plain(f'warning[{warning.code}]:')}[/] {_plain(warning.message)}")
+        _console(True).print(f"[bold]hint:[/] {_plain(warning.hint)}")
 
 
 def _plain(text: str) -> str:
-    """Keeps brackets, such as those of `[worker:1]`, from being read as markup."""
+    """Escapes brackets, such as those of `[worker:1]`, which rich would read as markup."""
     from rich.markup import escape  # noqa: PLC0415
 
     return escape(text)

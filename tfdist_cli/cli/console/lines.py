@@ -1,4 +1,4 @@
-"""Lines of tasks on the terminal: a prefix in the role's colour, and no control sequences."""
+"""Output lines of tasks: a prefix in the role's colour, control sequences removed."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _SEQUENCE = re.compile(
 
 
 def neutral(text: str) -> str:
-    """The text without what would move the cursor, colour what follows, or talk to the terminal."""
+    """Removes control sequences, which could move the cursor, change colours or query the terminal."""
     return _SEQUENCE.sub("", text) if _SEQUENCE.search(text) else text
 
 
 class TaskLines:
-    """Lines to be printed with `soft_wrap`; markup in them means nothing.
+    """Lines to print with `soft_wrap` and without markup.
 
-    Made of segments as they are written: rich's own texts take a hundred times as long, which a flood would wait for.
+    They consist of rich segments: rich's `Text` objects take a hundred times as long, too long for a flood of output.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class TaskLines:
         self.count = 0
 
     def add(self, task: TaskId, lines: Iterable[str]) -> None:
-        """Adds a task's lines."""
+        """Adds lines of a task."""
         prefix = Segment(f"[{task}] ", _ROLE_STYLES[task.role])
         for line in lines:
             self._segments += (prefix, Segment(f"{neutral(line)}\n"))

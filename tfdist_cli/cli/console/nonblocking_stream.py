@@ -1,4 +1,4 @@
-"""Writing to a terminal or a pipe that may not be read: a pager, Ctrl-S, a connection that has stalled."""
+"""A stream for terminals and pipes whose reader may stop reading: a pager, Ctrl-S, a stalled connection."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from contextlib import contextmanager
 from typing import TextIO, cast
 
 _PATIENCE = 1.0
-"""Seconds that a reader may pause; from then on nobody waits for it until it reads again."""
+"""Seconds to wait for a reader that has stopped; after that, output is dropped until it reads again."""
 
 
 class NonBlockingStream(io.TextIOBase):
-    """A stream that waits for its reader a moment and no more: what is not read in time is left out, and counted.
+    """A stream that waits for its reader for a limited time, then drops lines and counts them.
 
-    A slow reader slows down whoever writes. One that has stopped must not: a launcher that waits in a write hears no
-    Ctrl-C, and its tasks wait for it.
+    A slow reader may slow down the writer. A stopped reader must not block it: a launcher that is blocked in a write
+    does not react to Ctrl-C, and its tasks wait for it.
 
     Args:
-        descriptor: where to write; it is non-blocking.
-        like: the stream whose encoding and terminal it has.
+        descriptor: a non-blocking file descriptor to write to.
+        like: the stream whose encoding and terminal state it reports.
     """
 
     def __init__(self, descriptor: int, like: TextIO) -> None:
         self._descriptor = descriptor
         self._like = like
-        self._left_out = 0
-        """Lines that were left out since the reader has stopped."""
+        self._dropped = 0
+        """Lines dropped since the reader stopped."""
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # typeshed has it as a plain attribute
-        """As of the stream it stands for."""
+        """The encoding of the original stream."""
         return self._like.encoding
 
     def isatty(self) -> bool:
@@ -45,16 +45,14 @@ class NonBlockingStream(io.TextIOBase):
         return self._descriptor
 
     def write(self, text: str) -> int:
-        """Writes the text, or what of it finds a reader."""
+        """Writes the text; drops it if the reader has stopped."""
         data = self._encoded(text)
-        if self._left_out and self._is_ready(0.0):
-            notice = (
-                f"\n[tfdist] nobody read this for a while: {self._left_out} lines were left out; the logs have all\n"
-            )
-            self._left_out = 0
+        if self._dropped and self._is_ready(0.0):
+            notice = f"\n[tfdist] this output was not read: {self._dropped} lines were dropped; the logs are complete\n"
+            self._dropped = 0
             data = self._encoded(notice) + data
-        if self._left_out:
-            self._left_out += text.count("\n")
+        if self._dropped:
+            self._dropped += text.count("\n")
             return len(text)
         rest = memoryview(data)
         while rest:
@@ -62,7 +60,7 @@ class NonBlockingStream(io.TextIOBase):
                 rest = rest[os.write(self._descriptor, rest) :]
             except BlockingIOError:
                 if not self._is_ready(_PATIENCE):
-                    self._left_out = max(1, bytes(rest).count(b"\n"))
+                    self._dropped = max(1, bytes(rest).count(b"\n"))
                     break
         return len(text)
 
@@ -76,9 +74,9 @@ class NonBlockingStream(io.TextIOBase):
 
 
 @contextmanager
-def unwaiting(stream: TextIO) -> Iterator[TextIO]:
-    """The stream, or one in its place that never waits long; a file always takes what is written."""
-    descriptor = _opened_anew(stream)
+def nonblocking(stream: TextIO) -> Iterator[TextIO]:
+    """Yields a non-blocking replacement of a terminal or pipe; other streams are yielded as they are."""
+    descriptor = _reopen(stream)
     if descriptor is None:
         yield stream
         return
@@ -89,13 +87,13 @@ def unwaiting(stream: TextIO) -> Iterator[TextIO]:
         os.close(descriptor)
 
 
-def _opened_anew(stream: TextIO) -> int | None:
-    """A non-blocking descriptor of a terminal or pipe: one of its own, since others share the stream's."""
+def _reopen(stream: TextIO) -> int | None:
+    """Opens a non-blocking descriptor of a terminal or pipe. The stream's own may be shared with other processes."""
     try:
         descriptor = stream.fileno()
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
             return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    except OSError:  # no Linux, somebody else's terminal, or no descriptor at all
+    except OSError:  # not Linux, a terminal of another user, or no descriptor
         return None
     return None

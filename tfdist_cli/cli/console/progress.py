@@ -1,4 +1,4 @@
-"""What a launch shows while it runs: the tasks' lines, and how far they are."""
+"""The display of a launch: the tasks' output lines and the progress."""
 
 from __future__ import annotations
 
@@ -35,39 +35,39 @@ if TYPE_CHECKING:
 from tfdist_cli.spec.task_id import TaskId
 
 _REFRESH = 0.25
-"""Seconds between two pictures of the live table; lines of tasks wait no longer than that."""
+"""Seconds between two updates of the live table; output lines are delayed by at most as long."""
 _LINES_AT_ONCE = 1000
 _PLAIN_PERIOD = 5.0
-"""Seconds between two progress lines where there is no terminal."""
+"""Seconds between two progress lines when stderr is no terminal."""
 
 
 class Display:
-    """Shows a job as plain lines: those of the tasks, and one with the progress every few seconds.
+    """Shows a job as plain lines: the tasks' output, and the progress every few seconds.
 
-    A watcher of the job. A terminal that has gone away is no reason to end a training: it is not written to any more.
+    A watcher of the job. If the terminal is closed, the display stops printing and the training continues.
 
     Args:
         console: the terminal, or a file.
-        snapshot: what the tasks have reported.
+        snapshot: the state that the tasks have reported.
     """
 
     def __init__(self, console: Console, snapshot: RunSnapshot) -> None:
         self._console = console
         self._snapshot = snapshot
         self._phase = Phase.RUNNING
-        self._losses = 0
-        self._told = 0.0
+        self._losses_shown = 0
+        self._shown_at = 0.0
         self._shown: Progress | None = None
 
     def on_event(self, event: Event, state: JobState, now: float) -> None:
-        """Shows what is new."""
+        """Shows the changes since the last event."""
         if isinstance(event, Output):
             self._lines(event)
-        for loss in state.lost_tasks[self._losses :]:
+        for loss in state.lost_tasks[self._losses_shown :]:
             self._notice(_restart(loss, state))
-        for notice in (*_of_requests(event), *_notices(event, state, self._phase)):
+        for notice in (*_request_notices(event), *_notices(event, state, self._phase)):
             self._notice(notice)
-        self._phase, self._losses = state.phase, len(state.lost_tasks)
+        self._phase, self._losses_shown = state.phase, len(state.lost_tasks)
         self._tick(state, now)
 
     def _lines(self, event: Output) -> None:
@@ -80,9 +80,9 @@ class Display:
 
     def _tick(self, state: JobState, now: float) -> None:  # noqa: ARG002
         progress = self._snapshot.progress
-        if progress is None or progress is self._shown or now - self._told < _PLAIN_PERIOD:
+        if progress is None or progress is self._shown or now - self._shown_at < _PLAIN_PERIOD:
             return
-        self._shown, self._told = progress, now
+        self._shown, self._shown_at = progress, now
         self._notice(progress_text(progress))
 
     def _print(self, what: RenderableType) -> None:
@@ -96,7 +96,7 @@ class Display:
 
 
 class LiveDisplay(Display):
-    """Shows a job on a terminal: a table that is redrawn, with the tasks' lines scrolling by above it."""
+    """Shows a job on a terminal: a table that is redrawn, below the scrolling output of the tasks."""
 
     def __init__(self, console: Console, snapshot: RunSnapshot) -> None:
         super().__init__(console, snapshot)
@@ -108,7 +108,7 @@ class LiveDisplay(Display):
 
     @contextmanager
     def on_screen(self) -> Iterator[LiveDisplay]:
-        """Shows the table until the context is left; the lines stay."""
+        """Shows the table until the context exits; output lines stay on the screen."""
         self._write(self._live.start)
         try:
             yield self
@@ -129,7 +129,7 @@ class LiveDisplay(Display):
         if now - self._drawn < _REFRESH:
             return
         self._drawn = now
-        self._live.update(_picture(state, self._snapshot, now, self._console.size.height))
+        self._live.update(_render(state, self._snapshot, now, self._console.size.height))
         self._flush()
         self._write(self._live.refresh)
 
@@ -140,7 +140,7 @@ class LiveDisplay(Display):
 
 
 def progress_text(progress: Progress) -> str:
-    """How far the training is, in a line: step, epoch, rate, time left, metrics."""
+    """Formats the progress in one line: step, epoch, rate, remaining time, metrics."""
     total = "" if progress.total is None else f"/{progress.total}"
     parts = [f"step {progress.step}{total}"]
     if progress.epoch is not None:
@@ -160,7 +160,7 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
 def duration(seconds: float) -> str:
     """`1:02:03`, `2:03` or `3.4 s`."""
     if not math.isfinite(seconds):
-        return "for ever"
+        return "unlimited"
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -169,23 +169,23 @@ def duration(seconds: float) -> str:
 
 
 def _restart(loss: LostTask, state: JobState) -> str:
-    what = "starting it again" if loss.alone else "starting all tasks again from the last checkpoint"
+    what = "restarting it" if loss.alone else "restarting all tasks from the last checkpoint"
     when = f" in {loss.delay:g} s" if loss.delay else ""
     used = f"restart {state.restarts} of {state.policy.max_restarts}"
     return f"{loss.task} was lost: {cause_of(loss)}; {what}{when} ({used})"
 
 
-def _of_requests(event: Event) -> Iterator[str]:
-    """What other terminals have asked for."""
+def _request_notices(event: Event) -> Iterator[str]:
+    """Yields notices about requests of `tfdist scale`."""
     match event:
         case ResizeAccepted(_, replicas, _):
-            yield f"going on with other numbers of tasks: {format_replicas(replicas)}"
+            yield f"scaling to {format_replicas(replicas)}"
         case RequestAnswered(_, "refused", _, reason, _):
-            yield f"other numbers of tasks were asked for, and refused: {reason}"
+            yield f"rejected a request to scale: {reason}"
 
 
 def _notices(event: Event, state: JobState, before: Phase) -> Iterator[str]:
-    """What the launcher does about an event, for whoever wonders why tasks end."""
+    """Yields notices about the launcher's reactions to an event."""
     if isinstance(event, NetworkReady):
         yield event.text
     if isinstance(event, Exited) and state.tasks[event.task].status is Status.FAILED:
@@ -199,19 +199,19 @@ def _notices(event: Event, state: JobState, before: Phase) -> Iterator[str]:
     limit = f"{state.policy.timeouts.shutdown:g} s"
     match state.phase:
         case Phase.EVALUATING:
-            yield "the training is done; waiting for the evaluator to score the last checkpoint"
+            yield "training finished; waiting for the evaluator to score the last checkpoint"
         case Phase.SAVING if state.restarting:
-            yield f"telling the training to save first, for {limit}"
+            yield f"waiting up to {limit} for a checkpoint"
         case Phase.SAVING:
-            before_that = f"{signal_name(event.signum)}: " if isinstance(event, SignalReceived) else ""
-            yield f"{before_that}telling the training to save and end, for {limit}; Ctrl-C kills every task"
+            reason = f"{signal_name(event.signum)}: " if isinstance(event, SignalReceived) else ""
+            yield f"{reason}waiting up to {limit} for a checkpoint; Ctrl-C kills all tasks"
         case Phase.STOPPING if state.start_timed_out:
-            yield "not every task has come up in time; telling all of them to end"
+            yield "start timeout: not all tasks are up; stopping all tasks"
         case Phase.KILLING if not state.restarting:
-            yield "killing the tasks that are left: " + ", ".join(str(task) for task in state.alive)
+            yield "killing the remaining tasks: " + ", ".join(str(task) for task in state.alive)
 
 
-def _picture(state: JobState, snapshot: RunSnapshot, now: float, height: int) -> Group:
+def _render(state: JobState, snapshot: RunSnapshot, now: float, height: int) -> Group:
     table = Table.grid(padding=(0, 2), expand=True)
     for _ in range(3):
         table.add_column(no_wrap=True)
@@ -227,18 +227,18 @@ def _task_rows(state: JobState, snapshot: RunSnapshot) -> Iterator[tuple[Text, .
         rate = _rate(snapshot.progress, task)
         yield (
             Text(str(task), style=task.traits.colour),
-            Text(_doing(task, state, snapshot)),
+            Text(_task_state(task, state, snapshot)),
             Text(f"{rate:.1f} steps/s" if rate else "", justify="right"),
             Text(neutral(snapshot.of(task).last), style="dim"),
         )
 
 
 def _role_rows(state: JobState, snapshot: RunSnapshot) -> Iterator[tuple[Text, ...]]:
-    """A row for each role, where the tasks would not fit on the screen."""
+    """Yields one row per role, for clusters whose tasks do not fit on the screen."""
     for role, traits in ROLES.items():
         tasks = [task for task in state.tasks if task.role == role]
         ended = {task: state.tasks[task].status for task in tasks if state.tasks[task].status.ended}
-        doing = Counter(ended[task].value if task in ended else _doing(task, state, snapshot) for task in tasks)
+        doing = Counter(ended[task].value if task in ended else _task_state(task, state, snapshot) for task in tasks)
         rate = sum(_rate(snapshot.progress, task) for task in tasks)
         if tasks:
             yield (
@@ -249,14 +249,14 @@ def _role_rows(state: JobState, snapshot: RunSnapshot) -> Iterator[tuple[Text, .
             )
 
 
-def _doing(task: TaskId, state: JobState, snapshot: RunSnapshot) -> str:
+def _task_state(task: TaskId, state: JobState, snapshot: RunSnapshot) -> str:
     each = state.tasks[task]
     if each.start_at is not None or state.phase is Phase.PAUSED:
-        return f"{describe_exit(each)}; to be started again"
+        return f"{describe_exit(each)}; waiting for restart"
     if each.status.ended:
         return "done" if each.status is Status.DONE else describe_exit(each)
     if each.stop_sent:
-        return "ending"
+        return "stopping"
     return neutral(snapshot.of(task).state) or ("starting" if state.policy.reports else "running")
 
 

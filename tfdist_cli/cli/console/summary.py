@@ -1,4 +1,4 @@
-"""What a launch prints at its end: a failure on stderr, its headline first, and what came of the run on stdout."""
+"""The final output of a launch: the failure on stderr, headline first; the report on stdout."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ if TYPE_CHECKING:
     from tfdist_cli.launch.supervisor.state import Resize
 
 _CONSEQUENCES = 10
-"""How many of the failures after the first are told; result.json has them all."""
-_WORDS = 100
-"""Characters of what such a task said last."""
+"""Maximum number of further failures to print; result.json has all of them."""
+_LINE_LENGTH = 100
+"""Maximum number of characters of such a task's last line."""
 
 
 def print_failure(report: Report) -> None:
-    """Tells on stderr what ended the job, and what followed from it; before that, what it has survived."""
+    """Prints lost tasks and resizes, then the failure that ended the job and its consequences, on stderr."""
     for loss in report.lost_tasks:
-        again = "it was started again" if loss.alone else "all were started again from the last checkpoint"
+        again = "restarted" if loss.alone else "all tasks restarted from the last checkpoint"
         when = f"after {loss.ended.failed_at:.1f} s" + (f", at step {loss.step}" if loss.step else "")
-        _say("lost:", f"{loss.task} {when}, {cause_of(loss)}; {again}")
+        _print_labelled("lost:", f"{loss.task} {when}, {cause_of(loss)}; {again}")
     for resize in report.resizes:
-        _say("scaled:", _went_on(resize))
+        _print_labelled("scaled:", _resize_text(resize))
     if report.headline:
-        _say(f"{label(report.code)}:", report.headline)
+        _print_labelled(f"{label(report.code)}:", report.headline)
     if report.failures:
         _print_details(report.failures[0])
         if report.failures[0].not_restarted_because:
-            _say("note:", report.failures[0].not_restarted_because)
+            _print_labelled("note:", report.failures[0].not_restarted_because)
     after = report.failures[1:]
     for failure in after[:_CONSEQUENCES]:
-        _say("then:", failure.summary.partition("\n")[0] + _last_words(failure))
+        _print_labelled("then:", failure.summary.partition("\n")[0] + _last_line(failure))
     if len(after) > _CONSEQUENCES:
-        _say("then:", f"{len(after) - _CONSEQUENCES} more tasks failed")
+        _print_labelled("then:", f"{len(after) - _CONSEQUENCES} more tasks failed")
     for warning in report.warnings:
-        _say("warning:", warning)
+        _print_labelled("warning:", warning)
 
 
 def print_report(report: Report, run_dir: Path) -> None:
-    """Prints what came of the run on stdout."""
+    """Prints the result of the run on stdout."""
     table = Table.grid(padding=(0, 2))
     for row in _task_rows(report):
         table.add_row(*row)
@@ -64,37 +64,37 @@ def print_report(report: Report, run_dir: Path) -> None:
 
 def _print_details(failure: Failure) -> None:
     if failure.hint:
-        _say("hint:", failure.hint)
-    # An error that says what to do has said it all; otherwise where it was raised counts, or else what came last.
+        _print_labelled("hint:", failure.hint)
+    # An error with a hint needs no more details. Otherwise print its traceback, or else the last lines.
     lines = failure.traceback.splitlines() if failure.traceback else [] if failure.message else failure.last_lines
     for line in lines:
         console.err.print(Text(f"  {neutral(line)}"), soft_wrap=True)
-    _say("log:", str(failure.log))
+    _print_labelled("log:", str(failure.log))
 
 
-def _went_on(resize: Resize) -> str:
-    """When the numbers of tasks changed, and from where the training went on."""
+def _resize_text(resize: Resize) -> str:
+    """Describes when the number of tasks changed, and at which step the training continued."""
     when = f"{format_replicas(resize.wanted.replicas)} after {resize.asked_at:.1f} s"
     if resize.trained_at is None:
-        return f"{when}; no step was made after that"
+        return f"{when}; no step after that"
     where = "from the beginning" if resize.resumed is None else f"from step {resize.resumed}"
-    return f"{when}; the training went on {where}, {resize.trained_at - resize.asked_at:.1f} s later"
+    return f"{when}; training continued {where} after {resize.trained_at - resize.asked_at:.1f} s"
 
 
-def _last_words(failure: Failure) -> str:
+def _last_line(failure: Failure) -> str:
     if failure.message or not failure.last_lines or failure.reason.startswith("killed"):
         return ""
-    return f': "{failure.last_lines[-1][:_WORDS]}"'
+    return f': "{failure.last_lines[-1][:_LINE_LENGTH]}"'
 
 
-def _say(what: str, text: str) -> None:
+def _print_labelled(what: str, text: str) -> None:
     prefix = (what, "bold red" if what.startswith("error") else "bold")
     lines = "\n".join(neutral(line) for line in text.splitlines())
     console.err.print(Text.assemble(prefix, " ", lines), soft_wrap=True)
 
 
 def _task_rows(report: Report) -> Iterator[tuple[Text, ...]]:
-    """A row for each task, or for several of one role that ended alike."""
+    """Yields one row per task; tasks of one role that ended the same way share a row."""
     for (role, what, restarts), alike in groupby(
         report.tasks, key=lambda end: (end.task.role, end.reason, end.restarts)
     ):
@@ -129,5 +129,5 @@ def _facts(report: Report, run_dir: Path) -> Iterator[tuple[str, str]]:
         yield "export", path
     yield "run", str(run_dir)
     if report.exit_code and report.checkpoints:
-        yield "to go on", f"launch again with --run-dir {run_dir}"
+        yield "resume", f"launch again with --run-dir {run_dir}"
     yield "time", duration(report.seconds)
