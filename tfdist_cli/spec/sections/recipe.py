@@ -1,4 +1,4 @@
-"""recipe.yaml: which model and data, for how long, and what is kept of it."""
+"""recipe.yaml: the model and the data, the length of the training, and what is saved."""
 
 from __future__ import annotations
 
@@ -35,47 +35,48 @@ ModuleName = Annotated[str, AfterValidator(_check_module), Field(json_schema_ext
 
 
 class Train(SpecModel):
-    """How long, and on what."""
+    """The length of the training, and its data."""
 
     epochs: Count | None = None
-    """Passes of `steps_per_epoch` steps; by default 1, or as many as `max_steps` takes."""
+    """Number of epochs, each of `steps_per_epoch` steps. By default 1, or as many as `max_steps` needs."""
     batch_size: Count = 32
-    """Examples in one worker's step."""
+    """Number of examples in each batch of one worker."""
     steps_per_epoch: Count | Literal["auto"] = "auto"
-    """Steps of all workers together in an epoch; `auto`: as many as show each training example once."""
+    """Number of steps of all workers together in an epoch. `auto`: as many as it takes to show each training example
+    once."""
     max_steps: Count | None = None
-    """Stop at this global step exactly, counted from the first step ever, checkpoints included."""
+    """The global step at which the training stops. A resumed training counts the steps before its checkpoint, too."""
     steps_per_execution: Count | Literal["auto"] = "auto"
-    """Steps a worker runs between two reports to the chief; `auto`: chosen for the strategy."""
+    """Number of steps that a worker runs between two reports to the chief. `auto`: a number that suits the strategy."""
     jit: Jit = False
-    """Whether XLA compiles the forward and backward pass; `auto` tries it before the training, and takes what is
-    quicker."""
+    """Whether XLA compiles the forward and backward pass. `auto`: measures both before the training and uses
+    the faster one."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """Seeds weights, shuffling and dropout."""
+    """The seed of the weights' initial values, of shuffling and of dropout."""
     share: Share = "split"
-    """What each worker sees: its own part of the data (`split`), all of it in its own order (`copy`), or what the
-    cluster's data workers have ready next, each example once over all workers (`service`)."""
+    """The data that each worker sees. `split`: its own part. `copy`: all of it, in an order of its own. `service`:
+    batches from the cluster's data workers, with each example in one batch of one worker."""
     shuffle: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
-    """Examples in the shuffle buffer; 0 keeps the order, `auto` takes all of them, 10,000 at most."""
+    """Number of examples in the shuffle buffer; 0 keeps their order. `auto`: all examples, but at most 10,000."""
     repeat: bool = True
-    """Start the data again when it ends; otherwise running out of it is an error."""
+    """Whether the data starts again when it ends. Otherwise it is an error if the data ends before the training."""
 
 
 class Checkpoint(SpecModel):
-    """When the state of the training is saved, and where."""
+    """When and where the state of the training is saved."""
 
     every_steps: Count | None = None
-    """Save each time this many steps are done."""
+    """Number of steps between two checkpoints."""
     every_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Save each time this many seconds have passed."""
+    """Seconds between two checkpoints."""
     keep: Count = 3
-    """How many of the newest checkpoints stay."""
+    """Number of checkpoints to keep. Older ones are deleted."""
     asynchronous: Literal["auto"] | bool = "auto"
-    """Whether training goes on while a checkpoint is written, which may take each task as much memory again as its
-    variables; `auto` where that is no more than 1 GiB."""
+    """Whether the training continues while a checkpoint is written. Each task then needs memory for a copy of its
+    variables. `auto`: only if the copy takes no more than 1 GiB."""
     dir: PathField | None = None
-    """The checkpoint folder, relative to this file. A launch resumes from what it finds there; by default a new folder
-    in the run directory."""
+    """The folder for checkpoints, relative to this file. The training resumes from the newest checkpoint in it. By
+    default a folder in the run directory."""
 
     @model_validator(mode="after")
     def _has_a_time(self) -> Checkpoint:
@@ -86,25 +87,26 @@ class Checkpoint(SpecModel):
 
 
 class Evaluate(SpecModel):
-    """How the model is scored on data it is not trained on."""
+    """How the model is evaluated on data that it is not trained on."""
 
     split: str = "test"
-    """The split that the recipe's `dataset` is asked for."""
+    """The `split` argument of the recipe's `dataset`."""
     every_epochs: Count | None = 1
-    """The training tasks score it after each of this many epochs and at the end; null leaves it to the evaluator."""
+    """Number of epochs between two evaluations by the tasks that train, which also evaluate at the end. null: only the
+    evaluator evaluates."""
     steps: Count | Literal["auto"] = "auto"
-    """Batches to score; `auto` takes the whole split."""
+    """Number of batches to evaluate. `auto`: the whole split."""
 
 
 class Export(SpecModel):
-    """What is written of the trained model, for programs that have no tfdist."""
+    """The files of the trained model for programs without tfdist."""
 
     format: Literal["saved_model", "keras"] | list[Literal["saved_model", "keras"]] = "saved_model"
-    """`saved_model` for TensorFlow and its servers, `keras` for `keras.saving.load_model`, or a list of both."""
+    """`saved_model` for TensorFlow and TensorFlow Serving, `keras` for `keras.saving.load_model`, or a list of both."""
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """Each format once, in the order given."""
+        """Each format once, in the order of the file."""
         return tuple(dict.fromkeys([self.format] if isinstance(self.format, str) else self.format))
 
 
@@ -112,28 +114,29 @@ class Recipe(SpecModel):
     """A Python module with `model(params)` and `dataset(params, split, shard)`, and how to train it."""
 
     module: ModuleName
-    """A module beside this file, `digits_mlp`, or an importable one, `mypackage.recipes.digits`."""
+    """The Python module: one in the folder of this file, such as `digits_mlp`, or one that Python can import, such as
+    `mypackage.recipes.digits`."""
     params: dict[str, JsonValue] = {}
-    """Passed to the module's functions as they stand."""
+    """The `params` argument of the module's functions."""
     train: Train = Train()
-    """For how long it trains, and how the data is dealt out."""
+    """The length of the training, and the distribution of the data."""
     updates: Updates = Updates()
-    """How the workers' gradients become updates of the variables on parameter servers."""
+    """When the workers' gradients are applied to the variables on parameter servers."""
     learning_rate: LearningRate = LearningRate()
-    """What becomes of the optimizer's learning rate where several workers train."""
+    """Changes of the optimizer's learning rate if several workers train."""
     placement: PlacementRule = "greedy"
-    """The ps that a variable is put on: the one with the fewest bytes (`greedy`), or the next in turn."""
+    """The ps that holds a variable. `greedy`: the one with the fewest bytes so far. `round_robin`: each ps in turn."""
     shard: ShardRule | None = ShardRule()
-    """Which variables are spread over several ps; null for none."""
+    """The variables that are split over several ps; null for none."""
     embeddings: EmbeddingRule | None = EmbeddingRule()
-    """Which `Embedding` tables are moved row by row; null for none."""
+    """The `Embedding` tables of which workers read and update single rows; null for none."""
     wire: WireType = "float32"
-    """The type in which parameters and gradients cross the network; they are kept in their own."""
+    """The data type of parameters and gradients on the network. Variables keep their own type."""
     checkpoint: Checkpoint | None = None
-    """When the state is saved; none by default."""
+    """When and where the state of the training is saved. By default it is not saved."""
     evaluate: Evaluate | None = Evaluate()
-    """How the model is scored; null leaves it out."""
+    """How the model is evaluated; null for no evaluation."""
     export: Export | None = None
-    """What is written of the trained model; nothing by default."""
+    """The files of the trained model. By default there are none."""
     module_dir: PathField | None = None
-    """The folder that `module` is looked for in; by default this file's."""
+    """The folder with `module`, relative to this file. By default the folder of this file."""

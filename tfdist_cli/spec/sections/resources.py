@@ -1,4 +1,4 @@
-"""What a role may ask of the machine that its tasks run on: memory, GPUs, memory of GPUs, threads."""
+"""The resources of a role's tasks: memory, GPUs, memory of GPUs, and threads."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tfdist_cli.spec.sections.model import VARIABLE_SCHEMA, SpecModel
 
 MIB = 2**20
 MIN_INTER_OP_THREADS = 4
-"""A ps or worker with one inter-op thread deadlocks: a blocked receive keeps the only thread that could send."""
+"""A ps or worker with one inter-op thread deadlocks: a blocked receive occupies the only thread that could send."""
 GPU_MEMORY = "TFDIST_GPU_MEMORY"
-"""The variable that tells a task which fraction, or how much, of each GPU's memory it may take."""
+"""The environment variable with the fraction, or the amount, of each GPU's memory that a task allocates."""
 GPUS = "TFDIST_GPUS"
-"""The variable that tells a task how many GPUs it is to have: a number from 1 on, or `all`."""
+"""The environment variable with the number of GPUs that a task should see: from 1 on, or `all`."""
 _UNITS = {"B": 1}
 _UNITS |= {f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)}
 _UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("kMGT", 1)}
@@ -54,7 +54,7 @@ class Size:
 
     @property
     def mib(self) -> int:
-        """In whole MiB, rounded down."""
+        """The number of whole MiB, rounded down."""
         return self.bytes // MIB
 
     def __str__(self) -> str:
@@ -150,9 +150,9 @@ GpusField = Annotated[
 
 
 class ThreadsSpec(SpecModel):
-    """Threads of a task's TensorFlow."""
+    """The thread pools of TensorFlow in one task."""
 
     intra: Annotated[int, Field(ge=1)] | None = None
-    """Threads that one operation is split over; by default `cpus`, or the task's share of the cores."""
+    """Number of threads that compute one operation. By default `cpus`, or the task's share of the cores."""
     inter: Annotated[int, Field(ge=1)] | None = None
-    """Operations that run at once; by default as many as `intra`, and at least 4."""
+    """Number of operations that run at the same time. By default the value of `intra`, but at least 4."""

@@ -136,25 +136,27 @@ class Updates(SpecModel):
 
 
 class LearningRate(SpecModel):
-    """What becomes of the optimizer's learning rate."""
+    """Changes of the optimizer's learning rate."""
 
     scale: Literal["none", "linear", "sqrt"] = "none"
-    """By how many workers' batches make one update: times their number (`linear`), or its root (`sqrt`)."""
+    """`linear`: multiply the rate by the number of worker batches in each update. `sqrt`: by its square root. `none`:
+    keep it."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Updates over which the rate grows to its full height: from the unscaled rate where it is scaled, else from 0."""
+    """Number of updates over which the rate rises linearly to its full value: from the unscaled rate if it is scaled,
+    otherwise from 0."""
 
 
 class EmbeddingRule(SpecModel):
     """How `Embedding` layers are trained on parameter servers."""
 
     min_bytes: Annotated[int, Field(ge=0)] = 2**20
-    """Tables of at least so many bytes are read and updated row by row: only the rows that a batch looks up."""
+    """The least size in bytes of a table of which workers read and update only the rows that a batch looks up."""
 
 
 class ShardRule(SpecModel):
-    """Which variables are spread over several ps, along their first axis."""
+    """Which variables are split over several ps, along their first axis."""
 
     min_bytes: Annotated[int, Field(ge=0)] = 64 * 2**20
-    """Variables of at least so many bytes are spread."""
+    """The least size in bytes of a variable that is split."""
     max_shards: _Count | None = None
-    """Over so many ps at the most; by default over all of them."""
+    """The most ps over which a variable is split. By default all of them."""
