@@ -31,8 +31,8 @@ def users_module(tmp_path):
 def raised_by(call):
     """Returns the error of a call that no file makes."""
     scope = {"call": call}
-    exec(compile("try:\n    call()\nexcept Exception as error:\n    raised_by = error", "<nobody>", "exec"), scope)
-    return scope["raised_by"]
+    exec(compile("try:\n    call()\nexcept Exception as error:\n    raised = error", "<nobody>", "exec"), scope)
+    return scope["raised"]
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_an_export_predicts_as_the_model_does(kind, rebuilt, tmp_path):
 
     rebuild = again if rebuilt else None
     served = tf.saved_model.load(tfdist.export(model, tmp_path / "served", rebuild=rebuild))
-    loaded = keras.saving.load_model(tfdist.export(model, tmp_path / "kept", format="keras", rebuild=rebuild))
+    loaded = keras.saving.load_model(tfdist.export(model, tmp_path / "keras", format="keras", rebuild=rebuild))
     expected = np.array(model(first_examples(x)))
     assert_close(served.serve(first_examples(x)), expected)
     assert_close(loaded(first_examples(x)), expected)
@@ -180,7 +180,7 @@ def test_an_export_predicts_as_the_model_does(kind, rebuilt, tmp_path):
 def test_a_subclassed_model_without_training_is_exported_to_keras_only(rebuild, tmp_path):
     model = Subclassed()
     expected = np.array(model(first_examples(X)))
-    loaded = keras.saving.load_model(tfdist.export(model, tmp_path / "kept", format="keras", rebuild=rebuild))
+    loaded = keras.saving.load_model(tfdist.export(model, tmp_path / "keras", format="keras", rebuild=rebuild))
     assert_close(loaded(first_examples(X)), expected)
     with raises(TrainingError, "model-inputs-unknown"):
         tfdist.export(model, tmp_path / "served", rebuild=rebuild)
@@ -188,7 +188,7 @@ def test_a_subclassed_model_without_training_is_exported_to_keras_only(rebuild, 
 
 def test_a_subclassed_model_without_inputs_is_an_error(tmp_path):
     with raises(TrainingError, "model-inputs-unknown"):
-        tfdist.export(Subclassed(), tmp_path / "kept", format="keras")
+        tfdist.export(Subclassed(), tmp_path / "keras", format="keras")
 
 
 @pytest.mark.parametrize("build", [texts, tf_idf_texts])
@@ -198,7 +198,7 @@ def test_adapted_texts_are_exported_without_training(build, tmp_path):
             tfdist.export(build(), tmp_path / "model")
         return
     model = build()
-    loaded = keras.saving.load_model(tfdist.export(model, tmp_path / "kept", format="keras"))
+    loaded = keras.saving.load_model(tfdist.export(model, tmp_path / "keras", format="keras"))
     assert_close(loaded(first_examples(TEXTS)), np.array(model(first_examples(TEXTS))))
 
 

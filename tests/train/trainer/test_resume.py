@@ -138,10 +138,10 @@ def test_the_end_of_an_epoch_is_recorded_once_if_a_checkpoint_is_due_at_its_last
     def launched(folder):
         monkeypatch.setattr("tfdist_cli.train.cluster.join._joined", None)
         monkeypatch.setenv("TFDIST_RUN_DIR", str(folder))
-        kept = Checkpoints(folder / "kept", asynchronous=False, keep=99, **every)
+        checkpoints = Checkpoints(folder / "checkpoints", asynchronous=False, keep=99, **every)
         tfdist.fit(
             classifier(), HARMFUL, epochs=3, validation_data=VALIDATION, callbacks=[RecordEpochs(folder, copy)],
-            checkpoints=kept, steps_per_execution=8,
+            checkpoints=checkpoints, steps_per_execution=8,
         )  # fmt: skip
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         ends = [(line["split"], line["step"]) for line in lines if line["epoch_done"] or line["split"] != "train"]
@@ -149,7 +149,7 @@ def test_the_end_of_an_epoch_is_recorded_once_if_a_checkpoint_is_due_at_its_last
         assert (folder / "ended").read_text() == "0\n1\n2\n"
 
     launched(run)
-    assert CheckpointFolder(copy / "kept").steps() == [8], "the checkpoint is saved after the end is recorded"
+    assert CheckpointFolder(copy / "checkpoints").steps() == [8], "the checkpoint is saved after the end is recorded"
     launched(copy)
 
 
@@ -163,14 +163,14 @@ class SigtermInFirstEpoch(kc.Callback):
 
 def test_the_end_of_an_epoch_is_recorded_once_if_sigterm_arrives_at_its_last_step(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDIST_RUN_DIR", str(tmp_path))
-    kept = Checkpoints(tmp_path / "kept")
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
     with raises(Terminated, "terminated") as caught:
-        tfdist.fit(classifier(), HARMFUL, epochs=2, callbacks=[SigtermInFirstEpoch()], checkpoints=kept)
+        tfdist.fit(classifier(), HARMFUL, epochs=2, callbacks=[SigtermInFirstEpoch()], checkpoints=checkpoints)
     assert "step 8" in caught.value.message
     for _ in range(2):
         monkeypatch.setattr("tfdist_cli.train.cluster.join._joined", None)
         model = classifier()
-        tfdist.fit(model, HARMFUL, epochs=2, checkpoints=kept)
+        tfdist.fit(model, HARMFUL, epochs=2, checkpoints=checkpoints)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["epoch_done"]] == [8, 16]
     assert model.history.epoch == [0, 1]

@@ -102,7 +102,7 @@ class CheckpointPolicy:
         return Decision(save=self._enabled and self._deferred and not training_complete)
 
     def after_training(self) -> Decision:
-        """Decides after the last step, when callbacks have been told of the end of the training."""
+        """Decides after the last step and `on_train_end`."""
         return Decision(save=self._enabled)
 
     def saved(self) -> None:

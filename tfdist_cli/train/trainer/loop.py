@@ -207,7 +207,7 @@ class TrainingLoop:
         resumes = self._done > self._schedule.first_step(epoch)
         self._callbacks.on_epoch_begin(epoch)
         if self._is_within_epoch() and self._restore_state:
-            self._restore_state()  # the callbacks had been told of this epoch's beginning before they were saved
+            self._restore_state()  # saved after this epoch's `on_epoch_begin`, which has just changed it a second time
         if self._needs.callbacks:
             self._engine.share_variables()  # callbacks may have changed some, such as the learning rate
             self._agree_to_stop()

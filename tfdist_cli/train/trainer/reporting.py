@@ -101,7 +101,7 @@ class ProgressReporter:
         self._gap: int | None = None
         self._examples: dict[str, int] = {}
         self._step = first
-        self._scores: dict[str, tuple[int, dict[str, float]]] = {}
+        self._metrics: dict[str, tuple[int, dict[str, float]]] = {}
         self._begun = time.monotonic()
         self._last = self._epoch = self._counts()
 
@@ -154,7 +154,7 @@ class ProgressReporter:
             self._interval.clear()
             self._last = self._counts()
         self._step = step
-        self._scores[split] = (step, values)
+        self._metrics[split] = (step, values)
         line = {"time": utc_now(), "split": split, "step": step, "epoch": epoch, "epoch_done": done, "values": values}
         if self._file:
             self._file.append(line | rates)
@@ -171,8 +171,8 @@ class ProgressReporter:
             )
         if done or split != "train":
             rate = f"  {rates['steps_per_second']:.1f} steps/s" if rates else ""
-            scores = format_metrics(values) if split == "train" else f"{split}: {format_metrics(values)}"
-            log.info("epoch %d/%d  step %d/%d  %s%s", epoch, self._epochs, step, self._total, scores, rate)
+            metrics = format_metrics(values) if split == "train" else f"{split}: {format_metrics(values)}"
+            log.info("epoch %d/%d  step %d/%d  %s%s", epoch, self._epochs, step, self._total, metrics, rate)
 
     def begin_epoch(self) -> None:
         """Starts the interval over which an epoch's rates are measured."""
@@ -184,7 +184,7 @@ class ProgressReporter:
             emit(
                 "result",
                 step=self._step,
-                metrics=self._final_scores(),
+                metrics=self._final_metrics(),
                 seconds=round(time.monotonic() - self._begun, 3),
                 examples=sum(self._examples.values()),
                 worker_steps=self._steps,
@@ -201,10 +201,10 @@ class ProgressReporter:
             for name, totals in sorted(workers.items())
         }
 
-    def _final_scores(self) -> dict[str, float]:
+    def _final_metrics(self) -> dict[str, float]:
         """Returns the last epoch's metrics, and those of the validations after the last step."""
         final: dict[str, float] = {}
-        for split, (step, values) in self._scores.items():
+        for split, (step, values) in self._metrics.items():
             prefix = "" if split == "train" else f"{split}_"
             if step == self._step:
                 final |= {f"{prefix}{name}": value for name, value in values.items()}
