@@ -1,4 +1,4 @@
-"""Training the same model twice: by Keras's own `fit`, and by tfdist in one process."""
+"""Trains the same model twice, with Keras's own `fit` and with tfdist in one process, and compares the results."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import tensorflow as tf
 import tfdist_cli as tfdist
 
 FEATURES, CLASSES, EXAMPLES, BATCH = 5, 3, 44, 8
-"""44 examples in batches of 8: the last batch of each pass has 4."""
+"""The last batch of each epoch has 4 examples."""
 
 
 def classes(examples: int = EXAMPLES, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Points around one centre for each class."""
+    """Returns points around one center per class, and the classes."""
     random = np.random.default_rng(seed)
     y = random.integers(0, CLASSES, examples)
     centres = np.random.default_rng(99).normal(size=(CLASSES, FEATURES))
@@ -24,12 +24,12 @@ def classes(examples: int = EXAMPLES, seed: int = 0) -> tuple[np.ndarray, np.nda
 
 
 def batches(*arrays: Any, batch: int = BATCH) -> tf.data.Dataset:
-    """The arrays in batches, in their order."""
+    """Returns the arrays as a dataset of batches, in their order."""
     return tf.data.Dataset.from_tensor_slices(arrays or classes()).batch(batch)
 
 
 def classifier(*layers: keras.layers.Layer, optimizer: Any = "adam", **compiled: Any) -> keras.Model:
-    """A compiled classifier of `classes()`."""
+    """Returns a compiled classifier for `classes()`."""
     hidden = layers or (keras.layers.Dense(4, activation="relu"),)
     model = keras.Sequential([keras.Input((FEATURES,)), *hidden, keras.layers.Dense(CLASSES)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -40,7 +40,7 @@ def classifier(*layers: keras.layers.Layer, optimizer: Any = "adam", **compiled:
 def train_both(
     build: Callable[[], keras.Model], data: Any = None, *, epochs: int = 2, validation: Any = None, **given: Any
 ) -> tuple[keras.Model, keras.Model]:
-    """The model as `keras.Model.fit` trains it, and as `tfdist.fit` does, from the same seed on the same data."""
+    """Trains a model with `keras.Model.fit` and with `tfdist.fit`, from the same seed on the same data."""
     data = batches() if data is None else data
     keras.utils.set_random_seed(7)
     plain = build()
@@ -52,7 +52,7 @@ def train_both(
 
 
 def assert_same(plain: keras.Model, ours: keras.Model, tolerance: float = 1e-6) -> None:
-    """Weights, optimizer and history are equal."""
+    """Asserts that weights, optimizer variables and history are equal."""
     assert difference(plain.variables, ours.variables) <= tolerance
     assert difference(plain.optimizer.variables, ours.optimizer.variables) <= tolerance
     assert list(plain.history.history) == list(ours.history.history)
@@ -62,7 +62,7 @@ def assert_same(plain: keras.Model, ours: keras.Model, tolerance: float = 1e-6) 
 
 
 def difference(some: list[keras.Variable], others: list[keras.Variable]) -> float:
-    """The largest difference between two lists of variables."""
+    """Returns the largest difference between two lists of variables."""
     assert [variable.shape for variable in some] == [variable.shape for variable in others]
     pairs = zip(some, others, strict=True)
     return max(

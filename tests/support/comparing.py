@@ -1,16 +1,16 @@
-"""Comparing what `programs/equivalence.py` and `programs/rules.py` have written."""
+"""Compares the results of `programs/equivalence.py` and `programs/rules.py`."""
 
 import numpy as np
 
 
 def differences(some, others, recipe, of=None):
-    """The largest difference of any variable, and of any value of the history.
+    """Returns the largest difference of a variable, and of a value of the history.
 
     Args:
-        some: what one process has written.
-        others: what another one has written.
-        recipe: which training of `some` to compare.
-        of: which one of `others`; the same by default.
+        some: the results of one process.
+        others: the results of another process.
+        recipe: the training in `some` to compare.
+        of: the training in `others`; `recipe` by default.
     """
     worst = {"variables": 0.0, "history": 0.0}
     names = _names(some, recipe)
@@ -24,6 +24,6 @@ def differences(some, others, recipe, of=None):
 
 
 def _names(written, recipe):
-    """What was written of a training: `00` or `00/path`, and `history/loss`; not what another one's longer name has."""
+    """Returns the names of a training's results: `00`, `00/path`, `history/loss`."""
     names = [name.removeprefix(f"{recipe}/") for name in written.files if name.startswith(f"{recipe}/")]
     return [name for name in names if name.split("/")[0] == "history" or name.split("/")[0].isdigit()]

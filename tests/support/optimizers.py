@@ -1,4 +1,4 @@
-"""Optimizers of every kind that Keras has, with every option that changes an update."""
+"""All optimizers of Keras, and all options that change an update."""
 
 import keras
 
@@ -43,6 +43,4 @@ if hasattr(optimizers, "MultiOptimizer"):  # newer than Keras 3.12
         )
     )
 if keras.__version__.startswith("3.12."):
-    del OPTIMIZERS[
-        "muon"
-    ]  # the last version for Python 3.10 cannot train with it on TensorFlow, with or without tfdist
+    del OPTIMIZERS["muon"]  # this version, the last one for Python 3.10, cannot train with it on TensorFlow

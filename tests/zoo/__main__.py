@@ -1,4 +1,4 @@
-"""Trains the zoo and prints what came of it: `python -m tests.zoo [--engines single,async] [MODEL...]`."""
+"""Trains the zoo and prints the results: `python -m tests.zoo [--engines single,async] [MODEL...]`."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from tests.zoo.table import put, table
 
 
 def run(names: list[str], keys: list[str], folder: Path, limit: float = LIMIT) -> dict[str, dict[str, Result]]:
-    """Trains models by Keras and by engines.
+    """Trains models with Keras and with engines.
 
     Args:
-        names: the models'.
-        keys: the engines'.
-        folder: where they write; what is found there is not made again.
-        limit: the seconds that one model may take.
+        names: the names of the models.
+        keys: the names of the engines.
+        folder: where they write; results that exist are not computed again.
+        limit: the time limit for one model in seconds.
 
     Returns:
-        By model and engine what came of it.
+        The results by model and engine.
     """
     problems = trained(names, keys, folder, limit)
     return judged(names, keys, folder, problems)
 
 
 def trained(names: list[str], keys: list[str], folder: Path, limit: float) -> dict[str, dict[str, str]]:
-    """Trains models; returns by engine and model why there is no result."""
+    """Trains models; returns the reason for each missing result, by engine and model."""
     folders = {key: folder / key for key in (*REFERENCES, *keys)}
     problems: dict[str, dict[str, str]] = {}
     several = any(ENGINES[key].workers > 1 for key in keys)
     for key, own_folder in folders.items():
         own = [name for name in names if key != "keras2" or (several and not CASES[name].copies)]
         own = [name for name in own if not list(own_folder.glob(f"*/{name}.*"))]
-        began = time.monotonic()
+        start = time.monotonic()
         problems[key] = train(REFERENCES.get(key) or ENGINES[key], key, own, own_folder, limit)
-        print(f"{key}: {len(own)} models in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        print(f"{key}: {len(own)} models in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
     return problems
 
 
 def judged(
     names: list[str], keys: list[str], folder: Path, problems: dict[str, dict[str, str]]
 ) -> dict[str, dict[str, Result]]:
-    """What came of models, by model and engine."""
+    """Returns the results by model and engine."""
     folders = {key: folder / key for key in (*REFERENCES, *keys)}
     return {
         name: {key: judge(CASES[name], name, key, folders, problems.get(key, {}).get(name)) for key in keys}
@@ -58,25 +58,25 @@ def judged(
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo")
-    parser.add_argument("models", nargs="*", help="their names; all by default")
-    parser.add_argument("--engines", default=",".join(ENGINES), help="separated by commas; all by default: %(default)s")
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds that one model may take")
-    parser.add_argument("--keep", type=Path, help="a folder to keep results in; those found there are not made again")
-    parser.add_argument("--found", action="store_true", help="train nothing, and compare what the kept folder has")
-    parser.add_argument("--page", action="store_true", help="put the results into docs/reference/models.md")
+    parser.add_argument("models", nargs="*", help="names of models; default: all")
+    parser.add_argument("--engines", default=",".join(ENGINES), help="names separated by commas; default: %(default)s")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="time limit for one model in seconds")
+    parser.add_argument("--keep", type=Path, help="folder for the results; results that exist are not computed again")
+    parser.add_argument("--found", action="store_true", help="only compare the results in the folder of --keep")
+    parser.add_argument("--page", action="store_true", help="write the results to docs/reference/models.md")
     given = parser.parse_args()
     names, keys = given.models or list(CASES), given.engines.split(",")
     unknown = sorted({*names, *keys} - {*CASES, *ENGINES})
     if unknown:
-        parser.error(f"there is no model and no engine called {' or '.join(unknown)}")
+        parser.error(f"unknown model or engine: {', '.join(unknown)}")
     with tempfile.TemporaryDirectory(prefix="tfdist-zoo-") as folder:
         kept = given.keep or Path(folder)
         found = judged(names, keys, kept, {}) if given.found else run(names, keys, kept, given.limit)
     for name, results in found.items():
         print(f"{name:48}", *(f"{result.state:8} {result.difference:7.0e}" for result in results.values()))
         for key, result in results.items():
-            if result.said:
-                print(f"    {key}: {result.said[:600]}")
+            if result.detail:
+                print(f"    {key}: {result.code} {result.detail[:600]}")
     counts = Counter((key, result.state) for results in found.values() for key, result in results.items())
     for key in keys:
         print(f"{ENGINES[key].title:24}", *(f"{state} {n}" for (other, state), n in counts.items() if other == key))

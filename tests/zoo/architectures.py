@@ -1,4 +1,4 @@
-"""Small models with the architectures of Keras's examples, and what their training loops do."""
+"""Small models with the architectures of Keras's examples, and features of their training loops."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def language_model():
 
 
 class Tied(keras.Model):
-    """A language model whose output uses the table of its input."""
+    """A language model whose output layer shares the table of its embedding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ def seq2seq_with_attention():
 @case(
     lambda: (tokens()[0], floats(6, 1)),
     copies=True,
-    why="the loss is divided by the number of steps of a worker's batch that are not masked",
+    why="each worker divides the loss by the number of unmasked time steps of its own batch",
 )
 def loss_of_masked_steps():
     inputs = keras.Input((6,), dtype="int32")
@@ -151,7 +151,7 @@ def loss_of_masked_steps():
     return model
 
 
-@case(sequences, refused={"": "stateful"}, why="the state of one batch is read by the next")
+@case(sequences, refused={"": "assigns-untracked-variable"}, why="a batch starts from the state of the one before")
 def stateful_recurrent_layer():
     inputs = keras.Input((6, 4), batch_size=BATCH)
     return classifier(inputs, layers.LSTM(3, stateful=True)(inputs))
@@ -162,7 +162,7 @@ def pairs() -> Any:
 
 
 class Distance(layers.Layer):
-    """How far two vectors are from each other."""
+    """The distance of two vectors."""
 
     def call(self, some: Any, others: Any) -> Any:
         return ops.sqrt(ops.sum(ops.square(some - others), axis=1, keepdims=True) + 1e-6)
@@ -183,7 +183,7 @@ def siamese():
 
 
 class Triplet(keras.Model):
-    """A tower whose loss is computed by the model itself, from a batch without targets."""
+    """A two-tower model that computes its loss from a batch without targets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ def triplet_with_a_loss_of_its_own():
 
 
 class OwnLoss(keras.Model):
-    """Keras's own example of `compute_loss`."""
+    """The example of `compute_loss` in Keras's documentation."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -245,7 +245,7 @@ def own_compute_loss_and_adam():
 
 
 class Sampling(layers.Layer):
-    """Draws from a normal distribution, and adds how far it is from the standard one to the loss."""
+    """Draws from a normal distribution, and adds its KL divergence from the standard one to the loss."""
 
     def __init__(self, weight: float, **given: Any) -> None:
         super().__init__(**given)
@@ -258,7 +258,7 @@ class Sampling(layers.Layer):
 
 
 class Mean(Sampling):
-    """The same without the draw."""
+    """Adds the KL divergence, and returns the mean instead of a sample."""
 
     def call(self, mean: Any, log_variance: Any) -> Any:
         self.add_loss(-0.5 * self.weight * ops.mean(1 + log_variance - ops.square(mean) - ops.exp(log_variance)))
@@ -266,7 +266,7 @@ class Mean(Sampling):
 
 
 class Autoencoder(keras.Model):
-    """A variational autoencoder: its loss is its own."""
+    """A variational autoencoder that computes its own loss."""
 
     def __init__(self, latent: Any) -> None:
         super().__init__()
@@ -291,7 +291,7 @@ add_case("autoencoder_with_added_losses", Case(lambda: _autoencoder(Mean), lambd
 
 
 class Endpoint(layers.Layer):
-    """Keras's example of a layer that adds the loss itself, by a loss object."""
+    """Keras's example of a layer that adds the loss with a loss object."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -316,7 +316,7 @@ def _speech() -> Any:
 
 
 class CTCLayer(layers.Layer):
-    """Keras's example of speech and handwriting: the loss in a layer."""
+    """Keras's example for speech and handwriting: a layer adds the CTC loss."""
 
     def call(self, text: Any, predicted: Any) -> Any:
         batch = ops.shape(text)[0]
@@ -506,7 +506,7 @@ def words_in_the_model():
 
 
 class Recomputed(layers.Layer):
-    """Computes its hidden values a second time in the backward pass, as TensorFlow does it."""
+    """Recomputes its hidden values in the backward pass with `tf.recompute_grad`."""
 
     def build(self, shape: Any) -> None:
         self.kernel = self.add_weight(shape=(shape[-1], 4), name="kernel")
@@ -522,7 +522,7 @@ def recomputed_gradients():
 
 
 class Rematerialized(Recomputed):
-    """The same as Keras does it."""
+    """Recomputes its hidden values in the backward pass with `keras.remat`."""
 
     def call(self, x: Any) -> Any:
         return keras.remat(lambda value: ops.tanh(ops.matmul(value, self.kernel)))(x)
@@ -535,7 +535,7 @@ def rematerialized_layers():
 
 
 class Reversed(layers.Layer):
-    """Turns the gradient around, as adversarial training of domains does."""
+    """Reverses the gradient, as in domain-adversarial training."""
 
     def build(self, shape: Any) -> None:
         self.kernel = self.add_weight(shape=(shape[-1], 4), name="kernel")
@@ -555,7 +555,7 @@ def custom_gradients():
 
 
 class Steps(layers.Layer):
-    """Counts its steps in training, and the batches of validation."""
+    """Counts train steps and validation batches."""
 
     def build(self, shape: Any) -> None:
         kind = {"shape": (), "dtype": "int32", "initializer": "zeros", "trainable": False}
@@ -573,7 +573,7 @@ def layer_that_counts_steps():
 
 
 class Averaged(layers.Layer):
-    """Keeps a moving mean of what it has seen, as normalization does."""
+    """Keeps a moving mean of its inputs, as normalization layers do."""
 
     def build(self, shape: Any) -> None:
         self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False, name="mean")
@@ -605,7 +605,7 @@ def control_flow():
 
 
 class Checked(layers.Layer):
-    """Looks at its input, which must not be all zeros, and calls a function of Python's."""
+    """Asserts that its input is not all zeros, and calls a Python function."""
 
     def call(self, x: Any) -> Any:
         tf.debugging.assert_greater(tf.reduce_sum(tf.abs(x)), 0.0)
@@ -628,7 +628,7 @@ def gated_experts():
 
 
 class Student(keras.Model):
-    """Learns from a teacher that is not trained."""
+    """Learns from a frozen teacher."""
 
     def __init__(self, teacher: keras.Model, student: keras.Model) -> None:
         super().__init__()
@@ -667,13 +667,13 @@ def distiller():
 
 
 class OwnStep(keras.Model):
-    """Has a training step of its own."""
+    """Overrides `train_step`."""
 
     def train_step(self, data: Any) -> Any:
         return super().train_step(data)
 
 
-@case(vectors, refused={"": "overrides train_step"}, why="a step of the user's own says itself what is updated")
+@case(vectors, refused={"": "step-overridden"}, why="the overridden step itself updates the variables")
 def own_train_step():
     inputs = keras.Input((8,))
     model = OwnStep(inputs, layers.Dense(CLASSES)(inputs))

@@ -1,4 +1,4 @@
-"""What a model of the zoo is: how it is built, what it is trained on, and how its training is compared."""
+"""The cases of the zoo: how a model is built, its data, and how its training is compared with that by Keras."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import keras
 import numpy as np
 
 EXAMPLES, BATCH = 24, 4
-"""24 examples in batches of 4 per worker."""
+"""The number of examples, and the size of a worker's batch."""
 CLASSES = 3
 EXACT = 1e-5
-"""The largest difference of a number, relative to the number where that is larger than 1."""
+"""The largest difference of a number, relative for numbers above 1."""
 
 CASES: dict[str, Case] = {}
-"""All models, by name."""
+"""All cases by name."""
 
 
 @dataclass(frozen=True)
@@ -24,21 +24,21 @@ class Case:
     """One model of the zoo.
 
     Args:
-        build: makes the compiled model.
-        data: makes the arrays `(x, y)` or `(x, y, sample_weight)` of `EXAMPLES` examples.
-        copies: whether all workers are given the same batches. What such a model computes from a batch is not a mean
-            over its examples (batch statistics, weights that are normalized), so that batches of several workers do
-            not add up to a larger one.
-        tolerance: the largest relative difference, `EXACT` where the arithmetic is the same.
-        refused: by engine, or by "" for all, a part of the sentence with which the model is refused.
+        build: returns the compiled model.
+        data: returns the arrays `(x, y)` or `(x, y, sample_weight)` with `EXAMPLES` examples.
+        copies: whether all workers get the same batches. Required if the loss of a batch is not a mean over its
+            examples (batch statistics, normalized weights): then the batches of several workers are not equivalent to
+            one larger batch.
+        tolerance: the largest relative difference; `EXACT` if the arithmetic is the same.
+        refused: the code of the error with which the model is refused, by engine, or by "" for all engines.
         why: the reason for `copies`, `tolerance` or `refused`.
-        scored: how many examples the validation has. Of 6 the last batch has 2; of 8 all batches have 4, as they have
-            to where Keras takes the mean over batches, whatever their sizes.
-        pipeline: makes a Keras layer that the data passes through, batch by batch.
-        fit: more arguments of `tfdist.fit`.
-        policy: Keras's dtype policy.
-        traced_at_random: whether Python draws what the model computes when it is traced, so that two trainings by Keras
-            differ, too.
+        scored: the number of validation examples. With 6, the last batch has 2 examples. With 8, all batches have 4,
+            which is required where Keras takes the mean over batches regardless of their sizes.
+        pipeline: returns a Keras layer that is mapped over the batches.
+        fit: further arguments of `tfdist.fit`.
+        policy: the dtype policy of Keras.
+        traced_at_random: whether Python code draws random values while the model is traced, so that two trainings by
+            Keras differ as well.
     """
 
     build: Callable[[], keras.Model]
@@ -54,12 +54,12 @@ class Case:
     traced_at_random: bool = False
 
     def refusal(self, engine: str) -> str:
-        """A part of the sentence with which an engine refuses the model; empty where it trains it."""
+        """Returns the code of the error with which an engine refuses the model; "" if it trains it."""
         return self.refused.get(engine, self.refused.get("", ""))
 
 
 def case(data: Callable[[], Any], **given: Any) -> Callable[[Callable[[], keras.Model]], Callable[[], keras.Model]]:
-    """Puts the model that a function builds into the zoo, under the function's name."""
+    """Adds the model that a function builds to the zoo, under the name of the function."""
 
     def add(build: Callable[[], keras.Model]) -> Callable[[], keras.Model]:
         add_case(build.__name__, Case(build, data, **given))
@@ -69,24 +69,24 @@ def case(data: Callable[[], Any], **given: Any) -> Callable[[Callable[[], keras.
 
 
 def add_case(name: str, added: Case) -> None:
-    """Puts a model into the zoo."""
+    """Adds a model to the zoo."""
     if name in CASES:
-        raise ValueError(f"two models of the zoo are called {name!r}")
+        raise ValueError(f"two models of the zoo have the name {name!r}")
     CASES[name] = added
 
 
 def random() -> np.random.Generator:
-    """The source of all data, the same for all models."""
+    """The random generator of all data, with a fixed seed."""
     return np.random.default_rng(1)
 
 
 def labels() -> np.ndarray:
-    """Classes as integers."""
+    """Integer class labels."""
     return random().integers(0, CLASSES, EXAMPLES).astype(np.int32)
 
 
 def floats(*shape: int) -> np.ndarray:
-    """Numbers around 0."""
+    """Normally distributed numbers."""
     return random().normal(size=(EXAMPLES, *shape)).astype(np.float32)
 
 
@@ -116,17 +116,17 @@ def volumes() -> Any:
 
 
 def tokens() -> Any:
-    """6 tokens of a vocabulary of 20, of which 0 is padding at the end."""
+    """6 tokens from a vocabulary of 20, padded with 0 at the end."""
     ids = integers(19, 6) + 1
     ids[np.arange(6) >= 6 - random().integers(0, 3, EXAMPLES)[:, None]] = 0
     return ids, labels()
 
 
 def different(most: int, each: int) -> np.ndarray:
-    """Integers below `most`, so many for each example, of which no batch has one twice.
+    """Integers below `most`, `each` per example, distinct within a batch.
 
-    Of rows that a batch looks up twice, TensorFlow's Keras squares each gradient by itself where its gradients are
-    sparse, as they are in one process; see docs/reference/python-api.md.
+    If a batch looks up a row twice, Keras on TensorFlow squares the two sparse gradients separately; see
+    docs/reference/python-api.md.
     """
     size, source = 2 * BATCH, random()
     rows = [source.permutation(most)[: size * each].reshape(size, each) for _ in range(EXAMPLES // size)]
@@ -146,12 +146,12 @@ def numbers() -> Any:
 
 
 def sgd() -> keras.optimizers.Optimizer:
-    """An optimizer that does not make rounding larger, as one that divides by the gradient's size does."""
+    """An optimizer that does not amplify rounding errors, unlike those that divide by the size of the gradient."""
     return keras.optimizers.SGD(0.05, momentum=0.9)
 
 
 def classifier(inputs: Any, features: Any, optimizer: Any = None, **compiled: Any) -> keras.Model:
-    """A compiled model with a dense layer of 3 classes on some features, shape (batch, n)."""
+    """A compiled classifier with a dense layer of 3 classes on features of shape (batch, n)."""
     model = keras.Model(inputs, keras.layers.Dense(CLASSES, name="classes", dtype="float32")(features))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer or sgd(), loss, **({"metrics": ["accuracy"]} | compiled))
@@ -159,14 +159,14 @@ def classifier(inputs: Any, features: Any, optimizer: Any = None, **compiled: An
 
 
 def branches(shape: tuple[int | None, ...], *layers: Any, dtype: str = "float32") -> keras.Model:
-    """A classifier whose features are those of several layers, each beside the others on the same input."""
+    """A classifier on the concatenated outputs of several layers, all applied to the same input."""
     inputs = keras.Input(shape, dtype=dtype)
     features = [_pooled(layer(inputs)) for layer in layers]
     return classifier(inputs, keras.layers.concatenate(features) if len(features) > 1 else features[0])
 
 
 def _pooled(value: Any) -> Any:
-    """Features as (batch, 2), with weights before and after what was computed."""
+    """Features of shape (batch, 2)."""
     value = keras.ops.cast(value, "float32")
     value = keras.layers.Flatten()(value)
     return keras.layers.Dense(2, "tanh")(value)

@@ -1,4 +1,4 @@
-"""Which of Keras's public classes the models of the zoo have: read off Keras's namespaces and off the models."""
+"""Compares the public classes of Keras with the classes of the objects in the models of the zoo."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ NAMESPACES = (
     "initializers",
 )
 NOT_TRAINED = {
-    "layers.FlaxLayer": "runs a model of JAX's, which TensorFlow does not train",
-    "layers.JaxLayer": "runs a model of JAX's, which TensorFlow does not train",
-    "layers.TorchModuleWrapper": "runs a model of PyTorch's, which TensorFlow does not train",
+    "layers.FlaxLayer": "runs a JAX model, which TensorFlow does not train",
+    "layers.JaxLayer": "runs a JAX model, which TensorFlow does not train",
+    "layers.TorchModuleWrapper": "runs a PyTorch model, which TensorFlow does not train",
 }
-"""Classes of Keras's that no TensorFlow model has, and why."""
+"""Keras classes that no TensorFlow model contains, each with the reason."""
 
 
 def public_classes() -> dict[type, str]:
-    """Keras's public classes and their names, `layers.Dense`; of several names the one that is the class's own."""
+    """Returns Keras's public classes with names such as `layers.Dense`; of several names, that of the class itself."""
     found: dict[type, str] = {}
     for namespace in NAMESPACES:
         module = attrgetter(namespace)(keras)
@@ -41,7 +41,7 @@ def public_classes() -> dict[type, str]:
 
 
 def covered(cases: Iterable[tuple[str, Case]]) -> dict[str, list[str]]:
-    """For each of Keras's public classes the models that have an object of it, or of a class of the zoo's below it."""
+    """Returns, for each public class of Keras, the models that contain an instance of it or of a subclass."""
     names = public_classes()
     found: dict[str, list[str]] = {name: [] for name in names.values()}
     for title, case in cases:
@@ -62,7 +62,7 @@ def _keras_kinds(kind: type, names: dict[type, str]) -> Iterator[type]:
 
 
 def _parts(case: Case) -> Iterator[Any]:
-    """All objects that a model is made of."""
+    """Yields all objects of which a model consists."""
     model = case.build()
     pipeline = [case.pipeline()] if case.pipeline else []
     for layer in [*model._flatten_layers(), *(part for each in pipeline for part in each._flatten_layers())]:

@@ -1,4 +1,4 @@
-"""Training models of the zoo by each engine, in clusters that many models share, and comparing what came of them."""
+"""Trains models of the zoo with each engine, many models per cluster, and compares the results with Keras's."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tests.zoo.case import Case
 
 PROGRAM = Path(__file__).with_name("train.py")
 LIMIT = 240.0
-"""Seconds that one model may take, on a machine that is busy with other things; on an idle one it takes a few."""
+"""The time limit for one model in seconds, for a busy machine; an idle one needs a few seconds."""
 _GRACE = 20.0
-"""Seconds in which the tasks end when one of them has failed."""
+"""The time in seconds in which the other tasks exit after one has failed."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A way to train.
+    """An engine in a cluster of some size.
 
     Args:
-        title: what it is called in tables.
-        roles: how many tasks of each role its cluster has; none where it is one process.
-        workers: how many batches are one step.
-        env: what its tasks have in their environment.
+        title: its name in tables.
+        roles: the number of tasks of each role in its cluster; empty for one process.
+        workers: the number of batches per step.
+        env: additional environment variables of its tasks.
     """
 
     title: str
@@ -43,7 +43,7 @@ class Engine:
 
     @property
     def trainers(self) -> list[str]:
-        """The tasks whose results are compared; an empty name is the process that is in no cluster."""
+        """The tasks whose results are compared; the name is empty for a process without a cluster."""
         if not self.roles:
             return [""]
         return ["chief:0"] if "chief" in self.roles else [f"worker:{n}" for n in range(self.roles["worker"])]
@@ -61,32 +61,34 @@ REFERENCES = {"keras1": Engine("Keras", {}), "keras2": Engine("Keras, batches of
 
 @dataclass(frozen=True)
 class Result:
-    """What a model came to with an engine.
+    """The result of training a model with an engine.
 
     Args:
-        state: `not run`, `ok`, `random` (several workers draw what no other process draws: they agree with each other),
-            `refused`, `wrong`, `failed` or `hung`.
-        difference: the largest difference from Keras's own training, relative to numbers larger than 1.
-        said: the sentence of a refusal, or what went wrong.
+        state: `not run`, `ok`, `random` (several workers draw other random values than one process, and agree with each
+            other), `refused`, `wrong`, `failed` or `hung`.
+        difference: the largest difference from Keras's own training, relative for numbers above 1.
+        detail: the message of an error, or the number that is wrong.
+        code: the code of the error with which the model was refused.
     """
 
     state: str
     difference: float = 0.0
-    said: str = ""
+    detail: str = ""
+    code: str = ""
 
 
 def train(engine: Engine, key: str, names: Sequence[str], folder: Path, limit: float = LIMIT) -> dict[str, str]:
-    """Trains models one after the other, with as few clusters as the failures among them allow.
+    """Trains models one after another in one cluster. After a failure, a new cluster trains the remaining models.
 
     Args:
-        engine: the way.
-        key: its name for the program.
-        names: the models'.
-        folder: where each trainer writes what came of each model, in a folder of its own.
-        limit: the seconds that one model may take.
+        engine: the engine.
+        key: its name in `ENGINES` or `REFERENCES`.
+        names: the names of the models.
+        folder: where each trainer writes its results, in a folder per trainer.
+        limit: the time limit for one model in seconds.
 
     Returns:
-        For the models that came to no end: what was the matter.
+        The reason for each model without a result.
     """
     left, problems, attempt = list(names), {}, len(list(folder.glob("attempt*")))
     for task in engine.trainers:
@@ -97,26 +99,26 @@ def train(engine: Engine, key: str, names: Sequence[str], folder: Path, limit: f
             problem = _watch(engine, processes, left, folder, limit)
         done = _done(engine, left, folder)
         if done < len(left):
-            problems[left[done]] = problem or "the tasks ended without a result"
+            problems[left[done]] = problem or "the tasks exited without a result"
             done += 1
         left = left[done:]
     return problems
 
 
 def results(folder: Path, task: str) -> Path:
-    """Where a trainer writes."""
+    """Returns the folder to which a trainer writes."""
     return folder / (task.replace(":", "-") or "alone")
 
 
 def _done(engine: Engine, names: Sequence[str], folder: Path) -> int:
-    """How many of the models have come to an end on every trainer, in their order."""
-    ended = 0
+    """Returns how many of the models, in their order, have a result from every trainer."""
+    count = 0
     for name in names:
         written = [results(folder, task) / f"{name}{kind}" for task in engine.trainers for kind in (".npz", ".json")]
         if sum(path.exists() for path in written) < len(engine.trainers):
             break
-        ended += 1
-    return ended
+        count += 1
+    return count
 
 
 @contextmanager
@@ -144,10 +146,10 @@ def _running(engine: Engine, key: str, names: Sequence[str], folder: Path, attem
 
 
 def _watch(engine: Engine, processes: dict[str, Any], names: Sequence[str], folder: Path, limit: float) -> str | None:
-    """Waits until all have ended, one has failed, or a model takes too long.
+    """Waits until all processes have exited, one has failed, or a model exceeds the time limit.
 
     Returns:
-        What was the matter.
+        The reason why a model has no result; None if all processes exited with code 0.
     """
     since, before, failed = time.monotonic(), 0, 0.0
     while any(process.poll() is None for process in processes.values()):
@@ -173,30 +175,30 @@ def _pause(process: Any) -> None:
 
 
 def judge(case: Case, name: str, key: str, folders: dict[str, Path], problem: str | None) -> Result:
-    """Compares what an engine has come to with Keras's own training.
+    """Compares the result of an engine with Keras's own training.
 
     Args:
-        case: the model.
-        name: its name.
-        key: the engine's.
-        folders: by engine, where its trainers have written.
-        problem: why there is no result, if there is none.
+        case: the case.
+        name: the name of the model.
+        key: the name of the engine.
+        folders: the folder of the results of each engine.
+        problem: the reason why there is no result, or None.
     """
     errors, written = _written(name, key, folders[key])
-    raw = [error for error in errors if error["said"] is None]
+    raw = [error for error in errors if error["code"] is None]
     if raw:
-        return Result("failed", said=f"{raw[0]['type']}: {raw[0]['message']}")
+        return Result("failed", detail=f"{raw[0]['type']}: {raw[0]['message']}")
     if problem:
-        return Result("hung" if problem.startswith("hung") else "failed", said=problem)
+        return Result("hung" if problem.startswith("hung") else "failed", detail=problem)
     if errors:
-        return Result("refused" if not written else "failed", said=errors[0]["said"])
+        return Result("refused" if not written else "failed", detail=errors[0]["message"], code=errors[0]["code"])
     if len(written) < len(ENGINES[key].trainers):
         return Result("not run")
     return _compared(case, name, ENGINES[key].workers > 1, folders, written)
 
 
 def _written(name: str, key: str, folder: Path) -> tuple[list[Any], list[Any]]:
-    """The errors and the results of a model that an engine's trainers have written."""
+    """Returns the errors and the results of a model from all trainers of an engine."""
     errors, written = [], []
     for task in ENGINES[key].trainers:
         path = results(folder, task) / name
@@ -217,33 +219,33 @@ def _compared(case: Case, name: str, several: bool, folders: dict[str, Path], wr
     if not path.exists():
         error = path.with_suffix(".json")
         why = error.read_text() if error.exists() else ""
-        return Result("failed", said=f"Keras itself cannot train it: {why}") if why else Result("not run")
+        return Result("failed", detail=f"Keras itself cannot train it: {why}") if why else Result("not run")
     right = np.load(path)
     draws = any(entry.startswith("seed/") for entry in right.files) or case.pipeline is not None
     if case.traced_at_random or (draws and several):
         finite = all(np.isfinite(written[0][entry]).all() for entry in written[0].files)
-        return Result("random" if finite else "wrong", said="" if finite else "numbers that are not finite")
+        return Result("random" if finite else "wrong", detail="" if finite else "numbers that are not finite")
     worst, where = difference(written[0], right, validation=not (case.copies and several))
     return Result("ok" if worst <= case.tolerance else "wrong", worst, "" if worst <= case.tolerance else where)
 
 
 def difference(some: Any, others: Any, *, validation: bool = True) -> tuple[float, str]:
-    """The largest difference, relative to numbers that are larger than 1, and what has it.
+    """Returns the largest difference, relative for numbers above 1, and the name and values of the number.
 
     Args:
-        some: what one training has come to.
-        others: what another one has.
-        validation: whether scores of validation are compared.
+        some: the results of one training.
+        others: the results of another one.
+        validation: whether to compare validation metrics.
     """
-    pairs = dict(zip(map(_place, some.files), some.files, strict=True))
-    others_pairs = dict(zip(map(_place, others.files), others.files, strict=True))
+    pairs = dict(zip(map(_key, some.files), some.files, strict=True))
+    others_pairs = dict(zip(map(_key, others.files), others.files, strict=True))
     if pairs.keys() != others_pairs.keys():
         return float("inf"), f"names: {sorted(pairs.keys() ^ others_pairs.keys())}"
     worst, where = 0.0, ""
-    for place, name in pairs.items():
+    for key, name in pairs.items():
         if name.startswith("history/val_") and not validation:
             continue
-        one, other = np.float64(some[name]), np.float64(others[others_pairs[place]])
+        one, other = np.float64(some[name]), np.float64(others[others_pairs[key]])
         if one.shape != other.shape:
             return float("inf"), f"{name}: shapes {one.shape} and {other.shape}"
         relative = np.abs(one - other) / np.maximum(1.0, np.abs(other))
@@ -254,6 +256,6 @@ def difference(some: Any, others: Any, *, validation: bool = True) -> tuple[floa
     return worst, where
 
 
-def _place(name: str) -> str:
-    """What is the same in two trainings: a variable's number and not its path, which Keras may number."""
+def _key(name: str) -> str:
+    """Returns the part of a name that is equal in two trainings: the index of a variable; Keras numbers its path."""
     return name if name.startswith("history/") else "/".join(name.split("/")[:2])

@@ -79,7 +79,7 @@ def batch_normalization():
     return classifier(inputs, layers.BatchNormalization(momentum=0.8)(layers.Dense(4)(inputs)))
 
 
-@case(vectors, refused={"": "SpectralNormalization"}, why="assigns its kernel within a step")
+@case(vectors, refused={"": "assigns-trainable-variable"}, why="assigns its kernel in each step")
 def spectral_normalization():
     inputs = keras.Input((8,))
     return classifier(inputs, layers.SpectralNormalization(layers.Dense(4))(inputs))
@@ -267,7 +267,7 @@ def embeddings():
 
 
 class Scale(layers.Layer):
-    """A layer of a user's own, with a weight, a loss and a specification of its input."""
+    """A user-defined layer with a weight, a loss and an input specification."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -282,7 +282,7 @@ class Scale(layers.Layer):
 
 
 class Doubled(layers.Wrapper):
-    """A wrapper of a user's own."""
+    """A user-defined wrapper."""
 
     def call(self, x: Any) -> Any:
         return 2.0 * self.layer(x)
@@ -411,7 +411,7 @@ add_case("mixed_augmentations", Case(lambda: _augmented(layers.AugMix(seed=2)), 
 
 
 class ForClasses(layers.Layer):
-    """Applies a layer of Keras's that augments images and their labels together."""
+    """Applies a Keras layer that augments images together with their labels."""
 
     def __init__(self, augment: Any) -> None:
         super().__init__()
@@ -434,7 +434,7 @@ add_case("cut_mix_in_the_data", Case(_of_soft_labels, images, pipeline=lambda: F
 
 
 class Boxes(layers.Layer):
-    """Pads bounding boxes to the same number."""
+    """Pads the bounding boxes of all images to the same number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -465,7 +465,7 @@ class Exported(tf.Module):
         return tf.nn.tanh(x * self.factor)
 
 
-@case(vectors, refused={"": "its gradient is lost in this step"}, why="the SavedModel reads its own tf.Variable")
+@case(vectors, refused={"": "gradient-lost"}, why="the SavedModel reads its own tf.Variable")
 def saved_model_layer():
     with tempfile.TemporaryDirectory() as folder:
         tf.saved_model.save(Exported(), folder)

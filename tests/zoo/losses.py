@@ -14,7 +14,7 @@ PER_REPLICA = "computed from the whole batch, not from each example"
 
 
 def _outputs(kinds: dict[str, tuple[Any, int, str | None]], shape: tuple[int, ...] = (8,)) -> keras.Model:
-    """A model with an output for each loss: its size and its activation."""
+    """A model with one output per loss, each with its size and activation."""
     inputs = keras.Input(shape)
     hidden = layers.Dense(6, "tanh")(layers.Flatten()(inputs) if len(shape) > 1 else inputs)
     outputs = {name: layers.Dense(size, act, name=name)(hidden) for name, (_, size, act) in kinds.items()}
@@ -28,7 +28,7 @@ def _targets(kinds: Any, target: Any) -> Any:
 
 
 class Quartic(losses.Loss):
-    """A loss of a user's own."""
+    """A user-defined loss."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         return keras.ops.mean((y_true - y_pred) ** 4, axis=-1)
@@ -165,7 +165,7 @@ def ctc():
 
 
 class Largest(metrics.Metric):
-    """A metric of a user's own that is no sum."""
+    """A user-defined metric that is not a sum."""
 
     def __init__(self) -> None:
         super().__init__(name="largest")
@@ -179,7 +179,7 @@ class Largest(metrics.Metric):
 
 
 class Count(metrics.Metric):
-    """A metric of a user's own: how many examples there were."""
+    """A user-defined metric that counts examples."""
 
     def __init__(self) -> None:
         super().__init__(name="count")
@@ -189,7 +189,7 @@ class Count(metrics.Metric):
         self.total.assign_add(keras.ops.cast(keras.ops.shape(y_true)[0], "float32"))
 
     def result(self) -> Any:
-        return self.total + 0.0  # of a variable, Keras's history has the last value
+        return self.total + 0.0  # if it returned the variable, Keras's history would contain the last value only
 
 
 def _scored(size: int, activation: str | None, loss: Any, *scores: Any) -> keras.Model:
@@ -248,13 +248,13 @@ def metrics_of_class_numbers():
     )  # fmt: skip
 
 
-@case(lambda: (floats(8), _numbers(2)), refused={"": "is more than a sum over batches"}, why="a maximum is no sum")
+@case(lambda: (floats(8), _numbers(2)), refused={"": "metric-not-a-sum"}, why="a maximum is not a sum")
 def metric_that_is_no_sum():
     return _scored(2, None, "mse", Largest())
 
 
 class Watched(layers.Layer):
-    """A layer with metrics of its own."""
+    """A layer with metrics."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""All models of the zoo: importing this module fills `CASES`."""
+"""All models of the zoo. Importing this module fills `CASES`."""
 
 from tests.zoo import architectures, layers, losses, optimizers
 from tests.zoo.case import CASES

@@ -1,4 +1,4 @@
-"""Models with each of Keras's optimizers, and what optimizers can be asked to do."""
+"""Models with each of Keras's optimizers and their options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ schedules = optimizers.schedules
 
 
 class Halved(schedules.LearningRateSchedule):
-    """A schedule of a user's own."""
+    """A user-defined schedule."""
 
     def __call__(self, step: Any) -> Any:
         return 0.1 / (1.0 + keras.ops.cast(step, "float32"))
@@ -23,7 +23,7 @@ class Halved(schedules.LearningRateSchedule):
 
 
 class Plain(optimizers.Optimizer):
-    """An optimizer of a user's own."""
+    """A user-defined optimizer."""
 
     def __init__(self, learning_rate: float = 0.05, **given: Any) -> None:
         super().__init__(learning_rate=learning_rate, name="plain", **given)
@@ -33,7 +33,7 @@ class Plain(optimizers.Optimizer):
 
 
 class MySGD(optimizers.SGD):
-    """A class of the user's own that is derived from one of Keras's."""
+    """A user-defined subclass of a Keras optimizer."""
 
 
 def _several() -> optimizers.Optimizer:
@@ -89,7 +89,7 @@ OPTIMIZERS: dict[str, Any] = {
 def _dense(optimizer: Any) -> keras.Model:
     inputs = keras.Input((8,))
     model = classifier(inputs, layers.Dense(6, "tanh", name="hidden")(inputs), optimizer)
-    # Keras's fit builds it while it traces a function, where ScheduleFreeAdamW cannot copy the weights.
+    # Keras's fit would build it while tracing a function, where ScheduleFreeAdamW cannot copy the weights.
     model.optimizer.build(model.trainable_variables)
     return model
 
@@ -125,7 +125,7 @@ def mixed_bfloat16():
     vectors,
     policy="bfloat16",
     tolerance=5e-2,
-    refused=dict.fromkeys(("mirrored1", "mirrored2"), "mirrored workers cannot have weights of bfloat16"),
+    refused=dict.fromkeys(("mirrored1", "mirrored2"), "bfloat16-weights"),
     why="bfloat16 has 8 bits, and TensorFlow does not broadcast it",
 )
 def bfloat16():

@@ -1,4 +1,4 @@
-"""The results of the zoo as a part of docs/reference/models.md."""
+"""The results of the zoo in docs/reference/models.md."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ BEGIN, END = "<!-- results: python -m tests.zoo --page -->", "<!-- end of result
 def table(
     found: Mapping[str, Mapping[str, Result]], classes: Mapping[str, Sequence[str]], excused: Sequence[str]
 ) -> str:
-    """Two Markdown tables: classes by namespace, and models by engine.
+    """Returns two Markdown tables: classes by namespace, and models by engine.
 
     Args:
-        found: by model and engine what came of it.
-        classes: by class of Keras's the models that have one.
-        excused: the classes that no model has.
+        found: the results by model and engine.
+        classes: the models that contain each Keras class.
+        excused: the classes that no model contains.
     """
     lines = ["| Keras | public classes | in a model | in none |", "|---|---|---|---|"]
     for namespace in dict.fromkeys(name.rpartition(".")[0] for name in classes):
@@ -39,14 +39,14 @@ def _counted(states: Sequence[str]) -> str:
 
 
 def put(text: str) -> None:
-    """Puts the tables in the place of those that the page has."""
+    """Replaces the tables of the page."""
     page = PAGE.read_text()
     head, _, rest = page.partition(BEGIN)
     PAGE.write_text(f"{head}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")
 
 
 def rows() -> dict[str, dict[str, str]]:
-    """By model and engine what the page says."""
+    """Returns the states on the page, by model and engine."""
     lines = PAGE.read_text().partition(BEGIN)[2].partition(END)[0].splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {name: dict(zip(ENGINES, states, strict=True)) for name, *states in cells if len(states) == len(ENGINES)}

@@ -1,4 +1,4 @@
-"""What the zoo says of a training follows from what the training has written."""
+"""The judgement of a training follows from the files that it has written."""
 
 import json
 
@@ -19,7 +19,7 @@ CASE = Case(lambda: None, lambda: None)
 
 @pytest.fixture
 def judged(tmp_path):
-    """Judges a model by what each trainer has written: arrays, or an error."""
+    """Judges a model by the result of each trainer: arrays, or an error."""
 
     def of(key, *written, right=RIGHT, case=CASE, problem=None):
         folders = {name: tmp_path / name for name in ("keras1", "keras2", key)}
@@ -31,7 +31,7 @@ def judged(tmp_path):
 
     def put(folder, content):
         folder.mkdir(parents=True, exist_ok=True)
-        if "said" in content:
+        if "message" in content:
             (folder / "model.json").write_text(json.dumps(content))
         else:
             np.savez(folder / "model.npz", **content)
@@ -80,11 +80,11 @@ def test_scores_of_copied_batches_are_not_compared(judged):
 
 
 def test_errors(judged):
-    refused = {"type": "TrainingError", "message": "cannot", "said": "cannot: do this"}
-    raw = {"type": "KeyError", "message": "'x'", "said": None}
-    assert judged("single", refused) == Result("refused", said="cannot: do this")
+    refused = {"type": "TrainingError", "message": "cannot", "code": "not-possible"}
+    raw = {"type": "KeyError", "message": "'x'", "code": None}
+    assert judged("single", refused) == Result("refused", detail="cannot", code="not-possible")
     assert judged("mirrored2", refused, RIGHT).state == "failed"
-    assert judged("async", raw) == Result("failed", said="KeyError: 'x'")
+    assert judged("async", raw) == Result("failed", detail="KeyError: 'x'")
 
 
 def test_no_result(judged):
@@ -99,7 +99,7 @@ _, engine, folder, *names = sys.argv
 for name in names:
     if name == "hangs":
         threading.Event().wait()
-    if name == "ends":
+    if name == "exits":
         os._exit(3)
     Path(folder, name + ".json").write_text("{}")
 """
@@ -107,10 +107,10 @@ for name in names:
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_a_model_that_hangs_or_ends_the_process_does_not_stop_the_others(tmp_path, monkeypatch):
+def test_models_are_trained_after_one_that_hangs_or_exits(tmp_path, monkeypatch):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     monkeypatch.setattr(engines, "PROGRAM", program)
-    problems = train(ENGINES["single"], "single", ["one", "ends", "two", "hangs", "three"], tmp_path / "out", limit=5)
-    assert problems == {"ends": "exit codes {'the process': 3}", "hangs": "hung: no result in 5 s"}
+    problems = train(ENGINES["single"], "single", ["one", "exits", "two", "hangs", "three"], tmp_path / "out", limit=5)
+    assert problems == {"exits": "exit codes {'the process': 3}", "hangs": "hung: no result in 5 s"}
     assert all((results(tmp_path / "out", "") / f"{name}.json").exists() for name in ("one", "two", "three"))

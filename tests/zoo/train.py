@@ -1,9 +1,9 @@
-"""Trains models of the zoo one after another, by one engine, and writes what came of each.
+"""Trains models of the zoo one after another with one engine, and writes the result of each.
 
 train.py ENGINE FOLDER CASE...
 
-It writes `CASE.npz` into the folder, or `CASE.json` with the error; before that an empty file `CASE`, so that it is
-known which model is being trained.
+It writes `CASE.npz` to the folder, or `CASE.json` with the error. Before that it creates an empty file `CASE`, which
+shows that the training of this model has started.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tfdist_cli.errors import TfdistError
 EPOCHS = 2
 SEED = 11
 STEPS_PER_EXECUTION = {"async": 2, "mirrored2": 3}
-"""1 with the other engines. They divide an epoch: a function of several steps is compiled, and no other."""
+"""The default is 1. The numbers divide an epoch, so that only one function is traced."""
 
 
 def main() -> None:
@@ -40,40 +40,40 @@ def main() -> None:
         try:
             written = trained(engine, CASES[name])
         except TfdistError as error:
-            note(path, error, said=f"{error.message}: {error.hint}")
-        except Exception as error:  # noqa: BLE001 all of it is reported, and the cluster is started anew
+            write_error(path, error, error.code)
+        except Exception as error:  # noqa: BLE001 it is written, and a new cluster is started
             traceback.print_exception(error)
-            note(path, error)
-            end(1)
+            write_error(path, error, None)
+            exit_now(1)
         else:
             temporary = path.with_suffix(".tmp.npz")
             np.savez(temporary, **written)
             temporary.replace(path.with_suffix(".npz"))
 
 
-def end(code: int) -> None:
-    """Leaves at once: nothing orderly can be expected after an unknown error."""
+def exit_now(code: int) -> None:
+    """Exits without cleanup, which may block after an unknown error."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def note(path: Path, error: Exception, said: str | None = None) -> None:
-    """Writes down an error.
+def write_error(path: Path, error: Exception, code: str | None) -> None:
+    """Writes an error.
 
     Args:
-        path: the model's, without a suffix.
-        error: what was raised.
-        said: the sentence with which the model was refused, if it was.
+        path: the path of the model's results, without a suffix.
+        error: the error.
+        code: its code; None if it is not a `TfdistError`.
     """
-    found = {"type": type(error).__name__, "message": str(error), "said": said}
+    found = {"type": type(error).__name__, "message": str(error), "code": code}
     temporary = path.with_suffix(".tmp.json")
     temporary.write_text(json.dumps(found))
     temporary.replace(path.with_suffix(".json"))
 
 
 def trained(engine: str, wanted: Case) -> dict[str, np.ndarray]:
-    """What a training has come to: the variables of the model and of its optimizer, and the history."""
+    """Trains a model; returns the variables of the model and its optimizer, and the history."""
     keras.backend.clear_session()
     keras.config.set_dtype_policy(wanted.policy)
     arrays = wanted.data()
@@ -103,12 +103,12 @@ def trained(engine: str, wanted: Case) -> dict[str, np.ndarray]:
 
 
 def scored(arrays: Any, examples: int) -> Any:
-    """The examples of validation."""
+    """Returns the examples of the validation."""
     return tf.nest.map_structure(lambda array: array[:examples], arrays)
 
 
 def batches(arrays: Any, pipeline: Any, size: int, shard: tfdist.Shard | None = None) -> tf.data.Dataset:
-    """The arrays in their order; a shard's part of them."""
+    """Returns the arrays in batches, in their order; only a shard of them if `shard` is given."""
     data = tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(as_tensor, arrays))
     if shard:
         data = data.shard(shard.count, shard.index)
@@ -117,12 +117,12 @@ def batches(arrays: Any, pipeline: Any, size: int, shard: tfdist.Shard | None = 
 
 
 def as_tensor(array: np.ndarray) -> Any:
-    """Texts become strings."""
+    """Converts texts to strings."""
     return array.astype(str) if array.dtype == object else array
 
 
 def outcome(model: keras.Model, history: Any) -> dict[str, np.ndarray]:
-    """All that is compared, by name."""
+    """Returns everything that is compared, by name."""
     generators = {id(generator.state) for layer in model._flatten_layers() for generator in layer._seed_generators}
     found = {}
     for number, variable in enumerate([*model.variables, *model.optimizer.variables]):

@@ -80,6 +80,7 @@ class ClusterContext:
         if mirrored and keras.config.dtype_policy().variable_dtype == "bfloat16":
             raise TrainingError(
                 "mirrored workers cannot have weights of bfloat16, which TensorFlow does not broadcast",
+                code="bfloat16-weights",
                 hint="take the mixed_bfloat16 policy, whose weights are float32",
             )
         return self.strategy.scope()
