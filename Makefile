@@ -7,13 +7,17 @@ INSTALLED := $(VENV)/.installed
 OLDEST := .venv-oldest
 OLDEST_INSTALLED := $(OLDEST)/.installed
 BOUNDS := $(shell sed -n 's/^dependencies = \[\(.*\)\]/\1/p' pyproject.toml | tr -d '",')
+# What runs tests, where no linter is needed.
+TEST_PACKAGES := hypothesis jsonschema pytest pytest-timeout pytest-xdist
+# Other versions of TensorFlow and Keras than those of constraints.txt, each in an environment of its own.
+COMPAT := oldest newest
 SLOW := tests/chaos tests/cluster tests/zoo
 JOBS ?= auto
 # Tests start hundreds of Pythons: what the first has compiled, the others need not.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format bench clean
+.PHONY: help demo test check compat $(COMPAT:%=compat-%) lint format bench clean
 .DELETE_ON_ERROR:
 
 help: ## Say what there is to make
@@ -31,6 +35,15 @@ test: $(INSTALLED) $(OLDEST_INSTALLED) ## Run all tests
 check: lint ## Run linters and the tests that start no cluster, in under a minute
 	$(RUN) pytest -n $(JOBS) --dist worksteal -m 'not slow' $(addprefix --ignore=,$(SLOW))
 
+compat: $(OLDEST_INSTALLED) $(COMPAT:%=compat-%) ## Test with the oldest and the newest TensorFlow, Keras and other dependencies
+	$(OLDEST)/bin/python -m pytest -q -n $(JOBS) -m 'not slow and not tensorflow' tests/cli
+
+$(COMPAT:%=compat-%): compat-%: .venv-compat-%/.installed
+	$(<D)/bin/pip list --disable-pip-version-check 2>/dev/null | grep -E '^(keras|tensorflow)'
+	$(<D)/bin/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not slow' tests/train tests/task
+	$(<D)/bin/python -m tfdist_cli launch configs/local.yaml --quiet --set train.epochs=2
+	$(<D)/bin/python -m tfdist_cli launch configs/local_multi_worker_mirrored.yaml --quiet --set train.epochs=2
+
 lint: $(INSTALLED) ## Run linters and the type checker
 	$(RUN) ruff check
 	$(RUN) ruff format --check
@@ -45,7 +58,7 @@ bench: $(INSTALLED) ## Measure tfdist beside its peers
 	$(RUN) benchmarks
 
 clean: ## Remove .venv, caches and builds; runs/ stays
-	rm -rf $(VENV) $(OLDEST) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(OLDEST) $(COMPAT:%=.venv-compat-%) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -57,5 +70,13 @@ $(OLDEST_INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(OLDEST)
 	grep -vE '^($(shell echo '$(BOUNDS)' | sed 's/>=[^ ]*//g; s/ /|/g')|pydantic-core)==' constraints.txt > $(OLDEST)/constraints.txt
 	$(OLDEST)/bin/pip install --quiet --disable-pip-version-check --only-binary :all: -c $(OLDEST)/constraints.txt \
-	  $(subst >=,==,$(BOUNDS)) -e . hypothesis jsonschema pytest pytest-timeout pytest-xdist
+	  $(subst >=,==,$(BOUNDS)) -e . $(TEST_PACKAGES)
+	touch $@
+
+# A release candidate of TensorFlow brings keras-nightly, whose files take the place of Keras's.
+.venv-compat-%/.installed: tests/compat/%.txt pyproject.toml
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check -c $< -e '.[cpu]' $(TEST_PACKAGES)
+	$(@D)/bin/pip uninstall --quiet --disable-pip-version-check --yes keras-nightly
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps -c $< keras
 	touch $@
