@@ -125,11 +125,11 @@ FAILURES = {
     "wrong shape": (RECIPE.replace("keras.Input((8,))", "keras.Input((9,))"), r"the model takes \(None, 9\)"),
     "the shard is not looked at": (
         RECIPE.replace(".shard(shard.count, shard.index)", ""),
-        r"dataset\(params, 'train', shard\) in \S+ does not look at the shard, so each of 2 workers",
+        r"dataset\(params, 'train', shard\) in \S+ .* 2 workers",
     ),
     "batched twice": (
         RECIPE.replace(".shard(shard.count", ".batch(8).shard(shard.count"),
-        r"it has been batched twice",
+        r"batched twice",
     ),
     "syntax error": (RECIPE + "\ndef (:\n", r"SyntaxError"),
     "no model": (RECIPE.replace("def model", "def modell"), r"has no function 'model'"),

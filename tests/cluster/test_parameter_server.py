@@ -128,9 +128,9 @@ def test_a_dataset_is_sent_to_the_workers(facts):
     ((examples, scored, generated, outside, whole),) = facts["datasets"]
     assert examples == [350, 350]
     assert scored == [21, 21]
-    assert generated.startswith("the dataset calls Python code (py_function, numpy_function, from_generator)")
+    assert "py_function, numpy_function, from_generator" in generated
     assert "lambda shard: make_dataset().shard(shard.count, shard.index)" in generated
-    assert whole.startswith("the dataset function does not look at the shard, so each of 3 workers")
+    assert "3 workers" in whole
     assert outside.startswith("the data function takes a dataset that was made outside of it")
 
 

@@ -1,14 +1,12 @@
-"""What data workers would do otherwise than the process itself is refused."""
-
-import re
+"""Pipelines that would give other elements on data workers are rejected."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support.codes import raises
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.data.service_support import check_served
-from tfdist_cli.train.tf_compat.data import batch_size
 
 map_and_batch = tf.data.experimental.map_and_batch
 NUMBERS = tf.data.Dataset.range(12)
@@ -29,7 +27,7 @@ def python(value):
     ],
 )
 def test_python_code_is_not_on_the_data_workers(dataset):
-    with pytest.raises(TrainingError, match="calls Python code"):
+    with raises(TrainingError, "python-code-in-data"):
         check_served(dataset, 1)
 
 
@@ -54,8 +52,9 @@ def test_python_code_is_not_on_the_data_workers(dataset):
 )
 def test_what_counts_is_refused_with_several_data_workers(dataset, name):
     check_served(dataset, 1)
-    with pytest.raises(TrainingError, match=rf"goes through {re.escape(name)}, which counts; each of 2 data workers"):
+    with raises(TrainingError, "data-counts-elements") as raised:
         check_served(dataset, 2)
+    assert f" {name}, " in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +70,9 @@ def test_what_counts_is_refused_with_several_data_workers(dataset, name):
 )
 def test_batches_that_cannot_be_put_together_again_are_refused_with_several_data_workers(dataset, name):
     check_served(dataset, 1)
-    with pytest.raises(TrainingError, match=rf"goes through {re.escape(name)}, and each of 2 data workers would end"):
+    with raises(TrainingError, "data-groups-elements") as raised:
         check_served(dataset, 2)
+    assert f" {name}: " in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,3 @@ def test_batches_that_cannot_be_put_together_again_are_refused_with_several_data
 )
 def test_everything_else_is_served(dataset):
     check_served(dataset, 8)
-
-
-def test_the_size_of_batches():
-    assert batch_size(NUMBERS.batch(5).prefetch(1).with_options(tf.data.Options())) == 5
-    assert batch_size(NUMBERS.batch(5, num_parallel_calls=2)) == 5
-    assert batch_size(NUMBERS.batch(5).map(lambda batch: batch)) is None
-    assert batch_size(NUMBERS) is None

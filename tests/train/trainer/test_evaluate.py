@@ -27,7 +27,7 @@ def test_infinite_data_needs_a_number_of_batches():
     model, data = classifier(), classes(16)
     metrics = tfdist.evaluate(model, batches(*data).repeat(), steps=2)
     assert metrics == pytest.approx(tfdist.evaluate(model, data), rel=1e-5)
-    with pytest.raises(TrainingError, match="the data to score has no end"):
+    with raises(TrainingError, "endless-evaluation-data"):
         tfdist.evaluate(model, batches().repeat())
 
 

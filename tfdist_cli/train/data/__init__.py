@@ -1,1 +1,1 @@
-"""Input pipelines: what a user passes, one shard per worker, a reproducible order."""
+"""Input pipelines: the data that a user passes, one shard per worker, a reproducible order."""

@@ -1,4 +1,4 @@
-"""Reads arrays as Keras users pass them: NumPy's, TensorFlow's, pandas', Python lists, in tuples and dicts."""
+"""Reads arrays as Keras users pass them: from NumPy, TensorFlow, pandas or Python lists, in tuples and dicts."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ _NAMES = ("x", "y", "sample_weight")
 
 
 def as_arrays(data: Sequence[Any]) -> tuple[Any, ...]:
-    """Arrays that `tf.data.Dataset.from_tensor_slices` takes as they are.
+    """Converts data to arrays that `tf.data.Dataset.from_tensor_slices` accepts.
 
-    A list, or a tuple, of numbers or strings, nested or not, is one array. One that has arrays in it is several inputs
-    or outputs.
+    A list or tuple of numbers or strings, nested or not, is one array. A list or tuple of arrays is several inputs or
+    outputs.
 
     Args:
-        data: `(x,)`, `(x, y)` or `(x, y, sample_weight)`; the last ones may be None.
+        data: `(x,)`, `(x, y)` or `(x, y, sample_weight)`; the last parts may be None.
+
+    Returns:
+        The parts that are not None, in the same structure.
 
     Raises:
-        TrainingError: a part is no array, has rows of several lengths or elements that TensorFlow does not have, or
-            another number of examples than the others.
+        TrainingError: a part is not an array, has rows of different lengths, has elements of a type that TensorFlow
+            does not have, or has another number of examples than the others.
     """
     parts = list(data)
     while len(parts) > 1 and parts[-1] is None:
@@ -48,14 +51,15 @@ def _part(part: Any, name: str) -> Any:
         _check_elements(part, name)
     elif not hasattr(part, "shape"):
         raise TrainingError(
-            f"{name} is of type {type(part).__name__}, and no array of examples",
+            f"{name} is not an array of examples: it has the type {type(part).__name__}",
+            code="not-an-array",
             hint="pass NumPy arrays: tfdist.fit(model, (x, y))",
         )
     return part
 
 
 def _is_array(part: Any) -> bool:
-    """Whether it is, or holds, something else than a list of numbers."""
+    """Whether a part is an array, or a list or dict that contains one; False for a plain list of numbers."""
     if isinstance(part, (list, tuple)):
         return any(_is_array(each) for each in part)
     return isinstance(part, Mapping) or (hasattr(part, "shape") and np.ndim(part) > 0) or hasattr(part, "to_numpy")
@@ -66,8 +70,9 @@ def _of_list(part: Sequence[Any], name: str) -> np.ndarray:
         array = np.asarray(part)
     except ValueError as error:
         raise TrainingError(
-            f"{name} is a list whose rows have several lengths",
-            hint="pad them to one length, keras.utils.pad_sequences does, or pass a dataset of ragged batches",
+            f"{name} is a list whose rows have different lengths",
+            code="ragged-rows",
+            hint="pad the rows to one length with keras.utils.pad_sequences, or pass a dataset of ragged batches",
         ) from error
     _check_elements(array, name)
     return array
@@ -77,10 +82,11 @@ def _check_elements(array: np.ndarray, name: str) -> None:
     kind = array.dtype.kind
     odd = next((each for each in array.flat if not isinstance(each, (str, bytes))), None) if kind == "O" else None
     if kind in "mMV" or odd is not None:
-        what = f"Python objects, {type(odd).__name__} for one" if odd is not None else str(array.dtype)
+        what = f"Python objects such as {type(odd).__name__}" if odd is not None else str(array.dtype)
         raise TrainingError(
-            f"{name} is an array of {what}, which TensorFlow has no type for",
-            hint="turn it into numbers: array.astype('float32'), with missing values filled in",
+            f"{name} is an array of {what}, and TensorFlow has no such type",
+            code="unsupported-array-type",
+            hint="convert it to numbers with array.astype('float32'), and fill in missing values first",
         )
 
 
@@ -91,7 +97,8 @@ def _check_lengths(named: Sequence[tuple[str, Any]]) -> None:
         if lengths[other] != lengths[first]:
             raise TrainingError(
                 f"{first} has {lengths[first]} examples, and {other} has {lengths[other]}",
-                hint="pass arrays with one entry for each example, as many in each; "
+                code="array-lengths-differ",
+                hint="pass arrays with one entry per example and the same number of entries; "
                 "a list of arrays is several inputs, and numpy.stack makes one array of them",
             )
 
@@ -99,5 +106,7 @@ def _check_lengths(named: Sequence[tuple[str, Any]]) -> None:
 def _length(array: Any, name: str) -> int:
     shape = tf.TensorShape(array.shape)
     if not shape.rank or shape[0] is None:
-        raise TrainingError(f"{name} is a single number, and no array of examples", hint="pass (x, y) arrays")
+        raise TrainingError(
+            f"{name} is not an array of examples: it is a single number", code="not-an-array", hint="pass (x, y) arrays"
+        )
     return int(shape[0])

@@ -1,4 +1,4 @@
-"""Names the part of the data that does not fit a model: `x['age']`, `y`, `sample_weight`."""
+"""Explains which element of the data does not fit a model: `x['age']`, `y`, `sample_weight`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.tf_compat.keras_model import COMPUTES_LOSS, layers_of, structure_of
 
 _PARTS = ("x", "y", "sample_weight")
-_BATCHED_TWICE = (
-    "batch the examples once: a recipe's dataset() returns single examples, and tfdist.fit takes batches of examples"
-)
+_BATCHED_TWICE = "batch the examples once: in a recipe, dataset() returns single examples; tfdist.fit takes batches"
 _ID = re.compile(
     r"Detected at node (?P<node>\S+) [\s\S]*?indices\[[\d,]*\] = (?P<id>-?\d+) is not in \[0, (?P<rows>\d+)\)"
 )
@@ -28,7 +26,7 @@ _KERAS = re.compile(r"Exception encountered when calling [^\n]*\n+|\x1b\[\d+m|\n
 
 
 def leaves(part: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The arrays, or specifications, in one part of the data, each with its name."""
+    """Yields the arrays or `tf.TypeSpec`s in one part of the data, each with its name, such as `x['age']`."""
     if isinstance(part, Mapping):
         for key, each in part.items():
             yield from leaves(each, f"{name}[{key!r}]")
@@ -40,17 +38,17 @@ def leaves(part: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def describe(element_spec: Any) -> str:
-    """A batch's shapes and types for a message: `x float32 (None, 64), y int64 (None,)`."""
+    """Describes the shapes and types of a batch for a message: `x float32 (None, 64), y int64 (None,)`."""
     parts = element_spec if isinstance(element_spec, tuple) else (element_spec,)
     named = [found for part, name in zip(parts, _PARTS, strict=False) for found in leaves(part, name)]
     return ", ".join(f"{name} {_type(spec)} {getattr(spec, 'shape', None)}" for name, spec in named)
 
 
 def check_types(model: keras.Model, element_spec: Any) -> None:
-    """Refuses strings where numbers belong, which TensorFlow would find out in the first step.
+    """Rejects strings where the model takes numbers. TensorFlow would fail in the first step only.
 
     Raises:
-        TrainingError: an input that takes numbers, a target or a weight is of strings.
+        TrainingError: a target, a sample weight, or an input that takes numbers, has strings.
     """
     x, y, weight = keras.utils.unpack_x_y_sample_weight(element_spec)
     given, inputs = list(leaves(x, "x")), _inputs(model)
@@ -65,75 +63,86 @@ def check_types(model: keras.Model, element_spec: Any) -> None:
         wrong += [name for name, spec in [*leaves(y, "y"), *leaves(weight, "sample_weight")] if _is_text(spec)]
     if wrong:
         raise TrainingError(
-            f"{wrong[0]} is of strings, and the model takes numbers there",
-            hint="turn it into numbers, keras.layers.StringLookup does, or read it as numbers",
+            f"{wrong[0]} has strings, and the model takes numbers there",
+            code="strings-for-numbers",
+            hint="convert it to numbers with keras.layers.StringLookup, or read it as numbers",
         )
 
 
 def explained(model: keras.Model, element_spec: Any, error: Exception) -> TrainingError:
-    """Why a model cannot be built for batches of these.
+    """Returns the error that explains why a model cannot be built for these batches.
 
     Args:
         model: a compiled model.
         element_spec: the `tf.TypeSpec`s of a batch.
-        error: what Keras said.
+        error: the error that Keras raised.
     """
     x, y, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
     if _in_loss(error):
         why = _structures("y", y, structure_of(model, "outputs"), "outputs")
-        message = why or f"y does not fit the model's output, or its loss: {_told(error)}"
-        return TrainingError(message, hint=f"the data's batches are {describe(element_spec)}")
+        message = why or f"y does not fit the model's output, or its loss: {_message(error)}"
+        hint = f"the data's batches are {describe(element_spec)}"
+        return TrainingError(message, code="targets-do-not-fit", hint=hint)
     why = _structures("x", x, structure_of(model, "inputs"), "inputs")
     if why:
-        return TrainingError(why, hint=f"the data's batches are {describe(element_spec)}")
+        hint = f"the data's batches are {describe(element_spec)}"
+        return TrainingError(why, code="inputs-do-not-fit", hint=hint)
     for (name, spec), own in zip(leaves(x, "x"), _inputs(model), strict=False):
         given, taken = tuple(spec.shape), tuple(own.shape)
         if len(given) == len(taken) + 1 and _fits(given[2:], taken[1:]):
             return TrainingError(
-                f"{name} has the shape {given} in a batch, and the model takes {taken}: it has been batched twice",
+                f"{name} has the shape {given} in a batch, and the model takes {taken}: it was batched twice",
+                code="batched-twice",
                 hint=_BATCHED_TWICE,
             )
         if len(given) == len(taken) - 1 and None not in given[:1] and _fits(given, taken[1:]):
             return TrainingError(
                 f"{name} has the shape {given}, and the model takes {taken}: the data is not in batches",
-                hint="give tfdist.fit a dataset of batches, dataset.batch(32), or arrays of examples",
+                code="not-batched",
+                hint="pass tfdist.fit a dataset of batches, as dataset.batch(32) makes it, or arrays of examples",
             )
         if len(given) != len(taken) or not _fits(given[1:], taken[1:]):
             return TrainingError(
                 f"{name} has the shape {given} in a batch, and the model takes {taken}",
+                code="shape-does-not-fit",
                 hint=f"the data's batches are {describe(element_spec)}",
             )
     return TrainingError(
-        f"the model cannot be built for batches of {describe(element_spec)}: {_told(error)}",
+        f"the model cannot be built for batches of {describe(element_spec)}: {_message(error)}",
+        code="model-build-failed",
         hint="the shapes of the data have to fit the model's inputs and its loss",
     )
 
 
 def found_in_step(model: keras.Model, error: Exception) -> TrainingError | None:
-    """What an operation of a step failed of, where it is the data's values; None where it is something else."""
+    """Translates an op error caused by the data's values into an error that names the element; None for others."""
     text = str(error)
-    if (told := _ID.search(text)) and (layer := _embedding(model, told["node"])):
-        number, rows = int(told["id"]), int(told["rows"])
+    if (match := _ID.search(text)) and (layer := _embedding(model, match["node"])):
+        number, rows = int(match["id"]), int(match["rows"])
         number -= rows if number < 0 else 0  # Keras counts negative ids from the end
         return TrainingError(
-            f"x has the id {number}, which the table of the layer {layer!r} does not have: its ids are 0 to {rows - 1}",
-            hint="look for it in the data, or give the layer a larger input_dim",
+            f"x has the id {number}, and the layer {layer!r} has the ids 0 to {rows - 1}",
+            code="id-out-of-range",
+            hint="remove this id from the data, or give the layer a larger input_dim",
         )
-    if told := _LABEL.search(text):
+    if match := _LABEL.search(text):
         return TrainingError(
-            f"y has the label {told['label']}, and the model has outputs for 0 to {int(told['classes']) - 1}",
+            f"y has the label {match['label']}, and the model has outputs for 0 to {int(match['classes']) - 1}",
+            code="label-out-of-range",
             hint="number the classes from 0, or give the last layer more units",
         )
     if "Cast string to" in text:
         return TrainingError(
             "the data has strings where the model, its loss or a metric takes numbers",
-            hint="turn them into numbers, keras.layers.StringLookup does, or read them as numbers",
+            code="strings-for-numbers",
+            hint="convert them to numbers with keras.layers.StringLookup, or read them as numbers",
         )
-    if "compile_loss" in text and (told := _SHAPES.search(text)):
+    if "compile_loss" in text and (match := _SHAPES.search(text)):
         return TrainingError(
-            f"y does not fit the model's output in the loss: shapes {told['shapes']}",
-            hint="y takes the shape of the model's output, (examples, 1) for one unit; sample_weight has one number "
-            "for each example",
+            f"y does not fit the model's output in the loss: shapes {match['shapes']}",
+            code="targets-do-not-fit",
+            hint="give y the shape of the model's output, (examples, 1) for one unit; sample_weight has one number "
+            "per example",
         )
     return None
 
@@ -154,12 +163,12 @@ def _fits(given: tuple[int | None, ...], taken: tuple[int | None, ...]) -> bool:
 
 
 def _inputs(model: keras.Model) -> list[Any]:
-    """A model's inputs in their order; none where it is a class of its own, which does not say."""
+    """Returns the inputs of a functional model in order; [] for a subclassed model, whose inputs are unknown."""
     return list(keras.tree.flatten(structure_of(model, "inputs")))
 
 
 def _structures(name: str, part: Any, own: Any, what: str) -> str | None:
-    """How one part of the data differs from what a model has: in its keys, or in the number of its arrays."""
+    """Explains how a part of the data differs from the model, in keys or number of arrays; None if it does not."""
     taken = keras.tree.flatten(own)
     if not taken:
         return None
@@ -167,16 +176,16 @@ def _structures(name: str, part: Any, own: Any, what: str) -> str | None:
     if what == "outputs" and not isinstance(own, Mapping):
         names = []
     if isinstance(part, Mapping) and len(taken) == 1 and not isinstance(own, Mapping):
-        return f"{name} has the keys {_listed(part)}, and the model has one {what.rstrip('s')}, without a key"
+        return f"{name} has the keys {_listed(part)}, and the model has one {what.rstrip('s')} without a key"
     if isinstance(part, Mapping) and names:
         missing = sorted(set(names) - {str(key) for key in part})
         if missing:
-            return f"{name} has the keys {_listed(part)}, and lacks {_listed(missing)}, of the model's {what}"
+            return f"{name} has the keys {_listed(part)}, and the model also has the {what} {_listed(missing)}"
     count = len(list(leaves(part, name)))
     if count != len(taken):
         these = f": {_listed(names)}" if names else ""
         number = what if len(taken) > 1 else what.rstrip("s")
-        return f"{name} is {count} {_arrays(count)}, and the model has {len(taken)} {number}{these}"
+        return f"{name} has {count} {_arrays(count)}, and the model has {len(taken)} {number}{these}"
     return None
 
 
@@ -193,13 +202,13 @@ def _in_loss(error: Exception) -> bool:
     return any(frame.name in COMPUTES_LOSS for frame in frames)
 
 
-def _told(error: Exception) -> str:
-    """What Keras said, without the colours and the list of arguments."""
+def _message(error: Exception) -> str:
+    """Returns the message of an error of Keras's without colours and the list of arguments."""
     return _KERAS.sub("", str(error)).strip()
 
 
 def _embedding(model: keras.Model, node: str) -> str | None:
-    """The name of the `Embedding` whose operation a node of a graph is; scopes of one name are numbered."""
+    """Returns the name of the `Embedding` layer that a graph node belongs to; TensorFlow numbers scopes of one name."""
     parts = node.split("/")
     names = [layer.name for layer in layers_of(model) if isinstance(layer, keras.layers.Embedding)]
     found = [name for name in names for part in parts if re.fullmatch(rf"{re.escape(name)}(_\d+)?", part)]

@@ -1,7 +1,7 @@
-"""Which pipelines data workers can run.
+"""Checks whether the data workers of `tf.data`'s service can run a pipeline.
 
-None that calls back into this process; and where there are several of them, none that counts its elements, since each
-would count its own, and none whose last batch of a pass, which each of them ends with, cannot be put together again.
+They cannot run one that calls Python code of this process. Several data workers also cannot run one that counts
+elements, since each would count its own; nor one whose last batch of a pass cannot be merged with those of the others.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from tfdist_cli.train.tf_compat.data import batch_size, calls_python, counting_m
 
 
 def check_served(dataset: tf.data.Dataset, workers: int) -> None:
-    """Refuses a pipeline whose elements would not be the same when data workers make them.
+    """Rejects a pipeline that would give other elements on data workers than in one process.
 
     Args:
-        dataset: the pipeline. What a function of `flat_map` or `interleave` counts is within one element, here as
-            elsewhere.
-        workers: how many data workers run it.
+        dataset: the pipeline. A function of `flat_map` or `interleave` may count: it counts within one element.
+        workers: the number of data workers.
 
     Raises:
-        TrainingError: naming what they cannot do.
+        TrainingError: names the transformation that data workers cannot do.
     """
     if calls_python(dataset):
         raise TrainingError(
-            "the data calls Python code (py_function, numpy_function, from_generator); data workers don't have it",
-            hint="write it in TensorFlow's operations, or take train.share: split",
+            "the data calls Python code (py_function, numpy_function, from_generator), which data workers do not have",
+            code="python-code-in-data",
+            hint="write it with TensorFlow operations, or use train.share: split",
         )
     if workers == 1:
         return
@@ -34,14 +34,16 @@ def check_served(dataset: tf.data.Dataset, workers: int) -> None:
         what = counting_method(part)
         if what:
             raise TrainingError(
-                f"the data goes through {what}, which counts; each of {workers} data workers would count for itself",
-                hint="do it before the dataset is made, or inside of flat_map or interleave; or take one data worker, "
-                "or train.share: split",
+                f"the data uses {what}, which counts elements: each of {workers} data workers would count its own",
+                code="data-counts-elements",
+                hint="do it before the dataset is made, or inside flat_map or interleave; or use one data worker, or "
+                "train.share: split",
             )
     what = grouping_method(dataset)
     if what and not batch_size(dataset):
         raise TrainingError(
-            f"the data goes through {what}, and each of {workers} data workers would end a pass with a smaller one",
-            hint="let .batch(n) be the last thing the pipeline does (map before it): its last ones are put together "
-            "again; or take one data worker, or train.share: split",
+            f"the data uses {what}: each of {workers} data workers would end a pass with an incomplete group",
+            code="data-groups-elements",
+            hint="end the pipeline with .batch(n), and map before it: its incomplete batches are merged; or use one "
+            "data worker, or train.share: split",
         )
