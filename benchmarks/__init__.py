@@ -1,1 +1,1 @@
-"""Throughput of tfdist beside its peers, and how long its commands take."""
+"""Throughput of tfdist compared with other libraries, and wall times of its commands."""

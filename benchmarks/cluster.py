@@ -1,4 +1,4 @@
-"""A program as every task of a cluster on this machine, which can be stopped and let go on."""
+"""Runs a program as every task of a cluster on this machine. The cluster can be paused and resumed."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 CLUSTER_THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "4", "OMP_NUM_THREADS": "1"}
-"""What tfdist's own plan gives a task where as many tasks compute as there are cores."""
+"""What tfdist's plan gives a task if as many tasks compute as there are cores."""
 
 
 class RunFailed(Exception):
-    """A task has ended, or an epoch does not."""
+    """A task exited, or an epoch did not end in time."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Task:
 
 
 class Cluster:
-    """A program that trains in a cluster of its own.
+    """A program that trains on its own cluster.
 
     Args:
         program: the module that every task runs.
         roles: tasks of each role; none is one process with TensorFlow's own choice of threads.
         workload: what it trains.
         python: the interpreter that runs it.
-        checkout: whose `tfdist_cli` it trains with.
+        checkout: the checkout whose `tfdist_cli` it uses.
     """
 
     def __init__(
@@ -82,37 +82,37 @@ class Cluster:
         self._stack.close()
 
     def stop(self) -> None:
-        """Lets no task have the processor until `go`."""
+        """Pauses all tasks until `go`."""
         self._signal(signal.SIGSTOP)
 
     def go(self) -> None:
-        """Lets the tasks go on."""
+        """Resumes the tasks."""
         self._signal(signal.SIGCONT)
 
     def laps(self) -> list[Lap]:
-        """The epochs that have ended.
+        """Returns the ends of epochs so far.
 
         Raises:
-            RunFailed: a task has ended; with the end of its log.
+            RunFailed: a task exited. The message has the end of its log.
         """
         for task in self._tasks:
             if (code := task.process.poll()) is not None:
-                raise RunFailed(f"{task.name} ended with {code}:\n{_tail(task.log)}")
+                raise RunFailed(f"{task.name} exited with code {code}:\n{_tail(task.log)}")
         written = self._record.read_text(encoding="utf-8") if self._record.exists() else ""
         return [Lap(**json.loads(line)) for line in written.splitlines(keepends=True) if line.endswith("\n")]
 
     def await_laps(self, count: int, timeout: float = 300.0) -> None:
-        """Waits until so many epochs have ended.
+        """Waits until `count` epochs have ended.
 
         Raises:
-            RunFailed: a task has ended, or this takes too long.
+            RunFailed: a task exited, or `timeout` seconds have passed.
         """
         deadline = time.monotonic() + timeout
         while len(self.laps()) < count:
             if time.monotonic() > deadline:
                 first = self._tasks[0]
                 raise RunFailed(
-                    f"{count} epochs have not ended in {timeout:.0f} s; {first.name} said:\n{_tail(first.log)}"
+                    f"{count} epochs have not ended in {timeout:.0f} s. The log of {first.name}:\n{_tail(first.log)}"
                 )
             time.sleep(0.05)
 
@@ -122,18 +122,18 @@ class Cluster:
 
 
 OURS = "benchmarks.programs.tfdist_fit"
-"""What runs as tfdist's plan has it, beside the threads, which all clusters have alike."""
+"""The program that also gets the malloc settings of tfdist's plan. All clusters have the same threads."""
 
 
 def base_environment() -> dict[str, str]:
-    """This process's environment without what would change a run: proxies, GPUs, threads, another cluster."""
+    """Returns this process's environment without what would change a run: proxies, GPUs, threads, `TF_CONFIG`."""
     dropped = {"TF_CONFIG", "TFDIST_STRATEGY", "TFDIST_RUN_DIR", *CLUSTER_THREADS}
     kept = {name: value for name, value in os.environ.items() if name not in dropped and "proxy" not in name.lower()}
     return kept | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1"}
 
 
 def _environments(roles: Mapping[str, int]) -> dict[str, dict[str, str]]:
-    """Each task's own variables; the one that reports comes first."""
+    """Returns each task's own variables; the task that reports is the first."""
     if not roles:
         return {"single": {}}
     addresses = iter([f"127.0.0.1:{port}" for port in free_ports(sum(roles.values()))])
@@ -147,7 +147,7 @@ def _environments(roles: Mapping[str, int]) -> dict[str, dict[str, str]]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Returns ports that are free now."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for bound in sockets:
@@ -175,7 +175,7 @@ def _tail(log: Path, lines: int = 25) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a task's process group; a server has nothing to save."""
+    """Kills a task's process group; a server has nothing to save."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

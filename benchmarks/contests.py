@@ -1,4 +1,4 @@
-"""Who is measured against whom, and the rounds of it."""
+"""The contests: tfdist and a peer, measured in rounds."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from benchmarks.workload import Workload
 from tfdist_cli.bench.machine import Usage
 
 QUIET = 0.1
-"""The share of the machine that other processes may use during a run that counts, as far as patience goes."""
+"""The fraction of the machine that other processes may use during a run. Others are repeated, `patience` times."""
 LEARNED = 0.9
-"""The accuracy on the training data that every run has to end with: who does not learn is not fast."""
+"""The accuracy on the training data that every run has to reach: a program that does not learn is not fast."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Contestant:
     """A program in a contest.
 
     Args:
-        name: what the table calls it.
+        name: its name in the table.
         program: its module.
-        roles: tasks of each role, where they are not the contest's.
-        changes: what of the workload is another for it alone.
-        python: the environment variable that may name the interpreter which has its packages.
-        batches: workers' batches in one of its steps, where its steps are not the other's: rates are of batches then.
-        checkout: whose `tfdist_cli` it trains with.
+        roles: tasks of each role, if they differ from the contest's.
+        changes: differences from the workload, for it alone.
+        python: the environment variable with the interpreter that has its packages.
+        batches: workers' batches in one of its steps. If the sides differ in it, rates are of batches.
+        checkout: the checkout whose `tfdist_cli` it uses.
     """
 
     name: str
@@ -49,11 +49,11 @@ class Contest:
     """tfdist and a peer on the same kind of cluster.
 
     Args:
-        title: what the table calls it.
+        title: its name in the table.
         roles: tasks of each role; none is one process.
         ours: tfdist.
-        peer: what it is compared with.
-        changes: what of the workload is another for both.
+        peer: the program that it is compared with.
+        changes: differences from the workload, for both.
         turns: how often each side trains in a round.
     """
 
@@ -66,7 +66,7 @@ class Contest:
 
 
 TORCH_PYTHON = "TFDIST_BENCHMARK_TORCH_PYTHON"
-"""The variable that names an interpreter with PyTorch, where it is not installed beside TensorFlow."""
+"""The variable with the interpreter that has PyTorch, if it is not installed beside TensorFlow."""
 
 TFDIST = Contestant("`tfdist.fit` (Keras 3)", "benchmarks.programs.tfdist_fit")
 TF_KERAS = Contestant("tf_keras `Model.fit`", "benchmarks.programs.tf_keras_fit")
@@ -161,13 +161,13 @@ CONTESTS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the rounds of one contest gave.
+    """The results of one contest.
 
     Args:
-        contest: who against whom.
-        ours: steps per second of tfdist, a round each.
+        contest: the contest.
+        ours: steps per second of tfdist in each round.
         peer: the same of its peer.
-        others: the largest share of the machine that other processes used during one of the rounds.
+        others: the largest fraction of the machine that other processes used during one of the rounds.
     """
 
     contest: Contest
@@ -177,49 +177,49 @@ class Outcome:
 
 
 def against(contest: Contest, checkout: Path) -> Contest:
-    """The same with another version of tfdist in the peer's place."""
+    """Returns the contest with another version of tfdist as the peer."""
     peer = replace(contest.ours, name=f"the same, version in {checkout.name}", checkout=checkout.resolve())
     return replace(contest, peer=peer)
 
 
-def hold(
-    contests: Sequence[Contest], workload: Workload, *, rounds: int, patience: int, say: Callable[[str], None]
+def run_contests(
+    contests: Sequence[Contest], workload: Workload, *, rounds: int, patience: int, log: Callable[[str], None]
 ) -> list[Outcome]:
-    """Has both sides of all contests train by turns once in every round, in fresh clusters.
+    """Runs all contests once in every round, in fresh clusters; both sides of a contest train in turns.
 
     Args:
-        contests: who against whom.
+        contests: the contests.
         workload: what they train.
-        rounds: how often each contest is held.
-        patience: how often one is held again because other processes were busy meanwhile.
-        say: told about each round.
+        rounds: the number of rounds.
+        patience: how often a run is repeated if other processes were busy.
+        log: called with a line about each round.
 
     Raises:
         RunFailed: a program failed, or did not learn.
     """
-    held: dict[str, list[tuple[list[float], float]]] = {contest.title: [] for contest in contests}
+    results: dict[str, list[tuple[list[float], float]]] = {contest.title: [] for contest in contests}
     for number in range(rounds):
         for contest in contests:
             rates, busy = _quiet_race(contest, workload, patience)
-            held[contest.title].append((rates, busy))
+            results[contest.title].append((rates, busy))
             ours, peer = rates
-            say(
+            log(
                 f"round {number + 1}/{rounds}  {contest.title}  {contest.ours.name}: {ours:.1f} steps/s"
                 f"  {contest.peer.name}: {peer:.1f}  ratio {ours / peer:.2f}  others {busy:.0%}"
             )
     return [
         Outcome(
             contest,
-            ours=[ours for (ours, _), _ in held[contest.title]],
-            peer=[peer for (_, peer), _ in held[contest.title]],
-            others=max(busy for _, busy in held[contest.title]),
+            ours=[ours for (ours, _), _ in results[contest.title]],
+            peer=[peer for (_, peer), _ in results[contest.title]],
+            others=max(busy for _, busy in results[contest.title]),
         )
         for contest in contests
     ]
 
 
 def _quiet_race(contest: Contest, workload: Workload, patience: int) -> tuple[list[float], float]:
-    """Both rates and what others used of the machine, of the quietest of the races that patience allows."""
+    """Returns both rates and the load by other processes, of the run with the lowest load."""
     races = []
     for _ in range(patience + 1):
         before = Usage.now()
@@ -231,25 +231,27 @@ def _quiet_race(contest: Contest, workload: Workload, patience: int) -> tuple[li
 
 
 def _race(contest: Contest, workload: Workload) -> list[float]:
-    """Steps per second of both sides."""
+    """Returns the steps per second of both sides."""
     sides = [contest.ours, contest.peer]
-    works = [replace(workload, **{**contest.changes, **who.changes}) for who in sides]
+    works = [replace(workload, **{**contest.changes, **side.changes}) for side in sides]
     with ExitStack() as stack:
         clusters = []
-        for who, work in zip(sides, works, strict=True):
-            roles = contest.roles if who.roles is None else who.roles
-            python = os.environ.get(who.python or "", sys.executable)
-            cluster = Cluster(who.program, roles, work, python=python, checkout=who.checkout)
+        for side, work in zip(sides, works, strict=True):
+            roles = contest.roles if side.roles is None else side.roles
+            python = os.environ.get(side.python or "", sys.executable)
+            cluster = Cluster(side.program, roles, work, python=python, checkout=side.checkout)
             clusters.append(stack.enter_context(cluster))
         for cluster in clusters:
             cluster.await_laps(1)
-        for cluster in clusters:  # not before: mirrored workers give one up that is stopped while the other side starts
+        for (
+            cluster
+        ) in clusters:  # not earlier: mirrored workers drop a worker that is paused while the other side starts
             cluster.stop()
         timings = race(clusters, contest.turns)
-    for who, timing in zip(sides, timings, strict=True):
+    for side, timing in zip(sides, timings, strict=True):
         if timing.logs["accuracy"] < LEARNED:
-            raise RunFailed(f"{who.name} has learned nothing in {contest.title}: {timing.logs}")
+            raise RunFailed(f"{side.name} did not learn in {contest.title}: {timing.logs}")
     return [
-        timing.epochs * work.steps * who.batches / timing.seconds
-        for who, work, timing in zip(sides, works, timings, strict=True)
+        timing.epochs * work.steps * side.batches / timing.seconds
+        for side, work, timing in zip(sides, works, timings, strict=True)
     ]

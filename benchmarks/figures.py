@@ -1,4 +1,4 @@
-"""What repeated measurements come to."""
+"""Ratios of repeated measurements."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tfdist_cli.bench.figures import Spread
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two contestants measured in the same rounds, value for value.
+    """Two contestants measured in the same rounds.
 
     Args:
-        ours: tfdist's measurements, a round each.
+        ours: tfdist's measurements, one for each round.
         peer: the peer's, in the same order.
     """
 
@@ -32,5 +32,5 @@ class Comparison:
 
     @property
     def paired(self) -> Spread:
-        """The ratios within rounds: a load that comes and goes between rounds has no part in them."""
+        """The ratios within rounds, which a load that changes between rounds does not affect."""
         return Spread.of([ours / peer for ours, peer in zip(self.ours, self.peer, strict=True)])

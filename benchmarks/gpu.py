@@ -1,7 +1,7 @@
 """`python -m benchmarks.gpu`: checks and measures tfdist on this machine's GPUs.
 
-Each check runs in processes of its own with a time limit, and reports its own failure; the others go on. What needs
-more GPUs than there are is skipped. It ends with 0 if nothing has failed.
+Each check runs in its own processes with a time limit, and reports its own failure; the others continue. Checks that
+need more GPUs than there are are skipped. The exit code is 0 if no check failed.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from tfdist_cli.bench.machine import describe
 from tfdist_cli.plan.resources import Machine
 
 TOLERANCE = 1e-4
-"""The most that a weight may differ from the CPU's after 20 steps of SGD with float32 products (TF32 is off)."""
+"""The largest difference of a weight to the CPU's after 20 steps of SGD with float32 products (TF32 is off)."""
 NARROW_TOLERANCE = 5e-3
-"""The same where gradients cross as float16."""
+"""The same if gradients cross as float16."""
 MOST = 8
-"""GPUs that one check uses."""
+"""The most GPUs that one check uses."""
 BATCH = 16
-"""Examples of a replica's step where results are compared."""
+"""Examples in a replica's step of checks that compare weights."""
 _GIB = 2**30
 
 
 class Failed(Exception):
-    """A check has found something wrong, or could not be carried out."""
+    """A check failed, or could not run."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Gpus:
     """This machine's GPUs.
 
     Args:
-        ids: as CUDA_VISIBLE_DEVICES takes them.
-        names: what TensorFlow calls those that it sees.
-        reason: why there are none to use; empty where there are.
+        ids: their ids in CUDA_VISIBLE_DEVICES.
+        names: TensorFlow's names of those that it sees.
+        reason: why there are none; empty if there are some.
     """
 
     ids: tuple[str, ...]
@@ -58,18 +58,18 @@ class Gpus:
     reason: str = ""
 
     def visible(self, count: int) -> str:
-        """The first ones, for CUDA_VISIBLE_DEVICES; none at all for 0."""
+        """Returns the value of CUDA_VISIBLE_DEVICES for the first `count` GPUs."""
         return ",".join(self.ids[:count]) or "-1"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that is checked or measured.
+    """One check or measurement.
 
     Args:
-        name: what.
-        needs: GPUs that it takes.
-        run: carries it out: a folder of its own, a deadline → what it has found.
+        name: its name.
+        needs: the GPUs that it needs.
+        run: runs it: an empty folder, a deadline → its results.
     """
 
     name: str
@@ -79,13 +79,13 @@ class Check:
 
 @dataclass
 class Result:
-    """What came of a check.
+    """The result of a check.
 
     Args:
-        name: the check's.
+        name: the check's name.
         status: `ok`, `failed` or `skipped`.
-        seconds: how long it took.
-        found: figures.
+        seconds: its duration.
+        found: numbers by name.
         reason: why it failed or was skipped.
     """
 
@@ -99,12 +99,12 @@ class Result:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the checks; prints a table and writes JSON."""
     arguments = _parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what runs ends with it
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # also ends its processes
     gpus = find_gpus(arguments.timeout)
     wanted = arguments.only or []
     checks = [check for check in all_checks(gpus, arguments.steps) if not wanted or check.name in wanted]
     if unknown := set(wanted) - {check.name for check in checks}:
-        _say(f"no such check here: {', '.join(sorted(unknown))}")
+        _log(f"no such check here: {', '.join(sorted(unknown))}")
         return 2
     results = [carry_out(check, gpus, arguments.timeout) for check in checks]
     about = {
@@ -120,12 +120,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "checks": list(map(asdict, results)),
     }
     arguments.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    _say(f"written to {arguments.output}")
+    _log(f"written to {arguments.output}")
     return int(any(result.status == "failed" for result in results))
 
 
 def all_checks(gpus: Gpus, steps: int) -> list[Check]:
-    """The checks for so many GPUs; where there are none, workers compute on the CPU in those that can do so."""
+    """Returns the checks for these GPUs. Without GPUs, the workers of some checks compute on the CPU."""
     count = min(len(gpus.names), MOST)
     some = max(2, count)
     on = 0 if not count else some
@@ -150,28 +150,28 @@ def all_checks(gpus: Gpus, steps: int) -> list[Check]:
 
 
 def carry_out(check: Check, gpus: Gpus, timeout: float) -> Result:
-    """Runs one check; whatever goes wrong in it is its result."""
+    """Runs one check; any error in it is its result."""
     if check.needs > len(gpus.names):
         there = gpus.reason or f"there {'is' if len(gpus.names) == 1 else 'are'} {len(gpus.names)}"
         needs = f"it needs {check.needs} GPU{'s' * (check.needs > 1)}"
-        _say(f"{check.name}: skipped, {needs}")
+        _log(f"{check.name}: skipped, {needs}")
         return Result(check.name, "skipped", reason=f"{needs}; {there}")
-    _say(f"{check.name} ...")
+    _log(f"{check.name} ...")
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tfdist-gpu-") as folder:
         try:
             result = Result(check.name, "ok", found=check.run(Path(folder), begun + timeout))
         except Failed as error:
             result = Result(check.name, "failed", reason=str(error))
-        except Exception as error:  # noqa: BLE001 this machine is not known: the other checks go on
+        except Exception as error:  # noqa: BLE001 the machine is unknown: the other checks continue
             result = Result(check.name, "failed", reason=f"{type(error).__name__}: {error}")
     result.seconds = round(time.monotonic() - begun, 1)
-    _say(f"{check.name}: {result.status}{f', {result.reason}' if result.reason else ''}")
+    _log(f"{check.name}: {result.status}{f', {result.reason}' if result.reason else ''}")
     return result
 
 
 def find_gpus(timeout: float) -> Gpus:
-    """The GPUs that there are, and those that TensorFlow sees."""
+    """Returns the GPUs of this machine that TensorFlow sees."""
     ids = Machine.here().gpus
     program = (
         "import json, tensorflow as tf; print(json.dumps([tf.config.experimental.get_device_details(gpu)"
@@ -181,7 +181,7 @@ def find_gpus(timeout: float) -> Gpus:
         lines = _run([sys.executable, "-c", program], os.environ, time.monotonic() + timeout).splitlines()
         names = tuple(json.loads(lines[-1]))
     except (Failed, IndexError, ValueError) as error:
-        return Gpus((), (), f"TensorFlow could not be asked: {error}")
+        return Gpus((), (), f"TensorFlow could not list them: {error}")
     if not names:
         nodes = f"although there are {len(ids)} (run `tfdist doctor`)" if ids else "and there are no /dev/nvidia*"
         return Gpus(ids, (), f"TensorFlow sees none, {nodes}")
@@ -191,7 +191,7 @@ def find_gpus(timeout: float) -> Gpus:
 
 
 def render(about: Mapping[str, Any], gpus: Gpus, results: Sequence[Result]) -> str:
-    """The table, as Markdown."""
+    """Returns the results as a Markdown table."""
     lines = [
         f"`{about['command']}`. {about['machine']}. GPUs: {', '.join(gpus.names) or f'none ({gpus.reason})'}.",
         "",
@@ -212,7 +212,7 @@ def render(about: Mapping[str, Any], gpus: Gpus, results: Sequence[Result]) -> s
 
 
 def _devices(gpus: Gpus, count: int, folder: Path, deadline: float, *, ps: bool) -> dict[str, Any]:
-    """Each worker sees one GPU, which no other sees; chief and ps see none."""
+    """Checks that each worker sees one GPU, which no other sees, and that chief and ps see none."""
     roles = {"chief": 1, "ps": 1, "worker": count} if ps else {"worker": count}
     strategy = "parameter_server" if ps else "multi_worker_mirrored"
     _launch(strategy, roles, {"do": "devices", "tasks": sum(roles.values())}, gpus.visible(count), folder, deadline)
@@ -228,7 +228,7 @@ def _devices(gpus: Gpus, count: int, folder: Path, deadline: float, *, ps: bool)
     return {task: found["visible"] for task, found in workers.items()}
 
 
-def _trains(  # noqa: PLR0913 a way to train is made of these
+def _trains(  # noqa: PLR0913 the settings of a training
     gpus: Gpus,
     count: int,
     strategy: str,
@@ -239,7 +239,7 @@ def _trains(  # noqa: PLR0913 a way to train is made of these
     ps: int = 0,
     wire: str = "float32",
 ) -> dict[str, Any]:
-    """Weights after training on GPUs, or by so many workers on the CPU, against one process on the CPU."""
+    """Compares the weights of a training on GPUs, or by `count` workers on the CPU, with one process on the CPU."""
     expected = _weights_on_cpu(BATCH * count, _within(folder, "cpu"), deadline)
     work = {"do": "train", "updates": updates or {}, "wire": wire, "batch": BATCH}
     visible = gpus.visible(count) if gpus.names else "-1"
@@ -254,9 +254,9 @@ def _trains(  # noqa: PLR0913 a way to train is made of these
     difference = float(np.max(np.abs(expected - np.load(own / "weights.npy"))))
     devices = json.loads((own / "trained.json").read_text())["devices"]
     if gpus.names and not devices:
-        raise Failed("it trained, but on no GPU")
+        raise Failed("the training used no GPU")
     tolerance = TOLERANCE if wire == "float32" else NARROW_TOLERANCE
-    if not difference <= tolerance:  # also where it is not a number
+    if not difference <= tolerance:  # also if it is not a number
         raise Failed(f"weights differ by {difference:.2g} from the CPU's, more than {tolerance:g}")
     return {"largest difference": difference, "devices": ", ".join(devices) or "CPU"}
 
@@ -265,7 +265,7 @@ _on_cpu: dict[int, np.ndarray] = {}
 
 
 def _weights_on_cpu(batch: int, folder: Path, deadline: float) -> np.ndarray:
-    """What one process on the CPU comes to with batches of some size, computed once."""
+    """Returns the weights of one process on the CPU with a batch size, computed once."""
     if batch not in _on_cpu:
         _alone({"do": "train", "updates": {}, "wire": "float32", "batch": batch}, "-1", folder, deadline)
         _on_cpu[batch] = np.load(folder / "weights.npy")
@@ -273,39 +273,39 @@ def _weights_on_cpu(batch: int, folder: Path, deadline: float) -> np.ndarray:
 
 
 def _memory(gpus: Gpus, setting: str, folder: Path, deadline: float) -> dict[str, Any]:
-    """A task can take half of what it may have of a GPU's memory, and not twice as much."""
+    """Checks that a task can allocate half of its limit of a GPU's memory, and not twice the limit."""
     limit = _GIB if setting.endswith("GiB") else int(float(setting) * _total_memory())
     work = {"do": "memory", "limit": limit}
     _alone(work, gpus.visible(1), folder, deadline, {"TFDIST_GPU_MEMORY": setting})
     found = json.loads((folder / "memory.json").read_text())
     if not found["within"]:
-        raise Failed(f"half of {limit / _GIB:.1f} GiB could not be taken: is the GPU in use?")
+        raise Failed(f"half of {limit / _GIB:.1f} GiB could not be allocated: is the GPU in use?")
     if found["beyond"]:
-        raise Failed(f"twice {limit / _GIB:.1f} GiB could be taken")
+        raise Failed(f"twice {limit / _GIB:.1f} GiB could be allocated")
     return {"limit in GiB": limit / _GIB}
 
 
 def _grow(gpus: Gpus, folder: Path, deadline: float) -> dict[str, Any]:
-    """With `grow` a task takes little of a GPU's memory while it needs little."""
+    """Checks that with `grow` a task that needs little memory of a GPU allocates little."""
     before = _used_memory()
     environment = _environment(gpus.visible(1), {"TF_FORCE_GPU_ALLOW_GROWTH": "true"})
     process = _start(_argv({"do": "grow", "out": str(folder)}), environment)
     try:
         while not (folder / "ready.json").exists():
             if process.poll() is not None or time.monotonic() > deadline:
-                raise Failed("the process that was to be looked at did not come up")
+                raise Failed("the process did not start")
             time.sleep(0.1)
         taken = _used_memory() - before
         (folder / "looked").touch()
     finally:
         _end(process)
     if taken > _total_memory() / 4:
-        raise Failed(f"{taken / _GIB:.1f} GiB were taken for a tensor of 4 KiB")
+        raise Failed(f"{taken / _GIB:.1f} GiB were allocated for a tensor of 4 KiB")
     return {"taken in GiB": taken / _GIB}
 
 
 def _against_keras(gpus: Gpus, steps: int, folder: Path, deadline: float) -> dict[str, Any]:
-    """Examples per second of both, measured by turns."""
+    """Measures the examples per second of both, in turns."""
     rates: dict[str, list[float]] = {"keras": [], "tfdist": []}
     for number in range(3):
         for by, measured in rates.items():
@@ -318,7 +318,7 @@ def _against_keras(gpus: Gpus, steps: int, folder: Path, deadline: float) -> dic
 
 
 def _scaling(gpus: Gpus, steps: int, strategy: str, count: int, folder: Path, deadline: float) -> dict[str, Any]:
-    """Examples per second on several GPUs against one."""
+    """Measures the examples per second on several GPUs and on one."""
     one, own = _within(folder, "one"), _within(folder, "own")
     _alone(_rate_work(steps, "tfdist"), gpus.visible(1), one, deadline)
     work = _rate_work(steps, "tfdist")
@@ -353,7 +353,7 @@ def _rate_work(steps: int, by: str) -> dict[str, Any]:
 def _alone(
     work: dict[str, Any], visible: str, folder: Path, deadline: float, more: Mapping[str, str] | None = None
 ) -> None:
-    """Carries out work in one process without a cluster."""
+    """Runs the probe in one process without a cluster."""
     _run(_argv({**work, "out": str(folder)}), _environment(visible, more), deadline)
 
 
@@ -367,7 +367,7 @@ def _launch(
     *,
     gpus: str = "",
 ) -> None:
-    """Carries out work in each task of a cluster that `tfdist launch` starts."""
+    """Runs the probe in each task of a cluster that `tfdist launch` starts."""
     specs = {role: {"replicas": count} | ({"gpus": gpus} if gpus else {}) for role, count in roles.items()}
     cluster = _within(folder, "cluster") / "cluster.yaml"
     cluster.write_text(json.dumps({"name": "gpu-check", "strategy": strategy, "roles": specs}), encoding="utf-8")
@@ -391,30 +391,30 @@ def _within(folder: Path, name: str) -> Path:
 
 
 def _run(argv: Sequence[str], environment: Mapping[str, str], deadline: float) -> str:
-    """What a program printed.
+    """Runs a program and returns its output.
 
     Raises:
-        Failed: it failed, or did not end in time.
+        Failed: it failed, or did not exit in time.
     """
     process = _start(argv, environment)
     try:
-        printed, said = process.communicate(timeout=max(1.0, deadline - time.monotonic()))
+        printed, errors = process.communicate(timeout=max(1.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
-        raise Failed("it did not end in time (--timeout)") from None
+        raise Failed("it did not exit in time (--timeout)") from None
     finally:
         _end(process)
     if process.returncode:
-        last = "\n".join(said.strip().splitlines()[-15:])
+        last = "\n".join(errors.strip().splitlines()[-15:])
         code = process.returncode
-        how = f"exit code {code}: {_last_error(said)}" if code > 0 else f"ended by signal {-code}"
+        how = f"exit code {code}: {_last_error(errors)}" if code > 0 else f"killed by signal {-code}"
         raise Failed(f"{how}\n{last}")
     return printed
 
 
-def _last_error(said: str) -> str:
-    """The line of a program's output that names what went wrong."""
-    lines = [line for line in said.splitlines() if "Error" in line or "error" in line]
-    return (lines or said.strip().splitlines() or ["it said nothing"])[-1].strip()
+def _last_error(errors: str) -> str:
+    """Returns the last line of a program's stderr that names an error."""
+    lines = [line for line in errors.splitlines() if "Error" in line or "error" in line]
+    return (lines or errors.strip().splitlines() or ["no output"])[-1].strip()
 
 
 def _start(argv: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
@@ -432,7 +432,7 @@ def _start(argv: Sequence[str], environment: Mapping[str, str]) -> subprocess.Po
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Ends what is left of a program: a launcher ends its tasks when it is told to."""
+    """Ends a program with SIGTERM, on which a launcher ends its tasks, or else with SIGKILL."""
     if process.poll() is not None:
         return
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -445,33 +445,33 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _total_memory() -> int:
-    """Bytes of the first GPU's memory."""
-    return _asked_of_driver("memory.total")
+    """Returns the bytes of the first GPU's memory."""
+    return _query_driver("memory.total")
 
 
 def _used_memory() -> int:
-    return _asked_of_driver("memory.used")
+    return _query_driver("memory.used")
 
 
-def _asked_of_driver(what: str) -> int:
+def _query_driver(what: str) -> int:
     program = shutil.which("nvidia-smi")
     if program is None:
-        raise Failed("nvidia-smi, which tells a GPU's memory, was not found")
+        raise Failed("nvidia-smi, which reports a GPU's memory, was not found")
     first = Machine.here().gpus[:1]
     chosen = ["-i", first[0]] if first else []
-    asked = [program, *chosen, f"--query-gpu={what}", "--format=csv,noheader,nounits"]
-    lines = _run(asked, os.environ, time.monotonic() + 30).split()
+    command = [program, *chosen, f"--query-gpu={what}", "--format=csv,noheader,nounits"]
+    lines = _run(command, os.environ, time.monotonic() + 30).split()
     return int(lines[0]) * 2**20
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("--only", action="append", metavar="CHECK", help="carry out only this; can be repeated")
+    parser.add_argument("--only", action="append", metavar="CHECK", help="run only this check; can be repeated")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a check may take (default: 300)")
     parser.add_argument("--steps", type=int, default=200, help="steps in an epoch that is timed (default: 200)")
     parser.add_argument(

@@ -23,12 +23,12 @@ from tfdist_cli.launch.local import launcher as local
 local.can_fork = lambda argv: False
 main()
 """
-"""`tfdist`, starting each task as it starts a program that is no recipe."""
+"""`tfdist` with an interpreter for each task, as for a program that is not a recipe."""
 COMMANDS = {"fork": ("-m", "tfdist_cli"), "interpreter": ("-c", INTERPRETERS)}
 
 
 def main() -> None:
-    """Measures in interleaved rounds, every other one backwards, and prints seconds, medians and their ratio."""
+    """Measures in interleaved rounds, every other one in reverse order; prints seconds, medians and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     rounds = parser.parse_args().rounds

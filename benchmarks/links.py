@@ -1,7 +1,7 @@
-"""`python -m benchmarks.links`: training on hosts whose links are slow, or far away.
+"""`python -m benchmarks.links`: training on hosts with slow links, or links with a long delay.
 
-The hosts are network namespaces of this machine, those of the tests, and tasks come to them over ssh. It takes root on
-Linux, `ip`, `tc` and `sshd`.
+The hosts are network namespaces of this machine, those of the tests; tasks start over ssh. Needs root on Linux, `ip`, `tc`
+and `sshd`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ recipe: recipe.yaml
 """
 BATCH_SIZES = {"mlp": 64, "embedding": 256}
 SETTINGS: dict[str, dict[str, object]] = {
-    "as it is": {},
+    "default": {},
     "wire: float16": {"wire": "float16"},
     "push_every: 10": {"updates.push_every": 10},
     "both": {"wire": "float16", "updates.push_every": 10},
@@ -79,33 +79,33 @@ there, delay = int(sys.argv[1]), float(sys.argv[2])
 here = os.open("/dev/net/tun", os.O_RDWR)
 fcntl.ioctl(here, 0x400454CA, struct.pack("16sH", b"eth0", 0x1002))  # TUNSETIFF: IFF_TAP, IFF_NO_PI
 print("made", flush=True)
-sys.stdin.readline()  # it has an address, and is up
+sys.stdin.readline()  # the device has an address, and is up
 other = {here: there, there: here}
-under_way = {side: collections.deque() for side in other}
+queued = {side: collections.deque() for side in other}
 for side in other:
     os.set_blocking(side, False)
 while True:
-    due = [frames[0][0] for frames in under_way.values() if frames]
+    due = [frames[0][0] for frames in queued.values() if frames]
     wait = max(0.0, min(due) - time.monotonic()) if due else None
     for side in select.select([here, there], [], [], wait)[0]:
         try:
             while True:
-                under_way[other[side]].append((time.monotonic() + delay, os.read(side, 65536)))
+                queued[other[side]].append((time.monotonic() + delay, os.read(side, 65536)))
         except BlockingIOError:
             pass
-    for side, frames in under_way.items():
+    for side, frames in queued.items():
         while frames and frames[0][0] <= time.monotonic():
             try:
                 os.write(side, frames.popleft()[1])
             except BlockingIOError:
-                pass  # a device that is full loses frames
+                pass  # a full device drops frames
 """
-"""Carries frames between a host's `eth0`, which it makes, and a device here, each so many seconds later."""
+"""Forwards frames between a host's `eth0`, which it creates, and a device here, with a delay."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured.
+    """One measurement.
 
     Args:
         model: `mlp` or `embedding`.
@@ -119,14 +119,14 @@ class Case:
 
 
 def main() -> None:
-    """Measures, and prints a table of steps per second and their ratios to those without a limit."""
+    """Measures, and prints a table of steps per second, also relative to an unlimited link."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument(
         "--steps",
         type=int,
         default=60,
-        help="measured steps of all workers; ten times as many without a limit",
+        help="measured steps of all workers; ten times as many on an unlimited link",
     )
     options = parser.parse_args()
     if reason := missing():
@@ -135,7 +135,7 @@ def main() -> None:
         Case(model, link, setting)
         for link in LINKS
         for model in BATCH_SIZES
-        for setting in (SETTINGS if link != "none" else ["as it is"])
+        for setting in (SETTINGS if link != "none" else ["default"])
     ]
     rates: dict[Case, list[float]] = {case: [] for case in cases}
     for _ in range(options.rounds):
@@ -146,10 +146,10 @@ def main() -> None:
                         steps = options.steps * (10 if link == "none" else 1)
                         rates[case].append(_rate(lab, Path(folder), case, steps))
                         print(f"{case}: {rates[case][-1]:.1f} steps/s", file=sys.stderr)
-    print("| model | link | setting | steps/s | without a limit: 1 |\n|---|---|---|---|---|")
+    print("| model | link | setting | steps/s | relative to no limit |\n|---|---|---|---|---|")
     for case, found in rates.items():
         rate = statistics.median(found)
-        whole = statistics.median(rates[Case(case.model, "none", "as it is")])
+        whole = statistics.median(rates[Case(case.model, "none", "default")])
         print(f"| {case.model} | {case.link} | {case.setting} | {rate:.1f} | {rate / whole:.2f} |")
 
 
@@ -162,13 +162,13 @@ def _hosts(folder: Path, link: str) -> Iterator[Lab]:
                 subprocess.run(["tc", "qdisc", "add", "dev", host.link, *limit], check=True)
                 subprocess.run(["tc", "-n", host.name, "qdisc", "add", "dev", "eth0", *limit], check=True)
             elif link == "10 ms each way":
-                stack.enter_context(_far_away(host, 0.005))  # half of it on the way to the others' common point
+                stack.enter_context(_delayed(host, 0.005))  # half of the delay between two hosts
         yield lab
 
 
 @contextmanager
-def _far_away(host: Host, seconds: float) -> Iterator[None]:
-    """Puts a longer cable in."""
+def _delayed(host: Host, seconds: float) -> Iterator[None]:
+    """Replaces a host's link by one with a delay."""
     bridge = json.loads(subprocess.check_output(["ip", "-json", "link", "show", host.link]))[0]["master"]
     ip("link", "delete", host.link)
     ip("tuntap", "add", host.link, "mode", "tap")

@@ -1,4 +1,4 @@
-"""The ratios of the contests as a picture."""
+"""A plot of the contests' ratios."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def plot(outcomes: Sequence[Outcome], path: Path) -> None:
 
 
 def plot_ratios(ratios: Mapping[str, Spread], path: Path) -> None:
-    """Plots ratios, each by its title: the median, and the lowest and the highest."""
+    """Plots ratios by title: the median, the minimum and the maximum."""
     names = [textwrap.fill(title.replace("`", ""), _TITLE_WIDTH) for title in ratios]
     medians = [spread.median for spread in ratios.values()]
     ends = [

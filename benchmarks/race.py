@@ -1,7 +1,7 @@
-"""Two clusters that train by turns on the same machine: while one does, the other is stopped.
+"""Two clusters train in turns on the same machine: while one trains, the other is paused.
 
-A shared machine's speed may change by a half from minute to minute, and much less within seconds. Turns of a few
-seconds have both sides meet the same minutes.
+A shared machine's speed may change by half from minute to minute, and much less within seconds. With turns of a few
+seconds both sides have the same minutes.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from benchmarks.cluster import Cluster, RunFailed
 from benchmarks.workload import Lap
 
 TURNS = 6
-"""How often each of both trains."""
+"""The number of turns of each side."""
 TURN_SECONDS = 2.0
-"""Two of them end before 5 s are over: a mirrored worker is heard of every 5 s, and given up after 10 s without."""
+"""Two turns take less than 5 s: a mirrored worker has a heartbeat every 5 s, and is dropped after 10 s without one."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What a cluster did.
+    """The timing of a cluster.
 
     Args:
-        epochs: how many epochs were timed.
-        seconds: how long it trained for them.
-        logs: the last one's loss and metrics.
+        epochs: the number of timed epochs.
+        seconds: the training time of these.
+        logs: loss and metrics of the last one.
     """
 
     epochs: int
@@ -36,18 +36,18 @@ class Timing:
 
 @dataclass
 class Runner:
-    """A cluster, and when it was allowed to train.
+    """A cluster and its turns.
 
     Args:
-        cluster: it trains, and has ended its first epoch, in which functions are traced.
-        turns: the beginning and the end of each time that it was let go on, by the machine's monotonic clock.
+        cluster: the cluster. Its first epoch, in which functions are traced, has ended.
+        turns: the beginning and the end of each turn, by the machine's monotonic clock.
     """
 
     cluster: Cluster
     turns: list[tuple[float, float]] = field(default_factory=list)
 
     def turn(self, seconds: float) -> None:
-        """Lets it train so long."""
+        """Lets it train for some seconds."""
         begin = time.monotonic()
         self.cluster.go()
         time.sleep(seconds)
@@ -55,16 +55,16 @@ class Runner:
         self.turns.append((begin, time.monotonic()))
 
     def timing(self) -> Timing:
-        """Of the epochs that have begun and ended within turns, or across them.
+        """Returns the timing of the epochs that began and ended within turns, or across them.
 
         Raises:
-            RunFailed: not one has.
+            RunFailed: there is none.
         """
         return measure(self.cluster.laps(), self.turns)
 
 
 def measure(laps: Sequence[Lap], turns: Sequence[tuple[float, float]]) -> Timing:
-    """Epochs, and the seconds of turns within them.
+    """Returns the epochs, and the seconds of turns within them.
 
     Args:
         laps: the ends of epochs.
@@ -82,18 +82,18 @@ def measure(laps: Sequence[Lap], turns: Sequence[tuple[float, float]]) -> Timing
 
 
 def race(clusters: Sequence[Cluster], turns: int = TURNS) -> list[Timing]:
-    """Has clusters that have been started and stopped train by turns.
+    """Lets paused clusters train in turns.
 
     Args:
-        clusters: they.
-        turns: how often each of them trains.
+        clusters: started and paused clusters.
+        turns: the number of turns of each.
 
     Raises:
-        RunFailed: a task of one has ended, or no epoch did.
+        RunFailed: a task exited, or no epoch ended.
     """
     runners = [Runner(cluster) for cluster in clusters]
     for number in range(turns):
-        # Every other time backwards, so that a load that grows or fades favours nobody.
+        # Every other time in reverse order, so that a growing or shrinking load affects both sides alike.
         for runner in runners if number % 2 == 0 else reversed(runners):
             runner.turn(TURN_SECONDS)
     return [runner.timing() for runner in runners]

@@ -1,4 +1,4 @@
-"""The command line: measures what is asked for, prints the tables, and writes them into the docs if it is told to."""
+"""The command line: measures, prints the tables, and with `--write` writes them into the documentation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from benchmarks.cluster import ROOT
-from benchmarks.contests import CONTESTS, against, hold
+from benchmarks.contests import CONTESTS, against, run_contests
 from benchmarks.plot import plot
 from benchmarks.startup import COMMANDS, command_seconds, first_step_seconds
 from benchmarks.table import PACKAGES, Circumstances, render, write
@@ -27,7 +27,7 @@ FIRST_STEP = "`tfdist launch` (1 chief, 2 ps, 2 workers) up to the first step re
 def main(argv: Sequence[str]) -> int:
     """Runs the benchmarks; the exit code is 0."""
     arguments = _parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # its clusters end with it
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # also ends its clusters
     if arguments.write:
         require_matplotlib()
     chosen = arguments.only or [*CONTESTS, STARTUP]
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     contests = [contest for key, contest in CONTESTS.items() if key in chosen]
     if arguments.against:
         contests = [against(contest, arguments.against) for contest in contests]
-    outcomes = hold(contests, workload, rounds=arguments.rounds, patience=arguments.patience, say=_say)
+    outcomes = run_contests(contests, workload, rounds=arguments.rounds, patience=arguments.patience, log=_log)
     seconds = _startup(arguments.rounds) if STARTUP in chosen else {}
     today = datetime.now(timezone.utc).date()
     about = Circumstances(" ".join(["python -m benchmarks", *argv]), today, arguments.rounds, describe(PACKAGES))
@@ -54,30 +54,33 @@ def _startup(rounds: int) -> dict[str, list[float]]:
     seconds[FIRST_STEP] = []
     for number in range(rounds):
         seconds[FIRST_STEP].append(first_step_seconds())
-        _say(f"round {number + 1}/{rounds}  {FIRST_STEP}: {seconds[FIRST_STEP][-1]:.2f} s")
+        _log(f"round {number + 1}/{rounds}  {FIRST_STEP}: {seconds[FIRST_STEP][-1]:.2f} s")
     return seconds
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="how often each contest is held (default: 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each contest (default: 5)")
     parser.add_argument(
         "--only", action="append", choices=[*CONTESTS, STARTUP], help="measure only this; can be repeated"
     )
     parser.add_argument("--steps", type=int, default=200, help="steps in an epoch (default: 200)")
     parser.add_argument(
-        "--against", type=Path, metavar="CHECKOUT", help="instead of the peers, take tfdist from this other checkout"
+        "--against",
+        type=Path,
+        metavar="CHECKOUT",
+        help="compare with tfdist from this other checkout, not with the peers",
     )
     parser.add_argument(
         "--patience",
         type=int,
         default=0,
-        help="hold one again up to this often when other processes were busy (default: 0)",
+        help="repetitions of a run if other processes were busy (default: 0)",
     )
     parser.add_argument(
         "--write", action="store_true", help=f"write the tables into {PAGE.relative_to(ROOT)}, and a plot"

@@ -1,4 +1,4 @@
-"""How long commands take, and how long a cluster takes to its first step."""
+"""Wall times of commands, and of a launch up to its first step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TIMEOUT = 120.0
 
 
 def command_seconds(arguments: list[str]) -> float:
-    """The wall time of one `tfdist` command.
+    """Returns the wall time of one `tfdist` command.
 
     Raises:
         RunFailed: it failed.
@@ -29,19 +29,19 @@ def command_seconds(arguments: list[str]) -> float:
     done = subprocess.run(_argv(arguments), cwd=ROOT, env=base_environment(), capture_output=True, check=False)
     seconds = time.perf_counter() - begun
     if done.returncode:
-        raise RunFailed(f"tfdist {' '.join(arguments)} ended with {done.returncode}: {done.stderr.decode()}")
+        raise RunFailed(f"tfdist {' '.join(arguments)} exited with code {done.returncode}: {done.stderr.decode()}")
     return seconds
 
 
 def first_step_seconds(cluster: str = CLUSTER, program: Sequence[str] = PROGRAM) -> float:
-    """From the start of `tfdist launch` to the first line in the run's metrics.jsonl: steps are done, and reported.
+    """Returns the time from the start of `tfdist launch` to the first line in the run's metrics.jsonl.
 
     Args:
         cluster: the cluster file.
-        program: what Python is given to be `tfdist`.
+        program: the arguments of Python that run `tfdist`.
 
     Raises:
-        RunFailed: the run ended before that, or it did not come in time.
+        RunFailed: the run ended before that, or the line did not appear in time.
     """
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as folder:
         metrics, log = Path(folder, "run", "metrics.jsonl"), Path(folder, "log")

@@ -1,4 +1,4 @@
-"""Results as Markdown, and their place in docs/reference/benchmark-results.md."""
+"""Results as Markdown tables in docs/reference/benchmark-results.md."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tfdist_cli.bench.figures import Spread
 BEGIN = "<!-- results: begin -->"
 END = "<!-- results: end -->"
 PACKAGES = ("tensorflow-cpu", "tensorflow", "keras", "tf_keras", "torch")
-"""What may be measured."""
+"""Packages whose versions are printed."""
 PLOT_TEXT = "tfdist's throughput as a multiple of its peer's"
 
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What a table's reader has to know to repeat it.
+    """How the results were measured.
 
     Args:
-        command: what was run.
-        day: when.
+        command: the command line.
+        day: the date.
         rounds: runs of each contestant.
-        machine: cores, versions.
+        machine: cores and versions.
     """
 
     command: str
@@ -38,13 +38,13 @@ class Circumstances:
 def render(
     outcomes: Sequence[Outcome], seconds: Mapping[str, Sequence[float]], about: Circumstances, plot: str | None = None
 ) -> str:
-    """The tables with their circumstances.
+    """Returns the tables with their circumstances.
 
     Args:
         outcomes: throughput.
-        seconds: wall times, by what was timed.
+        seconds: wall times by name.
         about: how they were measured.
-        plot: the file with a picture of them, as the page is to name it.
+        plot: the path of the plot, relative to the page.
     """
     parts = [f"`{about.command}`, {about.day.isoformat()}. {about.machine}."]
     if outcomes:
@@ -61,7 +61,7 @@ def render(
 
 
 def write(path: Path, results: str) -> None:
-    """Puts results between a page's markers.
+    """Replaces the results between a page's markers.
 
     Raises:
         ValueError: the page has no markers.

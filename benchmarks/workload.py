@@ -1,4 +1,4 @@
-"""What every program trains, and how it is timed: the only things that peers share."""
+"""The workload and the stopwatch that all programs share."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ FEATURES = 784
 HIDDEN = (500, 500)
 CLASSES = 10
 IDS = 16
-"""Numbers that an example of `embedding` looks up."""
+"""Ids in an example of `embedding`."""
 WIDTH = 32
 """Values in a row of its tables."""
 WORDS, LENGTH = 5_000, 64
-"""Words that `transformer` knows, and how many a text has."""
+"""The vocabulary of `transformer`, and the words in a text."""
 SEEN = 100
-"""Words that occur in its texts: so few that it learns in a round what follows each of them."""
+"""Words that occur in its texts: so few that it learns within a round which word follows each."""
 BLOCKS, HEADS, MODEL_WIDTH, DROPOUT = 2, 4, 128, 0.1
-"""Its blocks, the heads of each one's attention, the width of what goes through, and the share that is dropped."""
+"""Its blocks, attention heads, width and dropout rate."""
 FOREVER = 1_000_000
-"""Epochs: a program trains until it is ended."""
+"""Epochs: a program trains until it is killed."""
 BATCHES = 100
 """Different batches, all of them in memory."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """How much is trained and how it is cut.
+    """The model, the data and the sizes of a training.
 
     Args:
         record: the file that the reporting task writes each epoch's end to.
         steps: steps in an epoch.
         batch_size: examples in a worker's step.
         steps_per_execution: steps between two reports of a worker.
-        model: `mlp`, of which the network is the larger part of a step; `cnn`, of which computing is; `embedding`,
-            whose tables are much larger than what a step needs of them; or `transformer`, a language model.
+        model: `mlp`, whose step is mostly network; `cnn`, whose step is mostly computation; `embedding`, whose tables
+            are much larger than the rows of a step; or `transformer`, a language model.
         rows: rows of all tables of `embedding` together.
-        tables: how many these are.
-        spread: variables of at least so many bytes are spread over the ps of tfdist; None leaves that to it.
+        tables: the number of tables.
+        spread: `shard.min_bytes` of tfdist; None for its default.
         updates: tfdist's rule of updates, as in a recipe.
         wire: the type in which tfdist's gradients cross the network.
     """
@@ -61,11 +61,11 @@ class Workload:
 
     @classmethod
     def read(cls) -> Workload:
-        """The workload that this program was started for."""
+        """Reads the workload from the environment."""
         return cls(**json.loads(os.environ[ENVIRONMENT]))
 
     def as_environment(self) -> dict[str, str]:
-        """What `read` reads."""
+        """Returns the variable that `read` reads."""
         return {ENVIRONMENT: json.dumps(asdict(self))}
 
 
@@ -87,7 +87,7 @@ class Stopwatch:
 
     Args:
         workload: what is trained.
-        reports: whether this task is the one that tells.
+        reports: whether this task records the ends of epochs.
     """
 
     def __init__(self, workload: Workload, *, reports: bool) -> None:

@@ -1,4 +1,4 @@
-"""The examples that every program trains on."""
+"""The data that every program trains on."""
 
 import tensorflow as tf
 
@@ -6,10 +6,10 @@ from benchmarks.workload import BATCHES, CLASSES, FEATURES, IDS, LENGTH, SEEN, W
 
 
 def batches(workload: Workload) -> tf.data.Dataset:
-    """Made-up batches in MNIST's shape, float32 (batch, 784) and int64 (batch,), the same ones again without end.
+    """Returns generated batches in MNIST's shape, float32 (batch, 784) and int64 (batch,), repeated forever.
 
-    The labels of the MLP follow from the pixels, those of the CNN from a pattern in them, so that a model that does not
-    learn is noticed. They are drawn where the dataset is created, and kept in memory as whole batches: reading them
+    The labels of the MLP follow from the pixels, those of the CNN from a pattern in them, so that a model that does
+    not learn is noticed. They are drawn where the dataset is created, and kept in memory as whole batches: reading them
     costs next to nothing.
     """
     shape = [BATCHES, workload.batch_size]
@@ -26,16 +26,16 @@ def batches(workload: Workload) -> tf.data.Dataset:
 
 
 def _numbers(workload: Workload, shape: list[int]) -> tf.data.Dataset:
-    """Row numbers, int32 (batch, 16): the first one, of a thousand, tells the label; the others are any of the rows."""
+    """Row numbers, int32 (batch, 16): the label follows from the first one, of a thousand; the others are random."""
     rows = workload.rows // workload.tables
-    telling = tf.random.stateless_uniform([*shape, 1], [0, 2], maxval=1000, dtype=tf.int32)
+    first = tf.random.stateless_uniform([*shape, 1], [0, 2], maxval=1000, dtype=tf.int32)
     others = tf.random.stateless_uniform([*shape, IDS - 1], [0, 3], maxval=rows, dtype=tf.int32)
-    labels = tf.cast(telling[..., 0] % CLASSES, tf.int64)
-    data = tf.data.Dataset.from_tensor_slices((tf.concat([telling, others], axis=2), labels))
+    labels = tf.cast(first[..., 0] % CLASSES, tf.int64)
+    data = tf.data.Dataset.from_tensor_slices((tf.concat([first, others], axis=2), labels))
     return data.repeat().prefetch(tf.data.AUTOTUNE)
 
 
 def _texts(shape: list[int]) -> tf.data.Dataset:
-    """Word numbers, int32 (batch, 64), and for each the one that follows it in the vocabulary."""
+    """Word numbers, int32 (batch, 64), and for each the next one of the vocabulary."""
     words = tf.random.stateless_uniform([*shape, LENGTH], [0, 4], maxval=SEEN, dtype=tf.int32)
     return tf.data.Dataset.from_tensor_slices((words, (words + 1) % SEEN)).repeat().prefetch(tf.data.AUTOTUNE)

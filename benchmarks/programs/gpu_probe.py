@@ -1,4 +1,4 @@
-"""What a task does for `benchmarks.gpu`: tells its devices, trains, takes memory, or measures its rate.
+"""The program of the tasks of `benchmarks.gpu`: reports its devices, trains, allocates memory, or measures its rate.
 
 gpu_probe.py '{"do": "devices", "out": "FOLDER", ...}'. Results are JSON files in the folder.
 """
@@ -25,14 +25,14 @@ FEATURES, CLASSES = 784, 10
 
 
 def tell(name: str, found: Any) -> None:
-    """Leaves a result, whole or not at all."""
+    """Writes a result, complete or not at all."""
     beside = out / f".{name}"
     beside.write_text(json.dumps(found), encoding="utf-8")
     beside.rename(out / f"{name}.json")
 
 
 def devices() -> None:
-    """The GPUs that this task sees; the first task waits until all have told theirs."""
+    """Reports the GPUs that this task sees; the first task waits for the reports of all."""
     place = json.loads(os.environ["TF_CONFIG"])["task"]
     gpus = [tf.config.experimental.get_device_details(gpu) for gpu in tf.config.list_physical_devices("GPU")]
     found = {"visible": os.environ.get("CUDA_VISIBLE_DEVICES"), "gpus": [gpu.get("device_name", "") for gpu in gpus]}
@@ -42,14 +42,14 @@ def devices() -> None:
 
 
 def examples(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Points, and classes that follow from them."""
+    """Returns points, and classes that follow from them."""
     random = np.random.default_rng(0)
     x = random.normal(size=(count, FEATURES)).astype(np.float32)
     return x, (x @ random.normal(size=(FEATURES, CLASSES))).argmax(axis=1)
 
 
 def model(optimizer: Any, hidden: int) -> keras.Model:
-    """A network of which most of the time is spent in matrix products."""
+    """Returns a network that spends most of its time in matrix products."""
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(hidden, activation="relu") for _ in range(2)]
     network = keras.Sequential([keras.Input((FEATURES,)), *layers, keras.layers.Dense(CLASSES)])
@@ -59,7 +59,7 @@ def model(optimizer: Any, hidden: int) -> keras.Model:
 
 
 def train() -> None:
-    """Trains a little, with float32 products; the chief leaves the weights."""
+    """Trains a few steps with float32 products; the chief writes the weights."""
     tf.config.experimental.enable_tensor_float_32_execution(False)
     chief = tfdist.is_chief()
     with tfdist.scope():
@@ -84,7 +84,7 @@ def _devices() -> list[str]:
 
 
 def memory() -> None:
-    """Takes less memory of the GPU than it may have, then more; entering the scope has set the limit."""
+    """Tries to allocate less memory of the GPU than the limit, then more; entering the scope sets the limit."""
     tfdist.is_chief()
     limit = given["limit"]
     found = {"within": _fits(limit // 2), "beyond": _fits(limit * 2)}
@@ -101,7 +101,7 @@ def _fits(size: int) -> bool:
 
 
 def grow() -> None:
-    """Makes a small tensor, and stays until its memory has been looked at."""
+    """Creates a small tensor, and runs until its memory has been measured."""
     tfdist.is_chief()
     with tf.device("/device:GPU:0"):
         kept = tf.zeros([1024])
@@ -111,7 +111,7 @@ def grow() -> None:
 
 
 class Laps(keras.callbacks.Callback):
-    """When each epoch ended."""
+    """Records the end of each epoch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Laps(keras.callbacks.Callback):
 
 
 def rate() -> None:
-    """Examples per second of all replicas together: the median of the epochs after the first."""
+    """Measures examples per second of all replicas together: the median of the epochs after the first."""
     laps, batch, steps = Laps(), given["batch"], given["steps"]
     x, y = examples(8 * batch)
     optimizer = "adam"

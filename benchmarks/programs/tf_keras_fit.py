@@ -1,4 +1,4 @@
-"""tf_keras (Keras 2) on parameter servers, with `DatasetCreator`, or on mirrored workers, as `TF_CONFIG` says."""
+"""tf_keras (Keras 2) on parameter servers, with `DatasetCreator`, or on mirrored workers, depending on `TF_CONFIG`."""
 
 from typing import Any
 

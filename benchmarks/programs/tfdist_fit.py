@@ -55,7 +55,7 @@ def embedding() -> keras.Model:
 
 
 class Positions(keras.layers.Layer):
-    """Adds a vector for each place."""
+    """Adds a vector for each position."""
 
     def build(self, shape: tuple[int, ...]) -> None:
         self.table = self.add_weight(shape=shape[1:], initializer="normal", name="positions")

@@ -27,7 +27,7 @@ from benchmarks.workload import (
 
 
 def batches(workload: Workload) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """What `benchmarks.programs.data` makes, as tensors in memory."""
+    """The data of `benchmarks.programs.data` as tensors in memory."""
     torch.manual_seed(0)
     if workload.model == "transformer":
         words = torch.randint(SEEN, (BATCHES, workload.batch_size, LENGTH))
@@ -46,7 +46,7 @@ def mlp() -> nn.Module:
 
 
 class Block(nn.Module):
-    """Attention and a network for each place, each added to what goes in and normalized."""
+    """A transformer block: attention and a feed-forward network, each with a residual connection and normalization."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ optimizer = torch.optim.Adam(model.parameters(), 3e-3 if workload.model == "tran
 criterion = nn.CrossEntropyLoss()
 step = 0
 for epoch in range(FOREVER):
-    # Sums on each worker, brought together at the end of the epoch: loss, hits and examples.
+    # Sums on each worker, reduced at the end of the epoch: loss, correct predictions and examples.
     total = torch.zeros(3)
     for _ in range(workload.steps):
         x, y = data[step % BATCHES]

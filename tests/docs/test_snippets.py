@@ -16,7 +16,8 @@ from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SINGLE = ("README.md", "CONTRIBUTING.md", "configs/README.md", "benchmarks/README.md")
+PAGES = [*(ROOT / name for name in SINGLE), *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^]]*\]\((?!https?:)([^)#\s]*)(#[^)\s]*)?\)")
 
