@@ -1,7 +1,7 @@
 """`python -m benchmarks.links`: training on hosts with slow links, or links with a long delay.
 
-The hosts are network namespaces of this machine, those of the tests; tasks start over ssh. Needs root on Linux, `ip`, `tc`
-and `sshd`.
+The hosts are network namespaces of this machine, those of the tests; tasks start over ssh. Needs root on Linux, `ip`,
+`tc` and `sshd`.
 """
 
 from __future__ import annotations
