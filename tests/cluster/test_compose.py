@@ -1,4 +1,4 @@
-"""`tfdist launch --on compose`: real containers of podman or docker."""
+"""`tfdist launch --on compose` with real containers of podman or docker."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 ROLES = launching.PARAMETER_SERVER % ""
 SETTINGS = f"launcher: compose\ncompose: {{image: {containers.IMAGE}, volumes: {containers.volumes()}}}\n"
 PROGRAM = """
-trap 'echo told; exit 143' TERM
+trap 'echo signalled; exit 143' TERM
 case "$TF_CONFIG" in *'"type":"worker","index":1'*) [ -z "$CODE" ] || exit "$CODE";; esac
 echo up
 sleep 1000 & wait
@@ -28,7 +28,7 @@ def project(tmp_path):
 
 
 def left(engine, run_dir):
-    """The containers and networks of a run; there may be others, of folders that are called the same."""
+    """The names of a run's containers and networks."""
     own, names = project_name(run_dir), []
     for kind in (("ps", "--all", "--format", "{{.Names}}"), ("network", "ls", "--format", "{{.Name}}")):
         listed = subprocess.run([engine, *kind], capture_output=True, text=True, check=True).stdout
@@ -56,42 +56,42 @@ def test_a_recipe_trains_in_containers(project, engine):
 
 
 def run_program(project, *options):
-    """A launch of a program that does nothing but end when it is told to."""
+    """Launches a program that only waits for SIGTERM."""
     return launching.start(project, "--run-dir", "run", *options, "--", "sh", "-c", PROGRAM)
 
 
-def said(project, word):
-    """How many tasks have said a word."""
+def count_tasks(project, word):
+    """The number of tasks that have written a word."""
     return sum(word in log.read_text().split() for log in project.glob("run/attempt_1/*/stdout.log"))
 
 
-def test_a_program_fails_with_its_own_code_and_the_others_are_ended(project, engine):
+def test_a_launch_exits_with_the_failed_programs_code_and_stops_the_others(project, engine):
     launched = launching.finish(run_program(project, "--set", "roles.worker.env={CODE: '7'}"))
     assert launched.code == 7
     assert "worker:1 failed" in launched.stderr
     assert left(engine, project / "run") == []
 
 
-def test_sigterm_tells_every_task_to_end(project, engine):
+def test_sigterm_reaches_every_task(project, engine):
     launched = run_program(project)
-    wait_for(lambda: said(project, "up") == 4)
+    wait_for(lambda: count_tasks(project, "up") == 4)
     launched.send_signal(signal.SIGTERM)
     assert launching.finish(launched).code == 143
-    assert said(project, "told") == 4
+    assert count_tasks(project, "signalled") == 4
     assert left(engine, project / "run") == []
 
 
-def test_nothing_outlives_a_launcher_that_is_killed(project, engine):
+def test_nothing_outlives_a_killed_launcher(project, engine):
     launched = run_program(project)
-    wait_for(lambda: said(project, "up") == 4)
+    wait_for(lambda: count_tasks(project, "up") == 4)
     launched.kill()
     launched.wait()
     wait_for(lambda: left(engine, project / "run") == [], seconds=30)
 
 
-def test_a_container_that_is_killed_is_replaced(project, engine):
+def test_a_killed_container_is_replaced(project, engine):
     launched = run_program(project, "--max-restarts", "1")
-    wait_for(lambda: said(project, "up") == 4)
+    wait_for(lambda: count_tasks(project, "up") == 4)
     [worker] = [name for name in left(engine, project / "run") if "worker-0" in name]
     subprocess.run([engine, "kill", "--signal", "KILL", worker], check=True, capture_output=True)
     log = project / "run" / "attempt_1" / "worker-0" / "stdout.log"
@@ -99,5 +99,5 @@ def test_a_container_that_is_killed_is_replaced(project, engine):
     launched.send_signal(signal.SIGINT)
     done = launching.finish(launched)
     assert done.code == 130
-    assert "exit code 137 (SIGKILL), which may be for want of memory" in done.stderr
+    assert "137 (SIGKILL)" in done.stderr
     assert left(engine, project / "run") == []

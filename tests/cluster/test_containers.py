@@ -1,4 +1,4 @@
-"""A cluster of containers, as docs/how-to/containers.md starts it, from the image that TFDIST_TEST_IMAGE names."""
+"""A cluster of containers, started as in docs/how-to/containers.md from the image TFDIST_TEST_IMAGE."""
 
 import os
 import subprocess
@@ -35,11 +35,11 @@ def network():
 
 
 def start(network, host, task, *arguments):
-    """Starts a task whose name in the network is `host`, and returns the container's name."""
+    """Starts a task with the host name `host` in the network, and returns the container's name."""
     name = f"{network}-{host}"
-    place = ["--name", name, "--network", network, "--network-alias", host, "--volume", f"{network}:/tfdist/runs"]
+    options = ["--name", name, "--network", network, "--network-alias", host, "--volume", f"{network}:/tfdist/runs"]
     command = ["role", "--task", task, "--cluster", "configs/role_containers.yaml", *arguments]
-    started = engine("run", "--detach", *place, IMAGE, *command)
+    started = engine("run", "--detach", *options, IMAGE, *command)
     assert started.returncode == 0, started.stderr
     return name
 
@@ -61,7 +61,7 @@ def wait_for(name, text, seconds=120):
         time.sleep(0.5)
 
 
-def test_four_containers_train_and_all_end_with_0(network):
+def test_four_containers_train_and_exit_with_0(network):
     servers = [start(network, host, task) for host, task in SERVERS.items()]
     chief = start(network, "chief", "chief")
     assert exit_code(chief) == 0, output(chief)
@@ -71,7 +71,7 @@ def test_four_containers_train_and_all_end_with_0(network):
     assert engine("run", "--rm", "--entrypoint", "id", IMAGE, "--user").stdout.strip() != "0"
 
 
-def test_sigterm_saves_and_the_next_chief_goes_on(network):
+def test_sigterm_saves_and_the_next_chief_continues(network):
     servers = [start(network, host, task) for host, task in SERVERS.items()]
     chief = start(network, "chief", "chief", "--set", "train.epochs=500")
     wait_for(chief, "epoch 2/")
@@ -87,7 +87,7 @@ def test_sigterm_saves_and_the_next_chief_goes_on(network):
     assert exit_code(chief) == 0, output(chief)
 
 
-def test_a_server_that_nobody_needed_ends_at_once_on_sigterm(network):
+def test_an_unused_server_exits_promptly_on_sigterm(network):
     ps = start(network, "ps0", "ps:0")
     time.sleep(15)
     before = time.monotonic()

@@ -1,4 +1,4 @@
-"""Clusters on hosts with an sshd each: to the end of a training, and when links, agents and launchers go."""
+"""Clusters on hosts with real sshd: complete trainings, and lost links, agents and launchers."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.codes import codes_in
 from tests.support.lab.hosts import ROOT, missing
 from tests.support.launching import finish, start
 
@@ -28,7 +29,7 @@ roles: {roles}
 
 @pytest.fixture
 def folder(lab, tmp_path):
-    """Makes a folder that the hosts don't see, with a cluster file for them, and a recipe."""
+    """Creates a folder that the hosts cannot see, with a cluster file for them, and a recipe."""
     where = lab.here / tmp_path.name
     where.mkdir()
 
@@ -48,7 +49,7 @@ def folder(lab, tmp_path):
 
 @pytest.fixture
 def begin(folder):
-    """Starts a launch in every task of which a shell script runs, and waits until it does; none outlives its test."""
+    """Launches a shell script in every task, and waits until all have started. Kills the launchers after the test."""
     begun = []
 
     def begin(script="exec sleep 1000", restart="{policy: never}"):
@@ -69,7 +70,7 @@ def events(folder):
 
 
 def await_event(folder, wanted, count=1, seconds=60):
-    """Waits for so many events of a kind, and gives the last of them."""
+    """Waits for `count` events of a kind, and returns the last of them."""
     deadline = time.monotonic() + seconds
     while len(found := [event for event in events(folder) if event["event"] == wanted]) < count:
         assert time.monotonic() < deadline, events(folder)
@@ -92,7 +93,7 @@ def test_the_digits_are_learned_on_three_hosts(lab, folder):
     assert not (lab.hosts[1].home / run / "checkpoints").exists()
     assert launched.lines("metrics.jsonl")[-1]["step"] == 840
     ran = yaml.safe_load((chief.home / run / "recipe.yaml").read_text())
-    assert ran["module_dir"].startswith(f"{chief.home}/.tfdist/sync/"), "the copy is what is trained"
+    assert ran["module_dir"].startswith(f"{chief.home}/.tfdist/sync/"), "the copy is trained"
     plan = json.loads((launched.run_dir / "plan.json").read_text())
     assert {each["task"]: each["address"].partition(":")[0] for each in plan["tasks"]} == {
         "chief:0": lab.hosts[0].address,
@@ -104,7 +105,7 @@ def test_the_digits_are_learned_on_three_hosts(lab, folder):
     assert not lab.processes()
 
 
-def test_the_launcher_is_killed(lab, begin):
+def test_a_killed_launcher(lab, begin):
     launcher, _ = begin()
     assert len([command for _, command in lab.processes() if command == "sleep 1000"]) == 3
     launcher.kill()
@@ -112,15 +113,15 @@ def test_the_launcher_is_killed(lab, begin):
     assert lab.wait_until_empty(10) < 5
 
 
-def test_ctrl_c_ends_every_host(lab, begin):
+def test_ctrl_c_stops_the_tasks_of_every_host(lab, begin):
     launcher, _ = begin()
     launcher.send_signal(signal.SIGINT)
     assert finish(launcher).code == 130
     assert not lab.processes()
 
 
-def test_a_link_is_cut_and_mended(lab, begin):
-    """The host is named; its tasks end by themselves, and start again when it can be reached."""
+def test_a_link_that_is_cut_and_mended(lab, begin):
+    """The cause names the host. Its tasks are killed there, and start again when it can be reached."""
     script = "case $TFDIST_TASK_DIR in *attempt_1*) exec sleep 1000;; esac"
     launcher, where = begin(script, "{policy: job, max: 1}")
     cut, began = lab.hosts[2], time.monotonic()
@@ -128,7 +129,7 @@ def test_a_link_is_cut_and_mended(lab, begin):
     lost = await_event(where, "loss")
     assert time.monotonic() - began < 20
     assert lost["task"] == "worker:2"
-    assert lost["cause"] == f"the connection to {cut.name} was lost"
+    assert f" {cut.name} was lost" in lost["cause"]
     while any("sleep" in command for _, command in cut.processes()):
         assert time.monotonic() - began < 40
         time.sleep(0.1)
@@ -137,7 +138,7 @@ def test_a_link_is_cut_and_mended(lab, begin):
     assert [event["task"] for event in events(where) if event["event"] == "started"].count("worker:2") == 2
 
 
-def test_a_connection_is_killed_on_the_host(lab, begin):
+def test_a_connection_that_is_killed_on_the_host(lab, begin):
     launcher, _ = begin()
     for pid, command in lab.hosts[1].processes():
         if command.startswith("sshd:"):
@@ -145,15 +146,15 @@ def test_a_connection_is_killed_on_the_host(lab, begin):
     launched = finish(launcher)
     assert launched.code == 255
     assert "worker:1 failed after" in launched.stderr
-    assert f"the connection to {lab.hosts[1].name} was lost" in launched.stderr
+    assert f" {lab.hosts[1].name} was lost" in launched.stderr
 
 
-def test_a_host_without_the_key_is_an_error_that_says_so(lab, folder):
+def test_a_host_that_rejects_the_key(lab, folder):
     where = folder("single", "{chief: {}}", recipe=False)
     (where / "config").write_text(lab.config.read_text().replace("/id\n", "/other\n"))
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", lab.config.parent / "other"], check=True)
     launched = finish(start(where, "--set", "ssh.config=config", "--", "true"))
     assert launched.code == 1
-    assert f"{lab.hosts[0].name} cannot be reached" in launched.stderr
+    assert codes_in(launched.stderr)[0] == "ssh-host-unreachable"
+    assert lab.hosts[0].name in launched.stderr
     assert "Permission denied" in launched.stderr
-    assert "without a password" in launched.stderr

@@ -111,7 +111,7 @@ def test_secrets_are_referenced_without_their_values(tmp_path, monkeypatch):
     secrets = {"KEY": {"env": "FROM"}, "TOKEN": {"file": tmp_path / "key"}}
     plan = planned(command=("true",), roles={**ROLES, "chief": {"secrets": secrets}})
     env = service_in(plan, "chief-0")["environment"]
-    assert (env["KEY"], env["TOKEN"]) == ("${FROM:?is not set}", "${TOKEN:?is not set}")
+    assert [env[name].partition(":?")[0] for name in ("KEY", "TOKEN")] == ["${FROM", "${TOKEN"]
     assert env["TFDIST_SECRETS"] == "KEY,TOKEN"
     assert "KEY" not in service_in(plan, "ps-0")["environment"]
     assert "s3cr3t" not in compose_file(plan, "docker")

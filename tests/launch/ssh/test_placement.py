@@ -56,11 +56,13 @@ def test_cores_and_gpus_are_limits_for_tasks_that_need_some(make_cluster):
     }
     with raises(UsageError, "host-capacity-exceeded") as caught:
         place(make_cluster(hosts=hosts, chief=1, ps=1, worker=worker | {"replicas": 3}))
-    assert re.search(r"worker:2\b.*\b1 gpus\b.*: small 0 of 0, big 0 of 2", caught.value.message)
+    assert caught.value.message.startswith("worker:2 ")
+    assert re.findall(r"\d+ gpus|\d+ of \d+", caught.value.message) == ["1 gpus", "0 of 0", "0 of 2"]
     assert "roles.worker.gpus" in str(caught.value.hint)
     with raises(UsageError, "host-capacity-exceeded") as caught:
         place(make_cluster("multi_worker_mirrored", hosts=hosts, worker={"replicas": 5, "cpus": 5}))
-    assert re.search(r"worker:3\b.*\b5 cpus\b.*: small 4 of 4, big 1 of 16", caught.value.message)
+    assert caught.value.message.startswith("worker:3 ")
+    assert re.findall(r"\d+ cpus|\d+ of \d+", caught.value.message) == ["5 cpus", "4 of 4", "1 of 16"]
 
 
 def test_tasks_with_addresses_use_capacity_too(make_cluster):

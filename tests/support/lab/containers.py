@@ -1,4 +1,4 @@
-"""Containers without a registry: an image with nothing in it, into which this machine's own programs are mounted."""
+"""Containers without a registry: an empty image, into which this machine's programs are mounted."""
 
 import io
 import os
@@ -16,7 +16,7 @@ _LINKS = ("bin", "lib", "lib32", "lib64", "sbin")
 
 
 def engine():
-    """The first container engine that answers; None where none does. A docker client answers only with its daemon."""
+    """The first container engine that answers; None if none does. A docker client needs its daemon."""
     return next(filter(_answers, filter(None, map(shutil.which, ("podman", "docker")))), None)
 
 
@@ -25,7 +25,7 @@ def _answers(program):
 
 
 def volumes():
-    """What a container needs of this machine to run this very interpreter and this very tfdist."""
+    """The mounts with which a container runs this interpreter and this tfdist."""
     # A virtual environment may name folders outside itself.
     needed = [
         Path(path) for path in ("/usr", sys.prefix, sys.base_prefix, ROOT, *sys.path) if path and Path(path).is_dir()
@@ -35,10 +35,10 @@ def volumes():
 
 
 def settings(program, folder):
-    """Variables under which the engine runs a container here: none, or those that lower what podman asks for.
+    """Variables with which the engine runs a container here: none, or podman's with lower limits.
 
     Returns:
-        The variables, and why even with them none runs; None when one does.
+        The variables, and the reason why no container runs even with them; None if one does.
     """
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     processes = min(resource.getrlimit(resource.RLIMIT_NPROC)[1], 32768)
@@ -56,7 +56,7 @@ def settings(program, folder):
 
 
 def _make_image(program, env):
-    """Makes the image and runs it once; why that fails, or None."""
+    """Builds the image and runs it once. Returns why that fails, or None."""
     path = f"ENV PATH={Path(sys.prefix) / 'bin'}:/usr/bin:/bin"
     change = ["--change", path, "--change", f"ENV PYTHONPATH={ROOT}"]
     mounts = [part for volume in volumes() for part in ("--volume", volume)]
@@ -68,7 +68,7 @@ def _make_image(program, env):
 
 
 def _root():
-    """An archive of the folders that a root has, and of the links that this machine's has into /usr."""
+    """An archive of the folders of a root file system, and of this machine's links into /usr."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:
         for name in _FOLDERS:

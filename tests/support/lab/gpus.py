@@ -1,10 +1,10 @@
-"""Simulated GPUs: where TensorFlow places operations, and what it copies, on a machine without a GPU.
+"""Simulated GPUs: test the placement of operations and copies between devices on a machine without a GPU.
 
 A simulated GPU is a device of type GPU whose memory is the host's. It has the kernels that TensorFlow's CUDA build
-registers for GPUs, each of which computes as the CPU's does: an operation that has none stays on the CPU, or fails,
-as it would with a GPU. Speed, NCCL, XLA for GPUs, CUDA's own kernels and the memory of a GPU are not simulated.
+registers for GPUs. Each computes as the CPU's kernel does. An operation without a GPU kernel stays on the CPU or fails,
+as with a real GPU. Speed, NCCL, XLA for GPUs, CUDA kernels and the memory of a GPU are not simulated.
 
-`simulated_gpus/kernels.tsv` has these kernels: operation, arguments in host memory, types by their numbers. It is the
+`simulated_gpus/kernels.tsv` lists these kernels: operation, arguments in host memory, type numbers. It is the
 difference of `kernels.get_all_registered_kernels()` (tensorflow.python.framework) in tensorflow and tensorflow-cpu.
 """
 
@@ -17,17 +17,17 @@ FOLDER = Path(__file__).parent / "simulated_gpus"
 
 
 def missing():
-    """Why there can be no simulated GPUs here; None if there can."""
-    return None if shutil.which("g++") else "there is no g++, with which simulated GPUs are compiled"
+    """Why simulated GPUs cannot be compiled here; None if they can."""
+    return None if shutil.which("g++") else "g++ is not installed, which compiles the simulated GPUs"
 
 
 def environment(folder, count=4):
-    """Compiles the device; the variables under which each Python that imports TensorFlow sees so many GPUs.
+    """Compiles the device, and returns variables with which any Python that imports TensorFlow sees `count` GPUs.
 
-    CUDA_VISIBLE_DEVICES narrows them to some, as it does with CUDA. In `folder` each process leaves a file of what it
-    has made to run on a GPU: device, operation and name.
+    CUDA_VISIBLE_DEVICES selects some of them, as with CUDA. Each process writes a file in `folder` with the operations
+    that it has placed on a GPU: device, operation and name.
     """
-    import tensorflow as tf  # noqa: PLC0415 what only collects tests need not wait for it
+    import tensorflow as tf  # noqa: PLC0415 the collection of tests must not wait for it
 
     library, log = Path(folder, "simulated_gpus.so"), Path(folder, "placed")
     log.mkdir()
@@ -49,9 +49,9 @@ def environment(folder, count=4):
 
 
 def placed(variables):
-    """What has been made to run on GPUs since the last call: (device, operation, name)."""
-    found = []
+    """The operations placed on GPUs since the last call: (device, operation, name)."""
+    operations = []
     for file in Path(variables["SIMULATED_GPU_LOG"]).iterdir():
-        found += [tuple(line.split("\t")) for line in file.read_text().splitlines()]
+        operations += [tuple(line.split("\t")) for line in file.read_text().splitlines()]
         file.unlink()
-    return found
+    return operations

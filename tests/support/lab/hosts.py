@@ -1,7 +1,7 @@
-"""Hosts on one machine, for tests of what goes over ssh: network namespaces with an address, a name and an sshd each.
+"""Hosts on one machine, for tests over ssh: network namespaces, each with an address, a name and an sshd.
 
-They share the file system, but each has a home folder of its own, and none sees what is below `Lab.here`. It takes
-root, `ip` and `sshd`.
+They share the file system, but have separate home folders, and `Lab.here` is empty on each host. They need root, `ip`
+and `sshd`.
 """
 
 import os
@@ -37,7 +37,7 @@ Host {prefix}*
 
 
 def missing():
-    """Why there can be no such hosts here; empty when there can."""
+    """Why such hosts cannot be created here; empty if they can."""
     if sys.platform != "linux" or os.geteuid():
         return "hosts need root on Linux"
     programs = [name for name in ("ip", "ssh", "ssh-keygen", "unshare") if shutil.which(name) is None]
@@ -66,10 +66,10 @@ class Host:
     """One host.
 
     Args:
-        name: what `ssh` finds it by, with the lab's configuration; also its namespace's.
+        name: its name in the lab's configuration of `ssh`, and that of its namespace.
         address: its IP address.
         home: its home folder.
-        link: the end of its cable that is here.
+        link: the name of the outer end of its virtual cable.
     """
 
     name: str
@@ -79,26 +79,26 @@ class Host:
     sshd: subprocess.Popen = field(repr=False)
 
     def cut(self):
-        """Takes the cable out."""
+        """Disconnects the cable."""
         ip("link", "set", self.link, "down")
 
     def mend(self):
-        """Puts it in again."""
+        """Connects the cable again."""
         ip("link", "set", self.link, "up")
 
     def command(self, *argv):
-        """The command that runs a program there: in its network, and with its mounts."""
+        """The command that runs a program on the host: in its network, and with its mounts."""
         return ["nsenter", "--net", "--mount", "--uts", f"--target={self.sshd.pid}", *map(str, argv)]
 
     def shell(self, script):
-        """Carries out a script of the shell there, until a line of it fails, and gives what it writes."""
+        """Runs a shell script on the host, which has to succeed, and returns its output."""
         done = subprocess.run(self.command("sh", "-ec", script), capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{script}\n{done.stderr}"
         return done.stdout
 
     @contextmanager
     def running(self, *argv, ready=""):
-        """A program there, from its first line of output on."""
+        """Runs a program on the host; yields when it has written its first line."""
         process = subprocess.Popen(self.command(*argv), stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout.readline().strip() == ready
@@ -108,7 +108,7 @@ class Host:
             process.communicate()
 
     def processes(self):
-        """The processes that run there, but for its own sshd: (pid, command line)."""
+        """The processes on the host except its sshd: (pid, command line)."""
         listed = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True)
         pids = {int(line) for line in listed.stdout.split()} - {self.sshd.pid}
         return [(pid, command) for pid in sorted(pids) if (command := _command(pid))]
@@ -116,11 +116,11 @@ class Host:
 
 @dataclass
 class Lab:
-    """Hosts that reach one another, and are reached from here.
+    """Hosts that can connect to one another, and that this machine can connect to.
 
     Args:
-        config: the configuration of `ssh` that knows them.
-        here: a folder of this machine, which is empty on each host.
+        config: a configuration of `ssh` with these hosts.
+        here: a folder of this machine that is empty on each host.
         hosts: the hosts.
     """
 
@@ -129,11 +129,11 @@ class Lab:
     hosts: list[Host]
 
     def processes(self):
-        """What runs on any host."""
+        """The processes on all hosts."""
         return [process for host in self.hosts for process in host.processes()]
 
     def wait_until_empty(self, seconds):
-        """Waits until nothing runs on any host, and gives how long it took."""
+        """Waits until no process is left on the hosts, and returns the seconds it took."""
         began = time.monotonic()
         while left := self.processes():
             assert time.monotonic() - began < seconds, left
@@ -142,7 +142,7 @@ class Lab:
 
 
 def _command(pid):
-    """The command line of a process; empty for one that has ended."""
+    """The command line of a process; empty if it has exited."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
@@ -151,11 +151,11 @@ def _command(pid):
 
 @contextmanager
 def make_hosts(folder, count):
-    """Makes hosts, and takes them down again.
+    """Creates hosts, and removes them at the exit.
 
     Args:
-        folder: where keys, configurations and homes are kept; a path without spaces.
-        count: how many.
+        folder: the folder of keys, configurations and homes; a path without spaces.
+        count: the number of hosts.
     """
     number = os.getpid() % 16384
     network, prefix = f"10.{64 + number // 256}.{number % 256}", f"tfh{os.getpid()}-"
@@ -187,7 +187,7 @@ def _make_host(made, folder, name, address, bridge):
     made.callback(ip, "netns", "delete", name)
     link = f"tfv{name.removeprefix('tfh')}"
     ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
-    made.callback(ip, "link", "delete", link)  # it would go with its namespace, but later
+    made.callback(ip, "link", "delete", link)  # deleted with its namespace too, but later
     ip("link", "set", link, "master", bridge, "up")
     ip("-n", name, "address", "add", f"{address}/24", "dev", "eth0")
     for device in ("eth0", "lo"):
