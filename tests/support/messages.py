@@ -39,30 +39,39 @@ class Message:
     place: str
 
 
-def template(node: ast.AST | None) -> str:
+Variables = dict[str, ast.expr]
+"""The variables of a module that hold a message or a hint, each with its last value above the call that uses it."""
+
+
+def template(node: ast.AST | None, variables: Variables) -> str:
     """The text of a string expression, with `…` for each value."""
+    if isinstance(node, ast.Name) and node.id in variables:
+        return template(variables[node.id], {})
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
-        return "".join(template(part) if isinstance(part, ast.Constant) else "…" for part in node.values)
+        return "".join(template(part, variables) if isinstance(part, ast.Constant) else "…" for part in node.values)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return template(node.left) + template(node.right)
+        return template(node.left, variables) + template(node.right, variables)
     return "…" if node is not None else ""
 
 
 def messages() -> Iterator[Message]:
     """Every call in the package that names a code."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Call):
+        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assign | ast.Call)]
+        variables: Variables = {}
+        for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset)):
+            if isinstance(node, ast.Assign):
+                variables |= {target.id: node.value for target in node.targets if isinstance(target, ast.Name)}
                 continue
             named = {keyword.arg: keyword.value for keyword in node.keywords}
             code = named.get("code")
             if isinstance(code, ast.Constant) and isinstance(code.value, str) and code.value:
-                texts = [template(arg) for arg in node.args]
-                text = template(named.get("message")) or max(texts, key=len, default="")
+                texts = [template(arg, variables) for arg in node.args]
+                text = template(named.get("message"), variables) or max(texts, key=len, default="")
                 place = f"{path.relative_to(ROOT)}:{node.lineno}"
-                yield Message(code.value, text, template(named.get("hint")), place)
+                yield Message(code.value, text, template(named.get("hint"), variables), place)
 
 
 def page() -> str:

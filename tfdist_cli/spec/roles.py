@@ -29,7 +29,7 @@ class RoleTraits:
         holds_variables: holds variables and applies the updates to them.
         prepares_data: prepares batches for the tasks that train.
         evaluates: scores the checkpoints that the training saves.
-        optional: the training neither needs nor awaits the task, and goes on when it fails.
+        optional: the training neither needs nor awaits the task, and continues when it fails.
         outlives_training: the task has work left when the training is done.
         sees_gpus: may be given GPUs.
         singleton: a cluster has at most one task of the role.

@@ -23,7 +23,7 @@ class StrategyTraits:
         coordinated: a chief drives the workers, and ps hold the variables.
         together: all tasks that train compute each step together, with equal rights.
         one_process: a single task trains.
-        current_scope: trains under whatever `tf.distribute` strategy is current, instead of one of its own.
+        current_scope: trains under the current `tf.distribute` strategy, and makes none.
         required: the roles that a cluster has to have, each with what for.
     """
 
