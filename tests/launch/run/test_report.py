@@ -158,6 +158,13 @@ def test_tasks_that_did_not_come_up_are_named_with_what_they_last_written(played
     assert [failure.last_lines for failure in job.report.failures] == [("downloading",)]
 
 
+def test_the_code_of_a_tasks_error_is_that_of_the_headline(played):
+    fields = {"type": "TrainingError", "message": "3 examples, batches of 4", "code": "no-full-batch", "hint": "use 3"}
+    job = played(CHIEF, PS).at(1, record(CHIEF, "error", **fields)).at(2, Exited(CHIEF, 1), Exited(PS, -15))
+    assert job.report.code == job.report.as_json()["code"] == "no-full-batch"
+    assert [(failure.code, failure.hint) for failure in job.report.failures] == [("no-full-batch", "use 3")]
+
+
 def test_an_interrupted_job(played):
     job = played(CHIEF, PS).at(1, SignalReceived(signal.SIGINT), Exited(CHIEF, 0), Exited(PS, -15))
     assert job.report.headline == "ended by SIGINT"

@@ -1,1 +1,1 @@
-"""Runs the tasks of a plan as processes of this machine."""
+"""Runs the tasks of a plan as processes on this machine."""

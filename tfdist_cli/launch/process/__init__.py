@@ -1,1 +1,1 @@
-"""Processes of this machine: start, output, ports, network, memory, end."""
+"""Processes on this machine: start, output, ports, network, memory and exit."""

@@ -1,1 +1,1 @@
-"""Decides when a job goes on, restarts and ends: pure values, no processes."""
+"""Decides when a job continues, restarts and ends: a pure state machine without processes."""
