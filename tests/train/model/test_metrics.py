@@ -80,7 +80,8 @@ def test_every_kind_of_metric():
 def test_a_metric_that_cannot_be_summed_is_refused():
     with raises(TrainingError, "metric-not-a-sum") as caught:
         tfdist.fit(classifier(metrics=[Peak(aggregation="mean")]), batches())
-    assert "'peak/peak' has aggregation 'mean'" in caught.value.message
+    assert "'peak/peak'" in caught.value.message
+    assert "'mean'" in caught.value.message
 
 
 def test_a_metric_that_is_not_a_sum_is_refused():

@@ -1,4 +1,4 @@
-"""One process trains as `keras.Model.fit` does, whatever the model is made of."""
+"""Training in one process equals `keras.Model.fit` for models of all kinds."""
 
 import keras
 import numpy as np
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 class Noise(layers.Layer):
-    """Random numbers by Keras's own recipe for layers that need them."""
+    """Draws random values as Keras's documentation recommends for layers."""
 
     def __init__(self, seeds=None):
         super().__init__()
@@ -39,7 +39,7 @@ class Noise(layers.Layer):
 
 
 class Counter(layers.Layer):
-    """A state that is counted up by each step, and a loss of its own."""
+    """Counts steps in a state variable, and adds a loss."""
 
     def build(self, shape):
         self.seen = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="seen")
@@ -53,7 +53,7 @@ class Counter(layers.Layer):
 
 
 class Subclassed(keras.Model):
-    """Has its own loss and no `training` argument."""
+    """Overrides `compute_loss`; its `call` has no `training` argument."""
 
     def __init__(self):
         super().__init__()
@@ -69,7 +69,7 @@ class Subclassed(keras.Model):
 
 
 class Reconstruction(keras.Model):
-    """Learns from `add_loss` alone: there is no y."""
+    """Has only a loss from `add_loss`, and no y."""
 
     def __init__(self):
         super().__init__()
@@ -82,7 +82,7 @@ class Reconstruction(keras.Model):
 
 
 class Centred(layers.Layer):
-    """Assigns a mean that follows from its weights, and goes on with what it has assigned."""
+    """Assigns a mean computed from its weights, and reads it again in the same call."""
 
     def build(self, shape):
         self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", name="scale")
@@ -96,7 +96,7 @@ class Centred(layers.Layer):
 
 
 class Checked(layers.Layer):
-    """Refuses what is not positive, as nothing in the data is; zeros are not."""
+    """Asserts that its input is not all zeros, as in a build with made-up data."""
 
     def call(self, x):
         with tf.control_dependencies([tf.debugging.assert_greater(ops.max(ops.abs(x)), 0.0)]):
@@ -104,7 +104,7 @@ class Checked(layers.Layer):
 
 
 class InPython(layers.Layer):
-    """Runs Python code that cannot process zeros."""
+    """Calls Python code that fails for zeros."""
 
     def call(self, x):
         def divided(values):
@@ -162,7 +162,7 @@ MODELS = {
     "dropout": lambda: classifier(layers.Dense(6, "relu"), layers.Dropout(0.5), layers.GaussianNoise(0.1)),
     "seed generator": lambda: classifier(Noise(), layers.Dense(4, "relu"), Noise()),
     "shared seed generator": shared_seeds,
-    # A bias ahead of it would have rounding errors for a gradient, and Adam takes a step of full length for those too.
+    # The gradient of a bias before it would consist of rounding errors, and Adam would take full steps for them.
     "batch normalization": lambda: classifier(
         layers.Dense(6, use_bias=False), layers.BatchNormalization(), layers.ReLU()
     ),
@@ -187,12 +187,12 @@ MODELS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_training_equals_kerass(name):
+def test_training_equals_that_of_keras(name):
     plain, ours = train_both(MODELS[name], validation=batches(*classes(21, seed=1)))
     assert_same(plain, ours)
 
 
-def test_words_of_a_vocabulary_without_others():
+def test_a_vocabulary_without_out_of_vocabulary_tokens():
     x, y = np.array([["b"], ["a"], ["c"], ["a"]] * 3), np.arange(12) % CLASSES
     words = layers.StringLookup(vocabulary=["a", "b", "c"], num_oov_indices=0)
 
@@ -207,7 +207,7 @@ def test_words_of_a_vocabulary_without_others():
 
 
 class Beneath(layers.Layer):
-    """Keeps TensorFlow's variable beneath its weight, and uses that."""
+    """Uses the `tf.Variable` that stores its weight."""
 
     def build(self, shape):
         self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", name="scale")
@@ -224,7 +224,7 @@ def test_a_weight_whose_gradient_would_be_lost_is_refused(given):
     assert "/scale'" in caught.value.message
 
 
-def test_a_model_of_which_nothing_has_a_gradient_is_refused():
+def test_a_model_without_any_gradient_is_refused():
     model = keras.Sequential([keras.Input((FEATURES,)), layers.Dense(CLASSES), layers.Lambda(ops.stop_gradient)])
     model.compile("sgd", "mse")
     with raises(TrainingError, "no-gradients") as caught:
@@ -233,7 +233,7 @@ def test_a_model_of_which_nothing_has_a_gradient_is_refused():
 
 
 class DrawsByBatch(layers.Layer):
-    """Draws as many random numbers as its batch says."""
+    """Draws a number of random values that depends on the batch."""
 
     def __init__(self):
         super().__init__()
@@ -256,7 +256,7 @@ def test_a_model_without_y():
 
 @pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-def test_what_a_step_assigns():
+def test_the_state_that_a_step_assigns():
     x = keras.Input((3,))
     frozen, moving = layers.BatchNormalization(trainable=False), layers.BatchNormalization()
     model = compiled(keras.Model(x, layers.Dense(CLASSES)(layers.Dropout(0.5)(moving(frozen(x))))))
@@ -272,7 +272,7 @@ def test_what_a_step_assigns():
 
 
 @pytest.mark.parametrize("build", [unused_part, lambda: classifier(layers.Lambda(lambda x: x))])
-def test_weights_without_a_gradient_stay(build):
+def test_weights_without_a_gradient_keep_their_values(build):
     def whole():
         model = build()
         model.layers[-1].trainable = False
@@ -283,7 +283,7 @@ def test_weights_without_a_gradient_stay(build):
 
 
 @pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
-def test_a_model_that_learns_nothing_is_scored():
+def test_a_model_without_trainable_weights_is_evaluated():
     def build():
         model = classifier()
         model.trainable = False
@@ -295,7 +295,7 @@ def test_a_model_that_learns_nothing_is_scored():
 
 
 def outputs(kind):
-    """Two inputs and two outputs, as dicts or lists."""
+    """A model with two inputs and two outputs, as dicts or lists."""
     a, b = keras.Input((FEATURES,), name="a"), keras.Input((2,), name="b")
     both = layers.Concatenate()([layers.Dense(3)(a), b])
     kinds = layers.Dense(CLASSES, name="kind")(both)
@@ -410,26 +410,26 @@ class Unseeded(layers.Layer):
 
 
 def test_random_numbers_without_a_seed_are_refused():
-    keras.random.normal((1,))  # the process-wide seeds exist already
-    with pytest.raises(ValueError, match=r"calling Unseeded(.|\n)*without a seed"):
+    keras.random.normal((1,))  # creates the process-wide seed generator
+    with pytest.raises(ValueError, match=r"Unseeded(.|\n)*SeedGenerator"):
         tfdist.fit(classifier(Unseeded()), batches())
     keras.random.normal((1,))
 
 
-def test_a_model_that_is_not_compiled_is_named():
+def test_a_model_that_is_not_compiled_is_refused():
     with raises(TrainingError, "model-not-compiled") as caught:
         tfdist.fit(keras.Sequential([keras.Input((FEATURES,)), layers.Dense(1)], name="bare"), classes())
     assert "'bare'" in caught.value.message
 
 
-def test_what_is_no_model_is_named():
+def test_an_object_that_is_not_a_model_is_refused():
     with raises(TrainingError, "not-a-keras-model") as caught:
         tfdist.fit("model", classes())
     assert "got str" in caught.value.message
 
 
 @pytest.mark.parametrize("method", ["train_step", "test_step"])
-def test_a_step_of_the_users_own_is_refused(method):
+def test_an_overridden_step_is_refused(method):
     own = type("Own", (keras.Sequential,), {method: lambda self, data: {}})
     model = own([keras.Input((FEATURES,)), layers.Dense(1)])
     model.compile("sgd", "mse")
@@ -438,9 +438,9 @@ def test_a_step_of_the_users_own_is_refused(method):
     assert f"Own overrides {method}" in caught.value.message
 
 
-def test_data_that_doesnt_fit_the_model_is_described():
+def test_data_of_another_shape_is_refused():
     x, y = classes()
-    with pytest.raises(TrainingError, match=r"x has the shape \(None, 4\) in a batch, and the model takes \(None, 5\)"):
+    with pytest.raises(TrainingError, match=r"\(None, 4\).*\(None, 5\)"):
         tfdist.fit(classifier(), batches(x[:, :4], y))
 
 
@@ -451,7 +451,7 @@ def test_an_element_with_too_many_parts_is_refused():
 
 
 class Plain(keras.Model):
-    """Does not hand `training` on: Keras's layers know of it without."""
+    """Does not pass `training` to its layers, which get it from Keras's call context."""
 
     def __init__(self, *hidden, head=None, **kwargs):
         super().__init__(**kwargs)
@@ -465,7 +465,7 @@ class Plain(keras.Model):
 
 
 class Watched(Plain):
-    """Counts in metrics of its own, in a layer too, while it is called."""
+    """Updates metrics in `call`, also in a layer."""
 
     def __init__(self):
         super().__init__(layers.Dense(4, "tanh"), Activity())
@@ -487,7 +487,7 @@ class Activity(layers.Layer):
 
 
 class Statistic(Plain):
-    """Scores itself in `compute_loss`, whose numbers are random."""
+    """Draws random values and updates a metric in `compute_loss`."""
 
     def __init__(self):
         super().__init__(layers.Dense(4))
@@ -537,7 +537,7 @@ SUBCLASSED = {
 
 
 @pytest.mark.parametrize("name", SUBCLASSED)
-def test_what_keras_does_around_a_call(name):
+def test_subclassed_models(name):
     assert_same(*train_both(lambda: compiled(SUBCLASSED[name]()), validation=batches(*classes(21, seed=1))))
 
 
@@ -557,7 +557,7 @@ def test_mixed_precision_of_a_subclassed_model(policy):
 
 
 @pytest.mark.parametrize("build", [normalized, weighted_by_a_tensor])
-def test_tensors_that_a_model_or_its_loss_holds(build):
+def test_tensors_captured_by_a_model_or_its_loss(build):
     assert_same(*train_both(build, steps_per_execution=None))
 
 
@@ -618,7 +618,7 @@ def test_assignments_that_would_be_lost_are_refused(variable):
 
 
 class Own(keras.Model):
-    """Has `metrics` of its own, as Keras's guides show it: the loss that is compiled counts in none of them."""
+    """Overrides `metrics`, as in Keras's guides, without the metric of the compiled loss."""
 
     def __init__(self):
         super().__init__()
@@ -637,5 +637,5 @@ class Own(keras.Model):
         return loss
 
 
-def test_a_model_that_names_its_metrics():
+def test_a_model_that_overrides_metrics():
     assert_same(*train_both(lambda: compiled(Own())))

@@ -192,5 +192,6 @@ def test_rules_cannot_change_after_the_first_variable(servers):
     strategy.placement.set_rules(PlacementRules("round_robin", None))
     with raises(TrainingError, "placement-changed") as caught:
         strategy.placement.set_rules(PlacementRules())
-    assert "placement='round_robin', shard=None" in caught.value.message
-    assert "placement='greedy', shard=ShardRule(min_bytes=67108864, max_shards=None)" in caught.value.message
+    assert str(other) in caught.value.message
+    assert str(PlacementRules()) in caught.value.message
+    assert str(PlacementRules()).endswith("shard=ShardRule(min_bytes=67108864, max_shards=None)")

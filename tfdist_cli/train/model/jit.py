@@ -30,31 +30,31 @@ _DEFAULT_DIMENSION = 32
 """The size of a dimension of the batch that is not known."""
 
 
-def choose_xla(step: ModelStep, element_spec: Any, wanted: Jit, run: Runner) -> bool:
+def choose_xla(step: ModelStep, element_spec: Any, setting: Jit, run: Runner) -> bool:
     """Returns whether XLA compiles the train step.
 
     Args:
         step: the model's step, built.
         element_spec: the `tf.TypeSpec`s of a batch.
-        wanted: the `jit` setting; with `auto`, both variants are timed.
+        setting: the `jit` setting; with `auto`, both variants are timed.
         run: runs a function on the device that will run the steps.
 
     Raises:
         TrainingError: `jit` is true, and XLA cannot compile the model.
     """
-    if wanted is False:
+    if setting is False:
         return False
     try:
         compiled = _timed(_steps(step, element_spec, xla=True), run)
     except tf.errors.OpError as error:
         why = error.message.strip().splitlines()[0]
-        if wanted is True:
+        if setting is True:
             raise TrainingError(
                 f"XLA cannot compile the model: {why}", code="xla-cannot-compile", hint="remove jit, or set it to auto"
             ) from error
         log.info("jit: training without XLA, which cannot compile the model: %s", why)
         return False
-    if wanted is True:
+    if setting is True:
         return True
     gain = _timed(_steps(step, element_spec, xla=False), run) / compiled
     chosen = gain >= _GAIN
