@@ -1,4 +1,4 @@
-"""The restart rules of a cluster's roles, as far as its launcher can follow them."""
+"""The restart rules of a cluster's roles that its launcher supports."""
 
 from __future__ import annotations
 

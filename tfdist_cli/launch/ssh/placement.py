@@ -106,5 +106,5 @@ def _needs_on(cluster: Cluster, task: TaskId, host: HostSpec) -> dict[tuple[str,
 
 
 def _computes(cluster: Cluster, task: TaskId) -> bool:
-    """Whether a task takes a slot: a chief of parameter servers only tells others what to do."""
+    """Whether a task needs a slot. A chief of parameter servers does not: it only coordinates."""
     return bool(core_use(cluster.strategy, task.role))

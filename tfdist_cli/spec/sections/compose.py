@@ -1,4 +1,4 @@
-"""cluster.yaml's `compose`: what the containers of one machine are made of."""
+"""The cluster file's `compose`: the containers in which `launcher: compose` runs the tasks."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ Volume = Annotated[str, AfterValidator(_check_volume)]
 
 
 class Compose(SpecModel):
-    """What `launcher: compose` runs the tasks in, as containers of this machine."""
+    """Settings of the containers of `launcher: compose`."""
 
     image: Annotated[str, AfterValidator(check_image), Field(json_schema_extra={"minLength": 1})] = "tfdist"
-    """The image of every task; it has tfdist in it."""
+    """The image of every task, which must contain tfdist."""
     engine: EngineName = "auto"
     """The program that runs containers: `podman`, `docker`, or the first of them that is on PATH."""
     volumes: list[Volume] = []
-    """Folders and files of this machine that the tasks see, `SOURCE:TARGET` or `SOURCE:TARGET:ro`, both absolute."""
+    """Folders and files of this machine to mount, `SOURCE:TARGET` or `SOURCE:TARGET:ro`, with absolute paths."""

@@ -1,4 +1,4 @@
-"""cluster.yaml's `kubernetes`: what the tasks' pods are made of, and who runs them."""
+"""The cluster file's `kubernetes`: the pods of the tasks, and the kind of job that runs them."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ Claim = Annotated[str, AfterValidator(_check_claim)]
 
 
 class Toleration(SpecModel):
-    """A taint of nodes that the pods put up with, as Kubernetes has it."""
+    """A toleration of the pods, with the fields of Kubernetes."""
 
     key: str | None = None
-    """The taint's key; without one, every taint."""
+    """The taint's key; by default any."""
     operator: Literal["Equal", "Exists"] = "Equal"
-    """Whether the value counts."""
+    """Whether the value must be equal, or the key must exist."""
     value: str | None = None
     """The taint's value."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    """What the taint does; without one, whatever it does."""
+    """The taint's effect; by default any."""
 
     @model_validator(mode="after")
     def _says_what(self) -> Toleration:
@@ -70,30 +70,31 @@ class Toleration(SpecModel):
 
 
 class Kubernetes(SpecModel):
-    """What `launcher: kubernetes` makes the tasks' pods of."""
+    """Settings of the pods of `launcher: kubernetes`."""
 
     kind: Kind = "jobset"
-    """What runs them: a `jobset`, a Kubeflow `tfjob`, or `plain` Jobs, which need no operator. `pods` are run by
-    `tfdist launch`, as long as it lives."""
+    """The kind of job: a `jobset`, a Kubeflow `tfjob`, or `plain` Jobs, which need no operator. `pods` are started by
+    `tfdist launch`, and deleted when it exits."""
     image: Annotated[str, AfterValidator(check_image), Field(json_schema_extra={"minLength": 1})] = "tfdist"
-    """The image of every task; it has tfdist in it."""
+    """The image of every task, which must contain tfdist."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
-    """When a node fetches the image; by default as Kubernetes does."""
+    """When a node pulls the image; by default Kubernetes decides."""
     image_pull_secrets: list[ObjectName] = []
     """Secrets for the image's registry."""
     namespace: ObjectName | None = None
-    """The namespace; by default the one that kubectl has chosen."""
+    """The namespace; by default that of kubectl's current context."""
     service_account: ObjectName | None = None
-    """Whom the pods act for; they have no token of it."""
+    """The pods' service account. Its token is not mounted."""
     claim: ObjectName | None = None
-    """The PersistentVolumeClaim that runs are kept on, writable by all pods; without it they go with the pods."""
+    """The PersistentVolumeClaim for run directories, which all pods can write to. Without it, runs are lost with the
+    pods."""
     volumes: list[Claim] = []
-    """Further claims that the tasks see, `CLAIM:/path` or `CLAIM:/path:ro`."""
+    """Further claims to mount, `CLAIM:/path` or `CLAIM:/path:ro`."""
     secret: ObjectName | None = None
-    """The Secret that has the values of the roles' `secrets`, by the names of their variables."""
+    """The Secret with the values of the roles' `secrets`, by the names of their variables."""
     node_selector: Annotated[dict[str, str], AfterValidator(_check_selector)] = {}
     """Labels of the nodes that the pods may run on."""
     tolerations: list[Toleration] = []
-    """Taints of nodes that the pods put up with."""
+    """Tolerations of the pods."""
     ttl_seconds: Annotated[int, Field(ge=0)] = 86_400
-    """Seconds from the end of the job until Kubernetes removes it."""
+    """Seconds after the end of the job until Kubernetes deletes it."""

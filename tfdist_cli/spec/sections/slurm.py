@@ -1,4 +1,4 @@
-"""What the cluster file says of Slurm, which `launcher: slurm` submits the tasks to."""
+"""The cluster file's `slurm`: the options of the job that `launcher: slurm` submits."""
 
 from __future__ import annotations
 
@@ -63,24 +63,24 @@ class SlurmSpec(SpecModel):
     """How the tasks are submitted to Slurm; each key before `extra` is the option of `sbatch` of that name."""
 
     partition: Word | None = None
-    """The partition; by default the cluster's own choice, as for every key that is left out."""
+    """The partition. As for all keys, the default is that of the Slurm cluster."""
     account: Word | None = None
     """The account that is charged."""
     qos: Word | None = None
     """The quality of service."""
     time: Annotated[str | int, AfterValidator(_check_time)] | None = None
-    """The time limit, `minutes`, `hours:minutes:seconds` or `days-hours`. A minute before it the training saves, and
-    the job goes back into the queue."""
+    """The time limit: `minutes`, `hours:minutes:seconds` or `days-hours`. A minute before it, the training saves a
+    checkpoint, and the job is requeued."""
     nodes: Annotated[int, Field(ge=1)] | None = None
-    """On how many nodes; by default as Slurm places the tasks. Not for roles that differ in what they need."""
+    """The number of nodes; by default Slurm decides. Not allowed if roles need different resources."""
     constraint: Word | None = None
     """Features that the nodes must have."""
     gres: Word | None = None
-    """Generic resources of each node, such as `gpu:2`, which the tasks that train there share. `roles.worker.gpus`
-    gives each task its own instead."""
+    """Generic resources of each node, such as `gpu:2`, which its training tasks share. With `roles.worker.gpus` each
+    task gets separate GPUs instead."""
     extra: list[Annotated[str, AfterValidator(_check_option)]] = []
     """Further options of sbatch, such as `--exclusive`."""
     setup: list[Annotated[str, AfterValidator(_check_line)]] = []
-    """Lines of shell that are run on the first node before the tasks start, such as `module load cuda`."""
+    """Shell commands to run on the first node before the tasks start, such as `module load cuda`."""
     python: Word | None = None
-    """The Python that has tfdist on the nodes; by default the one that runs `tfdist`, at the same path."""
+    """The Python on the nodes that has tfdist; by default the path of the Python that runs `tfdist`."""

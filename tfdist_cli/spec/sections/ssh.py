@@ -1,4 +1,4 @@
-"""The hosts of a cluster, and what the ssh launcher is to know: the cluster file's `hosts` and `ssh`."""
+"""The cluster file's `hosts` and `ssh`: the machines of the ssh launcher, and its settings."""
 
 from __future__ import annotations
 
@@ -38,50 +38,50 @@ Python = Annotated[str, Field(min_length=1), AfterValidator(_program)]
 
 
 class HostSpec(SpecModel):
-    """A machine that takes tasks of the ssh launcher."""
+    """A machine on which the ssh launcher runs tasks."""
 
     address: HostName
-    """What `ssh` is given: a name, an IP address, or a `Host` of ~/.ssh/config."""
+    """The argument of `ssh`: a name, an IP address, or a `Host` of ~/.ssh/config."""
     port: SshPort | None = None
-    """The port of its ssh server; by default what ~/.ssh/config says, or 22."""
+    """The port of its ssh server; by default that in ~/.ssh/config, or 22."""
     user: UserName | None = None
     """The user there; by default that of `ssh`."""
     slots: Annotated[int, Field(ge=1)] | None = None
-    """The most tasks that compute (workers, ps, data workers) to put there, and its weight beside other hosts; by
-    default there is no bound, and hosts are alike, or weigh what they have `cpus`."""
+    """The most computing tasks (workers, ps, data workers) to place there, and the host's weight in the placement. By
+    default there is no limit, and the weight is `cpus`, or 1."""
     cpus: Annotated[int, Field(ge=1)] | None = None
-    """The cores that its tasks with `cpus` may have all together; by default there is no bound."""
+    """The limit of the sum of its tasks' `cpus`; by default there is none."""
     gpus: Annotated[int, Field(ge=0)] | None = None
-    """The GPUs that its tasks with `gpus` may have all together; by default there is no bound."""
+    """The limit of the sum of its tasks' `gpus`; by default there is none."""
     python: Python | None = None
     """The Python that runs the tasks there, with tfdist in it; by default that of `ssh`."""
     reachable_as: HostName | None = None
-    """The name or IP address by which the other hosts reach it; by default the IP address that ssh comes to."""
+    """The name or IP address to which the other hosts connect; by default the IP address to which ssh connects."""
 
 
 class SshSpec(SpecModel):
-    """What holds for all hosts of the ssh launcher."""
+    """Settings for all hosts of the ssh launcher."""
 
     user: UserName | None = None
-    """The user on the hosts; by default what ~/.ssh/config says, or this one."""
+    """The user on the hosts; by default that in ~/.ssh/config, or the current user."""
     config: PathField | None = None
-    """A configuration file of ssh in place of ~/.ssh/config, relative to this file."""
+    """A configuration file of ssh to use instead of ~/.ssh/config, relative to this file."""
     python: Python | None = None
-    """The Python on the hosts, a path or a program's name; by default the path of the one here if it is there and has
-    tfdist, or else `python3`."""
+    """The Python on the hosts, a path or a program's name. By default the path of the current Python if it exists there
+    and has tfdist, otherwise `python3`."""
     shared: bool = False
-    """Whether all hosts have the files of this machine under the same paths, as on a shared file system: nothing is
-    copied, and the run's directory is the same for all."""
+    """Whether all hosts have this machine's files under the same paths, as on a shared file system. Then nothing is
+    copied, and all use the same run directory."""
     sync: Annotated[list[PathField], Field(min_length=1)] | None = None
-    """Files and folders that are copied to the hosts, relative to this file; by default the recipe's folder, or the
-    current one for a program."""
+    """Files and folders to copy to the hosts, relative to this file; by default the recipe's folder, or the current one
+    for a program."""
     exclude: list[str] = []
-    """What is left out of that, by name or by path, `*.ckpt` or `data/raw/*`; so is what git ignores."""
+    """Patterns of names or paths that are not copied, such as `*.ckpt` or `data/raw/*`. Files that git ignores are not
+    copied either."""
     to: RemotePath | None = None
-    """The folder on the hosts that they are copied to; by default one of its own in ~/.tfdist/sync."""
+    """The target folder on the hosts; by default a separate folder in ~/.tfdist/sync."""
     run_dir: RemotePath | None = None
-    """The folder of run directories on the hosts; by default ~/.tfdist/runs. Where files are shared it is
-    where it is here."""
+    """The folder of run directories on the hosts; by default ~/.tfdist/runs. With `shared` it is the same as here."""
     versions: Literal["same", "any"] = "same"
     """Whether all hosts must have the same versions of Python, TensorFlow, Keras and tfdist."""
 
