@@ -41,7 +41,7 @@ class UpdateMode:
 
 UPDATE_MODES = {
     "async": UpdateMode(
-        "each worker updates when it is ready",
+        "each worker sends its gradients as soon as it has them",
         f"{_RULES}.asynchronous:AsynchronousUpdates",
         synchronous=False,
         keys=("local_steps", "push_every", "delay_compensation", "prefetch"),
@@ -53,13 +53,13 @@ UPDATE_MODES = {
         ),
     ),
     "sync": UpdateMode(
-        "all workers' gradients make one update",
+        "the mean of all workers' gradients makes one update",
         f"{_RULES}.synchronous:SynchronousUpdates",
         synchronous=True,
         keys=("aggregate",),
     ),
     "bounded": UpdateMode(
-        "the same, but a worker may run a few steps ahead",
+        "as `sync`, but a worker may be a few steps ahead of the slowest one",
         f"{_RULES}.synchronous:SynchronousUpdates",
         synchronous=True,
         keys=("staleness",),
@@ -83,20 +83,21 @@ class Updates(SpecModel):
         default="async", description="; ".join(f"`{name}`: {mode.meaning}" for name, mode in UPDATE_MODES.items()) + "."
     )
     local_steps: _Count = 1
-    """async: steps that a worker takes on a copy of its own, each an update by the optimizer, before the ps have what
-    they changed."""
+    """async: number of steps that a worker trains on its local copy of the variables before it sends the changes to
+    the ps."""
     push_every: _Count = 1
-    """async: steps whose mean gradient makes one update, computed with the same parameters."""
+    """async: number of steps whose mean gradient makes one update. All are computed with the same parameters."""
     delay_compensation: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """async: λ of g + λ·g²·(w − w'), which makes up for what others have changed since w' was read; 0 for none."""
+    """async: λ of the delay compensation g + λ·g²·(w − w'). The gradient g was computed with the parameters w', and w
+    are the current ones. 0 turns it off."""
     prefetch: bool = False
-    """async: a worker reads the parameters of its next step before it pushes this one's gradients, so that it need not
-    wait for them; they are one update of its own older."""
+    """async: whether a worker reads the parameters of its next step before it sends the gradients of this step. It then
+    waits less, but its parameters do not contain its own last update."""
     aggregate: _Count | None = None
-    """sync: gradients that make one update; by default one of each worker. Workers beyond that are backups: the
-    gradients that come too late are dropped, and counted."""
+    """sync: number of gradients that make one update. By default one of each worker. With fewer, the slowest workers
+    are backups: their gradients are dropped and counted."""
     staleness: Annotated[int, Field(ge=0, le=64)] | None = None
-    """bounded: steps that a worker may be ahead of the slowest; 0 is sync."""
+    """bounded: number of steps that a worker may be ahead of the slowest one. 0 is the same as `sync`."""
 
     @model_validator(mode="after")
     def _fits_the_mode(self) -> Updates:
