@@ -97,11 +97,12 @@ class Training:
         folder: where it runs.
         cluster: the cluster file.
         options: for `tfdist launch`.
+        module: the recipe's module.
     """
 
-    def __init__(self, folder, cluster=SERVERS, *options):
+    def __init__(self, folder, cluster=SERVERS, *options, module=RECIPE):
         self.run = folder / "run"
-        self._launch = project(folder, cluster, RECIPE, RECIPE_YAML), "--run-dir", "run", *options
+        self._launch = project(folder, cluster, module, RECIPE_YAML), "--run-dir", "run", *options
         self.process = start(*self._launch)
 
     def relaunch(self):
