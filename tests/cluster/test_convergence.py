@@ -1,4 +1,4 @@
-"""Every rule of updates learns as well as one process does."""
+"""Every update rule learns as well as one process does."""
 
 import json
 
@@ -12,13 +12,13 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 RULES = ("async", "push 4", "local 20", "compensated", "prefetch", "bfloat16", "float16",
          "sync 2 of 2", "sync 1 of 2", "bounded 2")  # fmt: skip
 NOISE = 0.02
-"""Two rules may be apart by so much on 360 test digits: the standard error of either's accuracy is 0.007."""
+"""The accuracies of two rules may differ by this on 360 test digits: the standard error of each is 0.007."""
 CLUSTER = "strategy: parameter_server\nroles: {chief: {}, ps: {replicas: 2}, worker: {replicas: 2}}\n"
 
 
 @pytest.fixture(scope="module")
 def accuracies(tmp_path_factory):
-    """Of one process, and of 2 workers and 2 ps by each rule."""
+    """The accuracies of one process, and of 2 workers and 2 ps by each rule."""
     folder = tmp_path_factory.mktemp("digits")
     single = alone(folder, program("convergence.py", "async"))
     assert single.code == 0, single.err

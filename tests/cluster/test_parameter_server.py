@@ -1,4 +1,4 @@
-"""Training on parameter servers: what one worker does equals one process, and what several do is counted exactly."""
+"""Training on parameter servers: one worker equals one process, and the steps of several are counted exactly."""
 
 import os
 import re
@@ -12,13 +12,13 @@ from tests.support.tasks import alone, program
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
 
 RUNS = int(os.environ.get("TFDIST_TEST_RUNS", "1"))
-"""How often what must hold in every run is tried."""
+"""How many times the counts, which must hold in every run, are tested."""
 RECIPES = ("sgd", "momentum", "adam", "adagrad", "everything", "accumulation", "float16", "gradients", "frozen")
 
 
 @pytest.fixture(scope="module")
 def one_worker(module_cluster, tmp_path_factory):
-    """What 1 worker and 2 ps came to, and what one process came to, by recipe."""
+    """The results of 1 worker and 2 ps, and of one process, by recipe."""
     tasks = module_cluster(chief=1, ps=2, worker=1)
     folder = tmp_path_factory.mktemp("alone")
     command = program("equivalence.py", "out", 16, *RECIPES)
@@ -53,7 +53,7 @@ def test_two_workers_that_take_turns_equal_one_process(cluster, tmp_path):
 
 @pytest.fixture(scope="module")
 def facts(module_cluster):
-    """What 3 workers came to, by fact; the ps and the workers are ended by the chief's end."""
+    """The results of 3 workers, by fact; the ps and the workers exit after the chief."""
     tasks = module_cluster(chief=1, ps=1, worker=3)
     names = ["counts"] * RUNS + ["generators", "validation", "callbacks", "chiefs_callbacks", "resumed", "refused"]
     names += ["untrained", "scored_batches", "backup", "datasets", "after_failure", "rare_pushes", "broken_off"]
@@ -87,7 +87,7 @@ def test_callbacks_act_on_the_training(facts):
     assert found["reduced"] == [0.02, 0.01, 0.005]
 
 
-def test_what_no_step_assigns_is_what_a_callback_makes_it(facts):
+def test_variables_that_no_step_assigns_keep_the_value_that_a_callback_assigns(facts):
     ((asynchronous, synchronous),) = facts["untrained"]
     assert asynchronous[:2] == synchronous[:2] == [7.0, True]
 
@@ -97,14 +97,14 @@ def test_callbacks_on_batches_are_called_for_every_step(facts):
     assert (steps, same) == (12, True)
 
 
-def test_callbacks_are_told_of_each_batch_of_the_validation(facts):
+def test_callbacks_are_called_for_each_batch_of_the_validation(facts):
     ((begun, ended, examples),) = facts["scored_batches"]
     assert begun == list(range(9))
     assert ended == [[batch, min(61, 7 * (batch + 1))] for batch in range(9)]
     assert examples == [61]
 
 
-def test_training_goes_on_from_what_a_callback_has_restored(facts):
+def test_training_continues_from_the_variables_that_a_callback_restored(facts):
     ((epochs, iterations, _),) = facts["backup"]
     assert (epochs, iterations) == ([2], 18)
 
@@ -117,33 +117,36 @@ def test_training_resumes_at_the_exact_step(facts):
     assert rate == 0.01
 
 
-def test_what_cannot_be_done_is_said(facts):
-    ((accumulation, not_a_number, outside),) = facts["refused"]
-    assert "gradient_accumulation_steps is 2" in accumulation
-    assert re.search(r"the loss is (nan|inf) at step \d+ \(taken by worker:\d\)", not_a_number)
-    assert re.search(r"^created-outside-scope: .*'adam\w*'", outside)
+def test_errors_of_a_training_have_codes(facts):
+    ((accumulation, not_finite, outside),) = facts["refused"]
+    assert accumulation[0] == "accumulation-needs-synchronous-workers"
+    assert "steps is 2" in accumulation[1]
+    assert not_finite[0] == "loss-not-finite"
+    assert re.search(r"(nan|inf) at step \d+ .*worker:\d", not_finite[1])
+    assert outside[0] == "created-outside-scope"
+    assert "'adam" in outside[1]
 
 
 def test_a_dataset_is_sent_to_the_workers(facts):
     ((examples, scored, generated, outside, whole),) = facts["datasets"]
     assert examples == [350, 350]
     assert scored == [21, 21]
-    assert "py_function, numpy_function, from_generator" in generated
-    assert "lambda shard: make_dataset().shard(shard.count, shard.index)" in generated
-    assert "3 workers" in whole
-    assert outside.startswith("the data function takes a dataset that was made outside of it")
+    assert [code for code, _ in (generated, outside, whole)] == ["python-code-in-data", "dataset-outside-function", "shard-ignored"]
+    assert "shard(shard.count, shard.index)" in generated[1]
+    assert "3 workers" in whole[1]
 
 
-def test_a_generator_of_the_chiefs_feeds_the_workers_and_other_trainings_follow(facts):
+def test_a_generator_on_the_chief_feeds_the_workers_in_several_trainings(facts):
     ((trained, limited, trained_again, whole),) = facts["generators"]
     assert trained == trained_again == [15 * 7] * 2
     assert limited == [9 * 7] * 2
     assert whole == [350, 350]
 
 
-def test_a_failed_training_leaves_nothing_to_the_next_one(facts):
-    ((said, examples),) = facts["after_failure"]
-    assert re.match(r"worker:\d's data ended before the training did", said)
+def test_a_failed_training_does_not_affect_the_next_one(facts):
+    (((code, message), examples),) = facts["after_failure"]
+    assert code == "data-ended-early"
+    assert re.match(r"worker:\d", message)
     assert examples == [9 * 7]
 
 
@@ -151,5 +154,5 @@ def test_workers_may_push_rarely(facts):
     assert facts["rare_pushes"] == [[2, [80 * 7]]]
 
 
-def test_a_synchronous_training_may_be_broken_off(facts):
+def test_a_synchronous_training_may_be_aborted(facts):
     assert facts["broken_off"] == [["enough", 50, [3 * 50 * 7]]]

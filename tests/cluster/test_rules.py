@@ -1,4 +1,4 @@
-"""Each rule of updates on parameter servers equals what it says it equals, and counts exactly."""
+"""Each update rule on parameter servers trains as its definition says, and counts exactly."""
 
 import signal
 
@@ -15,7 +15,7 @@ STEPS, BATCH = 36, 8
 
 
 class Trained:
-    """What one process came to, with or without a cluster: `written` to compare, and `facts` by case."""
+    """The results of one process, with or without a cluster: `written` to compare, and `facts` by case."""
 
     def __init__(self, folder, ended):
         assert ended.code == 0, ended.err
@@ -29,7 +29,7 @@ class Trained:
 
 
 def trained(tasks, *cases):
-    """What the chief of a cluster came to."""
+    """The results of the chief of a cluster."""
     ended = tasks.start(program("rules.py", "out", *cases)).finish()
     assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
     assert tasks.leftover_processes() == []
@@ -57,7 +57,7 @@ ONE_WORKER = {
     "push 4/tables/sgd/4/rows/spread": "async/tables/sgd/4",
     "compensated/tables/sgd/1/rows/spread": "async/tables/sgd/1",
 }
-"""What one worker does, and what one process does with the fold of its batch that comes last: the same."""
+"""Cases of one worker, and the cases of one process that they equal; the number is how many batches it takes as one."""
 ONE_WORKERS_ROWS = ("async/tables/adagrad/1/rows", "async/tables/adagrad/1/rows/spread",
                     "sync/tables/adagrad/1/rows/spread", "local 3/tables/adagrad/1/rows/spread")  # fmt: skip
 ONE_WORKERS_WHOLE = "async/tables/adagrad/1/whole"
@@ -84,7 +84,7 @@ ROUNDED = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
-    """What one process comes to."""
+    """The results of one process."""
     folder = tmp_path_factory.mktemp("alone")
     cases = sorted({*ONE_WORKER.values(), *TWO_WORKERS.values()})
     return Trained(folder, alone(folder, program("rules.py", "out", *cases)))
@@ -92,7 +92,7 @@ def one_process(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one_worker(module_cluster):
-    """What 1 worker and 2 ps come to."""
+    """The results of 1 worker and 2 ps."""
     others = [f"{wire}/dense/adam/1" for wire in ROUNDED] + ["prefetch/dense/adam/1", BY_KERAS]
     return trained(module_cluster(chief=1, ps=2, worker=1), *ONE_WORKER, *ONE_WORKERS_ROWS, ONE_WORKERS_WHOLE, *others)
 
@@ -125,15 +125,15 @@ def test_prefetched_parameters_are_one_update_old(one_worker):
     assert facts["workers"]["worker:0"]["staleness"] == [0, 1, 1, 1, 1, 1] * (STEPS // 6)
 
 
-def test_local_steps_need_a_rule_and_say_so(one_worker):
-    told = one_worker.facts[BY_KERAS]["error"]
-    assert "local_steps" in told
-    assert "Nadam" in told
+def test_local_steps_need_an_optimizer_with_kernels(one_worker):
+    facts = one_worker.facts[BY_KERAS]
+    assert facts["code"] == "optimizer-without-kernels"
+    assert "Nadam" in facts["error"]
 
 
 @pytest.fixture(scope="module")
 def two_workers(module_cluster):
-    """What 2 workers and 2 ps come to; after what fails, the same cluster goes on with the next."""
+    """The results of 2 workers and 2 ps; after a training that fails, the same cluster continues with the next."""
     rows = TWO_WORKERS_ROWS, TWO_WORKERS_WHOLE
     return trained(module_cluster(chief=1, ps=2, worker=2), FAILS, ENDS, BACKUP, BEHIND, *TWO_WORKERS, *rows)
 
@@ -153,7 +153,7 @@ def test_two_workers_rows_equal_whole_tables(two_workers):
     assert two_workers.is_close_to(TWO_WORKERS_ROWS, two_workers, TWO_WORKERS_WHOLE)
 
 
-def test_a_backup_worker_keeps_the_slow_one_from_holding_up(two_workers):
+def test_with_a_backup_worker_a_slow_one_delays_no_update(two_workers):
     facts = two_workers.facts[BACKUP]
     assert (facts["iterations"], facts["losses"], facts["examples"]) == (STEPS, STEPS, STEPS * BATCH)
     fast, slow = facts["workers"]["worker:0"], facts["workers"]["worker:1"]
@@ -166,22 +166,24 @@ def test_a_backup_worker_keeps_the_slow_one_from_holding_up(two_workers):
         assert worker["staleness"] == [0] * worker["batches"]
 
 
-def test_a_worker_is_no_further_ahead_than_it_may(two_workers):
+def test_a_worker_is_not_further_ahead_than_its_staleness(two_workers):
     facts = two_workers.facts[BEHIND]
     assert (facts["iterations"], facts["losses"], facts["examples"]) == (STEPS, STEPS, 2 * STEPS * BATCH)
     fast, slow = facts["workers"]["worker:0"], facts["workers"]["worker:1"]
     assert fast["batches"] == slow["batches"] == STEPS
     assert 0 < max(fast["staleness"]) <= 2
-    assert max(slow["staleness"]) <= 2  # it may have been the first to begin
+    assert max(slow["staleness"]) <= 2  # it may have started first
     assert sum(slow["staleness"]) < sum(fast["staleness"])
 
 
-def test_a_failure_on_a_worker_is_the_users_own(two_workers):
+def test_an_error_on_a_worker_is_raised_unchanged(two_workers):
     assert "my own mistake" in two_workers.facts[FAILS]["error"]
 
 
 def test_data_that_ends_early_names_the_worker(two_workers):
-    assert "worker:1's data ended before the training did" in two_workers.facts[ENDS]["error"]
+    facts = two_workers.facts[ENDS]
+    assert facts["code"] == "data-ended-early"
+    assert "worker:1" in facts["error"]
 
 
 ASYNCHRONOUS = {"async": 37, "push 4": 10, "local 3": 37, "compensated": 37, "prefetch": 37, "float16": 37}
@@ -190,7 +192,7 @@ ASYNCHRONOUS = {"async": 37, "push 4": 10, "local 3": 37, "compensated": 37, "pr
 
 @pytest.fixture(scope="module")
 def three_workers(module_cluster):
-    """What 3 workers come to."""
+    """The results of 3 workers."""
     cases = [f"{rule}/tables/adam/1/rows/odd" for rule in ASYNCHRONOUS] + ["sync 2/tables/adam/1/rows/odd"]
     return trained(module_cluster(chief=1, ps=1, worker=3), *cases)
 
@@ -207,7 +209,7 @@ def test_asynchronous_workers_count_exactly(rule, updates, three_workers):
     assert facts["validated"] == 61
 
 
-def test_staleness_is_what_the_others_have_changed(three_workers):
+def test_staleness_counts_the_updates_of_other_workers(three_workers):
     workers = [worker for facts in three_workers.facts.values() for worker in facts["workers"].values()]
     assert 1 < max(number for worker in workers for number in worker["staleness"]) <= STEPS
 
@@ -222,13 +224,13 @@ def test_two_of_three_workers_make_an_update(three_workers):
 
 
 LONG = 10 * STEPS
-"""Steps of a training that something happens to."""
+"""Steps of a training in which a worker is killed."""
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize(("rule", "together"), [("sync 1", 1), ("sync", 2)])
 def test_a_worker_may_be_killed(rule, together, cluster):
-    """Without it, its backup goes on; where it is needed, all wait until it has been started again."""
+    """With a backup worker the training continues; without, all wait until the worker has been restarted."""
     tasks, case = cluster(chief=1, ps=1, worker=2), f"{rule}/dense/adam/1/long"
     command = program("rules.py", "out", case)
     tasks.start(command)

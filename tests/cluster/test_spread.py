@@ -1,4 +1,4 @@
-"""Variables spread over real ps: the same values, saved, restored and exported with any number of them."""
+"""Variables sharded over ps: the same values, saved, restored and exported with any number of ps."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ TABLE = "sequential/embedding/embeddings"
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory):
-    """One process's folder."""
+    """The folder of one process."""
     folder = tmp_path_factory.mktemp("alone")
     ended = alone(folder, program("spread.py", folder))
     assert ended.code == 0, ended.err
@@ -24,7 +24,7 @@ def single(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two(module_cluster):
-    """The folder of 2 ps, and where its variables were."""
+    """The folder of 2 ps, and the devices of its variables."""
     return run(module_cluster(chief=1, ps=2, worker=1))
 
 
@@ -41,7 +41,7 @@ def assert_equal(some, others):
         np.testing.assert_array_equal(some[name], others[name], err_msg=name)
 
 
-def test_a_spread_model_begins_as_one_process_would(two, single):
+def test_a_sharded_model_starts_with_the_values_of_one_process(two, single):
     folder, devices = two
     assert_equal(folder / "begun.npz", single / "begun.npz")
     both = [f"/job:ps/replica:0/task:{number}/device:CPU:0" for number in range(2)]
@@ -61,7 +61,7 @@ def test_it_is_exported_whole(two):
     np.testing.assert_allclose(served.serve(ids), loaded(ids), rtol=1e-6)
 
 
-def test_it_goes_from_two_ps_to_one_process_and_to_three(two, cluster, tmp_path):
+def test_it_is_restored_from_two_ps_on_one_process_and_on_three(two, cluster, tmp_path):
     folder, _ = two
     ended = alone(tmp_path, program("spread.py", tmp_path / "alone", folder / "checkpoints"))
     assert ended.code == 0, ended.err

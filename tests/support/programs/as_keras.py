@@ -293,7 +293,7 @@ def predicted():
 
 
 def refused():
-    """What Keras's methods that train say on a cluster; Keras itself trains."""
+    """The errors of Keras's methods that train or predict, on a cluster."""
     with tfdist.scope():
         model, unbuilt = compiled(linear()), compiled(keras.Sequential([layers.Dense(1)]))
     said = []
@@ -301,7 +301,7 @@ def refused():
         try:
             call()
         except UsageError as error:
-            said.append(f"{error} {error.hint}")
+            said.append([error.code, f"{error} {error.hint}"])
     return said
 
 

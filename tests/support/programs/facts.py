@@ -200,9 +200,9 @@ def datasets():
     model = build()
     examples = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(350, seed=1).batch(BATCH).prefetch(1)
     history = tfdist.fit(model, examples, epochs=2, validation_data=EARLY)
-    said = [error_of(data) for data in (generated(), lambda shard: examples.shard(shard.count, shard.index).repeat())]
-    said.append(error_of(lambda shard: tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)))
-    return [history.history["examples"], history.history["val_examples"], *said]
+    errors = [error_of(data) for data in (generated(), lambda shard: examples.shard(shard.count, shard.index).repeat())]
+    errors.append(error_of(lambda shard: tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)))
+    return [history.history["examples"], history.history["val_examples"], *errors]
 
 
 def generators():
@@ -222,18 +222,23 @@ def generators():
 
 
 def generated(passes=None):
-    """Batches of what a generator of Python's gives; without an end, if it is not said how often."""
+    """Batches from a Python generator; they have no end, unless the number of passes is given."""
     numbers = tf.data.Dataset.from_generator(lambda: iter(Y), output_signature=tf.TensorSpec([1], tf.float32))
     return numbers.map(lambda y: (tf.tile(y, [4]), y)).batch(BATCH).repeat(passes)
 
 
 def error_of(data):
-    """What a training with this data ends of."""
+    """The code and the text of the error that a training with this data ends with."""
     try:
         tfdist.fit(build(), data, steps_per_epoch=30)
     except TfdistError as error:
-        return f"{error}: {error.hint}"
-    return ""
+        return described(error)
+    return None
+
+
+def described(error):
+    """An error's code, and its text."""
+    return [error.code, f"{error} {error.hint}"]
 
 
 def after_failure():
@@ -242,8 +247,8 @@ def after_failure():
     def few(shard):
         return tf.data.Dataset.from_tensor_slices((X[:63], Y[:63])).batch(BATCH).shard(shard.count, shard.index)
 
-    said = error_of(few)
-    return [said, tfdist.fit(build(), data, steps_per_epoch=9).history["examples"]]
+    errors = error_of(few)
+    return [errors, tfdist.fit(build(), data, steps_per_epoch=9).history["examples"]]
 
 
 def rare_pushes():
@@ -267,10 +272,10 @@ def broken_off():
             callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=stop)],
         )  # fmt: skip
     except RuntimeError as error:
-        said = str(error)
+        errors = str(error)
     model = build()
     history = tfdist.fit(model, data, steps_per_epoch=50, steps_per_execution=4, updates=together)
-    return [said, int(model.optimizer.iterations.numpy()), history.history["examples"]]
+    return [errors, int(model.optimizer.iterations.numpy()), history.history["examples"]]
 
 
 def resumed():
@@ -290,8 +295,8 @@ def resumed():
 
 
 def refused():
-    """What cannot be done is said, and the cluster can go on with something else."""
-    said = []
+    """Trainings that are refused, or fail; the cluster can train something else after them."""
+    errors = []
     outside = keras.optimizers.Adam(0.01)
     for optimizer in (
         lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
@@ -300,10 +305,10 @@ def refused():
     ):
         try:
             tfdist.fit(build(optimizer), data, steps_per_epoch=20, steps_per_execution=2)
-            said.append("")
+            errors.append(None)
         except TfdistError as error:
-            said.append(f"{error.code}: {error}")
-    return said
+            errors.append(described(error))
+    return errors
 
 
 def wires():
@@ -325,7 +330,7 @@ def wires():
 def overflow():
     """Gradients of 100,000 in the second step, on a wire that holds 65,504, on one that holds more, and loss-scaled."""
     sizes = tf.data.Dataset.from_tensor_slices([[1.0], [1e5], [1.0], [1.0]]).batch(1).repeat()
-    said = []
+    errors = []
     for wire, scales in (("float16", False), ("bfloat16", False), ("float16", True)):
         with tfdist.scope():
             layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
@@ -335,10 +340,10 @@ def overflow():
             model.compile(scaling, lambda y_true, y_pred: keras.ops.mean(y_pred))
         try:
             tfdist.fit(model, lambda _: sizes.map(lambda x: (x, x)), steps_per_epoch=4, wire=wire, share="copy")
-            said.append("" if np.isfinite(layer.kernel.numpy()).all() else "not finite")
+            errors.append(None if np.isfinite(layer.kernel.numpy()).all() else "not finite")
         except TfdistError as error:
-            said.append(f"{error} {error.hint}")
-    return said
+            errors.append(described(error))
+    return errors
 
 
 FACTS = (

@@ -2,7 +2,7 @@
 
 failing_kernels.py CASE...
 
-Prints for each case what the log said of optimizations, and the largest difference of a weight.
+Prints for each case the log lines on optimizations, and the largest difference of a weight.
 """
 
 import json
@@ -34,14 +34,14 @@ def while_tracing(update):
 
 
 def while_running(update):
-    """Changes the variable, and fails then."""
+    """Changes the variable before it fails."""
     changed = update.variable.assign_add(tf.ones_like(update.variable), read_value=False)
     with tf.control_dependencies([changed]):
         return tf.debugging.Assert(tf.reduce_any(update.gradient > 1e9), ["this kernel cannot be run"])
 
 
 class Log(logging.Handler):
-    """Keeps what is said."""
+    """Keeps the messages."""
 
     def __init__(self):
         super().__init__()
@@ -81,7 +81,7 @@ for case in sys.argv[1:]:
     KERNELS[keras.optimizers.SGD] = Kernel(kernel, right.slots)
     weights, counted = trained(rule)
     out[case] = {
-        "told": [line for line in log.lines if "optimizations are off" in line],
+        "logged": [line for line in log.lines if "optimizations are off" in line],
         "iterations": [counted, iterations],
         "difference": max(float(np.abs(a - b).max()) for a, b in zip(weights, wanted, strict=True)),
     }

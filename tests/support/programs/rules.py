@@ -208,7 +208,7 @@ for name in sys.argv[2:]:
     try:
         facts[name] = train(name)
     except TfdistError as error:
-        facts[name] = {"error": f"{type(error).__name__}: {error}"}
+        facts[name] = {"code": error.code, "error": str(error)}
     except tf.errors.OpError as error:
         facts[name] = {"error": f"{type(error).__name__}: {error.message}"}
 np.savez(f"{sys.argv[1]}.npz", **written)

@@ -18,6 +18,7 @@ from tfdist_cli.train.engine.parameter_server.update_rules.messages import (
     Token,
     UpdateApplied,
     UpdateOrder,
+    has_assignment,
     pack_assignments,
     pack_report,
     unpack_report,
@@ -104,8 +105,9 @@ def test_a_message_that_brings_a_gradient_begins_with_the_assignment_of_its_step
 
 def test_a_block_of_assignments_has_a_row_for_every_worker():
     packed = pack_assignments([Assignment(2, 5, several=False), Assignment(0, -1, several=False)], [8, 9], workers=3)
-    rows = [PackedAssignment(row) for row in packed.reshape(3, PackedAssignment.SIZE)]
-    assert [bool(row.given) for row in rows] == [True, False, True]
+    block = packed.reshape(3, PackedAssignment.SIZE)
+    assert [bool(has_assignment(block, worker)) for worker in range(3)] == [True, False, True]
+    rows = [PackedAssignment(row) for row in block]
     assert [bool(row.goes_on) for row in rows] == [False, False, True]
     assert (rows[2].step, rows[2].key, rows[2].several) == (5, 8, False)
     assert rows[0].key == 9

@@ -334,11 +334,6 @@ class PackedAssignment:
         """Whether the steps of a chunk follow each other for sure, this the first of them."""
         return self.packed[2] > 0
 
-    @property
-    def given(self) -> Any:
-        """Whether the worker has an assignment, in a block of them."""
-        return self.packed[0] != _NO_ASSIGNMENT
-
 
 def pack_assignments(assignments: Iterable[Assignment], keys: Iterable[int], workers: int) -> np.ndarray:
     """Packs a block: one row for every worker, whether or not it has an assignment; flat.
@@ -352,6 +347,11 @@ def pack_assignments(assignments: Iterable[Assignment], keys: Iterable[int], wor
     for (worker, step, several), key in zip(assignments, keys, strict=False):
         rows[worker] = step, key, several, worker
     return rows.reshape(-1)
+
+
+def has_assignment(rows: Any, worker: int) -> Any:
+    """Whether a worker has an assignment in a block of them, of shape (workers, 4)."""
+    return rows[worker, 0] != _NO_ASSIGNMENT
 
 
 @dataclass(frozen=True)

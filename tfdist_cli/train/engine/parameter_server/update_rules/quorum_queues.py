@@ -17,6 +17,7 @@ from tfdist_cli.train.engine.parameter_server.update_rules.messages import (
     AssignmentOrder,
     PackedAssignment,
     UpdateOrder,
+    has_assignment,
     pack_assignments,
 )
 from tfdist_cli.train.engine.parameter_server.update_rules.quorum_policy import NO_MORE_STEPS, Assignment
@@ -164,7 +165,7 @@ def send_assignments(queues: Sequence[tf.Tensor], assignments: tf.Tensor) -> Non
     """
     rows = tf.reshape(assignments, [len(queues), PackedAssignment.SIZE])
     for worker, queue in enumerate(queues):
-        some = tf.cast(PackedAssignment(rows[worker]).given, tf.int32)
+        some = tf.cast(has_assignment(rows, worker), tf.int32)
         assignment = rows[worker : worker + some]  # one, or none, which puts nothing
         unordered(tf.raw_ops.QueueEnqueueManyV2(handle=queue, components=[assignment]))
 
