@@ -1,9 +1,9 @@
-"""Trains small models on the cluster that it is in, or by Keras's own `fit` where there is none, and prints results.
+"""Trains small models on its cluster, or with `keras.Model.fit` if there is none, and prints the results.
 
 as_keras.py UPDATES CASE...
 
-Alone, each batch is two workers' batches together. UPDATES is the mode of updates on parameter servers; without a CASE
-all of them are trained.
+Without a cluster each batch is two workers' batches together. UPDATES is the update mode on parameter servers. Without
+a CASE all cases are trained.
 """
 
 import json
@@ -26,11 +26,11 @@ random = np.random.default_rng(0)
 X = random.normal(size=(WORKERS * BATCH * STEPS, 3)).astype(np.float32)
 Y = (X.sum(axis=1, keepdims=True) + 0.1 * random.normal(size=(len(X), 1))).astype(np.float32)
 WEIGHTS = np.repeat(random.uniform(0.5, 2, len(X) // WORKERS), WORKERS).astype(np.float32)
-"""Of each worker the same, so that their means weigh alike."""
+"""The same for each worker, so that their means have equal weight."""
 
 
 def data(*arrays):
-    """Batches of a worker, of which those of all workers together are Keras's."""
+    """The batches of a worker; the batches of all workers together are those of Keras."""
 
     def batches(shard):
         examples = tf.data.Dataset.from_tensor_slices(arrays).shard(shard.count, shard.index)
@@ -47,7 +47,7 @@ def fit(model, *arrays, **given):
 
 
 def found(model, history):
-    """What a training came to."""
+    """The results of a training."""
     weights = [variable.numpy().tolist() for variable in model.variables if "seed" not in variable.path]
     return {"weights": weights, **history.history}
 
@@ -71,7 +71,7 @@ def reduced(reduction, *arrays, rate=0.05):
 
 
 class OwnLoss(keras.Model):
-    """The code of Keras's own docstring."""
+    """The example in Keras's docstring."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -99,7 +99,7 @@ def own_loss():
 
 
 class Endpoint(layers.Layer):
-    """Keras's example of a layer that has the loss of its model."""
+    """Keras's example of a layer that adds the loss of its model."""
 
     def __init__(self):
         super().__init__()
@@ -160,7 +160,7 @@ def float16():
 
 
 class Annealed(keras.Model):
-    """Has a share of its loss that a callback assigns, and notes it."""
+    """Has a weight for its loss that a callback assigns, and records it."""
 
     def __init__(self):
         super().__init__()
@@ -176,7 +176,7 @@ class Annealed(keras.Model):
 
 
 class Anneal(keras.callbacks.Callback):
-    """Assigns by Keras, by TensorFlow, and by a function of its own."""
+    """Assigns variables with Keras, with TensorFlow, and in a `tf.function`."""
 
     def __init__(self, model):
         super().__init__()
@@ -254,7 +254,7 @@ def scored():
 
 
 class Predicts(keras.callbacks.Callback):
-    """Predicts and scores a few examples as users do for a plot."""
+    """Predicts and scores a few examples, as for a plot."""
 
     def __init__(self):
         super().__init__()

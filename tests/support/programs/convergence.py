@@ -1,4 +1,4 @@
-"""Trains the recipe of the digits by one rule after another on the cluster that it is in, and prints test accuracies.
+"""Trains on digits by one update rule after the other on its cluster, and prints test accuracies.
 
 convergence.py RULE...
 """
@@ -32,7 +32,7 @@ RULES = {
 TOGETHER = {"push 4": 4, "sync 2 of 2": 2, "bounded 2": 2}
 """Batches in an update."""
 EPOCHS = {"push 4": 25, "sync 1 of 2": 25, "sync 2 of 2": 20, "bounded 2": 20}
-"""How long a rule is trained that makes fewer updates of as many examples, or of older parameters; 15 otherwise."""
+"""Epochs for rules that make fewer updates of the same examples, or use older parameters; 15 for the others."""
 recipe = Path(__file__).parents[3] / "recipes" / "mlp.py"
 spec = importlib.util.spec_from_file_location("mlp", recipe)
 module = importlib.util.module_from_spec(spec)

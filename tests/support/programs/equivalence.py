@@ -1,10 +1,10 @@
-"""Trains one model by several recipes on the cluster that it is in, and writes what came of each.
+"""Trains one model by several recipes on its cluster, and writes the results.
 
 equivalence.py OUT BATCH RECIPE...
 
-A batch of all the data, 480, is the same for every worker: steps that are taken one after another then give the same
-whoever takes them, and asynchronous workers are made to take them so. With NO_CIRCLE in its environment a task is one
-that has a GPU, as far as the others can tell.
+A batch of all the data, 480, is the same for every worker: steps that follow each other then have the same result on
+any worker, and asynchronous workers are made to take turns. With NO_CIRCLE in its environment a task pretends to have a
+GPU, so that the tasks use TensorFlow's collectives.
 """
 
 import os
@@ -51,7 +51,7 @@ def with_gradients():
 decay = optimizers.schedules.ExponentialDecay(0.05, 7, 0.8)
 steady = optimizers.schedules.PolynomialDecay(0.1, 1, 0.1)
 doubled = optimizers.schedules.PolynomialDecay(0.12, 4, 0.2)
-"""What a steady rate of 0.1 comes to with two workers, scaled linearly, with a warm-up of 5 steps."""
+"""The rates that follow from 0.1 with two workers, scaled linearly, with a warm-up of 5 steps."""
 in_cluster = "TF_CONFIG" in os.environ
 RECIPES = {
     "sgd": lambda: (optimizers.SGD(0.1), rich),

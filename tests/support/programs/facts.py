@@ -1,4 +1,4 @@
-"""Trains on the cluster that it is in, in several ways one after the other, and prints what can be counted as JSON.
+"""Runs one training after the other on its cluster, and prints counts and results as JSON.
 
 facts.py FACT...
 """
@@ -23,7 +23,7 @@ Y = X.sum(axis=1, keepdims=True)
 
 
 class Examples(keras.metrics.Metric):
-    """How many examples were seen, and the sum of their first numbers."""
+    """Counts examples, and sums their first numbers."""
 
     def __init__(self):
         super().__init__(name="examples")
@@ -37,7 +37,7 @@ class Examples(keras.metrics.Metric):
 
 
 class Rates(keras.callbacks.Callback):
-    """Takes note of the learning rate of each epoch."""
+    """Records the learning rate of each epoch."""
 
     def __init__(self):
         super().__init__()
@@ -63,14 +63,14 @@ def data(shard):
 
 
 def counts():
-    """What should be equal to the steps, for a run of 203 steps."""
+    """Counts that should equal the number of steps, in a run of 203 steps."""
     model = build(lambda: keras.optimizers.Adam(0.01))
     history = tfdist.fit(model, data, steps_per_epoch=100, max_steps=203, steps_per_execution=4)
     return [int(model.optimizer.iterations.numpy()), sum(history.history["examples"]), len(history.epoch)]
 
 
 def validation():
-    """Each of 61 examples once, however many workers there are."""
+    """Scores each of 61 examples once, whatever the number of workers."""
     model = build()
     scored = tfdist.fit(model, data, max_steps=4, steps_per_epoch=4, validation_data=(X[:61], Y[:61]))
     seen = float(np.mean((np.array(model(X[:61])) - Y[:61]) ** 2))
@@ -84,7 +84,7 @@ def validation():
 
 
 def callbacks():
-    """Keras's callbacks act on the chief, and reach everybody."""
+    """Keras's callbacks run on the chief, and take effect on all tasks."""
     rates = Rates()
     model = build(lambda: keras.optimizers.SGD(0.02))
     schedule = keras.callbacks.LearningRateScheduler(lambda epoch: [0.02, 0.01, 0.005, 0.004][epoch])
@@ -107,7 +107,7 @@ def callbacks():
 
 
 def chiefs_callbacks():
-    """A program may give callbacks to its chief alone."""
+    """A program may pass callbacks on its chief only."""
     steps = []
     note = keras.callbacks.LambdaCallback(
         on_train_batch_begin=lambda batch, logs: setattr(model.optimizer, "learning_rate", 0.01 / (batch + 1)),
@@ -124,7 +124,7 @@ def chiefs_callbacks():
 
 
 class TestBatches(keras.callbacks.Callback):
-    """Takes note of the validation's batches, and of the examples that had been scored after each."""
+    """Records the batches of the validation, and the number of examples scored after each."""
 
     def __init__(self):
         super().__init__()
@@ -138,7 +138,7 @@ class TestBatches(keras.callbacks.Callback):
 
 
 def scored_batches():
-    """What a callback is told of the 9 batches of a validation."""
+    """The calls of a callback for the 9 batches of a validation."""
     note = TestBatches()
     scored = tf.data.Dataset.from_tensor_slices((X[:61], Y[:61])).batch(BATCH)
     given = {"steps_per_epoch": 4, "validation_data": scored, "callbacks": [note] if tfdist.is_chief() else []}
@@ -147,7 +147,7 @@ def scored_batches():
 
 
 def backup():
-    """Where a training with Keras's own backups goes on, and with which weights."""
+    """The epoch at which a training with Keras's backups continues, and its weights."""
     for epochs in (2, 3):
         model = build(lambda: keras.optimizers.Adam(0.01))
         saver = keras.callbacks.BackupAndRestore("backup", delete_checkpoint=False)
@@ -158,7 +158,7 @@ def backup():
 
 
 class Weighed(keras.Model):
-    """Has a weight of its loss, which callbacks assign and no step, beside a table that is not trained."""
+    """Has a weight for its loss that only callbacks assign, and a table that is not trained."""
 
     def __init__(self):
         super().__init__()
@@ -172,7 +172,7 @@ class Weighed(keras.Model):
 
 
 def untrained():
-    """What a callback has assigned at a batch, whether a table stayed as it was, and the weights."""
+    """The value that a callback has assigned at a batch, whether a table is unchanged, and the weights."""
     found = []
     for updates in (None, tfdist.Updates(mode="sync")):
         with tfdist.scope():
@@ -192,11 +192,11 @@ def untrained():
 
 
 EARLY = tf.data.Dataset.from_tensor_slices((X[:21], Y[:21])).batch(BATCH) if "datasets" in sys.argv else None
-"""Made before the cluster is joined, as a program may do that trains on parameter servers."""
+"""Created before the cluster is joined, which programs that train on parameter servers may do."""
 
 
 def datasets():
-    """Dataset objects, whose batches the workers divide, and what cannot be sent to them."""
+    """Dataset objects, whose batches the workers divide, and datasets that cannot be sent to workers."""
     model = build()
     examples = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(350, seed=1).batch(BATCH).prefetch(1)
     history = tfdist.fit(model, examples, epochs=2, validation_data=EARLY)
@@ -206,7 +206,7 @@ def datasets():
 
 
 def generators():
-    """Examples, and those scored: of each worker's share of what a generator gives, which runs on the chief."""
+    """Counts of examples trained and scored, from a generator on the chief of which each worker gets a share."""
 
     def share(shard):
         return generated().shard(shard.count, shard.index)
@@ -242,7 +242,7 @@ def described(error):
 
 
 def after_failure():
-    """A training after one whose data ended on several workers."""
+    """Trains after a training whose data ended early on several workers."""
 
     def few(shard):
         return tf.data.Dataset.from_tensor_slices((X[:63], Y[:63])).batch(BATCH).shard(shard.count, shard.index)
@@ -252,14 +252,14 @@ def after_failure():
 
 
 def rare_pushes():
-    """More steps to an update than TensorFlow likes to see batches taken in one function."""
+    """An update of so many steps that TensorFlow warns of the number of batches read in one function."""
     model = build()
     history = tfdist.fit(model, data, steps_per_epoch=80, updates=tfdist.Updates(push_every=40))
     return [int(model.optimizer.iterations.numpy()), history.history["examples"]]
 
 
 def broken_off():
-    """A synchronous training that its own callback breaks off, and one after it."""
+    """A synchronous training that its callback aborts, and one after it."""
     together = tfdist.Updates(mode="sync")
 
     def stop(batch, logs):
@@ -279,7 +279,7 @@ def broken_off():
 
 
 def resumed():
-    """Only the chief has a checkpoint folder; all go on from there."""
+    """Only the chief has a checkpoint folder; all tasks continue from its checkpoint."""
     folder = Path("checkpoints" if tfdist.is_chief() else "nowhere")
     kept = tfdist.Checkpoints(folder, every_steps=10)
     tfdist.fit(build(lambda: keras.optimizers.Adam(0.01)), data, steps_per_epoch=50, max_steps=23, checkpoints=kept)
@@ -312,7 +312,7 @@ def refused():
 
 
 def wires():
-    """Accuracy on digits that were not seen, and the weights, by the type in which gradients cross."""
+    """Test accuracy on digits, and the weights, by the type of the wire."""
     found = {}
     for wire in ("float32", "bfloat16", "float16"):
         with tfdist.scope():
@@ -328,7 +328,7 @@ def wires():
 
 
 def overflow():
-    """Gradients of 100,000 in the second step, on a wire that holds 65,504, on one that holds more, and loss-scaled."""
+    """Gradients of 100,000 in the second step: on float16 (maximum 65,504), on bfloat16, and with loss scaling."""
     sizes = tf.data.Dataset.from_tensor_slices([[1.0], [1e5], [1.0], [1.0]]).batch(1).repeat()
     errors = []
     for wire, scales in (("float16", False), ("bfloat16", False), ("float16", True)):

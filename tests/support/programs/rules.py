@@ -1,8 +1,8 @@
-"""Trains one model after another, each by a rule, on the cluster that it is in, or alone with the batches put together.
+"""Trains one model after another, each by an update rule, on its cluster, or in one process with larger batches.
 
 rules.py OUT CASE...
 
-What came of them goes to OUT.npz; what was counted is printed as JSON.
+Variables and histories are written to OUT.npz; counts are printed as JSON.
 """
 
 import json
@@ -35,7 +35,7 @@ optimizers, layers = keras.optimizers, keras.layers
 
 
 class Counts(keras.metrics.Metric):
-    """How many examples were seen."""
+    """Counts examples."""
 
     def __init__(self):
         super().__init__(name="examples")
@@ -123,7 +123,7 @@ def inputs(network):
 
 
 def batches(shard, network, fold, *options):
-    """Batches of which `fold`, one after the other or one of each worker, make the one of a process alone."""
+    """Batches: `fold` of them, in sequence or one of each worker, are one batch of a single process."""
     x = inputs(network)
     data = tf.data.Dataset.from_tensor_slices((x, Y)).batch(BATCH if IN_CLUSTER else BATCH * fold)
     data = data.shard(shard.count, shard.index).repeat()
@@ -138,7 +138,7 @@ def batches(shard, network, fold, *options):
 
 
 def train(case):
-    """`rule/network/optimizer/fold[/option...]`: what came of it, and what was counted."""
+    """Trains the case `rule/network/optimizer/fold[/option...]`; returns what was counted."""
     rule, network, optimizer, fold, *options = case.split("/")
     keras.utils.clear_session()
     keras.utils.set_random_seed(11)
@@ -179,7 +179,7 @@ def train(case):
 
 
 def note(progress, execution):
-    """Adds up what each worker did."""
+    """Adds up the reports of each worker."""
     counted["losses"] += len(execution.losses)
     for worker, steps in execution.steps.items():
         own = counted["workers"].setdefault(worker, defaultdict(int) | {"staleness": []})
@@ -192,7 +192,7 @@ def note(progress, execution):
 
 
 class Counted(dict):
-    """What the workers of one training did."""
+    """The sums of the workers' reports in one training."""
 
     def clear(self):
         super().clear()

@@ -1,9 +1,9 @@
-"""Makes a model whose tables are spread over the ps, saves and exports it, and prints where its variables are as JSON.
+"""Makes a model whose tables are sharded over the ps, saves and exports it, and prints the devices of its variables.
 
 spread.py OUT [CHECKPOINT]
 
-What its variables begin with is in OUT/begun.npz, and what is saved in OUT/values.npz: other numbers, or, when there is
-a checkpoint to begin with, that.
+The initial values of its variables are written to OUT/begun.npz, and the saved values to OUT/values.npz: other numbers,
+or those of the checkpoint that it starts from.
 """
 
 import json
