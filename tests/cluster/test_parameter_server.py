@@ -131,7 +131,11 @@ def test_a_dataset_is_sent_to_the_workers(facts):
     ((examples, scored, generated, outside, whole),) = facts["datasets"]
     assert examples == [350, 350]
     assert scored == [21, 21]
-    assert [code for code, _ in (generated, outside, whole)] == ["python-code-in-data", "dataset-outside-function", "shard-ignored"]
+    assert [code for code, _ in (generated, outside, whole)] == [
+        "python-code-in-data",
+        "dataset-outside-function",
+        "shard-ignored",
+    ]
     assert "shard(shard.count, shard.index)" in generated[1]
     assert "3 workers" in whole[1]
 

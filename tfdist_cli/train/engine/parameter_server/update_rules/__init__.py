@@ -1,1 +1,1 @@
-"""When gradients of several workers are applied: one module per rule, and what rules share."""
+"""When gradients of several workers are applied: one module per update rule."""

@@ -11,8 +11,8 @@ from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.train.engine.base import Execution, Pause
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
-from tfdist_cli.train.engine.parameter_server.update_rules.lockstep import LockstepUpdates
-from tfdist_cli.train.engine.parameter_server.update_rules.quorum import QuorumUpdates
+from tfdist_cli.train.engine.parameter_server.lockstep.updates import LockstepUpdates
+from tfdist_cli.train.engine.parameter_server.quorum.updates import QuorumUpdates
 
 
 class SynchronousUpdates:

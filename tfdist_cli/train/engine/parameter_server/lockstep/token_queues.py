@@ -19,7 +19,7 @@ from functools import partial
 import tensorflow as tf
 
 from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE
-from tfdist_cli.train.engine.parameter_server.update_rules.messages import Commit, StepKind, Token
+from tfdist_cli.train.engine.parameter_server.messages import Commit, StepKind, Token
 
 RUN = 1 << 40
 """Sequence numbers of a run: more than it has steps."""

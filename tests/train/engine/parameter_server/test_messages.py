@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist_cli.train.engine.parameter_server.update_rules.messages import (
+from tfdist_cli.train.engine.parameter_server.messages import (
     AssignmentOrder,
     Commit,
     FunctionEnded,
@@ -23,7 +23,7 @@ from tfdist_cli.train.engine.parameter_server.update_rules.messages import (
     pack_report,
     unpack_report,
 )
-from tfdist_cli.train.engine.parameter_server.update_rules.quorum_policy import Assignment
+from tfdist_cli.train.engine.parameter_server.quorum.policy import Assignment
 
 LAYOUT = ReportLayout(metrics=2, state=3, phases=1)
 

@@ -12,10 +12,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
-from tfdist_cli.train.engine.parameter_server.update_rules import token_queues
-from tfdist_cli.train.engine.parameter_server.update_rules.gradient_store import GradientStore, OnEachPs
-from tfdist_cli.train.engine.parameter_server.update_rules.messages import Commit, LockstepState, StepKind, Token
-from tfdist_cli.train.engine.parameter_server.update_rules.token_queues import RUN, Handles
+from tfdist_cli.train.engine.parameter_server.gradient_store import GradientStore, OnEachPs
+from tfdist_cli.train.engine.parameter_server.lockstep import token_queues
+from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN, Handles
+from tfdist_cli.train.engine.parameter_server.messages import Commit, LockstepState, StepKind, Token
 from tfdist_cli.train.engine.step_timer import StepTimer
 from tfdist_cli.train.model.train_step import Tensors
 from tfdist_cli.train.tf_compat.control_flow import after, in_rows

@@ -1,6 +1,6 @@
 """Updates in lockstep: each one is the mean of one gradient of every worker.
 
-Each worker runs one function for as long as the training goes on, and so do the ps (`lockstep_functions.py`). A worker
+Each worker runs one function for as long as the training goes on, and so do the ps (`functions.py`). A worker
 waits on each ps for the token of its step, computes a gradient, stores it on the ps, and commits it on the first ps.
 When all workers have committed, each ps applies the mean of the stored gradients and gives the next token
 (`token_queues.py`). The chief orders updates in advance, several at a time, and receives a message when they are
@@ -23,11 +23,11 @@ import tensorflow as tf
 
 from tfdist_cli.train.engine.base import Execution, Pause
 from tfdist_cli.train.engine.pacing import Pacing
+from tfdist_cli.train.engine.parameter_server.accumulator import Accumulator
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
-from tfdist_cli.train.engine.parameter_server.update_rules.accumulator import Accumulator
-from tfdist_cli.train.engine.parameter_server.update_rules.lockstep_functions import LockstepFunctions
-from tfdist_cli.train.engine.parameter_server.update_rules.messages import StepKind
-from tfdist_cli.train.engine.parameter_server.update_rules.token_queues import RUN, TokenQueues
+from tfdist_cli.train.engine.parameter_server.lockstep.functions import LockstepFunctions
+from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN, TokenQueues
+from tfdist_cli.train.engine.parameter_server.messages import StepKind
 from tfdist_cli.train.engine.parameter_server.worker_functions import (
     Messages,
     Threads,

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
-from tfdist_cli.train.engine.parameter_server.update_rules.quorum_policy import NO_MORE_STEPS, Assignment
+from tfdist_cli.train.engine.parameter_server.quorum.policy import NO_MORE_STEPS, Assignment
 from tfdist_cli.train.model.train_step import Tensors
 
 _NO_ASSIGNMENT = -2

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist_cli.train.engine.parameter_server.update_rules import quorum_queues
-from tfdist_cli.train.engine.parameter_server.update_rules.messages import (
+from tfdist_cli.train.engine.parameter_server.messages import (
     AssignmentOrder,
     PackedAssignment,
     UpdateOrder,
 )
-from tfdist_cli.train.engine.parameter_server.update_rules.quorum_policy import NO_MORE_STEPS, Assignment
-from tfdist_cli.train.engine.parameter_server.update_rules.quorum_queues import QuorumQueues
+from tfdist_cli.train.engine.parameter_server.quorum import queues
+from tfdist_cli.train.engine.parameter_server.quorum.policy import NO_MORE_STEPS, Assignment
+from tfdist_cli.train.engine.parameter_server.quorum.queues import QuorumQueues
 
 DEVICES = ["/job:localhost/replica:0/task:0/device:CPU:0"]
 
@@ -21,26 +21,26 @@ DEVICES = ["/job:localhost/replica:0/task:0/device:CPU:0"]
 @pytest.fixture
 def two(monkeypatch):
     """Queues of two workers, one ps, which is this process, and updates of two gradients with one number of state."""
-    monkeypatch.setattr(quorum_queues, "CHIEF_DEVICE", DEVICES[0])
+    monkeypatch.setattr(queues, "CHIEF_DEVICE", DEVICES[0])
     return QuorumQueues(DEVICES, workers=2, aggregate=2, state=1, report=3)
 
 
 @tf.function(autograph=False)
 def update(handles):
     """Applies the next ordered update and sends its assignments; returns the order and the state."""
-    order, state = quorum_queues.next_update(handles, 2)
-    quorum_queues.count_update(handles["applied"][0], after=[])
-    quorum_queues.send_assignments(handles["assignments0"], UpdateOrder(order, 2).assignments)
+    order, state = queues.next_update(handles, 2)
+    queues.count_update(handles["applied"][0], after=[])
+    queues.send_assignments(handles["assignments0"], UpdateOrder(order, 2).assignments)
     return order, state
 
 
 @tf.function(autograph=False)
 def later(handles):
     """Sends the next assignments that follow no update, when the updates before them are applied."""
-    (packed,) = quorum_queues.next_assignments(handles)
+    (packed,) = queues.next_assignments(handles)
     order = AssignmentOrder(packed)
-    with tf.control_dependencies([quorum_queues.wait_for_updates(handles["applied"][0], order.updates)]):
-        quorum_queues.send_assignments(handles["assignments0"], order.assignments)
+    with tf.control_dependencies([queues.wait_for_updates(handles["applied"][0], order.updates)]):
+        queues.send_assignments(handles["assignments0"], order.assignments)
     return order.updates
 
 
@@ -50,7 +50,7 @@ def waiting(two):
 
 
 def received(two, worker):
-    (packed,) = quorum_queues.next_assignment(DEVICES, two.of(worker)["assignments"])
+    (packed,) = queues.next_assignment(DEVICES, two.of(worker)["assignments"])
     return PackedAssignment(packed.numpy())
 
 
@@ -108,7 +108,7 @@ def test_a_run_that_is_aborted_tells_all_workers_to_exit_after_the_ordered_updat
     assignments = [received(two, worker) for worker in (0, 0, 1, 1)]
     assert [assignment.step for assignment in assignments] == [NO_MORE_STEPS] * 4
     assert not any(assignment.goes_on for assignment in assignments)
-    (packed,) = quorum_queues.next_assignments(two.handles)
+    (packed,) = queues.next_assignments(two.handles)
     assert not AssignmentOrder(packed).goes_on
 
 
@@ -127,7 +127,7 @@ def test_a_wait_for_an_update_that_is_never_applied_fails(two):
 
 
 def test_the_count_of_updates_is_reset_now_and_then(two, monkeypatch):
-    monkeypatch.setattr(quorum_queues, "_MAX_UNCOUNTED", 3)
+    monkeypatch.setattr(queues, "_MAX_UNCOUNTED", 3)
     for _ in range(3):
         two.order_update([1, 2], np.zeros([1]), [], several=False)
         update(two.handles)
@@ -137,7 +137,7 @@ def test_the_count_of_updates_is_reset_now_and_then(two, monkeypatch):
 
 def test_the_functions_that_take_orders_are_told_to_end(two):
     two.end()
-    packed, _ = quorum_queues.next_update(two.handles, 2)
+    packed, _ = queues.next_update(two.handles, 2)
     assert not UpdateOrder(packed, 2).goes_on
-    (packed,) = quorum_queues.next_assignments(two.handles)
+    (packed,) = queues.next_assignments(two.handles)
     assert not AssignmentOrder(packed).goes_on

@@ -13,15 +13,15 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, ParameterServerContext
-from tfdist_cli.train.engine.parameter_server.update_rules.gradient_store import GradientStore
-from tfdist_cli.train.engine.parameter_server.update_rules.messages import (
+from tfdist_cli.train.engine.parameter_server.gradient_store import GradientStore
+from tfdist_cli.train.engine.parameter_server.messages import (
     AssignmentOrder,
     PackedAssignment,
     ReportKind,
     UpdateOrder,
     pack_report,
 )
-from tfdist_cli.train.engine.parameter_server.update_rules.quorum_queues import (
+from tfdist_cli.train.engine.parameter_server.quorum.queues import (
     Handles,
     count_update,
     next_assignment,

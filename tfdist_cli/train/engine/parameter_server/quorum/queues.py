@@ -13,14 +13,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE
-from tfdist_cli.train.engine.parameter_server.update_rules.messages import (
+from tfdist_cli.train.engine.parameter_server.messages import (
     AssignmentOrder,
     PackedAssignment,
     UpdateOrder,
     has_assignment,
     pack_assignments,
 )
-from tfdist_cli.train.engine.parameter_server.update_rules.quorum_policy import NO_MORE_STEPS, Assignment
+from tfdist_cli.train.engine.parameter_server.quorum.policy import NO_MORE_STEPS, Assignment
 from tfdist_cli.train.tf_compat.control_flow import unordered
 
 _MAX_UNCOUNTED = 1000

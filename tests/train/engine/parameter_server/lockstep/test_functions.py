@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist_cli.train.engine.parameter_server.update_rules import lockstep_functions, token_queues
-from tfdist_cli.train.engine.parameter_server.update_rules.gradient_store import GradientStore, StoredGradient
-from tfdist_cli.train.engine.parameter_server.update_rules.lockstep_functions import LockstepFunctions
-from tfdist_cli.train.engine.parameter_server.update_rules.messages import Commit, ReportLayout, StepKind
-from tfdist_cli.train.engine.parameter_server.update_rules.token_queues import RUN, TokenQueues
+from tfdist_cli.train.engine.parameter_server.gradient_store import GradientStore, StoredGradient
+from tfdist_cli.train.engine.parameter_server.lockstep import functions, token_queues
+from tfdist_cli.train.engine.parameter_server.lockstep.functions import LockstepFunctions
+from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN, TokenQueues
+from tfdist_cli.train.engine.parameter_server.messages import Commit, ReportLayout, StepKind
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +108,7 @@ class Lockstep:
         store.devices, store.layout, store.measures_phases = [HERE], ReportLayout(0, 0, 0), False
         monkeypatch.setattr(store, "store", self._stored)
         monkeypatch.setattr(store, "apply", lambda keys, state: [])
-        monkeypatch.setattr(lockstep_functions, "GradientStore", lambda context, **_: store)
+        monkeypatch.setattr(functions, "GradientStore", lambda context, **_: store)
         self.functions = LockstepFunctions(SimpleNamespace(workers=[None, None]))
 
     def _stored(self, iterator, worker, number, ready, keys, before, timer):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdist_cli.train.engine.parameter_server.update_rules.quorum_policy import QuorumPolicy
+from tfdist_cli.train.engine.parameter_server.quorum.policy import QuorumPolicy
 
 
 def submitted(policy, worker, step):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfdist_cli.train.engine.base import Execution, WorkerReport
-from tfdist_cli.train.engine.parameter_server.update_rules.messages import StepReport
+from tfdist_cli.train.engine.parameter_server.messages import StepReport
 
 
 @dataclass

@@ -1,11 +1,11 @@
 """Updates with a quorum: the chief decides which workers' gradients make an update, and which worker may go on.
 
 Each worker runs one function for as long as the training goes on. Before each step it waits for an assignment of the
-chief, the step's number, which it gets as soon as the policy allows it (`quorum_policy.py`). It computes a gradient,
+chief, the step's number, which it gets as soon as the policy allows it (`policy.py`). It computes a gradient,
 stores it on the ps under a key, and reports the key to the chief. When there are enough gradients for the next update,
 the chief orders it: another function, which runs all the time, too, has the ps apply the mean of the gradients under
 these keys. The order contains the assignments for the workers that wait for this update, and each ps sends them when it
-has made its part of it (`quorum_queues.py`). A worker's gradient is applied on all ps or on none: if a worker fails
+has made its part of it (`queues.py`). A worker's gradient is applied on all ps or on none: if a worker fails
 before its report, nothing of it is applied.
 """
 
@@ -23,9 +23,9 @@ import tensorflow as tf
 
 from tfdist_cli.train.engine.base import Execution, Pause
 from tfdist_cli.train.engine.pacing import Pacing
+from tfdist_cli.train.engine.parameter_server.accumulator import Accumulator
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
-from tfdist_cli.train.engine.parameter_server.update_rules.accumulator import Accumulator
-from tfdist_cli.train.engine.parameter_server.update_rules.messages import (
+from tfdist_cli.train.engine.parameter_server.messages import (
     FunctionEnded,
     FunctionStarted,
     GradientStored,
@@ -36,14 +36,14 @@ from tfdist_cli.train.engine.parameter_server.update_rules.messages import (
     pack_report,
     unpack_report,
 )
-from tfdist_cli.train.engine.parameter_server.update_rules.quorum_functions import QuorumFunctions
-from tfdist_cli.train.engine.parameter_server.update_rules.quorum_policy import (
+from tfdist_cli.train.engine.parameter_server.quorum.functions import QuorumFunctions
+from tfdist_cli.train.engine.parameter_server.quorum.policy import (
     NO_MORE_STEPS,
     Assignment,
     Gradient,
     QuorumPolicy,
 )
-from tfdist_cli.train.engine.parameter_server.update_rules.quorum_queues import QuorumQueues
+from tfdist_cli.train.engine.parameter_server.quorum.queues import QuorumQueues
 from tfdist_cli.train.engine.parameter_server.worker_functions import (
     Messages,
     Threads,

@@ -17,8 +17,8 @@ import tensorflow as tf
 from tfdist_cli.protocol.phases import COLUMNS
 from tfdist_cli.train.data.pipeline import next_batch
 from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, ParameterServerContext
+from tfdist_cli.train.engine.parameter_server.messages import ReportLayout
 from tfdist_cli.train.engine.parameter_server.transport import Piggyback, PushedGradients
-from tfdist_cli.train.engine.parameter_server.update_rules.messages import ReportLayout
 from tfdist_cli.train.engine.step_timer import StepTimer, time_of
 from tfdist_cli.train.model.train_step import Tensors, values
 from tfdist_cli.train.optimizers.apply import innermost
