@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tfdist_cli.launch.registry import launcher_of
+from tests.support.codes import raises
+from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.registry import launcher_of, refuse_active_jobs
 from tfdist_cli.launch.supervisor.launcher import Launcher
 from tfdist_cli.spec.launchers import LAUNCHERS, LauncherTraits
 from tfdist_cli.spec.loading.load import load_cluster
@@ -52,6 +54,21 @@ def test_every_row_names_a_launcher(name):
         if not method.startswith("_"):
             parameters = inspect.signature(getattr(launcher, method)).parameters
             assert [*parameters] == [*inspect.signature(wanted).parameters][1:]
+
+
+class ActiveJobs:
+    """Jobs of which one is active in every run directory."""
+
+    def refuse_active(self, run_dir):
+        raise UsageError(f"a job is active in {run_dir}", code="toy-job-active")
+
+
+def test_jobs_of_every_scheduler_are_refused(tmp_path, monkeypatch):
+    refuse_active_jobs(tmp_path)
+    row = LauncherTraits("module:Class", summary="nothing", jobs=f"{__name__}:ActiveJobs")
+    monkeypatch.setitem(LAUNCHERS, "toy", row)
+    with raises(UsageError, "toy-job-active"):
+        refuse_active_jobs(tmp_path)
 
 
 def test_the_file_is_checked_against_the_table(tmp_path, monkeypatch):

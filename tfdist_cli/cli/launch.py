@@ -17,7 +17,7 @@ from tfdist_cli.cli.console.summary import print_failure, print_report
 from tfdist_cli.cli.job import Job, load_job
 from tfdist_cli.cli.options import ClusterArgument, CommandArgument, OnOption, RecipeOption, SetOption, settings
 from tfdist_cli.cli.plan import print_plan
-from tfdist_cli.launch.registry import launcher_of
+from tfdist_cli.launch.registry import launcher_of, refuse_active_jobs
 from tfdist_cli.launch.run.directory import open_run_dir
 from tfdist_cli.launch.run.documents import to_json
 from tfdist_cli.launch.run.event_loop import Watcher
@@ -26,7 +26,6 @@ from tfdist_cli.launch.run.report import Report
 from tfdist_cli.launch.run.secrets import Secrets
 from tfdist_cli.launch.run.session import Launch
 from tfdist_cli.launch.run.snapshot import RunSnapshot
-from tfdist_cli.launch.slurm.launcher import refuse_running_job
 from tfdist_cli.launch.supervisor.launcher import Launcher
 from tfdist_cli.launch.supervisor.state import JobPolicy, Timeouts
 from tfdist_cli.plan.machine import Machine
@@ -132,7 +131,7 @@ def launch_job(launcher: Launcher, job: Job, rules: JobPolicy, *, quiet: bool) -
     with ExitStack() as stack:
         with console.launcher_messages(quiet=quiet):
             planner = stack.enter_context(Planner(launcher, job.cluster, job.recipe, job.program).reserving())
-        opened = stack.enter_context(open_run_dir(job.run_dir, job.parent, job.cluster.name, now, refuse_running_job))
+        opened = stack.enter_context(open_run_dir(job.run_dir, job.parent, job.cluster.name, now, refuse_active_jobs))
         planned = Launch(launcher, planner.plan(opened), opened, rules, secrets, RequestHandler(planner, opened))
         snapshot = RunSnapshot()
         with _watchers(snapshot, quiet=quiet) as watchers:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import time
 from contextlib import suppress
@@ -15,17 +14,14 @@ import typer
 from tfdist_cli.cli.console import console
 from tfdist_cli.cli.options import RunArgument
 from tfdist_cli.errors import ExitCode
+from tfdist_cli.launch.registry import scheduler_jobs
 from tfdist_cli.launch.run.history import Outcome, RunView, leftover_processes, read_run, signal_groups
-from tfdist_cli.launch.slurm.commands import await_answer, cancel_and_wait
-from tfdist_cli.launch.slurm.run import job_of
 
 EXAMPLES = ("tfdist stop", "tfdist stop runs/digits-20260102-030405 --now")
 _AGAIN = 0.5
 """Seconds between the two SIGINTs that make a launcher kill its tasks at once."""
 _PERIOD = 0.1
 """Seconds between two checks of a process that is not a child."""
-_JOB_GRACE = 60.0
-"""Seconds to wait for a Slurm job without a launcher to end. Slurm gives its tasks 30 seconds to save."""
 _GRACE = 3.0
 """Seconds between SIGTERM and SIGKILL for tasks without a launcher."""
 
@@ -56,9 +52,8 @@ def stop(
 
 
 def _has_active_job(run: Path) -> bool:
-    """Whether a Slurm job of the run is active, although the run's last launcher has exited."""
-    job = job_of(run)
-    return bool(job) and asyncio.run(await_answer(job)).is_active
+    """Whether a scheduler's job of the run is active, although the run's last launcher has exited."""
+    return any(jobs.is_active(run) for jobs in scheduler_jobs())
 
 
 def _end_launcher(pid: int, *, now: bool, timeout: float) -> bool:
@@ -79,12 +74,11 @@ def _end_launcher(pid: int, *, now: bool, timeout: float) -> bool:
 
 
 def _end_tasks(view: RunView) -> bool:
-    """Stops the processes and the Slurm job that a launcher left; returns whether all have ended."""
+    """Stops the processes and the scheduler's job that a launcher left; returns whether all have ended."""
     processes = leftover_processes(view)
     signal_groups(processes, signal.SIGTERM)
     _, alive = psutil.wait_procs(processes, timeout=_GRACE)
     signal_groups(alive, signal.SIGKILL)
     _, alive = psutil.wait_procs(alive, timeout=_GRACE)
-    job = job_of(view.path)
-    job_ended = not job or asyncio.run(cancel_and_wait(job, _JOB_GRACE))
-    return job_ended and not alive
+    jobs_ended = [jobs.end(view.path) for jobs in scheduler_jobs()]
+    return all(jobs_ended) and not alive

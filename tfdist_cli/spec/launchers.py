@@ -26,6 +26,8 @@ class LauncherTraits:
         containers: whether each task runs in a container. It sees only its own GPUs, and CUDA counts them from 0.
             Containers that no scheduler places run on this machine.
         dns_suffixes: ends of the host names that tasks may have for each other. No proxy is used for them.
+        jobs: the class of the scheduler's jobs that continue when the launcher is killed; see `SchedulerJobs` in
+            `tfdist_cli/launch/registry.py`. Empty if there are no such jobs.
         restarts_tasks: whether one task can be started again while the others run. Otherwise all tasks start and end
             together.
     """
@@ -38,6 +40,7 @@ class LauncherTraits:
     scheduled_cpus: int | None = None
     containers: bool = False
     dns_suffixes: tuple[str, ...] = ()
+    jobs: str = ""
     restarts_tasks: bool = True
 
 
@@ -53,6 +56,7 @@ LAUNCHERS: dict[str, LauncherTraits] = {
         summary="Slurm's `srun`",
         scheduler="Slurm",
         scheduled_cpus=1,
+        jobs="tfdist_cli.launch.slurm.jobs:SlurmJobs",
         restarts_tasks=False,
     ),
     "compose": LauncherTraits(

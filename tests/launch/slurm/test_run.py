@@ -10,7 +10,7 @@ import pytest
 from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.run.logs import TaskLogs
-from tfdist_cli.launch.slurm import commands, launcher, run
+from tfdist_cli.launch.slurm import commands, jobs, launcher, run
 from tfdist_cli.launch.slurm.commands import Job
 from tfdist_cli.launch.supervisor.events import (
     EventQueue,
@@ -74,8 +74,8 @@ def slurm(monkeypatch):
     fake = Slurm()
     for name in ("submit", "query", "terminate_tasks", "kill_tasks", "cancel", "cancel_and_wait"):
         monkeypatch.setattr(commands, name, getattr(fake, name))
-    monkeypatch.setattr(launcher, "await_answer", fake.query)
-    monkeypatch.setattr(launcher, "shutil", SimpleNamespace(which=lambda program: f"/usr/bin/{program}"))
+    monkeypatch.setattr(jobs, "await_answer", fake.query)
+    monkeypatch.setattr(jobs, "shutil", SimpleNamespace(which=lambda program: f"/usr/bin/{program}"))
     for name, seconds in {"POLL_SECONDS": 0.01, "_QUERY_SECONDS": 0.01, "_REQUEUE_SECONDS": 0.1}.items():
         monkeypatch.setattr(run, name, seconds)
     return fake
@@ -439,21 +439,21 @@ def test_closing_a_run_cancels_its_job(followed, slurm):
 def test_a_run_whose_job_is_still_active_is_refused(slurm, tmp_path):
     (tmp_path / "slurm_job").write_text("12\n")
     with raises(UsageError, "job-still-active") as caught:
-        launcher.refuse_running_job(tmp_path)
+        jobs.SlurmJobs().refuse_active(tmp_path)
     assert caught.value.message.startswith("job 12 ")
     assert slurm.calls == []
 
 
 def test_a_run_without_an_active_job_is_not_refused(slurm, tmp_path, monkeypatch):
-    launcher.refuse_running_job(tmp_path)
+    jobs.SlurmJobs().refuse_active(tmp_path)
     (tmp_path / "slurm_job").write_text("12\n")
     slurm.job = Job("COMPLETED")
-    launcher.refuse_running_job(tmp_path)
+    jobs.SlurmJobs().refuse_active(tmp_path)
     slurm.job = Job("RUNNING")
     monkeypatch.setattr(
-        launcher, "shutil", SimpleNamespace(which=lambda _: None)
+        jobs, "shutil", SimpleNamespace(which=lambda _: None)
     )  # the directory was copied to another machine
-    launcher.refuse_running_job(tmp_path)
+    jobs.SlurmJobs().refuse_active(tmp_path)
 
 
 def test_hosts_in_the_file_are_refused(make_cluster):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.addresses import RemoteAddresses
-from tfdist_cli.launch.slurm.commands import await_answer, check_programs
-from tfdist_cli.launch.slurm.run import SlurmRun, job_of
+from tfdist_cli.launch.slurm.commands import check_programs
+from tfdist_cli.launch.slurm.run import SlurmRun
 from tfdist_cli.launch.slurm.script import SCRIPT_FILE, render_script
 from tfdist_cli.launch.supervisor.launcher import LaunchContext
 from tfdist_cli.plan.plan import Plan
@@ -58,24 +55,3 @@ class SlurmLauncher(RemoteAddresses):
             yield run
         finally:
             await run.close()
-
-
-def refuse_running_job(run_dir: Path) -> None:
-    """Refuses a run directory whose job is still active: the job continues when its launcher is killed.
-
-    Where Slurm is not installed, nothing is checked.
-
-    Raises:
-        UsageError: the job is pending or running.
-        TfdistError: Slurm does not answer.
-    """
-    job_id = job_of(run_dir)
-    if not job_id or shutil.which("squeue") is None:
-        return
-    job = asyncio.run(await_answer(job_id))
-    if job.is_running or job.is_pending:
-        raise UsageError(
-            f"job {job_id} of this run is still {job.state.lower()}, although its launcher has exited",
-            code="job-still-active",
-            hint=f"wait for it, or end it with `tfdist stop {run_dir}`",
-        )

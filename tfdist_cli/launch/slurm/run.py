@@ -9,10 +9,8 @@ script is submitted again.
 from __future__ import annotations
 
 import asyncio
-import re
 import signal
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from tfdist_cli.launch.process.background_tasks import BackgroundTasks
@@ -20,6 +18,7 @@ from tfdist_cli.launch.run.logs import ERROR_FILE
 from tfdist_cli.launch.slurm import commands
 from tfdist_cli.launch.slurm.commands import POLL_SECONDS, Job
 from tfdist_cli.launch.slurm.files import TaskFiles
+from tfdist_cli.launch.slurm.jobs import JOB_FILE
 from tfdist_cli.launch.slurm.script import SCRIPT_FILE
 from tfdist_cli.launch.supervisor.events import Action, Exited, Output, Queued, Start, StopSignal
 from tfdist_cli.launch.supervisor.launcher import LaunchContext
@@ -27,12 +26,8 @@ from tfdist_cli.plan.plan import Plan
 from tfdist_cli.protocol.environment import START_TIMEOUT
 from tfdist_cli.protocol.masking import RUN_SECRET
 from tfdist_cli.protocol.records import TASK_DIR
-from tfdist_cli.protocol.run_files import read_bytes
 from tfdist_cli.spec.task_id import TaskId
 
-JOB_FILE = "slurm_job"
-"""The file in the run directory with the id of the run's job."""
-_JOB_ID = re.compile(r"[0-9][\w;.+-]*", re.ASCII)
 LOG_FILE = "slurm.log"
 """The output of the script, and Slurm's own messages."""
 _QUERY_SECONDS = 2.0
@@ -46,14 +41,6 @@ _CLOSE_SECONDS = 2.0
 _NFS_SECONDS = 60.0
 """Seconds to wait for files that contain the tasks' exits: NFS may show a folder's new files this late."""
 _SHOWN_LINES = 10
-
-
-def job_of(run_dir: Path) -> str:
-    """Returns the id of a run's last job; empty if it had none."""
-    with suppress(OSError, ValueError):
-        job_id = read_bytes(run_dir / JOB_FILE).decode("ascii").strip()
-        return job_id if _JOB_ID.fullmatch(job_id) else ""
-    return ""
 
 
 class SlurmRun:
