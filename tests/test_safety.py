@@ -1,4 +1,4 @@
-"""What no module may do, whatever stands in a file: run a shell, or read YAML, pickles or text as code."""
+"""No module runs a shell, or reads YAML, pickles or text as code."""
 
 import ast
 from pathlib import Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, get_args
 
@@ -17,38 +18,40 @@ from tfdist_cli.spec.sections.model import Inconsistent, SpecModel
 Details = Mapping[str, Any]
 """One entry of `ValidationError.errors()`."""
 
-_EXPECTED = {
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "string_type": "text",
-    "bool_type": "true or false",
-    "list_type": "a list",
-    "dict_type": "a map, key: value",
-    "model_type": "a map, key: value",
-    "literal_error": "{expected}",
-    "greater_than_equal": "{ge} or more",
-    "greater_than": "more than {gt}",
-    "less_than_equal": "at most {le}",
-    "less_than": "less than {lt}",
+
+@dataclass(frozen=True)
+class _Wording:
+    """The message, and the code, for one of pydantic's types of errors.
+
+    Args:
+        text: `expected …`, to which the value is added, or the whole message. `{name}` stands for a value of the
+            error's context.
+        code: the stable name of the problem.
+    """
+
+    text: str
+    code: str
+
+
+_WORDINGS = {
+    "int_type": _Wording("expected a whole number", code="wrong-type"),
+    "float_type": _Wording("expected a number", code="wrong-type"),
+    "string_type": _Wording("expected text", code="wrong-type"),
+    "bool_type": _Wording("expected true or false", code="wrong-type"),
+    "list_type": _Wording("expected a list", code="wrong-type"),
+    "dict_type": _Wording("expected a map, key: value", code="wrong-type"),
+    "model_type": _Wording("expected a map, key: value", code="wrong-type"),
+    "literal_error": _Wording("expected {expected}", code="unknown-choice"),
+    "finite_number": _Wording("expected a finite number", code="out-of-range"),
+    "greater_than_equal": _Wording("expected {ge} or more", code="out-of-range"),
+    "greater_than": _Wording("expected more than {gt}", code="out-of-range"),
+    "less_than_equal": _Wording("expected at most {le}", code="out-of-range"),
+    "less_than": _Wording("expected less than {lt}", code="out-of-range"),
+    "too_short": _Wording("the list is empty: name at least one, or remove the key", code="empty-list"),
+    "string_too_short": _Wording("the text is empty", code="empty-text"),
+    "string_too_long": _Wording("longer than {max_length} characters", code="too-long"),
 }
-_MESSAGES = {
-    "too_short": "the list is empty: name at least one, or remove the key",
-    "string_too_short": "the text is empty",
-    "string_too_long": "longer than {max_length} characters",
-}
-_CODES = {
-    "greater_than_equal": "out-of-range",
-    "greater_than": "out-of-range",
-    "less_than_equal": "out-of-range",
-    "less_than": "out-of-range",
-    "finite_number": "out-of-range",
-    "literal_error": "unknown-choice",
-    "too_short": "empty-list",
-    "string_too_short": "empty-text",
-    "string_too_long": "too-long",
-}
-"""The codes of pydantic's types of errors. The first one that occurs in a union counts; all others are `wrong-type`."""
+_EXPECTED = "expected "
 _TEXT_SHOWN = 60
 
 
@@ -110,12 +113,14 @@ def _problems(path: KeyPath, alternatives: Sequence[Details], tree: Node, model:
 
 
 def _code(alternatives: Sequence[Details], got: Any) -> str:
+    """The code of the first alternative of a union that says more than `wrong-type`."""
     for details in alternatives:
         if details["type"] == "value_error":
             return code_of(details["ctx"]["error"])
-    codes = [_CODES.get(details["type"], "wrong-type") for details in alternatives]
-    if "unknown-choice" in codes and not isinstance(got, str):  # a choice is text
-        codes = [code for code in codes if code != "unknown-choice"] or ["wrong-type"]
+    found = (_WORDINGS.get(details["type"]) for details in alternatives)
+    codes = ["invalid-value" if wording is None else wording.code for wording in found]
+    if not isinstance(got, str):  # choices are text: another type is none of them
+        codes = ["wrong-type" if code == "unknown-choice" else code for code in codes]
     return next((code for code in codes if code != "wrong-type"), "wrong-type")
 
 
@@ -125,13 +130,14 @@ def _message(alternatives: Sequence[Details], got: Any, *, hidden: bool) -> str:
         kind, context = details["type"], details.get("ctx", {})
         if kind == "value_error":
             return str(context["error"])
-        if kind in _MESSAGES:
-            return _MESSAGES[kind].format(**context)
-        if kind not in _EXPECTED:
+        if kind not in _WORDINGS:
             return str(details["msg"])
-        expected.append(_EXPECTED[kind].format(**context))
+        text = _WORDINGS[kind].text.format(**context)
+        if not text.startswith(_EXPECTED):
+            return text
+        expected.append(text.removeprefix(_EXPECTED))
     shown = _kind(got) if hidden else _shown(got)
-    return f"expected {either(expected)}, got {shown}{_advice(expected, alternatives, got)}"
+    return f"{_EXPECTED}{either(expected)}, got {shown}{_advice(expected, alternatives, got)}"
 
 
 def _advice(expected: Sequence[str], alternatives: Sequence[Details], got: Any) -> str:
@@ -139,7 +145,7 @@ def _advice(expected: Sequence[str], alternatives: Sequence[Details], got: Any) 
         return ": put it in quotes"
     if {"a whole number", "a number"} & set(expected) and isinstance(got, str) and got.strip().isdigit():
         return " in quotes: remove the quotes"
-    if got is None and expected == [_EXPECTED["model_type"]]:
+    if got is None and {details["type"] for details in alternatives} == {"model_type"}:
         return ": write {} for the defaults, or remove the key"
     choices = [choice for details in alternatives for choice in _choices(details)]
     near = get_close_matches(got, choices, n=1) if isinstance(got, str) else []
