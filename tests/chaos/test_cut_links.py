@@ -91,7 +91,7 @@ def test_a_connection_that_is_bounded_ends_in_time(hosts, sends):
     began = time.monotonic()
     near.stdin.write("go on\n")
     near.stdin.flush()
-    assert near.stdout.readline() in ("[Errno 110] Connection timed out\n", "[Errno 113] No route to host\n")
+    assert near.stdout.readline().split("]")[0] in ("[Errno 110", "[Errno 113")
     assert time.monotonic() - began < 10
 
 

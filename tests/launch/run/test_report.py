@@ -1,8 +1,10 @@
 """The report of a job that has ended, and the event_log of how it got there."""
 
+import errno
 import inspect
 import json
 import math
+import os
 import re
 import resource
 import signal
@@ -80,12 +82,13 @@ def test_the_first_failure_is_the_headline_and_the_rest_are_consequences(played)
     job.at(8, lost, Exited(CHIEF, 1), Exited(WORKER, -15))
     report = job.report
     assert report.exit_code == 137
-    assert report.headline.startswith("ps:0 failed after 7.2 s, killed by SIGKILL")
+    assert report.headline.startswith("ps:0 failed after 7.2 s, ")
+    assert "SIGKILL" in report.headline
     assert (report.code, report.as_json()["code"]) == ("task-killed", "task-killed")
     assert report.failures[0].last_lines == (*(f"line {number}" for number in range(20, 30)), "unfini")
     (consequence,) = report.failures[1:]
     assert (consequence.task, consequence.seconds, consequence.code) == (CHIEF, 8.0, "task-failed")
-    assert consequence.summary.endswith("exit code 1: UnavailableError: lost ps:0")
+    assert consequence.summary.endswith("UnavailableError: lost ps:0")
     assert [(end.task, end.status, end.code) for end in report.tasks] == [
         (CHIEF, Status.FAILED, 1), (WORKER, Status.STOPPED, -15), (PS, Status.FAILED, -9)
     ]  # fmt: skip
@@ -187,14 +190,14 @@ def test_checkpoints_that_could_not_be_written_or_were_damaged(played):
     damage = {"step": 40, "reason": "variables.index has 3 bytes instead of 30"}
     for task in (CHIEF, EVALUATOR):
         job.at(1, record(task, "checkpoint_damaged", **damage))
-    job.at(2, record(CHIEF, "checkpoint_failed", step=50, reason="No space left on device"))
+    job.at(2, record(CHIEF, "checkpoint_failed", step=50, reason=os.strerror(errno.ENOSPC)))
     damaged, failed, *_ = job.report.warnings
     assert "step 40" in damaged
     assert damaged.endswith(damage["reason"])
-    assert failed.endswith("step 50: No space left on device")
-    job.at(3, record(CHIEF, "checkpoint_failed", step=60, reason="Input/output error"))
+    assert failed.endswith(f"step 50: {os.strerror(errno.ENOSPC)}")
+    job.at(3, record(CHIEF, "checkpoint_failed", step=60, reason=os.strerror(errno.EIO)))
     assert job.report.warnings[1].startswith("2 checkpoints")
-    assert job.report.warnings[1].endswith("step 60: Input/output error")
+    assert job.report.warnings[1].endswith(f"step 60: {os.strerror(errno.EIO)}")
 
 
 def test_metrics_that_could_not_be_written(played):

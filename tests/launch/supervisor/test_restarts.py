@@ -278,7 +278,7 @@ def test_a_role_has_a_limit_of_its_own():
     history.at(5, Exited(W0, -9), Exited(W1, -9), Tick())
     assert history.actions == (Start(W0), Start(W1))
     assert history.at(6, Exited(W0, -9)) == {CHIEF: TERM}
-    assert "roles.worker.restart.max is 1" in history.state.tasks[W0].not_restarted_because
+    assert "restart.max is 1" in history.state.tasks[W0].not_restarted_because
 
 
 def test_a_signal_ends_a_job_that_waits_for_its_restart_at_once():
