@@ -323,7 +323,7 @@ def _exit_kind(task: TaskState) -> str:
     if task.stall_reason:
         return "task-stalled"
     if task.cause:
-        return "task-lost"
+        return "ended-by-platform"
     return "task-killed" if (task.code or 0) < 0 else "task-failed"
 
 
