@@ -55,13 +55,13 @@ def test_notes_say_how_it_was_measured():
     assert "of 3 runs of 200 steps of each worker" in notes
     assert "up to 4% of the machine" in notes
     assert "against 1 workers" in notes
-    assert "100% to 125% of what it takes without" in notes
+    assert "100% to 125%" in notes
 
 
 def test_nothing_is_made_up_where_steps_are_not_split():
     results = Results("digits", "2 cores", 20, 0.0, (row(2, 10.0), row(4, 15.0)))
     assert len(results.tables()) == 1
-    assert "A GPU takes work over" in " ".join(results.notes())
+    assert "GPU" in " ".join(results.notes())
     assert [each["split"] for each in results.as_json()["rows"]] == [None, None]
 
 

@@ -107,7 +107,7 @@ def test_what_cannot_be_written_is_told_before_anything_runs(tfdist, cluster_fil
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--workers", "two"], "error: --workers is 'two'"),
+        (["--workers", "two"], "error[invalid-workers]: "),
         (["--steps", "0"], "--steps"),
         (["--rounds", "0"], "--rounds"),
         (["--", "python", "train.py"], "unexpected extra argument"),

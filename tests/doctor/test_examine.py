@@ -11,6 +11,7 @@ from importlib.metadata import version
 import psutil
 import pytest
 
+from tests.support.codes import raises
 from tfdist_cli.doctor import probe
 from tfdist_cli.doctor.examine import examine
 from tfdist_cli.doctor.findings import findings_of
@@ -45,11 +46,11 @@ def site(name, *tasks, kind=Site, **folders):
 
 def test_all_reach_all():
     seen = look(site("a", WORKER), site("b", PS))
-    assert [[(reach.task, reach.error, reach.right) for reach in one.reached] for one in seen] == [
+    assert [[(reach.task, reach.error, reach.right) for reach in one.connections] for one in seen] == [
         [(WORKER, "", True), (PS, "", True)]
     ] * 2
     assert all(abs(one.clock[0]) < 1 for one in seen)
-    assert seen[0].ports[WORKER]["port"] == seen[0].reached[0].address.port
+    assert seen[0].ports[WORKER]["port"] == seen[0].connections[0].address.port
 
 
 def test_a_busy_port_is_not_tried():
@@ -57,7 +58,7 @@ def test_a_busy_port_is_not_tried():
         port = taken.getsockname()[1]
         [one] = look(Site("a", {PS: Address("127.0.0.1", port), WORKER: Address("127.0.0.1", 0)}, {}, (PS, WORKER)))
     assert one.ports[PS]["error"] == "EADDRINUSE"
-    assert [reach.task for reach in one.reached] == [WORKER]
+    assert [reach.task for reach in one.connections] == [WORKER]
     assert [finding.code for finding in findings_of([one], trains=False)] == ["busy-port"]
 
 
@@ -104,25 +105,25 @@ probe.main(clock=lambda: time.time() + 100)
 
 def test_a_clock_that_is_off_and_a_login_that_greets():
     [one] = look(site("a", PS, kind=Script, script=WRONG_CLOCK))
-    assert one.silence is None
+    assert one.no_answer is None
     assert one.clock[0] == pytest.approx(100, abs=1)
 
 
 def test_a_host_that_ends_keeps_no_other_from_being_looked_at():
     seen = look(site("a", kind=Script, script="import sys; sys.exit('no such luck')"), site("b", PS))
-    assert (seen[0].silence.code, seen[0].silence.said) == (1, "no such luck")
-    assert seen[1].reached[0].right
+    assert (seen[0].no_answer.code, seen[0].no_answer.stderr) == (1, "no such luck")
+    assert seen[1].connections[0].right
 
 
 KILLED = """
 import asyncio, os, signal
-from tfdist_cli.doctor.examine import Conversation
+from tfdist_cli.doctor.examine import ProbeSession
 from tfdist_cli.doctor.sites import Site
 
 async def be_killed():
-    async with Conversation(Site("a")) as talk:
-        await talk.ask({"do": "listen", "ports": {"ps:0": 0}, "token": ""})
-        print(talk._process.pid, flush=True)
+    async with ProbeSession(Site("a")) as session:
+        await session.ask({"do": "listen", "ports": {"ps:0": 0}, "token": ""})
+        print(session._process.pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(be_killed())
@@ -138,7 +139,7 @@ def test_a_probe_ends_with_the_doctor():
 
 def test_no_ssh(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(UsageError, match="there is no program 'ssh' here, by which far is reached"):
+    with raises(UsageError, "program-not-found"):
         look(Site("far", ssh=(CLUSTER, HostSpec(address="far"))))
 
 

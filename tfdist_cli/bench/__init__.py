@@ -1,1 +1,1 @@
-"""Measuring a recipe on clusters of several sizes: what is run, what is read of it, and what it comes to."""
+"""Measures a recipe on clusters of several sizes: variants, measurements, results."""

@@ -1,4 +1,4 @@
-"""What repeated measurements come to."""
+"""Statistics of repeated measurements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Spread:
-    """The middle and the ends of several measurements."""
+    """Median and range of several measurements."""
 
     median: float
     low: float
@@ -17,9 +17,9 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one value."""
+        """Computes median and range of at least one value."""
         return cls(statistics.median(values), min(values), max(values))
 
     def shown(self, digits: int) -> str:
-        """`143 (139 to 150)`."""
+        """Formats median and range: `143 (139 to 150)`."""
         return f"{self.median:,.{digits}f} ({self.low:,.{digits}f} to {self.high:,.{digits}f})"

@@ -1,4 +1,4 @@
-"""The machine that is measured on: what it is, and what else it was doing."""
+"""The machine of a measurement: its description, and the load by other processes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PACKAGES = ("tensorflow-cpu", "tensorflow", "keras")
 
 
 def describe(packages: Sequence[str] = PACKAGES) -> str:
-    """This machine without its name: cores, system, versions."""
+    """Describes this machine without its name: cores, system, versions."""
     versions = [f"Python {platform.python_version()}", *filter(None, map(_installed, packages))]
     return f"{os.cpu_count()} cores ({platform.machine()}), {platform.system()}, {', '.join(versions)}"
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Processor seconds used up to a moment: by all processes, and by this one's ended children."""
+    """Processor seconds used so far: by all processes, and by this process's terminated children."""
 
     moment: float
     total: float
@@ -31,13 +31,13 @@ class Usage:
 
     @classmethod
     def now(cls) -> Usage:
-        """Up to this moment."""
+        """Returns the usage until now."""
         times, children = psutil.cpu_times(), resource.getrusage(resource.RUSAGE_CHILDREN)
         total = times.user + times.system + times.nice
         return cls(time.monotonic(), total, children.ru_utime + children.ru_stime)
 
     def others(self) -> float:
-        """The share of the machine that other processes have used since."""
+        """Returns the share of the machine that other processes have used since, from 0 to 1."""
         now = Usage.now()
         used = (now.total - self.total) - (now.own - self.own)
         return max(0.0, used / ((now.moment - self.moment) * (os.cpu_count() or 1)))

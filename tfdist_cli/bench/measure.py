@@ -1,4 +1,4 @@
-"""What the run directory of one training says of its measured epoch."""
+"""Reads the measured epoch of a training from its run directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfdist_cli.protocol.phases import PHASES, TRAFFIC
 
 @dataclass(frozen=True)
 class Rate:
-    """How fast one training was.
+    """The rate of one training.
 
     Args:
         steps: global steps per second.
@@ -28,13 +28,13 @@ class Rate:
 
 @dataclass(frozen=True)
 class Split:
-    """Where the time of a worker's step went, on average over all workers and measured steps.
+    """The phases of a worker's step, averaged over all workers and measured steps.
 
     Args:
-        step: how long a step took, in ms.
-        phases: how long each of its phases took, in ms, by the worker's own clock.
-        traffic: bytes that crossed in a step.
-        steps_per_second: the rate of this training, whose functions took the time.
+        step: duration of a step in ms.
+        phases: duration of each phase in ms, by the worker's clock.
+        traffic: bytes transferred in a step.
+        steps_per_second: the rate of this training, which measured its phases.
     """
 
     step: float
@@ -44,31 +44,31 @@ class Split:
 
     @property
     def rest(self) -> float:
-        """What is between a worker's functions, in ms: results on their way to the chief, and the next one from it."""
+        """Time between a worker's functions in ms: its result goes to the chief, and the next closure comes back."""
         return self.step - sum(self.phases.values())
 
 
 def read_rate(run_dir: Path, result: Mapping[str, Any]) -> Rate:
-    """The rate of a training's measured epoch.
+    """Returns the rate of the measured epoch.
 
     Args:
-        run_dir: the run's directory.
+        run_dir: the run directory.
         result: the chief's `result` record.
 
     Raises:
-        TfdistError: the training has no such epoch.
+        TfdistError: the training ended before that epoch was complete.
     """
     seconds, warm, measured = _epoch(run_dir)
     steps = measured["step"] - warm["step"]
-    # Batches are full, and each epoch has as many of them.
+    # Batches are full, and both epochs have the same number of them.
     return Rate(steps / seconds, result["examples"] / result["step"] * steps / seconds)
 
 
 def read_split(run_dir: Path) -> Split:
-    """Where the time of a training's measured epoch went; its tasks have taken it.
+    """Returns the phases of the measured epoch, as its tasks have measured them.
 
     Raises:
-        TfdistError: the training has no such epoch.
+        TfdistError: the training ended before that epoch was complete.
     """
     seconds, warm, measured = _epoch(run_dir)
     tasks = measured["phases"]
@@ -86,12 +86,13 @@ def read_split(run_dir: Path) -> Split:
 
 
 def _epoch(run_dir: Path) -> tuple[float, dict[str, Any], dict[str, Any]]:
-    """The seconds between the end of the first epoch and that of the second, and what had been counted at both."""
+    """Returns the duration of the second epoch in seconds, and the metrics at the end of both epochs."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     ends = [line for line in lines if line["split"] == "train" and line["epoch_done"]]
     if len(ends) != EPOCHS or ends[1]["step"] != EPOCHS * ends[0]["step"]:
         raise TfdistError(
-            "the training ended before the steps to be measured were done",
-            hint="leave out the recipe's callback that stopped it",
+            "the training ended before the measured steps were complete",
+            code="measurement-incomplete",
+            hint="remove the callback of the recipe that stops the training",
         )
     return ends[1]["seconds"] - ends[0]["seconds"], ends[0], ends[1]

@@ -1,4 +1,4 @@
-"""Plots of what was measured, by matplotlib, which the extra `plot` brings."""
+"""Plots results with matplotlib, which the extra `plot` installs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfdist_cli.protocol.phases import PHASES
 
 _BAR = 0.55
 _STYLE = {
-    "svg.hashsalt": "tfdist",  # the same numbers make the same file
+    "svg.hashsalt": "tfdist",  # equal results give equal files
     "svg.fonttype": "none",
     "font.size": 9,
     "axes.spines.top": False,
@@ -30,19 +30,27 @@ COLOURS = dict(
 
 
 def require_matplotlib() -> None:
-    """Raises `UsageError`, naming the extra to install, where there is no matplotlib."""
+    """Checks that matplotlib is installed.
+
+    Raises:
+        UsageError: it is not.
+    """
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("matplotlib is not installed here, and a plot needs it", hint="pip install 'tfdist-cli[plot]'")
+        raise UsageError(
+            "matplotlib, which draws the plot, is not installed",
+            code="matplotlib-missing",
+            hint="pip install 'tfdist-cli[plot]'",
+        )
 
 
 @contextmanager
 def figure(path: Path, width: float, height: float) -> Iterator[Any]:
-    """An empty figure, saved when the context is left.
+    """Yields an empty figure, and saves it when the context exits.
 
     Args:
-        path: the file; its suffix says what is written, such as .svg or .png.
-        width: inches.
-        height: inches.
+        path: the file; its suffix selects the format, such as .svg or .png.
+        width: in inches.
+        height: in inches.
     """
     import matplotlib as mpl  # noqa: PLC0415 it takes half a second
     from matplotlib.figure import Figure  # noqa: PLC0415
@@ -55,7 +63,7 @@ def figure(path: Path, width: float, height: float) -> Iterator[Any]:
 
 
 def plot(results: Results, path: Path) -> None:
-    """Plots the rates of all variants, and beside them what their steps are made of."""
+    """Plots the rates of all variants, and the phases of their steps."""
     split = [row for row in results.rows if row.split]
     with figure(path, 9 if split else 5, 1.8 + 0.35 * len(results.rows)) as whole:
         axes = whole.subplots(1, 2 if split else 1, squeeze=False)[0]

@@ -1,4 +1,4 @@
-"""What all runs come to: a row for each variant, as JSON and as Markdown."""
+"""The results of a benchmark: one row per variant, as JSON and as Markdown."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ TITLES = {
     "pushed": "pushed",
     "reduced": "all-reduced",
 }
-"""What tables call phases and bytes."""
+"""Titles of phases and of bytes in tables."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one variant.
+    """The measurements of one variant.
 
     Args:
-        name: what tables call it.
-        workers: how many computed gradients.
-        alone: whether it is the one process beside the cluster.
-        rates: one of each round.
-        split: where the time of a step went; None where that cannot be told.
+        name: its name in tables.
+        workers: number of workers that compute gradients.
+        alone: whether it is the single-process baseline.
+        rates: one per round.
+        split: the phases of a step; None if they cannot be measured.
     """
 
     name: str
@@ -50,14 +50,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Results:
-    """All of it.
+    """The results of all variants.
 
     Args:
-        title: what was trained on what.
-        machine: where.
+        title: recipe and cluster.
+        machine: description of the machine.
         steps: measured steps of each worker in a run.
-        others: the largest share of the machine that other processes used during one of the runs.
-        rows: one for each variant; the one process comes last.
+        others: largest share of the machine that other processes used during a run.
+        rows: one per variant; the single process is the last.
     """
 
     title: str
@@ -67,18 +67,18 @@ class Results:
     rows: tuple[Row, ...]
 
     def efficiency(self, row: Row) -> float | None:
-        """Examples per second and worker, as a share of what the fewest workers have; None beside the cluster."""
+        """Returns examples per second and worker, relative to the smallest cluster; None for the single process."""
         first = self.rows[0]
         if row.alone or first.alone:
             return None
         return (row.examples.median / row.workers) / (first.examples.median / first.workers)
 
     def tables(self) -> list[list[list[str]]]:
-        """The tables that have something in them, each with its heads first."""
+        """Returns the tables that have rows. The first row of each is its header."""
         return [table for table in (self.rates(), self.phases(), self.traffic()) if len(table) > 1]
 
     def rates(self) -> list[list[str]]:
-        """The table of rates, its heads first."""
+        """Returns the table of rates."""
         table = [["", "steps/s", "examples/s", "efficiency"]]
         for row in self.rows:
             share = self.efficiency(row)
@@ -86,7 +86,7 @@ class Results:
         return table
 
     def phases(self) -> list[list[str]]:
-        """The table of milliseconds in a step, its heads first; only heads where they cannot be told."""
+        """Returns the table of phases in ms; only its header if they cannot be measured."""
         splits = [(row.name, row.split) for row in self.rows if row.split]
         names = [name for name in PHASES if any(name in split.phases for _, split in splits)]
         table = [["ms a step", *(TITLES[name] for name in names), "rest", "step"]]
@@ -96,14 +96,14 @@ class Results:
         return table
 
     def traffic(self) -> list[list[str]]:
-        """The table of bytes in a step, its heads first; only heads where none crosses."""
+        """Returns the table of bytes per step; only its header if there is no traffic."""
         splits = [(row.name, row.split.traffic) for row in self.rows if row.split and row.split.traffic]
         names = [name for name in TRAFFIC if any(name in sizes for _, sizes in splits)]
         cells = [[name, *(f"{sizes[each]:,.0f}" if each in sizes else "" for each in names)] for name, sizes in splits]
         return [["bytes a step", *(TITLES[name] for name in names)], *cells]
 
     def notes(self) -> Iterator[str]:
-        """What a reader of the tables has to know."""
+        """Yields notes on how to read the tables."""
         rounds = len(self.rows[0].rates)
         yield (
             f"Median (min to max) of {rounds} run{'s' if rounds > 1 else ''} of {self.steps} steps of each worker. "
@@ -116,14 +116,14 @@ class Results:
         if paces:
             shown = " to ".join(dict.fromkeys(f"{pace:.0%}" for pace in (min(paces), max(paces))))
             yield (
-                "The parts of a step are those of one more run, which takes the time of each: "
-                f"a step took {shown} of what it takes without."
+                "The phases come from one more run, which measures them: "
+                f"its steps took {shown} of the time of the other runs."
             )
         else:
-            yield "A GPU takes work over long before it has done it: what a step's time is spent on is not told."
+            yield "Phases are not measured with GPUs: a GPU runs operations asynchronously."
 
     def as_json(self) -> dict[str, Any]:
-        """All of it in plain JSON types."""
+        """Returns the results in plain JSON types."""
         return {
             "title": self.title,
             "machine": self.machine,
@@ -144,14 +144,14 @@ class Results:
         }
 
     def as_markdown(self, plot: str | None = None) -> str:
-        """A page.
+        """Returns the results as a Markdown page.
 
         Args:
-            plot: the file with the plot, as the page is to name it.
+            plot: path of the plot in the page.
         """
         parts = [f"# {self.title}", f"{self.machine}.", *map(_markdown, self.tables()), *self.notes()]
         if plot:
-            parts.insert(2, f"![Examples per second, and the parts of a step]({plot})")
+            parts.insert(2, f"![Examples per second, and the phases of a step]({plot})")
         return "\n\n".join(parts) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Cluster and recipe → what is measured: the same training with several numbers of workers, and in one process."""
+"""The variants of a benchmark: the same training with several numbers of workers, and in one process."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tfdist_cli.spec.sections.role_spec import RoleSpec
 from tfdist_cli.spec.strategies import STRATEGIES, computes_gradients
 
 EPOCHS = 2
-"""One to warm up, in which functions are traced, and the measured one. They are alike: the second traces none."""
+"""One warm-up epoch, in which functions are traced, and one measured epoch of the same length, which traces none."""
 _AUTO_EXECUTION = 20
-"""Steps that `steps_per_execution: auto` takes at the most."""
+"""Maximum number of steps of `steps_per_execution: auto`."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the things that are compared.
+    """One of the compared trainings.
 
     Args:
-        cluster: its tasks.
-        workers: how many of them compute gradients.
-        alone: whether it is the one process beside the cluster.
+        cluster: its cluster.
+        workers: number of workers that compute gradients.
+        alone: whether it is the single-process baseline.
     """
 
     cluster: Cluster
@@ -38,22 +38,22 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Its name in tables."""
         if self.alone:
             return "one process"
         return f"{self.workers} worker{'s' if self.workers > 1 else ''}"
 
 
 def variants_of(cluster: Cluster, recipe: Recipe, wanted: Sequence[int] = ()) -> list[Variant]:
-    """A cluster with several numbers of workers, and one process without a cluster.
+    """Returns the cluster with several numbers of workers, and the single-process baseline.
 
     Args:
-        cluster: as the file has it.
-        recipe: what it trains.
-        wanted: numbers of workers; by default its own, 1, and the powers of 2 between.
+        cluster: the cluster of the file.
+        recipe: the recipe.
+        wanted: numbers of workers; by default 1, powers of 2, and the cluster's number.
 
     Raises:
-        UsageError: the cluster cannot have so many, or the recipe's updates cannot do with so few.
+        UsageError: the cluster cannot have that many workers, or the recipe's updates need more.
     """
     cluster = cluster.model_copy(update={"roles": cluster.roles.model_copy(update={"evaluator": None})})
     own, least = _own(cluster), _least(cluster, recipe)
@@ -68,48 +68,52 @@ def variants_of(cluster: Cluster, recipe: Recipe, wanted: Sequence[int] = ()) ->
 
 
 def workers_of(text: str) -> list[int]:
-    """The numbers that `--workers 1,2,4` names.
+    """Parses the value of `--workers`, such as `1,2,4`.
 
     Raises:
-        UsageError: it names something else.
+        UsageError: it is no list of positive integers.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and int(part) for part in parts):
-        raise UsageError(f"--workers is {text!r}", hint="give numbers from 1 on with commas between, such as 1,2,4")
+        raise UsageError(
+            f"--workers is {text!r}",
+            code="invalid-workers",
+            hint="use positive integers, separated by commas, such as 1,2,4",
+        )
     return [int(part) for part in parts]
 
 
 def measured_recipe(recipe: Recipe, variant: Variant, steps: int) -> Recipe:
-    """The recipe with nothing in it but the training, twice as long as what is measured of it.
+    """Returns the recipe without checkpoints, evaluation and export, with two epochs of the measured length.
 
     Args:
-        recipe: as the file has it.
-        variant: what trains it.
-        steps: steps of each worker to measure, as `whole` has them.
+        recipe: the recipe of the file.
+        variant: the variant that trains it.
+        steps: measured steps of each worker, a multiple as returned by `whole_executions`.
     """
-    takes_turns = STRATEGIES[variant.cluster.strategy].coordinated and not recipe.updates.synchronous
-    length = {"epochs": EPOCHS, "steps_per_epoch": steps * (variant.workers if takes_turns else 1)}
+    divides_steps = STRATEGIES[variant.cluster.strategy].coordinated and not recipe.updates.synchronous
+    length = {"epochs": EPOCHS, "steps_per_epoch": steps * (variant.workers if divides_steps else 1)}
     train = recipe.train.model_copy(update={**length, "max_steps": None, "repeat": True})
     return recipe.model_copy(update={"train": train, "checkpoint": None, "evaluate": None, "export": None})
 
 
-def whole(recipe: Recipe, steps: int) -> int:
-    """So many steps or a few more: an execution that is cut short would be a function of its own, yet to be traced."""
+def whole_executions(recipe: Recipe, steps: int) -> int:
+    """Rounds steps up to whole executions: a shorter execution would need another function to be traced."""
     size = recipe.train.steps_per_execution
     size = _AUTO_EXECUTION if size == "auto" else size
     unit = math.lcm(size, size + -size % recipe.updates.steps_per_round)
     return steps + -steps % unit
 
 
-def watched(cluster: Cluster) -> Cluster:
-    """The cluster with tasks that take the time of each phase."""
+def with_phases(cluster: Cluster) -> Cluster:
+    """Returns the cluster with tasks that measure the phases of a step."""
     given: dict[str, RoleSpec | None] = {role: cluster.roles.of(role) for role in ROLES}
     roles = {role: spec.model_copy(update={"env": {**spec.env, WATCH: "1"}}) for role, spec in given.items() if spec}
     return cluster.model_copy(update={"roles": cluster.roles.model_copy(update=roles)})
 
 
-def can_be_watched(cluster: Cluster) -> bool:
-    """Whether the clock of a task says when something is done: a GPU takes work over long before it has done it."""
+def can_measure_phases(cluster: Cluster) -> bool:
+    """Whether phases can be measured by a task's clock. With a GPU they cannot: it runs operations asynchronously."""
     addresses = {task: cluster.address(task) for task in cluster.tasks}
     return not any(share.gpus for share in allocate(cluster, addresses, Machine.here()).values())
 
@@ -129,12 +133,14 @@ def _powers_of_2(end: int) -> list[int]:
 def _check(cluster: Cluster, count: int, least: int) -> None:
     if STRATEGIES[cluster.strategy].one_process and count > 1:
         raise UsageError(
-            f"{count} workers cannot be measured: {cluster.strategy} trains in one process",
-            hint="leave out --workers, or take strategy: parameter_server or multi_worker_mirrored",
+            f"cannot measure {count} workers: {cluster.strategy} trains in one process",
+            code="too-many-workers",
+            hint="remove --workers, or use strategy: parameter_server or multi_worker_mirrored",
         )
     if count < least:
         raise UsageError(
-            f"{count} workers cannot be measured: updates.aggregate asks for the gradients of {least}",
+            f"cannot measure {count} workers: updates.aggregate requires gradients of {least}",
+            code="too-few-workers",
             hint=f"measure at least {least} workers, or set updates.aggregate=null",
         )
     worker = cluster.roles.of("worker")
@@ -142,13 +148,14 @@ def _check(cluster: Cluster, count: int, least: int) -> None:
     most = _own(cluster)
     if hosts and count > most:
         raise UsageError(
-            f"{count} workers cannot be measured: roles.worker names {len(hosts)} hosts",
-            hint=f"measure at most {most} workers, or name more hosts",
+            f"cannot measure {count} workers: roles.worker names {len(hosts)} hosts",
+            code="too-many-workers",
+            hint=f"measure at most {most} workers, or add hosts",
         )
 
 
 def _resized(cluster: Cluster, count: int) -> Cluster:
-    """The cluster with so many workers; of mirrored ones the chief is the first."""
+    """Returns the cluster with another number of workers. A mirrored chief counts as a worker."""
     roles, traits = cluster.roles, STRATEGIES[cluster.strategy]
     if traits.one_process:
         return cluster
@@ -159,7 +166,7 @@ def _resized(cluster: Cluster, count: int) -> Cluster:
 
 
 def _alone(cluster: Cluster) -> Cluster:
-    """One process with what chief and workers are given, who share the recipe's code on parameter servers."""
+    """Returns the single-process cluster, with environment and secrets of the chief and the workers."""
     training = [role for role, traits in ROLES.items() if traits.trains]
     given = [spec for role in reversed(training) if (spec := cluster.roles.of(role))]
     env = {name: value for spec in given for name, value in spec.env.items()}

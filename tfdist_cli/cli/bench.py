@@ -22,11 +22,11 @@ from tfdist_cli.bench.plot import plot, require_matplotlib
 from tfdist_cli.bench.results import Results, Row
 from tfdist_cli.bench.variants import (
     Variant,
-    can_be_watched,
+    can_measure_phases,
     measured_recipe,
     variants_of,
-    watched,
-    whole,
+    whole_executions,
+    with_phases,
     workers_of,
 )
 from tfdist_cli.cli.console import console
@@ -92,7 +92,7 @@ def bench(  # noqa: PLR0913 a parameter is an option
     if output is not None:
         require_matplotlib()
         _make_folder(output)
-    results = _measure(spec, trained, variants, whole(trained, steps), rounds)
+    results = _measure(spec, trained, variants, whole_executions(trained, steps), rounds)
     if output is not None:
         _write(results, output)
     if as_json:
@@ -113,8 +113,8 @@ def _measure(cluster: Cluster, recipe: Recipe, variants: list[Variant], steps: i
                 rates[place].append(read_rate(run_dir, result))
             _say(f"round {number + 1}/{rounds}  {variants[place].name}: {rates[place][-1].steps:.1f} steps/s")
     for place, variant in enumerate(variants):
-        if can_be_watched(variant.cluster):
-            with runs.run(replace(variant, cluster=watched(variant.cluster))) as (run_dir, _):
+        if can_measure_phases(variant.cluster):
+            with runs.run(replace(variant, cluster=with_phases(variant.cluster))) as (run_dir, _):
                 split = splits[place] = read_split(run_dir)
             _say(f"parts of a step  {variant.name}: {split.step:.2f} ms")
     rows = [

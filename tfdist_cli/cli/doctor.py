@@ -26,7 +26,7 @@ from tfdist_cli.plan.warnings import warnings_of
 from tfdist_cli.spec.loading.load import load_run
 
 if TYPE_CHECKING:
-    from tfdist_cli.doctor.examine import Seen
+    from tfdist_cli.doctor.examine import HostResult
     from tfdist_cli.spec.sections.cluster import Cluster
 
 EXAMPLES = (
@@ -89,7 +89,7 @@ def _findings_before_start(cluster: Cluster) -> Iterator[Finding]:
             yield Finding(error.code or "launcher", "error", HERE, error.message, error.hint or "")
 
 
-def _print(seen: Sequence[Seen], found: Sequence[Finding]) -> None:
+def _print(seen: Sequence[HostResult], found: Sequence[Finding]) -> None:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for column in ("host", "tasks", "Python", "TensorFlow", "Keras", "tfdist", "GPUs", "free memory", "clock"):
         table.add_column(column, overflow="fold", no_wrap=column not in _FOLDED)
@@ -106,9 +106,9 @@ def _print(seen: Sequence[Seen], found: Sequence[Finding]) -> None:
     console.out.print(Text(summary if found else "no problems found", style="bold" if found else "bold green"))
 
 
-def _row(one: Seen) -> tuple[str, ...]:
+def _row(one: HostResult) -> tuple[str, ...]:
     name, tasks = neutral(one.site.name), ", ".join(map(str, one.site.tasks)) or "none"
-    if one.silence:
+    if one.no_answer:
         return (name, tasks, "no answer", *[""] * 6)
     facts = one.facts
     versions = {**facts["versions"], **{key: text for key, text in (facts["imported"] or {}).items() if key != "error"}}

@@ -1,1 +1,1 @@
-"""What a machine, or each host of a cluster, lacks: a probe that looks, and findings that follow from what it saw."""
+"""Examines this machine or the hosts of a cluster: a probe collects facts, and findings are derived from them."""

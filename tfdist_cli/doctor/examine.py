@@ -1,4 +1,4 @@
-"""Looks at all hosts of a cluster at once: sends each the probe, asks what it has, has them connect to each other."""
+"""Examines all hosts concurrently: sends each the probe, requests its facts, and tests connections between them."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ _BOOT = "import sys; exec(compile(sys.stdin.buffer.read(int(sys.argv[1])), 'prob
 _ANSWER_SECONDS = 30.0
 _CLOCK_QUESTIONS = 3
 _AT_ONCE = 32
-"""Hosts that are looked at together."""
+"""Maximum number of hosts examined concurrently."""
 
 
-class Silent(Exception):
+class NoAnswer(Exception):
     """A host does not answer.
 
     Args:
-        code: what the command that reaches it ended with; None when it still ran.
-        said: what it wrote to standard error.
+        code: exit code of the command that connects to it; None if the command still ran.
+        stderr: its output on stderr.
     """
 
-    def __init__(self, code: int | None, said: str) -> None:
-        super().__init__(said)
-        self.code, self.said = code, said
+    def __init__(self, code: int | None, stderr: str) -> None:
+        super().__init__(stderr)
+        self.code, self.stderr = code, stderr
 
 
 @dataclass(frozen=True)
-class Reach:
-    """What came of one host connecting to a task of another.
+class Connection:
+    """The result of connecting to the port of a task.
 
     Args:
-        task: the task whose port it was.
-        address: the address that was tried.
-        error: why there was no connection, as the kernel names it; empty when there was one.
-        right: whether the probe of the task's own host answered there.
+        task: the task.
+        address: the address of the port.
+        error: the kernel's name of the error, such as ECONNREFUSED; empty on success.
+        right: whether the probe on the task's host answered.
     """
 
     task: TaskId
@@ -60,28 +60,28 @@ class Reach:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What was seen of a host.
+class HostResult:
+    """The results of a host.
 
     Args:
         site: the host.
-        facts: what the probe's `look` told; empty when the host didn't answer.
-        silence: why it didn't.
-        clock: seconds that its clock is ahead of this machine's, and by how much that may be wrong.
-        ports: what the probe's `listen` told of each task's port.
-        reached: the tasks that it connected to, those on itself among them.
+        facts: the result of the probe's `collect`; empty if the host did not answer.
+        no_answer: why the host did not answer.
+        clock: offset of its clock from this machine's in seconds (positive: ahead), and the uncertainty in seconds.
+        ports: the result of the probe's `listen` for each task's port.
+        connections: its connections to the tasks of all hosts, including its own.
     """
 
     site: Site
     facts: Mapping[str, Any] = field(default_factory=dict)
-    silence: Silent | None = None
+    no_answer: NoAnswer | None = None
     clock: tuple[float, float] = (0.0, 0.0)
     ports: Mapping[TaskId, Mapping[str, Any]] = field(default_factory=dict)
-    reached: tuple[Reach, ...] = ()
+    connections: tuple[Connection, ...] = ()
 
 
-class Conversation:
-    """A probe on a host, and the questions that it is asked.
+class ProbeSession:
+    """A session with the probe on a host.
 
     Args:
         site: the host.
@@ -89,7 +89,7 @@ class Conversation:
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self._said: deque[str] = deque(maxlen=20)
+        self._stderr: deque[str] = deque(maxlen=20)
 
     async def __aenter__(self) -> Self:
         program = Path(probe.__file__).read_bytes()
@@ -105,12 +105,13 @@ class Conversation:
             )
         except FileNotFoundError:
             raise UsageError(
-                f"there is no program {argv[0]!r} here, by which {self.site.name} is reached",
+                f"the program {argv[0]!r}, which connects to {self.site.name}, is not installed",
+                code="program-not-found",
                 hint="install it, such as by: apt-get install openssh-client",
             ) from None
         stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
         if stdin is None or stdout is None or stderr is None:
-            raise RuntimeError("all were asked for as pipes")
+            raise RuntimeError("a stream of the probe is no pipe")
         self._questions, self._answers = stdin, stdout
         self._listening = asyncio.create_task(self._listen(stderr))
         self._write(program)
@@ -126,28 +127,32 @@ class Conversation:
         await self._listening
 
     async def ask(self, question: Mapping[str, Any], seconds: float = _ANSWER_SECONDS) -> Any:
-        """Asks, and waits for the answer.
+        """Sends a request and returns the answer.
+
+        Args:
+            question: the request; `do` names the action.
+            seconds: timeout.
 
         Raises:
-            Silent: there is none.
+            NoAnswer: the host does not answer.
         """
         self._write(json.dumps(question).encode() + b"\n")
         try:
             line = await asyncio.wait_for(self._answer(), seconds)
         except asyncio.TimeoutError:
-            raise Silent(None, f"no answer within {seconds:g} s") from None
+            raise NoAnswer(None, f"no answer within {seconds:g} s") from None
         if not line:
             code = await self._process.wait()
             await self._listening
-            raise Silent(code, "\n".join(self._said))
+            raise NoAnswer(code, "\n".join(self._stderr))
         return json.loads(line)
 
     def _write(self, data: bytes) -> None:
-        with suppress(ConnectionError):  # it has ended, which the next answer tells
+        with suppress(ConnectionError):  # the probe has exited: reading the answer reports it
             self._questions.write(data)
 
     async def _answer(self) -> bytes:
-        """The next line of JSON; a login's greetings may come before."""
+        """Returns the next line of JSON. Skips output of login scripts before it."""
         while line := await self._answers.readline():
             if line.startswith((b"{", b"[")):
                 return line
@@ -155,74 +160,79 @@ class Conversation:
 
     async def _listen(self, stderr: asyncio.StreamReader) -> None:
         async for line in stderr:
-            self._said.append(line.decode(errors="replace").rstrip())
+            self._stderr.append(line.decode(errors="replace").rstrip())
 
 
-async def examine(sites: Sequence[Site], names: Sequence[str], *, imports: bool) -> list[Seen]:
-    """Looks at hosts.
+async def examine(sites: Sequence[Site], names: Sequence[str], *, imports: bool) -> list[HostResult]:
+    """Examines hosts.
 
     Args:
         sites: the hosts.
-        names: the host names that each is to look up.
-        imports: whether hosts with tasks, or the only one, import TensorFlow to see what it sees, which takes seconds.
+        names: host names that each host resolves.
+        imports: whether hosts with tasks, or a single host, import TensorFlow, which takes seconds.
 
     Returns:
-        What was seen of each, in their order.
+        The results, in the order of `sites`.
     """
     async with AsyncExitStack() as open_:
-        turns = asyncio.Semaphore(_AT_ONCE)
-        talks = [await open_.enter_async_context(Conversation(site)) for site in sites]
+        slots = asyncio.Semaphore(_AT_ONCE)
+        sessions = [await open_.enter_async_context(ProbeSession(site)) for site in sites]
         alone = len(sites) == 1
         seen = await asyncio.gather(
-            *(_look(talk, names, turns, imports=imports and (alone or bool(talk.site.tasks))) for talk in talks)
+            *(
+                _examine(session, names, slots, imports=imports and (alone or bool(session.site.tasks)))
+                for session in sessions
+            )
         )
         listening: dict[TaskId, Address] = {}
         for one in seen:
-            for task, told in one.ports.items():
-                if "error" not in told:
-                    listening[task] = Address(one.site.ports[task].host or one.facts["address"], told["port"])
-        return list(await asyncio.gather(*map(_connect, talks, seen, [listening] * len(talks))))
+            for task, result in one.ports.items():
+                if "error" not in result:
+                    listening[task] = Address(one.site.ports[task].host or one.facts["address"], result["port"])
+        return list(await asyncio.gather(*map(_connect, sessions, seen, [listening] * len(sessions))))
 
 
 _TOKEN = f"tfdist-doctor-{secrets.token_hex(16)}"
-"""What the probes of this examination answer with; whoever says something else is another program."""
+"""The reply of this examination's probes. Any other reply comes from another program."""
 
 
-async def _look(talk: Conversation, names: Sequence[str], turns: asyncio.Semaphore, *, imports: bool) -> Seen:
-    site = talk.site
+async def _examine(
+    session: ProbeSession, names: Sequence[str], slots: asyncio.Semaphore, *, imports: bool
+) -> HostResult:
+    site = session.site
     question = {"do": "look", "names": list(names), "folders": [*site.folders.values()]}
-    async with turns:
+    async with slots:
         try:
             seconds = _ANSWER_SECONDS + (probe.IMPORT_TIMEOUT if imports else 0)
-            facts = await talk.ask({**question, "imports": imports}, seconds)
-            clock = min([await _clock(talk) for _ in range(_CLOCK_QUESTIONS)], key=lambda measured: measured[1])
+            facts = await session.ask({**question, "imports": imports}, seconds)
+            clock = min([await _clock(session) for _ in range(_CLOCK_QUESTIONS)], key=lambda measured: measured[1])
             wanted = {str(task): address.port for task, address in site.ports.items()}
-            ports = await talk.ask({"do": "listen", "ports": wanted, "token": _TOKEN})
-        except Silent as silence:
-            return Seen(site, silence=silence)
-    return Seen(site, facts, None, clock, {TaskId.parse(task): told for task, told in ports.items()})
+            ports = await session.ask({"do": "listen", "ports": wanted, "token": _TOKEN})
+        except NoAnswer as no_answer:
+            return HostResult(site, no_answer=no_answer)
+    return HostResult(site, facts, None, clock, {TaskId.parse(task): result for task, result in ports.items()})
 
 
-async def _clock(talk: Conversation) -> tuple[float, float]:
-    """How far a host's clock is ahead, by the middle of question and answer, and half the time between these."""
+async def _clock(session: ProbeSession) -> tuple[float, float]:
+    """Returns the offset of a host's clock, and half the round-trip time as its uncertainty, both in seconds."""
     before, began = time.time(), time.monotonic()
-    now = (await talk.ask({"do": "clock"}))["now"]
+    now = (await session.ask({"do": "clock"}))["now"]
     half = (time.monotonic() - began) / 2
     return now - (before + half), half
 
 
-async def _connect(talk: Conversation, seen: Seen, listening: Mapping[TaskId, Address]) -> Seen:
-    if seen.silence:
+async def _connect(session: ProbeSession, seen: HostResult, listening: Mapping[TaskId, Address]) -> HostResult:
+    if seen.no_answer:
         return seen
     tried = list(listening.items())
     question = {"do": "connect", "to": [[address.host, address.port] for _, address in tried]}
     waves = 1 + len(tried) // 64
     try:
-        answers = await talk.ask(question, _ANSWER_SECONDS + waves * probe.CONNECT_TIMEOUT)
-    except Silent as silence:
-        return Seen(seen.site, silence=silence)
-    reached = tuple(
-        Reach(task, address, told.get("error", ""), "error" in told or told["heard"] == _TOKEN)
-        for (task, address), told in zip(tried, answers, strict=True)
+        answers = await session.ask(question, _ANSWER_SECONDS + waves * probe.CONNECT_TIMEOUT)
+    except NoAnswer as no_answer:
+        return HostResult(seen.site, no_answer=no_answer)
+    connections = tuple(
+        Connection(task, address, result.get("error", ""), "error" in result or result["heard"] == _TOKEN)
+        for (task, address), result in zip(tried, answers, strict=True)
     )
-    return Seen(seen.site, seen.facts, None, seen.clock, seen.ports, reached)
+    return HostResult(seen.site, seen.facts, None, seen.clock, seen.ports, connections)

@@ -1,4 +1,4 @@
-"""One thing that is wrong with a host, and its fix."""
+"""A problem of a host and its fix."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Level = Literal["error", "warning"]
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong.
+    """A problem of a host.
 
     Args:
-        code: what it is, in a word that programs can look for.
-        level: whether the job would fail of it, or only might.
-        host: where.
-        message: what is wrong.
-        fix: what to do about it.
+        code: a stable name of the problem.
+        level: `error` if the job would fail, `warning` if it may fail.
+        host: the name of the host.
+        message: the problem.
+        fix: how to fix it.
     """
 
     code: str

@@ -1,4 +1,4 @@
-"""What was seen of the hosts → all that is wrong with them, each with its fix: pure functions of facts."""
+"""Derives findings from the results of an examination, by pure functions."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdist_cli.doctor import host, network
-from tfdist_cli.doctor.examine import Seen
+from tfdist_cli.doctor.examine import HostResult
 from tfdist_cli.doctor.finding import Finding
 from tfdist_cli.spec.sections.cluster import Cluster
 
 
-def findings_of(seen: Sequence[Seen], cluster: Cluster | None = None, *, trains: bool = True) -> list[Finding]:
-    """All that is wrong, errors first.
+def findings_of(seen: Sequence[HostResult], cluster: Cluster | None = None, *, trains: bool = True) -> list[Finding]:
+    """Returns all findings, errors first.
 
     Args:
-        seen: what was seen of each host.
-        cluster: what is to run there; None when there is no more to know than this machine.
-        trains: whether the tasks train a recipe, which needs TensorFlow.
+        seen: the results of each host.
+        cluster: the cluster; None if only this machine is examined.
+        trains: whether the tasks train a recipe, which requires TensorFlow.
     """
-    found = [network.silence_finding(one) for one in seen if one.silence]
-    awake = [one for one in seen if not one.silence]
-    for one in awake:
+    found = [network.no_answer_finding(one) for one in seen if one.no_answer]
+    answering = [one for one in seen if not one.no_answer]
+    for one in answering:
         needed = trains and (cluster is None or bool(one.site.tasks))
         found += host.software_findings(one, needed=needed)
         found += host.folder_findings(one)
@@ -32,25 +32,30 @@ def findings_of(seen: Sequence[Seen], cluster: Cluster | None = None, *, trains:
         found += network.name_findings(one)
         found += network.port_findings(one)
         found += network.exposure_findings(one, cluster)
-    found += host.version_findings(awake, trains=trains)
-    found += network.reach_findings(awake)
+    found += host.version_findings(answering, trains=trains)
+    found += network.connection_findings(answering)
     return sorted(found, key=lambda finding: finding.level)
 
 
-def as_json(seen: Sequence[Seen], found: Sequence[Finding]) -> dict[str, Any]:
-    """All that was seen and found, in plain JSON types."""
+def as_json(seen: Sequence[HostResult], found: Sequence[Finding]) -> dict[str, Any]:
+    """Returns results and findings in plain JSON types."""
     return {
         "ok": not any(finding.level == "error" for finding in found),
         "hosts": [
             {
                 "name": one.site.name,
                 "tasks": [str(task) for task in one.site.tasks],
-                "reached": one.silence is None,
+                "reached": one.no_answer is None,
                 "clock_seconds": round(one.clock[0], 3),
-                "ports": {str(task): dict(told) for task, told in one.ports.items()},
+                "ports": {str(task): dict(result) for task, result in one.ports.items()},
                 "connections": [
-                    {"task": str(reach.task), "address": str(reach.address), "error": reach.error, "right": reach.right}
-                    for reach in one.reached
+                    {
+                        "task": str(connection.task),
+                        "address": str(connection.address),
+                        "error": connection.error,
+                        "right": connection.right,
+                    }
+                    for connection in one.connections
                 ],
                 "facts": dict(one.facts),
             }

@@ -1,25 +1,25 @@
-"""What is wrong with a host by itself: its software, folders, memory, GPUs, clock and proxies."""
+"""Findings about a single host: software, folders, memory, GPUs, clock and proxies."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
-from tfdist_cli.doctor.examine import Seen
+from tfdist_cli.doctor.examine import HostResult
 from tfdist_cli.doctor.finding import Finding
 from tfdist_cli.spec.sections.cluster import Cluster
 
 GIB = 2**30
 OLDEST = {"Python": (3, 10), "TensorFlow": (2, 20), "Keras": (3, 12)}
-"""What tfdist needs."""
+"""Oldest supported versions."""
 CLOCK_SECONDS = 2.0
 ROOM_WANTED = GIB
 MEMORY_OF_A_TASK = GIB // 2
-"""What a task takes for TensorFlow alone."""
+"""Bytes of memory that TensorFlow takes in a task without a model."""
 
 
-def software_findings(one: Seen, *, needed: bool) -> Iterator[Finding]:
-    """Whether its Python can train; said of hosts that are to."""
+def software_findings(one: HostResult, *, needed: bool) -> Iterator[Finding]:
+    """Yields problems of Python, TensorFlow, Keras and tfdist on a host that trains."""
     name, versions, imported = one.site.name, one.facts["versions"], one.facts["imported"] or {}
     python = one.facts["executable"]
     if not needed:
@@ -29,8 +29,8 @@ def software_findings(one: Seen, *, needed: bool) -> Iterator[Finding]:
             "old-python",
             "error",
             name,
-            f"{python} is Python {one.facts['python']}, and tfdist needs {_dotted(OLDEST['Python'])} or later",
-            "install a later Python there, with tfdist in an environment of its own",
+            f"{python} is Python {one.facts['python']}, but tfdist requires {_dotted(OLDEST['Python'])} or later",
+            "install a newer Python there, and tfdist in a virtual environment",
         )
     elif not versions["tensorflow"]:
         yield Finding(
@@ -60,12 +60,12 @@ def software_findings(one: Seen, *, needed: bool) -> Iterator[Finding]:
                 "old-version",
                 "error",
                 name,
-                f"{package} is {versions[key]}, and tfdist needs {_dotted(OLDEST[package])} or later",
+                f"{package} is {versions[key]}, but tfdist requires {_dotted(OLDEST[package])} or later",
                 f"{shlex.quote(python)} -m pip install --upgrade '{key}>={_dotted(OLDEST[package])}'",
             )
 
 
-def _backend_finding(one: Seen) -> Finding | None:
+def _backend_finding(one: HostResult) -> Finding | None:
     backend, where = one.facts["keras_backend"]
     if backend == "tensorflow":
         return None
@@ -73,14 +73,14 @@ def _backend_finding(one: Seen) -> Finding | None:
         "keras-backend",
         "error",
         one.site.name,
-        f"{where} has Keras use {backend}, and tfdist trains with TensorFlow",
+        f"{where} selects the Keras backend {backend}, but tfdist trains with TensorFlow",
         "set KERAS_BACKEND=tensorflow" if where == "KERAS_BACKEND" else f'write "backend": "tensorflow" in {where}',
     )
 
 
-def version_findings(awake: Sequence[Seen], *, trains: bool) -> Iterator[Finding]:
-    """What hosts that work together must have alike; TensorFlow promises its protocol to one minor version."""
-    workers = [one for one in awake if one.site.tasks]
+def version_findings(answering: Sequence[HostResult], *, trains: bool) -> Iterator[Finding]:
+    """Yields differences of versions between hosts. TensorFlow's protocol is stable within a minor version only."""
+    workers = [one for one in answering if one.site.tasks]
     for package, key in (("tfdist", "tfdist"), ("TensorFlow", "tensorflow"), ("Keras", "keras"), ("Python", "python")):
         if not trains and key != "python":
             continue
@@ -101,37 +101,37 @@ def version_findings(awake: Sequence[Seen], *, trains: bool) -> Iterator[Finding
                 )
 
 
-def _version(one: Seen, key: str) -> str:
+def _version(one: HostResult, key: str) -> str:
     return str(one.facts["python"] if key == "python" else one.facts["versions"][key])
 
 
-def folder_findings(one: Seen) -> Iterator[Finding]:
-    """Whether what is to be written can be."""
+def folder_findings(one: HostResult) -> Iterator[Finding]:
+    """Yields problems of the folders that the job writes to."""
     for purpose, folder in one.site.folders.items():
-        told = one.facts["folders"][folder]
-        if told.get("full"):
+        result = one.facts["folders"][folder]
+        if result.get("full"):
             yield Finding(
                 "no-disk",
                 "error",
                 one.site.name,
-                f"{folder}, for {purpose}, is on a disk that is full",
-                f"make room below {told['at']}, or choose another folder: {_key(purpose)}",
+                f"{folder}, for {purpose}, is on a full disk",
+                f"free disk space below {result['at']}, or choose another folder: {_key(purpose)}",
             )
-        elif "error" in told:
+        elif "error" in result:
             yield Finding(
                 "no-write-access",
                 "error",
                 one.site.name,
-                f"{folder}, for {purpose}, cannot be written to: {told['error']} in {told['at']}",
-                f"let its user write to {told['at']}, or choose another folder: {_key(purpose)}",
+                f"{folder}, for {purpose}, is not writable: {result['error']} in {result['at']}",
+                f"allow the user to write to {result['at']}, or choose another folder: {_key(purpose)}",
             )
-        elif told["free"] < ROOM_WANTED:
+        elif result["free"] < ROOM_WANTED:
             yield Finding(
                 "little-disk",
                 "warning",
                 one.site.name,
-                f"{folder}, for {purpose}, has {told['free'] / 2**20:.0f} MiB left",
-                f"make room below {told['at']}, or choose another folder: {_key(purpose)}",
+                f"{folder}, for {purpose}, has {result['free'] / 2**20:.0f} MiB of free space",
+                f"free disk space below {result['at']}, or choose another folder: {_key(purpose)}",
             )
 
 
@@ -139,8 +139,8 @@ def _key(purpose: str) -> str:
     return "checkpoint.dir of the recipe" if purpose == "checkpoints" else "run_dir of the cluster file"
 
 
-def memory_findings(one: Seen, cluster: Cluster | None) -> Iterator[Finding]:
-    """Whether its tasks have room beside what runs there now."""
+def memory_findings(one: HostResult, cluster: Cluster | None) -> Iterator[Finding]:
+    """Yields a warning if the free memory is too small for its tasks."""
     available = one.facts["memory"]["available"]
     roles = [cluster.role(task) for task in one.site.tasks] if cluster else []
     wanted = sum(role.memory.bytes if role.memory else MEMORY_OF_A_TASK for role in roles)
@@ -150,12 +150,12 @@ def memory_findings(one: Seen, cluster: Cluster | None) -> Iterator[Finding]:
             "warning",
             one.site.name,
             f"its {len(roles)} tasks need {wanted / GIB:.1f} GiB of memory or more; {available / GIB:.1f} GiB are free",
-            "end other programs there, or give it fewer tasks",
+            "stop other programs there, or assign fewer tasks to it",
         )
 
 
-def gpu_findings(one: Seen, cluster: Cluster | None) -> Iterator[Finding]:
-    """Whether the GPUs that are asked for are there, and TensorFlow sees those that are."""
+def gpu_findings(one: HostResult, cluster: Cluster | None) -> Iterator[Finding]:
+    """Yields problems of GPUs: too few, or not visible to TensorFlow."""
     there, imported = one.facts["gpus"], one.facts["imported"] or {}
     if there and imported.get("gpus") == 0:
         built = "finds no driver for it" if imported["cuda"] else "is built for the CPU"
@@ -163,7 +163,7 @@ def gpu_findings(one: Seen, cluster: Cluster | None) -> Iterator[Finding]:
             "gpus-unused",
             "warning",
             one.site.name,
-            f"it has {len(there)} GPUs, {there[0]['name']}, and its TensorFlow sees none: it {built}",
+            f"it has {len(there)} GPUs, {there[0]['name']}, but TensorFlow sees none: it {built}",
             f"{shlex.quote(one.facts['executable'])} -m pip install 'tfdist-cli[cuda]', without tensorflow-cpu",
         )
     wanted = [cluster.role(task).gpus for task in one.site.tasks] if cluster else []
@@ -174,13 +174,13 @@ def gpu_findings(one: Seen, cluster: Cluster | None) -> Iterator[Finding]:
             "too-few-gpus",
             "error",
             one.site.name,
-            f"its tasks are to have {most} GPUs, and it has {len(there) or 'none'}",
-            "lower gpus of a role, or give tasks to other hosts",
+            f"its tasks require {most} GPUs, but it has {len(there) or 'none'}",
+            "lower gpus of a role, or assign tasks to other hosts",
         )
 
 
-def clock_findings(one: Seen) -> Iterator[Finding]:
-    """Whether it has this machine's time."""
+def clock_findings(one: HostResult) -> Iterator[Finding]:
+    """Yields a warning if its clock differs from this machine's."""
     ahead, doubt = one.clock
     if abs(ahead) - doubt > CLOCK_SECONDS:
         yield Finding(
@@ -188,13 +188,16 @@ def clock_findings(one: Seen) -> Iterator[Finding]:
             "warning",
             one.site.name,
             f"its clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} this machine's: times in logs "
-            "and of checkpoints will not fit together",
-            "let it follow a time server: timedatectl set-ntp true",
+            "and of checkpoints will not match",
+            "synchronize it with a time server: timedatectl set-ntp true",
         )
 
 
-def proxy_findings(one: Seen, cluster: Cluster | None) -> Iterator[Finding]:
-    """Whether a proxy stands between tasks that tfdist does not start; for its own it sees to that."""
+def proxy_findings(one: HostResult, cluster: Cluster | None) -> Iterator[Finding]:
+    """Yields a warning if a proxy would carry gRPC between tasks that tfdist does not start.
+
+    For tasks that it starts, tfdist excludes the addresses of the cluster from proxies.
+    """
     proxies: Mapping[str, str] = one.facts["proxies"]
     if not proxies or (cluster and not one.site.tasks):
         return
@@ -207,13 +210,13 @@ def proxy_findings(one: Seen, cluster: Cluster | None) -> Iterator[Finding]:
         "proxy",
         "warning",
         one.site.name,
-        f"{name} is {proxy}: what goes between tasks goes there, unless tfdist starts them",
+        f"{name} is {proxy}: tasks that tfdist does not start connect to each other through it",
         f"export no_grpc_proxy={','.join(sorted(hosts))}",
     )
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: 2.21.0rc1 → (2, 21)."""
+    """Returns the leading numbers of a version: 2.21.0rc1 → (2, 21)."""
     numbers = []
     for part in version.split("."):
         if not part.isdigit():

@@ -1,4 +1,4 @@
-"""What keeps hosts from reaching each other, or lets strangers reach them."""
+"""Findings about connections: hosts that cannot connect, and ports that are exposed."""
 
 from __future__ import annotations
 
@@ -6,43 +6,43 @@ import ipaddress
 import shlex
 from collections.abc import Iterator, Sequence
 
-from tfdist_cli.doctor.examine import Reach, Seen
+from tfdist_cli.doctor.examine import Connection, HostResult
 from tfdist_cli.doctor.finding import Finding
 from tfdist_cli.launch.ssh.command import NO_PYTHON
 from tfdist_cli.spec.sections.cluster import Cluster
 
-_SAYS_OF_SSH = (
-    ("Could not resolve hostname", "unknown-host", "correct its name, or give its IP address"),
+_SSH_ERRORS = (
+    ("Could not resolve hostname", "unknown-host", "correct its name, or use its IP address"),
     ("Permission denied", "refused-key", "make `ssh {host}` work without a password: ssh-copy-id {host}"),
-    ("Host key verification failed", "unknown-host-key", "connect by hand once, `ssh {host}`, and compare its key"),
+    ("Host key verification failed", "unknown-host-key", "connect once with `ssh {host}` and verify its key"),
     ("HOST IDENTIFICATION HAS CHANGED", "changed-host-key", "find out why; then: ssh-keygen -R {host}"),
-    ("Connection refused", "no-ssh-server", "correct the port that ssh goes to, or start sshd on {host}"),
-    ("timed out", "unreachable", "see whether {host} is up, and whether a firewall drops ssh"),
-    ("No route to host", "unreachable", "see whether {host} is up, and on this network"),
-    ("unreachable", "unreachable", "see whether {host} is up, and on this network"),
+    ("Connection refused", "no-ssh-server", "correct the ssh port, or start sshd on {host}"),
+    ("timed out", "unreachable", "check that {host} is up and that no firewall drops ssh"),
+    ("No route to host", "unreachable", "check that {host} is up and on this network"),
+    ("unreachable", "unreachable", "check that {host} is up and on this network"),
 )
-"""What ssh says, what that means, and what to do."""
+"""Text in ssh's output, the code of the problem, and the fix."""
 
 
-def silence_finding(one: Seen) -> Finding:
-    """Why a host could not be looked at."""
-    name, silence = one.site.name, one.silence
-    if silence is None:
+def no_answer_finding(one: HostResult) -> Finding:
+    """Returns the finding for a host that did not answer."""
+    name, no_answer = one.site.name, one.no_answer
+    if no_answer is None:
         raise ValueError(f"{name} has answered")
-    said = silence.said.splitlines()[-1] if silence.said else f"the probe ended with {silence.code}"
-    if silence.code == NO_PYTHON:
+    reason = no_answer.stderr.splitlines()[-1] if no_answer.stderr else f"the probe exited with {no_answer.code}"
+    if no_answer.code == NO_PYTHON:
         fix = "install Python 3.10 or later there, with tfdist"
-        return Finding("no-python", "error", name, "there is no python3 on it", fix)
-    if silence.code == 255:
-        for words, code, fix in _SAYS_OF_SSH:
-            if words in silence.said:
-                return Finding(code, "error", name, f"ssh: {said}", fix.format(host=name))
-    fix = f"see what `ssh {name} python3 --version` says" if one.site.remote else "see what its Python says"
-    return Finding("no-answer", "error", name, f"it could not be looked at: {said}", fix)
+        return Finding("no-python", "error", name, "python3 is not installed", fix)
+    if no_answer.code == 255:
+        for words, code, fix in _SSH_ERRORS:
+            if words in no_answer.stderr:
+                return Finding(code, "error", name, f"ssh: {reason}", fix.format(host=name))
+    fix = f"run `ssh {name} python3 --version`" if one.site.remote else "check its Python"
+    return Finding("no-answer", "error", name, f"it could not be examined: {reason}", fix)
 
 
-def name_findings(one: Seen) -> Iterator[Finding]:
-    """Whether it knows the names of the cluster's hosts."""
+def name_findings(one: HostResult) -> Iterator[Finding]:
+    """Yields host names of the cluster that it cannot resolve."""
     if not one.site.tasks:
         return
     for name, addresses in one.facts["names"].items():
@@ -51,31 +51,31 @@ def name_findings(one: Seen) -> Iterator[Finding]:
                 "unknown-name",
                 "error",
                 one.site.name,
-                f"the name {name} means nothing there, so its tasks cannot connect to {name}",
+                f"the host name {name} cannot be resolved there, so its tasks cannot connect to {name}",
                 f"add a line 'IP-ADDRESS {name}' to its /etc/hosts, or write IP addresses in the cluster file",
             )
 
 
-def port_findings(one: Seen) -> Iterator[Finding]:
-    """Whether its tasks can have their ports."""
-    for task, told in one.ports.items():
-        error, port = told.get("error"), told["port"]
+def port_findings(one: HostResult) -> Iterator[Finding]:
+    """Yields ports that its tasks cannot listen on."""
+    for task, result in one.ports.items():
+        error, port = result.get("error"), result["port"]
         if error == "EADDRINUSE":
-            by = told["by"] or "a program of another user, or one that is not to be seen"
+            by = result["by"] or "a program that this user cannot see"
             yield Finding(
                 "busy-port",
                 "error",
                 one.site.name,
-                f"{task} cannot listen on port {port}: it is in use by {by}",
-                f"end that program, or give {task} another port",
+                f"{task} cannot listen on port {port}: it is used by {by}",
+                f"stop that program, or assign another port to {task}",
             )
         elif error == "EACCES":
             yield Finding(
                 "forbidden-port",
                 "error",
                 one.site.name,
-                f"{task} may not listen on port {port}: ports below 1024 need special rights",
-                f"give {task} a port from 1024 on, such as 2222",
+                f"{task} may not listen on port {port}: ports below 1024 require privileges",
+                f"assign a port from 1024 on to {task}, such as 2222",
             )
         elif error:
             yield Finding(
@@ -83,12 +83,12 @@ def port_findings(one: Seen) -> Iterator[Finding]:
                 "error",
                 one.site.name,
                 f"{task} cannot listen on port {port}: {error}",
-                f"give {task} another port",
+                f"assign another port to {task}",
             )
 
 
-def exposure_findings(one: Seen, cluster: Cluster | None) -> Iterator[Finding]:
-    """Whether it has an address that strangers reach; the local launcher gives tasks a network of their own."""
+def exposure_findings(one: HostResult, cluster: Cluster | None) -> Iterator[Finding]:
+    """Yields a warning if it has a public address. The local launcher's private network is not exposed."""
     if cluster and cluster.network != "host" and all(address.is_loopback for address in one.site.ports.values()):
         return
     public = [text for text in one.facts["addresses"] if ipaddress.ip_address(text).is_global]
@@ -99,74 +99,75 @@ def exposure_findings(one: Seen, cluster: Cluster | None) -> Iterator[Finding]:
             "exposed-port",
             "warning",
             one.site.name,
-            f"it has a public address, {public[0]}, and TensorFlow listens on every address: unless a firewall keeps "
-            f"them out, strangers reach {which} and can run any operation there",
-            "let a firewall pass the cluster's own hosts alone; see docs/how-to/secure-ports.md",
+            f"it has a public address, {public[0]}, and TensorFlow listens on every address: without a "
+            f"firewall, anyone can connect to {which} and run any operation there",
+            "allow only the cluster's hosts in a firewall; see docs/how-to/secure-ports.md",
         )
 
 
-def reach_findings(awake: Sequence[Seen]) -> Iterator[Finding]:
-    """What came of connecting, one finding for all that one host refuses in one way."""
-    owners = {task: one for one in awake for task in one.ports}
-    groups: dict[tuple[str, str, bool], list[tuple[Seen, Reach]]] = {}
-    for one in awake:
-        for reach in one.reached:
-            if one.site.tasks and (reach.error or not reach.right) and reach.error != "unknown":
-                key = owners[reach.task].site.name, reach.error, reach.right
-                groups.setdefault(key, []).append((one, reach))
-            elif not one.site.tasks and not reach.error and reach.right:
-                yield from _reached_from_outside(one, owners[reach.task], reach)
-    for refused in groups.values():
-        yield _refused(refused, owners[refused[0][1].task])
+def connection_findings(answering: Sequence[HostResult]) -> Iterator[Finding]:
+    """Yields findings of connections; failures of one kind at one host make one finding."""
+    owners = {task: one for one in answering for task in one.ports}
+    groups: dict[tuple[str, str, bool], list[tuple[HostResult, Connection]]] = {}
+    for one in answering:
+        for connection in one.connections:
+            if one.site.tasks and (connection.error or not connection.right) and connection.error != "unknown":
+                key = owners[connection.task].site.name, connection.error, connection.right
+                groups.setdefault(key, []).append((one, connection))
+            elif not one.site.tasks and not connection.error and connection.right:
+                yield from _exposed_port(one, owners[connection.task], connection)
+    for failed in groups.values():
+        yield _failed_connections(failed, owners[failed[0][1].task])
 
 
-def _reached_from_outside(one: Seen, owner: Seen, reach: Reach) -> Iterator[Finding]:
-    if reach.task == next(iter(owner.ports)):  # its other ports are told with the first
+def _exposed_port(one: HostResult, owner: HostResult, connection: Connection) -> Iterator[Finding]:
+    if connection.task == next(iter(owner.ports)):  # one finding for all ports of a host
         yield Finding(
             "exposed-port",
             "warning",
             owner.site.name,
-            f"{one.site.name}, which runs no task, reaches {reach.task} at {reach.address}: whoever else does can run "
-            "any operation there",
-            "let its firewall pass the cluster's own hosts alone; see docs/how-to/secure-ports.md",
+            f"{one.site.name}, which runs no task, can connect to {connection.task} at {connection.address}: anyone "
+            "who can connect can run any operation there",
+            "allow only the cluster's hosts in its firewall; see docs/how-to/secure-ports.md",
         )
 
 
-_REFUSALS = {
-    "timeout": "nothing comes back: a firewall drops it, or the address is another machine's",
-    "ECONNREFUSED": "it is refused, though the task listens: a firewall rejects it, or the address is wrong",
-    "EHOSTUNREACH": "the host cannot be reached: it is on another network, or a firewall rejects it",
-    "ENETUNREACH": "there is no route to it",
+_CONNECTION_ERRORS = {
+    "timeout": "no reply: a firewall drops the packets, or the address belongs to another machine",
+    "ECONNREFUSED": "refused although the port is open: a firewall rejects it, or the address is wrong",
+    "EHOSTUNREACH": "the host is unreachable: it is on another network, or a firewall rejects the connection",
+    "ENETUNREACH": "no route to the network",
 }
 
 
-def _refused(refused: Sequence[tuple[Seen, Reach]], owner: Seen) -> Finding:
-    sources = list({one.site.name: one for one, _ in refused}.values())
-    reaches = list({reach.task: reach for _, reach in refused}.values())
-    who = _listed([one.site.name for one in sources])
-    what = _listed([f"{reach.task} at {reach.address}" for reach in reaches])
-    first = reaches[0]
+def _failed_connections(failed: Sequence[tuple[HostResult, Connection]], owner: HostResult) -> Finding:
+    sources = list({one.site.name: one for one, _ in failed}.values())
+    connections = list({connection.task: connection for _, connection in failed}.values())
+    hosts = _listed([one.site.name for one in sources])
+    targets = _listed([f"{connection.task} at {connection.address}" for connection in connections])
+    first = connections[0]
     if not first.right:
-        message = f"another program, or another machine, answers {who} for {what}"
-        fix = f"correct the address: it is not the one by which {owner.site.name} is reached"
+        message = f"another program, or another machine, answers {hosts} for {targets}"
+        fix = f"correct the address: it does not belong to {owner.site.name}"
         return Finding("wrong-host", "error", owner.site.name, message, fix)
-    said = _REFUSALS.get(first.error, f"the connection fails with {first.error}")
-    message = f"{who} cannot reach {what}: {said}"
+    reason = _CONNECTION_ERRORS.get(first.error, f"the connection fails with {first.error}")
+    message = f"{hosts} cannot connect to {targets}: {reason}"
     if owner in sources and not _has(owner, first.address.host):
-        fix = f"correct the address: {owner.site.name} itself does not reach its task there"
+        fix = f"correct the address: {owner.site.name} itself cannot connect to its task there"
         return Finding("wrong-host", "error", owner.site.name, message, fix)
     fixed = owner.site.ports[first.task].port
     strangers = [one for one in sources if one is not owner] or sources
-    fix = f"let it in on {owner.site.name}, such as by: {_allow(owner.facts['firewall'], _source(strangers[0]), fixed)}"
-    more = [f"the other port{'s' if len(reaches) > 2 else ''}"] if len(reaches) > 1 and fixed else []
+    command = _firewall_command(owner.facts["firewall"], _visible_address(strangers[0]), fixed)
+    fix = f"allow the connection on {owner.site.name}, for example: {command}"
+    more = [f"the other port{'s' if len(connections) > 2 else ''}"] if len(connections) > 1 and fixed else []
     more += [f"the other host{'s' if len(strangers) > 2 else ''}"] if len(strangers) > 1 else []
     return Finding(
         "blocked-port", "error", owner.site.name, message, f"{fix}; the same for {' and '.join(more)}" if more else fix
     )
 
 
-def _has(owner: Seen, host: str) -> bool:
-    """Whether an address is one of a host's own: then a firewall stands before it, even for the host itself."""
+def _has(owner: HostResult, host: str) -> bool:
+    """Whether an address belongs to the host. If so, a firewall blocks even its own connections."""
     return bool({host, *owner.facts["names"].get(host, ())} & set(owner.facts["addresses"]))
 
 
@@ -178,14 +179,14 @@ def _first_of(names: Sequence[str]) -> str:
     return f"{names[0]}, {names[1]} and {len(names) - 2} more"
 
 
-def _source(one: Seen) -> str:
-    """The address that another host sees."""
+def _visible_address(one: HostResult) -> str:
+    """Returns the address that other hosts see."""
     own = [text for text in one.facts["addresses"] if not ipaddress.ip_address(text).is_loopback]
     return next((text for text in own if ":" not in text), "ADDRESS")
 
 
-def _allow(tool: str, source: str, port: int) -> str:
-    """The command that lets connections to a port, or to all those that servers may get, through."""
+def _firewall_command(tool: str, source: str, port: int) -> str:
+    """Returns the command that allows connections to a port, or to all ports that servers may use."""
     first, last = (port, port) if port else (1024, 65535)
     if tool == "ufw":
         return f"ufw allow from {source} to any port {_range(first, last, ':')} proto tcp"

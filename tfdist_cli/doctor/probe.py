@@ -1,7 +1,7 @@
-"""Looks at the host that it runs on: one small program, of the standard library alone, for Python 3.7 and later.
+"""The probe: a program for Python 3.7 and later, standard library only, that collects facts of its host.
 
-It is sent to a host and run there by whatever Python there is. It reads one question a line from standard input, as
-JSON, and answers each with a line. When the input ends, so does the program, with every port that it listened on.
+It is sent to a host and run by any Python there. It reads one JSON request per line from stdin and answers each with a
+line on stdout. It exits at the end of its input and closes its ports.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from typing import Any
 CONNECT_TIMEOUT = 3.0
 IMPORT_TIMEOUT = 120.0
 WRITTEN = 2**20
-"""Bytes that are written to a folder, and taken away again."""
+"""Bytes of the temporary file that tests whether a folder is writable."""
 PACKAGES = {
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tensorflow-rocm", "tf-nightly"),
     "keras": ("keras", "keras-nightly"),
     "tfdist": ("tfdist-cli",),
 }
-"""What counts as each package."""
+"""Distributions that provide each package."""
 SEEN_BY_TENSORFLOW = """
 import json, keras, tensorflow as tf
 gpus = tf.config.list_physical_devices("GPU")
@@ -43,10 +43,10 @@ PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
 
 
 def main(clock: Callable[[], float] = time.time) -> None:
-    """Answers until nobody asks any more.
+    """Answers requests until the end of the input.
 
     Args:
-        clock: gives the time in seconds since 1970.
+        clock: returns the time in seconds since 1970.
     """
     answers: dict[str, Callable[[Any], Any]] = {
         "look": look,
@@ -61,7 +61,7 @@ def main(clock: Callable[[], float] = time.time) -> None:
 
 
 def look(question: dict[str, Any]) -> dict[str, Any]:
-    """What this host has."""
+    """Collects the facts of this host."""
     return {
         "hostname": socket.gethostname(),
         "python": platform.python_version(),
@@ -83,7 +83,7 @@ def look(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def installed(names: tuple[str, ...]) -> str:
-    """The version of the first of some packages that is here; empty for none, `?` where it cannot be told."""
+    """Returns the version of the first installed package; empty if none is, `?` if this Python cannot tell."""
     try:
         from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 not in Python 3.7
     except ImportError:
@@ -97,7 +97,7 @@ def installed(names: tuple[str, ...]) -> str:
 
 
 def keras_backend(environ: Mapping[str, str]) -> tuple[str, str]:
-    """The backend that Keras is going to use, and where that is written: `requirements.keras_backend`, which see."""
+    """Returns Keras's backend and the place that selects it, like `requirements.keras_backend`."""
     if environ.get("KERAS_BACKEND"):
         return environ["KERAS_BACKEND"], "KERAS_BACKEND"
     home = Path.home() if os.access(str(Path.home()), os.W_OK) else Path("/tmp")  # noqa: S108 Keras's own choice
@@ -110,7 +110,7 @@ def keras_backend(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def imported() -> dict[str, Any]:
-    """What TensorFlow itself says, imported by a process of its own: one that is broken may crash."""
+    """Imports TensorFlow in another process, which may crash, and returns its versions and devices."""
     env = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3")
     try:
         done = subprocess.run(
@@ -122,16 +122,16 @@ def imported() -> dict[str, Any]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return {"error": f"it was not there after {IMPORT_TIMEOUT:g} s"}
+        return {"error": f"the import took longer than {IMPORT_TIMEOUT:g} s"}
     if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        return {"error": said[-1] if said else f"Python ended with {done.returncode}"}
-    told: dict[str, Any] = json.loads(done.stdout.decode("utf-8").splitlines()[-1])
-    return told
+        stderr = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        return {"error": stderr[-1] if stderr else f"Python exited with {done.returncode}"}
+    result: dict[str, Any] = json.loads(done.stdout.decode("utf-8").splitlines()[-1])
+    return result
 
 
 def lines_of(path: str) -> list[str]:
-    """The lines of a file of the system's; none where there is no such file."""
+    """Returns the lines of a system file; empty if it does not exist."""
     try:
         return Path(path).read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -139,7 +139,7 @@ def lines_of(path: str) -> list[str]:
 
 
 def memory() -> dict[str, Any]:
-    """Bytes of memory that there are, and that programs could still have."""
+    """Returns total and available memory in bytes."""
     found = {}
     for line in lines_of("/proc/meminfo"):
         name, _, rest = line.partition(":")
@@ -149,7 +149,7 @@ def memory() -> dict[str, Any]:
 
 
 def gpus() -> list[dict[str, str]]:
-    """The GPUs that the driver knows."""
+    """Returns the GPUs that the driver reports."""
     tool = shutil.which("nvidia-smi")
     if tool:
         wanted = "--query-gpu=name,memory.total,memory.used"
@@ -161,7 +161,7 @@ def gpus() -> list[dict[str, str]]:
 
 
 def addresses() -> list[str]:
-    """The IP addresses of this host's interfaces, as the kernel lists them."""
+    """Returns the IP addresses of this host's interfaces."""
     found, last = set(), ""
     for line in lines_of("/proc/net/fib_trie"):
         if "|--" in line:
@@ -174,13 +174,13 @@ def addresses() -> list[str]:
 
 
 def address() -> str:
-    """The IP address that ssh has come to; empty without ssh."""
+    """Returns this host's IP address of the ssh connection; empty without ssh."""
     parts = os.environ.get("SSH_CONNECTION", "").split()
     return parts[2].partition("%")[0] if len(parts) == 4 else ""
 
 
 def resolved(name: str) -> list[str]:
-    """The IP addresses that a name stands for here; none when nobody knows it."""
+    """Returns the IP addresses of a host name; empty if it cannot be resolved."""
     try:
         return sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)})
     except OSError:
@@ -188,29 +188,29 @@ def resolved(name: str) -> list[str]:
 
 
 def written(folder: str) -> dict[str, Any]:
-    """Whether files can be made in a folder, or where it would have to be made, and how much room is left there."""
-    path = Path(os.path.expanduser(folder)).absolute()  # noqa: PTH111 Path's raises where there is no home
+    """Tests whether a folder, or its nearest existing parent, is writable, and returns the free space in bytes."""
+    path = Path(os.path.expanduser(folder)).absolute()  # noqa: PTH111 Path.expanduser raises without a home folder
     while not path.exists() and path.parent != path:
         path = path.parent
-    told: dict[str, Any] = {"at": str(path)}
+    result: dict[str, Any] = {"at": str(path)}
     try:
-        told["free"] = shutil.disk_usage(str(path)).free
+        result["free"] = shutil.disk_usage(str(path)).free
         with tempfile.TemporaryFile(dir=str(path)) as file:
             file.write(b"\0" * WRITTEN)
             file.flush()
     except OSError as error:
-        told["error"] = error.strerror or str(error)
-        told["full"] = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return told
+        result["error"] = error.strerror or str(error)
+        result["full"] = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return result
 
 
 def proxies(environ: Mapping[str, str]) -> dict[str, str]:
-    """The proxies that programs are told of, without the passwords that may stand before an `@`."""
+    """Returns the proxy variables, without credentials before an `@`."""
     return {name: text.rpartition("@")[2] for name, text in sorted(environ.items()) if text and name.lower() in PROXIES}
 
 
 def firewall() -> str:
-    """The program that a firewall's rules are changed with here; empty for none."""
+    """Returns the program that changes firewall rules here; empty if there is none."""
     if any(line.strip().lower() == "enabled=yes" for line in lines_of("/etc/ufw/ufw.conf")):
         return "ufw"
     if Path("/run/firewalld").exists():
@@ -220,14 +220,14 @@ def firewall() -> str:
 
 
 def listen(ports: dict[str, int], token: str) -> dict[str, Any]:
-    """Listens on ports as a TensorFlow server does, on all interfaces, and greets whoever connects with the token.
+    """Listens on ports on all interfaces, as TensorFlow servers do, and sends the token to each client.
 
     Args:
         ports: the port of each task; 0 for any.
-        token: what to say.
+        token: the reply.
 
     Returns:
-        For each task its port, or why it cannot have it.
+        For each task its port, or the error.
     """
     return {task: _listen(port, token) for task, port in ports.items()}
 
@@ -250,7 +250,7 @@ def _listen(port: int, token: str) -> dict[str, Any]:
             client = server.accept()[0]
             try:
                 client.sendall(token.encode("ascii"))
-            except OSError:  # it has gone
+            except OSError:  # the client has closed the connection
                 pass
             finally:
                 client.close()
@@ -270,7 +270,7 @@ def _has_ipv6() -> bool:
 
 
 def user_of(port: int) -> str:
-    """The program that listens on a port, as far as this user may know it."""
+    """Returns the program that listens on a port; empty if this user cannot see it."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for row in (line.split() for line in lines_of(table)[1:]):
@@ -281,19 +281,19 @@ def user_of(port: int) -> str:
             held = {os.readlink(str(handle)) for handle in (process / "fd").iterdir()}  # noqa: PTH115 Python 3.7 has none
             if held & inodes:
                 return f"{(process / 'comm').read_text(encoding='utf-8').strip()} (pid {process.name})"
-        except OSError:  # another user's, or gone by now
+        except OSError:  # a process of another user, or one that has exited
             continue
     return ""
 
 
 def connect(targets: list[tuple[str, int]]) -> list[dict[str, Any]]:
-    """Connects to ports of hosts, all at once.
+    """Connects to ports of hosts concurrently.
 
     Args:
-        targets: a host and a port each.
+        targets: host and port of each connection.
 
     Returns:
-        For each what was heard there, or why there is no connection.
+        For each the reply, or the error.
     """
     if not targets:
         return []

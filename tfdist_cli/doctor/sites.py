@@ -1,4 +1,4 @@
-"""Where a cluster's tasks run: its hosts, what each is to have, and the command that runs Python there."""
+"""The hosts of a cluster: their tasks, ports and folders, and the command that runs Python there."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ HERE = "this machine"
 
 
 def is_here(host: str) -> bool:
-    """Whether a host's name or IP address means this machine."""
+    """Whether a host name or IP address belongs to this machine."""
     own = {entry.address.partition("%")[0] for entries in psutil.net_if_addrs().values() for entry in entries}
     return Address(host).is_loopback or bool(own.intersection(probe.resolved(host)))
 
 
 @dataclass(frozen=True)
 class Site:
-    """A host, as the doctor is to look at it.
+    """A host to examine.
 
     Args:
-        name: what the cluster file calls it.
-        ports: where its tasks listen. Port 0 is a free one, chosen at the start; an empty host is the IP address that
-            ssh comes to.
-        folders: what is to be written to there, by what for.
+        name: its name in the cluster file.
+        ports: the addresses of its tasks. Port 0 is a free port that is chosen at the start. An empty host is the IP
+            address of the ssh connection.
+        folders: the folders that the job writes to, by purpose.
         tasks: the tasks that run there.
-        ssh: the cluster, which says how ssh comes there, and the host; None for this machine.
+        ssh: the cluster, with its ssh settings, and the host; None for this machine.
     """
 
     name: str
@@ -47,23 +47,23 @@ class Site:
 
     @property
     def remote(self) -> bool:
-        """Whether it is reached by ssh."""
+        """Whether it is another machine."""
         return self.ssh is not None
 
     def python(self, arguments: Sequence[str]) -> list[str]:
-        """The command that runs the Python of its tasks, or any where none has tfdist."""
+        """Returns the command that runs its tasks' Python, or any Python if none has tfdist."""
         if self.ssh is None:
             return [sys.executable, *arguments]
         return ssh_argv(*self.ssh, python_command(self.ssh[1], arguments, without_tfdist=True))
 
 
 def sites_of(cluster: Cluster | None, recipe: Recipe | None, runs: str) -> tuple[Site, ...]:
-    """The hosts of a cluster, this machine first; it has no tasks when all of them run elsewhere.
+    """Returns the hosts of a cluster. This machine is the first, even without tasks.
 
     Args:
-        cluster: which tasks there are, and where; None for this machine alone.
-        recipe: what they train, which may name a folder for checkpoints.
-        runs: the folder of run directories here.
+        cluster: the cluster; None for this machine only.
+        recipe: the recipe, which may name a checkpoint folder.
+        runs: the folder of run directories on this machine.
 
     Raises:
         UsageError: the ssh launcher has no host for a task.
@@ -77,7 +77,7 @@ def sites_of(cluster: Cluster | None, recipe: Recipe | None, runs: str) -> tuple
 
 
 def _placed(cluster: Cluster) -> dict[TaskId, HostSpec | None]:
-    """The host of each task; None for this machine."""
+    """Returns the host of each task; None for this machine."""
     if cluster.launcher_traits.uses_hosts:
         return dict(place(cluster))
     names = {cluster.address(task).host for task in cluster.tasks}
@@ -105,7 +105,7 @@ def _address(cluster: Cluster, task: TaskId, host: HostSpec | None) -> Address:
 
 
 def _runs(cluster: Cluster, host: HostSpec | None, runs: str) -> str:
-    """The folder of run directories on a host."""
+    """Returns the folder of run directories on a host."""
     if cluster.launcher_traits.uses_hosts and host and not cluster.over_ssh.shared:
         return cluster.over_ssh.run_dir or "~/.tfdist/runs"
     return str(cluster.run_dir) if cluster.run_dir else runs if not host or cluster.over_ssh.shared else "~"
