@@ -322,8 +322,8 @@ def decay_weights(optimizer: Any, variable: Any, learning_rate: tf.Tensor, rows:
         The operation, on the variable's device.
     """
     with tf.device(variable.device):
+        values = None if rows is None else variable.sparse_read(rows)
         rate = tf.cast(optimizer.weight_decay, variable.dtype) * tf.cast(learning_rate, variable.dtype)
-        if rows is None:
+        if values is None:
             return variable.assign_sub(variable * rate, read_value=False)
-        decay = variable.sparse_read(rows) * rate
-        return tf.raw_ops.ResourceScatterSub(resource=variable.handle, indices=rows, updates=decay)
+        return tf.raw_ops.ResourceScatterSub(resource=variable.handle, indices=rows, updates=values * rate)
