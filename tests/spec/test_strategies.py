@@ -45,5 +45,8 @@ def test_a_strategy_follows_from_the_roles(roles, strategy):
     assert infer_strategy(roles) == strategy
 
 
-def test_a_role_needs_a_role():
-    assert {traits.needs for traits in ROLES.values()} - {""} <= set(ROLES)
+def test_roles_of_the_data_service_need_each_other():
+    assert {role: traits.needs for role, traits in ROLES.items() if traits.needs} == {
+        "data_dispatcher": "data_worker",
+        "data_worker": "data_dispatcher",
+    }

@@ -50,7 +50,7 @@ class RoleTraits:
     outlives_training: bool = False
     sees_gpus: bool = True
     singleton: bool = False
-    needs: str = ""
+    needs: Role | None = None
     server: str = ""
 
     @property

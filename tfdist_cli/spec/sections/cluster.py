@@ -199,7 +199,7 @@ def _thread_problems(cluster: Cluster) -> Iterator[KeyProblem]:
 def _missing_partners(roles: Roles) -> Iterator[KeyProblem]:
     """Roles that do nothing without another role, which is missing."""
     for role, traits in ROLES.items():
-        other = next((other for other in ROLES if other == traits.needs), None)
+        other = traits.needs
         if other and roles.count(role) and not roles.count(other):
             message = f"a {role} does nothing without a {other}: {_how_to_add(roles, other)}"
             yield KeyProblem(("roles", role), message, code="missing-role")
