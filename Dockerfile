@@ -5,7 +5,8 @@ FROM docker.io/library/python:3.11-slim-bookworm AS build
 ARG EXTRA=cpu
 WORKDIR /src
 RUN python -m venv /venv
-# What tfdist needs is a layer of its own, which a change of its code leaves as it is. The headers for compiling operations go.
+# The dependencies are a separate layer, so that a change of tfdist's code does not rebuild it. Headers for compiling
+# operations are removed.
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 RUN mkdir tfdist_cli && touch tfdist_cli/__init__.py \
     && /venv/bin/pip install --no-cache-dir -c constraints.txt ".[${EXTRA}]" \
