@@ -30,7 +30,6 @@ from tfdist_cli.launch.supervisor.events import (
     Started,
     Tick,
 )
-from tfdist_cli.launch.supervisor.failure_order import ReportedError, causes_first
 from tfdist_cli.launch.supervisor.machine import begin, step
 from tfdist_cli.launch.supervisor.state import JobPolicy, Status, Timeouts
 from tfdist_cli.spec.task_id import TaskId
@@ -107,28 +106,6 @@ def test_a_loss_that_another_task_noticed_first_is_the_headline_all_the_same(pla
     (consequence,) = job.report.as_json()["consequences"]
     assert consequence.startswith("chief:0 failed")
     assert consequence.endswith(f"exit code 1: UnavailableError: {lost}")
-
-
-@pytest.mark.parametrize(
-    ("error", "first"),
-    [
-        (ReportedError("UnavailableError: Connection reset by /job:worker/task:1"), W1),
-        (ReportedError("CoordinationServiceError: The tasks have crashed: /job:worker/replica:0/task:1"), W1),
-        (ReportedError("TrainingError: data_worker:0 at 127.0.0.1:5, and worker:1", "task-lost"), W1),
-        (ReportedError("TrainingError: data_worker:0 at 127.0.0.1:5, and worker:1", "no-full-batch"), WORKER),
-        (
-            ReportedError("InvalidArgumentError: indices[0] = 9 is not in [0, 5) on /job:worker/task:1"),
-            WORKER,
-        ),
-        (ReportedError("UnavailableError: /job:worker/replica:0/task:0 itself"), WORKER),
-        (ReportedError("UnavailableError: nobody:1 and worker:99999999999"), WORKER),
-        (ReportedError(), WORKER),
-    ],
-)
-def test_only_the_error_of_a_lost_task_comes_after_that_task(error, first):
-    assert causes_first((WORKER, W1), {WORKER: error})[0] == first
-    lost = ReportedError("UnavailableError: worker:0")
-    assert set(causes_first((WORKER, W1), {WORKER: error, W1: lost})) == {WORKER, W1}
 
 
 def test_a_training_that_went_well(played):

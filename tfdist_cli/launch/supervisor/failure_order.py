@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tfdist_cli.spec.task_id import TaskId
 
-_TASK_LOST = ("task-lost", "chief-lost")
+TASK_LOST = ("task-lost", "chief-lost")
 """The codes of tfdist's errors that say that another task has exited or does not answer."""
 _TENSORFLOW = re.compile("UnavailableError|AbortedError|CancelledError|DeadlineExceededError|CoordinationServiceError")
 """The types of TensorFlow's errors that say the same."""
@@ -33,7 +33,7 @@ class ReportedError:
     @property
     def is_consequence(self) -> bool:
         """Whether another task caused it: that task has exited or does not answer."""
-        return self.code in _TASK_LOST or bool(_TENSORFLOW.match(self.text))
+        return self.code in TASK_LOST or bool(_TENSORFLOW.match(self.text))
 
     @property
     def tasks(self) -> set[TaskId]:
