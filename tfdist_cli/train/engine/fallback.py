@@ -169,5 +169,5 @@ class FirstExecution:
         copies.restore()
         executed = attempt()
         if self._logs:
-            log.info("optimizations are off, which failed with this model: %s", reason(failure))
+            log.info("optimizations are off: they failed with this model: %s", reason(failure))
         return executed

@@ -36,7 +36,9 @@ def _parameter_server(joined: ClusterContext, step: ModelStep, element_spec: Any
 def _mirrored(joined: ClusterContext, step: ModelStep, element_spec: Any, rules: Rules) -> Engine:
     environment = joined.environment
     if rules.updates != Updates() and environment.is_chief:
-        log.info("updates: left out, since it is about parameter servers; this is %s", environment.strategy)
+        log.info(
+            "updates is ignored: it applies to parameter servers only, and the strategy is %s", environment.strategy
+        )
     names = tuple(str(task) for task in environment.members)
     index = environment.members.index(environment.task) if len(names) > 1 else 0
     return MirroredEngine(step, joined.strategy, element_spec, Membership(names, index, joined.mesh), rules)

@@ -93,7 +93,7 @@ class ReportLayout:
 
 
 class StepKind(IntEnum):
-    """What a token, and an order for updates, says of a step in lockstep."""
+    """The kind of a step in lockstep, in tokens and in orders for updates."""
 
     END = -1
     """There is no such step: the run is over."""
@@ -107,7 +107,7 @@ class StepKind(IntEnum):
 
 @dataclass(frozen=True)
 class Token:
-    """Tells a worker that a ps has made all updates before a step.
+    """Permits a worker to take a step: a ps has made its part of all updates before it.
 
     Args:
         packed: int64, shape (2,).
@@ -181,7 +181,7 @@ class LockstepState:
 
     @property
     def kind(self) -> Any:
-        """A `StepKind`: what the leader's token says of the step."""
+        """The `StepKind` in the leader's token of the step."""
         return self.packed[1]
 
     @property
@@ -213,7 +213,7 @@ class LockstepState:
 
 
 class ReportKind(IntEnum):
-    """What a message to the chief says in the place of a step's number, if it brings no gradient."""
+    """The kind of a message to the chief that brings no gradient; it takes the place of the step's number."""
 
     FUNCTION_STARTED = -3
     FUNCTION_ENDED = -4

@@ -1,4 +1,4 @@
-"""Orders and assignments on their way: an assignment arrives when the updates before it are applied."""
+"""Orders and assignments in their queues: an assignment arrives when the updates before it are applied."""
 
 import threading
 
