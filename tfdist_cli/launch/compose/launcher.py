@@ -48,15 +48,7 @@ class ComposeLauncher(RemoteAddresses):
 
     def check(self, cluster: Cluster, command: Sequence[str]) -> None:  # noqa: ARG002
         """Checks for a container engine and the image."""
-        image = (cluster.compose or Compose()).image
-        engine = _engine(cluster)
-        if engine is None:
-            wanted = (cluster.compose or Compose()).engine
-            raise UsageError(
-                f"{'podman or docker' if wanted == 'auto' else wanted} is not on PATH, and runs the containers",
-                code="program-missing",
-                hint="install podman or docker, or use --on local",
-            )
+        image, engine = (cluster.compose or Compose()).image, _require_engine(cluster)
         inspected = _call(engine, "image", "inspect", "--format", "{{.Id}}", image)
         if inspected.returncode:
             raise UsageError(
@@ -72,19 +64,12 @@ class ComposeLauncher(RemoteAddresses):
 
     def render(self, plan: Plan) -> str:
         """Returns a compose file with the same containers."""
-        return compose_file(plan, _engine(plan.cluster) or "docker")
+        return compose_file(plan, _find_engine(plan.cluster) or "docker")
 
     @asynccontextmanager
     async def start(self, plan: Plan, context: LaunchContext) -> AsyncIterator[ComposeRun]:
         """Yields a run in its own network. Containers and network are removed even when the launcher is killed."""
-        engine = _engine(plan.cluster)
-        if engine is None:
-            raise UsageError(
-                "podman or docker is not on PATH, and runs the containers",
-                code="program-missing",
-                hint="install podman or docker",
-            )
-        run = ComposeRun(plan, context, engine)
+        run = ComposeRun(plan, context, _require_engine(plan.cluster))
         try:
             await run.open()
             yield run
@@ -248,10 +233,27 @@ async def _succeeds(engine: str, *arguments: str) -> bool:
     return await called.wait() == 0
 
 
-def _engine(cluster: Cluster) -> str | None:
+def _find_engine(cluster: Cluster) -> str | None:
     """Returns the program that runs containers; None if it is not on PATH."""
-    wanted = (cluster.compose or Compose()).engine
-    return next((name for name in ENGINES if wanted in ("auto", name) and shutil.which(name)), None)
+    engine = (cluster.compose or Compose()).engine
+    return next((name for name in ENGINES if engine in ("auto", name) and shutil.which(name)), None)
+
+
+def _require_engine(cluster: Cluster) -> str:
+    """Returns the program that runs containers.
+
+    Raises:
+        UsageError: it is not on PATH.
+    """
+    found = _find_engine(cluster)
+    if found is None:
+        engine = (cluster.compose or Compose()).engine
+        raise UsageError(
+            f"{'podman or docker' if engine == 'auto' else engine} is not on PATH, and runs the containers",
+            code="program-missing",
+            hint="install podman or docker, or use --on local",
+        )
+    return found
 
 
 def _call(engine: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -47,11 +47,11 @@ TF_ROLES: Mapping[Role, str] = {"chief": "Chief", "worker": "Worker", "ps": "PS"
 
 def host_name(cluster: Cluster, task: TaskId) -> str:
     """Returns the DNS name of a task's pod for pods in the same namespace."""
-    wanted = cluster.kubernetes or Kubernetes()
+    section = cluster.kubernetes or Kubernetes()
     job, role = label(cluster.name, 35), role_name(task.role)
-    if wanted.kind == "jobset":
+    if section.kind == "jobset":
         return f"{job}-{role}-0-{task.index}.{job}"
-    if wanted.kind == "tfjob":
+    if section.kind == "tfjob":
         return f"{job}-{role}-{task.index}"
     return f"{role}-{task.index}.{job}"
 
@@ -88,22 +88,22 @@ def pod(plan: Plan, task: TaskId, name: str, env: Mapping[str, str]) -> Manifest
     template = _template(plan, task)
     [container] = template["spec"]["containers"]
     container["env"] += as_env(env)
-    own = metadata(plan, name) | {"labels": template["metadata"]["labels"]}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": own, "spec": template["spec"]}
+    described = metadata(plan, name) | {"labels": template["metadata"]["labels"]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": described, "spec": template["spec"]}
 
 
 def _check(plan: Plan) -> None:
-    wanted = settings(plan)
+    section = settings(plan)
     for role in _roles(plan):
         spec = plan.cluster.roles.of(role)
-        if spec and spec.secrets and wanted.secret is None:
+        if spec and spec.secrets and section.secret is None:
             names = " ".join(f"--from-literal={name}=…" for name in spec.secrets)
             raise UsageError(
                 f"roles.{role}.secrets: pods read secrets from a Secret, but kubernetes.secret is not set",
                 code="kubernetes-secret-not-set",
                 hint=f"`kubectl create secret generic NAME {names}`, and write 'secret: NAME' in kubernetes",
             )
-        if wanted.kind == "tfjob" and role not in TF_ROLES:
+        if section.kind == "tfjob" and role not in TF_ROLES:
             raise UsageError(
                 f"roles.{role}: a TFJob does not support this role",
                 code="role-not-supported",
@@ -189,7 +189,7 @@ def _deciding(plan: Plan) -> list[Role]:
 
 
 def _jobset(plan: Plan) -> Iterator[Manifest]:
-    wanted = settings(plan)
+    section = settings(plan)
     never = [role_name(role) for role in _roles(plan) if plan.cluster.restart(role).policy == "never"]
     rules = [{"name": "HopelessOrKilled", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}]
     rules += [{"name": "NeverAgain", "action": "FailJobSet", "targetReplicatedJobs": never}] if never else []
@@ -198,7 +198,7 @@ def _jobset(plan: Plan) -> Iterator[Manifest]:
         "kind": "JobSet",
         "metadata": metadata(plan, job_name(plan)),
         "spec": {
-            "ttlSecondsAfterFinished": wanted.ttl_seconds,
+            "ttlSecondsAfterFinished": section.ttl_seconds,
             "network": {"enableDNSHostnames": True, "subdomain": job_name(plan), "publishNotReadyAddresses": True},
             "successPolicy": {
                 "operator": "All",
@@ -227,7 +227,7 @@ def _replicated(plan: Plan, role: Role) -> Manifest:
 
 
 def _tfjob(plan: Plan) -> Iterator[Manifest]:
-    wanted = settings(plan)
+    section = settings(plan)
     yield {
         "apiVersion": "kubeflow.org/v1",
         "kind": "TFJob",
@@ -235,7 +235,7 @@ def _tfjob(plan: Plan) -> Iterator[Manifest]:
         "spec": {
             "runPolicy": {
                 "cleanPodPolicy": "Running",
-                "ttlSecondsAfterFinished": wanted.ttl_seconds,
+                "ttlSecondsAfterFinished": section.ttl_seconds,
                 "backoffLimit": default_max_restarts(plan.recipe),
             },
             "successPolicy": "" if STRATEGIES[plan.strategy].coordinated else "AllWorkers",

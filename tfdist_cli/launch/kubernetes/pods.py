@@ -126,7 +126,7 @@ def pod_template(
         restart: the pods' restartPolicy; None where the job's kind sets it.
         more: further fields of the pod.
     """
-    wanted, spec = settings(plan), _role(plan, role)
+    section, spec = settings(plan), _role(plan, role)
     pod = {
         **more,
         "restartPolicy": restart,
@@ -134,10 +134,10 @@ def pod_template(
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "shareProcessNamespace": True,  # as process 1 a program without a handler would ignore SIGTERM
-        "serviceAccountName": wanted.service_account,
-        "imagePullSecrets": [{"name": name} for name in wanted.image_pull_secrets] or None,
-        "nodeSelector": dict(wanted.node_selector) or None,
-        "tolerations": [each.model_dump(exclude_none=True) for each in wanted.tolerations] or None,
+        "serviceAccountName": section.service_account,
+        "imagePullSecrets": [{"name": name} for name in section.image_pull_secrets] or None,
+        "nodeSelector": dict(section.node_selector) or None,
+        "tolerations": [each.model_dump(exclude_none=True) for each in section.tolerations] or None,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": USER,
@@ -145,8 +145,8 @@ def pod_template(
             "fsGroup": USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(plan, wanted, spec, argv, env)],
-        "volumes": [{"name": name, **source} for name, source, _, _ in _volumes(plan, wanted)],
+        "containers": [_container(plan, section, spec, argv, env)],
+        "volumes": [{"name": name, **source} for name, source, _, _ in _volumes(plan, section)],
     }
     return {"metadata": {"labels": labels(plan, role)}, "spec": without_none(pod)}
 
@@ -160,15 +160,15 @@ def _role(plan: Plan, role: Role) -> RoleSpec:
     return plan.cluster.role(TaskId(role))
 
 
-def _container(plan: Plan, wanted: Kubernetes, spec: RoleSpec, argv: list[str], env: list[Manifest]) -> Manifest:
+def _container(plan: Plan, section: Kubernetes, spec: RoleSpec, argv: list[str], env: list[Manifest]) -> Manifest:
     secrets = [
-        {"name": name, "valueFrom": {"secretKeyRef": {"name": wanted.secret, "key": name}}} for name in spec.secrets
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": section.secret, "key": name}}} for name in spec.secrets
     ]
     return without_none(
         {
             "name": CONTAINER,
-            "image": wanted.image,
-            "imagePullPolicy": wanted.image_pull_policy,
+            "image": section.image,
+            "imagePullPolicy": section.image_pull_policy,
             "command": argv,
             "env": [*env, *secrets],
             "ports": [{"name": "tfjob-port", "containerPort": DEFAULT_PORT}],
@@ -180,7 +180,7 @@ def _container(plan: Plan, wanted: Kubernetes, spec: RoleSpec, argv: list[str], 
             },
             "volumeMounts": [
                 {"name": name, "mountPath": path, **({"readOnly": True} if read_only else {})}
-                for name, _, path, read_only in _volumes(plan, wanted)
+                for name, _, path, read_only in _volumes(plan, section)
             ],
         }
     )
@@ -197,12 +197,12 @@ def _resources(spec: RoleSpec) -> Manifest | None:
     return {"requests": limits, "limits": dict(limits)} if limits else None
 
 
-def _volumes(plan: Plan, wanted: Kubernetes) -> Iterator[tuple[str, Manifest, str, bool]]:
+def _volumes(plan: Plan, section: Kubernetes) -> Iterator[tuple[str, Manifest, str, bool]]:
     """Yields each volume: its name, its source, its path, and whether it is read-only."""
-    runs = {"persistentVolumeClaim": {"claimName": wanted.claim}} if wanted.claim else {"emptyDir": {}}
+    runs = {"persistentVolumeClaim": {"claimName": section.claim}} if section.claim else {"emptyDir": {}}
     yield "files", {"configMap": {"name": job_name(plan)}}, str(FILES), True
     yield "runs", runs, str(RUNS), False
     yield "tmp", {"emptyDir": {}}, "/tmp", False  # noqa: S108 the container's /tmp
-    for number, volume in enumerate(wanted.volumes):
+    for number, volume in enumerate(section.volumes):
         claim, path, *mode = volume.split(":")
         yield f"claim-{number}", {"persistentVolumeClaim": {"claimName": claim}}, path, bool(mode)
