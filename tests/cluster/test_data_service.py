@@ -76,7 +76,7 @@ def test_a_training_whose_data_has_nobody_any_more_ends_and_names_who_it_was(tas
     os.kill(int(pid[1]), signal.SIGKILL)
     done = finish(process, timeout=25)
     assert done.code in (1, 137), done.stderr
-    assert re.search(rf"{task} at 127\.0\.0\.1:\d+ has ended before the training", done.stderr), done.stderr
+    assert re.search(rf"error\[task-lost\]: .*{task} at 127\.0\.0\.1:\d+ ", done.stderr), done.stderr
     assert done.processes_left == []
 
 

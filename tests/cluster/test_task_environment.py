@@ -173,7 +173,7 @@ def test_a_task_without_its_gpus_reports_so_once(tmp_path):
     Case("0,1", servers(2)).write(folder, recipe="recipe.yaml")
     done = finish(start(folder, "--run-dir", "run", env={"CUDA_VISIBLE_DEVICES": "0,1"}), 150)
     assert done.code == 0, done.stderr
-    line = re.compile(r"^(worker:\d) is to have 1 GPU, but TensorFlow sees none: .+$", re.MULTILINE)
+    line = re.compile(r"^(worker:\d) needs 1 GPU, .+$", re.MULTILINE)
     for log in (folder / "run" / "attempt_1").glob("*/stderr.log"):
         task_name = log.parent.name.replace("-", ":")
         assert line.findall(log.read_text()) == ([task_name] if task_name.startswith("worker") else []), task_name

@@ -19,7 +19,7 @@ from tfdist_cli.task.module import RecipeModule
 from tfdist_cli.train.checkpoint.export import export
 from tfdist_cli.train.cluster.data_service import DataService
 from tfdist_cli.train.cluster.join import ClusterContext
-from tfdist_cli.train.cluster.rendezvous import outlast
+from tfdist_cli.train.cluster.rendezvous import wait_until_exited
 from tfdist_cli.train.data.pipeline import DatasetFunction, Pipeline, Shard, Sharded
 from tfdist_cli.train.trainer.checks import check_evaluator
 from tfdist_cli.train.trainer.config import Checkpoints, TrainingArguments, Validation
@@ -182,7 +182,7 @@ def _evaluate_checkpoints(
 
     def watch_chief() -> None:
         try:
-            outlast(environment.task, environment.addresses[environment.chief], environment.start_timeout)
+            wait_until_exited(environment.task, environment.addresses[environment.chief], environment.start_timeout)
         except TfdistError as error:
             failures.append(error)
         training_ended.set()

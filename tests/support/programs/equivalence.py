@@ -17,11 +17,11 @@ from gradient_layers import Dropping, Penalized, every  # type: ignore[import-no
 
 import tfdist_cli as tfdist
 from tfdist_cli.train.cluster import join
-from tfdist_cli.train.cluster.rendezvous import NOBODY
+from tfdist_cli.train.cluster.rendezvous import NO_GROUP
 from tfdist_cli.train.engine.pacing import Pacing
 
 if "NO_CIRCLE" in os.environ:
-    join._circle = lambda environment: NOBODY
+    join._all_reduce_group = lambda environment: NO_GROUP
 
 out, batch, names = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 STEPS = 50
@@ -119,6 +119,6 @@ for name in names:
         written[f"{name}/{number:02}/{variable.path}"] = variable.numpy()
     for metric, values in history.history.items():
         written[f"{name}/history/{metric}"] = np.array(values)
-written["meshed"] = np.array(join.join().mesh is not None)
+written["meshed"] = np.array(join.join().all_reduce is not None)
 np.savez(f"{out}.npz", **written)
 print("done")

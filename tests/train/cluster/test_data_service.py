@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from tests.support.codes import raises
 from tfdist_cli.errors import TimeoutExceeded, TrainingError, UsageError
 from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.spec.address import Address
@@ -119,7 +120,7 @@ def test_the_service_of_a_cluster():
     other = DataService.of(environment("parameter_server", chief=Address("x"), ps=Address("y"), **tasks))
     assert other.readers == 1
     assert other.number > mirrored.number
-    with pytest.raises(UsageError, match="this cluster has none"):
+    with raises(UsageError, "no-data-workers"):
         DataService.of(Environment())
 
 
@@ -128,15 +129,18 @@ def test_a_port_that_another_program_has(task, service):
     with socket.create_server(("0.0.0.0", 0)) as taken:
         own = Address("127.0.0.1", taken.getsockname()[1])
         where = environment(**{task: own, "data_dispatcher": own if "worker" not in task else service.dispatcher})
-        with pytest.raises(TrainingError, match=rf"{task}:0 cannot serve at {own}: the port is in use"):
+        with raises(TrainingError, "port-in-use") as caught:
             start_server(where)
+    assert f"{task}:0 " in caught.value.message
+    assert str(own) in caught.value.message
 
 
 def test_a_dispatcher_that_never_comes():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         nobody = Address("127.0.0.1", closed.getsockname()[1])
-    with pytest.raises(TimeoutExceeded, match=rf"data_dispatcher:0 at {nobody} \(connection refused\)"):
+    with raises(TimeoutExceeded, "start-timeout") as caught:
         start_server(environment(data_worker=nobody, data_dispatcher=nobody))
+    assert f"data_dispatcher:0 at {nobody} (connection refused)" in caught.value.message
 
 
 def test_the_end_of_a_task_is_told_once():
@@ -151,7 +155,8 @@ def test_the_end_of_a_task_is_told_once():
     for connection in connections:
         connection.close()
     error = told.get(timeout=10)
-    assert f"at {there} has ended before the training" in error.message
+    assert error.code == "task-lost"
+    assert f" at {there} " in error.message
     assert "last checkpoint" in error.hint
     with pytest.raises(queue.Empty):
         told.get(timeout=0.3)
@@ -160,7 +165,7 @@ def test_the_end_of_a_task_is_told_once():
 def test_a_program_of_ones_own_is_ended_with_the_reason(monkeypatch, capsys):
     codes = []
     monkeypatch.setattr(os, "_exit", codes.append)
-    data_service.end_process(TrainingError("it is gone", hint="start it"))
+    data_service.end_process(TrainingError("gone", code="task-lost", hint="start it"))
     sys.stderr.flush()
-    assert capsys.readouterr().err == "error: it is gone\nhint: start it\n"
+    assert capsys.readouterr().err == "error[task-lost]: gone\nhint: start it\n"
     assert codes == [1]

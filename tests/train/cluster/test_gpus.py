@@ -1,13 +1,14 @@
 """What a task says when TensorFlow does not see the GPUs that the task is to have."""
 
 import logging
+import re
 
 import pytest
 import tensorflow as tf
 
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster import gpus
-from tfdist_cli.train.cluster.gpus import LIBRARIES, Driver, tell_missing_gpus, why_missing
+from tfdist_cli.train.cluster.gpus import LIBRARIES, Driver, log_missing_gpus, why_missing
 
 CUDA = {"is_cuda_build": True, "cuda_version": "12.5.1"}
 WORKS = Driver(0, 1, (12, 8))
@@ -16,28 +17,26 @@ WORKS = Driver(0, 1, (12, 8))
 @pytest.mark.parametrize(
     ("seen", "build", "driver", "lacks", "reason"),
     [
-        (0, {"is_cuda_build": False}, WORKS, "", "this TensorFlow is built for the CPU; `pip install"),
-        (0, CUDA, None, "", "there is no NVIDIA driver (libcuda.so.1) here"),
-        (0, CUDA, Driver(100, 0, (12, 8)), "", "the driver finds no GPU for CUDA_VISIBLE_DEVICES=7;"),
-        (0, CUDA, Driver(0, 0, (12, 8)), "", "the driver finds no GPU for CUDA_VISIBLE_DEVICES=7;"),
-        (0, CUDA, Driver(803, 0, (12, 8)), "", "the NVIDIA driver fails with error 803 of cuInit"),
-        (0, CUDA, Driver(0, 1, (11, 8)), "", "the driver supports CUDA 11.8, and this TensorFlow needs 12.5.1"),
-        (0, CUDA, WORKS, "cudnn", "the CUDA library libcudnn is missing; `pip install"),
-        (0, CUDA, WORKS, "cublas", "the CUDA library libcublas is missing"),
-        (0, CUDA, WORKS, "", "driver and libraries are there; set TF_CPP_MIN_LOG_LEVEL=0"),
-        (1, CUDA, WORKS, "", "CUDA_VISIBLE_DEVICES=7 names GPUs that the driver does not have"),
+        (0, {"is_cuda_build": False}, WORKS, "", "built for the CPU"),
+        (0, CUDA, None, "", "libcuda.so.1"),
+        (0, CUDA, Driver(100, 0, (12, 8)), "", "no GPU for CUDA_VISIBLE_DEVICES=7;"),
+        (0, CUDA, Driver(0, 0, (12, 8)), "", "no GPU for CUDA_VISIBLE_DEVICES=7;"),
+        (0, CUDA, Driver(803, 0, (12, 8)), "", "error 803 of cuInit"),
+        (0, CUDA, Driver(0, 1, (11, 8)), "", "CUDA 11.8, and this TensorFlow needs 12.5.1"),
+        (0, CUDA, WORKS, "cudnn", "libcudnn is missing;"),
+        (0, CUDA, WORKS, "cublas", "libcublas is missing;"),
+        (0, CUDA, WORKS, "", "TF_CPP_MIN_LOG_LEVEL=0"),
+        (1, CUDA, WORKS, "", "CUDA_VISIBLE_DEVICES=7 names GPUs"),
     ],
 )
 def test_the_likely_reason(seen, build, driver, lacks, reason):
     text = why_missing(seen, lambda: build, lambda: driver, lambda name: name != lacks, {"CUDA_VISIBLE_DEVICES": "7"})
-    assert text.startswith(reason)
+    assert reason in text
     assert "\n" not in text
 
 
 def test_all_gpus_of_a_machine_that_has_none():
-    assert why_missing(0, lambda: CUDA, lambda: Driver(100, 0, (12, 8)), environ={}).startswith(
-        "the driver finds no GPU for this machine"
-    )
+    assert "this machine" in why_missing(0, lambda: CUDA, lambda: Driver(100, 0, (12, 8)), environ={})
 
 
 def test_a_library_is_looked_for_where_tensorflow_finds_it(tmp_path, monkeypatch):
@@ -55,18 +54,21 @@ def test_a_library_is_looked_for_where_tensorflow_finds_it(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("wanted", "seen", "line"),
+    ("wanted", "seen", "values"),
     [
-        (1, 0, "worker:1 is to have 1 GPU, but TensorFlow sees none: why"),
-        (4, 3, "worker:1 is to have 4 GPUs, but TensorFlow sees 3: why"),
+        (1, 0, ["worker:1", "1 GPU,", "none"]),
+        (4, 3, ["worker:1", "4 GPUs,", "3"]),
         (2, 2, None),
         (0, 0, None),
         (1, 8, None),  # gpus: all
     ],
 )
-def test_one_line_where_gpus_are_missing(wanted, seen, line, monkeypatch, caplog):
+def test_one_line_where_gpus_are_missing(wanted, seen, values, monkeypatch, caplog):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda _: [None] * seen)
     monkeypatch.setattr(gpus, "why_missing", lambda _: "why")
     with caplog.at_level(logging.WARNING, "tfdist"):
-        tell_missing_gpus(TaskId("worker", 1), wanted)
-    assert caplog.messages == ([line] if line else [])
+        log_missing_gpus(TaskId("worker", 1), wanted)
+    assert [re.findall(r"worker:1|\d GPUs?,|\d(?=:)|none", line) for line in caplog.messages] == (
+        [values] if values else []
+    )
+    assert all(line.endswith(": why") for line in caplog.messages)

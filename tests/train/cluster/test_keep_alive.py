@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tfdist_cli.train.cluster.keep_alive import PATIENCE, bound
+from tfdist_cli.train.cluster.keep_alive import PATIENCE, set_timeouts
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="lists connections in /proc")
 
@@ -30,7 +30,7 @@ def is_bounded(connection):
 
 def test_both_ends_of_a_tasks_connections_are_bounded(pair):
     listener, near, far = pair
-    bound({listener.getsockname()[1]}, set())
+    set_timeouts({listener.getsockname()[1]}, set())
     assert is_bounded(near)
     assert is_bounded(far)
     near.sendall(b"still open")
@@ -39,7 +39,7 @@ def test_both_ends_of_a_tasks_connections_are_bounded(pair):
 
 def test_other_connections_are_left_as_they_are(pair):
     _, near, far = pair
-    bound({1}, set())
+    set_timeouts({1}, set())
     assert not is_bounded(near)
     assert not is_bounded(far)
 
@@ -48,11 +48,11 @@ def test_each_connection_is_looked_at_once_and_a_new_one_in_its_turn(pair):
     listener, near, _ = pair
     ports = {listener.getsockname()[1]}
     with socket.socket() as later:
-        known = bound(ports, set())
+        known = set_timeouts(ports, set())
         near.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
         near.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
         later.connect(listener.getsockname())
-        known = bound(ports, known)
+        known = set_timeouts(ports, known)
         assert is_bounded(later)
         assert not is_bounded(near)
-    assert len(bound(ports, known)) == len(known) - 1
+    assert len(set_timeouts(ports, known)) == len(known) - 1

@@ -1,14 +1,14 @@
-"""Sums over tasks by connections of their own: each task adds up one part of a tensor for all of them.
+"""All-reduce over direct TCP connections: each task sums one part of the tensor for all tasks.
 
-A tensor of n numbers is cut into as many parts as there are tasks. Each task sends every other one that one's part of
-its own tensor, adds up what it is sent, and sends the sum to all: 2·n·(N − 1)/N numbers each way, in two messages to
-each other task, whatever their number N. All have the same sums, to the bit, since each part is added up once.
+A tensor of n numbers is split into N parts, one per task. Each task sends every other task that task's part, sums the
+parts that it receives, and sends the sum to all: a reduce-scatter and an all-gather. A task sends and receives
+2·n·(N − 1)/N numbers, in two messages per other task. All tasks get bitwise equal sums, since each part is summed once.
 
-A task that has ended is noticed by its connection. One that is stopped keeps it: whoever waits for it longer than a
-moment asks for an answer now and then, and gives it up when none comes.
+The connection of a task that exits is closed. A stopped task keeps its connection open: a task that waits for it longer
+than `_PROBE_AFTER` probes it regularly, and fails if it does not answer for `PATIENCE` seconds.
 
-TensorFlow's own collectives copy what crosses into a message of protobuf and out of it, several times each way, and
-hand it from thread to thread; here it goes from a tensor's memory into the socket and back.
+TensorFlow's collectives copy the data to protobuf messages and back, several times in each direction, and pass it
+between threads. Here it goes from the tensor's memory to the socket and back.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ import tensorflow as tf
 from tfdist_cli.errors import TaskLost, TfdistError, TrainingError
 
 PATIENCE = 10.0
-"""Seconds without an answer after which a task that is waited for is given up, as TensorFlow's own collectives do."""
-_MOMENT = 2.0
-"""Seconds of waiting after which it is asked for one."""
+"""Seconds without an answer after which a task counts as lost; the same as for TensorFlow's collectives."""
+_PROBE_AFTER = 2.0
+"""Seconds of waiting for a task after which it is probed."""
 _HEADER = struct.Struct("<QQ")
-"""The number of an exchange, and the bytes that follow."""
+"""The sequence number of an exchange, and the number of bytes that follow."""
 _ALIGNED = 64
-"""TensorFlow takes an array as it is, and copies no byte of it, if it begins at a multiple of so many."""
+"""TensorFlow uses an array without a copy if its address is a multiple of this."""
 
 
 class AllReduce:
-    """The connections of one of the tasks that sum up together.
+    """One task's connections to the other tasks of the all-reduce.
 
     Args:
-        index: this task's place among them.
-        names: all tasks, `("chief:0", "worker:0")`.
-        links: a connection to each of the others, by its place.
-        answers: whether the task of a place answers within a moment.
+        index: this task's rank.
+        names: the names of all tasks by rank, `("chief:0", "worker:0")`.
+        links: a connection to each of the other tasks, by rank.
+        answers: probes the task of a rank; returns whether it answers.
     """
 
     def __init__(
@@ -52,49 +52,49 @@ class AllReduce:
         self._index = index
         self._names = tuple(names)
         self._links = dict(links)
-        self._places = {link.fileno(): place for place, link in links.items()}
+        self._places = {link.fileno(): rank for rank, link in links.items()}
         self._exchanges = 0
         self._answers = answers
         for link in links.values():
             link.setblocking(False)
 
     def sum(self, value: tf.Tensor) -> tf.Tensor:
-        """The sum of what all tasks give, in a function that all of them run.
+        """Returns the sum of all tasks' values. All tasks have to call it in the same order.
 
-        It is added up in the tasks' order; narrow types are rounded once, after that.
+        Values are added by rank. Float16 and bfloat16 are rounded once, after the addition.
 
         Args:
-            value: of any shape, which is known, and of any type that has a sum.
+            value: a tensor of static shape and numeric type.
 
         Returns:
             The sum, of the same shape and type.
 
         Raises:
-            TaskLost: another task has ended, or does not answer.
-            TrainingError: another task sums up something else. In a function both are a `tf.errors.UnknownError`,
-                which `told` makes what it was.
+            TaskLost: another task exited, or does not answer.
+            TrainingError: another task sums another tensor. In a `tf.function`, both are a `tf.errors.UnknownError`,
+                which `errors_translated` translates back.
         """
         size = value.shape.num_elements()
-        bounds = [size * place // len(self._names) for place in range(len(self._names) + 1)]
+        bounds = [size * rank // len(self._names) for rank in range(len(self._names) + 1)]
         own = slice(bounds[self._index], bounds[self._index + 1])
 
-        def collect(flat: np.ndarray) -> np.ndarray:
-            return self._collected(flat, bounds)
+        def reduce_scatter(flat: np.ndarray) -> np.ndarray:
+            return self._scatter(flat, bounds)
 
-        def spread(part: np.ndarray) -> np.ndarray:
-            return self._spread(part, bounds)
+        def all_gather(part: np.ndarray) -> np.ndarray:
+            return self._gather(part, bounds)
 
         flat = tf.reshape(value, [-1])
-        theirs = _carried_out(collect, flat)
+        theirs = _as_op(reduce_scatter, flat)
         parts = tf.unstack(tf.reshape(theirs, [len(self._links), own.stop - own.start]))
         parts.insert(self._index, flat[own])
         wide = tf.float32 if len(parts) > 2 and value.dtype in (tf.float16, tf.bfloat16) else value.dtype
         summed = tf.cast(tf.add_n([tf.cast(part, wide) for part in parts]), value.dtype)
-        return tf.reshape(_carried_out(spread, summed), value.shape)
+        return tf.reshape(_as_op(all_gather, summed), value.shape)
 
     @contextmanager
-    def told(self) -> Iterator[None]:
-        """Around a function with sums: an operation that failed because of this raises what it was.
+    def errors_translated(self) -> Iterator[None]:
+        """Within the context, a `tf.function` that fails in a sum raises the sum's own error.
 
         Raises:
             TaskLost, TrainingError: as `sum` does.
@@ -107,113 +107,113 @@ class AllReduce:
             raise self._broken from None
 
     def close(self) -> None:
-        """Ends the connections."""
+        """Closes the connections."""
         for link in self._links.values():
             link.close()
 
-    def _collected(self, flat: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
-        """Sends each of the others its part; returns what they send of this task's own, one after the other."""
+    def _scatter(self, flat: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
+        """Sends each other task its part; returns their values of this task's part, concatenated by rank."""
         size = bounds[self._index + 1] - bounds[self._index]
         received = _empty(size * len(self._links), flat.dtype)
-        places = sorted(self._links)
+        ranks = sorted(self._links)
         self._exchange(
-            {place: flat[bounds[place] : bounds[place + 1]] for place in places},
-            {place: received[number * size : (number + 1) * size] for number, place in enumerate(places)},
+            {rank: flat[bounds[rank] : bounds[rank + 1]] for rank in ranks},
+            {rank: received[number * size : (number + 1) * size] for number, rank in enumerate(ranks)},
         )
         return received
 
-    def _spread(self, part: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
-        """Sends the others the sum of this task's part; returns all parts' sums."""
+    def _gather(self, part: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
+        """Sends the sum of this task's part to the other tasks; returns the sums of all parts."""
         received = _empty(bounds[-1], part.dtype)
         received[bounds[self._index] : bounds[self._index + 1]] = part
         self._exchange(
             dict.fromkeys(self._links, part),
-            {place: received[bounds[place] : bounds[place + 1]] for place in self._links},
+            {rank: received[bounds[rank] : bounds[rank + 1]] for rank in self._links},
         )
         return received
 
     def _exchange(self, outgoing: Mapping[int, np.ndarray], incoming: Mapping[int, np.ndarray]) -> None:
-        """Sends and receives at the same time: two tasks that both only sent would wait for each other."""
+        """Sends and receives at the same time: two tasks that only sent would deadlock."""
         if self._broken:
             raise self._broken
         try:
-            sending = {place: _outgoing(self._exchanges, array) for place, array in outgoing.items()}
-            receiving = {place: _Incoming(self._exchanges, array) for place, array in incoming.items()}
+            sending = {rank: _outgoing(self._exchanges, array) for rank, array in outgoing.items()}
+            receiving = {rank: _Incoming(self._exchanges, array) for rank, array in incoming.items()}
             self._exchanges += 1
-            self._pass(sending, receiving)
+            self._transfer(sending, receiving)
         except TfdistError as error:
             self._broken = error
             raise
 
-    def _pass(self, sending: dict[int, list[memoryview]], receiving: dict[int, _Incoming]) -> None:
+    def _transfer(self, sending: dict[int, list[memoryview]], receiving: dict[int, _Incoming]) -> None:
         ready, unanswered = list(self._links), dict[int, float]()
         while True:
-            for place in ready:
-                if place in sending and self._send(place, sending[place]):
-                    del sending[place]
-                if place in receiving and self._receive(place, receiving[place]):
-                    del receiving[place]
+            for rank in ready:
+                if rank in sending and self._send(rank, sending[rank]):
+                    del sending[rank]
+                if rank in receiving and self._receive(rank, receiving[rank]):
+                    del receiving[rank]
             if not sending and not receiving:
                 return
             waiting = select.poll()
-            for place in sending.keys() | receiving.keys():
-                events = (select.POLLOUT if place in sending else 0) | (select.POLLIN if place in receiving else 0)
-                waiting.register(self._links[place], events)
-            ready = [self._places[number] for number, _ in waiting.poll(_MOMENT * 1000)]
+            for rank in sending.keys() | receiving.keys():
+                events = (select.POLLOUT if rank in sending else 0) | (select.POLLIN if rank in receiving else 0)
+                waiting.register(self._links[rank], events)
+            ready = [self._places[number] for number, _ in waiting.poll(_PROBE_AFTER * 1000)]
             if ready:
                 unanswered.clear()
             else:
-                self._ask(sending.keys() | receiving.keys(), unanswered)
+                self._probe(sending.keys() | receiving.keys(), unanswered)
 
-    def _ask(self, places: Iterable[int], unanswered: dict[int, float]) -> None:
-        """Asks those that are waited for whether they are there, up to the first that does not answer.
+    def _probe(self, ranks: Iterable[int], unanswered: dict[int, float]) -> None:
+        """Probes the tasks that this one waits for, up to the first that does not answer.
 
         Args:
-            places: theirs.
-            unanswered: since when each has not answered, by the machine's monotonic clock.
+            ranks: the tasks' ranks.
+            unanswered: the time of each task's first unanswered probe, by the monotonic clock. It is updated.
 
         Raises:
-            TaskLost: one has not answered for too long.
+            TaskLost: a task has not answered for `PATIENCE` seconds.
         """
         now = time.monotonic()
-        for place in sorted(places, key=lambda place: (unanswered.get(place, now), place)):
-            if self._answers(place):
-                unanswered.pop(place, None)
+        for rank in sorted(ranks, key=lambda rank: (unanswered.get(rank, now), rank)):
+            if self._answers(rank):
+                unanswered.pop(rank, None)
                 continue
-            since = unanswered.setdefault(place, now)
+            since = unanswered.setdefault(rank, now)
             if now - since >= PATIENCE:
-                raise self._lost(place, f"no answer for {now - since:.0f} s")
+                raise self._lost(rank, f"no answer for {now - since:.0f} s")
             return
 
-    def _send(self, place: int, buffers: list[memoryview]) -> bool:
-        """Sends what the connection takes now; whether that was all."""
+    def _send(self, rank: int, buffers: list[memoryview]) -> bool:
+        """Sends what the socket accepts now; returns whether the message is complete."""
         try:
-            _advance(buffers, self._links[place].sendmsg(buffers))
+            _advance(buffers, self._links[rank].sendmsg(buffers))
         except BlockingIOError:
             return False
         except OSError as error:
-            raise self._lost(place, _reason(error)) from error
+            raise self._lost(rank, _reason(error)) from error
         return not buffers
 
-    def _receive(self, place: int, message: _Incoming) -> bool:
-        """Receives what has come; whether that was all."""
+    def _receive(self, rank: int, message: _Incoming) -> bool:
+        """Receives the available bytes; returns whether the message is complete."""
         try:
-            count = self._links[place].recvmsg_into(message.buffers)[0]
+            count = self._links[rank].recvmsg_into(message.buffers)[0]
         except BlockingIOError:
             return False
         except OSError as error:
-            raise self._lost(place, _reason(error)) from error
+            raise self._lost(rank, _reason(error)) from error
         if not count:
-            raise self._lost(place, "it has closed the connection")
-        message.took(count, self._names[place])
+            raise self._lost(rank, "it closed the connection")
+        message.advance(count, self._names[rank])
         return not message.buffers
 
-    def _lost(self, place: int, reason: str) -> TaskLost:
-        name = self._names[place]
+    def _lost(self, rank: int, reason: str) -> TaskLost:
+        name = self._names[rank]
         return TaskLost(
-            f"{name} has ended, or is out of reach: {reason}",
+            f"{name} failed or is unreachable: {reason}",
             code="task-lost",
-            hint=f"{name}'s own output says why, if it has ended",
+            hint=f"{name}'s own output says why, if it exited",
         )
 
 
@@ -221,11 +221,11 @@ class _Incoming:
     """A message that is being received.
 
     Args:
-        exchange: the number of the exchange that it is to be of.
-        array: where it goes.
+        exchange: the sequence number that the message has to have.
+        array: the array that it is written to.
 
     Attributes:
-        buffers: what is still to be filled.
+        buffers: the memory that is still to be filled.
     """
 
     def __init__(self, exchange: int, array: np.ndarray) -> None:
@@ -234,29 +234,30 @@ class _Incoming:
         self._checked = False
         self.buffers = [memoryview(self._header), *_bytes(array)]
 
-    def took(self, count: int, name: str) -> None:
-        """Counts bytes that have come.
+    def advance(self, count: int, name: str) -> None:
+        """Counts received bytes, and checks the header once it is complete.
 
         Raises:
-            TrainingError: they are of another message.
+            TrainingError: the header is that of another message.
         """
-        begun = not self._checked and count >= len(self.buffers[0])
+        complete = not self._checked and count >= len(self.buffers[0])
         _advance(self.buffers, count)
-        if not begun:
+        if not complete:
             return
         self._checked = True
         if self._header != self._expected:
             (number, size), (awaited, room) = _HEADER.unpack(self._header), _HEADER.unpack(self._expected)
             raise TrainingError(
-                f"{name} sums up {size} bytes as number {number}, and this task {room} as number {awaited}",
+                f"{name} sends {size} bytes in sum {number}, and this task expects {room} bytes in sum {awaited}",
+                code="sums-differ",
                 hint="run the same program on every task, with the same model and batches of the same shapes",
             )
 
 
-def _carried_out(function: Callable[[np.ndarray], np.ndarray], value: tf.Tensor) -> tf.Tensor:
+def _as_op(function: Callable[[np.ndarray], np.ndarray], value: tf.Tensor) -> tf.Tensor:
     if tf.executing_eagerly():
         return tf.constant(function(value.numpy()))
-    return tf.numpy_function(function, [value], value.dtype)  # in the program's order: it is stateful
+    return tf.numpy_function(function, [value], value.dtype)  # stateful, so TensorFlow keeps the program's order
 
 
 def _outgoing(exchange: int, array: np.ndarray) -> list[memoryview]:
@@ -272,7 +273,7 @@ def _reason(error: OSError) -> str:
 
 
 def _advance(buffers: list[memoryview], count: int) -> None:
-    """Leaves out the first `count` bytes."""
+    """Removes the first `count` bytes."""
     while buffers and count >= len(buffers[0]):
         count -= len(buffers.pop(0))
     if count:
@@ -280,7 +281,7 @@ def _advance(buffers: list[memoryview], count: int) -> None:
 
 
 def _empty(size: int, dtype: np.dtype) -> np.ndarray:
-    """An array that TensorFlow takes as it is."""
+    """Returns an array that TensorFlow uses without a copy."""
     raw = np.empty(size * dtype.itemsize + _ALIGNED, np.uint8)
     start = -raw.ctypes.data % _ALIGNED
     return raw[start : start + size * dtype.itemsize].view(dtype)

@@ -1,4 +1,4 @@
-"""Whether a task has the GPUs that it is to have, and the likely reason where it does not."""
+"""Checks whether TensorFlow sees the GPUs that a task asks for, and finds the likely reason if it does not."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import tensorflow as tf
 from tfdist_cli.spec.task_id import TaskId
 
 LIBRARIES = ("cudart", "cublas", "cublasLt", "cufft", "cusolver", "cusparse", "cudnn")
-"""What TensorFlow loads before it looks for a GPU; when one of them is missing, it uses none."""
+"""The libraries that TensorFlow loads before it lists GPUs; if one is missing, it uses no GPU."""
 _CUDA_ERROR_NO_DEVICE = 100
 log = logging.getLogger("tfdist")
 
 
 @dataclass(frozen=True)
 class Driver:
-    """What the NVIDIA driver says.
+    """The state of the NVIDIA driver.
 
     Args:
-        error: what `cuInit` returned; 0 for no error.
-        gpus: how many GPUs it shows to this process.
-        cuda: the newest CUDA that it supports, (major, minor).
+        error: the return value of `cuInit`; 0 for no error.
+        gpus: the number of GPUs that this process sees.
+        cuda: the newest CUDA version that the driver supports, (major, minor).
     """
 
     error: int
@@ -35,16 +35,16 @@ class Driver:
     cuda: tuple[int, int]
 
 
-def tell_missing_gpus(task: TaskId, wanted: int) -> None:
-    """Logs one line where TensorFlow sees fewer GPUs than the task is to have.
+def log_missing_gpus(task: TaskId, wanted: int) -> None:
+    """Logs one warning if TensorFlow sees fewer GPUs than the task asks for.
 
     Args:
         task: this task.
-        wanted: how many it is to have.
+        wanted: the number of GPUs in the cluster file.
     """
     seen = len(tf.config.list_physical_devices("GPU")) if wanted else 0
     if seen < wanted:
-        text = "%s is to have %d GPU%s, but TensorFlow sees %s: %s"
+        text = "%s needs %d GPU%s, but TensorFlow sees %s: %s"
         log.warning(text, task, wanted, "" if wanted == 1 else "s", seen or "none", why_missing(seen))
 
 
@@ -55,13 +55,13 @@ def why_missing(
     has: Callable[[str], bool] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> str:
-    """The likely reason, and what to do.
+    """Returns the likely reason for missing GPUs, and how to fix it.
 
     Args:
-        seen: how many GPUs TensorFlow sees.
-        build: how this TensorFlow was built.
-        driver: asks the driver; None where there is none.
-        has: whether a CUDA library can be loaded.
+        seen: the number of GPUs that TensorFlow sees.
+        build: returns how this TensorFlow was built.
+        driver: returns the state of the driver; None if there is no driver.
+        has: returns whether a CUDA library can be loaded.
         environ: the environment of the process.
     """
     ids = environ.get("CUDA_VISIBLE_DEVICES")
@@ -71,30 +71,30 @@ def why_missing(
     info = build()
     if not info.get("is_cuda_build"):
         return "this TensorFlow is built for the CPU; `pip install 'tensorflow[and-cuda]'` installs the one for GPUs"
-    trouble = _driver_trouble((driver or ask_driver)(), ids, str(info.get("cuda_version", "0")))
-    if trouble:
-        return trouble
+    problem = _driver_problem((driver or query_driver)(), ids, str(info.get("cuda_version", "0")))
+    if problem:
+        return problem
     missing = next((name for name in LIBRARIES if not (has or has_library)(name)), None)
     if missing:
         return f"the CUDA library lib{missing} is missing; `pip install 'tensorflow[and-cuda]'` installs it"
-    return "driver and libraries are there; set TF_CPP_MIN_LOG_LEVEL=0 to see what TensorFlow says"
+    return "driver and libraries are installed; set TF_CPP_MIN_LOG_LEVEL=0 to see TensorFlow's own messages"
 
 
-def _driver_trouble(said: Driver | None, ids: str, cuda: str) -> str:
-    """Why the driver has no GPU for this process; empty when it has one."""
-    if said is None:
+def _driver_problem(state: Driver | None, ids: str, cuda: str) -> str:
+    """Returns the reason why the driver has no GPU for this process; empty if it has one."""
+    if state is None:
         return "there is no NVIDIA driver (libcuda.so.1) here; install it, or start the container with its GPUs"
-    if said.error == _CUDA_ERROR_NO_DEVICE or (not said.error and not said.gpus):
+    if state.error == _CUDA_ERROR_NO_DEVICE or (not state.error and not state.gpus):
         return f"the driver finds no GPU for {ids}; `nvidia-smi -L` lists the GPUs"
-    if said.error:
-        return f"the NVIDIA driver fails with error {said.error} of cuInit; `nvidia-smi` shows its state"
-    if said.cuda[0] < int(cuda.partition(".")[0]):
-        return f"the driver supports CUDA {said.cuda[0]}.{said.cuda[1]}, and this TensorFlow needs {cuda}: update it"
+    if state.error:
+        return f"the NVIDIA driver fails with error {state.error} of cuInit; `nvidia-smi` shows its state"
+    if state.cuda[0] < int(cuda.partition(".")[0]):
+        return f"the driver supports CUDA {state.cuda[0]}.{state.cuda[1]}, and this TensorFlow needs {cuda}: update it"
     return ""
 
 
-def ask_driver() -> Driver | None:
-    """Asks the driver of this machine; None where there is none."""
+def query_driver() -> Driver | None:
+    """Returns the state of this machine's driver; None if there is no driver."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -108,7 +108,7 @@ def ask_driver() -> Driver | None:
 
 
 def has_library(name: str) -> bool:
-    """Whether a CUDA library is loaded, comes with one of NVIDIA's Python packages, or is known to the linker."""
+    """Whether a CUDA library is loaded, is part of one of NVIDIA's Python packages, or is known to the linker."""
     file = f"lib{name}.so"
     if f"/{file}" in Path("/proc/self/maps").read_text(encoding="utf-8"):
         return True

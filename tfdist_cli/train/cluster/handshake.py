@@ -1,12 +1,12 @@
-"""How tasks say who they are to whom they connect, and how these ask them: a line each way.
+"""The handshake by which a task identifies itself to the task that it connects to: one line in each direction.
 
-The one that listens speaks first, so that whoever connects knows whether it is one of tfdist's: `tfdist NONCE`. The
-other answers `PROOF {json}`, where the proof is HMAC-SHA256 of the nonce and the JSON with the run's secret for its
-key, which the launcher gives to each task (`TFDIST_RUN_SECRET`). Tasks that were started by hand may have none, and
-prove no more than that they speak this protocol.
+The listening task sends first, so that the other one knows that it is a task of tfdist: `tfdist NONCE`. The connecting
+task answers `PROOF {json}`. The proof is HMAC-SHA256 of the nonce and the JSON, and its key is the run's secret, which
+the launcher passes to each task (`TFDIST_RUN_SECRET`). Tasks that were started by hand may have no secret: then the
+proof shows only that they use this protocol.
 
-Whoever can reach the port may connect and say anything. What is not one of the run's tasks is sent away, noted once,
-and never ends the task that listens.
+Any program that reaches the port may connect and send anything. The listening task rejects what is not a task of its
+run, logs one warning, and continues.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster.reachability import CONNECT
 
 GREETING = b"tfdist "
-"""What the one that listens says first; a nonce follows."""
-REFUSED = b"no "
-"""What it answers to one that it sends away; the reason follows."""
+"""How the first line of the listening task starts; a nonce follows."""
+REJECTED = b"no "
+"""How the answer to a rejected task starts; the reason follows."""
 _LONGEST = 4096
-"""Bytes of a line; nobody of ours says so much."""
+"""The longest line in bytes; the lines of tasks are shorter."""
 PERIOD = 1.0
-"""The most seconds that count from one look to the next: after a pause of the whole machine the others have their time
-left to go on."""
-_MOST_ASKED = 256
-"""Connections that may be asked who they are at the same time; the oldest is sent away for a further one."""
+"""The most seconds that are counted between two iterations, so that a pause of the whole machine does not use up the
+others' time."""
+_MOST_PENDING = 256
+"""The largest number of connections without a completed handshake; for a further one, the oldest is rejected."""
 _NONCE = re.compile(rb"tfdist ([0-9a-f]{32})\n")
 _VERSIONED = ("tensorflow", "tensorflow-cpu")
 log = logging.getLogger("tfdist")
@@ -50,11 +50,11 @@ log = logging.getLogger("tfdist")
 
 @dataclass(frozen=True)
 class Hello:
-    """What a task says of itself.
+    """The identity that a task sends.
 
     Args:
-        task: its name.
-        sums: whether it has a circle to sum up with.
+        task: the task.
+        sums: whether it takes part in an all-reduce group.
         tensorflow: its version of TensorFlow.
     """
 
@@ -64,10 +64,10 @@ class Hello:
 
     @classmethod
     def read(cls, text: bytes) -> Hello:
-        """Reads its JSON.
+        """Parses the JSON.
 
         Raises:
-            ValueError: it says something else.
+            ValueError: it has another form.
         """
         try:
             content = json.loads(text)
@@ -76,175 +76,177 @@ class Hello:
         match content:
             case {"task": str(task), "tensorflow": str(tensorflow), "sums": bool(sums)}:
                 return cls(TaskId.parse(task), sums, tensorflow)
-        raise ValueError("it is not what a task says of itself")
+        raise ValueError("it has not the form that tasks send")
 
 
-class Reception:
-    """Asks whoever connects who they are, all at the same time: one that says nothing keeps nobody waiting.
+class HandshakeListener:
+    """Runs the handshakes of all connecting tasks concurrently, so that a silent connection does not block the others.
 
     Args:
-        listener: where they connect.
-        expected: the tasks that may; others are sent away.
+        listener: the listening socket.
+        expected: the tasks that may connect; others are rejected.
 
     Attributes:
-        refused: tasks that were sent away though they are expected, and why.
+        rejected: expected tasks that were rejected, and why.
     """
 
     def __init__(self, listener: socket.socket, expected: Collection[TaskId]) -> None:
         listener.setblocking(False)
-        self.refused: dict[TaskId, str] = {}
+        self.rejected: dict[TaskId, str] = {}
         self._expected = expected
         self._listener = listener
-        self._asked: dict[socket.socket, _Asked] = {}
-        """Those that have not said it yet."""
+        self._pending: dict[socket.socket, _PendingConnection] = {}
+        """The connections whose handshake is not complete."""
         self._looked_at = time.monotonic()
-        self._noted = False
-        """Whether it was told that somebody was sent away."""
+        self._warned = False
+        """Whether the warning about rejected connections was logged."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
 
     def close(self) -> None:
-        """Lets those go that have not said who they are."""
-        for connection in list(self._asked):
+        """Closes the connections whose handshake is not complete."""
+        for connection in list(self._pending):
             self._forget(connection)
             connection.close()
         self._selector.close()
 
-    def arrived(self, seconds: float) -> list[tuple[socket.socket, Hello]]:
-        """The connections of those that have said who they are by now, or do so in a moment."""
+    def identified(self, seconds: float) -> list[tuple[socket.socket, Hello]]:
+        """Returns the connections whose handshake completes within `seconds`, each with the task's identity."""
         found = []
         for key, _ in self._selector.select(seconds):
             connection = cast("socket.socket", key.fileobj)
             if connection is self._listener:
-                self._ask()
-            elif connection in self._asked and (hello := self._heard(connection)) is not None:
+                self._accept()
+            elif connection in self._pending and (hello := self._receive(connection)) is not None:
                 found.append((connection, hello))
         now = time.monotonic()
         passed, self._looked_at = min(now - self._looked_at, PERIOD), now
-        for connection, asked in list(self._asked.items()):
-            asked.left -= passed
-            if asked.left < 0:
-                self._send_away(connection, asked, "it did not say who it is in time")
+        for connection, pending in list(self._pending.items()):
+            pending.seconds_left -= passed
+            if pending.seconds_left < 0:
+                self._reject(connection, pending, "it did not identify itself in time")
         return found
 
-    def _ask(self) -> None:
-        if len(self._asked) >= _MOST_ASKED:
-            oldest = next(iter(self._asked))
-            self._send_away(oldest, self._asked[oldest], "too many others connected")
-        with suppress(OSError), ExitStack() as stranger:  # it may have gone again
+    def _accept(self) -> None:
+        if len(self._pending) >= _MOST_PENDING:
+            oldest = next(iter(self._pending))
+            self._reject(oldest, self._pending[oldest], "too many others connected")
+        with suppress(OSError), ExitStack() as stranger:  # it may be closed already
             connection, address = self._listener.accept()
             stranger.enter_context(connection)
             connection.setblocking(False)
             nonce = secrets.token_hex(16).encode()
             connection.send(GREETING + nonce + b"\n")
             self._selector.register(connection, selectors.EVENT_READ)
-            self._asked[connection] = _Asked(nonce, str(address[0]).removeprefix("::ffff:"), CONNECT)
+            self._pending[connection] = _PendingConnection(nonce, str(address[0]).removeprefix("::ffff:"), CONNECT)
             stranger.pop_all()
 
-    def _heard(self, connection: socket.socket) -> Hello | None:
-        """Who a connection says it is; None while it has not said all, or when it is nobody of ours."""
-        asked = self._asked[connection]
+    def _receive(self, connection: socket.socket) -> Hello | None:
+        """Reads from a connection; returns the task's identity, or None if it is incomplete or rejected."""
+        pending = self._pending[connection]
         try:
             more = connection.recv(_LONGEST)
         except BlockingIOError:
             return None
         except OSError:
             more = b""
-        asked.said += more
-        if more and not asked.said.endswith(b"\n") and len(asked.said) < _LONGEST:
+        pending.received += more
+        if more and not pending.received.endswith(b"\n") and len(pending.received) < _LONGEST:
             return None
         try:
-            hello = self._checked(asked)
+            hello = self._verified(pending)
         except ValueError as error:
-            self._send_away(connection, asked, str(error))
+            self._reject(connection, pending, str(error))
             return None
         self._forget(connection)
         connection.setblocking(True)
-        keep_alive(connection)
+        enable_keepalive(connection)
         return hello
 
-    def _checked(self, asked: _Asked) -> Hello:
-        """What a connection has said.
+    def _verified(self, pending: _PendingConnection) -> Hello:
+        """Verifies and parses what a connection sent.
 
         Raises:
-            ValueError: it is none of the run's tasks, or one that must not take part.
+            ValueError: it is not a task of this run, or one that must not take part.
         """
-        proof, _, text = asked.said.removesuffix(b"\n").partition(b" ")
-        if not hmac.compare_digest(proof, _proof(asked.nonce, text)):
+        proof, _, text = pending.received.removesuffix(b"\n").partition(b" ")
+        if not hmac.compare_digest(proof, _proof(pending.nonce, text)):
             raise ValueError(f"it did not prove that it has the run's secret ({RUN_SECRET})")
         hello = Hello.read(text)
         if hello.task not in self._expected and hello.task.traits.listens:
-            raise ValueError(f"{hello.task} is not a task that is waited for")
+            raise ValueError(f"{hello.task} is not expected")
         if hello.tensorflow != (ours := _tensorflow()):
             reason = f"it has TensorFlow {hello.tensorflow[:40]!a}, and the chief has {ours!r}"
-            self.refused[hello.task] = reason
+            self.rejected[hello.task] = reason
             raise ValueError(reason)
-        self.refused.pop(hello.task, None)
+        self.rejected.pop(hello.task, None)
         return hello
 
-    def _send_away(self, connection: socket.socket, asked: _Asked, reason: str) -> None:
-        """Ends a connection. One that has said nothing only looked whether the port is open, as tasks do."""
+    def _reject(self, connection: socket.socket, pending: _PendingConnection, reason: str) -> None:
+        """Closes a connection. One that sent nothing only probed whether the port is open, as tasks do."""
         self._forget(connection)
-        if asked.said:
-            with suppress(OSError):  # it has gone already
-                connection.send(REFUSED + reason.encode() + b"\n")
-            if not self._noted:
-                self._noted = True
+        if pending.received:
+            with suppress(OSError):  # it is closed already
+                connection.send(REJECTED + reason.encode() + b"\n")
+            if not self._warned:
+                self._warned = True
                 log.warning(
-                    "a connection from %s was refused: %s; further ones are refused without a word", asked.host, reason
+                    "a connection from %s was rejected: %s; further rejections are not logged",
+                    pending.host,
+                    reason,
                 )
         connection.close()
 
     def _forget(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)
-        del self._asked[connection]
+        del self._pending[connection]
 
 
 @dataclass
-class _Asked:
-    """A connection that has not said yet who it is.
+class _PendingConnection:
+    """A connection whose handshake is not complete.
 
     Args:
-        nonce: what it has to prove that it has the secret with.
-        host: where it comes from.
-        left: seconds in which it must have said it.
-        said: what it has said so far.
+        nonce: the nonce that was sent to it.
+        host: the host that it comes from.
+        seconds_left: the time that it has left for the handshake.
+        received: the bytes that arrived so far.
     """
 
     nonce: bytes
     host: str
-    left: float
-    said: bytes = b""
+    seconds_left: float
+    received: bytes = b""
 
 
-def hello_of(task: TaskId, greeting: bytes, *, sums: bool = False) -> bytes:
-    """What a task says of itself to one that has said `greeting`; `sums` as in `Hello`."""
+def hello_message(task: TaskId, greeting: bytes, *, sums: bool = False) -> bytes:
+    """Returns the line by which a task identifies itself to the sender of `greeting`; `sums` as in `Hello`."""
     text = json.dumps({"task": str(task), "tensorflow": _tensorflow(), "sums": sums}).encode()
-    asked = _NONCE.fullmatch(greeting)
-    return _proof(asked[1] if asked else b"", text) + b" " + text + b"\n"
+    pending = _NONCE.fullmatch(greeting)
+    return _proof(pending[1] if pending else b"", text) + b" " + text + b"\n"
 
 
-def is_ours(greeting: bytes) -> bool:
-    """Whether it is a task of tfdist's that has said it."""
+def is_greeting(greeting: bytes) -> bool:
+    """Whether a first line is that of a task of tfdist."""
     return bool(_NONCE.fullmatch(greeting))
 
 
-def greeting_of(connection: socket.socket) -> bytes:
-    """The first that the other side says: a whole line if it is one of ours, and whatever comes if it is not."""
-    said = connection.recv(_LONGEST)
-    while _begins(said) and (more := connection.recv(_LONGEST)):
-        said += more
-    return said
+def receive_greeting(connection: socket.socket) -> bytes:
+    """Receives the first line of a task of tfdist, or the first bytes of any other server."""
+    received = connection.recv(_LONGEST)
+    while _begins(received) and (more := connection.recv(_LONGEST)):
+        received += more
+    return received
 
 
-def _begins(said: bytes) -> bool:
-    """Whether it may be the beginning of a greeting, and not all of it."""
-    likely = GREETING.startswith(said) or said.startswith(GREETING)
-    return bool(said) and likely and b"\n" not in said and len(said) < _LONGEST
+def _begins(received: bytes) -> bool:
+    """Whether these bytes may be the start of a greeting that is not complete."""
+    likely = GREETING.startswith(received) or received.startswith(GREETING)
+    return bool(received) and likely and b"\n" not in received and len(received) < _LONGEST
 
 
-def line_of(connection: socket.socket) -> bytes:
-    """The next line that comes; less of it where the connection ends."""
+def receive_line(connection: socket.socket) -> bytes:
+    """Receives a line; if the connection is closed, the part that arrived."""
     received = b""
     while not received.endswith(b"\n") and len(received) < _LONGEST:
         more = connection.recv(_LONGEST)
@@ -254,19 +256,20 @@ def line_of(connection: socket.socket) -> bytes:
     return received
 
 
-def check_taken(task: TaskId, answer: bytes) -> None:
-    """Raises `TrainingError` if the answer to a task is that it was sent away."""
-    if answer.startswith(REFUSED) and answer.endswith(b"\n"):
-        reason = answer.removeprefix(REFUSED).decode(errors="replace").strip()
+def check_accepted(task: TaskId, answer: bytes) -> None:
+    """Raises a `TrainingError` if the answer rejects the task."""
+    if answer.startswith(REJECTED) and answer.endswith(b"\n"):
+        reason = answer.removeprefix(REJECTED).decode(errors="replace").strip()
         raise TrainingError(
-            f"the chief refuses {task}: {reason}",
+            f"the chief rejected {task}: {reason}",
+            code="task-rejected",
             hint=f"install the same version of TensorFlow on every host, and give all tasks of a run the same "
             f"{RUN_SECRET}, or none",
         )
 
 
-def keep_alive(connection: socket.socket) -> None:
-    """Has the kernel notice within half a minute when the other side is no more."""
+def enable_keepalive(connection: socket.socket) -> None:
+    """Lets the kernel detect within half a minute that the other side is gone."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):  # macOS has only some of them

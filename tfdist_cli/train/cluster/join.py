@@ -1,4 +1,4 @@
-"""Environment → strategy: joining the cluster, once for each process."""
+"""Joins the cluster that the environment describes, once per process, and creates TensorFlow's strategy."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from tfdist_cli.spec.strategies import Strategy
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster import data_service, keep_alive
 from tfdist_cli.train.cluster.all_reduce import AllReduce
-from tfdist_cli.train.cluster.gpus import has_library, tell_missing_gpus
-from tfdist_cli.train.cluster.reachability import await_names, wait_until_gone
+from tfdist_cli.train.cluster.gpus import has_library, log_missing_gpus
+from tfdist_cli.train.cluster.reachability import await_names, wait_until_closed
 from tfdist_cli.train.cluster.rendezvous import (
-    NOBODY,
+    NO_GROUP,
     RendezvousResult,
-    gather,
-    outlast,
-    port_taken,
-    report_in,
-    say_done,
+    announce_done,
+    gather_tasks,
+    port_in_use,
+    report_to_chief,
+    wait_until_exited,
 )
 from tfdist_cli.train.cluster.runtime import configure_runtime
 from tfdist_cli.train.tf_compat import eager_context, keras_model
@@ -51,28 +51,28 @@ class ClusterContext:
     """This process in its cluster.
 
     Args:
-        environment: what it was told.
+        environment: the task's environment.
         strategy: TensorFlow's strategy.
-        lifelines: the connections by which the other tasks see that this one lives: open files that nobody closes
-            before the process is gone.
-        placement: what deals variables out to ps, on their chief.
-        mesh: what sums up over the tasks that train with equal rights; None where TensorFlow's collectives do.
+        lifelines: file descriptors of the connections by which other tasks detect that this one exits; they stay open
+            until then.
+        placement: places variables on ps, on the chief of a parameter server cluster.
+        all_reduce: the direct all-reduce of mirrored workers; None if TensorFlow's collectives are used.
     """
 
     environment: Environment
     strategy: tf.distribute.Strategy
     lifelines: tuple[int, ...] = ()
     placement: Placement | None = None
-    mesh: AllReduce | None = None
+    all_reduce: AllReduce | None = None
 
     def scope(self, rules: PlacementRules) -> AbstractContextManager[Any]:
-        """The scope to build and compile a model in.
+        """Returns the scope to build and compile a model in.
 
         Args:
-            rules: which ps its variables live on, where there are any.
+            rules: place variables on ps; without ps they have no effect.
 
         Raises:
-            TrainingError: variables have been made by other rules, or are to be of a type that cannot be broadcast.
+            TrainingError: variables were placed by other rules, or have a type that cannot be broadcast.
         """
         if self.placement:
             self.placement.set_rules(rules)
@@ -86,7 +86,7 @@ class ClusterContext:
         return self.strategy.scope()
 
 
-_MET = "tfdist/met"
+_BARRIER = "tfdist/met"
 _GPUS = "tfdist/gpus"
 _LEAVE_SECONDS = 10.0
 _ANSWER_SECONDS = 0.5
@@ -98,14 +98,14 @@ _left = False
 def join(
     environment: Environment | None = None, lost: Callable[[TrainingError], Any] = data_service.end_process
 ) -> ClusterContext:
-    """Joins the cluster that the environment describes; the second call returns what the first one did.
+    """Joins the cluster that the environment describes; later calls return the same context.
 
-    A ps, a worker of parameter servers, or a task of tf.data's service serves its chief here until the chief has ended,
-    and then ends the process.
+    A ps, a worker of a parameter server cluster, or a task of `tf.data`'s service serves its chief here until the chief
+    exits, and then exits.
 
     Args:
-        environment: what the process was told; by default its environment variables say it.
-        lost: called on a thread when a task of tf.data's service has ended before this one; to end the process.
+        environment: the task's environment; by default it is read from the environment variables.
+        lost: called on a thread when a task of `tf.data`'s service exits before this one; it has to end the process.
     """
     global _joined  # noqa: PLW0603 a process joins one cluster, once
     if _joined is None:
@@ -115,12 +115,12 @@ def join(
             try:
                 serve(environment)
             except ChiefLost as error:
-                log.error("%s: %s", error.message, error.hint)  # noqa: TRY400 where it came from is of no interest
+                log.error("%s: %s", error.message, error.hint)  # noqa: TRY400 the traceback is of no interest
                 _end_server(environment, error.exit_code)
             _end_server(environment)
         _configure(environment)
         keep_alive.watch(environment.addresses.values())
-        _joined = _meet(environment)
+        _joined = _create_context(environment)
         if not environment.task.traits.evaluates:
             data_service.watch(environment, lost)
     return _joined
@@ -129,40 +129,44 @@ def join(
 def scope(
     *, placement: PlacementRule = DEFAULT_PLACEMENT.placement, shard: ShardRule | None = DEFAULT_PLACEMENT.shard
 ) -> AbstractContextManager[Any]:
-    """The scope to build and compile a model in, on every task of the cluster and in one process alike.
+    """Returns the scope to build and compile a model in, on every task of a cluster and in a single process.
 
-    In a ps, a worker of parameter servers, or a task of tf.data's service it serves the chief and does not return: what
-    follows runs on the chief.
+    In a ps, a worker of a parameter server cluster, or a task of `tf.data`'s service, it serves the chief and does not
+    return: the code after it runs on the chief only.
 
     Args:
-        placement: the ps that a variable is put on: the one with the fewest bytes (`greedy`), or the next in turn
-            (`round_robin`). It has no meaning where there are no ps.
-        shard: which variables are spread over several ps, by default those of at least 64 MiB; None for none.
+        placement: the ps for each variable: the one with the fewest bytes (`greedy`), or the next one in turn
+            (`round_robin`). It has no effect without ps.
+        shard: the variables that are sharded over several ps; by default those of at least 64 MiB; None for none.
 
     Returns:
-        `tf.distribute.Strategy.scope()` of the strategy that `TF_CONFIG` asks for.
+        `tf.distribute.Strategy.scope()` of the strategy that `TF_CONFIG` describes.
 
     Raises:
         UsageError: there is no such placement.
-        TrainingError: variables have been made with another placement or shard.
+        TrainingError: variables were created with another placement or shard.
     """
     if placement not in get_args(PlacementRule):
-        raise UsageError(f"{placement!r} is no placement", hint=f"use {' or '.join(get_args(PlacementRule))}")
+        raise UsageError(
+            f"{placement!r} is not a placement",
+            code="unknown-placement",
+            hint=f"use {' or '.join(get_args(PlacementRule))}",
+        )
     return join().scope(PlacementRules(placement, shard))
 
 
 def is_chief() -> bool:
-    """Whether this process is the one to save files and print results."""
+    """Whether this process is the chief: the one that saves files and prints results."""
     return join().environment.is_chief
 
 
 def serve(environment: Environment) -> None:
-    """Runs the server of a ps, a worker or a task of tf.data's service until the chief has come and gone.
+    """Runs the server of a ps, a worker or a task of `tf.data`'s service until the chief has started and exited.
 
     Raises:
-        TrainingError: the port is taken.
-        TimeoutExceeded: the chief, or a data worker's dispatcher, has not come up in time.
-        ChiefLost: the chief has gone before its work was done, and no launcher sees to that.
+        TrainingError: the port is in use.
+        TimeoutExceeded: the chief, or a data worker's dispatcher, did not start in time.
+        ChiefLost: the chief exited before its work was done, and there is no launcher to report it.
     """
     task = environment.task
     heartbeat.start()
@@ -175,19 +179,19 @@ def serve(environment: Environment) -> None:
         await_names(_peers(environment), environment.start_timeout)
         server = _tensorflow_server(environment)
     emit("state", state="serving")
-    done = outlast(task, environment.addresses[environment.chief], environment.start_timeout)
+    done = wait_until_exited(task, environment.addresses[environment.chief], environment.start_timeout)
     del server
-    if not done and not records_enabled():  # a launcher that listens knows of the chief itself
+    if not done and not records_enabled():  # a launcher that reads records knows about the chief itself
         raise ChiefLost(
-            f"{environment.chief} has ended before its work was done",
+            f"{environment.chief} exited before its work was done",
             code="chief-lost",
-            hint=f"{environment.chief}'s own output says why; start all tasks again, and a recipe goes on from its "
-            "last checkpoint",
+            hint=f"see the output of {environment.chief} for the reason; then start all tasks again: a recipe "
+            "continues from its last checkpoint",
         )
 
 
 def _peers(environment: Environment) -> dict[TaskId, Address]:
-    """The tasks that a server of TensorFlow's speaks to."""
+    """Returns the tasks that TensorFlow's server communicates with."""
     return {task: address for task, address in environment.addresses.items() if task.traits.in_tf_cluster}
 
 
@@ -200,9 +204,9 @@ def _end_server(environment: Environment, code: int = 0) -> NoReturn:
 
 
 def _configure(environment: Environment) -> tf.compat.v1.ConfigProto:
-    """Prepares TensorFlow for this task, before it is used."""
+    """Configures TensorFlow for this task before it is initialized."""
     config = configure_runtime(environment.gpu_memory, exchanges=environment.traits.coordinated)
-    tell_missing_gpus(environment.task, environment.gpus)
+    log_missing_gpus(environment.task, environment.gpus)
     return config
 
 
@@ -216,13 +220,13 @@ def _tensorflow_server(environment: Environment) -> tf.distribute.Server:
     try:
         return tf.distribute.Server(cluster, job_name=task.role, task_index=task.index, protocol="grpc", config=config)
     except tf.errors.OpError as error:
-        raise port_taken(task, own, error.message) from error
+        raise port_in_use(task, own, error.message) from error
 
 
-def _meet(environment: Environment) -> ClusterContext:
+def _create_context(environment: Environment) -> ClusterContext:
     if environment.task.traits.evaluates:
         return ClusterContext(environment, tf.distribute.get_strategy())
-    met = _come_together(environment)
+    met = _rendezvous(environment)
     lifelines = tuple(lifeline.detach() for lifeline in met.lifelines)
     return _CONTEXTS[environment.strategy](environment, met.links, lifelines)
 
@@ -250,14 +254,14 @@ def _parameter_server(environment: Environment, _links: _Links, lifelines: tuple
 
 
 def _multi_worker_mirrored(environment: Environment, links: _Links, lifelines: tuple[int, ...]) -> ClusterContext:
-    strategy = _mirrored_workers(environment)
+    strategy = _multi_worker_strategy(environment)
     replicas.record_assignments(strategy)
     keras_model.adapt(strategy)
-    mesh = _mesh(environment, links)
-    if mesh is None and len(environment.members) > 1:
+    all_reduce = _make_all_reduce(environment, links)
+    if all_reduce is None and len(environment.members) > 1:
         _check_gpus(environment)
     atexit.register(_leave_at_exit)
-    return ClusterContext(environment, strategy, lifelines, mesh=mesh)
+    return ClusterContext(environment, strategy, lifelines, all_reduce=all_reduce)
 
 
 _CONTEXTS: Mapping[Strategy, Callable[[Environment, _Links, tuple[int, ...]], ClusterContext]] = {
@@ -266,11 +270,11 @@ _CONTEXTS: Mapping[Strategy, Callable[[Environment, _Links, tuple[int, ...]], Cl
     "mirrored": _mirrored,
     "single": _single,
 }
-"""What makes TensorFlow's strategy, once the tasks have met."""
+"""Creates the context for each strategy, after the rendezvous."""
 
 
-def _come_together(environment: Environment) -> RendezvousResult:
-    """Waits until every other task that listens is there: in one process, those of tf.data's service alone."""
+def _rendezvous(environment: Environment) -> RendezvousResult:
+    """Waits until every other task has started; in a single process, only those of `tf.data`'s service."""
     alone = environment.traits.one_process
     others = {
         task: address
@@ -279,24 +283,24 @@ def _come_together(environment: Environment) -> RendezvousResult:
     }
     if alone and not others:
         return RendezvousResult()
-    own, circle = environment.addresses[environment.task], _circle(environment)
+    own, group = environment.addresses[environment.task], _all_reduce_group(environment)
     emit("state", state="waiting")
     if environment.is_chief:
-        return gather(environment.task, own, others, environment.start_timeout, circle)
+        return gather_tasks(environment.task, own, others, environment.start_timeout, group)
     chief = environment.chief, environment.addresses[environment.chief]
     await_names(_peers(environment), environment.start_timeout)
-    return report_in(environment.task, own, chief, environment.start_timeout, circle)
+    return report_to_chief(environment.task, own, chief, environment.start_timeout, group)
 
 
-def _circle(environment: Environment) -> Mapping[TaskId, Address]:
-    """The tasks that sum up over connections of their own; none where there are GPUs, which have NCCL."""
+def _all_reduce_group(environment: Environment) -> Mapping[TaskId, Address]:
+    """Returns the tasks of the direct all-reduce; none if there are GPUs, which use NCCL."""
     several = environment.traits.together and len(environment.members) > 1
     if not several or tf.config.list_physical_devices("GPU"):
-        return NOBODY
+        return NO_GROUP
     return {task: environment.addresses[task] for task in environment.members}
 
 
-def _mesh(environment: Environment, links: Mapping[TaskId, socket.socket]) -> AllReduce | None:
+def _make_all_reduce(environment: Environment, links: Mapping[TaskId, socket.socket]) -> AllReduce | None:
     members = environment.members
     if not links:
         return None
@@ -309,23 +313,23 @@ def _mesh(environment: Environment, links: Mapping[TaskId, socket.socket]) -> Al
     return AllReduce(members.index(environment.task), [str(task) for task in members], places, answers)
 
 
-def sums_by() -> tf.distribute.experimental.CommunicationOptions:
-    """How TensorFlow sums over replicas: between GPUs by NCCL, or by its own ring where NCCL is not installed."""
-    ways = tf.distribute.experimental.CommunicationImplementation
-    way = ways.AUTO
+def communication_options() -> tf.distribute.experimental.CommunicationOptions:
+    """Returns how TensorFlow sums over replicas: between GPUs by NCCL, or by its own ring if NCCL is not installed."""
+    implementations = tf.distribute.experimental.CommunicationImplementation
+    chosen = implementations.AUTO
     if tf.config.list_physical_devices("GPU") and not has_library("nccl"):
         log.warning(
             "NCCL is not installed: sums between GPUs pass through the CPU, which is slower; "
             "`pip install 'tensorflow[and-cuda]'` installs it"
         )
-        way = ways.RING
-    return tf.distribute.experimental.CommunicationOptions(implementation=way)
+        chosen = implementations.RING
+    return tf.distribute.experimental.CommunicationOptions(implementation=chosen)
 
 
 def _mirrored_strategy() -> tf.distribute.Strategy:
-    """One task on all GPUs that it sees. `MirroredStrategy` always takes NCCL for several."""
+    """Returns the strategy of one task on all its GPUs. `MirroredStrategy` always uses NCCL for several GPUs."""
     gpus = len(tf.config.list_physical_devices("GPU"))
-    options = sums_by() if gpus > 1 else None
+    options = communication_options() if gpus > 1 else None
     if options is None or options.implementation is tf.distribute.experimental.CommunicationImplementation.AUTO:
         return tf.distribute.MirroredStrategy()
     alone = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -334,26 +338,27 @@ def _mirrored_strategy() -> tf.distribute.Strategy:
     return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=alone, communication_options=options)
 
 
-def _mirrored_workers(environment: Environment) -> tf.distribute.Strategy:
+def _multi_worker_strategy(environment: Environment) -> tf.distribute.Strategy:
     members = Counter(str(task.role) for task in environment.members)
     leader = f"/job:{environment.chief.role}/replica:0/task:0"
     eager_context.configure_coordination_service(leader, dict(members), environment.start_timeout)
     try:
-        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=sums_by())
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication_options())
     except RuntimeError as error:
         if "program startup" not in str(error):
             raise
         raise TrainingError(
-            "TensorFlow was in use before the cluster was joined",
-            hint="enter tfdist.scope(), or call tfdist.is_chief(), before anything makes a tensor, dataset or variable",
+            "the cluster cannot be joined, since TensorFlow is initialized already",
+            code="tensorflow-already-initialized",
+            hint="enter tfdist.scope(), or call tfdist.is_chief(), before you create any tensor, dataset or variable",
         ) from error
 
 
 def _check_gpus(environment: Environment) -> None:
-    """Compares the numbers of GPUs: TensorFlow takes all tasks to have as many replicas as this one.
+    """Checks that all tasks see the same number of GPUs. TensorFlow assumes that all have as many as this one.
 
     Raises:
-        TrainingError: another task sees more GPUs, or fewer, than this one.
+        TrainingError: another task sees another number of GPUs.
     """
     own = len(tf.config.list_physical_devices("GPU"))
     eager_context.set_shared_value(f"{_GPUS}/{environment.task}", str(own))
@@ -362,26 +367,28 @@ def _check_gpus(environment: Environment) -> None:
         if theirs != own:
             raise TrainingError(
                 f"{environment.task} sees {own} GPU{'s' * (own != 1)}, and {task} sees {theirs}",
+                code="gpu-counts-differ",
                 hint="give each task that trains the same number of GPUs: roles.worker.gpus, and roles.chief.gpus",
             )
 
 
 def _leave_at_exit() -> None:
-    """Leaves the others in order, unless the program is ending with an error: the others then end of that."""
+    """Leaves the cluster in order; not after an error, which has to fail the other tasks, too."""
     if _joined and getattr(sys, "last_value", None) is None:
         leave_together(_joined)
 
 
 def leave_together(joined: ClusterContext, *, done: bool = True) -> None:
-    """Tells those that serve this task that it is done; waits until the others of its strategy can do without it.
+    """Leaves the cluster: announces to serving tasks that the work is done, and waits for the other mirrored workers.
 
-    A task of a `MultiWorkerMirroredStrategy` that is gone while another still computes makes that one fail. So they
-    meet in a sum; with TensorFlow's collectives the chief then says that its part of it is over, which the others wait
-    for. The chief stays, with TensorFlow's coordination service, until they are gone.
+    If a task of a `MultiWorkerMirroredStrategy` exits while another one still computes, the other one fails. So all
+    tasks meet in a last sum. TensorFlow's collectives may complete on one task before another one: then the chief
+    announces that it has completed, and the others wait for that. The chief, which runs TensorFlow's coordination
+    service, exits last.
 
     Args:
         joined: this task in its cluster.
-        done: whether its work is done; it may have been told to end before.
+        done: whether its work is done; False if it was asked to exit before.
     """
     global _left  # noqa: PLW0603 a process leaves its cluster once
     environment = joined.environment
@@ -389,21 +396,21 @@ def leave_together(joined: ClusterContext, *, done: bool = True) -> None:
         return
     _left = True
     if environment.is_chief and done:
-        say_done(joined.lifelines)
+        announce_done(joined.lifelines)
     if not environment.traits.together or environment.task not in environment.members:
         return
 
-    if joined.mesh:
-        joined.mesh.sum(tf.ones([]))
+    if joined.all_reduce:
+        joined.all_reduce.sum(tf.ones([]))
     else:
-        _meet_by_collectives(joined)
+        _barrier_by_collectives(joined)
     if environment.is_chief:
         others = {task: environment.addresses[task] for task in environment.members if task != environment.task}
-        wait_until_gone(others, _LEAVE_SECONDS)
+        wait_until_closed(others, _LEAVE_SECONDS)
 
 
-def _meet_by_collectives(joined: ClusterContext) -> None:
-    """Meets the others in a sum of TensorFlow's, which is over on one task before it is on another."""
+def _barrier_by_collectives(joined: ClusterContext) -> None:
+    """Waits for all tasks in a sum of TensorFlow's collectives, which may complete on one task before another one."""
 
     @tf.function(autograph=False)
     def meet() -> Any:
@@ -414,6 +421,6 @@ def _meet_by_collectives(joined: ClusterContext) -> None:
 
     meet()
     if joined.environment.is_chief:
-        eager_context.set_shared_value(_MET, "yes")
+        eager_context.set_shared_value(_BARRIER, "yes")
     else:
-        eager_context.shared_value(_MET, _LEAVE_SECONDS)
+        eager_context.shared_value(_BARRIER, _LEAVE_SECONDS)

@@ -1,9 +1,9 @@
-"""Links between tasks that are noticed when they are dead: a cable, a switch, a host that went without a word.
+"""Detects dead connections between tasks: a broken cable or switch, or a host that failed.
 
-TCP itself waits a quarter of an hour for an answer to what it has sent, and for ever when it has sent nothing; gRPC, as
-TensorFlow sets it up, sends no keep-alives. So the connections between tasks are given a bound of their own. What fails
-of it is an `UnavailableError`, as when the other task has died: a lost worker's work is given to another one, and
-a lost ps ends the training. A process that is stopped answers all the same, since its kernel does.
+TCP waits a quarter of an hour for an acknowledgement, and forever if it has sent nothing. TensorFlow configures gRPC
+without keep-alives. So the sockets between tasks get TCP timeouts. A connection that times out fails with
+`UnavailableError`, as when the other task failed: the steps of a lost worker run on another one, and a lost ps ends the
+training. A stopped process still answers, since its kernel does.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 from tfdist_cli.spec.address import Address
 
 PATIENCE = 15
-"""Seconds without an answer after which a connection is given up."""
-_LOOK = 3.0
-"""Seconds between two looks for new connections."""
+"""Seconds without an acknowledgement after which a connection fails."""
+_PERIOD = 3.0
+"""Seconds between two searches for new connections."""
 _OPTIONS = (
     (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
     (socket.IPPROTO_TCP, "TCP_KEEPIDLE", PATIENCE // 3),
@@ -31,38 +31,38 @@ _OPTIONS = (
 
 
 def watch(addresses: Iterable[Address]) -> None:
-    """Bounds this process's connections to and from a cluster's addresses, now and later, from a thread of its own.
+    """Starts a thread that sets timeouts on this process's connections to and from a cluster's addresses.
 
-    Where the system doesn't list a process's connections (it is no Linux), they stay as they are.
+    Does nothing on systems that do not list the connections of a process in /proc (other than Linux).
     """
     ports = {address.port for address in addresses}
     if ports and _DESCRIPTORS.is_dir():
-        threading.Thread(target=_keep_on, args=(ports,), name="tfdist-links", daemon=True).start()
+        threading.Thread(target=_run, args=(ports,), name="tfdist-keep-alive", daemon=True).start()
 
 
 _DESCRIPTORS = Path("/proc/self/fd")
 
 
-def _keep_on(ports: set[int]) -> None:
-    pause, bounded = threading.Event(), set[str]()
+def _run(ports: set[int]) -> None:
+    pause, known = threading.Event(), set[str]()
     while True:
-        bounded = bound(ports, bounded)
-        pause.wait(_LOOK)  # nothing tells when TensorFlow connects
+        known = set_timeouts(ports, known)
+        pause.wait(_PERIOD)  # no event announces that TensorFlow connects
 
 
-def bound(ports: set[int], known: set[str]) -> set[str]:
-    """Bounds the connections with one of these ports at either end.
+def set_timeouts(ports: set[int], known: set[str]) -> set[str]:
+    """Sets timeouts on the connections with one of these ports at either end.
 
     Args:
         ports: the ports of the tasks.
-        known: the sockets of an earlier call, which need no second look.
+        known: the sockets that an earlier call returned; they are skipped.
 
     Returns:
-        The sockets that are there now.
+        All sockets that need no further call.
     """
     found = set()
     for descriptor in _DESCRIPTORS.iterdir():
-        with suppress(OSError):  # closed by now
+        with suppress(OSError):  # it was closed meanwhile
             name = str(descriptor.readlink())
             if name.startswith("socket:") and (name in known or _is_settled(int(descriptor.name), ports)):
                 found.add(name)
@@ -70,7 +70,7 @@ def bound(ports: set[int], known: set[str]) -> set[str]:
 
 
 def _is_settled(descriptor: int, ports: set[int]) -> bool:
-    """Bounds one socket, if it is for us to bound; False for one that may be connected later."""
+    """Sets timeouts on a socket if it has one of the ports; returns False for one that may be connected later."""
     with socket.socket(fileno=os.dup(descriptor)) as same:
         if same.family not in (socket.AF_INET, socket.AF_INET6) or same.type != socket.SOCK_STREAM:
             return True

@@ -1,4 +1,4 @@
-"""Waiting for addresses: which take a connection, whose names are known, and why one does not answer."""
+"""Waits until addresses accept connections or host names resolve, and reports the reason for those that do not."""
 
 from __future__ import annotations
 
@@ -14,33 +14,42 @@ from tfdist_cli.spec.task_id import TaskId
 RETRY = 0.1
 """Seconds between two attempts."""
 CONNECT = 5.0
-"""Seconds for a connection to be made."""
+"""Seconds for making a connection."""
 START_HINT = "start every task of the cluster, and let the hosts reach each other's ports"
-_NAMELESS = "its name is not resolved"
+_UNRESOLVED = "its name is not resolved"
 
 
 def await_up(addresses: Mapping[TaskId, Address], timeout: float) -> None:
-    """Returns when every address takes a connection.
+    """Waits until every address accepts a connection.
 
     Raises:
-        TimeoutExceeded: names the tasks that did not come up within `timeout` seconds, and why.
+        TimeoutExceeded: names the tasks that did not start within `timeout` seconds, and why.
     """
     PendingTasks(addresses, timeout).wait()
 
 
 def await_names(addresses: Mapping[TaskId, Address], timeout: float) -> None:
-    """Returns when every address's host has been found by its name.
+    """Waits until the host name of every address resolves.
 
-    Names of pods are known a while after their pods run, and what TensorFlow does not find at once it gives up.
+    The name of a pod resolves some time after the pod starts, and TensorFlow does not retry a name that fails.
 
     Raises:
-        TimeoutExceeded: names the tasks whose hosts were not found within `timeout` seconds.
+        TimeoutExceeded: names the tasks whose host names did not resolve within `timeout` seconds.
     """
     PendingTasks(addresses, timeout, unresolved).wait()
 
 
 class PendingTasks:
-    """Which tasks are not there yet, and why."""
+    """The tasks that have not started yet, and why.
+
+    Args:
+        addresses: the tasks to wait for.
+        timeout: seconds for all of them.
+        probe: returns the reason why an address is not ready, or None; by default `unreachable`.
+
+    Attributes:
+        missing: the tasks that have not started yet.
+    """
 
     def __init__(
         self, addresses: Mapping[TaskId, Address], timeout: float, probe: Callable[[Address], str | None] | None = None
@@ -52,20 +61,20 @@ class PendingTasks:
         self._reasons: dict[TaskId, str] = {}
 
     def wait(self) -> None:
-        """Returns when none is missing.
+        """Waits until no task is missing.
 
         Raises:
-            TimeoutExceeded: as `look` does.
+            TimeoutExceeded: as `update` does.
         """
         pause = threading.Event()
-        while self.look():
-            pause.wait(RETRY)  # nothing tells when another host's port opens
+        while self.update():
+            pause.wait(RETRY)  # no event announces that a port of another host opens
 
-    def look(self) -> bool:
-        """Tries those that are missing once more, and says whether any still is.
+    def update(self) -> bool:
+        """Probes the missing tasks again; returns whether any is still missing.
 
         Raises:
-            TimeoutExceeded: some are, and the time is over.
+            TimeoutExceeded: tasks are missing, and the timeout has passed.
         """
         for task, address in list(self.missing.items()):
             reason = self._probe(address)
@@ -81,11 +90,11 @@ class PendingTasks:
 
 
 def unreachable(address: Address) -> str | None:
-    """Why an address takes no connection; None when it does."""
+    """Returns the reason why an address accepts no connection; None if it does."""
     try:
         socket.create_connection((address.host, address.port), timeout=CONNECT).close()
     except socket.gaierror:
-        return _NAMELESS
+        return _UNRESOLVED
     except TimeoutError:
         return "no answer"
     except OSError as error:
@@ -94,16 +103,16 @@ def unreachable(address: Address) -> str | None:
 
 
 def unresolved(address: Address) -> str | None:
-    """Why the name of an address's host says nothing; None when it leads to an IP address."""
+    """Returns the reason why the host name of an address does not resolve; None if it does."""
     try:
         socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except socket.gaierror:
-        return _NAMELESS
+        return _UNRESOLVED
     return None
 
 
-def wait_until_gone(addresses: Mapping[TaskId, Address], timeout: float) -> None:
-    """Returns when no address takes a connection any more, or after `timeout` seconds."""
+def wait_until_closed(addresses: Mapping[TaskId, Address], timeout: float) -> None:
+    """Waits until no address accepts a connection any more, at most `timeout` seconds."""
     deadline = time.monotonic() + timeout
     pause = threading.Event()
     while any(unreachable(address) is None for address in addresses.values()) and time.monotonic() < deadline:
@@ -111,14 +120,14 @@ def wait_until_gone(addresses: Mapping[TaskId, Address], timeout: float) -> None
 
 
 def pending_tasks(missing: Mapping[TaskId, Address], reasons: Mapping[TaskId, str], timeout: float) -> str:
-    """Says which tasks have not come up in time.
+    """Returns the message that names the tasks that did not start in time.
 
     Args:
-        missing: them and their addresses; empty where all are up, and only the cluster is not.
-        reasons: why each is not.
-        timeout: seconds that were given to them.
+        missing: the tasks and their addresses; empty if all started, but the cluster did not.
+        reasons: the reason for each task.
+        timeout: the timeout in seconds.
     """
     if not missing:
-        return f"the cluster has not started within {timeout:.0f} s, though every task's port answers"
+        return f"the cluster did not start within {timeout:.0f} s, although the port of every task answers"
     names = "; ".join(f"{task} at {address} ({reasons[task]})" for task, address in missing.items())
-    return f"not up after {timeout:.0f} s: {names}"
+    return f"these tasks did not start within {timeout:.0f} s: {names}"

@@ -1,13 +1,13 @@
-"""Who is there: coming together before TensorFlow's servers meet, and noticing when the chief goes.
+"""Rendezvous: all tasks wait for each other before TensorFlow's servers start, and detect when the chief exits.
 
-A task is up when its port takes a TCP connection. Before a TensorFlow server has it, the chief listens on its port
-itself until every other task has connected and said its name and its version of TensorFlow, and then tells all of them
-to go on. See `reception` for how they prove that they are of this run. These connections stay, idle, as long as the
-chief lives: a ps or a worker started by hand, or in a container, ends when its chief has ended, however early that was.
-Before it ends, a chief whose work is done says so. A task that is restarted later finds TensorFlow's server on the
-chief's port, and an idle connection to that lives as long.
+A task has started when its port accepts a TCP connection. Before TensorFlow's server uses the chief's port, the chief
+listens there until every other task has connected and sent its name and its version of TensorFlow (`handshake`). Then
+it tells all of them to continue. These connections stay open and idle as long as the chief lives: a ps or worker that
+was started by hand, or in a container, exits when its chief has exited, however early. A chief whose work is done
+announces that before it exits. A task that is restarted later finds TensorFlow's server on the chief's port, and its
+idle connection to that server lives as long.
 
-Tasks that sum up with one another (`train.mesh`) are connected for that in the same moment, at the same ports.
+Tasks with a direct all-reduce (`all_reduce`) connect to each other at the same time, on the same ports.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster.handshake import (
     PERIOD,
-    Reception,
-    check_taken,
-    greeting_of,
-    hello_of,
-    is_ours,
-    keep_alive,
-    line_of,
+    HandshakeListener,
+    check_accepted,
+    enable_keepalive,
+    hello_message,
+    is_greeting,
+    receive_greeting,
+    receive_line,
 )
 from tfdist_cli.train.cluster.reachability import (
     CONNECT,
@@ -44,7 +44,7 @@ from tfdist_cli.train.cluster.reachability import (
     unreachable,
 )
 
-NOBODY: Mapping[TaskId, Address] = MappingProxyType({})
+NO_GROUP: Mapping[TaskId, Address] = MappingProxyType({})
 _SILENCE = 10.0
 _GO = b"go\n"
 _GO_TOGETHER = b"go together\n"
@@ -54,151 +54,154 @@ _CHIEF = TaskId("chief")
 
 @dataclass(frozen=True)
 class RendezvousResult:
-    """Whom a task has come together with.
+    """The connections of a rendezvous.
 
     Args:
-        lifelines: the connections by which the others see that this process lives, or by which this one sees that the
-            chief does; to be kept.
-        links: a connection to each of the tasks that this one sums up with; empty where TensorFlow does that.
+        lifelines: the connections by which other tasks detect that this process exits, or by which this one detects
+            that the chief exits; to be kept open.
+        links: a connection to each other task of the all-reduce group; empty if TensorFlow's collectives are used.
     """
 
     lifelines: Sequence[socket.socket] = ()
     links: Mapping[TaskId, socket.socket] = field(default_factory=dict)
 
     def close(self) -> None:
-        """Ends all connections."""
+        """Closes all connections."""
         for connection in (*self.lifelines, *self.links.values()):
             connection.close()
 
 
-def gather(
+def gather_tasks(
     task: TaskId,
     own: Address,
     others: Mapping[TaskId, Address],
     timeout: float,
-    circle: Mapping[TaskId, Address] = NOBODY,
+    group: Mapping[TaskId, Address] = NO_GROUP,
 ) -> RendezvousResult:
-    """Waits on the chief until every other task is up and has said hello.
+    """Waits on the chief until every other task has started and identified itself.
 
-    A server that is up but says nothing for ten seconds is not one of tfdist's, and is taken as it is.
+    A server that accepts connections but sends nothing for ten seconds is accepted without identification: it was not
+    started by tfdist.
 
     Args:
-        task: this one.
+        task: this task.
         own: its address.
-        others: whom it waits for.
-        timeout: seconds for all this.
-        circle: the tasks that are to sum up with one another, this one among them, each with the same order. Where one
-            has no circle, nobody has.
+        others: the tasks to wait for.
+        timeout: seconds to wait.
+        group: the tasks of the all-reduce group, with this one, in the same order on every task. If a task has no
+            group, no task uses one.
 
     Raises:
-        TimeoutExceeded: names the tasks that did not come up within `timeout` seconds, and why; one that was refused,
-            as for its version of TensorFlow, is not up.
-        TrainingError: this task's port is taken.
+        TimeoutExceeded: names the tasks that did not start within `timeout` seconds, and why. A task that was rejected,
+            for its version of TensorFlow for example, has not started.
+        TrainingError: this task's port is in use.
     """
     deadline = time.monotonic() + timeout
-    absence = PendingTasks(others, timeout)
+    pending = PendingTasks(others, timeout)
     silent, summing = set(others), {task}
     looked_at, silence = time.monotonic(), 0.0
-    with ExitStack() as connections, _listening(task, own) as listener:
-        met: list[socket.socket] = []
-        reception = connections.enter_context(closing(Reception(listener, others.keys())))
-        while absence.look() or (silent and silence < _SILENCE):
-            refused = {other: others[other] for other in reception.refused if other in silent}
+    with ExitStack() as connections, _listen(task, own) as listener:
+        lifelines: list[socket.socket] = []
+        handshakes = connections.enter_context(closing(HandshakeListener(listener, others.keys())))
+        while pending.update() or (silent and silence < _SILENCE):
+            rejected = {other: others[other] for other in handshakes.rejected if other in silent}
             passed, looked_at = min(time.monotonic() - looked_at, PERIOD), time.monotonic()
-            silence = 0.0 if absence.missing or refused else silence + passed
-            if refused and looked_at > deadline:
+            silence = 0.0 if pending.missing or rejected else silence + passed
+            if rejected and looked_at > deadline:
                 raise TimeoutExceeded(
-                    pending_tasks(refused, reception.refused, timeout), code="start-timeout", hint=START_HINT
+                    pending_tasks(rejected, handshakes.rejected, timeout), code="start-timeout", hint=START_HINT
                 )
-            for connection, hello in reception.arrived(RETRY):
+            for connection, hello in handshakes.identified(RETRY):
                 silent.discard(hello.task)
                 if hello.sums:
                     summing.add(hello.task)
-                met.append(connections.enter_context(connection))
-        together = bool(circle) and summing >= circle.keys()
-        for connection in met:
-            with suppress(OSError):  # one that has gone again is missed by TensorFlow
+                lifelines.append(connections.enter_context(connection))
+        together = bool(group) and summing >= group.keys()
+        for connection in lifelines:
+            with suppress(OSError):  # TensorFlow reports a task that exited meanwhile
                 connection.sendall(_GO_TOGETHER if together else _GO)
-        links = _linked(task, circle, reception, deadline) if together else {}
-        reception.close()
+        links = _connect_group(task, group, handshakes, deadline) if together else {}
+        handshakes.close()
         connections.pop_all()
-    return RendezvousResult(met, links)
+    return RendezvousResult(lifelines, links)
 
 
-def report_in(
+def report_to_chief(
     task: TaskId,
     own: Address,
     chief: tuple[TaskId, Address],
     timeout: float,
-    circle: Mapping[TaskId, Address] = NOBODY,
+    group: Mapping[TaskId, Address] = NO_GROUP,
 ) -> RendezvousResult:
-    """Waits, on a task that trains with the chief, until the chief has gathered all.
+    """Waits, on a task that trains with the chief, until the chief has gathered all tasks.
 
     Args:
-        task: this one.
+        task: this task.
         own: its address.
-        chief: whom it reports to.
-        timeout: seconds for all this.
-        circle: as in `gather`.
+        chief: the chief and its address.
+        timeout: seconds to wait.
+        group: as in `gather_tasks`.
 
     Raises:
-        TimeoutExceeded: the chief did not come up, or not all of the others, within `timeout` seconds.
-        TrainingError: this task's port is taken, the chief has ended, or it refuses this task.
+        TimeoutExceeded: the chief or another task did not start within `timeout` seconds.
+        TrainingError: this task's port is in use, the chief exited, or it rejected this task.
     """
     deadline = time.monotonic() + timeout
-    with ExitStack() as connections, _listening(task, own) as listener:
+    with ExitStack() as connections, _listen(task, own) as listener:
         await_up(dict([chief]), timeout)
-        told = b""
+        answer = b""
         try:
             connection = connections.enter_context(
                 socket.create_connection((chief[1].host, chief[1].port), timeout=CONNECT)
             )
             connection.settimeout(max(RETRY, deadline - time.monotonic()) + CONNECT)
-            if is_ours(greeting := greeting_of(connection)):
-                connection.sendall(hello_of(task, greeting, sums=bool(circle)))
-                told = line_of(connection)
-                check_taken(task, told)
+            if is_greeting(greeting := receive_greeting(connection)):
+                connection.sendall(hello_message(task, greeting, sums=bool(group)))
+                answer = receive_line(connection)
+                check_accepted(task, answer)
         except TimeoutError:
             raise TimeoutExceeded(pending_tasks({}, {}, timeout), code="start-timeout", hint=START_HINT) from None
         except OSError as error:
-            raise _ended(*chief) from error
-        if told not in (_GO, _GO_TOGETHER):
-            raise _ended(*chief)
+            raise _exited_early(*chief) from error
+        if answer not in (_GO, _GO_TOGETHER):
+            raise _exited_early(*chief)
         links = {}
-        if told == _GO_TOGETHER:
-            with closing(Reception(listener, circle.keys())) as reception:
-                links = _linked(task, circle, reception, deadline)
+        if answer == _GO_TOGETHER:
+            with closing(HandshakeListener(listener, group.keys())) as handshakes:
+                links = _connect_group(task, group, handshakes, deadline)
         connections.pop_all()
     return RendezvousResult([connection], links)
 
 
-def _linked(
-    task: TaskId, circle: Mapping[TaskId, Address], reception: Reception, deadline: float
+def _connect_group(
+    task: TaskId, group: Mapping[TaskId, Address], handshakes: HandshakeListener, deadline: float
 ) -> dict[TaskId, socket.socket]:
-    """Connects a task with all others of its circle, each of which listens: it calls those before it.
+    """Connects a task with all others of its group: it connects to those before it, and accepts those after it.
 
     Args:
-        task: this one.
-        circle: all of them, and their addresses.
-        reception: hears those that call.
+        task: this task.
+        group: all tasks of the group, and their addresses.
+        handshakes: hears those that call.
         deadline: when all this must be done.
 
     Raises:
-        TimeoutExceeded: names who does not call, or does not answer, in time.
-        TrainingError: one of them has ended.
+        TimeoutExceeded: names the tasks that do not connect, or do not answer, in time.
+        TrainingError: one of them exited.
     """
-    order = list(circle)
+    order = list(group)
     place = order.index(task)
     links: dict[TaskId, socket.socket] = {}
     with ExitStack() as made:
         for other in order[:place]:
-            links[other] = made.enter_context(_called(task, other, circle[other], deadline))
+            links[other] = made.enter_context(_connect_to(task, other, group[other], deadline))
         while missing := [other for other in order[place + 1 :] if other not in links]:
             if time.monotonic() > deadline:
                 raise TimeoutExceeded(
-                    f"{task} hears nothing of {', '.join(map(str, missing))}", code="start-timeout", hint=START_HINT
+                    f"{task} got no connection from {', '.join(map(str, missing))}",
+                    code="start-timeout",
+                    hint=START_HINT,
                 )
-            for connection, hello in reception.arrived(RETRY):
+            for connection, hello in handshakes.identified(RETRY):
                 if hello.task in missing:
                     links[hello.task] = made.enter_context(connection)
                 else:
@@ -209,79 +212,78 @@ def _linked(
     return links
 
 
-def _called(task: TaskId, other: TaskId, address: Address, deadline: float) -> socket.socket:
-    """A connection to a task that listens, by which it knows this one."""
+def _connect_to(task: TaskId, other: TaskId, address: Address, deadline: float) -> socket.socket:
+    """Connects to a task of the group, and identifies this one to it."""
     with ExitStack() as made:
         try:
             connection = made.enter_context(socket.create_connection((address.host, address.port), timeout=CONNECT))
             connection.settimeout(max(RETRY, deadline - time.monotonic()))
-            greeting = greeting_of(connection)
-            connection.sendall(hello_of(task, greeting, sums=True))
+            greeting = receive_greeting(connection)
+            connection.sendall(hello_message(task, greeting, sums=True))
         except TimeoutError:
             raise TimeoutExceeded(
-                f"{task} gets no answer from {other} at {address}", code="start-timeout", hint=START_HINT
+                f"{task} got no answer from {other} at {address}", code="start-timeout", hint=START_HINT
             ) from None
         except OSError as error:
-            raise _ended(other, address) from error
-        if not is_ours(greeting):
-            raise _ended(other, address)
-        keep_alive(connection)
+            raise _exited_early(other, address) from error
+        if not is_greeting(greeting):
+            raise _exited_early(other, address)
+        enable_keepalive(connection)
         made.pop_all()
     return connection
 
 
-def _ended(task: TaskId, address: Address) -> TrainingError:
+def _exited_early(task: TaskId, address: Address) -> TrainingError:
     return TrainingError(
-        f"{task} at {address} has ended before the cluster had come together",
+        f"{task} at {address} exited before all tasks had started",
         code="task-lost",
         hint=f"{task}'s own output says why; then start all tasks again",
     )
 
 
-def _listening(task: TaskId, own: Address) -> socket.socket:
+def _listen(task: TaskId, own: Address) -> socket.socket:
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     try:
         return socket.create_server(("", own.port), family=family, dualstack_ipv6=dual)
     except OSError as error:
-        raise port_taken(task, own, (error.strerror or str(error)).lower()) from error
+        raise port_in_use(task, own, (error.strerror or str(error)).lower()) from error
 
 
-def port_taken(task: TaskId, own: Address, reason: str) -> TrainingError:
-    """The error of a task whose port another program has."""
+def port_in_use(task: TaskId, own: Address, reason: str) -> TrainingError:
+    """Returns the error of a task whose port another program uses."""
     return TrainingError(
         f"{task} cannot serve at {own}: {reason}",
         code="port-in-use",
-        hint=f"another program may have port {own.port}: end it, or give {task} another address",
+        hint=f"another program may use port {own.port}: end it, or give {task} another address",
     )
 
 
-def say_done(connections: Iterable[int]) -> None:
-    """Tells the others that the chief's work is done, and that it goes for that reason.
+def announce_done(connections: Iterable[int]) -> None:
+    """Tells the other tasks that the chief exits because its work is done.
 
     Args:
-        connections: the file numbers of those that `gather` returned.
+        connections: the file descriptors of the lifelines that `gather_tasks` returned.
     """
     for connection in connections:
-        with suppress(OSError):  # one that has gone already needs no word
+        with suppress(OSError):  # that task has exited already
             os.write(connection, _DONE)
 
 
-def outlast(task: TaskId, chief: Address, timeout: float) -> bool:
-    """Waits for the chief to come up, then for it to go.
+def wait_until_exited(task: TaskId, chief: Address, timeout: float) -> bool:
+    """Waits until the chief has started, then until it has exited.
 
     Args:
-        task: who waits.
-        chief: where the chief is.
-        timeout: seconds for it to come up.
+        task: this task.
+        chief: the chief's address.
+        timeout: seconds for the chief to start.
 
     Returns:
-        Whether the chief's work was done, as far as it is known: False if it had gathered its tasks and went without a
-        word.
+        False if the chief gathered its tasks and then exited without announcing that its work is done; else True.
 
     Raises:
-        TimeoutExceeded: it did not come up within `timeout` seconds.
-        TrainingError: it refuses this task.
+        TimeoutExceeded: the chief did not start within `timeout` seconds.
+        TrainingError: the chief rejected this task.
     """
     lifeline = _Lifeline(task, chief)
     deadline = time.monotonic() + timeout
@@ -290,58 +292,58 @@ def outlast(task: TaskId, chief: Address, timeout: float) -> bool:
         try:
             lifeline.hold()
         except ConnectionResetError:
-            continue  # either way, the next connection attempt tells whether the chief is still there
+            continue  # the next attempt to connect finds out whether the chief is still there
         except OSError as error:
-            if lifeline.met:
+            if lifeline.connected:
                 return lifeline.done
             if time.monotonic() > deadline:
                 absent = {_CHIEF: chief}
                 text = pending_tasks(absent, {_CHIEF: unreachable(chief) or "no answer"}, timeout)
                 raise TimeoutExceeded(text, code="start-timeout", hint=START_HINT) from error
-            pause.wait(RETRY)  # nothing tells when another host's port opens
+            pause.wait(RETRY)  # no event announces that a port of another host opens
 
 
 class _Lifeline:
-    """A connection to the chief that lasts as long as it does.
+    """A connection to the chief that stays open as long as the chief lives.
 
     Args:
-        task: whose it is.
-        chief: where the chief is.
+        task: this task.
+        chief: the chief's address.
 
     Attributes:
-        met: whether the chief was there.
-        done: whether its work was done when it went, as far as it is known.
+        connected: whether there was a connection to the chief.
+        done: False if the chief exited without announcing that its work is done, as far as it is known.
     """
 
     def __init__(self, task: TaskId, chief: Address) -> None:
-        self.met = False
+        self.connected = False
         self.done = True
         self._task = task
         self._chief = chief
 
     def hold(self) -> None:
-        """Connects, says hello to a chief that gathers its tasks, and returns when the other side ends the connection.
+        """Connects, identifies this task to a chief that gathers its tasks, and returns when the connection is closed.
 
-        gRPC ends one that says nothing when it tires of it.
+        gRPC closes an idle connection after some time.
 
         Raises:
-            OSError: nobody is there, or the connection broke. A tunnel's end takes connections whether anybody is
-                behind it or not; one that ends without a word had nobody, since chiefs speak first.
-            TrainingError: the chief refuses this task.
+            OSError: there is no chief, or the connection broke. The end of a tunnel accepts connections without a chief
+                behind it; it then closes them without sending anything, while chiefs send first.
+            TrainingError: the chief rejected this task.
         """
         with socket.create_connection((self._chief.host, self._chief.port), timeout=CONNECT) as connection:
             connection.settimeout(None)
-            keep_alive(connection)
-            greeting = greeting_of(connection)
+            enable_keepalive(connection)
+            greeting = receive_greeting(connection)
             if not greeting:
-                raise ConnectionAbortedError("the connection ended without a word")
-            self.met = True
-            if gathers := is_ours(greeting):
+                raise ConnectionAbortedError("the connection was closed without any data")
+            self.connected = True
+            if gathers := is_greeting(greeting):
                 self.done = False
-                connection.sendall(hello_of(self._task, greeting))
-            said = b""
+                connection.sendall(hello_message(self._task, greeting))
+            tail = b""
             while received := connection.recv(4096):
-                said = (said + received)[-4096:]
+                tail = (tail + received)[-4096:]
                 if gathers:
-                    check_taken(self._task, said)
-                self.done = self.done or said.endswith(_DONE)
+                    check_accepted(self._task, tail)
+                self.done = self.done or tail.endswith(_DONE)

@@ -1,4 +1,4 @@
-"""What TensorFlow's runtime is told before it makes its context or its server: the GPUs' memory, and idle threads."""
+"""Configures TensorFlow's runtime before it creates its context or server: memory of GPUs, and threads."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from tfdist_cli.train.tf_compat.eager_context import gpu_options, is_initialized
 
 
 def configure_runtime(gpu_memory: float | Size | None, *, exchanges: bool = False) -> tf.compat.v1.ConfigProto:
-    """Holds this process to its part of each GPU that it sees, and of the processor.
+    """Limits this process to its share of the GPUs' memory and of the processor.
 
-    TensorFlow's threads look for work for a while before they sleep. Where several tasks share the cores, so that
-    this one has a single thread for an operation (`TF_NUM_INTRAOP_THREADS`), that takes a tenth of the time from
-    threads which have work.
+    TensorFlow's idle threads spin before they sleep. If several tasks share the cores, so that this one has a single
+    thread per operation (`TF_NUM_INTRAOP_THREADS`), spinning takes a tenth of the time from threads with work.
 
     Args:
-        gpu_memory: a fraction of a GPU's memory, or an amount; None leaves TensorFlow its own way.
-        exchanges: whether this is a task of parameter servers: with one inter-op thread it would wait for itself, and
-            where nobody has planned the threads TensorFlow takes one on a machine with one core.
+        gpu_memory: a fraction of a GPU's memory, or an amount; None sets no limit.
+        exchanges: whether this is a task of a parameter server cluster. With one inter-op thread it would deadlock;
+            by default, TensorFlow uses one on a machine with one core.
 
     Returns:
-        The same for a `tf.distribute.Server`, which has devices of its own and doesn't ask the context.
+        The configuration for a `tf.distribute.Server`, which has its own devices and ignores the context's.
 
     Raises:
-        TrainingError: TensorFlow is in use already, too late to limit the memory.
+        TrainingError: TensorFlow is initialized, so that the memory cannot be limited any more.
     """
     config = tf.compat.v1.ConfigProto()
     config.experimental.disable_thread_spinning = os.environ.get("TF_NUM_INTRAOP_THREADS") == "1"
@@ -36,11 +35,12 @@ def configure_runtime(gpu_memory: float | Size | None, *, exchanges: bool = Fals
     in_use = is_initialized()
     if gpu_memory is not None and in_use:
         raise TrainingError(
-            "TensorFlow was in use before the memory of its GPUs was limited",
-            hint="enter tfdist.scope(), or call tfdist.is_chief(), before anything makes a tensor, dataset or variable",
+            "the memory of GPUs cannot be limited, since TensorFlow is initialized already",
+            code="tensorflow-already-initialized",
+            hint="enter tfdist.scope(), or call tfdist.is_chief(), before you create any tensor, dataset or variable",
         )
     if isinstance(gpu_memory, float):
-        # tf.config knows no fraction, and does not say how much memory a GPU has.
+        # tf.config takes no fraction, and does not return how much memory a GPU has.
         config.gpu_options.per_process_gpu_memory_fraction = gpu_memory
     elif gpu_memory is not None:
         for gpu in tf.config.list_physical_devices("GPU"):

@@ -41,7 +41,7 @@ def _mirrored(joined: ClusterContext, step: ModelStep, element_spec: Any, rules:
         )
     names = tuple(str(task) for task in environment.members)
     index = environment.members.index(environment.task) if len(names) > 1 else 0
-    return MirroredEngine(step, joined.strategy, element_spec, Membership(names, index, joined.mesh), rules)
+    return MirroredEngine(step, joined.strategy, element_spec, Membership(names, index, joined.all_reduce), rules)
 
 
 _ENGINES: Mapping[EngineName, Callable[[ClusterContext, ModelStep, Any, Rules], Engine]] = {

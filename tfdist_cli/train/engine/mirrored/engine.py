@@ -313,7 +313,7 @@ class MirroredEngine:
 
     def _failures_named(self) -> AbstractContextManager[None]:
         """Raises a failed all-reduce as an error that names the task."""
-        return self._members.all_reduce.told() if self._members.all_reduce else nullcontext()
+        return self._members.all_reduce.errors_translated() if self._members.all_reduce else nullcontext()
 
     def _execution(self, first: int, count: int, summary: np.ndarray) -> Execution:
         metrics, replicas = self._totals.size, self._replicas
