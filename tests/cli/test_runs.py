@@ -219,7 +219,7 @@ def test_what_a_task_says_of_itself_does_not_talk_to_the_terminal(tfdist, tmp_pa
 
 def test_nothing_to_show(tfdist, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert codes_in(tfdist("list").err) == ["file-not-found"]
+    assert codes_in(tfdist("list").err) == ["no-such-file"]
     assert codes_in(tfdist("status").err) == ["not-a-run-directory"]
     (tmp_path / "runs").mkdir()
     result = tfdist("list")

@@ -139,7 +139,7 @@ def test_a_name_that_looks_like_a_pattern(write):
 
 @pytest.mark.parametrize("files", ["absent.txt", "absent_*"])
 def test_no_such_file(tmp_path, files):
-    with raises(UsageError, "file-not-found"):
+    with raises(UsageError, "no-such-file"):
         criteo.read(tmp_path / files, ROWS)
 
 
@@ -174,7 +174,7 @@ def test_a_file_with_a_malformed_first_line_is_refused_at_once(tmp_path, content
 def test_a_truncated_gzip_file(tmp_path):
     path = tmp_path / "train.gz"
     path.write_bytes(gzip.compress(numbered(0).encode())[:15])
-    with raises(TrainingError, "file-unreadable") as caught:
+    with raises(TrainingError, "unreadable-file") as caught:
         criteo.read(path, ROWS)
     assert str(path) in caught.value.message
 

@@ -99,7 +99,7 @@ def test_the_home_folder(npz, monkeypatch):
 
 
 def test_a_missing_file(tmp_path):
-    with raises(UsageError, "file-not-found") as caught:
+    with raises(UsageError, "no-such-file") as caught:
         mnist.load(tmp_path / "absent.npz", "train")
     assert "keras.datasets.mnist.load_data()" in str(caught.value.hint)
 
@@ -118,7 +118,7 @@ def test_too_many_validation_images(npz):
 
 def test_a_folder_with_a_missing_file(folder):
     (folder / "t10k-labels-idx1-ubyte").unlink()
-    with raises(UsageError, "file-not-found") as caught:
+    with raises(UsageError, "no-such-file") as caught:
         mnist.load(folder, "test")
     assert {"t10k-labels-idx1-ubyte,", "t10k-labels.idx1-ubyte.gz"} <= set(caught.value.message.split())
 
@@ -154,7 +154,7 @@ def test_a_cut_gzip_file(tmp_path, arrays):
     folder = write_idx(tmp_path / "idx", arrays, compress=True)
     path = folder / f"{IMAGES}.gz"
     path.write_bytes(path.read_bytes()[:-20])
-    with raises(TrainingError, "file-unreadable"):
+    with raises(TrainingError, "unreadable-file"):
         mnist.load(folder, "test")
 
 

@@ -114,6 +114,6 @@ def test_a_recipe_for_mnist_names_the_missing_file(recipe, module, tmp_path):
     if not recipe.params.get("mnist"):
         pytest.skip("its data comes with tfdist")
     (tmp_path / "mnist.npz").unlink()
-    with raises(UsageError, "file-not-found") as caught:
+    with raises(UsageError, "no-such-file") as caught:
         module.dataset("train", Shard())
     assert str(tmp_path / "mnist.npz") in str(caught.value)

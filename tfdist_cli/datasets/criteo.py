@@ -121,7 +121,7 @@ def find(files: Files) -> list[Path]:
         if not matches:
             raise UsageError(
                 f"there is no file {path}",
-                code="file-not-found",
+                code="no-such-file",
                 hint=f"give a file of clicks, or a pattern that matches several: {_FORMAT}",
             )
         found += matches
@@ -149,7 +149,7 @@ def _check_first_line(path: Path) -> bool:
         with gzip.open(path) if gzipped else path.open("rb") as file:
             first = file.readline(_LONG_LINE)
     except (OSError, EOFError, zlib.error) as error:
-        raise TrainingError(f"{path} cannot be read: {error}", code="file-unreadable") from error
+        raise TrainingError(f"{path} cannot be read: {error}", code="unreadable-file") from error
     if not first:
         raise TrainingError(f"{path} is empty", code="data-malformed", hint=_FORMAT)
     columns = first.count(b"\t") + 1

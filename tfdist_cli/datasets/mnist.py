@@ -73,7 +73,7 @@ def _read(path: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     elif path.exists():
         images, labels = _read_npz(path, part)
     else:
-        raise UsageError(f"there is no file or folder {path}", code="file-not-found", hint=_HINT)
+        raise UsageError(f"there is no file or folder {path}", code="no-such-file", hint=_HINT)
     if images.ndim != 3 or images.shape[1:] != (_SIDE, _SIDE):
         raise TrainingError(
             f"{path} has {part} images of shape {images.shape}, expected (n, {_SIDE}, {_SIDE})", code="data-malformed"
@@ -143,7 +143,7 @@ def _find_idx(folder: Path, name: str, dimensions: int) -> Path:
     for each in names:
         if (folder / each).is_file():
             return folder / each
-    raise UsageError(f"{folder} has none of {', '.join(names)}", code="file-not-found", hint=_HINT)
+    raise UsageError(f"{folder} has none of {', '.join(names)}", code="no-such-file", hint=_HINT)
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -156,4 +156,4 @@ def _read_bytes(path: Path) -> bytes:
         data = path.read_bytes()
         return gzip.decompress(data) if path.suffix == ".gz" else data
     except (OSError, EOFError, zlib.error) as error:
-        raise TrainingError(f"{path} cannot be read: {error}", code="file-unreadable") from error
+        raise TrainingError(f"{path} cannot be read: {error}", code="unreadable-file") from error

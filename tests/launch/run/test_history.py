@@ -197,12 +197,12 @@ def test_what_may_not_be_read_is_reported(folder, monkeypatch):
         return opened(path, *args, **options)
 
     monkeypatch.setattr(os, "open", refused)
-    with raises(UsageError, "file-unreadable") as caught:
+    with raises(UsageError, "unreadable-file") as caught:
         read_run(folder.path)
     assert "digits-1/events.jsonl" in caught.value.message
     assert "Permission denied" in caught.value.message
     monkeypatch.setattr(Path, "iterdir", lambda path: refused(path / "events.jsonl"))
-    with raises(UsageError, "file-unreadable") as caught:
+    with raises(UsageError, "unreadable-file") as caught:
         list(runs_in(folder.path))
     assert str(folder.path) in caught.value.message
 

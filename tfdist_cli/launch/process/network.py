@@ -104,7 +104,7 @@ def _make(ports: Sequence[int], kept: ExitStack) -> Network:
         )
     )
     if maker.stdout is None:
-        raise RuntimeError("stdout is a pipe")
+        raise RuntimeError("stdout is not a pipe")
     answer = maker.stdout.readline().decode().split()
     if answer[:1] != ["ok"]:
         raise OSError(" ".join(answer) or "the process that creates it has exited")

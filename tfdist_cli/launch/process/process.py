@@ -104,7 +104,7 @@ class Spawned:
     def outputs(self) -> tuple[IO[bytes], IO[bytes]]:
         """The ends to read stdout and stderr from."""
         if self._popen.stdout is None or self._popen.stderr is None:
-            raise RuntimeError("stdout and stderr are pipes")
+            raise RuntimeError("stdout and stderr are not pipes")
         return self._popen.stdout, self._popen.stderr
 
     def on_exit(self, callback: Callable[[], None]) -> None:

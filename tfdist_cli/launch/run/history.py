@@ -147,11 +147,11 @@ def runs_in(parent: Path) -> Iterator[Path]:
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(
             f"there is no folder {parent}",
-            code="file-not-found",
+            code="no-such-file",
             hint="give the folder that contains runs, or launch a run first",
         ) from None
     except OSError as error:
-        raise UsageError(f"the folder {parent} cannot be read: {error.strerror}", code="file-unreadable") from error
+        raise UsageError(f"the folder {parent} cannot be read: {error.strerror}", code="unreadable-file") from error
     found: dict[Path, float] = {}
     for each in folders:
         try:
@@ -175,7 +175,7 @@ def read_run(path: Path) -> RunView:
         return _read_run(path.absolute())
     except OSError as error:
         raise UsageError(
-            f"{error.filename or path} cannot be read: {error.strerror}", code="file-unreadable"
+            f"{error.filename or path} cannot be read: {error.strerror}", code="unreadable-file"
         ) from error
 
 
@@ -231,7 +231,7 @@ def _read_plan(path: Path) -> tuple[dict[str, Any], list[TaskId]]:
         if isinstance(error, PermissionError):
             raise UsageError(
                 f"the run {path} cannot be read: {PLAN_FILE}{reason}",
-                code="file-unreadable",
+                code="unreadable-file",
                 hint="give this user read permission",
             ) from error
         raise UsageError(

@@ -132,7 +132,7 @@ class Link:
             except OSError as error:
                 raise UsageError(
                     f"{path} cannot be copied: {error.strerror}",
-                    code="file-not-readable",
+                    code="unreadable-file",
                     hint="make it readable, or exclude it with 'ssh: {exclude: […]}'",
                 ) from error
         self._request(Frame("copied"))
