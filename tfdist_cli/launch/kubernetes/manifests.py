@@ -184,7 +184,7 @@ def _failure_policy(*, ignore_disruptions: bool) -> Manifest:
 
 
 def _deciding(plan: Plan) -> list[Role]:
-    """The roles whose tasks have to end with 0 for the training to be done, and the evaluator, which then scores."""
+    """Returns the roles whose tasks have to exit with 0 before the job is complete, the evaluator included."""
     return [role for role in _roles(plan) if decides(plan.strategy, role) or ROLES[role].outlives_training]
 
 
