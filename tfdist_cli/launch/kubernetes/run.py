@@ -130,7 +130,7 @@ class PodsRun:
                         exited = Exited(task, int(container["terminated"]["exitCode"]))
                         break
                 else:
-                    exited = Exited(task, KILLED, cause=f"the pod {name} was deleted or evicted, but not by this launcher")
+                    exited = Exited(task, KILLED, cause=f"the pod {name} was deleted or evicted")
                     if name in self._deleted:
                         exited = Exited(task, TERMINATED)
             self._exited[name].set()
