@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -41,21 +42,38 @@ def evaluation_function(
     @tf.function(autograph=False)
     def evaluate(iterator: Any, limit: tf.Tensor, shard: tf.Tensor) -> tf.Tensor:
         read, state = (make_reader or _read_once(step))(), values(step.state)
+        return _Loop(step, totals, evaluation_state, read, state).run(iterator, limit, shard, each_batch=each_batch)
 
-        def packed(done: tf.Tensor, metrics: Any, own: Any) -> tf.Tensor:
-            return tf.concat([totals.pack(list(metrics)), evaluation_state.pack(state, list(own), done)], axis=0)
+    return evaluate
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """The loop over the batches of an iterator.
+
+    Args:
+        step: the model's step.
+        totals: packs the metrics.
+        evaluation_state: packs the state.
+        read: returns the parameters for a batch.
+        state: the model's state at the start of the evaluation.
+    """
+
+    step: ModelStep
+    totals: MetricTotals
+    evaluation_state: EvaluationState
+    read: ParameterReader
+    state: Tensors
+
+    def run(self, iterator: Any, limit: tf.Tensor, shard: tf.Tensor, *, each_batch: bool) -> tf.Tensor:
+        """See `evaluation_function`."""
 
         def has_batch(optional: Any, *_: Any) -> tf.Tensor:
             return optional.has_value()
 
         def evaluate_batch(optional: Any, done: tf.Tensor, metrics: Any, own: Any, *history: Any) -> list[Any]:
-            batch = optional.get_value()
-            parameters, parameter_scope = read(batch)
-            before = evaluation_state.insert(state, list(own), done, shard)
-            result = step.evaluate(parameters, before, list(metrics), batch, parameter_scope)
-            index, done = tf.cast(done, tf.int32), done + 1
-            metrics, own = result.metrics, evaluation_state.select(result.state)
-            history = tuple(results.write(index, packed(done, metrics, own)) for results in history)
+            metrics, own, index, done = self._evaluated(optional.get_value(), done, metrics, own, shard)
+            history = tuple(results.write(index, self._packed(done, metrics, own)) for results in history)
             more = tf.logical_or(limit < 0, done < limit)
             following = tf.cond(
                 more, iterator.get_next_as_optional, lambda: tf.experimental.Optional.empty(iterator.element_spec)
@@ -67,14 +85,28 @@ def evaluation_function(
             lambda: tf.experimental.Optional.empty(iterator.element_spec),
             iterator.get_next_as_optional,
         )
-        start = [first, tf.zeros([], tf.int64), totals.initial_values(), evaluation_state.select(state)]
+        own = self.evaluation_state.select(self.state)
+        start = [first, tf.zeros([], tf.int64), self.totals.initial_values(), own]
         if each_batch:
-            shape = [totals.size + evaluation_state.size]
+            shape = [self.totals.size + self.evaluation_state.size]
             start.append(tf.TensorArray(tf.float64, size=0, dynamic_size=True, element_shape=shape))
         _, done, metrics, own, *history = tf.while_loop(has_batch, evaluate_batch, start, parallel_iterations=1)
-        return history[0].stack() if each_batch else packed(done, metrics, own)
+        return history[0].stack() if each_batch else self._packed(done, metrics, own)
 
-    return evaluate
+    def _evaluated(
+        self, batch: Any, done: tf.Tensor, metrics: Any, own: Any, shard: tf.Tensor
+    ) -> tuple[Tensors, Tensors, tf.Tensor, tf.Tensor]:
+        """Evaluates a batch; returns metrics, changed state, the batch's index, and the number of batches so far."""
+        parameters, parameter_scope = self.read(batch)
+        before = self.evaluation_state.insert(self.state, list(own), done, shard)
+        result = self.step.evaluate(parameters, before, list(metrics), batch, parameter_scope)
+        index, done = tf.cast(done, tf.int32), done + 1
+        return result.metrics, self.evaluation_state.select(result.state), index, done
+
+    def _packed(self, done: tf.Tensor, metrics: Any, own: Any) -> tf.Tensor:
+        return tf.concat(
+            [self.totals.pack(list(metrics)), self.evaluation_state.pack(self.state, list(own), done)], axis=0
+        )
 
 
 def batch_evaluation_function(

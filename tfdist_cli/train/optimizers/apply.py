@@ -66,21 +66,31 @@ def apply(
         )
     if isinstance(optimizer, _MULTI_OPTIMIZER):
         return _apply_each(optimizer, gradients, parameters, rate_scaling)
-    counter = compat.iterations(optimizer).value
     update = None if _why_by_keras(optimizer, parameters) else fused_update_of(optimizer)
-    # Computed on the counter's device: each ps then gets it in one message, not by way of the worker.
-    with tf.device(counter.device):
-        with tf.control_dependencies(_awaited(counter, gradients, parameters)[: None if update is None else 1]):
-            iterations = counter.assign_add(1, read_value=True) - 1
-        learning_rate = learning_rate_at(compat.learning_rate(optimizer), iterations, rate_scaling)
-        with tf.control_dependencies([iterations]):  # Keras's code may use the learning rate alone
-            learning_rate = tf.identity(learning_rate)
+    awaited = _awaited(compat.iterations(optimizer).value, gradients, parameters)
+    iterations, learning_rate = _counted(optimizer, awaited[: None if update is None else 1], rate_scaling)
     if update is None:
         _apply_by_keras(optimizer, gradients, parameters, iterations, learning_rate)
     else:
         stored = [StoredParameter.of(variable, update.slot_variables(variable)) for variable in parameters]
         apply_fused(update, gradients, stored, iterations, learning_rate)
     return iterations
+
+
+def _counted(
+    optimizer: Any, awaited: Sequence[tf.Tensor], rate_scaling: RateScaling | None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Counts an update; returns the number of updates before it, and its learning rate.
+
+    Both are computed on the device of the counter. From there, each ps gets them in one message.
+    """
+    counter = compat.iterations(optimizer).value
+    with tf.device(counter.device):
+        with tf.control_dependencies(awaited):
+            iterations = counter.assign_add(1, read_value=True) - 1
+        learning_rate = learning_rate_at(compat.learning_rate(optimizer), iterations, rate_scaling)
+        with tf.control_dependencies([iterations]):  # Keras's code may use the learning rate alone
+            return iterations, tf.identity(learning_rate)
 
 
 def _apply_each(
