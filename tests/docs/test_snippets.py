@@ -1,4 +1,4 @@
-"""Every snippet of README.md and docs/ is what it claims to be: YAML loads, Python compiles or runs, commands parse."""
+"""Snippets of README.md and docs/: YAML loads, Python compiles or runs, commands parse, links lead somewhere."""
 
 import re
 import shlex

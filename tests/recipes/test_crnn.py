@@ -1,4 +1,4 @@
-"""The metrics of recipes/crnn.py, against a reading and a distance in plain Python."""
+"""The metrics of recipes/crnn.py, compared with plain Python."""
 
 import importlib.util
 from pathlib import Path
@@ -25,7 +25,7 @@ def crnn():
 
 
 def logits_of(*lines):
-    """Logits whose likeliest labels are those given."""
+    """Returns logits whose likeliest labels are `lines`."""
     return 5 * np.eye(CLASSES, dtype=np.float32)[np.array(lines)]
 
 
@@ -86,7 +86,7 @@ def test_sample_weights(crnn):
     assert scores(crnn, labels, logits, np.array([1, 3], np.float32)) == pytest.approx([1 / 4, 6 / 11])
 
 
-def test_nothing_scored_is_no_error(crnn):
+def test_metrics_without_updates_are_zero(crnn):
     assert float(crnn.DigitErrorRate().result()) == 0
 
 
@@ -108,14 +108,14 @@ def test_an_image_too_narrow_for_its_digits_is_refused(crnn):
         crnn.model(params | {"filters": [4, 4, 4]})
 
 
-def test_a_split_that_has_no_lines(crnn):
+def test_a_split_without_lines_is_refused(crnn):
     with raises(UsageError, "unknown-split") as caught:
         crnn.dataset({"lines": {"train": 8, "test": 4}}, "validation", Shard())
     assert "'validation'" in str(caught.value)
     assert "train or test" in str(caught.value.hint)
 
 
-def test_a_line_without_a_mistake_costs_next_to_nothing_and_a_wrong_one_much(crnn):
+def test_the_loss_of_a_correct_line_is_small_and_of_a_wrong_one_large(crnn):
     labels = labels_of([1, 2, 2])
     right, wrong = (float(keras.losses.CTC()(labels, 4 * logits_of(steps))) for steps in ([1, 2, 0, 2], [1, 3, 0, 3]))
     assert right < 1e-3

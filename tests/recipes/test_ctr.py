@@ -1,4 +1,4 @@
-"""The recipe `ctr`: clicks from files or made up, and what is said when a split has no data."""
+"""The recipe `ctr`: clicks from files or generated, and splits without data."""
 
 import logging
 import re
@@ -20,7 +20,7 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "ctr.yaml"
 
 @pytest.fixture
 def load(monkeypatch):
-    """Loads the recipe with some of its params changed."""
+    """Returns a function that loads the recipe with changed params."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "ctr", raising=False)
 

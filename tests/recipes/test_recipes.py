@@ -1,4 +1,4 @@
-"""Every recipe in recipes/ loads, and its module keeps the contract of docs/reference/recipe.md."""
+"""Every recipe in recipes/ loads, and its module fulfils the contract of docs/reference/recipe.md."""
 
 import sys
 from pathlib import Path
