@@ -54,13 +54,18 @@ class Assignments(keras.StatelessScope):
             kept += unreported.variables
         lost = self._assigned.keys() - {id(variable) for variable in kept}
         for variable in (self._assigned[key] for key in lost):
-            trainable = any(variable is other for other in model.trainable_variables)
+            if any(variable is other for other in model.trainable_variables):
+                raise TrainingError(
+                    f"a step assigns {variable.path!r}, which is trainable",
+                    code="assigns-trainable-variable",
+                    hint="assign only variables that add_weight(trainable=False) has created; SpectralNormalization "
+                    "cannot be trained",
+                )
             raise TrainingError(
-                f"a step assigns {variable.path!r}, which is "
-                + ("trainable" if trainable else "not a variable of the model or of its metrics"),
-                code="assigns-trainable-variable" if trainable else "assigns-untracked-variable",
+                f"a step assigns {variable.path!r}, which is not a variable of the model or of its metrics",
+                code="assigns-untracked-variable",
                 hint="create the variable with add_weight(trainable=False) of a layer or the model, and keep seed "
-                "generators and metrics as attributes; SpectralNormalization and stateful RNNs cannot be trained",
+                "generators and metrics as attributes; stateful RNNs cannot be trained",
             )
 
 
