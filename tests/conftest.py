@@ -3,7 +3,6 @@
 import datetime
 import os
 import signal
-from zlib import crc32
 
 import pytest
 
@@ -25,10 +24,7 @@ def pytest_report_header():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Deselects rotating tests on the days that are not theirs.
-
-    Tests of a module with the same parameters share a fixture that trains: they run on the same days.
-    """
+    """Deselects rotating tests on the days that are not theirs."""
     if os.environ.get("TFDIST_TEST_LONG") == "1":
         return
     left_out = [item for item in items if not _runs_today(item)]
@@ -41,7 +37,5 @@ def _runs_today(item: pytest.Item) -> bool:
     marker = item.get_closest_marker("rotates")
     if marker is None:
         return True
-    (days,) = marker.args
-    callspec = getattr(item, "callspec", None)
-    group = f"{item.path.name}[{callspec.id}]" if callspec else item.nodeid
-    return (int(os.environ[_DAY]) + crc32(group.encode())) % days == 0
+    days, day = marker.args
+    return int(os.environ[_DAY]) % days == day
