@@ -1,8 +1,8 @@
-"""Operations with side effects that need not wait for each other.
+"""Control dependencies and loops in functions that run on several tasks.
 
-TensorFlow runs the operations of a function that have side effects one after another, in the order of the program. For
-those that name no resource, it does not matter whether they have anything to do with each other, nor where they are:
-each waits for a message of the task that had the one before.
+TensorFlow runs the stateful operations of a function one after another, in the order of the program. It does so also
+for operations without a common resource, and on different tasks: each one then waits for a message from the task of the
+one before it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import tensorflow as tf
 
 
 def unordered(result: Any) -> Any:
-    """Lets an operation run as soon as its own inputs are there; a function still waits for it before it ends.
+    """Lets an operation run as soon as its inputs are ready. The function still waits for it before it returns.
 
     Args:
-        result: a tensor that it gives, several, or the operation.
+        result: the operation, or one or several tensors that it returns.
 
     Returns:
-        The same.
+        `result`.
     """
     if not tf.executing_eagerly():
         (first, *_) = tf.nest.flatten(result)
@@ -32,31 +32,33 @@ def unordered(result: Any) -> Any:
 
 
 def after(tensor: tf.Tensor, what: Iterable[Any]) -> tf.Tensor:
-    """A tensor as soon as other things are there, too.
+    """Returns a tensor that is ready only after other operations.
 
-    To have an operation wait by `tf.control_dependencies` is not always enough: of one whose inputs are made within the
-    context, only these wait, down to a slice's constant numbers, and TensorFlow's optimizer, which takes an element of
-    a stack from where it came, forgets what those wait for.
+    `tf.control_dependencies` alone is not always enough. If the inputs of an operation are made within the context,
+    only these inputs wait, for example the constants of a slice. TensorFlow's graph optimizer replaces an element of a
+    stack by the stacked tensor, and drops the control dependencies of these constants.
 
     Args:
-        tensor: made before.
-        what: operations and tensors.
+        tensor: a tensor that was made before.
+        what: the operations and tensors to wait for.
     """
     with tf.control_dependencies(list(what)):
         return tf.identity(tensor)
 
 
 def last_of(kind: str) -> list[Any]:
-    """What of a kind was the last so far in the function that is being traced, for the next one to wait for.
+    """Returns the latest operation of a kind in the function that is being traced, for the next one to wait for.
 
     Returns:
-        A list to keep it in, which the next call gives again; outside of functions an empty one, each time.
+        A list to store the operation in; the next call returns the same list. Outside of functions, a new empty list.
     """
     if tf.executing_eagerly():
         return []
     graph = tf.compat.v1.get_default_graph()
     found = graph.get_collection_ref(f"tfdist: {kind}")
-    found[:] = [operation for operation in found if operation.graph is graph]  # a function takes over its caller's
+    found[:] = [
+        operation for operation in found if operation.graph is graph
+    ]  # a function inherits its caller's collections
     return found
 
 
@@ -67,16 +69,18 @@ def in_rows(
     single: Callable[..., list[Any]],
     start: list[Any],
 ) -> None:
-    """Goes on in rows as long as it is sure that several follow each other, and else one by one.
+    """Runs steps in unrolled groups while several are certain to follow each other, and one by one otherwise.
 
-    Two loops within one: a condition that chose between the two would cost three times the messages of a loop's turn.
+    Each iteration of a loop over several tasks, and each condition in it, costs messages to every task. So groups of
+    steps are unrolled. There are two loops within one: a condition that chose between a group and a single step would
+    cost three times the messages of an iteration.
 
     Args:
-        goes_on: from what is carried, whether to go on at all.
-        several: whether with a row.
-        row: several steps.
-        single: one.
-        start: what is carried first.
+        goes_on: loop variables → whether to continue at all.
+        several: loop variables → whether to continue with a group.
+        row: loop variables → loop variables, for a group of steps.
+        single: loop variables → loop variables, for one step.
+        start: the loop variables at the start.
     """
 
     def alone(*carried: Any) -> tf.Tensor:

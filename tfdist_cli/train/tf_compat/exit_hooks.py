@@ -1,4 +1,4 @@
-"""What still waits on the cluster for a run that was broken off, and for nothing that will come."""
+"""Unblocks queue operations left waiting by an aborted run."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ import threading
 from collections.abc import Callable
 
 GRACE_SECONDS = 2.0
-"""How long what was broken off is waited for."""
-_abandoned: list[tuple[Callable[[], object], threading.Thread]] = []
+"""Seconds to wait for each thread of an aborted run."""
+_waiting_threads: list[tuple[Callable[[], object], threading.Thread]] = []
 
 
 def end_at_exit(end: Callable[[], object], waiting: threading.Thread) -> None:
-    """Has what a thread waits for fail when Python ends, which it cannot while TensorFlow is about to call it back.
+    """Registers a thread that waits in TensorFlow to be unblocked when the process exits.
 
-    It is not done before, as TensorFlow would take what fails then for a reason to cancel what the workers do.
+    Python cannot exit while TensorFlow is about to return to such a thread. The operation is not aborted earlier, since
+    TensorFlow would then cancel the functions of the workers, too.
 
     Args:
-        end: has it fail.
+        end: makes the operation fail that the thread waits for.
         waiting: the thread.
     """
-    _abandoned.append((end, waiting))
+    _waiting_threads.append((end, waiting))
 
 
 @atexit.register
-def _end() -> None:
-    while _abandoned:
-        end, waiting = _abandoned.pop(0)
+def _unblock() -> None:
+    while _waiting_threads:
+        end, waiting = _waiting_threads.pop(0)
         end()
         waiting.join(GRACE_SECONDS)

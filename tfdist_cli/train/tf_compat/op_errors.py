@@ -27,7 +27,7 @@ _NOISE = (
 _END = re.compile(r"\n?\s*(\[\[\{\{node|\[Op:|\(\d+\) [A-Z_]+:|Additional GRPC error information)")
 _WORKER = re.compile(r"/job:worker/(?:replica:\d+/)?task:(\d+)")
 _LOST_PS = re.compile(r"remote target /job:ps/(?:replica:\d+/)?task:(\d+)")
-"""What a worker says when the ps that it called does not answer: the worker is only who noticed."""
+"""The text of a worker's error if a ps does not answer: the ps failed, not the worker."""
 _OURS = f"{Path(__file__).resolve().parents[2]}{os.sep}"
 _INSTALLED = tuple(
     f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
@@ -39,12 +39,12 @@ _PACKAGES = frozenset({"site-packages", "dist-packages"})
 
 @dataclass(frozen=True)
 class OpError:
-    """A failed operation, in short.
+    """A short form of the error of an operation.
 
     Args:
-        type: the class of the error: the user's own where Python code of the user's raised it.
-        message: its text.
-        traceback: how it would have been printed where it was raised.
+        type: the class name of the error; the user's own class if the user's Python code raised it.
+        message: the message.
+        traceback: the traceback as Python would have printed it on the task that raised the error.
     """
 
     type: str
@@ -53,10 +53,10 @@ class OpError:
 
 
 def shortened(error: BaseException) -> OpError:
-    """Reads an error of TensorFlow's.
+    """Shortens an error of TensorFlow.
 
-    Python code that runs inside an operation (`tf.py_function`, a generator) fails as an operation does, and its
-    traceback, in the text, is repeated by each function and host that the operation was called through.
+    If Python code inside an operation (`tf.py_function`, a generator) fails, the operation fails. The text then has the
+    Python traceback once for each function and host through which the operation was called.
     """
     text = str(error)
     found = _python_error(text)
@@ -75,7 +75,7 @@ def shortened(error: BaseException) -> OpError:
 
 
 def comes_from_users_code(error: BaseException) -> bool:
-    """Whether an operation that has failed was made, or called, by code of the user's that a step calls."""
+    """Whether an operation that failed was created or called by the user's code within a step."""
     text = str(error)
     if _python_error(text):
         return True
@@ -86,7 +86,7 @@ def comes_from_users_code(error: BaseException) -> bool:
 
 
 def _where(error: BaseException, text: str) -> str:
-    """The task that an error is of, in front of its message; empty when it says none."""
+    """Returns the task that failed, as a prefix of the message; empty if the error names none."""
     ps = _LOST_PS.search(text) if type(error).__name__ == "UnavailableError" else None
     worker = _WORKER.search(text)
     return f"ps:{ps[1]}: " if ps else f"worker:{worker[1]}: " if worker else ""
@@ -124,5 +124,5 @@ def is_users(filename: str) -> bool:
 
 
 def is_from_users_code(error: BaseException) -> bool:
-    """Whether an error came up in code of the user's that was called from where it was caught."""
+    """Whether an error was raised in the user's code, or below it, after the frame that caught it."""
     return any(is_users(frame.filename) for frame in traceback.extract_tb(error.__traceback__))

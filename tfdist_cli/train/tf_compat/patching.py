@@ -1,4 +1,4 @@
-"""Replacing attributes of Keras's and TensorFlow's objects for a while, also where several replicas do so by turns."""
+"""Replaces attributes of objects temporarily, also if several replicas do so in alternation."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _ABSENT = object()
 
 @dataclass
 class _Original:
-    """What an attribute was before anybody replaced it.
+    """An attribute before it was replaced.
 
     Args:
-        value: its value; `_ABSENT` if the object had none of its own.
-        users: how many contexts replace it now.
+        value: its value; `_ABSENT` if the object did not have it itself.
+        users: the number of contexts that replace it now.
     """
 
     value: Any
@@ -28,13 +28,13 @@ _originals: dict[tuple[int, str], _Original] = {}
 
 @contextlib.contextmanager
 def replaced(owner: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
-    """Within it, an object has other attributes.
+    """Within the context, attributes of an object have other values.
 
-    The replicas of one task are traced in threads that take turns, also within such a context. The first replica that
-    enters it keeps the original, and the last one that leaves brings it back; in between, the latest value holds.
+    The replicas of one task are traced in threads that alternate, also within such a context. The first replica that
+    enters it stores the original value, and the last one that leaves restores it; in between, the latest value holds.
 
     Args:
-        owner: the object; its own dictionary is changed, so that neither Keras nor TensorFlow tracks what is set.
+        owner: the object. Its `__dict__` is changed, so that neither Keras nor TensorFlow tracks the values.
         attributes: the values by name.
     """
     own = vars(owner)
@@ -58,6 +58,6 @@ def replaced(owner: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
 
 
 def original(owner: Any, name: str) -> Any:
-    """What an attribute is where nobody replaces it."""
+    """Returns the value that an attribute has outside of all such contexts."""
     kept = _originals.get((id(owner), name))
     return getattr(owner, name) if kept is None or kept.value is _ABSENT else kept.value
