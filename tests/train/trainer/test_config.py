@@ -103,7 +103,7 @@ def test_data_repeats_unless_steps_per_epoch_is_given(given, steps_per_epoch, re
 
 
 def test_data_workers_that_do_not_exist():
-    with pytest.raises(UsageError):
+    with raises(UsageError, "no-data-workers"):
         TrainingArguments(share="service", steps_per_epoch=1).configure(MIRRORED, Source(batches(13)), None)
 
 
