@@ -213,7 +213,7 @@ class AllReduce:
         return TaskLost(
             f"{name} failed or is unreachable: {reason}",
             code="task-lost",
-            hint=f"{name}'s own output says why, if it exited",
+            hint=f"see the output of {name} for the reason",
         )
 
 

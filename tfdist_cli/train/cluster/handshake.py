@@ -269,7 +269,7 @@ def check_accepted(task: TaskId, answer: bytes) -> None:
 
 
 def enable_keepalive(connection: socket.socket) -> None:
-    """Lets the kernel detect within half a minute that the other side is gone."""
+    """Lets the kernel detect within half a minute that the other side failed."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):  # macOS has only some of them

@@ -81,7 +81,7 @@ class ClusterContext:
             raise TrainingError(
                 "mirrored workers cannot have weights of bfloat16, which TensorFlow does not broadcast",
                 code="bfloat16-weights",
-                hint="take the mixed_bfloat16 policy, whose weights are float32",
+                hint="use the mixed_bfloat16 policy, whose weights are float32",
             )
         return self.strategy.scope()
 

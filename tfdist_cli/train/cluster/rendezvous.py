@@ -181,7 +181,7 @@ def _connect_group(
     Args:
         task: this task.
         group: all tasks of the group, and their addresses.
-        handshakes: hears those that call.
+        handshakes: accepts the tasks that connect.
         deadline: when all this must be done.
 
     Raises:
@@ -237,7 +237,7 @@ def _exited_early(task: TaskId, address: Address) -> TrainingError:
     return TrainingError(
         f"{task} at {address} exited before all tasks had started",
         code="task-lost",
-        hint=f"{task}'s own output says why; then start all tasks again",
+        hint=f"see the output of {task} for the reason; then start all tasks again",
     )
 
 
