@@ -66,7 +66,7 @@ def test_hosts_without_faults_have_only_exposed_ports(doctor, lab):
     assert {(finding["code"], finding["host"]) for finding in report["findings"]} == {
         ("exposed-port", host.address) for host in lab.hosts
     }
-    assert "reaches chief:0 at" in report["findings"][0]["message"]
+    assert "chief:0 at" in report["findings"][0]["message"]
     here, *hosts = report["hosts"]
     assert not here["tasks"]
     assert {host["name"]: host["facts"]["hostname"] for host in hosts} == {h.address: h.name for h in lab.hosts}
@@ -137,11 +137,11 @@ def test_a_refused_key_a_wrong_ssh_port_and_an_unknown_host(doctor, lab, tmp_pat
         ports={ps.address: 2299},
     )
     assert set(errors(report)) == {
-        ("failed-key", chief.address),
+        ("refused-key", chief.address),
         ("no-ssh-server", ps.address),
         ("unknown-host", "nowhere.invalid"),
     }
-    assert finding_of(report, "failed-key")["fix"].endswith(f"ssh-copy-id {chief.address}")
+    assert finding_of(report, "refused-key")["fix"].endswith(f"ssh-copy-id {chief.address}")
     assert "port 2299: Connection failed" in finding_of(report, "no-ssh-server")["message"]
 
 
