@@ -142,7 +142,7 @@ def test_a_refused_key_a_wrong_ssh_port_and_an_unknown_host(doctor, lab, tmp_pat
         ("unknown-host", "nowhere.invalid"),
     }
     assert finding_of(report, "refused-key")["fix"].endswith(f"ssh-copy-id {chief.address}")
-    assert "port 2299: Connection failed" in finding_of(report, "no-ssh-server")["message"]
+    assert "port 2299: Connection refused" in finding_of(report, "no-ssh-server")["message"]
 
 
 def test_a_full_disk_and_a_read_only_disk(doctor, lab, tmp_path):
