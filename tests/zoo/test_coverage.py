@@ -7,7 +7,7 @@ from tests.zoo.case import Case, classifier, vectors
 from tests.zoo.coverage import NOT_TRAINED, covered
 from tests.zoo.models import CASES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
