@@ -9,7 +9,7 @@ from keras.callbacks import LambdaCallback
 
 import tfdist_cli as tfdist
 from tests.support.codes import raises
-from tfdist_cli.errors import ResultNotSaved
+from tfdist_cli.errors import ResultNotSaved, TrainingError
 from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.task import recipe
@@ -92,6 +92,16 @@ def test_a_recipe_and_fit_build_the_same_configuration(tmp_path, monkeypatch):
     assert replace(second.checkpoints, folder=first.checkpoints.folder) == first.checkpoints
     assert [(config.validation.steps, config.validation.every_epochs) for config in built] == [(None, 1)] * 2
     assert [[type(callback) for callback in config.callbacks] for config in built] == [[LambdaCallback]] * 2
+
+
+def test_a_dataset_of_batches_is_named_even_if_there_is_no_batch_of_batches(tmp_path, monkeypatch):
+    write_module(tmp_path, monkeypatch)
+    examples = "np.ones((8, 1), np.float32)))"
+    (tmp_path / "one_layer.py").write_text(MODULE.replace(examples, f"{examples}.batch(4)"))
+    spec = {"module": "one_layer", "module_dir": tmp_path, "params": {"removed": []}, "train": {"batch_size": 32}}
+    with raises(TrainingError, "batched-twice") as caught:
+        recipe.run_recipe(join.join(Environment(run_dir=tmp_path)), Recipe.model_validate(spec))
+    assert "(32, None, 3)" in caught.value.message
 
 
 def test_the_model_is_exported_if_the_last_checkpoint_is_not_written(tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ from tfdist_cli.train.checkpoint.export import export
 from tfdist_cli.train.cluster.data_service import DataService
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.cluster.rendezvous import wait_until_exited
+from tfdist_cli.train.data.mismatch import check_batched_once
 from tfdist_cli.train.data.pipeline import DatasetFunction, Pipeline, Shard, Sharded
 from tfdist_cli.train.trainer.checks import check_evaluator
 from tfdist_cli.train.trainer.config import Checkpoints, TrainingArguments, Validation
@@ -53,7 +54,7 @@ def run_recipe(context: ClusterContext, recipe: Recipe) -> None:
         return
     arguments = _arguments(recipe, module, checkpoints, phases=context.environment.phases)
     validates = recipe.evaluate is not None and recipe.evaluate.every_epochs is not None
-    config = arguments.configure(context, ExampleSource.of(recipe, module), validation if validates else None)
+    config = arguments.configure(context, ExampleSource.of(recipe, module, model), validation if validates else None)
     not_saved: list[ResultNotSaved] = []
     try:
         train(context, model, config)
@@ -109,21 +110,29 @@ class ExampleSource:
     Args:
         examples: the function.
         pipeline: the pipeline; the training sets whether it repeats.
+        model: the model that trains on them.
     """
 
     examples: DatasetFunction
     pipeline: Pipeline
+    model: keras.Model
 
     @classmethod
-    def of(cls, recipe: Recipe, module: RecipeModule) -> ExampleSource:
+    def of(cls, recipe: Recipe, module: RecipeModule, model: keras.Model) -> ExampleSource:
         """Returns the training data of a recipe."""
         spec = recipe.train
         shuffle = None if spec.shuffle == "auto" else spec.shuffle
-        return cls(partial(_examples, module, "train"), Pipeline(spec.batch_size, shuffle, spec.seed))
+        return cls(partial(_examples, module, "train"), Pipeline(spec.batch_size, shuffle, spec.seed), model)
 
     def one_pass(self) -> DatasetFunction:
         """Returns the full batches of one pass over the data."""
-        return lambda shard: self.examples(shard).batch(self.pipeline.batch_size, drop_remainder=True)
+
+        def batches(shard: Shard) -> tf.data.Dataset:
+            data = self.examples(shard).batch(self.pipeline.batch_size, drop_remainder=True)
+            check_batched_once(self.model, data.element_spec)
+            return data
+
+        return batches
 
     def batches(self, *, repeat: bool) -> DatasetFunction:
         """Returns the batches to train on."""

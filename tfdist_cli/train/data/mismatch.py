@@ -69,6 +69,23 @@ def check_types(model: keras.Model, element_spec: Any) -> None:
         )
 
 
+def check_batched_once(model: keras.Model, element_spec: Any) -> None:
+    """Rejects batches of batches, which may be too few for a single step.
+
+    Args:
+        model: a model. One without known inputs is not checked.
+        element_spec: the `tf.TypeSpec`s of a batch.
+
+    Raises:
+        TrainingError: an input has one dimension more than the model takes.
+    """
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
+    for (name, spec), own in zip(leaves(x, "x"), _inputs(model), strict=False):
+        squeezable = spec.shape.rank and spec.shape[-1] == 1  # Keras removes this dimension
+        if not squeezable and (error := _batched_twice(name, spec, own)):
+            raise error
+
+
 def explained(model: keras.Model, element_spec: Any, error: Exception) -> TrainingError:
     """Returns the error that explains why a model cannot be built for these batches.
 
@@ -88,13 +105,9 @@ def explained(model: keras.Model, element_spec: Any, error: Exception) -> Traini
         hint = f"the data's batches are {describe(element_spec)}"
         return TrainingError(why, code="inputs-do-not-fit", hint=hint)
     for (name, spec), own in zip(leaves(x, "x"), _inputs(model), strict=False):
+        if twice := _batched_twice(name, spec, own):
+            return twice
         given, taken = tuple(spec.shape), tuple(own.shape)
-        if len(given) == len(taken) + 1 and _fits(given[2:], taken[1:]):
-            return TrainingError(
-                f"{name} has the shape {given} in a batch, and the model takes {taken}: it was batched twice",
-                code="batched-twice",
-                hint=_BATCHED_TWICE,
-            )
         if len(given) == len(taken) - 1 and None not in given[:1] and _fits(given, taken[1:]):
             return TrainingError(
                 f"{name} has the shape {given}, and the model takes {taken}: the data is not in batches",
@@ -145,6 +158,18 @@ def found_in_step(model: keras.Model, error: Exception) -> TrainingError | None:
             "per example",
         )
     return None
+
+
+def _batched_twice(name: str, spec: Any, own: Any) -> TrainingError | None:
+    """Returns the error for an input of batches of batches; None for others."""
+    given, taken = tuple(spec.shape), tuple(own.shape)
+    if len(given) != len(taken) + 1 or not _fits(given[2:], taken[1:]):
+        return None
+    return TrainingError(
+        f"{name} has the shape {given} in a batch, and the model takes {taken}: it was batched twice",
+        code="batched-twice",
+        hint=_BATCHED_TWICE,
+    )
 
 
 def _type(spec: Any) -> str:
