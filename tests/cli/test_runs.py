@@ -220,7 +220,7 @@ def test_what_a_task_says_of_itself_does_not_talk_to_the_terminal(tfdist, tmp_pa
 def test_nothing_to_show(tfdist, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert codes_in(tfdist("list").err) == ["no-such-file"]
-    assert codes_in(tfdist("status").err) == ["not-a-run-directory"]
+    assert codes_in(tfdist("status").err) == ["not-a-run-dir"]
     (tmp_path / "runs").mkdir()
     result = tfdist("list")
     assert (result.code, result.out, result.err) == (0, "", "no runs in runs\n")

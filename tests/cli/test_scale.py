@@ -30,7 +30,7 @@ from tfdist_cli.spec.sections.recipe import Recipe
         (["worker=many"], "wrong-type", "got 'many'"),
         (["worker=-1"], "wrong-type", "got '-1'"),
         (["worker=1", "worker=2"], "role-given-twice", "worker=2: "),
-        (["worker=1"], "not-a-run-directory", "runs/latest"),
+        (["worker=1"], "not-a-run-dir", "runs/latest"),
     ],
 )
 def test_what_cannot_be_meant(arguments, code, said, tfdist, tmp_path, monkeypatch):

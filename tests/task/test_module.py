@@ -46,14 +46,14 @@ def test_callbacks_are_optional(load):
 
 
 def test_a_missing_module(load, tmp_path):
-    with raises(UsageError, "recipe-module-not-found") as caught:
+    with raises(UsageError, "no-such-module") as caught:
         load(None)
     assert "'users_module'" in caught.value.message
     assert str(tmp_path) in caught.value.message
 
 
 def test_a_missing_package(load):
-    with raises(UsageError, "recipe-module-not-found") as caught:
+    with raises(UsageError, "no-such-module") as caught:
         load(None, name="no_such_package.recipe")
     assert "'no_such_package.recipe'" in caught.value.message
 

@@ -43,7 +43,7 @@ class RecipeModule:
                 raise  # the module exists, but a module that it imports does not
             raise UsageError(
                 f"the recipe's module {recipe.module!r} was not found in {recipe.module_dir} or on Python's path",
-                code="recipe-module-not-found",
+                code="no-such-module",
                 hint="put the module beside the recipe, or install the package it is in",
             ) from None
         for name, form in (("model", "model(params)"), ("dataset", "dataset(params, split, shard)")):

@@ -32,12 +32,12 @@ def engine(tmp_path, monkeypatch):
 
 
 def test_no_engine(engine):
-    with raises(UsageError, "program-missing") as caught:
+    with raises(UsageError, "program-not-found") as caught:
         ComposeLauncher().check(cluster(), ())
     assert "podman or docker" in caught.value.message
     engine("docker", "exit 0")
     ComposeLauncher().check(cluster(), ())
-    with raises(UsageError, "program-missing") as caught:
+    with raises(UsageError, "program-not-found") as caught:
         ComposeLauncher().check(cluster({"engine": "podman"}), ())
     assert "docker" not in caught.value.message
 

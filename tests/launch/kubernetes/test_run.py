@@ -208,5 +208,5 @@ def test_check(kubectl, monkeypatch):
         KubernetesLauncher().check(cluster(), ())
     assert caught.value.message.endswith(" was refused")
     monkeypatch.setenv("PATH", str(kubectl))
-    with raises(UsageError, "program-missing"):
+    with raises(UsageError, "program-not-found"):
         KubernetesLauncher().check(cluster(), ())

@@ -140,7 +140,7 @@ def test_a_relative_directory_starts_where_the_user_is(tmp_path, monkeypatch):
 
 def test_a_directory_with_other_things_in_it_is_refused(tmp_path):
     (tmp_path / "thesis.tex").touch()
-    with raises(UsageError, "not-a-run-directory") as caught, opened(tmp_path, tmp_path):
+    with raises(UsageError, "not-a-run-dir") as caught, opened(tmp_path, tmp_path):
         pass
     assert "thesis.tex" in caught.value.message
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
@@ -148,7 +148,7 @@ def test_a_directory_with_other_things_in_it_is_refused(tmp_path):
 
 def test_a_directory_that_another_launcher_has_is_refused_with_its_pid(tmp_path):
     with opened(tmp_path, tmp_path / "run"):
-        with raises(UsageError, "run-directory-in-use") as caught, opened(tmp_path, tmp_path / "run"):
+        with raises(UsageError, "run-dir-in-use") as caught, opened(tmp_path, tmp_path / "run"):
             pass
         assert str(tmp_path / "run") in caught.value.message
         assert f"pid {os.getpid()}" in caught.value.message

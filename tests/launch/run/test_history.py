@@ -238,7 +238,7 @@ def test_logs_in_order(folder):
 def test_what_is_no_run(tmp_path, text):
     if text is not None:
         (tmp_path / "plan.json").write_text(text)
-    with raises(UsageError, "not-a-run-directory"):
+    with raises(UsageError, "not-a-run-dir"):
         read_run(tmp_path)
 
 

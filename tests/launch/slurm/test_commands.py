@@ -161,7 +161,7 @@ def test_a_controller_that_does_not_answer(fake, monkeypatch):
 
 def test_a_machine_without_slurm(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with raises(UsageError, "program-missing") as caught:
+    with raises(UsageError, "program-not-found") as caught:
         commands.check_programs()
     assert "'sbatch'" in str(caught.value)
     assert "--to slurm" in str(caught.value.hint)

@@ -305,7 +305,7 @@ def test_a_program_runs_with_the_python_of_a_host(fake_ssh, make_cluster):
 
 def test_a_machine_without_ssh(make_cluster, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with raises(UsageError, "program-missing") as caught:
+    with raises(UsageError, "program-not-found") as caught:
         SshLauncher().check(mirrored(make_cluster), ("true",))
     assert "openssh-client" in str(caught.value.hint)
 

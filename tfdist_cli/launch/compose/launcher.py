@@ -250,7 +250,7 @@ def _require_engine(cluster: Cluster) -> str:
         engine = (cluster.compose or Compose()).engine
         raise UsageError(
             f"{'podman or docker' if engine == 'auto' else engine} is not on PATH, and runs the containers",
-            code="program-missing",
+            code="program-not-found",
             hint="install podman or docker, or use --on local",
         )
     return found

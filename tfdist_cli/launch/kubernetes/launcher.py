@@ -37,7 +37,7 @@ class KubernetesLauncher(RemoteAddresses):
         if kubectl is None:
             raise UsageError(
                 "kubectl is not on PATH",
-                code="program-missing",
+                code="program-not-found",
                 hint="install it, and configure access to your cluster",
             )
         called = subprocess.run(

@@ -185,14 +185,14 @@ def _check_ours(path: Path) -> None:
         if each.exists() and not (each.is_file() or each.is_dir()):
             raise UsageError(
                 f"{each} is neither a file nor a folder",
-                code="not-a-run-directory",
+                code="not-a-run-dir",
                 hint="remove it, or choose another --run-dir",
             )
     found = sorted(each.name for each in path.iterdir() if each.name != LOCK_FILE and not _ATTEMPT.fullmatch(each.name))
     if found and PLAN_FILE not in found:
         raise UsageError(
             f"{path} is not a run's directory: it contains {found[0]} and no {PLAN_FILE}",
-            code="not-a-run-directory",
+            code="not-a-run-dir",
             hint="choose a new directory with --run-dir, or that of an earlier run to resume it",
         )
 
@@ -213,7 +213,7 @@ def _lock(lock: int, path: Path) -> None:
         pid = os.pread(lock, 32, 0).decode(errors="replace").strip()
         raise UsageError(
             f"another launch runs in {path}: pid {pid or 'unknown'}",
-            code="run-directory-in-use",
+            code="run-dir-in-use",
             hint="wait for it, or choose another --run-dir",
         ) from None
     os.ftruncate(lock, 0)

@@ -236,7 +236,7 @@ def _read_plan(path: Path) -> tuple[dict[str, Any], list[TaskId]]:
             ) from error
         raise UsageError(
             f"{path} is not the directory of a run: its {PLAN_FILE} cannot be read{reason}",
-            code="not-a-run-directory",
+            code="not-a-run-dir",
             hint="give a directory that `tfdist list` shows",
         ) from error
     return plan, tasks

@@ -66,7 +66,7 @@ def check_programs() -> None:
         if shutil.which(program) is None:
             raise UsageError(
                 f"{program!r} is not on PATH: Slurm is not installed on this machine",
-                code="program-missing",
+                code="program-not-found",
                 hint="launch from a machine that can submit jobs; `tfdist render --to slurm` prints the script on any "
                 "machine",
             )

@@ -248,7 +248,9 @@ def run_program(cluster: Cluster, host: HostSpec, program: str, timeout: float) 
 def no_ssh() -> UsageError:
     """Returns the error for a machine without `ssh`."""
     return UsageError(
-        "'ssh' is not on PATH", code="program-missing", hint="install it, such as with `apt-get install openssh-client`"
+        "'ssh' is not on PATH",
+        code="program-not-found",
+        hint="install it, such as with `apt-get install openssh-client`",
     )
 
 

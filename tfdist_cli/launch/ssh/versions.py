@@ -47,7 +47,7 @@ def compare(hosts: Mapping[str, Mapping[str, str]], here: Mapping[str, str], *, 
         if trains and not versions.get("tensorflow"):
             raise UsageError(
                 f"TensorFlow is not installed on {host}, and training needs it",
-                code="tensorflow-missing",
+                code="no-tensorflow",
                 hint=f"install 'tfdist-cli[cpu]' or 'tfdist-cli[cuda]' on {host}, or name the Python that has it "
                 "as 'python' of the host",
             )

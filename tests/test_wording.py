@@ -1,0 +1,70 @@
+"""Wording is pinned once, in docs/messages.md; everything else compares codes and values."""
+
+import ast
+import re
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.support.messages import PACKAGE, PAGE, messages, page
+from tests.support.prose import asserts_of_prose
+from tfdist_cli.spec.loading.problems import Problem
+
+MOST_ASSERTS_OF_PROSE = 60
+PRIVATE_WORDS = re.compile(
+    r"\b(nursery|crew|workshop|turnstile|cadence|tally|parcels?|reception|chronicle|blame|foreseen?|watchman)\b",
+    re.IGNORECASE,
+)
+"""Words that neither TensorFlow, Keras nor Kubernetes use: the glossary has the ones to use."""
+CODE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+
+
+@cache
+def error_classes() -> set[str]:
+    """The names of all errors for users."""
+    found, before = {"TfdistError"}, set()
+    classes = [
+        node
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    while found != before:
+        before = set(found)
+        found |= {
+            each.name for each in classes if {base.id for base in each.bases if isinstance(base, ast.Name)} & found
+        }
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_error_has_a_code(path):
+    names = error_classes() - {"SpecError"} | {"Problem"}  # a SpecError has its problems' codes
+    without = [
+        f"{node.func.id}, line {node.lineno}"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
+        if not any(keyword.arg in ("code", None) for keyword in node.keywords)
+        if not (node.func.id == "Problem" and len(node.args) == len(fields(Problem)))
+    ]
+    assert not without
+
+
+def test_codes_are_short_names():
+    assert not [each for each in messages() if not CODE.fullmatch(each.code) or len(each.code) > 40]
+
+
+def test_messages_are_those_of_the_page():
+    assert PAGE.read_text() == page(), "run `python -m tests.support.messages` and read what has changed"
+
+
+def test_tests_compare_codes_and_values():
+    found = list(asserts_of_prose())
+    assert len(found) <= MOST_ASSERTS_OF_PROSE, found
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_words_are_the_fields(path: Path):
+    assert not PRIVATE_WORDS.findall(path.read_text())
