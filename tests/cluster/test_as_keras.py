@@ -73,6 +73,15 @@ def test_what_keras_cannot_do_on_a_cluster_names_the_call_to_use(chief):
     assert re.search(r"'sequential\w*' .* predict .* tfdist\.scope\(\)", predict[1])
 
 
+def test_a_call_that_needs_all_tasks_is_refused_in_a_callback_of_mirrored_workers(chief, request):
+    mirrored = request.node.callspec.params["chief"] == "mirrored"
+    noted, after = chief["nested"]["noted"], chief["nested"]["after"]
+    assert [found for found, _ in noted] == (
+        ["call-needs-all-tasks"] * 2 if mirrored else pytest.approx([own for _, own in noted], rel=1e-5)
+    )
+    assert after == pytest.approx(noted[-1][1], rel=1e-5)
+
+
 def assert_equal(ours, kerass, tolerance):
     """The same numbers under the same names."""
     assert ours.keys() == kerass.keys()

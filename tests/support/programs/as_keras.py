@@ -305,6 +305,30 @@ def refused():
     return said
 
 
+class CallsTfdist(keras.callbacks.Callback):
+    """Evaluates with all tasks, and with Keras, at the end of an epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.noted = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        try:
+            loss = tfdist.evaluate(self.model, (X, Y))["loss"]
+        except UsageError as error:
+            loss = error.code
+        self.noted.append([loss, self.model.evaluate(X, Y, verbose=0)])
+
+
+def nested():
+    """The results of `tfdist.evaluate` in a callback on a cluster, and after the training."""
+    with tfdist.scope():
+        model = compiled(linear())
+    calls = CallsTfdist()
+    fit(model, X, Y, callbacks=[calls])
+    return {"noted": calls.noted, "after": tfdist.evaluate(model, (X, Y))["loss"]}
+
+
 CASES = {
     "a mean": lambda: reduced("sum_over_batch_size"),
     "a mean with weights": lambda: reduced("mean_with_sample_weight", X, Y, WEIGHTS),
@@ -323,7 +347,7 @@ CASES = {
     "state": counted,
     "state of scores": scored,
     "predictions": predicted,
-    **({"refused": refused} if IN_CLUSTER else {}),
+    **({"refused": refused, "nested": nested} if IN_CLUSTER else {}),
 }
 
 written = {}

@@ -19,6 +19,39 @@ from tfdist_cli.train.engine.base import Engine
 from tfdist_cli.train.tf_compat.keras_model import has_compiled_loss
 from tfdist_cli.train.trainer.config import TrainingConfig, Validation, worker_shards
 
+_running: list[str] = []
+"""The call of tfdist that this process is in, if it uses all tasks."""
+
+
+@contextmanager
+def all_tasks_used(context: ClusterContext, call: str) -> Iterator[None]:
+    """Rejects a second call that uses all tasks, by a callback, where all tasks compute each step together.
+
+    Callbacks run on the chief alone: the other tasks would not take part in the call.
+
+    Args:
+        context: this process in its cluster.
+        call: the name of the function, for the message.
+
+    Raises:
+        UsageError: this process is in such a call.
+    """
+    if not context.environment.traits.together:
+        yield
+        return
+    if _running:
+        raise UsageError(
+            f"{call} in a callback of {_running[0]}: it needs all tasks, and callbacks run on the chief only",
+            code="call-needs-all-tasks",
+            hint="call it on every task after the training; in a callback, use model.evaluate or model.predict, which "
+            "run in the chief alone",
+        )
+    _running.append(call)
+    try:
+        yield
+    finally:
+        _running.clear()
+
 
 def check_strategy_scope(context: ClusterContext) -> None:
     """Checks that no other strategy's scope is entered: TensorFlow does not allow one strategy within another.

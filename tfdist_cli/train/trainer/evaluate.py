@@ -14,7 +14,7 @@ from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.select import select_engine
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.trainer.arguments import check_counts
-from tfdist_cli.train.trainer.checks import check_validation, data_errors_explained
+from tfdist_cli.train.trainer.checks import all_tasks_used, check_validation, data_errors_explained
 from tfdist_cli.train.trainer.config import Validation
 from tfdist_cli.train.trainer.reporting import enable_logging
 
@@ -37,7 +37,8 @@ def evaluate(
         metric has several values. The same on every task.
 
     Raises:
-        UsageError: an argument is invalid, or this task is an evaluator, which evaluates checkpoints.
+        UsageError: an argument is invalid, this task is an evaluator, which evaluates checkpoints, or a callback of
+            mirrored workers calls it.
         TrainingError: the data or the model is at fault.
     """
     check_counts(1, batch_size=batch_size, steps=steps)
@@ -53,9 +54,10 @@ def evaluate(
     check_validation(context, Validation(function, steps))
     step = ModelStep(model)
     spec = checked(function, Shard()).element_spec
-    with context.strategy.scope():
-        step.build(spec)
-        engine = select_engine(context, step, spec, Rules())
-    emit("state", state="evaluating")
-    with data_errors_explained(model):
-        return engine.evaluate(function, steps=steps).logs()
+    with all_tasks_used(context, "tfdist.evaluate"):
+        with context.strategy.scope():
+            step.build(spec)
+            engine = select_engine(context, step, spec, Rules())
+        emit("state", state="evaluating")
+        with data_errors_explained(model):
+            return engine.evaluate(function, steps=steps).logs()

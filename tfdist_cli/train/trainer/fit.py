@@ -23,6 +23,7 @@ from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.trainer.arguments import check_choice, check_counts, refuse_unknown
 from tfdist_cli.train.trainer.batch_callbacks import acts_on_batches
 from tfdist_cli.train.trainer.checks import (
+    all_tasks_used,
     check_callbacks,
     check_evaluator,
     check_strategy_scope,
@@ -153,7 +154,7 @@ def train(context: ClusterContext, model: keras.Model, config: TrainingConfig) -
     check_validation(context, config.validation)
     spec = checked(config.data, worker_shards(context, config.share)[0]).element_spec
     check_targets(model, spec)
-    with SigtermRequest() as sigterm:
+    with all_tasks_used(context, "tfdist.fit"), SigtermRequest() as sigterm:
         with context.strategy.scope():
             step.build(spec)
             if context.placement:
