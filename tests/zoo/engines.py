@@ -221,7 +221,8 @@ def _compared(case: Case, name: str, several: bool, folders: dict[str, Path], wr
         why = error.read_text() if error.exists() else ""
         return Result("failed", detail=f"Keras itself cannot train it: {why}") if why else Result("not run")
     right = np.load(path)
-    draws = any(entry.startswith("seed/") for entry in right.files) or case.pipeline is not None
+    # The last number of a seed generator counts its draws: that of a recurrent layer without dropout stays 0.
+    draws = case.pipeline is not None or any(entry.startswith("seed/") and right[entry][-1] for entry in right.files)
     if case.traced_at_random or (draws and several):
         finite = all(np.isfinite(written[0][entry]).all() for entry in written[0].files)
         return Result("random" if finite else "wrong", detail="" if finite else "numbers that are not finite")

@@ -66,10 +66,17 @@ def test_workers_that_differ_from_each_other_are_wrong(judged):
 
 
 def test_draws_of_several_workers_have_to_agree_with_each_other_only(judged):
-    right = RIGHT | {"seed/001/state": np.ones(2)}
+    right = RIGHT | {"seed/001/state": np.array([7, 12])}
     own = right | {"history/loss": np.array([0.9])}
     assert judged("mirrored1", own, own, right=right).state == "random"
     assert judged("single", own, right=right).state == "wrong"
+
+
+def test_a_layer_that_can_draw_and_does_not_has_to_be_as_by_keras(judged):
+    right = RIGHT | {"seed/001/state": np.array([7, 0])}
+    other = right | {"history/loss": np.array([0.9])}
+    assert judged("mirrored1", other, other, right=right).state == "wrong"
+    assert judged("mirrored1", right, right, right=right).state == "ok"
 
 
 def test_scores_of_copied_batches_are_not_compared(judged):
