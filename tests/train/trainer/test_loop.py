@@ -1,7 +1,9 @@
 """Tests of the training loop: callbacks behave as in Keras; steps and examples are counted exactly."""
 
 import contextlib
+import http.server
 import json
+import threading
 
 import keras
 import numpy as np
@@ -309,6 +311,29 @@ def test_tensorboard(tmp_path):
     tfdist.fit(classifier(), batches(), epochs=2, callbacks=[kc.TensorBoard(tmp_path)], validation_data=VALIDATION)
     assert list((tmp_path / "train").glob("events*"))
     assert list((tmp_path / "validation").glob("events*"))
+
+
+def test_remote_monitor(monkeypatch):
+    posts = []
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            posts.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            """Logs nothing."""
+
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with http.server.HTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monitor = kc.RemoteMonitor(f"http://127.0.0.1:{server.server_port}", send_as_json=True)
+        history = tfdist.fit(classifier(), batches(), epochs=2, callbacks=[monitor], validation_data=VALIDATION)
+        server.shutdown()
+    assert [post["epoch"] for post in posts] == [0, 1]
+    for name, values in history.history.items():
+        assert [float(post[name]) for post in posts] == pytest.approx(values), name
 
 
 class StopAt(kc.Callback):
