@@ -300,6 +300,16 @@ def test_a_recipe_that_is_not_there(tfdist, began, tmp_path):
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize("planned", [(), ("--planned",)])
+def test_a_run_directory_in_a_bucket(planned, tfdist, began, tmp_path):
+    tf_config("worker", **PS)
+    os.environ["TFDIST_RUN_DIR"] = "gs://bucket/run"
+    result = tfdist("role", *planned, "--", "python")
+    assert (result.code, codes_in(result.err)) == (2, ["unsupported-scheme"])
+    assert began.argv is None
+    assert not list(tmp_path.glob("gs:*"))
+
+
 def test_planned_without_a_plan(tfdist, began, tmp_path):
     expect(tfdist("role", "--planned"), "not-planned", "TF_CONFIG", "--planned")
     tf_config("ps", **PS)

@@ -21,6 +21,7 @@ from tfdist_cli.plan.resources import allocate, make_resources
 from tfdist_cli.protocol.environment import RUN_DIR, START_TIMEOUT, Environment
 from tfdist_cli.requirements import require_tensorflow
 from tfdist_cli.spec.loading.load import load_recipe, load_run
+from tfdist_cli.spec.path_scheme import refuse_scheme
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.role_spec import RoleSpec
 from tfdist_cli.spec.sections.secret import read_secrets
@@ -77,6 +78,7 @@ def role(  # noqa: PLR0913 a parameter is an option
     task's program.
     """
     exit_with_launcher()
+    refuse_scheme(os.environ.get(RUN_DIR, ""))
     if start_timeout is not None:
         os.environ[START_TIMEOUT] = str(start_timeout)
     spec, trained = load_run(cluster, recipe, settings or ()) if cluster else (None, None)
