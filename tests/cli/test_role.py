@@ -301,10 +301,9 @@ def test_a_recipe_that_is_not_there(tfdist, began, tmp_path):
 
 
 @pytest.mark.parametrize("planned", [(), ("--planned",)])
-def test_a_run_directory_in_a_bucket(planned, tfdist, began, tmp_path):
-    tf_config("worker", **PS)
+def test_a_run_directory_in_a_bucket(planned, tfdist, cluster_file, began, tmp_path):
     os.environ["TFDIST_RUN_DIR"] = "gs://bucket/run"
-    result = tfdist("role", *planned, "--", "python")
+    result = tfdist("role", "--task", "worker:0", "-c", cluster_file, *planned, "--", "python")
     assert (result.code, codes_in(result.err)) == (2, ["unsupported-scheme"])
     assert began.argv is None
     assert not list(tmp_path.glob("gs:*"))
