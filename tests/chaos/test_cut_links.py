@@ -27,7 +27,7 @@ links._OPTIONS = tuple((level, name, {"TCP_USER_TIMEOUT": 3000, "TCP_KEEPCNT": 2
 with socket.create_connection(("10.79.0.2", 2222)) as connection:
     connection.recv(5)
     if "bounded" in sys.argv:
-        links.bound({2222}, set())
+        links.set_timeouts({2222}, set())
     print("connected", flush=True)
     sys.stdin.readline()
     if "sends" in sys.argv:
