@@ -12,9 +12,15 @@ from tests.support.chaos import MIRRORED, SERVERS, UNDISTURBED, Fault, accuracy,
 from tests.support.codes import codes_in
 from tests.support.launching import left_of
 
-pytestmark = [pytest.mark.chaos, pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.cluster,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.rotates(2, 0),
+]
 
-TRIALS = int(os.environ.get("TFDIST_TEST_TRIALS", "0"))
+TRIALS = int(os.environ.get("TFDIST_TEST_TRIALS", "1"))
 """Trials at random beside those that are always made; trial N is the same each time."""
 ALWAYS_RUNNING = 300
 """A step at which every training is still under way, and a fault can be injected."""

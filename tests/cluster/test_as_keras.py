@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.support.tasks import alone, program
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700), pytest.mark.rotates(2, 1)]
 
 ENGINES = {"mirrored": {"worker": 2}, "sync": {"chief": 1, "ps": 1, "worker": 2}}
 LOSSES = (

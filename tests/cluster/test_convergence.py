@@ -7,7 +7,7 @@ import pytest
 from tests.support.launching import launch
 from tests.support.tasks import alone, program
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.rotates(2, 0)]
 
 RULES = ("async", "push 4", "local 20", "compensated", "prefetch", "bfloat16", "float16",
          "sync 2 of 2", "sync 1 of 2", "bounded 2")  # fmt: skip

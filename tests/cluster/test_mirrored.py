@@ -9,7 +9,7 @@ import pytest
 from tests.support.comparing import differences
 from tests.support.tasks import alone, program
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700), pytest.mark.rotates(2, 1)]
 
 RECIPES = (
     "sgd",

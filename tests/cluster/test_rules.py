@@ -8,7 +8,7 @@ import pytest
 from tests.support.comparing import differences
 from tests.support.tasks import alone, program
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700), pytest.mark.rotates(2, 1)]
 
 STEPS, BATCH = 36, 8
 """As in `programs/rules.py`."""

@@ -38,9 +38,9 @@ def test_digits_continue_with_three_workers_and_two_ps(training):
         {"worker": [1, 3], "ps": [1, 2]}, [], 2
     )  # fmt: skip
     (resumed,) = [line["step"] for line in done.lines("events.jsonl") if line["event"] == "resumed"]
-    went_on = asked.stdout.splitlines()[1]
-    assert went_on.startswith("worker 1 → 3, ps 1 → 2: ")
-    assert f"step {resumed}, " in went_on
+    continued = asked.stdout.splitlines()[1]
+    assert continued.startswith("worker 1 → 3, ps 1 → 2: ")
+    assert f" step {resumed} " in continued
     assert not (done.run_dir / "metrics_lost.jsonl").exists(), "a step was taken twice"
     assert {task["task"] for task in done.report["tasks"]} == {
         "chief:0", "ps:0", "ps:1", "worker:0", "worker:1", "worker:2"

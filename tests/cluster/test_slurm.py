@@ -1,7 +1,6 @@
 """Trainings on a real Slurm cluster of four nodes, on this machine."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,7 +18,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
 
 ROOT = Path(__file__).parents[2]
 LONG = RECIPE_YAML.replace("epochs: 4", "epochs: 100000").replace("every_steps: 40", "every_steps: 1000000")
-LONG_REASON = "takes one to four minutes, mostly waiting for Slurm; TFDIST_TEST_LONG=1 runs it"
 PATIENCE = 240
 """A generous timeout: on an idle machine each wait takes a few seconds."""
 
@@ -115,7 +113,7 @@ def test_a_job_cancelled_outside_saves_and_is_not_submitted_again(lab, tmp_path)
     assert job_fields(lab, job, "JobState") == ["CANCELLED"]
 
 
-@pytest.mark.skipif(os.environ.get("TFDIST_TEST_LONG") != "1", reason=LONG_REASON)
+@pytest.mark.rotates(7, 0)
 def test_the_training_continues_from_its_checkpoint_after_a_node_failure(lab, tmp_path):
     yaml = LONG.replace("every_steps: 1000000", "every_steps: 50")
     folder = project(tmp_path, recipe_yaml=yaml)
@@ -222,7 +220,7 @@ while :; do sleep 0.1; done
 """
 
 
-@pytest.mark.skipif(os.environ.get("TFDIST_TEST_LONG") != "1", reason=LONG_REASON)
+@pytest.mark.rotates(7, 0)
 def test_a_job_saves_before_its_time_limit_and_is_requeued(lab, tmp_path):
     """The script alone, with tasks that save and exit as a training does; Slurm checks time limits every 30 s."""
     folder = project(tmp_path, cluster=MIRRORED)
