@@ -112,7 +112,8 @@ def test_callbacks_are_keras_callbacks(module):
 
 def test_a_recipe_for_mnist_names_the_missing_file(recipe, module, tmp_path):
     if not recipe.params.get("mnist"):
-        pytest.skip("its data comes with tfdist")
+        assert len(module.dataset("train", Shard()))  # the data of all other recipes is in the package, or is generated
+        return
     (tmp_path / "mnist.npz").unlink()
     with raises(UsageError, "no-such-file") as caught:
         module.dataset("train", Shard())
