@@ -278,6 +278,7 @@ def test_a_second_interrupt_kills_at_once(start, mirrored):
     assert "worker:0-1  killed by the launcher" in out
 
 
+@pytest.mark.slow
 def test_no_process_outlives_a_launcher_that_is_killed(start, mirrored):
     process = start(mirrored, "--", "sh", "-c", "sh -c 'sleep 1000 & echo pid $$ $!; wait' & wait")
     said = " ".join(when_said(process, "] pid ", 2))

@@ -52,6 +52,7 @@ def ended(condition, seconds=10):
     return True
 
 
+@pytest.mark.slow
 def test_they_come_while_the_process_waits_and_only_if_another_process_listens():
     with run(WAITS) as process:
         first, _, third = beats(process, 3)
@@ -96,6 +97,7 @@ def test_a_pause_is_no_sign_of_life_and_harmless(whole_group):
 FORKS = "import os, time\nif os.fork() == 0: time.sleep(100)\nsys.stderr.flush(); sys.stdin.read()\n"
 
 
+@pytest.mark.slow
 def test_the_process_beside_a_task_ends_with_it_though_a_child_holds_the_pipe():
     with run(FORKS) as process:
         beats(process, 1)

@@ -78,6 +78,7 @@ def begin(run_dir, attempt):
     (folder / TASK_FILE).write_text("{}")
 
 
+@pytest.mark.slow
 def test_a_task_is_killed_after_a_later_attempt_has_begun(tmp_path):
     """Slurm may requeue a job while the tasks on a lost node still run."""
     for attempt in (1, 4):  # an earlier attempt, and one of another launch

@@ -175,6 +175,7 @@ def test_a_daemon_that_has_left_the_group_is_not_waited_for(run, monkeypatch):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere the system adopts orphans")
+@pytest.mark.slow
 def test_what_a_task_leaves_behind_in_sessions_of_its_own_ends_with_the_run(run):
     """Also what ignores SIGTERM, and the children of what is left; what was there before stays."""
     code = """

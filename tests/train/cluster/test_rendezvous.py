@@ -238,6 +238,7 @@ def test_a_taken_port_is_named():
             assert str(at(taken)) in raised.value.message
 
 
+@pytest.mark.slow
 def test_another_version_of_tensorflow_is_refused(pool, monkeypatch):
     own, said = free(), handshake.hello_message(WORKER, b"").partition(b" ")[2]
     theirs = json.dumps(json.loads(said) | {"tensorflow": "1.15.0"}).encode()
