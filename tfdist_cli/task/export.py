@@ -64,7 +64,14 @@ def _find(folder: CheckpointFolder, step: int | None) -> StoredCheckpoint:
         log.warning("checkpoint of step %d is damaged and is skipped: %s", number, reason_of_it)
     if checkpoint is not None:
         return checkpoint
-    hint = "give the recipe 'checkpoint: {every_seconds: 60}' and launch it"
     if damaged:
-        raise UsageError(f"all checkpoints in {folder.path} are damaged", code="checkpoint-damaged", hint=hint)
-    raise UsageError(f"there are no checkpoints in {folder.path}", code="checkpoint-not-found", hint=hint)
+        raise UsageError(
+            f"all checkpoints in {folder.path} are damaged",
+            code="checkpoint-damaged",
+            hint="launch the recipe again with another --run-dir",
+        )
+    raise UsageError(
+        f"there are no checkpoints in {folder.path}",
+        code="checkpoint-not-found",
+        hint="give the recipe 'checkpoint: {every_seconds: 60}' and launch it",
+    )

@@ -12,7 +12,6 @@ import os
 import queue
 import sys
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -228,6 +227,7 @@ class _TaskRunner:
         self._metrics = _Tail(self._run_dir / METRICS_FILE) if frame["tells_metrics"] else None
         self._start_env: dict[TaskId, Mapping[str, str]] = {}
         self._alive: set[TaskId] = set()
+        self._none_alive = asyncio.Event()
         self._unsent = _Unsent()
         _enter(Path(frame["start"]), make=frame["copied"])
 
@@ -246,9 +246,10 @@ class _TaskRunner:
             self._channel.close()  # if the network recovers, the launcher must still count this host as lost
             for task in tuple(self._alive):
                 run.act(Stop(task, StopSignal.TERMINATE))
-            deadline = time.monotonic() + GRACE
-            while self._alive and not sending.done() and time.monotonic() < deadline:
-                await asyncio.sleep(0.05)
+            if self._alive:
+                exits = loop.create_task(self._none_alive.wait())
+                await asyncio.wait({sending, exits}, timeout=GRACE, return_when=asyncio.FIRST_COMPLETED)
+                exits.cancel()
         sending.cancel()
         with suppress(asyncio.CancelledError):
             await sending
@@ -268,6 +269,7 @@ class _TaskRunner:
             task = TaskId.parse(frame["task"])
             self._start_env[task] = frame["env"]
             self._alive.add(task)
+            self._none_alive.clear()
             run.act(Start(task, frame["attempt"]))
         elif frame.kind == "end":
             run.act(Stop(TaskId.parse(frame["task"]), StopSignal(frame["how"])))
@@ -284,6 +286,8 @@ class _TaskRunner:
             event = await events.get(_POLL_SECONDS)
             if isinstance(event, Exited):
                 self._alive.discard(event.task)
+                if not self._alive:
+                    self._none_alive.set()
             for frame in (*self._new_metrics(), *self._frames(event)):
                 await sender.send(frame)
 
