@@ -1,4 +1,4 @@
-"""Wording is pinned once, in docs/messages.md; everything else compares codes and values."""
+"""Wording is pinned once, in docs/reference/messages.md; everything else compares codes and values."""
 
 import ast
 import re
@@ -14,10 +14,11 @@ from tfdist_cli.spec.loading.problems import Problem
 
 MOST_ASSERTS_OF_PROSE = 60
 PRIVATE_WORDS = re.compile(
-    r"\b(nursery|crew|workshop|turnstile|cadence|tally|parcels?|reception|chronicle|blame|foreseen?|watchman)\b",
+    r"(?<![a-z])(nursery|crew|workshop|turnstile|cadence|tally|parcels?|reception|chronicle|blame|foreseen?|watchman)"
+    r"(?![a-z])",
     re.IGNORECASE,
 )
-"""Words that neither TensorFlow, Keras nor Kubernetes use: the glossary has the ones to use."""
+"""Words that neither TensorFlow, Keras nor Kubernetes use; the glossary has the ones to use. Parts of names count."""
 CODE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 

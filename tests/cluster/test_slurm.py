@@ -190,7 +190,7 @@ def test_a_second_ctrl_c_kills_the_tasks_of_every_component(lab, tmp_path):
     done = finish(process, PATIENCE)
     assert done.code == 130, done.stderr
     assert time.monotonic() - began < 15
-    assert "still there" not in done.stderr
+    assert done.report["warnings"] == []  # such as of tasks that SIGKILL has not ended
     assert await_end(lab, job_of(tmp_path / "run")) in ("FAILED", "CANCELLED")
 
 
