@@ -10,8 +10,10 @@ import pytest
 from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
 from tfdist_cli.plan.machine import Machine
-from tfdist_cli.plan.plan import fixed_addresses, make_plan
+from tfdist_cli.plan.plan import fixed_addresses, make_plan, plan_task
+from tfdist_cli.plan.resources import Resources
 from tfdist_cli.plan.task_environment import MALLOC
+from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
@@ -118,3 +120,33 @@ def test_secrets_are_planned_by_their_source():
     task = plan(spec)[TaskId("chief")]
     assert not {"A", "C"} & set(task.env)
     assert task.as_json()["secrets"] == {"A": {"env": "B"}, "C": {"file": "/d"}}
+
+
+def test_the_join_address_is_the_first_free_port_after_the_chiefs():
+    roles = {"chief": {}, "worker": {"replicas": 1, "max": 3}, "ps": {}}
+    made = plan(cluster(**roles))
+    chief, worker = made[TaskId("chief")], made[TaskId("worker")]
+    assert chief.address.port == 2222
+    assert {one.env["TFDIST_JOIN_ADDRESS"] for one in (chief, worker)} == {"127.0.0.1:2227"}
+    assert chief.env["TFDIST_MAX_WORKERS"] == "3"
+    assert len(json.loads(chief.env["TF_CONFIG"])["cluster"]["worker"]) == 1
+    assert made.spare_ports == (2224, 2225, 2227)
+    environment = Environment.read(chief.env)
+    assert (environment.join_address, environment.max_workers) == (Address("127.0.0.1", 2227), 3)
+
+
+def test_a_task_that_joins_is_planned_with_the_addresses_of_the_others():
+    spec = cluster(chief={}, worker={"replicas": 1, "max": 3}, ps={})
+    addresses = fixed_addresses(spec)
+    task = TaskId("worker", 2)
+    own = plan_task(spec, task, addresses, Resources(1, 2, ()), Path("/run"), Machine(4))
+    config = json.loads(own.env["TF_CONFIG"])
+    assert config["task"] == {"type": "worker", "index": 2}
+    assert config["cluster"]["worker"] == [str(addresses[TaskId("worker", index)]) for index in range(3)]
+    assert own.env["TFDIST_JOIN_ADDRESS"] == plan(spec)[TaskId("chief")].env["TFDIST_JOIN_ADDRESS"]
+
+
+def test_no_worker_joins_mirrored_ones():
+    made = plan(cluster("multi_worker_mirrored", worker={"replicas": 2}))
+    assert made.spare_ports == ()
+    assert not {name for name in made[TaskId("worker")].env if name.startswith("TFDIST_JOIN")}

@@ -10,6 +10,9 @@ from tfdist_cli.spec.strategies import (
     decides,
     infer_strategy,
     is_replaceable,
+    joins_cluster,
+    may_join,
+    may_leave,
     serves,
 )
 
@@ -23,6 +26,9 @@ DATA = {"data_dispatcher", "data_worker"}
         (serves, {"worker", "ps", *DATA}, DATA),
         (computes_gradients, {"worker"}, {"chief", "worker"}),
         (is_replaceable, {"worker", "evaluator"}, {"evaluator"}),
+        (joins_cluster, {"worker"}, set()),
+        (may_join, {"worker", "evaluator", "data_worker"}, {"evaluator", "data_worker"}),
+        (may_leave, {"worker", "evaluator"}, {"evaluator"}),
         (core_use, {"worker", "ps", "data_worker"}, {"chief", "worker", "ps", "data_worker"}),
     ],
 )

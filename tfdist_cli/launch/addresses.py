@@ -48,4 +48,4 @@ def named_addresses(cluster: Cluster, what: str, host_of: Callable[[TaskId], str
                 code="hosts-not-supported",
                 hint=f"write 'replicas: {cluster.roles.count(task.role)}' in its place",
             )
-    return {task: Address(host_of(task), DEFAULT_PORT) for task in cluster.tasks}
+    return {task: Address(host_of(task), DEFAULT_PORT) for task in cluster.possible_tasks}

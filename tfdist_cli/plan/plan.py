@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tfdist_cli.errors import UsageError
+from tfdist_cli.plan.join_address import join_address
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.resources import Resources, allocate, machine_of
 from tfdist_cli.plan.task_environment import planned_environment
@@ -65,12 +66,15 @@ class Plan:
         recipe: the resolved recipe; None when the tasks run a user's command.
         run_dir: the run's directory.
         tasks: chief, workers, ps, evaluator, data dispatcher, data workers, in this order.
+        spare_ports: the ports on which no task listens at the start, but perhaps later: of tasks that may join, and the
+            one on which the chief takes them.
     """
 
     cluster: Cluster
     recipe: Recipe | None
     run_dir: Path
     tasks: tuple[PlannedTask, ...]
+    spare_ports: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -99,14 +103,14 @@ class Plan:
 
 
 def fixed_addresses(cluster: Cluster) -> dict[TaskId, Address]:
-    """Returns an address for each task: the one in the file, or a port of this machine from 2222 on.
+    """Returns an address for each possible task: the one in the file, or a port of this machine from 2222 on.
 
     Every process computes the same addresses.
 
     Raises:
         UsageError: the launcher chooses a host for a task. Its address is not known before.
     """
-    addresses = {task: cluster.address(task) for task in cluster.tasks}
+    addresses = {task: cluster.address(task) for task in cluster.possible_tasks}
     if cluster.launcher_traits.uses_hosts:
         for task in (task for task, address in addresses.items() if not address.port):
             raise UsageError(
@@ -134,19 +138,25 @@ def make_plan(
     Args:
         cluster: the cluster.
         recipe: the recipe that the tasks train; None with a `command`.
-        addresses: the address of every task.
+        addresses: the address of every task, and of those that may join.
         run_dir: the run's directory, which contains the resolved cluster and recipe.
         machine: the resources of this machine.
         machines: the resources of other machines, by the hosts of their addresses.
         command: a user's program that each task runs instead of the recipe.
     """
-    resources = allocate(cluster, addresses, machine, machines)
+    resources = allocate(cluster, {task: addresses[task] for task in cluster.tasks}, machine, machines)
     tasks = []
     for task in cluster.tasks:
         there = machine_of(cluster, addresses[task], machine, machines)
         argv = command or _role_argv(task, run_dir)
         tasks.append(plan_task(cluster, task, addresses, resources[task], run_dir, there, argv))
-    return Plan(cluster, recipe, run_dir, tuple(tasks))
+    return Plan(cluster, recipe, run_dir, tuple(tasks), _spare_ports(cluster, addresses))
+
+
+def _spare_ports(cluster: Cluster, addresses: Mapping[TaskId, Address]) -> tuple[int, ...]:
+    spare = [address for task, address in addresses.items() if task.traits.listens and task not in cluster.tasks]
+    control = join_address(cluster, addresses)
+    return tuple(address.port for address in (*spare, *([control] if control else [])) if address.port)
 
 
 def plan_task(

@@ -11,16 +11,17 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from tfdist_cli.plan.join_address import join_address
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.resources import ALL_GPUS, Resources
 from tfdist_cli.plan.tf_config import tf_config_json
-from tfdist_cli.protocol.environment import RUN_DIR, START_TIMEOUT, STRATEGY
+from tfdist_cli.protocol.environment import JOIN_ADDRESS, MAX_WORKERS, RUN_DIR, START_TIMEOUT, STRATEGY
 from tfdist_cli.protocol.masking import SECRETS
 from tfdist_cli.protocol.records import ENABLED, LAUNCHER_PID, TASK_DIR
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.resources import GPU_MEMORY, GPUS
-from tfdist_cli.spec.strategies import serves
+from tfdist_cli.spec.strategies import joins_cluster, serves
 from tfdist_cli.spec.task_id import TaskId
 
 MALLOC = f"glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold={32 * 2**20}:glibc.malloc.trim_threshold={256 * 2**20}"
@@ -45,7 +46,7 @@ def planned_environment(
     Args:
         cluster: the cluster.
         task: one of its tasks.
-        addresses: the address of every task.
+        addresses: the address of every task, and of those that may join.
         resources: the task's share of its machine.
         run_dir: the run's directory.
         machine: the machine that the task runs on.
@@ -54,8 +55,9 @@ def planned_environment(
     spec, traits = cluster.role(task), cluster.launcher_traits
     return {
         **({"HOME": "/tmp"} if traits.containers else {}),  # noqa: S108 the container's own
-        "TF_CONFIG": tf_config_json(addresses, task),
+        "TF_CONFIG": tf_config_json({each: addresses[each] for each in cluster.listed_for(task)}, task),
         STRATEGY: cluster.strategy,
+        **_of_joining(cluster, addresses),
         RUN_DIR: str(run_dir),
         **_of_resources(resources, renumbered=traits.containers),
         "TF_CPP_MIN_LOG_LEVEL": environ.get("TF_CPP_MIN_LOG_LEVEL", _log_level(cluster, task)),
@@ -77,6 +79,15 @@ def start_environment(folder: Path, timeout: float, secrets: Mapping[str, str]) 
     """
     own = {ENABLED: "1", LAUNCHER_PID: str(os.getpid()), START_TIMEOUT: str(timeout), TASK_DIR: str(folder)}
     return {**own, **secrets}
+
+
+def _of_joining(cluster: Cluster, addresses: Mapping[TaskId, Address]) -> dict[str, str]:
+    """The variables of a cluster that workers may join while it trains."""
+    address = join_address(cluster, addresses)
+    if address is None:
+        return {}
+    most = sum(joins_cluster(cluster.strategy, task.role) for task in cluster.possible_tasks)
+    return {JOIN_ADDRESS: str(address), MAX_WORKERS: str(most)}
 
 
 def _of_resources(resources: Resources, *, renumbered: bool) -> dict[str, str]:

@@ -22,6 +22,9 @@ from tfdist_cli.spec.task_id import TaskId
 STRATEGY = "TFDIST_STRATEGY"
 RUN_DIR = "TFDIST_RUN_DIR"
 START_TIMEOUT = "TFDIST_START_TIMEOUT"
+JOIN_ADDRESS = "TFDIST_JOIN_ADDRESS"
+"""Where the chief takes workers that join a running training, and those that leave it."""
+MAX_WORKERS = "TFDIST_MAX_WORKERS"
 DEFAULT_START_TIMEOUT = 120.0
 
 
@@ -46,6 +49,8 @@ class Environment:
         start_timeout: seconds to wait until the other tasks are up.
         gpus: how many GPUs this process must have at least.
         gpu_memory: the share of each GPU's memory for this process; None leaves that to TensorFlow.
+        join_address: where the chief takes workers that join and leave; None if it takes none.
+        max_workers: the most workers that it takes; 0 if it takes none.
         phases: whether to time each phase of a step, for `tfdist bench`.
     """
 
@@ -54,6 +59,8 @@ class Environment:
     addresses: Mapping[TaskId, Address] = field(default_factory=dict)
     run_dir: Path | None = None
     start_timeout: float = DEFAULT_START_TIMEOUT
+    join_address: Address | None = None
+    max_workers: int = 0
     phases: bool = False
     gpus: int = 0
     gpu_memory: float | Size | None = None
@@ -74,6 +81,8 @@ class Environment:
             addresses=addresses,
             run_dir=Path(run_dir) if run_dir else None,
             start_timeout=_seconds(environ.get(START_TIMEOUT)),
+            join_address=_join_address(environ.get(JOIN_ADDRESS)),
+            max_workers=_count(MAX_WORKERS, environ.get(MAX_WORKERS), "a number of workers"),
             phases=environ.get(WATCH) == "1",
             gpus=_gpus(environ.get(GPUS)),
             gpu_memory=_gpu_memory(environ.get(GPU_MEMORY)),
@@ -181,19 +190,29 @@ def _strategy(named: str | None, addresses: Mapping[TaskId, Address]) -> Strateg
 
 def _gpus(text: str | None) -> int:
     """The minimal number of GPUs; `all` means at least one."""
-    if text == "all":
-        return 1
+    return 1 if text == "all" else _count(GPUS, text, "a number of GPUs, or to 'all'")
+
+
+def _count(name: str, text: str | None, wanted: str) -> int:
+    """A number from 0 on; 0 if the variable is not set."""
     try:
         number = int(text or 0)
     except ValueError:
         number = -1
     if number < 0:
-        raise UsageError(
-            f"{GPUS} is {text!r}",
-            code="invalid-environment-variable",
-            hint="set it to a number of GPUs, or to 'all'",
-        )
+        raise UsageError(f"{name} is {text!r}", code="invalid-environment-variable", hint=f"set it to {wanted}")
     return number
+
+
+def _join_address(text: str | None) -> Address | None:
+    try:
+        return Address.parse(text) if text else None
+    except ValueError as error:
+        raise UsageError(
+            f"{JOIN_ADDRESS} is invalid: {error}",
+            code="invalid-environment-variable",
+            hint="set it to host:port of the chief's machine",
+        ) from error
 
 
 def _gpu_memory(text: str | None) -> float | Size | None:

@@ -32,6 +32,7 @@ class RoleTraits:
         optional: the training neither needs nor awaits the task, and continues when it fails.
         outlives_training: the task has work left when the training is done.
         sees_gpus: may be given GPUs.
+        joins: more tasks of the role may start while the training runs: they register themselves.
         singleton: a cluster has at most one task of the role.
         needs: another role that it is of no use without.
         server: what its tasks run while they serve, `module:function`, which is called with the task's `Environment`.
@@ -49,6 +50,7 @@ class RoleTraits:
     optional: bool = False
     outlives_training: bool = False
     sees_gpus: bool = True
+    joins: bool = False
     singleton: bool = False
     needs: Role | None = None
     server: str = ""
@@ -110,6 +112,7 @@ ROLES: Mapping[Role, RoleTraits] = {
         tf_config_key=DATA_KEY,
         prepares_data=True,
         sees_gpus=False,
+        joins=True,
         needs="data_dispatcher",
         server=_DATA_SERVER,
     ),

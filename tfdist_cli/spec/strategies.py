@@ -96,5 +96,19 @@ def core_use(strategy: Strategy, role: Role) -> CoreUse:
 
 def is_replaceable(strategy: Strategy, role: Role) -> bool:
     """Whether the training can go on without the task, and admit another one in its place."""
-    worker = computes_gradients(strategy, role) and STRATEGIES[strategy].coordinated
-    return ROLES[role].optional or worker
+    return ROLES[role].optional or joins_cluster(strategy, role)
+
+
+def joins_cluster(strategy: Strategy, role: Role) -> bool:
+    """Whether the task may join TensorFlow's cluster while it trains, and leave it: the chief must know of both."""
+    return computes_gradients(strategy, role) and STRATEGIES[strategy].coordinated
+
+
+def may_join(strategy: Strategy, role: Role) -> bool:
+    """Whether another task of the role may start while the others train."""
+    return ROLES[role].joins or is_replaceable(strategy, role)
+
+
+def may_leave(strategy: Strategy, role: Role) -> bool:
+    """Whether a task of the role may end while the others train. A data worker may not: it has examples of the pass."""
+    return is_replaceable(strategy, role)

@@ -11,6 +11,7 @@ from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.process import ports
 from tfdist_cli.launch.process.ports import hold
+from tfdist_cli.plan.join_address import join_address
 from tfdist_cli.spec.task_id import TaskId
 
 
@@ -155,3 +156,17 @@ def test_low_ports_say_why(make_cluster, monkeypatch):
     monkeypatch.setattr(socket.socket, "bind", refuse)  # root may listen anywhere
     with raises(UsageError, "port-not-permitted"), hold(make_cluster(worker=["127.0.0.1:80"])):
         pass
+
+
+def test_the_port_after_the_chiefs_is_reserved_for_workers_that_join(make_cluster):
+    cluster = make_cluster("parameter_server", chief=1, worker=1, ps=1)
+    roles = cluster.roles
+    roles = roles.model_copy(update={"worker": roles.worker.model_copy(update={"replicas": 2, "max": 4})})
+    cluster = cluster.model_copy(update={"roles": roles})
+    with hold(cluster) as addresses:
+        assert [task.index for task in addresses if task.role == "worker"] == [0, 1, 2, 3]
+        control = join_address(cluster, addresses)
+        assert control.port == addresses[TaskId("chief")].port + 1
+        with closing(socket.socket()) as stranger, pytest.raises(OSError, match="in use"):
+            stranger.bind(("", control.port))
+        listening(control.port).close()

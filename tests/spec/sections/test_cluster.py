@@ -39,6 +39,27 @@ def test_names_a_task():
         assert "chief:0, worker:0, ps:0" in str(caught.value.hint)
 
 
+def test_workers_that_may_join_are_named_and_know_those_before_them():
+    spec = cluster(chief={}, worker={"replicas": 2, "max": 5}, ps={}, evaluator={})
+    assert [task.index for task in spec.tasks if task.role == "worker"] == [0, 1]
+    assert [task.index for task in spec.possible_tasks if task.role == "worker"] == [0, 1, 2, 3, 4]
+    assert spec.task("worker:4") == TaskId("worker", 4)
+    with raises(UsageError, "task-above-max") as caught:
+        spec.task("worker:5")
+    assert "max to 6" in str(caught.value.hint)
+    assert spec.listed_for(TaskId("chief")) == spec.tasks
+    joined = spec.listed_for(TaskId("worker", 3))
+    assert [task.index for task in joined if task.role == "worker"] == [0, 1, 2, 3]
+    assert set(spec.tasks) < set(joined)
+
+
+def test_hosts_may_list_the_addresses_of_workers_that_join():
+    spec = cluster(chief={}, worker={"replicas": 1, "max": 3, "hosts": ["localhost:8", "localhost:9"]}, ps={})
+    assert len(spec.tasks) == 3
+    assert (spec.roles.count("worker"), spec.roles.capacity("worker")) == (1, 2)
+    assert spec.address(TaskId("worker", 1)) == Address("localhost", 9)
+
+
 @pytest.mark.parametrize(
     ("strategy", "roles"),
     [

@@ -77,7 +77,7 @@ class LocalLauncher:
 
     def preview_addresses(self, cluster: Cluster) -> Mapping[TaskId, Address]:
         """The configured addresses; port 0 stands for a free port of this machine."""
-        return {task: cluster.address(task) for task in cluster.tasks}
+        return {task: cluster.address(task) for task in cluster.possible_tasks}
 
     @contextmanager
     def reserve(self, cluster: Cluster) -> Iterator[Mapping[TaskId, Address]]:

@@ -52,10 +52,11 @@ def network_of(plan: Plan) -> Iterator[tuple[Network, NetworkReady | None]]:
     if wanted == "host":
         yield HOST, NetworkReady(private=False, text=warning) if warning else None
         return
+    listening = [planned.address.port for planned in plan.tasks if planned.task.traits.listens]
     with ExitStack() as kept:
         reason = ""
         try:
-            network = _make([planned.address.port for planned in plan.tasks if planned.task.traits.listens], kept)
+            network = _make([*listening, *plan.spare_ports], kept)
         except OSError as error:
             network, reason = HOST, error.strerror or str(error)
         if reason and plan.cluster.network == "private":

@@ -12,11 +12,13 @@ import ipaddress
 import platform
 import socket
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager, suppress
 
 import psutil
 
 from tfdist_cli.errors import UsageError
+from tfdist_cli.plan.join_address import join_address
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.task_id import TaskId
@@ -25,20 +27,37 @@ _CAN_SHARE = platform.system() == "Linux"
 """On other systems no server can listen on a reserved port, so the port is released after it was chosen."""
 
 
+_PAIRS = 100
+"""How many free ports are tried until the port after one is free as well."""
+
+
 @contextmanager
 def hold(cluster: Cluster) -> Iterator[dict[TaskId, Address]]:
-    """Every task's address, with free ports for tasks without one, reserved until the context is left.
+    """Every possible task's address, with free ports for tasks without one, reserved until the context is left.
+
+    The port on which the chief takes workers that join is reserved as well, if it is free.
 
     Raises:
         UsageError: an address belongs to another machine, or its port is in use.
     """
-    with hold_addresses({task: cluster.address(task) for task in cluster.tasks}) as addresses:
+    wanted = {task: cluster.address(task) for task in cluster.possible_tasks}
+    beside = next((task for task in wanted if task.traits.drives and join_address(cluster, wanted)), None)
+    with hold_addresses(wanted, beside) as addresses, ExitStack() as held:
+        control = join_address(cluster, addresses)
+        if control and beside and wanted[beside].port:
+            with suppress(UsageError):  # the chief reports it if another program still uses the port then
+                held.enter_context(_hold_given(beside, control))
         yield addresses
 
 
 @contextmanager
-def hold_addresses(wanted: Mapping[TaskId, Address]) -> Iterator[dict[TaskId, Address]]:
-    """Reserves addresses; port 0 stands for any free port."""
+def hold_addresses(wanted: Mapping[TaskId, Address], beside: TaskId | None = None) -> Iterator[dict[TaskId, Address]]:
+    """Reserves addresses; port 0 stands for any free port.
+
+    Args:
+        wanted: the addresses.
+        beside: a task for whose free port the next port is reserved as well.
+    """
     addresses = dict(wanted)
     given = {task: address for task, address in addresses.items() if address.port}
     check_here(given)
@@ -49,12 +68,27 @@ def hold_addresses(wanted: Mapping[TaskId, Address]) -> Iterator[dict[TaskId, Ad
                 held.enter_context(_hold_given(task, address))
         for task, address in addresses.items():
             if not address.port:
-                free = held.enter_context(_bound(0, reuse=False))
-                _share(free)
+                taken = {each.port for each in addresses.values()}
+                free = _pair(held, taken) if task == beside else _bound(0, reuse=False)
+                _share(held.enter_context(free))
                 addresses[task] = Address(address.host, free.getsockname()[1])
         if not _CAN_SHARE:
             held.close()
         yield addresses
+
+
+def _pair(held: ExitStack, given: AbstractSet[int]) -> socket.socket:
+    """A socket with a free port after which another free one follows, which `held` reserves."""
+    for _ in range(_PAIRS):
+        first = _bound(0, reuse=False)
+        after = first.getsockname()[1] + 1
+        if after < 65536 and after not in given:
+            with suppress(OSError):
+                second = held.enter_context(_bound(after, reuse=False))
+                _share(second)
+                return first
+        first.close()
+    return _bound(0, reuse=False)
 
 
 def check_here(addresses: Mapping[TaskId, Address]) -> None:

@@ -151,7 +151,9 @@ def _with_hosts(cluster: Cluster, role: Role, addresses: Mapping[TaskId, Address
         return None
     if not all(address.port for address in hosts):
         return spec  # the ports are chosen when the tasks start
-    return spec.model_copy(update={"hosts": hosts, "replicas": None})
+    if len(hosts) == spec.count:
+        return spec.model_copy(update={"hosts": hosts, "replicas": None})
+    return spec.model_copy(update={"hosts": hosts, "replicas": spec.count, "max": len(hosts)})
 
 
 def _make_new(parent: Path, stem: str, number: int = 1) -> Path:

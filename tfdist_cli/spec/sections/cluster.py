@@ -17,7 +17,7 @@ from tfdist_cli.spec.sections.model import VARIABLE_SCHEMA, Inconsistent, KeyPro
 from tfdist_cli.spec.sections.role_spec import RestartSpec, Roles, RoleSpec, default_restart
 from tfdist_cli.spec.sections.slurm import SlurmSpec
 from tfdist_cli.spec.sections.ssh import HostName, HostSpec, SshSpec
-from tfdist_cli.spec.strategies import STRATEGIES, Strategy, is_replaceable, serves
+from tfdist_cli.spec.strategies import STRATEGIES, Strategy, is_replaceable, may_join, serves
 from tfdist_cli.spec.task_id import TaskId
 
 LauncherName = Annotated[
@@ -114,8 +114,22 @@ class Cluster(SpecModel):
         """All tasks: role after role in the order of `ROLES`."""
         return tuple(TaskId(role, index) for role in ROLES for index in range(self.roles.count(role)))
 
+    @property
+    def possible_tasks(self) -> tuple[TaskId, ...]:
+        """The tasks, and those that may join while a training runs: as many of each role as its `max` says."""
+        return tuple(TaskId(role, index) for role in ROLES for index in range(self.roles.capacity(role)))
+
+    def listed_for(self, task: TaskId) -> tuple[TaskId, ...]:
+        """Returns the tasks that a task knows of when it starts: those of the cluster, and up to itself."""
+        others = set(self.tasks)
+        return tuple(
+            each
+            for each in self.possible_tasks
+            if each in others or (each.role == task.role and each.index <= task.index)
+        )
+
     def task(self, text: str) -> TaskId:
-        """Returns the task that a user names, such as `worker:1`.
+        """Returns the task that a user names, such as `worker:1`. It may be one that joins a running training.
 
         Raises:
             UsageError: it is not the name of a task, or the cluster has no such task.
@@ -125,9 +139,17 @@ class Cluster(SpecModel):
             task = TaskId.parse(text)
         except InvalidValue as error:
             raise UsageError(str(error), code="unknown-task", hint=hint) from None
-        if task not in self.tasks:
-            raise UsageError(f"the cluster {self.name!r} has no task {task}", code="unknown-task", hint=hint)
-        return task
+        if task in self.possible_tasks:
+            return task
+        spec = self.roles.of(task.role)
+        if spec and spec.max is not None:
+            last = TaskId(task.role, spec.capacity - 1)
+            raise UsageError(
+                f"the cluster {self.name!r} has at most {spec.capacity} {task.role} tasks, up to {last}: not {task}",
+                code="task-above-max",
+                hint=f"set roles.{task.role}.max to {task.index + 1} or more in the file with which the chief starts",
+            )
+        raise UsageError(f"the cluster {self.name!r} has no task {task}", code="unknown-task", hint=hint)
 
     def role(self, task: TaskId) -> RoleSpec:
         """Returns the part of the file that describes the task's role."""
@@ -150,6 +172,13 @@ class Cluster(SpecModel):
 def _role_problems(cluster: Cluster) -> Iterator[KeyProblem]:
     for role, traits in ROLES.items():
         count = cluster.roles.count(role)
+        spec = cluster.roles.of(role)
+        if spec and spec.max is not None and not may_join(cluster.strategy, role):
+            message = f"no {role} of {cluster.strategy} can join a running training: remove max"
+            yield KeyProblem(("roles", role, "max"), message, code="role-not-elastic")
+        elif traits.singleton and cluster.roles.capacity(role) > 1 and count <= 1:
+            message = f"a cluster has at most one {role}: max is not above 1"
+            yield KeyProblem(("roles", role, "max"), message, code="too-many-tasks")
         if traits.singleton and count > 1:
             yield KeyProblem(("roles", role), f"a cluster has at most one {role}, not {count}", code="too-many-tasks")
     yield from _missing_partners(cluster.roles)
@@ -222,7 +251,7 @@ def _restart_problems(cluster: Cluster) -> Iterator[KeyProblem]:
 
 
 def _address_problems(cluster: Cluster) -> Iterator[KeyProblem]:
-    addresses = {task: cluster.address(task) for task in cluster.tasks if task.traits.listens}
+    addresses = {task: cluster.address(task) for task in cluster.possible_tasks if task.traits.listens}
     given = {task: address for task, address in addresses.items() if address.port}
     tasks_at: dict[Address, list[TaskId]] = {}
     for task, address in given.items():

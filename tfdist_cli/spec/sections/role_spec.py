@@ -17,6 +17,8 @@ _SET_BY_TFDIST = {
     "TF_CONFIG": "",
     "TFDIST_STRATEGY": "",
     "TFDIST_RUN_DIR": "run_dir",
+    "TFDIST_JOIN_ADDRESS": "",
+    "TFDIST_MAX_WORKERS": "max",
     "TFDIST_SECRETS": "secrets",
     "TFDIST_GPUS": "gpus",
     "CUDA_VISIBLE_DEVICES": "gpus",
@@ -78,9 +80,15 @@ class RoleSpec(SpecModel):
 
     replicas: Annotated[int, Field(ge=0, le=10_000)] | None = None
     """The number of tasks. By default 1, or the number of `hosts`."""
+    max: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """The most tasks that the role may have while a training runs. Up to this number, tasks join the training and leave
+    it while the others continue: by `tfdist scale`, or by `tfdist role` on another machine. By default the number of
+    tasks at the launch. It is for workers of parameter servers, data workers and evaluators; the other roles get
+    another number of tasks through a checkpoint."""
     hosts: Annotated[list[AddressField], Field(min_length=1)] | None = None
-    """The address of each task, `host` or `host:port`; the default port is 2222. Without `hosts`, the launcher chooses
-    the addresses: with `launcher: local`, free ports of this machine."""
+    """The address of each task, `host` or `host:port`; the default port is 2222. With `max`, further tasks may have
+    addresses, too. Without `hosts`, the launcher chooses the addresses: with `launcher: local`, free ports of this
+    machine."""
     cpus: Annotated[int, Field(ge=1)] | None = None
     """Cores for each task. By default the tasks that compute share the cores of their machine equally."""
     memory: SizeField | None = None
@@ -105,9 +113,24 @@ class RoleSpec(SpecModel):
 
     @model_validator(mode="after")
     def _one_address_per_task(self) -> RoleSpec:
-        if self.hosts is not None and self.replicas not in (None, len(self.hosts)):
-            message = f"replicas is {self.replicas}, but hosts lists {len(self.hosts)}: remove one of the keys"
-            raise Inconsistent([KeyProblem(("replicas",), message, code="replicas-differ-from-hosts")])
+        if self.hosts is None or self.replicas in (None, len(self.hosts)):
+            return self
+        if self.max is not None and self.replicas < len(self.hosts):
+            return self
+        fix = "remove one of the keys" if self.max is None else "list at least one address for each task"
+        message = f"replicas is {self.replicas}, but hosts lists {len(self.hosts)}: {fix}"
+        raise Inconsistent([KeyProblem(("replicas",), message, code="replicas-differ-from-hosts")])
+
+    @model_validator(mode="after")
+    def _not_more_than_max(self) -> RoleSpec:
+        if self.max is None:
+            return self
+        if self.count > self.max:
+            message = f"max is {self.max}, but the role has {self.count} tasks from the start: raise max to that number"
+            raise Inconsistent([KeyProblem(("max",), message, code="max-below-replicas")])
+        if self.hosts is not None and len(self.hosts) > self.max:
+            message = f"max is {self.max}, but hosts lists {len(self.hosts)}: raise max, or remove addresses"
+            raise Inconsistent([KeyProblem(("max",), message, code="max-below-hosts")])
         return self
 
     @model_validator(mode="after")
@@ -124,9 +147,16 @@ class RoleSpec(SpecModel):
     @property
     def count(self) -> int:
         """The number of tasks."""
+        if self.replicas is not None:
+            return self.replicas
+        return 1 if self.hosts is None else len(self.hosts)
+
+    @property
+    def capacity(self) -> int:
+        """The most tasks that it may have while a training runs."""
         if self.hosts is not None:
             return len(self.hosts)
-        return 1 if self.replicas is None else self.replicas
+        return max(self.count, self.max or 0)
 
 
 class _ByRole:
@@ -141,6 +171,11 @@ class _ByRole:
         """Returns the number of tasks of `role`; 0 when the cluster has none."""
         spec = self.of(role)
         return 0 if spec is None else spec.count
+
+    def capacity(self, role: Role) -> int:
+        """Returns the most tasks of `role` while a training runs; 0 when the cluster has no such role."""
+        spec = self.of(role)
+        return 0 if spec is None else spec.capacity
 
 
 if TYPE_CHECKING:
