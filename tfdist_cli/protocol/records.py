@@ -19,7 +19,9 @@ The kinds, with their keys beside `kind`:
 * `checkpoint_damaged`: `step`, `reason`: it is skipped.
 * `resumed`: `step`, `path`: the checkpoint from which the training resumes.
 * `evaluation`: `step`, `final`, `metrics`: an evaluator's score of a checkpoint.
-* `result`: `step`, `metrics`, `seconds`, `examples`, `worker_steps` {"worker:0": n}.
+* `workers`: `workers` {"worker:0": [steps, examples, steps per second]} of the whole training, the rate null if it was
+  not measured. Before the `result`, in as many records as they need.
+* `result`: `step`, `metrics`, `seconds`, `examples`.
 * `exported`: `paths`.
 * `error`: `type`, `message`, `code` (of tfdist's own errors), `hint`, `traceback` (a string; empty for a user's
   mistake), and `retry`: false if a restart of the task cannot help.

@@ -6,6 +6,7 @@ import pytest
 
 from tfdist_cli.cli.console.summary import print_failure, print_report
 from tfdist_cli.launch.run.report import Failure, Report, TaskExit
+from tfdist_cli.launch.run.snapshot import WorkerFigures
 from tfdist_cli.launch.supervisor.events import ResizeAccepted
 from tfdist_cli.launch.supervisor.state import Resize, Status
 from tfdist_cli.spec.task_id import TaskId
@@ -89,3 +90,27 @@ def test_other_numbers_of_tasks(capsys, fields, said):
     printed = capsys.readouterr().err
     assert printed.startswith("scaled: worker 1 → 3, ps 2 → 1 after 2.0 s")
     assert printed.endswith(f"{said}\n")
+
+
+def workers_printed(capsys, *workers):
+    figures = {f"worker:{index}": WorkerFigures(*each) for index, each in enumerate(workers)}
+    print_report(Report(0, "", (), (), 3.0, workers=figures), Path("/runs/x"))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    return lines[: lines.index("run         /runs/x")]
+
+
+def test_each_worker_of_different_speeds(capsys):
+    assert workers_printed(capsys, (1200, 9600, 61.25), (600, 4800, None)) == [
+        "workers     worker:0  1,200 steps, 61.2 steps/s, 67% of the examples",
+        "            worker:1  600 steps, 33% of the examples",
+    ]
+
+
+def test_many_workers_in_one_line(capsys):
+    assert workers_printed(capsys, *[(100 + index, 1000, 2.0 + index) for index in range(10)]) == [
+        "workers     10, each 100 to 109 steps, 2.0 to 11.0 steps/s, 10% of the examples"
+    ]
+
+
+def test_one_worker_needs_no_line(capsys):
+    assert workers_printed(capsys, (100, 1000, 2.0)) == []

@@ -423,3 +423,14 @@ def test_a_task_that_misses_the_machines_network_is_reported_how_to_have_it(play
     job.at(2, record(CHIEF, "error", type="OSError", message=message, hint=None, traceback=""), Exited(CHIEF, 1))
     assert ("network: host" in job.report.failures[0].hint) == hinted
     assert [line["private"] for line in job.lines if line["event"] == "network"] == [private]
+
+
+def test_each_workers_figures_come_in_several_records(played):
+    job = played(CHIEF, WORKER, W1, reports=True)
+    job.at(1.0, record(CHIEF, "workers", workers={"worker:0": [300, 2400, 20.5], "broken": [1], "worse": 3}))
+    job.at(1.1, record(CHIEF, "workers", workers={"worker:1": [100, 800, None]}), record(CHIEF, "workers", workers=[]))
+    report = job.report
+    assert report.as_json()["workers"] == {
+        "worker:0": {"steps": 300, "examples": 2400, "share": 0.75, "steps_per_second": 20.5},
+        "worker:1": {"steps": 100, "examples": 800, "share": 0.25, "steps_per_second": None},
+    }

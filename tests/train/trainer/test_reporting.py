@@ -41,3 +41,23 @@ def test_only_the_chief_reports(tmp_path):
     assert not progress.due()
     progress.report("train", 1, 1, {"loss": 0.5})
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_each_workers_figures_are_sent_at_the_end(clock, monkeypatch):
+    sent = []
+    monkeypatch.setattr("tfdist_cli.train.trainer.reporting.emit", lambda kind, **fields: sent.append((kind, fields)))
+    progress = ProgressReporter(None, engine=SimpleNamespace(is_chief=True), first=0, total=600, epochs=1)
+    names = [f"worker:{index}" for index in range(60)]
+    clock.seconds += 30.0  # the time in which functions are traced belongs to no worker's rate
+    for number in range(3):
+        clock.seconds += 0.5
+        for name in names if number else names[:-1]:
+            steps = 20 if name == "worker:0" else 10
+            progress.count(Execution(0, np.zeros(steps), np.zeros(1), {name: steps}, {name: 8 * steps}, 0, {}))
+    progress.finish()
+    assert [kind for kind, _ in sent] == ["workers", "workers", "result"]
+    workers = {name: figures for _, fields in sent[:-1] for name, figures in fields["workers"].items()}
+    assert list(workers) == names
+    assert workers["worker:0"] == [60, 480, 40.0]
+    assert workers["worker:9"] == [30, 240, 20.0]
+    assert workers["worker:59"] == [20, 160, 20.0]  # it joined later

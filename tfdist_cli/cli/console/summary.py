@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import chain, groupby, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,15 +18,18 @@ from tfdist_cli.launch.run.snapshot import numbers
 from tfdist_cli.spec.roles import ROLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from tfdist_cli.launch.run.report import Failure, Report, TaskExit
+    from tfdist_cli.launch.run.snapshot import WorkerFigures
     from tfdist_cli.launch.supervisor.state import Resize
 
 _CONSEQUENCES = 10
 """Maximum number of further failures to print; result.json has all of them."""
 _LINE_LENGTH = 100
 """Maximum number of characters of such a task's last line."""
+_WORKERS = 8
+"""Maximum number of workers to print one by one; result.json has all of them."""
 
 
 def print_failure(report: Report) -> None:
@@ -60,6 +63,32 @@ def print_report(report: Report, run_dir: Path) -> None:
     console.out.print(table)
     for name, text in _facts(report, run_dir):
         console.out.print(Text.assemble((f"{name:<12}", "bold"), neutral(text)), soft_wrap=True)
+
+
+def _worker_lines(report: Report) -> Iterator[str]:
+    """Yields what each of several workers did; of many workers only the ranges."""
+    workers = report.workers
+    if len(workers) < 2:
+        return
+    if len(workers) <= _WORKERS:
+        width = max(map(len, workers))
+        for name, figures in workers.items():
+            yield f"{name:<{width}}  {_worker_text([figures], [report.share(name)])}"
+    else:
+        yield f"{len(workers)}, each {_worker_text([*workers.values()], [report.share(name) for name in workers])}"
+
+
+def _worker_text(workers: Sequence[WorkerFigures], shares: Sequence[float]) -> str:
+    """Returns `1,200 steps, 61.2 steps/s, 67% of the examples`, each a range if there are several workers."""
+    rates = [each.steps_per_second for each in workers if each.steps_per_second is not None]
+    parts = [f"{_range([each.steps for each in workers], ',')} steps"]
+    parts += [f"{_range(rates, ',.1f')} steps/s"] if rates else []
+    return ", ".join([*parts, f"{_range(shares, '.0%')} of the examples"])
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    low, high = format(min(values), form), format(max(values), form)
+    return low if low == high else f"{low} to {high}"
 
 
 def _print_details(failure: Failure) -> None:
@@ -117,6 +146,7 @@ def _facts(report: Report, run_dir: Path) -> Iterator[tuple[str, str]]:
     if result:
         step, examples, seconds = (result.get(key) for key in ("step", "examples", "seconds"))
         yield "training", f"to step {step}, {examples} examples in {seconds} s"
+    yield from zip(chain(["workers"], repeat("")), _worker_lines(report), strict=False)
     if report.metrics:
         yield "metrics", metrics_text(report.metrics)
     if report.evaluation:

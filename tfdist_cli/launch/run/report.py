@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist_cli.launch.run.logs import TaskLogs
-from tfdist_cli.launch.run.snapshot import RunSnapshot, numbers
+from tfdist_cli.launch.run.snapshot import RunSnapshot, WorkerFigures, numbers
 from tfdist_cli.launch.supervisor.state import JobState, LostTask, Resize, Status, TaskState
 from tfdist_cli.spec.roles import Role
 from tfdist_cli.spec.task_id import TaskId
@@ -105,6 +105,7 @@ class Report:
         resizes: the changes of the numbers of tasks, oldest first.
         signum: the signal to the launcher that ended the job.
         code: the code of the headline's problem.
+        workers: what each worker did, by its name, in the order of their numbers.
     """
 
     exit_code: int
@@ -122,11 +123,17 @@ class Report:
     resizes: tuple[Resize, ...] = ()
     signum: int | None = None
     code: str = ""
+    workers: Mapping[str, WorkerFigures] = field(default_factory=dict)
 
     @property
     def metrics(self) -> dict[str, float]:
         """The final metrics of the training."""
         return numbers(self.result.get("metrics"))
+
+    def share(self, worker: str) -> float:
+        """The share of the examples that a worker trained on, from 0 to 1."""
+        examples = sum(figures.examples for figures in self.workers.values())
+        return self.workers[worker].examples / examples if examples else 0.0
 
     def with_warning(self, warning: str) -> Report:
         """The report with one more warning."""
@@ -150,6 +157,15 @@ class Report:
             "examples": self.result.get("examples"),
             "training_seconds": self.result.get("seconds"),
             "metrics": self.metrics,
+            "workers": {
+                name: {
+                    "steps": figures.steps,
+                    "examples": figures.examples,
+                    "share": round(self.share(name), 4),
+                    "steps_per_second": figures.steps_per_second,
+                }
+                for name, figures in self.workers.items()
+            },
             "evaluation": {key: value for key, value in self.evaluation.items() if key != "kind"} or None,
             "checkpoints": [{"path": path, "step": step} for path, step in self.checkpoints.items()],
             "exports": list(self.exports),
@@ -222,6 +238,7 @@ def make_report(state: JobState, snapshot: RunSnapshot, logs: TaskLogs, seconds:
         state.resizes,
         state.signum,
         code,
+        dict(snapshot.workers),
     )
 
 

@@ -55,6 +55,30 @@ class Progress:
         )
 
 
+@dataclass(frozen=True)
+class WorkerFigures:
+    """What a worker did in a training.
+
+    Args:
+        steps: the steps that it took.
+        examples: the examples in them that were trained on.
+        steps_per_second: from its first steps to its last ones; None if it took too few to measure this.
+    """
+
+    steps: int
+    examples: int
+    steps_per_second: float | None
+
+    @classmethod
+    def read(cls, record: object) -> WorkerFigures | None:
+        """Reads an entry of a `workers` record. Returns None for a malformed one."""
+        values = [number(each) for each in record] if isinstance(record, list) else []
+        match values:
+            case [float() | int() as steps, float() | int() as examples, rate]:
+                return cls(int(steps), int(examples), rate)
+        return None
+
+
 @dataclass
 class TaskSnapshot:
     """What is known of one task.
@@ -84,6 +108,7 @@ class RunSnapshot:
         self._tasks: dict[TaskId, TaskSnapshot] = {}
         self.progress: Progress | None = None
         self.result: Mapping[str, Any] = {}
+        self.workers: dict[str, WorkerFigures] = {}
         self.evaluation: Mapping[str, Any] = {}
         self.checkpoints: dict[str, int] = {}
         """Paths of checkpoints, and their steps, in the order they were saved."""
@@ -130,6 +155,10 @@ class RunSnapshot:
                 self.of(task).error = self.of(task).error or record
             case "progress":
                 self.progress = Progress.read(record) or self.progress
+            case "workers":
+                workers = record.get("workers")
+                entries = workers.items() if isinstance(workers, dict) else ()
+                self.workers |= {name: read for name, each in entries if (read := WorkerFigures.read(each))}
             case "result":
                 self.result = record
             case "evaluation":

@@ -23,6 +23,9 @@ EVALUATION_FILE = "evaluation.jsonl"
 REPORT_SECONDS = 1.0
 """Seconds between two reports within an epoch."""
 
+_WORKERS_PER_RECORD = 50
+"""Workers in a record: it has to fit into one write."""
+
 log = logging.getLogger("tfdist")
 
 
@@ -34,6 +37,20 @@ class _Counts:
     done: int
     steps: dict[str, int]
     examples: dict[str, int]
+
+
+@dataclass
+class _Presence:
+    """When a worker's steps were counted: from the first time, when it had taken `begun` of them, to the last one."""
+
+    first: float
+    begun: int
+    last: float
+
+    def rate(self, steps: int) -> float | None:
+        """Returns the worker's steps per second, without the time before its first steps, in which it starts."""
+        seconds = self.last - self.first
+        return round((steps - self.begun) / seconds, 2) if seconds > 0 else None
 
 
 @dataclass
@@ -100,6 +117,7 @@ class ProgressReporter:
         self._phases: dict[str, Any] = {}
         self._gap: int | None = None
         self._examples: dict[str, int] = {}
+        self._presence: dict[str, _Presence] = {}
         self._step = first
         self._metrics: dict[str, tuple[int, dict[str, float]]] = {}
         self._begun = time.monotonic()
@@ -126,6 +144,9 @@ class ProgressReporter:
         for counts, more in ((self._steps, execution.steps), (self._examples, execution.examples)):
             for worker, number in more.items():
                 counts[worker] = counts.get(worker, 0) + number
+        now = time.monotonic()
+        for worker in execution.steps:
+            self._presence.setdefault(worker, _Presence(now, self._steps[worker], now)).last = now
 
     def due(self) -> bool:
         """Returns whether to report within an epoch now; the first steps at once, as a sign that the training runs."""
@@ -181,18 +202,30 @@ class ProgressReporter:
     def finish(self) -> None:
         """Sends the result to the launcher, and logs each worker's totals."""
         if self._active:
+            self._send_workers()
             emit(
                 "result",
                 step=self._step,
                 metrics=self._final_metrics(),
                 seconds=round(time.monotonic() - self._begun, 3),
                 examples=sum(self._examples.values()),
-                worker_steps=self._steps,
             )
             for worker, totals in self._worker_values(self._workers).items():
                 log.info("%s", _format_worker(worker, totals))
             if self._gap is not None:
                 log.info("no worker was more than %d steps ahead of the slowest", self._gap)
+
+    def _send_workers(self) -> None:
+        """Sends what each worker did in this launch to the launcher."""
+        names = sorted(self._steps, key=lambda name: (len(name), name))  # worker:2 before worker:10
+        for begin in range(0, len(names), _WORKERS_PER_RECORD):
+            emit(
+                "workers",
+                workers={
+                    name: [self._steps[name], self._examples.get(name, 0), self._presence[name].rate(self._steps[name])]
+                    for name in names[begin : begin + _WORKERS_PER_RECORD]
+                },
+            )
 
     def _worker_values(self, workers: Mapping[str, WorkerTotals]) -> dict[str, dict[str, Any]]:
         """Returns each worker's values for metrics.jsonl, with the steps that it took in this launch."""
