@@ -94,7 +94,7 @@ class EventLog:
 
     def _write_killed(self, state: JobState, now: float) -> None:
         """Writes which tasks were killed because they were stalled."""
-        killed = {name for name, task in state.tasks.items() if task.stall_reason}
+        killed = set(state.stalled)
         for name in sorted(killed - self._killed, key=str):
             self._write({"event": "kill", "task": str(name), "cause": state.tasks[name].stall_reason}, now)
         self._killed = killed

@@ -42,6 +42,7 @@ from tfdist_cli.launch.supervisor.failure_order import ReportedError
 from tfdist_cli.launch.supervisor.restarts import decide_restart
 from tfdist_cli.launch.supervisor.stall import find_stalled, with_heartbeat, with_progress, with_silent_tasks
 from tfdist_cli.launch.supervisor.state import KILL_TIMEOUT, JobPolicy, JobState, Phase, Resize, Status, TaskState
+from tfdist_cli.launch.supervisor.task_table import TaskTable
 from tfdist_cli.protocol.run_files import number
 from tfdist_cli.spec.task_id import TaskId
 
@@ -53,7 +54,7 @@ Step = tuple[JobState, tuple[Action, ...]]
 
 def begin(policy: JobPolicy, tasks: Iterable[TaskId], now: float) -> Step:
     """The initial state, and the start of every task."""
-    states = {task: TaskState(started_at=now) for task in tasks}
+    states = TaskTable({task: TaskState(started_at=now) for task in tasks})
     state = JobState(policy, states, attempt_started_at=now, progressed_at=now)
     return state, tuple(Start(task) for task in states)
 
@@ -179,9 +180,9 @@ def _failed(state: JobState, name: TaskId, now: float) -> Step:
 
 def _start_due(state: JobState, now: float) -> Step:
     """Starts the lost tasks whose delay is over."""
-    due = [name for name, task in state.tasks.items() if task.start_at is not None and task.start_at <= now]
+    due = [name for name in state.due if (state.tasks[name].start_at or 0.0) <= now]
     started = {name: TaskState(started_at=now, restarts=state.tasks[name].restarts + 1) for name in due}
-    return replace(state, tasks={**state.tasks, **started}), tuple(Start(name, state.attempt) for name in due)
+    return replace(state, tasks=state.tasks.with_states(started)), tuple(Start(name, state.attempt) for name in due)
 
 
 def _start_attempt(state: JobState, now: float) -> Step:
@@ -189,7 +190,7 @@ def _start_attempt(state: JobState, now: float) -> Step:
     attempt = state.attempt + 1
     names = state.resizes[-1].wanted.tasks if state.resizing else state.tasks
     restarts = {name: task.restarts + 1 for name, task in state.tasks.items()}
-    tasks = {name: TaskState(started_at=now, restarts=restarts.get(name, 0)) for name in names}
+    tasks = TaskTable({name: TaskState(started_at=now, restarts=restarts.get(name, 0)) for name in names})
     state = replace(with_progress(state, now), tasks=tasks, attempt=attempt, attempt_started_at=now, attempt_step=None)
     state = replace(state, phase=Phase.RUNNING, until=None, restarting=False, resizing=False, failing=False)
     return state, tuple(Start(name, attempt) for name in tasks)
@@ -245,14 +246,12 @@ def _progressed(state: JobState, record: Mapping[str, Any], now: float) -> JobSt
         return state
     state = replace(with_progress(state, now), attempt_step=int(current), step=max(state.step, int(current)))
     active = {str(name): bool(rate) for name, rate in rates.items()} if isinstance(rates, Mapping) else {}
-    tasks = dict(state.tasks)
-    for name, task in state.tasks.items():
-        if str(name) in active:
-            own = active[str(name)]
-            tasks[name] = replace(
-                task, made_progress=task.made_progress or own, lagging=not own and any(active.values())
-            )
-    return replace(state, tasks=tasks)
+    tasks, some = {}, any(active.values())
+    for name, task in state.tasks.items() if active else ():
+        own = active.get(str(name))
+        if own is not None:
+            tasks[name] = replace(task, made_progress=task.made_progress or own, lagging=some and not own)
+    return replace(state, tasks=state.tasks.with_states(tasks))
 
 
 def _signalled(state: JobState, signum: int, now: float) -> Step:
@@ -361,20 +360,18 @@ def _send(state: JobState, names: tuple[TaskId, ...], stop_signal: StopSignal, n
         task = state.tasks[name]
         first = now if task.stop_sent_at is None else task.stop_sent_at
         sent[name] = replace(task, stop_sent=stop_signal, stop_sent_at=first)
-    return replace(state, tasks={**state.tasks, **sent}), tuple(Stop(name, stop_signal) for name in names)
+    return replace(state, tasks=state.tasks.with_states(sent)), tuple(Stop(name, stop_signal) for name in names)
 
 
 def _without_due_starts(state: JobState, *, training_only: bool = False) -> JobState:
     """Cancels the restarts that are due: of all tasks, or of those whose work ends with the training."""
-    tasks = {
-        name: task if training_only and name.traits.outlives_training else replace(task, start_at=None)
-        for name, task in state.tasks.items()
-    }
-    return replace(state, tasks=tasks)
+    due = (name for name in state.due if not (training_only and name.traits.outlives_training))
+    tasks = {name: replace(state.tasks[name], start_at=None) for name in due}
+    return replace(state, tasks=state.tasks.with_states(tasks))
 
 
 def _with(state: JobState, name: TaskId, task: TaskState) -> JobState:
-    return replace(state, tasks={**state.tasks, name: task})
+    return replace(state, tasks=state.tasks.with_states({name: task}))
 
 
 def _deciding(state: JobState) -> tuple[TaskId, ...]:

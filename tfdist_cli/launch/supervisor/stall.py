@@ -52,7 +52,7 @@ def with_silent_tasks(state: JobState, failed: TaskId, now: float) -> JobState:
         )
         for name, seconds in _silent(state, now, SILENCE).items()
     }
-    return replace(state, tasks={**state.tasks, **stalled})
+    return replace(state, tasks=state.tasks.with_states(stalled))
 
 
 def with_heartbeat(
@@ -71,7 +71,7 @@ def with_heartbeat(
     cpu_seconds = task.cpu_seconds if cpu_seconds is None else cpu_seconds
     more = max(0.0, cpu_seconds - task.cpu_seconds)
     task = replace(task, heartbeat_at=now, cpu_seconds=cpu_seconds, gil_blocked=gil_blocked)
-    return replace(state, tasks={**state.tasks, name: task}, cpu_seconds=state.cpu_seconds + more)
+    return replace(state, tasks=state.tasks.with_states({name: task}), cpu_seconds=state.cpu_seconds + more)
 
 
 def with_progress(state: JobState, now: float) -> JobState:

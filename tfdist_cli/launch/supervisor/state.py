@@ -10,6 +10,7 @@ from functools import cached_property
 
 from tfdist_cli.launch.supervisor.events import ResizeAccepted, StopSignal
 from tfdist_cli.launch.supervisor.failure_order import NO_ERROR, ReportedError, causes_first
+from tfdist_cli.launch.supervisor.task_table import TaskTable
 from tfdist_cli.spec.roles import Role
 from tfdist_cli.spec.sections.role_spec import RestartSpec, default_restart
 from tfdist_cli.spec.strategies import Strategy, decides, serves
@@ -249,7 +250,7 @@ class JobState:
     """
 
     policy: JobPolicy
-    tasks: Mapping[TaskId, TaskState]
+    tasks: TaskTable[TaskState]
     phase: Phase = Phase.RUNNING
     until: float | None = None
     attempt: int = 1
@@ -270,56 +271,69 @@ class JobState:
     @property
     def alive(self) -> tuple[TaskId, ...]:
         """The tasks whose processes have not exited."""
-        return tuple(task for task, state in self.tasks.items() if not state.status.ended)
+        return self.tasks.select(_is_alive)
 
     @property
     def starting(self) -> tuple[TaskId, ...]:
         """The tasks that have not yet reported that they are up."""
-        return tuple(name for name, task in self.tasks.items() if task.status is Status.STARTING)
+        return self.tasks.select(_is_starting)
+
+    @property
+    def due(self) -> tuple[TaskId, ...]:
+        """The lost tasks that are to be restarted."""
+        return self.tasks.select(_is_due)
 
     @property
     def start_pending(self) -> tuple[TaskId, ...]:
         """The tasks to which the start timeout applies."""
-        if self.phase is not Phase.RUNNING or not self.policy.reports:
-            return ()
-        submitted = (name for name in self.starting if not self.tasks[name].queued)
-        return tuple(name for name in submitted if self.tasks[name].stop_sent is None)
+        return self.tasks.select(_start_pending) if self._start_limited else ()
 
     @property
     def heartbeat_expected(self) -> tuple[TaskId, ...]:
         """The tasks that must send heartbeats: those that have sent the first one."""
         if not self.policy.timeouts.stall or self.phase not in (Phase.RUNNING, Phase.EVALUATING):
             return ()
-        alive = (name for name in self.alive if self.phase is Phase.RUNNING or name.traits.outlives_training)
-        return tuple(
-            name for name in alive if self.tasks[name].heartbeat_at is not None and self.tasks[name].stop_sent is None
+        beating = self.tasks.select(_beats)
+        return (
+            beating if self.phase is Phase.RUNNING else tuple(name for name in beating if name.traits.outlives_training)
         )
+
+    @property
+    def stalled(self) -> tuple[TaskId, ...]:
+        """The tasks that were killed because they were stalled, whether or not they have exited."""
+        return self.tasks.select(_stall_reason)
 
     @property
     def being_killed(self) -> tuple[TaskId, ...]:
         """The stalled tasks that were killed and have not exited yet."""
-        return tuple(name for name in self.alive if self.tasks[name].stall_reason)
+        return self.tasks.select(_is_being_killed)
 
     @property
     def step_expected(self) -> bool:
         """Whether the stall timeout applies to training steps: all tasks are up, and they report steps."""
-        reports_steps = self.attempt_step is not None or (self.policy.reports and not self.starting)
-        has_timeout = bool(self.policy.timeouts.stall)
-        return has_timeout and self.phase is Phase.RUNNING and reports_steps and not self.being_killed
+        if not self.policy.timeouts.stall or self.phase is not Phase.RUNNING or self.being_killed:
+            return False
+        return self.attempt_step is not None or (self.policy.reports and not self.starting)
+
+    @property
+    def _start_limited(self) -> bool:
+        """Whether there is a start timeout."""
+        return self.phase is Phase.RUNNING and self.policy.reports
 
     @cached_property
     def deadline(self) -> float | None:
         """When the supervisor must act even if no event arrives."""
-        timeouts = self.policy.timeouts
-        times = [] if self.until is None else [self.until]
-        times += [task.start_at for task in self.tasks.values() if task.start_at is not None]
-        times += [self.tasks[name].started_at + timeouts.start for name in self.start_pending]
-        times += [(self.tasks[name].heartbeat_at or 0.0) + timeouts.stall for name in self.heartbeat_expected]
+        timeouts, earliest = self.policy.timeouts, self.tasks.earliest
+        times = [self.until, earliest(_start_at)]
+        if self._start_limited:
+            times.append(_after(earliest(_pending_since), timeouts.start))
+        if timeouts.stall and self.phase in _LAST_BEATS:
+            times.append(_after(earliest(_LAST_BEATS[self.phase]), timeouts.stall))
         if self.phase in (Phase.RUNNING, Phase.EVALUATING):
-            times += [(self.tasks[name].stop_sent_at or 0.0) + KILL_TIMEOUT for name in self.being_killed]
+            times.append(_after(earliest(_killed_at), KILL_TIMEOUT))
         if self.step_expected:
             times.append(self.progressed_at + timeouts.stall)
-        return min(times, default=None)
+        return min((time for time in times if time is not None), default=None)
 
     @property
     def restarts(self) -> int:
@@ -380,3 +394,61 @@ def shell_code(task: TaskState) -> int:
     if task.ended_by_launcher:
         return 0
     return 128 - code if code < 0 else code
+
+
+def _after(time: float | None, seconds: float) -> float | None:
+    return None if time is None else time + seconds
+
+
+# Functions of one task, for `TaskTable.select` and `TaskTable.earliest`.
+
+
+def _is_alive(_: TaskId, task: TaskState) -> bool:
+    return not task.status.ended
+
+
+def _is_starting(_: TaskId, task: TaskState) -> bool:
+    return task.status is Status.STARTING
+
+
+def _is_due(_: TaskId, task: TaskState) -> bool:
+    return task.start_at is not None
+
+
+def _start_pending(_: TaskId, task: TaskState) -> bool:
+    return task.status is Status.STARTING and not task.queued and task.stop_sent is None
+
+
+def _stall_reason(_: TaskId, task: TaskState) -> str:
+    return task.stall_reason
+
+
+def _is_being_killed(_: TaskId, task: TaskState) -> bool:
+    return bool(task.stall_reason) and not task.status.ended
+
+
+def _start_at(_: TaskId, task: TaskState) -> float | None:
+    return task.start_at
+
+
+def _pending_since(name: TaskId, task: TaskState) -> float | None:
+    return task.started_at if _start_pending(name, task) else None
+
+
+def _beats(_: TaskId, task: TaskState) -> bool:
+    return not task.status.ended and task.heartbeat_at is not None and task.stop_sent is None
+
+
+def _last_beat(name: TaskId, task: TaskState) -> float | None:
+    return task.heartbeat_at if _beats(name, task) else None
+
+
+def _last_beat_of_evaluator(name: TaskId, task: TaskState) -> float | None:
+    return _last_beat(name, task) if name.traits.outlives_training else None
+
+
+def _killed_at(name: TaskId, task: TaskState) -> float | None:
+    return (task.stop_sent_at or 0.0) if _is_being_killed(name, task) else None
+
+
+_LAST_BEATS = {Phase.RUNNING: _last_beat, Phase.EVALUATING: _last_beat_of_evaluator}
