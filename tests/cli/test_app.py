@@ -19,6 +19,12 @@ def test_help_lists_the_commands(tfdist):
         assert f" {command} " in result.out
 
 
+def test_help_does_not_import_what_only_commands_use():
+    code = "import sys, tfdist_cli.cli.app; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"pydantic", "yaml", "psutil", "asyncio", "rich.console", "tfdist_cli.plan"} & set(done.stdout.split())
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_a_command_teaches(tfdist, command):
     result = tfdist(command, "--help")

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, TextIO
 
 from tfdist_cli.cli.console.nonblocking_stream import nonblocking
 from tfdist_cli.errors import TfdistError
-from tfdist_cli.plan.warnings import PlanWarning
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from tfdist_cli.plan.warnings import PlanWarning
 
     out: Console
     err: Console

@@ -139,7 +139,7 @@ class Engine(Protocol):
             steps: how many steps; of all workers together if they are asynchronous.
             first: the global number of the first one.
             size: steps in an execution.
-            adapts: whether asynchronous workers may take fewer steps in an execution if steps take long.
+            adapts: whether an execution may have fewer steps: where they take long, or to start sooner.
             pause: tells, before each execution, whether no more are started.
         """
 

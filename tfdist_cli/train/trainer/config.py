@@ -37,7 +37,8 @@ class Schedule:
         steps_per_epoch: global steps in an epoch.
         total: the global step at which the training ends.
         steps_per_execution: steps that a worker takes between two reports.
-        adapts: whether an execution may have fewer steps where steps take long: true if the user set no number.
+        adapts: whether an execution may have fewer steps, where they take long or to start sooner: true if the user set
+            no number.
         origin: the global step at which the first epoch would have begun if all epochs had this length; see
             `StartPoint`.
     """

@@ -244,5 +244,7 @@ def _schedule(config: TrainingConfig, engine: Engine, model: keras.Model, start:
         most = max(1, min(engine.max_steps_per_execution, MAX_UNROLLED_OPERATIONS // engine.operations()))
         size = auto_steps_per_execution(config.steps_per_epoch, sharers, most)
     check_tasks_agree(config, engine)
-    size = int(engine.total(np.array([float(size * engine.is_chief)]))[0])
-    return Schedule(config.steps_per_epoch, config.last_step(start.origin), size, adapts, start.origin)
+    decided = engine.total(np.array([size, adapts], np.float64) * engine.is_chief)
+    return Schedule(
+        config.steps_per_epoch, config.last_step(start.origin), int(decided[0]), bool(decided[1]), start.origin
+    )

@@ -1,9 +1,12 @@
 """One process trains as `keras.Model.fit` does, whatever the optimizer."""
 
+import keras
 import pytest
 
 from tests.support.compare import assert_same, classifier, train_both
 from tests.support.optimizers import OPTIMIZERS
+from tfdist_cli.train.engine import unrolling
+from tfdist_cli.train.engine.mirrored.engine import MirroredEngine
 
 
 @pytest.mark.slow
@@ -11,3 +14,16 @@ from tests.support.optimizers import OPTIMIZERS
 def test_training_equals_kerass(name):
     plain, ours = train_both(lambda: classifier(optimizer=OPTIMIZERS[name]()))
     assert_same(plain, ours, tolerance=3e-6)
+
+
+def test_training_that_starts_with_single_steps_equals_kerass(monkeypatch):
+    built = []
+    build = MirroredEngine._execution_function
+    monkeypatch.setattr(
+        MirroredEngine, "_execution_function", lambda self, count: built.append(count) or build(self, count)
+    )
+    monkeypatch.setattr(unrolling, "FIRST_OPERATIONS", 1)
+    monkeypatch.setattr(unrolling, "_STEPS_TO_SAVE", 1e-6)
+    plain, ours = train_both(lambda: classifier(keras.layers.Dropout(0.5)), steps_per_execution=None)
+    assert_same(plain, ours)
+    assert built == [1, 6]

@@ -26,6 +26,7 @@ from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules
 from tfdist_cli.train.engine.fallback import FirstExecution, attempted, reason
 from tfdist_cli.train.engine.mirrored.gradient_packing import GradientPacking
 from tfdist_cli.train.engine.step_timer import StepTimer
+from tfdist_cli.train.engine.unrolling import unrolled_steps
 from tfdist_cli.train.model.evaluation import batch_evaluation_function, evaluation_function
 from tfdist_cli.train.model.evaluation_state import EvaluationState
 from tfdist_cli.train.model.jit import choose_xla, run_locally
@@ -125,7 +126,10 @@ class MirroredEngine:
         disable_gradient_reduction(step.model.optimizer)
         self._check_accumulation()
         faster = choose_xla(step, element_spec, rules.jit, run_locally)
-        step.jit = bool(self.total(np.array([float(faster and self.is_chief)]))[0])
+        decided = self.total(np.array([faster, step.operation_count(element_spec)], np.float64) * self.is_chief)
+        step.jit, self._operations = bool(decided[0]), int(decided[1])
+        self._taken = 0
+        """Steps of this launch."""
         self._first_execution = FirstExecution(
             lambda: [*step.parameters, *step.state, *step.model.optimizer.variables],
             self.scope,
@@ -148,19 +152,20 @@ class MirroredEngine:
         self._dataset = self._data()
         self._iterator = iter(self._dataset)
 
-    def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:  # noqa: ARG002 - workers that step together would have to measure the same
+    def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
         """See `Engine.run`."""
 
         def executions(taken: int, count: int) -> Iterator[Execution]:
-            return self._executions(count, first + taken, size, pause)
+            return self._executions(count, first + taken, partial(self._size, size) if adapts else lambda: size, pause)
 
         return self._first_execution.run(executions, steps, attempt=size, pause=pause)
 
-    def _executions(self, steps: int, first: int, size: int, pause: Pause) -> Iterator[Execution]:
+    def _executions(self, steps: int, first: int, wanted: Callable[[], int], pause: Pause) -> Iterator[Execution]:
         left, start = steps, first
         with self.scope(), self._assigned.paused():
             self._seeds.write_starts()
         while left and not pause.agreed():
+            size = wanted()
             count = size if left >= size and self._rules.optimized else 1
             vote = tf.constant(float(pause.wanted()), tf.float64)
             with self.scope(), self._failures_named(), self._assigned.paused():
@@ -168,12 +173,17 @@ class MirroredEngine:
                     summary = self._execute(count, self._iterator, tf.constant(start, tf.int64), vote).numpy()
                 except tf.errors.OutOfRangeError as error:
                     raise ended_early(f"{self._members.tasks[self._members.index]}'s data") from error
+            self._taken += count
             yield self._execution(start, count, summary)
             left, start = left - count, start + count
 
+    def _size(self, wanted: int) -> int:
+        """Steps in the next execution, the same on all tasks."""
+        return unrolled_steps(wanted, self._operations, self._taken)
+
     def operations(self) -> int:
         """See `Engine.operations`."""
-        return self._step.operation_count(self._element_spec)
+        return self._operations
 
     def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
         """Each task scores its own shard of the data, once."""
