@@ -17,11 +17,14 @@ def test_training_equals_kerass(name):
 
 
 def test_training_that_starts_with_single_steps_equals_kerass(monkeypatch):
-    built = []
+    built: list[int] = []
     build = MirroredEngine._execution_function
-    monkeypatch.setattr(
-        MirroredEngine, "_execution_function", lambda self, count: built.append(count) or build(self, count)
-    )
+
+    def recorded(self, count):
+        built.append(count)
+        return build(self, count)
+
+    monkeypatch.setattr(MirroredEngine, "_execution_function", recorded)
     monkeypatch.setattr(unrolling, "FIRST_OPERATIONS", 1)
     monkeypatch.setattr(unrolling, "_STEPS_TO_SAVE", 1e-6)
     plain, ours = train_both(lambda: classifier(keras.layers.Dropout(0.5)), steps_per_execution=None)
