@@ -125,11 +125,8 @@ class MirroredEngine:
         self._sum = membership.all_reduce.sum if membership.all_reduce else self._summing_function()
         disable_gradient_reduction(step.model.optimizer)
         self._check_accumulation()
-        faster = choose_xla(step, element_spec, rules.jit, run_locally)
-        decided = self.total(np.array([faster, step.operation_count(element_spec)], np.float64) * self.is_chief)
-        step.jit, self._operations = bool(decided[0]), int(decided[1])
-        self._taken = 0
-        """Steps of this launch."""
+        step.jit, self._operations = self._chiefs_path()
+        self._taken = 0  # steps of this launch
         self._first_execution = FirstExecution(
             lambda: [*step.parameters, *step.state, *step.model.optimizer.variables],
             self.scope,
@@ -176,6 +173,13 @@ class MirroredEngine:
             self._taken += count
             yield self._execution(start, count, summary)
             left, start = left - count, start + count
+
+    def _chiefs_path(self) -> tuple[bool, int]:
+        """Whether XLA compiles the train step, and the operations of a step; the chief's, since all take one path."""
+        faster = choose_xla(self._step, self._element_spec, self._rules.jit, run_locally)
+        operations = self._step.operation_count(self._element_spec)
+        decided = self.total(np.array([faster, operations], np.float64) * self.is_chief)
+        return bool(decided[0]), int(decided[1])
 
     def _size(self, wanted: int) -> int:
         """Steps in the next execution, the same on all tasks."""
