@@ -129,3 +129,9 @@ def test_epochs_of_a_schedule():
     assert [schedule.first_step(epoch) for epoch in range(3)] == [-4, 4, 12]
     assert [schedule.last_step(epoch) for epoch in range(3)] == [4, 12, 20]
     assert [schedule.epoch(step) for step in (0, 3, 4, 12, 19)] == [0, 0, 1, 2, 2]
+
+
+@pytest.mark.parametrize("share", ["copy", "service"])
+def test_batches_by_speed_need_data_that_is_divided(share):
+    with raises(UsageError, "batch-needs-split"):
+        TrainingArguments(share=share, updates=tfdist.Updates(mode="sync", batch="proportional"))

@@ -12,6 +12,7 @@ from tfdist_cli.spec.sections.model import Inconsistent, KeyProblem, SpecModel
 
 Jit = bool | Literal["auto"]
 WireType = Literal["float32", "bfloat16", "float16"]
+BatchDivision = Literal["equal", "proportional"]
 PlacementRule = Literal["greedy", "round_robin"]
 _Count = Annotated[int, Field(ge=1)]
 _RULES = "tfdist_cli.train.engine.parameter_server.update_rules"
@@ -56,7 +57,8 @@ UPDATE_MODES = {
         "the mean of all workers' gradients makes one update",
         f"{_RULES}.synchronous:SynchronousUpdates",
         synchronous=True,
-        keys=("aggregate",),
+        keys=("aggregate", "batch"),
+        exclusive=(("aggregate", "batch"),),
     ),
     "bounded": UpdateMode(
         "as `sync`, but a worker may be a few steps ahead of the slowest one",
@@ -96,6 +98,9 @@ class Updates(SpecModel):
     aggregate: _Count | None = None
     """sync: number of gradients that make one update. By default one of each worker. With fewer, the slowest workers
     are backups: their gradients are dropped and counted."""
+    batch: BatchDivision = "equal"
+    """sync: how the examples of an update are divided among the workers. `equal`: each takes `batch_size`.
+    `proportional`: slower workers take fewer and faster ones more, with the same sum, so that all end together."""
     staleness: Annotated[int, Field(ge=0, le=64)] | None = None
     """bounded: number of steps that a worker may be ahead of the slowest one. 0 is the same as `sync`."""
 

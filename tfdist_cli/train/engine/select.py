@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.spec.strategies import EngineName
 from tfdist_cli.train.cluster.join import ClusterContext
@@ -40,6 +41,12 @@ def _mirrored(joined: ClusterContext, step: ModelStep, element_spec: Any, rules:
             "updates is ignored: it applies to parameter servers only, and the strategy is %s", environment.strategy
         )
     names = tuple(str(task) for task in environment.members)
+    if rules.updates.batch == "proportional" and len(names) > 1:
+        raise TrainingError(
+            f"updates.batch: proportional needs parameter servers, and the strategy is {environment.strategy}",
+            code="batch-needs-ps",
+            hint="use strategy: parameter_server with updates.mode: sync, or remove updates.batch",
+        )
     index = environment.members.index(environment.task) if len(names) > 1 else 0
     return MirroredEngine(step, joined.strategy, element_spec, Membership(names, index, joined.all_reduce), rules)
 

@@ -24,20 +24,21 @@ from tfdist_cli.train.tf_compat.keras_model import replace_losses, skip_loss_sca
 
 
 class _Scope(threading.local):
-    """The number of batches per update of the step that this thread computes; 0 outside of a step."""
+    """The number of batches per update of the step that this thread computes; None outside of a step."""
 
-    batches = 0
+    batches: int | tf.Tensor | None = None
 
 
 _scope = _Scope()
 
 
 @contextlib.contextmanager
-def batches_per_update(batches: int) -> Iterator[None]:
+def batches_per_update(batches: int | tf.Tensor) -> Iterator[None]:
     """Within the context, Keras computes the loss of one of several batches that are combined into an update.
 
     Args:
-        batches: the number of batches per update.
+        batches: the number of batches per update; if they have different sizes, a tensor: how many times as many
+            examples as this batch the update has.
     """
     _disable_replica_scaling_in_steps()
     before = _scope.batches
@@ -69,7 +70,13 @@ def minimized(loss: tf.Tensor) -> tf.Tensor:
         loss: a scalar, or one value per example (`reduction="none"`). Gradients sum the latter, so it is multiplied by
             the number of batches per update.
     """
-    return loss * tf.cast(max(1, _scope.batches), loss.dtype) if loss.shape.rank else loss
+    return _times_batches(loss) if loss.shape.rank else loss
+
+
+def _times_batches(value: tf.Tensor) -> tf.Tensor:
+    batches = _scope.batches
+    is_one = batches is None or (isinstance(batches, int) and batches <= 1)
+    return value if is_one else value * tf.cast(batches, value.dtype)
 
 
 class _SumLoss:
@@ -81,8 +88,7 @@ class _SumLoss:
         self._loss = loss
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        value = self._loss(*args, **kwargs)
-        return value if _scope.batches <= 1 else value * keras.ops.cast(_scope.batches, value.dtype)
+        return _times_batches(self._loss(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loss, name)
@@ -91,4 +97,4 @@ class _SumLoss:
 @cache
 def _disable_replica_scaling_in_steps() -> None:
     """Patches Keras, for the whole process: within a step it does not scale a loss by the number of replicas."""
-    skip_loss_scaling(lambda: _scope.batches > 0)
+    skip_loss_scaling(lambda: _scope.batches is not None)

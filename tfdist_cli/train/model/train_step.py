@@ -83,6 +83,9 @@ class ModelStep:
         """The device scope in which the model is computed."""
         self.batches_per_update = 1
         """The number of batches whose gradients are combined into one update. A train step computes one of them."""
+        self.examples_per_batch: int | None = None
+        """The number of examples with which a batch counts once in the mean over the batches of an update; a larger one
+        counts for more. None if all batches count the same."""
         self.sums_gradients = False
         """Whether the engine sums the gradients of these batches. If so, the step divides its gradient by their number;
         otherwise the engine computes the mean itself."""
@@ -162,7 +165,8 @@ class ModelStep:
                 tape.watch(parameters)
                 minimized, reported = self.compute_losses(batch, training=True)
                 divides = self.sums_gradients and self.batches_per_update > 1
-                scaled = self.model.optimizer.scale_loss(minimized / self.batches_per_update if divides else minimized)
+                weighted = self._weighted(minimized, batch)
+                scaled = self.model.optimizer.scale_loss(weighted / self.batches_per_update if divides else weighted)
             # Within the scope: a gradient function that recomputes a part of the model calls its layers again.
             gradients = tape.gradient(scaled, parameters)
         result = self._result(batch, reported, scope, gradients)
@@ -273,7 +277,7 @@ class ModelStep:
         """Calls the model and its metrics; returns the loss to minimize and the loss to report."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         model = self.model
-        with losses.batches_per_update(self.batches_per_update if training else 1):
+        with losses.batches_per_update(self._relative_update_size(x) if training else 1):
             # Not `stateless_call`: it calls `call` directly and skips what `__call__` does, which passes `training` to
             # the inner layers, casts the inputs, and adds the model's own activity regularizer.
             y_pred = model(x, **({"training": training} if keras_model.accepts_training(model) else {}))
@@ -283,6 +287,19 @@ class ModelStep:
             _check_logs(model, logs)
             minimized = losses.minimized(loss)
         return minimized, tf.cast(tf.reduce_mean(loss) if loss.shape.rank else loss, tf.float32)
+
+    def _relative_update_size(self, x: Any) -> int | tf.Tensor:
+        """Returns how many times as many examples as a batch the update has."""
+        if self.examples_per_batch is None:
+            return self.batches_per_update
+        return self.batches_per_update * self.examples_per_batch / _batch_size(x)
+
+    def _weighted(self, loss: tf.Tensor, batch: Any) -> tf.Tensor:
+        """Multiplies a batch's loss so that the mean over the batches of an update weighs each by its examples."""
+        if self.examples_per_batch is None:
+            return loss
+        x = keras.utils.unpack_x_y_sample_weight(batch)[0]
+        return loss * tf.cast(_batch_size(x) / self.examples_per_batch, loss.dtype)
 
     def _result(self, batch: Any, loss: tf.Tensor, scope: Assignments, gradients: list[Any]) -> StepResult:
         state, metrics = scope.current(self.state), scope.current(self.metrics)

@@ -11,7 +11,7 @@ from typing import Any, Protocol, get_args
 
 import keras
 
-from tfdist_cli.errors import TrainingError
+from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.spec.path_scheme import refuse_scheme
 from tfdist_cli.spec.sections.recipe import Share
 from tfdist_cli.spec.sections.updates import EmbeddingRule, Jit, LearningRate, Updates, WireType
@@ -241,6 +241,12 @@ class TrainingArguments:
         check_type(EmbeddingRule, embeddings=self.embeddings)
         check_type(Checkpoints, checkpoints=self.checkpoints)
         as_callbacks(self.callbacks)
+        if self.updates and self.updates.batch == "proportional" and self.share != "split":
+            raise UsageError(
+                f"updates.batch: proportional divides the data among the workers, and share is {self.share}",
+                code="batch-needs-split",
+                hint="use share: split, or remove updates.batch",
+            )
 
     def configure(self, context: ClusterContext, source: DataSource, validation: Validation | None) -> TrainingConfig:
         """Returns the configuration of this training on a cluster.

@@ -60,7 +60,8 @@ def test_a_step_report_is_unpacked_as_it_was_packed(behind):
     numbers = np.concatenate([counted(), np.ones(behind)])
     assert fields(LAYOUT.unpack(1, numbers)) == REPORT
     assert len(counted()) == LAYOUT.size
-    assert LAYOUT.state_of(np.stack([numbers, numbers])).tolist() == [[1.5, 2.5, 7.0]] * 2
+    assert LAYOUT.mean_state(np.stack([numbers, numbers]), np.array([1.0, 3.0])).numpy().tolist() == [1.5, 2.5, 7.0]
+    assert LAYOUT.mean_state(np.stack([numbers, 5 * numbers]), np.array([3.0, 1.0])).numpy().tolist() == [3, 5, 14]
 
 
 def test_a_report_without_phases():
@@ -131,9 +132,11 @@ def test_orders():
 def test_tokens_and_commits():
     token = Token(Token.pack(tf.constant(3, tf.int64), StepKind.CHUNK))
     assert (int(token.sequence), int(token.kind)) == (3, StepKind.CHUNK)
-    commits = Commit(tf.stack([Commit.pack(tf.constant(3, tf.int64), 8), Commit.pack(tf.constant(4, tf.int64), 9)]))
+    packed = [Commit.pack(tf.constant(sequence, tf.int64), sequence + 5, sequence + 6) for sequence in (3, 4)]
+    commits = Commit(tf.stack(packed))
     assert commits.sequence.numpy().tolist() == [3, 4]
     assert commits.key.numpy().tolist() == [8, 9]
+    assert commits.microseconds.numpy().tolist() == [9, 10]
 
 
 def test_the_state_of_a_worker_in_lockstep():

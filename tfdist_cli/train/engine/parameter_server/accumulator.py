@@ -19,9 +19,11 @@ class Accumulator:
 
     Args:
         first: the number of the first update in it.
+        by_examples: whether the loss of an update weighs its batches by their examples.
     """
 
     first: int
+    by_examples: bool = False
     losses: list[float] = field(default_factory=list)
     metrics: Any = 0.0
     steps: Counter[str] = field(default_factory=Counter)
@@ -44,7 +46,8 @@ class Accumulator:
             reports: of the steps whose gradients it takes.
             staleness: for each of them how many updates its parameters were behind.
         """
-        self.losses.append(float(np.mean([report.loss for report in reports])))
+        weights = [report.examples for report in reports] if self.by_examples else None
+        self.losses.append(float(np.average([report.loss for report in reports], weights=weights)))
         for report, updates_behind in zip(reports, staleness, strict=True):
             name = f"worker:{report.worker}"
             self.metrics = self.metrics + report.metrics

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.spec.sections.recipe import Share
+from tfdist_cli.train.data.divided import DividedBatches
 from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, checked
 from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules
 from tfdist_cli.train.engine.fallback import FirstExecution
@@ -71,6 +72,10 @@ class ParameterServerEngine:
         self.one_by_one = self.synchronous or self.workers == rules.updates.steps_per_round == 1
         self._rule = rule_of(rules.updates)
         self._rule.check(rules.updates, step.model.optimizer, self.workers)
+        self._divided: DividedBatches | None = None
+        if rules.updates.batch == "proportional" and self.workers > 1:
+            self._divided = DividedBatches.of(element_spec, self.workers)
+            self._element_spec, step.examples_per_batch = self._divided.element_spec, self._divided.batch
         step.batches_per_update = self._batches_per_update = self._rule.batches_per_update(rules.updates, self.workers)
         self._evaluations: dict[bool, Any] = {}
         self._scored_state: EvaluationState | None = None
@@ -141,11 +146,15 @@ class ParameterServerEngine:
         split = share == "split"
         count = self.workers if split else 1
         shards = [Shard(n if split else 0, count, n, done) for n in range(self.workers)]
+        spec = self._element_spec
+        if self._divided:
+            data, spec = self._divided.whole(data), self._divided.whole_spec
+            shards = [Shard(step=done * self.workers)] * self.workers
         remotes = [
             self._context.run_on_worker(worker, partial(_iterator, data, shard))
             for worker, shard in zip(self._workers, shards, strict=True)
         ]
-        self._iterators = per_worker_iterators(remotes, self._element_spec)
+        self._iterators = per_worker_iterators(remotes, spec)
 
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
         """See `Engine.run`."""

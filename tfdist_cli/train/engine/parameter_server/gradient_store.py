@@ -15,7 +15,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.protocol.phases import COLUMNS
-from tfdist_cli.train.data.pipeline import next_batch
 from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.messages import ReportLayout
 from tfdist_cli.train.engine.parameter_server.transport import Piggyback, PushedGradients
@@ -78,7 +77,7 @@ class GradientStore:
 
     def store(
         self,
-        iterator: Any,
+        read: Callable[[], Any],
         worker: tf.Tensor,
         number: tf.Tensor,
         ready: OnEachPs,
@@ -89,7 +88,7 @@ class GradientStore:
         """Computes a gradient of the next batch and stores it on the ps.
 
         Args:
-            iterator: the worker's data.
+            read: reads the batch.
             worker: its number.
             number: the step's.
             ready: awaited before a ps's parameters are read.
@@ -100,7 +99,7 @@ class GradientStore:
         context, step = self._context, self._context.step
         timer.end("wait", ready)
         with tf.control_dependencies(before):  # otherwise all batches of a function would be read at once
-            batch = next_batch(iterator)
+            batch = read()
         lookup = context.tables.lookup([batch])
         pulled = context.transport.pull(lookup, after=ready)
         timer.end("data", batch)

@@ -80,10 +80,20 @@ class ReportLayout:
             return tf.concat([tf.zeros([self.size - self.phases], tf.float64), *phases], axis=0)
         return tf.zeros([self.size], tf.float64)
 
-    def state_of(self, reports: tf.Tensor) -> tf.Tensor:
-        """Returns the state in packed reports of shape (reports, numbers)."""
+    def examples_of(self, reports: tf.Tensor) -> tf.Tensor:
+        """Returns the examples in packed reports of shape (reports, numbers)."""
+        return reports[:, 1]
+
+    def mean_state(self, reports: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        """Returns the weighted mean of the states in packed reports.
+
+        Args:
+            reports: shape (reports, numbers).
+            weights: float64, shape (reports,).
+        """
         begin = 2 + self.metrics
-        return reports[:, begin : begin + self.state]
+        states = reports[:, begin : begin + self.state] * weights[:, None]
+        return tf.reduce_sum(states, axis=0) / tf.reduce_sum(weights)
 
     def unpack(self, worker: int, numbers: np.ndarray) -> StepReport:
         """Unpacks a worker's report on the chief; numbers behind it are left out."""
@@ -137,16 +147,16 @@ class Commit:
     """Tells the leader that a worker's gradient is stored on all ps.
 
     Args:
-        packed: int64, shape (2,), or (commits, 2).
+        packed: int64, shape (3,), or (commits, 3).
     """
 
     packed: Any
-    SIZE: ClassVar[int] = 2
+    SIZE: ClassVar[int] = 3
 
     @classmethod
-    def pack(cls, sequence: Any, key: Any) -> tf.Tensor:
+    def pack(cls, sequence: Any, key: Any, microseconds: Any) -> tf.Tensor:
         """Packs a commit in a function."""
-        return tf.stack([sequence, key])
+        return tf.stack([sequence, key, microseconds])
 
     @property
     def sequence(self) -> Any:
@@ -157,6 +167,11 @@ class Commit:
     def key(self) -> Any:
         """The key that the gradient is stored under."""
         return self.packed[..., 1]
+
+    @property
+    def microseconds(self) -> Any:
+        """When it was made, by the leader's clock; 0 if this is not measured."""
+        return self.packed[..., 2]
 
 
 @dataclass(frozen=True)

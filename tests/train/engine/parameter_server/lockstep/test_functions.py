@@ -58,10 +58,10 @@ def test_stale_tokens_are_skipped_and_a_known_one_is_not_awaited(two):
 def test_of_two_gradients_for_a_sequence_number_the_first_one_counts(two):
     queue = two.of(1)["commits"][0]
     for sequence, key in ((FIRST, 5), (FIRST, 6), (FIRST + 1, 7)):
-        head = tf.constant([sequence, key], tf.int64)
+        head = tf.constant([sequence, key, 0], tf.int64)
         token_queues.commit(queue, head, tf.constant([key / 2], tf.float64))
     found = [token_queues.committed([queue], tf.constant(sequence, tf.int64), 1) for sequence in (FIRST, FIRST + 1)]
-    assert [(int(key), float(counted[0])) for [key], [counted] in found] == [(5, 2.5), (7, 3.5)]
+    assert [(int(commits.key[0]), float(counted[0])) for commits, [counted] in found] == [(5, 2.5), (7, 3.5)]
 
 
 def test_queues_keep_the_order(two):
@@ -180,7 +180,7 @@ def test_the_update_takes_the_first_commit_of_a_worker_that_restarts_after_it(lo
     give(lockstep.queues, FIRST, CHUNK)
     for _ in range(tokens):
         token_queues.next_token(own["tokens"][0])
-    token_queues.commit(own["commits"][0], Commit.pack(sequence, 0), tf.constant([-5.0, 0.0], tf.float64))
+    token_queues.commit(own["commits"][0], Commit.pack(sequence, 0, 0), tf.constant([-5.0, 0.0], tf.float64))
     lockstep.queues.start = lambda first: None
     reports = lockstep.run([CHUNK, CHUNK, END], size=3)
     assert steps_of(reports) == [[-5, 30], *[[step, step] for step in range(31, 36)]]
@@ -202,9 +202,9 @@ def test_workers_of_an_aborted_run_are_told_to_exit(lockstep):
     give(lockstep.queues, FIRST, CHUNK)
     lockstep.queues.abort(size + 1)
     worker.join()
-    [key], reports = token_queues.committed(lockstep.queues.of(0)["commits"], tf.constant(FIRST, tf.int64), 2)
+    commits, reports = token_queues.committed(lockstep.queues.of(0)["commits"], tf.constant(FIRST, tf.int64), 2)
     assert reports.numpy().tolist() == [[30.0, 0.0]]
-    assert int(key) > 0
+    assert int(commits.key[0]) > 0
 
 
 def test_a_wait_for_a_commit_that_never_comes_fails(two):

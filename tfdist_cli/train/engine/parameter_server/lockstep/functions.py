@@ -6,17 +6,20 @@ sequence numbers. Both unroll the steps of a chunk.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist_cli.train.data.divided import part
+from tfdist_cli.train.data.pipeline import next_batch
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.gradient_store import GradientStore, OnEachPs
 from tfdist_cli.train.engine.parameter_server.lockstep import token_queues
 from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN, Handles
 from tfdist_cli.train.engine.parameter_server.messages import Commit, LockstepState, StepKind, Token
-from tfdist_cli.train.engine.step_timer import StepTimer
+from tfdist_cli.train.engine.step_timer import StepTimer, time_of
 from tfdist_cli.train.model.train_step import Tensors
 from tfdist_cli.train.tf_compat.control_flow import after, in_rows
 
@@ -34,18 +37,21 @@ class LockstepFunctions:
 
     Args:
         context: the model on its cluster.
+        divides: whether the examples of an update are divided among the workers.
 
     Attributes:
         devices: the ps, the leader first.
-        layout: how step reports are packed; an update's seconds follow them, if measured.
+        layout: how step reports are packed. If examples are divided, the seconds of the worker's step follow; and then
+            an update's seconds, if measured.
         work: for a chunk's number of steps a worker's function. Its arguments: the iterator; the worker's number and
             the run's first sequence number; `TokenQueues.of`.
         updates: for a chunk's number of updates the function that applies them until the end is ordered. Its
             arguments: `TokenQueues.handles`; the run's first sequence number.
     """
 
-    def __init__(self, context: ParameterServerContext) -> None:
+    def __init__(self, context: ParameterServerContext, *, divides: bool = False) -> None:
         self._workers = len(context.workers)
+        self._divides = divides
         self._store = GradientStore(context, reports_to_leader=True)
         self.devices, self.layout = self._store.devices, self._store.layout
         self.work = cache(self._worker_function)
@@ -156,42 +162,58 @@ class LockstepFunctions:
         states, others = carried
         tokens = dict(zip(self.devices, [states[leader], *others], strict=True))
         keys = store.on_each_ps(lambda packed: LockstepState(packed).key, states)
-        stored = store.store(iterator, worker, number, tokens, keys, before, timer)
+        read = partial(self._read, iterator, worker, states[leader], handles["bounds"])
+        stored = store.store(read, worker, number, tokens, keys, before, timer)
+        operations = [each for own in stored.operations.values() for each in own]
         with tf.device(leader):
             state = LockstepState(states[leader])
-            head = Commit.pack(state.sequence, state.key)
-            head = after(head, [each for own in stored.operations.values() for each in own])
+            time = _microseconds(time_of(operations)) if self._divides else tf.zeros([], tf.int64)
+            head = after(Commit.pack(state.sequence, state.key, time), operations)
             token_queues.commit(handles["commits"][0], head, stored.report)
         return [stored.loss]
+
+    def _read(self, iterator: Any, worker: tf.Tensor, token: tf.Tensor, bounds: Tensors) -> Any:
+        """Reads a worker's next batch, or its part of an update's examples."""
+        batch = next_batch(iterator)
+        for variable in bounds:
+            with tf.device(self.devices[0]):
+                begin, end = token_queues.bounds_of(variable, worker, token)
+            batch = part(batch, begin, end)
+        return batch
 
     def _update_function(self, size: int) -> Any:
         leader = self.devices[0]
 
-        def chunk(count: int, handles: Handles, _: tf.Tensor, first: tf.Tensor) -> list[Any]:
-            following, reports = token_queues.next_order(handles), []
+        def chunk(count: int, handles: Handles, _: tf.Tensor, first: tf.Tensor, *begun: tf.Tensor) -> list[Any]:
+            (following, bounds), reports = token_queues.next_order(handles), []
             done: dict[str, list[Any]] = {}
             for number in range(count):
                 with tf.device(leader):
                     sequence = first + number
-                report, applied, done = self._update(handles, sequence)
+                report, applied, done = self._update(handles, sequence, begun)
                 reports.append(report)
-                self._give_tokens(handles, applied, following if number + 1 == count else _IN_CHUNK, done)
+                is_last = number + 1 == count
+                begun = self._begin(handles, applied, done, bounds if is_last else [])
+                self._give_tokens(handles, applied, following if is_last else _IN_CHUNK, done)
             with tf.device(leader):
                 result = after(tf.stack(reports), [each for own in done.values() for each in own])
             token_queues.send_results(handles, result)
-            return [following, first + count]
+            return [following, first + count, *begun]
 
-        def goes_on(kind: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+        def goes_on(kind: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
             return kind != _END
 
-        def several(kind: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+        def several(kind: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
             return kind == _CHUNK
 
         @tf.function(autograph=False)
         def updates(handles: Handles, first: tf.Tensor) -> None:
-            kind = token_queues.next_order(handles)
-            self._give_tokens(handles, self._store.copied(first[None] - 1), kind, {})
-            start = [kind, first]
+            kind, bounds = token_queues.next_order(handles)
+            done: dict[str, list[Any]] = {}
+            before = self._store.copied(first[None] - 1)
+            begun = self._begin(handles, before, done, bounds)
+            self._give_tokens(handles, before, kind, done)
+            start = [kind, first, *begun]
             if size > 1:
                 in_rows(goes_on, several, partial(chunk, size, handles), partial(chunk, 1, handles), start)
             else:
@@ -199,8 +221,15 @@ class LockstepFunctions:
 
         return updates
 
-    def _update(self, handles: Handles, sequence: tf.Tensor) -> tuple[tf.Tensor, OnEachPs, dict[str, list[Any]]]:
+    def _update(
+        self, handles: Handles, sequence: tf.Tensor, begun: Sequence[tf.Tensor]
+    ) -> tuple[tf.Tensor, OnEachPs, dict[str, list[Any]]]:
         """Applies an update of what all workers commit for a sequence number.
+
+        Args:
+            handles: see `TokenQueues.handles`.
+            sequence: the sequence number.
+            begun: what `_begin` returned.
 
         Returns:
             The step reports, on the leader, shape (workers, numbers); the sequence number and the keys behind it, on
@@ -208,23 +237,52 @@ class LockstepFunctions:
         """
         store, leader = self._store, self.devices[0]
         with tf.device(leader):
-            keys, reports = token_queues.committed(handles["commits"], sequence, self.layout.size)
-            states = self.layout.state_of(reports)
-            state = tf.reduce_mean(states, axis=0) if self.layout.state else tf.zeros([0], tf.float64)
-            packed = tf.concat([sequence[None], keys], axis=0)
+            commits, reports = token_queues.committed(handles["commits"], sequence, self.layout.size)
+            weights = self.layout.examples_of(reports) if self._divides else tf.ones([reports.shape[0]], tf.float64)
+            state = self.layout.mean_state(reports, weights)
+            packed = tf.concat([sequence[None], commits.key], axis=0)
+            for start in begun:
+                spent = tf.cast(commits.microseconds - start, tf.float64) / 1e6
+                reports = tf.concat([reports, spent[:, None]], axis=1)
         applied = store.copied(packed)
-        begun = {device: store.time_of(device, own) for device, own in applied.items()}
+        arrived = {device: store.time_of(device, own) for device, own in applied.items()}
         changed = store.apply(store.on_each_ps(lambda own: own[1:], applied), state)
         # The numbers, too: a ps may have no part in the update.
         done = {device: [own, *store.on_device(device, changed)] for device, own in applied.items()}
         spans = []
         for device in self.devices:
             ended = store.time_of(device, done[device])
-            spans += [now - then for now, then in zip(ended, begun[device], strict=True)]
+            spans += [now - then for now, then in zip(ended, arrived[device], strict=True)]
         with tf.device(leader):
             for seconds in [tf.reduce_max(tf.stack(spans))] if spans else []:
                 reports = tf.concat([reports, tf.fill([reports.shape[0], 1], seconds)], axis=1)
         return reports, applied, done
+
+    def _begin(
+        self, handles: Handles, applied: OnEachPs, done: dict[str, list[Any]], bounds: Tensors
+    ) -> tuple[tf.Tensor, ...]:
+        """Divides the examples of the next updates before their tokens are given, and takes the time.
+
+        Args:
+            handles: see `TokenQueues.handles`.
+            applied: see `_give_tokens`.
+            done: see `_give_tokens`; the leader's tokens have to wait for this as well.
+            bounds: the division; empty if it stays the same.
+
+        Returns:
+            When the next step begins, in microseconds of the leader's clock, as the only element; nothing if examples
+            are not divided.
+        """
+        if not self._divides:
+            return ()
+        leader = self.devices[0]
+        with tf.device(leader):
+            ready = [applied[leader], *done.get(leader, [])]
+            with tf.control_dependencies(ready):
+                ready = [token_queues.divide(handles["bounds"][0], value) for value in bounds] or ready
+            begun = _microseconds(time_of(ready))
+            done[leader] = [begun]
+        return (begun,)
 
     def _give_tokens(
         self, handles: Handles, applied: OnEachPs, kind: tf.Tensor | int, done: dict[str, list[Any]]
@@ -242,3 +300,7 @@ class LockstepFunctions:
                 token = Token.pack(applied[device][0] + 1, tf.cast(kind, tf.int64))
                 with tf.control_dependencies(done.get(device, [])):
                     token_queues.give_token(last, handles[f"tokens{number}"], token)
+
+
+def _microseconds(seconds: tf.Tensor) -> tf.Tensor:
+    return tf.cast(seconds * 1e6, tf.int64)

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import tensorflow as tf
 
 from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE
 from tfdist_cli.train.engine.parameter_server.messages import Commit, StepKind, Token
+from tfdist_cli.train.model.train_step import Tensors
 
 RUN = 1 << 40
 """Sequence numbers of a run: more than it has steps."""
@@ -37,13 +39,14 @@ class TokenQueues:
         devices: the ps; the first one is the leader.
         workers: how many workers there are.
         report: how many numbers a step report is.
+        divides: whether the examples of an update are divided among the workers, see `BatchSizes.bounds`.
 
     Attributes:
         results: on the chief, the step reports of applied chunks: float64, shape (updates, workers, numbers); no
             numbers at all if no more are wanted.
     """
 
-    def __init__(self, devices: Sequence[str], workers: int, report: int) -> None:
+    def __init__(self, devices: Sequence[str], workers: int, report: int, *, divides: bool = False) -> None:
         self._tokens: list[list[tf.queue.FIFOQueue]] = []
         self._last = []
         for device in devices:
@@ -53,10 +56,12 @@ class TokenQueues:
         with tf.device(devices[0]):
             types, shapes = [tf.int64, tf.float64], [[Commit.SIZE], [report]]
             self._commits = [tf.queue.FIFOQueue(-1, types, shapes) for _ in range(workers)]
+            bounds = [0] * (workers + 1)
+            self._bounds = [tf.Variable(bounds, dtype=tf.int64, trainable=False)] if divides else []
             self._started = [tf.Variable(-1, dtype=tf.int64, trainable=False) for _ in range(workers)]
         with tf.device(CHIEF_DEVICE):
             self.results = tf.queue.FIFOQueue(-1, [tf.float64])
-            self._orders = tf.queue.FIFOQueue(-1, [tf.int64], [[]])
+            self._orders = tf.queue.FIFOQueue(-1, [tf.int64], [[1 + len(bounds) * divides]])
 
     @property
     def handles(self) -> Handles:
@@ -67,6 +72,7 @@ class TokenQueues:
             "commits": [queue.queue_ref for queue in self._commits],
             "results": [self.results.queue_ref],
             "orders": [self._orders.queue_ref],
+            "bounds": [variable.handle for variable in self._bounds],
         }
 
     def of(self, worker: int) -> Handles:
@@ -76,6 +82,7 @@ class TokenQueues:
             "last": [variable.handle for variable in self._last],
             "commits": [self._commits[worker].queue_ref],
             "started": [self._started[worker].handle],
+            "bounds": [variable.handle for variable in self._bounds],
         }
 
     def start(self, sequence: int) -> None:
@@ -88,9 +95,14 @@ class TokenQueues:
         """
         _set_last_tokens([variable.handle for variable in self._last], tf.constant(sequence, tf.int64))
 
-    def order(self, kind: StepKind) -> None:
-        """Orders a `SINGLE` update, a `CHUNK` of them, or the `END`."""
-        self._orders.enqueue(tf.constant(kind, tf.int64))
+    def order(self, kind: StepKind, bounds: Sequence[int] = ()) -> None:
+        """Orders a `SINGLE` update, a `CHUNK` of them, or the `END`.
+
+        Args:
+            kind: which of them.
+            bounds: how the examples of these updates are divided among the workers, if they are.
+        """
+        self._orders.enqueue(tf.constant([kind, *bounds], tf.int64))
 
     def abort(self, times: int) -> None:
         """Tells all workers that there is no step.
@@ -117,11 +129,38 @@ def _set_last_tokens(lasts: list[tf.Tensor], sequence: tf.Tensor) -> None:
         tf.raw_ops.AssignVariableOp(resource=last, value=Token.pack(sequence - 1, int(StepKind.SINGLE)))
 
 
-def next_order(handles: Handles) -> tf.Tensor:
-    """Waits on the chief for the next order, a `StepKind`: int64, shape ()."""
+def next_order(handles: Handles) -> tuple[tf.Tensor, Tensors]:
+    """Waits on the chief for the next order.
+
+    Returns:
+        Its `StepKind`, int64, shape (); and how examples are divided among the workers, if they are.
+    """
     with tf.device(CHIEF_DEVICE):
-        (kind,) = tf.raw_ops.QueueDequeueV2(handle=handles["orders"][0], component_types=[tf.int64])
-        return tf.ensure_shape(kind, [])
+        (order,) = tf.raw_ops.QueueDequeueV2(handle=handles["orders"][0], component_types=[tf.int64])
+        return tf.ensure_shape(order[:1], [1])[0], [order[1:]] if handles["bounds"] else []
+
+
+def divide(bounds: tf.Tensor, value: tf.Tensor) -> Any:
+    """Divides the examples of the next updates, on the leader, before it gives the token of the first one.
+
+    Args:
+        bounds: a variable, see `BatchSizes.bounds`.
+        value: its new value.
+    """
+    return tf.raw_ops.AssignVariableOp(resource=bounds, value=value)
+
+
+def bounds_of(bounds: tf.Tensor, worker: tf.Tensor, token: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns where a worker's examples begin and end among those of an update.
+
+    Args:
+        bounds: a variable on the leader.
+        worker: the worker's number.
+        token: the worker's token for the update, after which this is known.
+    """
+    with tf.control_dependencies([token]):
+        known = tf.raw_ops.ReadVariableOp(resource=bounds, dtype=tf.int64)
+    return known[worker], known[worker + 1]
 
 
 def send_results(handles: Handles, reports: tf.Tensor) -> None:
@@ -198,7 +237,7 @@ def commit(queue: tf.Tensor, head: tf.Tensor, report: tf.Tensor) -> None:
     tf.raw_ops.QueueEnqueueV2(handle=queue, components=[head, report])
 
 
-def committed(queues: Sequence[tf.Tensor], sequence: tf.Tensor, report: int) -> tuple[tf.Tensor, tf.Tensor]:
+def committed(queues: Sequence[tf.Tensor], sequence: tf.Tensor, report: int) -> tuple[Commit, tf.Tensor]:
     """Waits on the leader until all workers have committed a gradient for a sequence number; skips stale commits.
 
     There is one loop for all of them: a loop for each would cost as much again as the update's other operations.
@@ -209,7 +248,7 @@ def committed(queues: Sequence[tf.Tensor], sequence: tf.Tensor, report: int) -> 
         report: how many numbers a step report is.
 
     Returns:
-        The keys of the gradients, shape (workers,), and the step reports, shape (workers, `report`).
+        The commits, in the order of the workers, and the step reports, shape (workers, `report`).
     """
 
     def received(queue: tf.Tensor) -> list[tf.Tensor]:
@@ -234,4 +273,4 @@ def committed(queues: Sequence[tf.Tensor], sequence: tf.Tensor, report: int) -> 
 
     first = stacked([received(queue) for queue in queues])
     heads, bodies = tf.while_loop(some_are_stale, skip_stale, first, parallel_iterations=1)
-    return Commit(heads).key, bodies
+    return Commit(heads), bodies

@@ -25,6 +25,7 @@ from tfdist_cli.train.engine.base import Execution, Pause
 from tfdist_cli.train.engine.pacing import Pacing
 from tfdist_cli.train.engine.parameter_server.accumulator import Accumulator
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
+from tfdist_cli.train.engine.parameter_server.lockstep.batch_sizes import BatchSizes
 from tfdist_cli.train.engine.parameter_server.lockstep.functions import LockstepFunctions
 from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN, TokenQueues
 from tfdist_cli.train.engine.parameter_server.messages import StepKind
@@ -52,7 +53,8 @@ class LockstepUpdates:
 
     def __init__(self, context: ParameterServerContext) -> None:
         self._context = context
-        self._functions = LockstepFunctions(context)
+        self._sizes = _batch_sizes(context)
+        self._functions = LockstepFunctions(context, divides=self._sizes is not None)
         self._queues: TokenQueues | None = None
         """None before the first run, and after one that was aborted."""
         self._pace = Pacing(1)
@@ -61,7 +63,8 @@ class LockstepUpdates:
         """See `UpdateRule.run`; it pauses as soon as all ordered updates are applied."""
         context, workers = self._context, len(self._context.workers)
         if self._queues is None:
-            self._queues = TokenQueues(self._functions.devices, workers, self._functions.layout.size)
+            size_of_report, divides = self._functions.layout.size, self._sizes is not None
+            self._queues = TokenQueues(self._functions.devices, workers, size_of_report, divides=divides)
         queues = self._queues
         sequence = next(_runs) * RUN + first
         with context.coordinator.strategy.scope():
@@ -92,21 +95,24 @@ class LockstepUpdates:
                     end = ordered
                     break
                 several = 1 < size == self._pace.size(size) <= end - ordered
-                queues.order(StepKind.CHUNK if several else StepKind.SINGLE)
+                self._order(queues, StepKind.CHUNK if several else StepKind.SINGLE)
                 ordered, in_flight = ordered + (size if several else 1), in_flight + 1
             if ordered == end and not ended:  # at once: the functions take as long to end as some updates
-                queues.order(StepKind.END)
+                self._order(queues, StepKind.END)
                 ended = True
             if not in_flight:
                 return
             reports = functions.next_message(messages)
             if reports is None:
                 continue
-            sums = Accumulator(first)
+            sums = Accumulator(first, by_examples=self._sizes is not None)
             seconds = self._count(reports, sums, seconds)
             first, in_flight = first + len(reports), in_flight - 1
             self._pace.done(len(reports))
             yield sums.execution(int(pause.wanted()), gap=0)
+
+    def _order(self, queues: TokenQueues, kind: StepKind) -> None:
+        queues.order(kind, self._sizes.bounds if self._sizes else ())
 
     def _start(self, queues: TokenQueues, iterators: Any, size: int, sequence: int, worker: int, _: int) -> Any:
         """Starts a worker's function."""
@@ -132,6 +138,8 @@ class LockstepUpdates:
                     task = f"worker:{step.worker}"
                     sums.phases[task] = sums.phases.get(task, 0.0) + wait_as_update(step.phases, seconds)
             sums.update(steps, [0] * len(steps))
+            if self._sizes:
+                self._sizes.observe([step.examples for step in steps], update[:, layout.size].tolist())
             seconds = float(update[-1, -1]) if layout.phases else 0.0
         return seconds
 
@@ -154,7 +162,7 @@ class LockstepUpdates:
             self._functions.updates(size)(queues.handles, tf.constant(sequence, tf.int64))
 
         def abort(threads: Threads) -> None:
-            queues.order(StepKind.END)
+            self._order(queues, StepKind.END)
             threads["updates"].join(GRACE_SECONDS)
             self._queues = None
             _try_briefly(partial(queues.abort, size + 1))
@@ -163,6 +171,12 @@ class LockstepUpdates:
 
         scope = self._context.coordinator.strategy.scope
         return running({"updates": apply_updates}, messages, scope=scope, abort=abort)
+
+
+def _batch_sizes(context: ParameterServerContext) -> BatchSizes | None:
+    """The workers' batches, if they are divided by their speeds."""
+    batch = context.step.examples_per_batch
+    return None if batch is None else BatchSizes(len(context.workers), batch)
 
 
 def _try_briefly(function: Callable[[], None]) -> None:

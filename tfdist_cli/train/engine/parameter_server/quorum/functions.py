@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist_cli.train.data.pipeline import next_batch
 from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.gradient_store import GradientStore
 from tfdist_cli.train.engine.parameter_server.messages import (
@@ -122,7 +123,7 @@ class QuorumFunctions:
         ready = dict(zip(store.devices, assigned, strict=True))
         keys = store.on_each_ps(lambda packed: PackedAssignment(packed).key, ready)
         number = PackedAssignment(assigned[0]).step
-        stored = store.store(iterator, worker, number, ready, keys, before, timer)
+        stored = store.store(partial(next_batch, iterator), worker, number, ready, keys, before, timer)
         first, *others = store.devices
         with tf.device(first), tf.control_dependencies(stored.operations[first]):
             head = tf.identity(assigned[0])  # sent by a ps, which has to confirm that the gradient is stored
