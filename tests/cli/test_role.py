@@ -101,6 +101,22 @@ def test_a_task_of_a_file(tfdist, cluster_file, began, tmp_path):
     assert environment.run_dir.stat().st_mode & 0o077 == 0
 
 
+def test_a_worker_that_joins(tfdist, tmp_path, began):
+    path = tmp_path / "elastic.yaml"
+    roles = "{chief: {}, worker: {replicas: 1, max: 4}, ps: {hosts: ['localhost:2300']}}"
+    path.write_text(f"strategy: parameter_server\nroles: {roles}\n")
+    assert tfdist("role", "--task", "worker:2", "--cluster", path).code == 0
+    environment = began.environment
+    assert environment.task == TaskId("worker", 2)
+    assert [task.index for task in environment.addresses if task.role == "worker"] == [0, 1, 2]
+    assert str(environment.addresses[environment.task]) == "127.0.0.1:2225"
+    assert (str(environment.join_address), environment.max_workers) == ("127.0.0.1:2227", 4)
+    assert tfdist("role", "--task", "chief", "--cluster", path).code == 0
+    assert str(began.environment.join_address) == "127.0.0.1:2227"
+    result = tfdist("role", "--task", "worker:4", "--cluster", path)
+    assert (result.code, codes_in(result.err)) == (2, ["task-above-max"])
+
+
 def test_a_planned_task_trusts_its_environment(tfdist, cluster_file, began, tmp_path):
     """The launcher has narrowed what the task sees: to plan again would share that out once more."""
     tf_config("worker", **PS)

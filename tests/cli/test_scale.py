@@ -105,7 +105,7 @@ def test_a_run_is_scaled_from_another_process(tmp_path):
         "['worker=0'] 2",
         "nothing to do: the run already has worker 2",
         "['worker=2'] 0",
-        "worker 2 → 3: possible; nothing was changed",
+        "worker 2 → 3: possible, through a checkpoint; nothing was changed",
         "['worker=3', '--dry-run'] 0",
     ]
     assert said[6].startswith("worker 2 → 3: ")
@@ -138,3 +138,74 @@ def test_a_program_of_its_own_is_refused_and_goes_on(tfdist, tmp_path, monkeypat
             launched.terminate()
             launched.communicate(timeout=30)
     assert launched.returncode == 143
+
+
+ELASTIC = """
+import json, os, pathlib, signal, sys, time
+def emit(kind, **fields):
+    os.write(2, b"\\x1e" + json.dumps({"kind": kind, **fields}).encode() + b"\\n")
+task = json.loads(os.environ["TF_CONFIG"])["task"]
+run = pathlib.Path(os.environ["TFDIST_RUN_DIR"])
+def leave(*_):
+    if not (run / "done").exists():
+        emit("state", state="left")
+        os._exit(0)
+    os._exit(143)
+if task["type"] != "chief":
+    signal.signal(signal.SIGTERM, leave)
+    emit("state", state="serving")
+    (run / f"here-{task['type']}-{task['index']}").touch()
+    time.sleep(1000)
+emit("state", state="training")
+emit("elastic", joins=True)
+known, step = {"here-worker-0", "here-ps-0"}, 0
+(run / "trains").touch()
+while not (run / "said").exists() or "['worker=1'] 0" not in (run / "said").read_text():
+    step += 1
+    emit("progress", step=step)
+    for path in run.glob("here-*"):
+        if path.name not in known:
+            known.add(path.name)
+            emit("joined", worker=path.name[5:].replace("-", ":"), step=step, took=0.1)
+    time.sleep(0.05)
+(run / "done").touch()
+emit("state", state="done")
+"""
+
+
+@pytest.mark.slow
+def test_workers_join_and_leave_a_running_job(tmp_path):
+    roles = {"chief": {}, "worker": {"replicas": 1, "max": 3}, "ps": {}}
+    cluster = Cluster.model_validate({"strategy": "parameter_server", "roles": roles})
+    recipe = Recipe.model_validate({"module": "x", "module_dir": "/"})  # without checkpoints
+    program = (sys.executable, "-c", textwrap.dedent(ELASTIC))
+    rules = JobPolicy(cluster.strategy, reports=True, timeouts=Timeouts(shutdown=10))
+    now = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    asked = '(["worker=3", "--dry-run"], ["worker=3"], ["worker=4"], ["ps=2"], ["worker=1"])'
+    another = ANOTHER.partition("for options in")[0] + f"for options in {asked}:" + ANOTHER.partition('"60"]):')[2]
+    with (
+        Planner(LocalLauncher(), cluster, recipe, program).reserving() as planner,
+        open_run_dir(tmp_path / "run", tmp_path, "x", now) as run_dir,
+        subprocess.Popen([sys.executable, "-c", another, run_dir.path]) as other,
+    ):
+        report = Launch(
+            LocalLauncher(), planner.plan(run_dir), run_dir, rules, request_handler=RequestHandler(planner, run_dir)
+        ).run(RunSnapshot())
+    assert other.returncode == 0
+    said = (tmp_path / "run" / "said").read_text()
+    lines = [line for line in said.splitlines() if not line.startswith("hint")]
+    assert lines[0] == "worker 1 → 3: possible, while the others continue; nothing was changed"
+    assert lines[2] == "worker 1 → 3: the tasks join or leave while the others continue"
+    assert lines[3].startswith("worker 1 → 3: worker:1, worker:2 joined after ")
+    assert codes_in(said) == ["scale-rejected", "scale-rejected"]  # above max, and without a checkpoint
+    assert [line for line in lines if line.startswith("[")] == [
+        "['worker=3', '--dry-run'] 0", "['worker=3'] 0", "['worker=4'] 2", "['ps=2'] 2", "['worker=1'] 0"
+    ]  # fmt: skip
+    assert (report.exit_code, report.attempts, report.lost_tasks) == (0, 1, ())
+    statuses = {str(task.task): task.status.value for task in report.tasks}
+    assert {statuses[name] for name in ("worker:1", "worker:2")} == {"left"}
+    assert {statuses[name] for name in ("worker:0", "ps:0", "chief:0")} == {"done"}
+    first, second = report.as_json()["resizes"]
+    assert (first["joined"], first["left"]) == (["worker:1", "worker:2"], [])
+    assert (second["joined"], second["left"]) == ([], ["worker:1", "worker:2"])
+    assert {path.name for path in (tmp_path / "run").glob("attempt_*")} == {"attempt_1"}

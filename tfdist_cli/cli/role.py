@@ -16,7 +16,7 @@ from tfdist_cli.cli.options import CommandArgument, RecipeOption, SetOption
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.slurm.task_environment import StepTask, find_step_task, in_step
 from tfdist_cli.plan.machine import NO_PROXY, Machine
-from tfdist_cli.plan.plan import PlannedTask, fixed_addresses, make_plan, plan_task
+from tfdist_cli.plan.plan import PlannedTask, fixed_addresses, plan_task
 from tfdist_cli.plan.resources import allocate, make_resources
 from tfdist_cli.protocol.environment import RUN_DIR, START_TIMEOUT, Environment
 from tfdist_cli.requirements import require_tensorflow
@@ -34,6 +34,7 @@ from tfdist_cli.task.slurm_step import fork_task
 EXAMPLES = (
     "tfdist role --task ps:0 --cluster cluster.yaml",
     "tfdist role --task worker:1 --cluster cluster.yaml -- python train.py",
+    "tfdist role --task worker:5 --cluster runs/latest/cluster.yaml",
     "TF_CONFIG='{...}' tfdist role --recipe recipe.yaml",
     "srun --ntasks=5 tfdist role --cluster cluster.yaml",
 )
@@ -73,6 +74,9 @@ def role(  # noqa: PLR0913 a parameter is an option
     `tfdist launch`. Tasks without an address use this machine's ports from 2222 on. If TF_CONFIG is set, a ps or a
     worker of parameter servers needs no option; other tasks need --recipe. Under Slurm's srun a task needs --cluster
     only: Slurm's variables name the task and the addresses.
+
+    A worker of parameter servers may start while the others train, with an index below the max of its role: it joins
+    them. SIGTERM makes it leave.
 
     The command plans the task's environment (GPUs, threads, proxies) for this machine and then replaces itself with the
     task's program.
@@ -152,8 +156,9 @@ def _plan(cluster: Cluster | None, task: str | None, run_dir: Path | None) -> Pl
 
 def _plan_by_hand(cluster: Cluster, task: TaskId, run_dir: Path | None) -> PlannedTask:
     addresses, path = fixed_addresses(cluster), _run_dir(cluster, run_dir)
-    here = cluster.model_copy(update={"launcher": "local"})
-    return make_plan(here, None, addresses=addresses, run_dir=path, machine=Machine.here())[task]
+    here, machine = cluster.model_copy(update={"launcher": "local"}), Machine.here()
+    share = allocate(here, {each: addresses[each] for each in cluster.listed_for(task)}, machine)[task]
+    return plan_task(here, task, addresses, share, path, machine)
 
 
 def _plan_as_scheduled(named: str | None, run_dir: Path | None) -> PlannedTask:

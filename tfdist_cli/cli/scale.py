@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
@@ -14,7 +15,7 @@ import psutil
 import typer
 
 from tfdist_cli.cli.console import console
-from tfdist_cli.cli.console.progress import duration
+from tfdist_cli.cli.console.progress import scaled_text
 from tfdist_cli.cli.options import LATEST
 from tfdist_cli.errors import TfdistError, TimeoutExceeded, UsageError
 from tfdist_cli.launch.run.directory import EVENTS_FILE
@@ -47,21 +48,22 @@ def scale(
     ],
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check whether the change is possible.")] = False,
-    wait: Annotated[bool, typer.Option(help="Wait until the training continues.")] = True,
+    wait: Annotated[bool, typer.Option(help="Wait until the training has the new size.")] = True,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait.")] = 300.0,
 ) -> None:
     """Change the number of tasks of a role while a run trains.
 
-    The training saves a checkpoint, all tasks exit, and the new tasks continue from that checkpoint. Ports and cores
-    are assigned anew, variables are distributed over the new ps, and the data is divided among the new workers. The
-    launcher keeps running, and no restart is counted. The same rules as for the cluster file apply. Runs of a program
-    and runs without checkpoints cannot be scaled.
+    Workers of parameter servers and evaluators join and leave while the others continue, and data workers join, up to
+    the role's max in the cluster file. For every other change the training saves a checkpoint, all tasks exit, and the
+    new tasks continue from that checkpoint: ports and cores are assigned anew, variables are distributed over the new
+    ps, and the data is divided among the new workers. Runs of a program and runs without checkpoints cannot be changed
+    in this way. The launcher keeps running, and no restart is counted. The same rules as for the cluster file apply.
 
     A run that has ended continues with other numbers by
     tfdist launch CLUSTER --run-dir RUN --set roles.worker.replicas=4
 
-    Exit codes: 0 the training continues with these numbers, or already has them; 1 the run ended before; 2 the request
-    was rejected; 124 --timeout was exceeded.
+    Exit codes: 0 the training continues with these numbers, or already has them; 1 the run ended before, or a task
+    failed to join; 2 the request was rejected; 124 --timeout was exceeded.
     """
     run, replicas = _read(arguments)
     view = read_run(run)
@@ -78,11 +80,29 @@ def scale(
     if _print_answer(answer, request):
         return
     what = format_replicas(answer["replicas"])
-    console.write(f"{what}: the training saves a checkpoint and continues with these numbers")
+    console.write(f"{what}: {_way(answer)}")
     if wait:
         scaled = answers.wait("scaled")
-        where = "from the beginning" if scaled["resumed"] is None else f"from step {scaled['resumed']}"
-        console.write(f"{what}: training continued {where} after {duration(scaled['took'])}")
+        if scaled["failed"]:
+            names = ", ".join(scaled["failed"])
+            raise TfdistError(
+                f"{names} failed to join; the training continues without",
+                code="join-failed",
+                hint=f"tfdist logs {view.path} --task {scaled['failed'][0]} shows why",
+            )
+        console.write(f"{what}: {scaled_text(scaled)}")
+
+
+def _way(answer: Mapping[str, Any]) -> str:
+    """How the training gets its new size."""
+    if answer.get("live"):
+        return "the tasks join or leave while the others continue"
+    return f"the training saves a checkpoint and continues with these numbers{_because(answer)}"
+
+
+def _because(answer: Mapping[str, Any]) -> str:
+    """Why the tasks cannot join or leave while the others continue, if that is not so for each task of the role."""
+    return f" ({answer['reason']})" if answer.get("reason") else ""
 
 
 def _read(arguments: list[str]) -> tuple[Path, dict[Role, int]]:
@@ -129,7 +149,8 @@ def _print_answer(answer: Mapping[str, Any], request: Request) -> bool:
             numbers = ", ".join(f"{role} {number}" for role, number in request.replicas.items())
             console.write(f"nothing to do: the run already has {numbers}")
         case "possible":
-            console.write(f"{format_replicas(answer['replicas'])}: possible; nothing was changed")
+            way = "while the others continue" if answer["live"] else f"through a checkpoint{_because(answer)}"
+            console.write(f"{format_replicas(answer['replicas'])}: possible, {way}; nothing was changed")
         case _:
             return False
     return True
@@ -148,6 +169,8 @@ class _Answers:
         self._deadline = deadline
         self._path = view.path / EVENTS_FILE
         self._read = self._path.stat().st_size if self._path.exists() else 0
+        self._events: deque[dict[str, Any]] = deque()
+        """Events that were read and not looked at: the answer and its result may be written at once."""
         self.number = ""
 
     def wait(self, kind: str) -> Mapping[str, Any]:
@@ -161,7 +184,9 @@ class _Answers:
             alive = launcher_of(self._view.path) == self._view.launcher
             if alive and kind == "scale":
                 self._signal_launcher()
-            for event in self._new():
+            self._events.extend(self._new())
+            while self._events:
+                event = self._events.popleft()
                 if event.get("event") == kind and event.get("request") == self.number:
                     return event
                 if event.get("event") == "phase" and event.get("phase") == "ended":

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from tfdist_cli.cli.console import console
 from tfdist_cli.cli.console.lines import neutral
-from tfdist_cli.cli.console.progress import duration, metrics_text
+from tfdist_cli.cli.console.progress import duration, metrics_text, scaled_text
 from tfdist_cli.cli.list import OUTCOME_COLOURS
 from tfdist_cli.cli.options import JsonOption, RunArgument
 from tfdist_cli.launch.run.documents import to_json
@@ -44,14 +44,6 @@ def _doing(view: RunView) -> str:
     return f"({view.phase}) " if view.outcome is Outcome.RUNNING else ""
 
 
-def _since(scaled: Mapping[str, Any]) -> str:
-    """Returns the step at which the training continued after a resize; empty if it has not."""
-    if scaled["took"] is None:
-        return ""
-    where = "from the beginning" if scaled["resumed"] is None else f"from step {scaled['resumed']}"
-    return f"; training continued {where} after {duration(scaled['took'])}"
-
-
 def _row(task: TaskView) -> tuple[Text, ...]:
     return (
         Text(str(task.task), style=task.task.traits.colour),
@@ -77,7 +69,9 @@ def _facts(view: RunView) -> Iterator[tuple[str, str]]:
     if view.step is not None:
         yield "training", f"step {view.step}  {metrics_text(view.metrics)}"
     for each in view.scaled:
-        yield "scaled", f"{format_replicas(each['replicas'])} after {duration(each['seconds'])}{_since(each)}"
+        text = scaled_text(each)
+        when = f"{format_replicas(each['replicas'])} after {duration(each['seconds'])}"
+        yield "scaled", f"{when}; {text}" if text else when
     if view.headline:
         yield "stopped" if view.outcome is Outcome.STOPPED else "error", view.headline
     if view.outcome is Outcome.LOST:

@@ -30,6 +30,8 @@ class LauncherTraits:
             `tfdist_cli/launch/registry.py`. Empty if there are no such jobs.
         restarts_tasks: whether one task can be started again while the others run. Otherwise all tasks start and end
             together.
+        tasks_join: whether a task that the launch did not have can be started, or one of its tasks ended, while the
+            others run.
     """
 
     implementation: str
@@ -42,11 +44,12 @@ class LauncherTraits:
     dns_suffixes: tuple[str, ...] = ()
     jobs: str = ""
     restarts_tasks: bool = True
+    tasks_join: bool = False
 
 
 LAUNCHERS: dict[str, LauncherTraits] = {
     "local": LauncherTraits(
-        "tfdist_cli.launch.local.launcher:LocalLauncher", summary="this machine", local_processes=True
+        "tfdist_cli.launch.local.launcher:LocalLauncher", summary="this machine", local_processes=True, tasks_join=True
     ),
     "ssh": LauncherTraits(
         "tfdist_cli.launch.ssh.launcher:SshLauncher", summary="the machines that `hosts` names", uses_hosts=True

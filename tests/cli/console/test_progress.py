@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from tfdist_cli.cli.console.lines import TaskLines, neutral
-from tfdist_cli.cli.console.progress import Display, LiveDisplay, duration, progress_text
+from tfdist_cli.cli.console.progress import Display, LiveDisplay, duration, progress_text, scaled_text
 from tfdist_cli.launch.run.snapshot import Progress, RunSnapshot
 from tfdist_cli.launch.supervisor.events import (
     Exited,
@@ -101,8 +101,47 @@ def test_what_the_launcher_does_is_told():
     asked = (RequestAnswered("a", "refused", reason="no"), ResizeAccepted("b", {"ps": (1, 0)}, (CHIEF,)))
     rejected, scaled, saving = plain(CHIEF, PS).at(1, *asked).text.splitlines()
     assert rejected.endswith(": no")
-    assert scaled.endswith(" ps 1 → 0")
+    assert " ps 1 → 0 " in scaled
     assert " 30 s " in saving
+
+
+def test_tasks_that_come_and_go():
+    second = TaskId("worker", 1)
+    shown = plain(CHIEF, WORKER, PS).at(
+        1,
+        RecordReceived(CHIEF, {"kind": "elastic", "joins": True}),
+        ResizeAccepted("r", {"worker": (1, 2)}, (CHIEF, WORKER, second, PS), joins=(second,)),
+        RecordReceived(CHIEF, {"kind": "joined", "worker": "worker:1"}),
+        RecordReceived(CHIEF, {"kind": "join_refused", "worker": "worker:7", "reason": "full"}),
+        RecordReceived(second, {"kind": "state", "state": "left"}),
+        Exited(second, 0),
+        ResizeAccepted("s", {"worker": (1, 2)}, (CHIEF, WORKER, second, PS), joins=(second,)),
+        Exited(second, 3),
+    )
+    scaled, joined, refused, left, again, failed = shown.text.splitlines()
+    assert "worker 1 → 2: worker:1" in scaled
+    assert "worker:1 has joined" in joined
+    assert "worker:7 may not join: full" in refused
+    assert "worker:1 has left" in left
+    assert "worker 1 → 2" in again
+    assert "worker:1 failed to join: exit code 3" in failed
+
+
+@pytest.mark.parametrize(
+    ("scaled", "text"),
+    [
+        ({"took": None}, ""),
+        ({"took": 19.0, "resumed": 7}, "training continued from step 7 after 19 s"),
+        ({"took": 19.0, "resumed": None}, "training continued from the beginning after 19 s"),
+        (
+            {"took": 2.1, "joined": ["worker:1"], "left": [], "failed": ["worker:2"]},
+            "worker:1 joined and worker:2 failed to join after 2.1 s; the others continued",
+        ),
+        ({"took": 0.5, "left": ["worker:1", "worker:2"]}, "worker:1, worker:2 left after 0.5 s; the others continued"),
+    ],
+)
+def test_what_became_of_a_request(scaled, text):
+    assert scaled_text(scaled) == text
 
 
 def test_the_live_table():

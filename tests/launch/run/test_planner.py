@@ -3,16 +3,17 @@
 import json
 import resource
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import datetime, timezone
 
 import pytest
 
-from tests.support.histories import CHIEF, PS, W0, W1, W2, History
+from tests.support.histories import CHIEF, EVALUATOR, PS, W0, W1, W2, History
 from tfdist_cli.launch.local.launcher import LocalLauncher
 from tfdist_cli.launch.run.directory import open_run_dir
 from tfdist_cli.launch.run.planner import Planner, RequestHandler
 from tfdist_cli.launch.run.requests import Request
-from tfdist_cli.launch.supervisor.events import Exited, RequestAnswered, ResizeAccepted
+from tfdist_cli.launch.supervisor.events import Exited, RecordReceived, RequestAnswered, ResizeAccepted
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.spec.loading.load import load_run
 from tfdist_cli.spec.sections.recipe import Recipe
@@ -43,14 +44,16 @@ def make_handler(tmp_path, make_cluster):
 def test_a_request_that_can_be_met_has_a_plan_with_addresses_of_its_own(make_handler, tmp_path):
     request_handler = make_handler()
     event = request_handler.answer(Request("a", {"worker": 3, "ps": 1}), RUNNING)
-    assert event == ResizeAccepted("a", {"worker": (1, 3)}, (CHIEF, W0, W1, W2, PS))
+    assert replace(event, because="") == ResizeAccepted("a", {"worker": (1, 3)}, (CHIEF, W0, W1, W2, PS))
+    assert "worker:1" in event.because
     plan = request_handler.plan()
     assert [planned.task for planned in plan.tasks] == list(event.tasks)
     assert len({planned.address.port for planned in plan.tasks} - {0}) == 5
     written = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert [task["task"] for task in written["tasks"]] == [str(task) for task in event.tasks]
     assert load_run(tmp_path / "run" / "cluster.yaml")[0].roles.count("worker") == 3
-    assert request_handler.answer(Request("b", {"worker": 3}), RUNNING) == RequestAnswered("b", "unchanged")
+    larger = History(*event.tasks).state
+    assert request_handler.answer(Request("b", {"worker": 3}), larger) == RequestAnswered("b", "unchanged")
 
 
 def test_a_port_that_is_given_is_let_go_and_taken_again(make_handler):
@@ -112,3 +115,129 @@ def test_a_job_that_does_something_else_is_not_resized(make_handler):
     job.at(5, Exited(CHIEF, 0))
     event = make_handler().answer(Request("a", {"worker": 2}), job.state)
     assert (event.answer, event.code) == ("refused", "job-not-resizable")
+
+
+def elastic(*tasks, **record):
+    """The state of a training whose chief has reported whether it takes workers."""
+    job = History(*tasks)
+    job.at(1, RecordReceived(CHIEF, {"kind": "elastic", "joins": True} | record))
+    return job.state
+
+
+MANY = {"replicas": 1, "max": 3}
+
+
+def test_workers_join_with_the_addresses_that_the_launch_has_reserved(make_handler, tmp_path):
+    request_handler = make_handler(checkpoint="", worker=MANY)
+    before = request_handler._planner.plan(request_handler._run_dir)
+    event = request_handler.answer(Request("a", {"worker": 3}), elastic(CHIEF, W0, PS))
+    assert event == ResizeAccepted("a", {"worker": (1, 3)}, (CHIEF, W0, W1, W2, PS), joins=(W1, W2))
+    plan = request_handler.extended
+    assert [planned.task for planned in plan.tasks] == list(event.tasks)
+    assert {task: plan[task].address for task in (CHIEF, W0, PS)} == {
+        task: before[task].address for task in (CHIEF, W0, PS)
+    }
+    assert plan.spare_ports == (before.spare_ports[-1],)  # the two before it have become tasks
+    for name in ("TFDIST_JOIN_ADDRESS", "TFDIST_MAX_WORKERS"):
+        assert plan[W2].env[name] == before[CHIEF].env[name]
+    assert len(json.loads(plan[W2].env["TF_CONFIG"])["cluster"]["worker"]) == 3
+    written = load_run(tmp_path / "run" / "cluster.yaml")[0]
+    assert (written.roles.count("worker"), written.roles.capacity("worker")) == (3, 3)
+
+
+def test_workers_leave_and_come_back_without_a_max(make_handler, tmp_path):
+    request_handler = make_handler(worker=3)
+    event = request_handler.answer(Request("a", {"worker": 1}), elastic(CHIEF, W0, W1, W2, PS))
+    assert event == ResizeAccepted("a", {"worker": (3, 1)}, (CHIEF, W0, PS), leaves=(W1, W2))
+    written = load_run(tmp_path / "run" / "cluster.yaml")[0]
+    assert (written.roles.count("worker"), written.roles.capacity("worker")) == (1, 3)
+    event = request_handler.answer(Request("b", {"worker": 2}), elastic(CHIEF, W0, PS))
+    assert event.joins == (W1,)
+    event = request_handler.answer(Request("c", {"worker": 4}), elastic(CHIEF, W0, W1, PS))
+    assert not event.is_live  # no address is reserved for a fourth
+    assert "worker:3" in event.because
+
+
+def test_workers_with_hosts_leave(make_handler):
+    request_handler = make_handler(worker=["127.0.0.1:23471", "127.0.0.1:23472"])
+    event = request_handler.answer(Request("a", {"worker": 1}), elastic(CHIEF, W0, W1, PS))
+    assert event.leaves == (W1,)
+
+
+def test_a_worker_that_has_left_by_itself_comes_back(make_handler):
+    job = History(CHIEF, W0, W1, W2, PS)
+    job.at(1, RecordReceived(CHIEF, {"kind": "elastic", "joins": True}))
+    job.at(2, RecordReceived(W1, {"kind": "state", "state": "left"}), Exited(W1, 0))
+    request_handler = make_handler(worker=3)
+    assert request_handler.answer(Request("a", {"worker": 2}), job.state).answer == "unchanged"
+    event = request_handler.answer(Request("b", {"worker": 3}), job.state)
+    assert (event.replicas, event.joins, event.leaves) == ({"worker": (2, 3)}, (W1,), ())
+
+
+@pytest.mark.parametrize(
+    ("roles", "record", "replicas", "why"),
+    [
+        ({"worker": MANY}, {"joins": False, "reason": "each update needs all"}, {"worker": 2}, "each update needs all"),
+        ({"worker": MANY}, {}, {"ps": 2}, ""),
+        ({"worker": MANY}, {}, {"worker": 2, "ps": 2}, ""),
+        ({"worker": {"replicas": 1}}, {}, {"worker": 2}, "worker:1"),
+    ],
+)
+def test_what_needs_a_checkpoint(roles, record, replicas, why, make_handler):
+    request_handler, state = make_handler(**roles), elastic(CHIEF, W0, PS, **record)
+    answer = request_handler.answer(Request("b", replicas, dry_run=True), state)
+    assert (answer.answer, answer.live) == ("possible", False)
+    event = request_handler.answer(Request("a", replicas), state)
+    assert answer.reason == event.because
+    assert isinstance(event, ResizeAccepted)
+    assert not event.is_live
+    assert why in event.because
+    assert bool(event.because) == bool(why)
+
+
+def test_a_dry_run_of_a_join_changes_nothing(make_handler):
+    request_handler = make_handler(worker=MANY)
+    answer = request_handler.answer(Request("a", {"worker": 2}, dry_run=True), elastic(CHIEF, W0, PS))
+    assert answer == RequestAnswered("a", "possible", {"worker": (1, 2)}, live=True)
+    assert request_handler.extended is None
+
+
+def test_other_launchers_than_those_that_start_single_tasks_need_a_checkpoint(make_handler):
+    request_handler = make_handler(worker=MANY)
+    planner = request_handler._planner
+    planner.cluster = planner.cluster.model_copy(update={"launcher": "slurm"})
+    event = request_handler.answer(Request("a", {"worker": 2}), elastic(CHIEF, W0, PS))
+    assert not event.is_live
+    assert "slurm" in event.because
+
+
+def test_above_max_is_refused(make_handler):
+    event = make_handler(worker=MANY).answer(Request("a", {"worker": 4}), elastic(CHIEF, W0, PS))
+    assert event.answer == "refused"
+    assert "max is 3" in event.reason
+
+
+def test_gpus_that_would_be_divided_anew_need_a_checkpoint(make_handler, monkeypatch):
+    monkeypatch.setattr(Machine, "here", lambda: Machine(2, ("0", "1", "2", "3")))
+    request_handler = make_handler(worker=MANY)
+    event = request_handler.answer(Request("a", {"worker": 2}), elastic(CHIEF, W0, PS))
+    assert not event.is_live
+    assert "GPU" in event.because
+
+
+def test_a_worker_with_gpus_of_its_own_joins(make_handler, monkeypatch):
+    monkeypatch.setattr(Machine, "here", lambda: Machine(2, ("0", "1")))
+    request_handler = make_handler(worker=MANY | {"gpus": 1})
+    event = request_handler.answer(Request("a", {"worker": 2}), elastic(CHIEF, W0, PS))
+    assert event.joins == (W1,)
+    assert [request_handler.extended[task].resources.gpus for task in (W0, W1)] == [("0",), ("1",)]
+
+
+def test_an_evaluator_joins_without_an_address(make_handler, tmp_path):
+    request_handler = make_handler()
+    event = request_handler.answer(Request("a", {"evaluator": 1}), RUNNING)
+    assert event.joins == (EVALUATOR,)
+    assert "evaluator" in json.loads(request_handler.extended[EVALUATOR].env["TF_CONFIG"])["cluster"]
+    assert load_run(tmp_path / "run" / "cluster.yaml")[0].roles.count("evaluator") == 1
+    event = request_handler.answer(Request("b", {"evaluator": 0}), History(*event.tasks).state)
+    assert event.leaves == (EVALUATOR,)

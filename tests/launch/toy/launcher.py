@@ -50,6 +50,9 @@ class ToyRun:
         elif action.task in self.processes:
             self.processes[action.task].send_signal(SIGNALS[action.signal])
 
+    def follow(self, plan):
+        self.plan = plan
+
     async def run_task(self, task, env):
         reading, writing = os.pipe()
         process = await asyncio.create_subprocess_exec(

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.live import Live
@@ -21,10 +21,12 @@ from tfdist_cli.launch.supervisor.events import (
     Exited,
     NetworkReady,
     Output,
+    RecordReceived,
     RequestAnswered,
     ResizeAccepted,
     SignalReceived,
 )
+from tfdist_cli.launch.supervisor.membership import failed_to_join
 from tfdist_cli.launch.supervisor.state import JobState, LostTask, Phase, Status
 from tfdist_cli.spec.roles import ROLES
 
@@ -168,6 +170,21 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def scaled_text(scaled: Mapping[str, Any]) -> str:
+    """What became of a change of the numbers of tasks, from a line `scaled` of the events; empty if it goes on."""
+    took = scaled.get("took")
+    if took is None:
+        return ""
+    happened = [f"{', '.join(names)} {what}" for key, what in _HAPPENED if (names := scaled.get(key))]
+    if happened:
+        return f"{' and '.join(happened)} after {duration(took)}; the others continued"
+    where = "from the beginning" if scaled.get("resumed") is None else f"from step {scaled['resumed']}"
+    return f"training continued {where} after {duration(took)}"
+
+
+_HAPPENED = (("joined", "joined"), ("left", "left"), ("failed", "failed to join"))
+
+
 def _restart(loss: LostTask, state: JobState) -> str:
     what = "restarting it" if loss.alone else "restarting all tasks from the last checkpoint"
     when = f" in {loss.delay:g} s" if loss.delay else ""
@@ -178,8 +195,12 @@ def _restart(loss: LostTask, state: JobState) -> str:
 def _request_notices(event: Event) -> Iterator[str]:
     """Yields notices about requests of `tfdist scale`."""
     match event:
-        case ResizeAccepted(_, replicas, _):
-            yield f"scaling to {format_replicas(replicas)}"
+        case ResizeAccepted(_, replicas, _, joins, leaves) if event.is_live:
+            names = ", ".join(str(task) for task in (*joins, *leaves))
+            yield f"scaling {format_replicas(replicas)}: {names}; the others continue"
+        case ResizeAccepted(_, replicas, _, _, _, because):
+            why = f": {because}" if because else ""
+            yield f"scaling {format_replicas(replicas)} through a checkpoint{why}"
         case RequestAnswered(_, "refused", _, reason, _):
             yield f"rejected a request to scale: {reason}"
 
@@ -188,6 +209,7 @@ def _notices(event: Event, state: JobState, before: Phase) -> Iterator[str]:
     """Yields notices about the launcher's reactions to an event."""
     if isinstance(event, NetworkReady):
         yield event.text
+    yield from _membership_notices(event, state)
     if isinstance(event, Exited) and state.tasks[event.task].status is Status.FAILED:
         not_restarted_because = state.tasks[event.task].not_restarted_because
         if not state.restarting:
@@ -209,6 +231,20 @@ def _notices(event: Event, state: JobState, before: Phase) -> Iterator[str]:
             yield "start timeout: not all tasks are up; stopping all tasks"
         case Phase.KILLING if not state.restarting:
             yield "killing the remaining tasks: " + ", ".join(str(task) for task in state.alive)
+
+
+def _membership_notices(event: Event, state: JobState) -> Iterator[str]:
+    """Yields notices about tasks that have joined the running training, or left it."""
+    match event:
+        case RecordReceived(_, {"kind": "joined"}):
+            yield f"{neutral(str(event.record.get('worker')))} has joined the training"
+        case RecordReceived(_, {"kind": "join_refused"}):
+            worker, reason = (neutral(str(event.record.get(key))) for key in ("worker", "reason"))
+            yield f"{worker} may not join: {reason}"
+        case Exited(task, _) if state.tasks[task].status is Status.LEFT:
+            yield f"{task} has left the training, which continues"
+        case Exited(task, _) if failed_to_join(state, task):
+            yield f"{task} failed to join: {describe_exit(state.tasks[task])}; the training continues without it"
 
 
 def _render(state: JobState, snapshot: RunSnapshot, now: float, height: int) -> Group:

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from tfdist_cli.cli.console import console
 from tfdist_cli.cli.console.lines import neutral
-from tfdist_cli.cli.console.progress import duration, metrics_text
+from tfdist_cli.cli.console.progress import duration, metrics_text, scaled_text
 from tfdist_cli.errors import label
-from tfdist_cli.launch.run.report import cause_of, format_replicas
+from tfdist_cli.launch.run.report import cause_of, format_replicas, resize_as_json
 from tfdist_cli.launch.run.snapshot import numbers
 from tfdist_cli.spec.roles import ROLES
 
@@ -104,10 +104,7 @@ def _print_details(failure: Failure) -> None:
 def _resize_text(resize: Resize) -> str:
     """Describes when the number of tasks changed, and at which step the training continued."""
     when = f"{format_replicas(resize.wanted.replicas)} after {resize.asked_at:.1f} s"
-    if resize.trained_at is None:
-        return f"{when}; no step after that"
-    where = "from the beginning" if resize.resumed is None else f"from step {resize.resumed}"
-    return f"{when}; training continued {where} after {resize.trained_at - resize.asked_at:.1f} s"
+    return f"{when}; {scaled_text(resize_as_json(resize)) or 'no step after that'}"
 
 
 def _last_line(failure: Failure) -> str:

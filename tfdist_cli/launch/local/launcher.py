@@ -158,6 +158,10 @@ class LocalRun:
         elif action.task in self._processes:
             self._processes[action.task].stop(action.signal)
 
+    def follow(self, plan: Plan) -> None:
+        """Replaces the plan; the fork servers stay, and fork the tasks that start from now on."""
+        self._plan = plan
+
     async def close(self) -> None:
         """Kills the remaining tasks, and ends the processes that they have left behind and the watchdog."""
         for task in (*self._starting, *self._processes):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist_cli.launch.run.documents import to_json
-from tfdist_cli.launch.run.report import cause_of, describe_exit, signal_name
+from tfdist_cli.launch.run.report import cause_of, describe_exit, resize_outcome, signal_name
 from tfdist_cli.launch.supervisor.events import (
     Event,
     Exited,
@@ -163,16 +163,23 @@ def _answer(event: ResizeAccepted | RequestAnswered) -> dict[str, Any]:
     """The answer to a request."""
     line = {"event": "scale", "request": event.request, "replicas": event.replicas}
     if isinstance(event, ResizeAccepted):
-        return line | {"answer": "accepted"}
-    reason = {"reason": event.reason, "hint": event.hint, "code": event.code} if event.reason else {}
-    return line | {"answer": event.answer} | reason
+        names = {"joins": event.joins, "leaves": event.leaves}
+        lists = {key: [str(task) for task in tasks] for key, tasks in names.items()}
+        return line | {"answer": "accepted", "live": event.is_live, **lists} | _reason(event.because)
+    if event.answer == "refused":
+        return line | {"answer": "refused", "reason": event.reason, "hint": event.hint, "code": event.code}
+    live = {"live": event.live} if event.answer == "possible" else {}
+    return line | {"answer": event.answer, **live} | _reason(event.reason)
+
+
+def _reason(text: str) -> dict[str, str]:
+    return {"reason": text} if text else {}
 
 
 def _scaled(resize: Resize, state: JobState) -> dict[str, Any]:
-    """A finished resize: it `took` the seconds from the request to the first step after it."""
-    took = round((resize.trained_at or 0.0) - resize.asked_at, 3)
+    """A finished resize: it `took` the seconds from the request until the training had its new size."""
     line = {"event": "scaled", "request": resize.wanted.request, "replicas": resize.wanted.replicas}
-    return line | {"resumed": resize.resumed, "step": state.attempt_step, "took": took}
+    return line | {"resumed": resize.resumed, "step": state.attempt_step, **resize_outcome(resize)}
 
 
 def _restart(lost: LostTask) -> dict[str, Any]:

@@ -11,7 +11,14 @@ from typing import Protocol
 
 from tfdist_cli.launch.run.planner import RequestHandler
 from tfdist_cli.launch.run.requests import SIGNAL as REQUEST_SIGNAL
-from tfdist_cli.launch.supervisor.events import Event, EventQueue, RequestReceived, SignalReceived, Tick
+from tfdist_cli.launch.supervisor.events import (
+    Event,
+    EventQueue,
+    RequestReceived,
+    ResizeAccepted,
+    SignalReceived,
+    Tick,
+)
 from tfdist_cli.launch.supervisor.launcher import LaunchContext, Launcher, Run
 from tfdist_cli.launch.supervisor.machine import begin, step
 from tfdist_cli.launch.supervisor.state import JobPolicy, JobState, Phase
@@ -111,7 +118,7 @@ class Supervisor:
             if self.state.phase is Phase.ENDED:
                 return
             needed_plan = self._needs_plan
-            await self._handle_next()
+            await self._handle_next(run)
             if self._needs_plan and not needed_plan:
                 return
 
@@ -120,7 +127,7 @@ class Supervisor:
         """Whether all tasks have exited for a resize, so that the next ones need another plan."""
         return self.state.phase is Phase.PAUSED and self.state.resizing
 
-    async def _handle_next(self) -> None:
+    async def _handle_next(self, run: Run) -> None:
         """Waits for the next event, and handles it and the timeouts that are due."""
         began, cpu_began = self._clock(), self._cpu_clock()
         deadline = self.state.deadline
@@ -132,7 +139,10 @@ class Supervisor:
         now = self._clock() - self._started
         if isinstance(event, RequestReceived) and self._request_handler:
             for request in self._request_handler.requests():
-                self._handle(self._request_handler.answer(request, self.state), now)
+                answer = self._request_handler.answer(request, self.state)
+                if isinstance(answer, ResizeAccepted) and answer.is_live and self._request_handler.extended:
+                    run.follow(self._request_handler.extended)
+                self._handle(answer, now)
         needed_plan = self._needs_plan
         self._handle(event, now)
         deadline = self.state.deadline

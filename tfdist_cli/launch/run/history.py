@@ -80,8 +80,9 @@ class RunView:
         metrics: the training's metrics at that step.
         result: `result.json` of this launch; empty if there is none.
         scaled: for each accepted `tfdist scale` in this launch: `replicas` {role: [before, after]}, `seconds`: when,
-            `resumed`: the step from which it resumed, and `took`: seconds until the first step after that. The last two
-            are null until then.
+            `live`: whether the others continued meanwhile, `took`: seconds until the training had the new size,
+            `resumed`: the step from which it resumed if all tasks started anew, and the lists `joined`, `left` and
+            `failed` (to join) of tasks. `resumed` and `took` are null until then.
     """
 
     path: Path
@@ -335,12 +336,18 @@ def _scaled(events: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...
     found: dict[str, dict[str, Any]] = {}
     for event in events:
         request = str(event.get("request"))
-        after = {key: number(event.get(key)) for key in ("resumed", "took")}
+        after: dict[str, Any] = {key: number(event.get(key)) for key in ("resumed", "took")}
+        after |= {key: _names(event.get(key)) for key in ("joined", "left", "failed")}
         if event.get("event") == "scale" and event.get("answer") == "accepted" and (changes := _changes(event)):
-            found[request] = {"replicas": changes, "seconds": event["seconds"], **after}
+            live = event.get("live") is True
+            found[request] = {"replicas": changes, "seconds": event["seconds"], "live": live, **after}
         elif event.get("event") == "scaled" and request in found:
             found[request] |= after
     return tuple(found.values())
+
+
+def _names(value: object) -> list[str]:
+    return [str(name) for name in value] if isinstance(value, list) else []
 
 
 def _changes(event: Mapping[str, Any]) -> dict[str, list[int]]:

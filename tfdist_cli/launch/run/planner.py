@@ -1,9 +1,11 @@
-"""The plans of a launch: for its first attempt, and for the attempts after a resize."""
+"""The plans of a launch: for its first attempt, and after each change of the numbers of its tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.run.directory import RunDir
@@ -13,12 +15,30 @@ from tfdist_cli.launch.supervisor.launcher import Launcher
 from tfdist_cli.launch.supervisor.state import JobState
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import Plan, make_plan
-from tfdist_cli.plan.resources import allocate
-from tfdist_cli.spec.address import Address
+from tfdist_cli.plan.resources import Resources, allocate
+from tfdist_cli.spec.address import LOOPBACK, Address
 from tfdist_cli.spec.loading.load import resized
+from tfdist_cli.spec.roles import Role
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
+from tfdist_cli.spec.strategies import joins_cluster, may_join, may_leave
 from tfdist_cli.spec.task_id import TaskId
+
+
+@dataclass(frozen=True)
+class Change:
+    """How the running tasks become those of another cluster.
+
+    Args:
+        joins: the tasks that have to start.
+        leaves: the tasks that have to end.
+        needs_checkpoint: why all tasks have to start anew; None if the others can continue. It is empty where the tasks
+            of a role never join or leave.
+    """
+
+    joins: tuple[TaskId, ...]
+    leaves: tuple[TaskId, ...]
+    needs_checkpoint: str | None = None
 
 
 class Planner:
@@ -40,6 +60,7 @@ class Planner:
         self._reservation = ExitStack()
         self.cluster = cluster
         self._addresses: Mapping[TaskId, Address] = {}
+        self._gpus: Mapping[TaskId, tuple[str, ...]] = {}
 
     @contextmanager
     def reserving(self) -> Iterator[Planner]:
@@ -65,14 +86,55 @@ class Planner:
             command=self._program,
         )
         run_dir.save(plan)
+        self._gpus = {planned.task: planned.resources.gpus for planned in plan.tasks}
         return plan
 
     def resized(self, request: Request) -> Cluster:
         """The cluster with the numbers of tasks that a request asks for.
 
         Raises:
-            UsageError: that cluster cannot run here, or the training could not resume from a checkpoint.
+            UsageError: that cluster cannot run here.
         """
+        return resized(self.cluster, self._recipe, request.replicas)
+
+    def change(self, wanted: Cluster, roles: Container[Role], state: JobState) -> Change:
+        """How the running tasks of some roles become those of another cluster.
+
+        Raises:
+            UsageError: that cluster cannot run here, or the training could not resume from a checkpoint, which it would
+                need.
+        """
+        self._launcher.check(wanted, self._program)
+        joins = tuple(task for task in wanted.tasks if task.role in roles and task not in state.present)
+        leaves = tuple(task for task in state.present if task.role in roles and task not in wanted.tasks)
+        previewed = self._launcher.preview_addresses(wanted)
+        addresses = {task: self._addresses.get(task, previewed[task]) for task in wanted.tasks}
+        share = allocate(wanted, addresses, Machine.here(), self._launcher.machines())
+        change = Change(joins, leaves)
+        change = replace(change, needs_checkpoint=next(self._obstacles(change, share, state), None))
+        if change.needs_checkpoint is not None:
+            self._check_resumable()
+        return change
+
+    def _obstacles(self, change: Change, share: Mapping[TaskId, Resources], state: JobState) -> Iterator[str]:
+        """Why a change needs a checkpoint; empty where tasks of a role never join or leave."""
+        strategy, traits = self.cluster.strategy, self.cluster.launcher_traits
+        if not all(may_join(strategy, task.role) for task in change.joins):
+            yield ""
+        if not all(may_leave(strategy, task.role) for task in change.leaves):
+            yield ""
+        if not traits.tasks_join:
+            yield f"{self.cluster.launcher} starts and ends all tasks together"
+        for task in change.joins:
+            if task.traits.listens and task not in self._addresses:
+                yield f"the launch has reserved no address for {task}: 'max' in the cluster file reserves more"
+        if change.joins and any(share[task].gpus != self._gpus.get(task) for task in share if task in state.present):
+            yield "the GPUs are divided anew"
+        registered = any(joins_cluster(strategy, task.role) for task in (*change.joins, *change.leaves))
+        if registered and state.takes_no_workers_because:
+            yield state.takes_no_workers_because
+
+    def _check_resumable(self) -> None:
         if self._recipe is None:
             raise UsageError(
                 "the run's tasks run a program: only a recipe can resume from a checkpoint",
@@ -85,10 +147,12 @@ class Planner:
                 code="no-checkpoints",
                 hint="add 'checkpoint: {every_seconds: 60}' to the recipe, then stop and launch the run once",
             )
-        wanted = resized(self.cluster, self._recipe, request.replicas)
-        self._launcher.check(wanted, self._program)
-        allocate(wanted, self._launcher.preview_addresses(wanted), Machine.here(), self._launcher.machines())
-        return wanted
+
+    def extend_to(self, cluster: Cluster) -> None:
+        """Plans for another cluster from now on, with the addresses that are reserved already."""
+        self.cluster = cluster
+        unlisted = {task: Address(LOOPBACK) for task in cluster.tasks if task not in self._addresses}
+        self._addresses = {**self._addresses, **unlisted}
 
     def switch_to(self, cluster: Cluster) -> None:
         """Releases the reserved addresses, and reserves those of another cluster.
@@ -116,6 +180,8 @@ class RequestHandler:
         self._planner = planner
         self._run_dir = run_dir
         self._wanted: Cluster | None = None
+        self.extended: Plan | None = None
+        """The plan after the last accepted change of a running job."""
 
     def requests(self) -> Iterator[Request]:
         """Takes the current requests out of the directory."""
@@ -123,15 +189,17 @@ class RequestHandler:
 
     def answer(self, request: Request, state: JobState) -> ResizeAccepted | RequestAnswered:
         """Answers a request with an event."""
-        now = self._planner.cluster
         try:
-            wanted = self._planner.resized(request)
+            return self._answer(request, state)
         except UsageError as error:
             return RequestAnswered(request.number, "refused", {}, error.message, error.hint or "", error.code)
+
+    def _answer(self, request: Request, state: JobState) -> ResizeAccepted | RequestAnswered:
+        wanted, now = self._planner.resized(request), Counter(task.role for task in state.present)
         changes = {
-            role: (now.roles.count(role), wanted.roles.count(role))
+            role: (now[role], wanted.roles.count(role))
             for role in request.replicas
-            if now.roles.count(role) != wanted.roles.count(role)
+            if now[role] != wanted.roles.count(role)
         }
         if not changes:
             return RequestAnswered(request.number, "unchanged")
@@ -139,10 +207,16 @@ class RequestHandler:
             reason = f"the job cannot be resized now: {state.not_resizable_because}"
             hint = "try again while it trains; `tfdist status` shows its state"
             return RequestAnswered(request.number, "refused", changes, reason, hint, "job-not-resizable")
+        change = self._planner.change(wanted, changes, state)
+        because, is_live = change.needs_checkpoint or "", change.needs_checkpoint is None
         if request.dry_run:
-            return RequestAnswered(request.number, "possible", changes)
+            return RequestAnswered(request.number, "possible", changes, because, live=is_live)
         self._wanted = wanted
-        return ResizeAccepted(request.number, changes, wanted.tasks)
+        if not is_live:
+            return ResizeAccepted(request.number, changes, wanted.tasks, because=because)
+        self._planner.extend_to(wanted)
+        self.extended = self._planner.plan(self._run_dir)
+        return ResizeAccepted(request.number, changes, wanted.tasks, change.joins, change.leaves)
 
     def plan(self) -> Plan:
         """The plan of the last accepted resize; all earlier tasks have exited.

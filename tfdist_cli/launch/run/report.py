@@ -150,7 +150,7 @@ class Report:
             "not_restarted_because": self.failures[0].not_restarted_because or None if self.failures else None,
             "attempts": self.attempts,
             "losses": [_lost_task_as_json(lost) for lost in self.lost_tasks],
-            "resizes": [_resize_as_json(resize) for resize in self.resizes],
+            "resizes": [resize_as_json(resize) for resize in self.resizes],
             "warnings": list(self.warnings),
             "seconds": round(self.seconds, 3),
             "step": self.result.get("step"),
@@ -185,7 +185,8 @@ def _lost_task_as_json(lost: LostTask) -> dict[str, Any]:
     }
 
 
-def _resize_as_json(resize: Resize) -> dict[str, Any]:
+def resize_as_json(resize: Resize) -> dict[str, Any]:
+    """A resize in plain JSON types."""
     return {
         "replicas": {role: list(counts) for role, counts in resize.wanted.replicas.items()},
         "attempt": resize.attempt,
@@ -193,7 +194,16 @@ def _resize_as_json(resize: Resize) -> dict[str, Any]:
         "step": resize.step,
         "resumed": resize.resumed,
         "trained": _rounded(resize.trained_at),
+        **resize_outcome(resize),
     }
+
+
+def resize_outcome(resize: Resize) -> dict[str, Any]:
+    """What became of a resize: how long it took, and the tasks that joined and left while the others continued."""
+    took = None if resize.trained_at is None else round(resize.trained_at - resize.asked_at, 3)
+    joined = [task for task in resize.wanted.joins if task not in resize.failed]
+    names = {"joined": joined, "left": resize.wanted.leaves, "failed": resize.failed}
+    return {"took": took, **{key: [str(task) for task in tasks] for key, tasks in names.items()}}
 
 
 def _task_as_json(task: TaskExit) -> dict[str, Any]:
@@ -279,6 +289,8 @@ def format_replicas(replicas: Mapping[Role, Sequence[int]]) -> str:
 
 
 def _describe_code(task: TaskState) -> str:
+    if task.status is Status.LEFT:
+        return "left the training"
     code = task.code or 0
     if not task.was_killed:
         return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"

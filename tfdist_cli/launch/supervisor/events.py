@@ -98,11 +98,23 @@ class ResizeAccepted:
         request: the request's id.
         replicas: for each role that changes, the numbers of tasks before and after.
         tasks: every task of the next attempt.
+        joins: the tasks that start beside the others, which continue. Without these and `leaves`, the training saves a
+            checkpoint, and all tasks start anew.
+        leaves: the tasks that end while the others continue.
+        because: why a checkpoint is needed, where the roles' tasks could otherwise join and leave.
     """
 
     request: str
     replicas: Mapping[Role, tuple[int, int]]
     tasks: tuple[TaskId, ...]
+    joins: tuple[TaskId, ...] = ()
+    leaves: tuple[TaskId, ...] = ()
+    because: str = ""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the training continues meanwhile."""
+        return bool(self.joins or self.leaves)
 
 
 @dataclass(frozen=True)
@@ -113,7 +125,8 @@ class RequestAnswered:
         request: the request's id.
         answer: `refused`; `unchanged` if the numbers are already those requested; `possible` for a dry run.
         replicas: as in `ResizeAccepted`.
-        reason: why it was refused.
+        live: for a dry run, whether the training would continue meanwhile.
+        reason: why it was refused; for a dry run, why a checkpoint is needed.
         hint: what the user can do about it.
         code: the problem's code.
     """
@@ -124,6 +137,7 @@ class RequestAnswered:
     reason: str = ""
     hint: str = ""
     code: str = ""
+    live: bool = False
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,12 @@ class Run(Protocol):
     def act(self, action: Action) -> None:
         """Carries out an action; its effects arrive as events."""
 
+    def follow(self, plan: Plan) -> None:
+        """Replaces the plan while tasks run: those that start from now on follow the new one.
+
+        Only the runs of launchers whose trait `tasks_join` is set are asked to.
+        """
+
 
 class Logs(Protocol):
     """Stores the output of tasks."""

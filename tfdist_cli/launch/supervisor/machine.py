@@ -13,8 +13,9 @@ It has no clock and no processes. Its rules, on which the documentation and the 
 * When a failed task ends the attempt, or the launcher gets a signal, the deciding tasks get SIGTERM first, so that they
   can save; the other tasks get it afterwards. Without a ps, or without another deciding task, nothing can be saved.
 * A job that restarts first ends like any other. After a delay all its tasks start again. A signal ends it for good.
-* A job that is resized ends as after a signal, so that it can save. All tasks of its new size start at once. That is
-  not a restart: no limit counts it. If its training is done before all tasks have exited, it is done.
+* Tasks of some roles join and leave while the others continue; see `membership.py`.
+* A job that is resized in another way ends as after a signal, so that it can save. All tasks of its new size start at
+  once. That is not a restart: no limit counts it. If its training is done before all tasks have exited, it is done.
 """
 
 from __future__ import annotations
@@ -39,9 +40,25 @@ from tfdist_cli.launch.supervisor.events import (
     Tick,
 )
 from tfdist_cli.launch.supervisor.failure_order import ReportedError
+from tfdist_cli.launch.supervisor.membership import (
+    exit_status_after_leaving,
+    slow_to_leave,
+    with_changed_tasks,
+    with_finished_change,
+    with_record,
+)
 from tfdist_cli.launch.supervisor.restarts import decide_restart
 from tfdist_cli.launch.supervisor.stall import find_stalled, with_heartbeat, with_progress, with_silent_tasks
-from tfdist_cli.launch.supervisor.state import KILL_TIMEOUT, JobPolicy, JobState, Phase, Resize, Status, TaskState
+from tfdist_cli.launch.supervisor.state import (
+    KILL_TIMEOUT,
+    NOT_TRAINING_YET,
+    JobPolicy,
+    JobState,
+    Phase,
+    Resize,
+    Status,
+    TaskState,
+)
 from tfdist_cli.launch.supervisor.task_table import TaskTable
 from tfdist_cli.protocol.run_files import number
 from tfdist_cli.spec.task_id import TaskId
@@ -61,6 +78,11 @@ def begin(policy: JobPolicy, tasks: Iterable[TaskId], now: float) -> Step:
 
 def step(state: JobState, event: Event, now: float) -> Step:
     """The state and the actions after one event."""
+    state, actions = _after(state, event, now)
+    return with_finished_change(state, now), actions
+
+
+def _after(state: JobState, event: Event, now: float) -> Step:
     match event:
         case Exited():
             return _exited(state, event, now)
@@ -69,12 +91,21 @@ def step(state: JobState, event: Event, now: float) -> Step:
         case SignalReceived():
             return _signalled(state, event.signum, now)
         case ResizeAccepted() if not state.not_resizable_because:
-            resize = Resize(event, now, state.attempt, state.attempt_step)
-            state = replace(state, resizes=(*state.resizes, resize), restarting=True, resizing=True)
-            return _save_and_stop(state, now)
+            return _resized(state, event, now)
         case Tick() if state.deadline is not None and now >= state.deadline:
             return _timed_out(state, now)
     return state, ()
+
+
+def _resized(state: JobState, event: ResizeAccepted, now: float) -> Step:
+    """After a request for other numbers of tasks: while the others continue, or through a checkpoint."""
+    if event.is_live:
+        state, leaving = with_changed_tasks(state, event, now)
+        state, stops = _send(state, leaving, StopSignal.TERMINATE, now)
+        return state, (*(Start(name, state.attempt) for name in event.joins), *stops)
+    resize = Resize(event, now, state.attempt, state.attempt_step)
+    state = replace(state, resizes=(*state.resizes, resize), restarting=True, resizing=True)
+    return _save_and_stop(state, now)
 
 
 def _reported(state: JobState, event: Queued | Started | RecordReceived, now: float) -> JobState:
@@ -99,7 +130,8 @@ def _exited(state: JobState, event: Exited, now: float) -> Step:
         return state, ()
     task = replace(task, code=event.code, ended_at=now - event.ago, oom_killed=event.oom_killed)
     task = replace(task, cause=event.cause, cancelled=event.cancelled)
-    task = replace(task, status=_exit_status(state, event.task, task))
+    status = exit_status_after_leaving(state, event.task, task) or _exit_status(state, event.task, task)
+    task = replace(task, status=status)
     state = _with(state, event.task, task)
     return _after_exit(state, event.task, now)
 
@@ -161,6 +193,9 @@ def _failed(state: JobState, name: TaskId, now: float) -> Step:
     """After a failure during the training or the evaluation."""
     decision = decide_restart(state, name)
     lost = decision.restart
+    if state.tasks[name].joining and (lost is None or not lost.alone):
+        task = replace(state.tasks[name], status=Status.LOST, not_restarted_because=decision.not_restarted_because)
+        return _with(state, name, task), ()
     if lost is None:
         task = replace(state.tasks[name], not_restarted_because=decision.not_restarted_because)
         state = _with(state, name, task)
@@ -180,18 +215,22 @@ def _failed(state: JobState, name: TaskId, now: float) -> Step:
 
 def _start_due(state: JobState, now: float) -> Step:
     """Starts the lost tasks whose delay is over."""
-    due = [name for name in state.due if (state.tasks[name].start_at or 0.0) <= now]
-    started = {name: TaskState(started_at=now, restarts=state.tasks[name].restarts + 1) for name in due}
-    return replace(state, tasks=state.tasks.with_states(started)), tuple(Start(name, state.attempt) for name in due)
+    due, before = [name for name in state.due if (state.tasks[name].start_at or 0.0) <= now], state.tasks
+    started = {
+        name: TaskState(started_at=now, restarts=before[name].restarts + 1, joining=before[name].joining)
+        for name in due
+    }
+    return replace(state, tasks=before.with_states(started)), tuple(Start(name, state.attempt) for name in due)
 
 
 def _start_attempt(state: JobState, now: float) -> Step:
     """Starts every task again, or those of the new size."""
     attempt = state.attempt + 1
-    names = state.resizes[-1].wanted.tasks if state.resizing else state.tasks
+    names = state.wanted
     restarts = {name: task.restarts + 1 for name, task in state.tasks.items()}
     tasks = TaskTable({name: TaskState(started_at=now, restarts=restarts.get(name, 0)) for name in names})
     state = replace(with_progress(state, now), tasks=tasks, attempt=attempt, attempt_started_at=now, attempt_step=None)
+    state = replace(state, takes_no_workers_because=NOT_TRAINING_YET)
     state = replace(state, phase=Phase.RUNNING, until=None, restarting=False, resizing=False, failing=False)
     return state, tuple(Start(name, attempt) for name in tasks)
 
@@ -215,6 +254,7 @@ def _recorded(state: JobState, name: TaskId, record: Mapping[str, Any], now: flo
     if task.status is Status.STARTING and record.get("state") != "starting":
         task = replace(task, status=Status.UP)
     state = _with(state, name, replace(task, made_progress=task.made_progress or kind == "evaluation"))
+    state = with_record(state, name, record)
     if kind == "progress":
         return _progressed(_trained_after_resize(state, now), record, now)
     if kind == "resumed":
@@ -224,7 +264,7 @@ def _recorded(state: JobState, name: TaskId, record: Mapping[str, Any], now: flo
 
 def _resumed(state: JobState, step: float | None) -> JobState:
     """The state after the training has reported the checkpoint from which it resumes."""
-    if not state.resizes or state.resizing or step is None:
+    if not state.resizes or state.resizing or state.open_change or step is None:
         return state
     *before, last = state.resizes
     last = replace(last, resumed=int(step)) if last.resumed is None else last
@@ -233,10 +273,10 @@ def _resumed(state: JobState, step: float | None) -> JobState:
 
 def _trained_after_resize(state: JobState, now: float) -> JobState:
     """The state after a training step, which may be the first one since a resize."""
-    if not state.resizes or state.resizing or state.resizes[-1].trained_at is not None:
+    last = state.resizes[-1] if state.resizes else None
+    if last is None or state.resizing or state.open_change or last.trained_at is not None:
         return state
-    *before, last = state.resizes
-    return replace(state, resizes=(*before, replace(last, trained_at=now)))
+    return replace(state, resizes=(*state.resizes[:-1], replace(last, trained_at=now)))
 
 
 def _progressed(state: JobState, record: Mapping[str, Any], now: float) -> JobState:
@@ -303,7 +343,7 @@ def _check_tasks(state: JobState, now: float) -> Step:
     stalled |= dict.fromkeys(overdue, f"it was not up within {timeout:g} s")
     for name, reason in stalled.items():
         state = _with(state, name, replace(state.tasks[name], stall_reason=reason))
-    state, killed = _send(state, tuple(stalled), StopSignal.KILL, now)
+    state, killed = _send(state, (*stalled, *slow_to_leave(state, now)), StopSignal.KILL, now)
     return state, started + killed
 
 

@@ -16,6 +16,8 @@ from tfdist_cli.spec.sections.role_spec import RestartSpec, default_restart
 from tfdist_cli.spec.strategies import Strategy, decides, serves
 from tfdist_cli.spec.task_id import TaskId
 
+NOT_TRAINING_YET = "the training has not begun"
+"""Why no worker can join before the chief has reported that it takes some."""
 KILL_TIMEOUT = 20.0
 """Seconds from SIGKILL until a process in an uninterruptible wait has exited, and a scheduler has reported it."""
 
@@ -86,6 +88,8 @@ class Status(Enum):
 
     STARTING = "starting"
     UP = "up"
+    LEFT = "left"
+    """The task has left the training, which continues: at the launcher's request, or by itself after a SIGTERM."""
     LOST = "lost"
     """The task failed. The training continues without it, perhaps until it is restarted."""
     DONE = "done"
@@ -106,6 +110,8 @@ class TaskState:
 
     Args:
         status: its status.
+        joining: whether it was started beside a running training, and has not taken part in it yet.
+        leaving: whether it has to end while the training continues.
         stop_sent: the last stop signal that the launcher sent it.
         stop_sent_at: when the launcher sent it the first stop signal.
         error: the first error that it reported.
@@ -131,6 +137,8 @@ class TaskState:
     """
 
     status: Status = Status.STARTING
+    joining: bool = False
+    leaving: bool = False
     stop_sent: StopSignal | None = None
     stop_sent_at: float | None = None
     error: ReportedError = NO_ERROR
@@ -213,7 +221,9 @@ class Resize:
         attempt: the attempt that ended because of it, from 1.
         step: the last step reported before it; None before the first.
         resumed: the step of the checkpoint from which the next attempt resumed; None until that is reported.
-        trained_at: when the next attempt reported its first step; None until then.
+        trained_at: when the next attempt reported its first step; without another attempt, when all tasks had joined or
+            left. None until then.
+        failed: the tasks that could not join.
     """
 
     wanted: ResizeAccepted
@@ -222,6 +232,7 @@ class Resize:
     step: int | None = None
     resumed: int | None = None
     trained_at: float | None = None
+    failed: tuple[TaskId, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -239,6 +250,7 @@ class JobState:
         resizes: the changes of the numbers of tasks, oldest first.
         restarting: whether the job restarts from its last checkpoint once all tasks have exited.
         resizing: whether that restart is with other numbers of tasks, those of the last resize.
+        takes_no_workers_because: why no worker can join now; empty if workers can.
         step: the furthest step of the training.
         attempt_step: the last step reported in this attempt; None before the first.
         progressed_at: when the training last made progress.
@@ -259,6 +271,7 @@ class JobState:
     resizes: tuple[Resize, ...] = ()
     restarting: bool = False
     resizing: bool = False
+    takes_no_workers_because: str = NOT_TRAINING_YET
     step: int = 0
     attempt_step: int | None = None
     progressed_at: float = 0.0
@@ -320,6 +333,28 @@ class JobState:
         """Whether there is a start timeout."""
         return self.phase is Phase.RUNNING and self.policy.reports
 
+    @property
+    def leaving(self) -> tuple[TaskId, ...]:
+        """The tasks that were asked to leave, and neither have left nor were killed."""
+        return self.tasks.select(_is_leaving)
+
+    @property
+    def open_change(self) -> Resize | None:
+        """The last resize, if it is a change of the running attempt that is not finished."""
+        last = self.resizes[-1] if self.resizes else None
+        live = last is not None and last.wanted.is_live and last.attempt == self.attempt
+        return last if last and live and last.trained_at is None else None
+
+    @property
+    def wanted(self) -> tuple[TaskId, ...]:
+        """The tasks of the next attempt."""
+        return self.resizes[-1].wanted.tasks if self.resizes else tuple(self.tasks)
+
+    @property
+    def present(self) -> tuple[TaskId, ...]:
+        """The tasks that run, or are due to be restarted, except those that leave."""
+        return self.tasks.select(_is_present)
+
     @cached_property
     def deadline(self) -> float | None:
         """When the supervisor must act even if no event arrives."""
@@ -331,6 +366,7 @@ class JobState:
             times.append(_after(earliest(_LAST_BEATS[self.phase]), timeouts.stall))
         if self.phase in (Phase.RUNNING, Phase.EVALUATING):
             times.append(_after(earliest(_killed_at), KILL_TIMEOUT))
+            times.append(_after(earliest(_leaving_since), timeouts.shutdown))
         if self.step_expected:
             times.append(self.progressed_at + timeouts.stall)
         return min((time for time in times if time is not None), default=None)
@@ -359,7 +395,7 @@ class JobState:
     def not_resizable_because(self) -> str:
         """Why the job cannot be resized now; empty if it can."""
         last = self.resizes[-1] if self.resizes else None
-        if self.resizing or (last and last.trained_at is None and self.attempt == last.attempt + 1):
+        if self.open_change or self.resizing or (last and last.trained_at is None and self.attempt == last.attempt + 1):
             return "the previous resize is not finished"
         if self.restarting:
             return "its tasks are being restarted after a failure"
@@ -413,6 +449,18 @@ def _is_starting(_: TaskId, task: TaskState) -> bool:
 
 def _is_due(_: TaskId, task: TaskState) -> bool:
     return task.start_at is not None
+
+
+def _is_present(_: TaskId, task: TaskState) -> bool:
+    return not task.leaving and (not task.status.ended or task.start_at is not None)
+
+
+def _is_leaving(_: TaskId, task: TaskState) -> bool:
+    return task.leaving and not task.status.ended and task.stop_sent is not StopSignal.KILL
+
+
+def _leaving_since(name: TaskId, task: TaskState) -> float | None:
+    return task.stop_sent_at if _is_leaving(name, task) else None
 
 
 def _start_pending(_: TaskId, task: TaskState) -> bool:

@@ -25,7 +25,7 @@ from tfdist_cli.spec.roles import Role
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.model import KeyProblem, SpecModel
 from tfdist_cli.spec.sections.recipe import Recipe
-from tfdist_cli.spec.strategies import STRATEGIES
+from tfdist_cli.spec.strategies import STRATEGIES, may_join
 
 _EXPLAINED_AT_MOST = 1000
 """The most problems of pydantic that are explained: finding the most similar key takes a while."""
@@ -94,6 +94,8 @@ def load_run(
 def resized(cluster: Cluster, recipe: Recipe | None, replicas: Mapping[Role, int]) -> Cluster:
     """Returns the cluster with other numbers of tasks, as `--set roles.ROLE.replicas=N` would.
 
+    A role with `hosts` whose tasks can leave may have fewer tasks than addresses.
+
     Args:
         cluster: the cluster.
         recipe: the recipe that it trains.
@@ -103,11 +105,20 @@ def resized(cluster: Cluster, recipe: Recipe | None, replicas: Mapping[Role, int
         SpecError: a cluster with these numbers is invalid.
     """
     overrides = [Override.parse(f"roles.{role}.replicas={count}", {}) for role, count in replicas.items()]
+    overrides += [Override.parse(f"roles.{role}.max={most}", {}) for role, most in _spare(cluster, replicas)]
     tree = read_yaml(dump(cluster), cluster.name, {}, marks=False)
     changed, tree = _File(Path(cluster.name), cluster.name, overrides, {}).check(tree, Cluster)
     if recipe is not None:
         _check_together(changed, recipe, tree, "the recipe")
     return changed
+
+
+def _spare(cluster: Cluster, replicas: Mapping[Role, int]) -> Iterator[tuple[Role, int]]:
+    """The roles that get fewer tasks than the file lists addresses, and the number of these."""
+    for role, count in replicas.items():
+        spec = cluster.roles.of(role)
+        if spec and spec.hosts and spec.max is None and count < len(spec.hosts) and may_join(cluster.strategy, role):
+            yield role, len(spec.hosts)
 
 
 @dataclass(frozen=True)

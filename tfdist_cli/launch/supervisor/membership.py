@@ -1,0 +1,104 @@
+"""Tasks that join a running training, and tasks that leave it, while the others continue.
+
+* A task that joins is `joining` from its start until the chief has reported its first step; for a role that only
+  registers itself, until it has reported that it is up. If it fails before that, its role's restart policy decides
+  whether it is started again alone. The training continues in any case.
+* A task that leaves because the launcher asks it to has got SIGTERM; it gets SIGKILL if it does not exit.
+* A task that has left by itself, such as one of a node that is taken away, has reported that and exited with code 0.
+  That is neither a failure nor a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tfdist_cli.launch.supervisor.events import ResizeAccepted
+from tfdist_cli.launch.supervisor.state import JobState, Phase, Resize, Status, TaskState
+from tfdist_cli.launch.supervisor.task_table import TaskTable
+from tfdist_cli.spec.roles import ROLES
+from tfdist_cli.spec.strategies import joins_cluster, may_leave
+from tfdist_cli.spec.task_id import TaskId
+
+LEFT = "left"
+"""The state that a task reports when it has left the training, before it exits."""
+
+
+def with_changed_tasks(state: JobState, event: ResizeAccepted, now: float) -> tuple[JobState, tuple[TaskId, ...]]:
+    """Adds the tasks that join, and marks those that leave.
+
+    Returns:
+        The state, and the tasks that have to get SIGTERM.
+    """
+    tasks = dict(state.tasks)
+    for name in event.joins:
+        before = tasks.get(name)
+        tasks[name] = TaskState(started_at=now, joining=True, restarts=0 if before is None else before.restarts + 1)
+    running = tuple(name for name in event.leaves if not tasks[name].status.ended)
+    for name in event.leaves:
+        tasks[name] = replace(tasks[name], leaving=True, start_at=None)
+    order = [*ROLES]
+    ordered = sorted(tasks, key=lambda name: (order.index(name.role), name.index))
+    resize = Resize(event, now, state.attempt, state.attempt_step)
+    table = TaskTable({name: tasks[name] for name in ordered})
+    return replace(state, tasks=table, resizes=(*state.resizes, resize)), running
+
+
+def exit_status_after_leaving(state: JobState, name: TaskId, task: TaskState) -> Status | None:
+    """The status of a task that has exited after it left the running training; None if it did not leave."""
+    if state.phase not in (Phase.RUNNING, Phase.EVALUATING) or task.stall_reason:
+        return None
+    registered = joins_cluster(state.policy.strategy, name.role)
+    if may_leave(state.policy.strategy, name.role) and task.code == 0 and task.reported_state == LEFT:
+        return Status.LEFT
+    if not task.leaving:
+        return None
+    return Status.LEFT if not registered and task.ended_by_launcher and not task.was_killed else Status.STOPPED
+
+
+def with_record(state: JobState, name: TaskId, record: Mapping[str, Any]) -> JobState:
+    """The state after a record about joining tasks."""
+    kind = record.get("kind")
+    if kind == "elastic" and state.policy.decides(name):
+        why = "" if record.get("joins") is True else str(record.get("reason") or "the training takes none")
+        return replace(state, takes_no_workers_because=why)
+    if kind == "joined" and state.policy.decides(name):
+        worker = str(record.get("worker"))
+        return _joined(state, next((each for each in state.tasks if str(each) == worker), name))
+    reported = kind == "state" and record.get("state") != "starting"
+    return _joined(state, name) if reported and not joins_cluster(state.policy.strategy, name.role) else state
+
+
+def _joined(state: JobState, name: TaskId) -> JobState:
+    task = state.tasks[name]
+    if not task.joining:
+        return state
+    return replace(state, tasks=state.tasks.with_states({name: replace(task, joining=False)}))
+
+
+def with_finished_change(state: JobState, now: float) -> JobState:
+    """The state, where the last change may be finished: all tasks that join have joined or failed, the others left."""
+    resize = state.open_change
+    if resize is None or state.phase not in (Phase.RUNNING, Phase.EVALUATING):
+        return state
+    waiting = (
+        state.tasks[name] for name in resize.wanted.joins if name in state.tasks and not failed_to_join(state, name)
+    )
+    if any(task.joining for task in waiting) or any(name in state.alive for name in resize.wanted.leaves):
+        return state
+    failed = tuple(name for name in resize.wanted.joins if failed_to_join(state, name))
+    done = replace(resize, trained_at=now, failed=failed)
+    return replace(state, resizes=(*state.resizes[:-1], done))
+
+
+def failed_to_join(state: JobState, name: TaskId) -> bool:
+    """Whether a task has failed before it joined, and is not started again."""
+    task = state.tasks[name]
+    return task.joining and task.status.ended and task.start_at is None
+
+
+def slow_to_leave(state: JobState, now: float) -> tuple[TaskId, ...]:
+    """The tasks that have not left in time, and have to be killed."""
+    since = {name: state.tasks[name].stop_sent_at or 0.0 for name in state.leaving}
+    return tuple(name for name, time in since.items() if now >= time + state.policy.timeouts.shutdown)
