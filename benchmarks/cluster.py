@@ -46,7 +46,8 @@ class Cluster:
     Args:
         program: the module that every task runs.
         roles: tasks of each role; none is one process with TensorFlow's own choice of threads.
-        workload: what it trains.
+        workload: what it trains. Every program has the malloc settings of tfdist's plan, and every task of a cluster
+            its threads.
         python: the interpreter that runs it.
         checkout: the checkout whose `tfdist_cli` it uses.
     """
@@ -68,9 +69,7 @@ class Cluster:
             own = replace(workload, record=str(self._record)).as_environment()
             self._tasks = []
             for name, variables in _environments(roles).items():
-                environ = base_environment() | variables | own
-                if roles and program == OURS:
-                    environ["GLIBC_TUNABLES"] = MALLOC
+                environ = base_environment() | variables | own | {"GLIBC_TUNABLES": MALLOC}
                 self._tasks.append(_start(name, [python, "-m", program], environ, folder))
                 stack.callback(_end, self._tasks[-1].process)
             self._stack = stack.pop_all()
@@ -119,10 +118,6 @@ class Cluster:
     def _signal(self, which: signal.Signals) -> None:
         for task in self._tasks:
             os.killpg(task.process.pid, which)
-
-
-OURS = "benchmarks.programs.tfdist_fit"
-"""The program that also gets the malloc settings of tfdist's plan. All clusters have the same threads."""
 
 
 def base_environment() -> dict[str, str]:

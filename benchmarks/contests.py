@@ -1,162 +1,25 @@
-"""The contests: tfdist and a peer, measured in rounds."""
+"""Runs contests in rounds. All peers of one training of tfdist race against it together."""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from benchmarks.cluster import ROOT, Cluster, RunFailed
-from benchmarks.race import TURNS, race
-from benchmarks.workload import Workload
+from benchmarks.cluster import Cluster, RunFailed
+from benchmarks.data import write
+from benchmarks.grid import Contest, Side
+from benchmarks.race import MOST, Timing, race
+from benchmarks.sizes import SIZES
 from tfdist_cli.bench.machine import Usage
 
 QUIET = 0.1
 """The fraction of the machine that other processes may use during a run. Others are repeated, `patience` times."""
-LEARNED = 0.9
-"""The accuracy on the training data that every run has to reach: a program that does not learn is not fast."""
-
-
-@dataclass(frozen=True)
-class Contestant:
-    """A program in a contest.
-
-    Args:
-        name: its name in the table.
-        program: its module.
-        roles: tasks of each role, if they differ from the contest's.
-        changes: differences from the workload, for it alone.
-        python: the environment variable with the interpreter that has its packages.
-        batches: workers' batches in one of its steps. If the sides differ in it, rates are of batches.
-        checkout: the checkout whose `tfdist_cli` it uses.
-    """
-
-    name: str
-    program: str
-    roles: Mapping[str, int] | None = None
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    python: str | None = None
-    batches: int = 1
-    checkout: Path = ROOT
-
-
-@dataclass(frozen=True)
-class Contest:
-    """tfdist and a peer on the same kind of cluster.
-
-    Args:
-        title: its name in the table.
-        roles: tasks of each role; none is one process.
-        ours: tfdist.
-        peer: the program that it is compared with.
-        changes: differences from the workload, for both.
-        turns: how often each side trains in a round.
-    """
-
-    title: str
-    roles: Mapping[str, int]
-    ours: Contestant
-    peer: Contestant
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    turns: int = TURNS
-
-
-TORCH_PYTHON = "TFDIST_BENCHMARK_TORCH_PYTHON"
-"""The variable with the interpreter that has PyTorch, if it is not installed beside TensorFlow."""
-
-TFDIST = Contestant("`tfdist.fit` (Keras 3)", "benchmarks.programs.tfdist_fit")
-TF_KERAS = Contestant("tf_keras `Model.fit`", "benchmarks.programs.tf_keras_fit")
-KERAS = Contestant("Keras 3 `Model.fit`", "benchmarks.programs.keras_fit")
-TORCH = Contestant("PyTorch DDP, gloo", "benchmarks.programs.torch_ddp", python=TORCH_PYTHON)
-ROUNDED = replace(TFDIST, name="`tfdist.fit`, `wire: float16`", changes={"wire": "float16"})
-ALONE = replace(TFDIST, name="`tfdist.fit`, one process, both cores", roles={})
-
-_PS = "`ParameterServerStrategy`, 1 chief, 2 ps, 2 workers"
-_CLUSTER = {"chief": 1, "worker": 2, "ps": 2}
-_BFLOAT16 = replace(
-    TFDIST,
-    name="`tfdist.fit`, `wire: bfloat16`, 20 steps an execution",
-    changes={"wire": "bfloat16", "steps_per_execution": 20},
-)
-_BEST = replace(
-    TFDIST,
-    name="`tfdist.fit`, `updates: {local_steps: 20}`, 20 steps an execution",
-    changes={"updates": {"local_steps": 20}, "steps_per_execution": 20},
-)
-_SYNC = {"updates": {"mode": "sync"}}
-_EMBEDDING = {"model": "embedding", "batch_size": 256}
-_TRANSFORMER = {"model": "transformer", "batch_size": 32, "steps": 4, "steps_per_execution": 4}
-
-CONTESTS = {
-    "ps": Contest(_PS, _CLUSTER, TFDIST, TF_KERAS),
-    "mirrored": Contest("`MultiWorkerMirroredStrategy`, 2 workers", {"worker": 2}, TFDIST, TF_KERAS),
-    "mirrored_float16": Contest(
-        "`MultiWorkerMirroredStrategy`, 2 workers, gradients in float16", {"worker": 2}, ROUNDED, TORCH
-    ),
-    "cnn": Contest(
-        "CNN, `MultiWorkerMirroredStrategy`, 2 workers",
-        {"worker": 2},
-        TFDIST,
-        replace(ALONE, changes={"batch_size": 128}),
-        {"model": "cnn"},
-    ),
-    "cnn_ps": Contest(
-        "CNN, `ParameterServerStrategy`, 1 chief, 1 ps, 2 workers",
-        {"chief": 1, "worker": 2, "ps": 1},
-        TFDIST,
-        ALONE,
-        {"model": "cnn", "steps_per_execution": 20},
-    ),
-    "transformer": Contest(
-        "transformer, `MultiWorkerMirroredStrategy`, 2 workers", {"worker": 2}, TFDIST, TORCH, _TRANSFORMER, turns=18
-    ),
-    "transformer_ps": Contest(
-        "transformer, `ParameterServerStrategy`, 1 chief, 1 ps, 2 workers; batches per second",
-        {"chief": 1, "worker": 2, "ps": 1},
-        TFDIST,
-        replace(TORCH, roles={"worker": 2}, batches=2),
-        _TRANSFORMER,
-        turns=18,
-    ),
-    "bfloat16": Contest(f"{_PS}, bfloat16", _CLUSTER, _BFLOAT16, TF_KERAS),
-    "bfloat16_alone": Contest(f"{_PS}, bfloat16, against one process", _CLUSTER, _BFLOAT16, ALONE),
-    "best": Contest(f"{_PS}, best setting", _CLUSTER, _BEST, TF_KERAS),
-    "best_alone": Contest(f"{_PS}, best setting, against one process", _CLUSTER, _BEST, ALONE),
-    "sync": Contest(
-        f"{_PS}, `updates: {{mode: sync}}` against `async`",
-        _CLUSTER,
-        replace(TFDIST, name="`tfdist.fit`, sync 2 of 2", changes=_SYNC, batches=2),
-        replace(TFDIST, name="`tfdist.fit`, async"),
-        {"steps_per_execution": 20},
-    ),
-    "embedding": Contest(f"1M × 32 table, {_PS}", _CLUSTER, TFDIST, TF_KERAS, _EMBEDDING),
-    "embedding_rows": Contest(
-        f"10M rows against 100k rows, {_PS}",
-        _CLUSTER,
-        replace(TFDIST, name="10M rows", changes={"rows": 10_000_000}),
-        replace(TFDIST, name="100k rows", changes={"rows": 100_000}),
-        _EMBEDDING,
-    ),
-    "embedding_rows_spread": Contest(
-        f"10M rows against 100k rows, both spread over the ps, {_PS}",
-        _CLUSTER,
-        replace(TFDIST, name="10M rows", changes={"rows": 10_000_000}),
-        replace(TFDIST, name="100k rows", changes={"rows": 100_000}),
-        {**_EMBEDDING, "spread": 2**20},
-    ),
-    "embedding_tables": Contest(
-        f"8 tables against one, {_PS}",
-        _CLUSTER,
-        replace(TFDIST, name="8 tables", changes={"tables": 8}),
-        replace(TFDIST, name="1 table"),
-        _EMBEDDING,
-    ),
-    "single": Contest("one process, both cores", {}, TFDIST, KERAS),
-}
 
 
 @dataclass(frozen=True)
@@ -176,82 +39,115 @@ class Outcome:
     others: float
 
 
-def against(contest: Contest, checkout: Path) -> Contest:
-    """Returns the contest with another version of tfdist as the peer."""
-    peer = replace(contest.ours, name=f"the same, version in {checkout.name}", checkout=checkout.resolve())
-    return replace(contest, peer=peer)
+class Data:
+    """The data of all models that have been asked for, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def of(self, model: str) -> Path:
+        """Returns the folder with a model's data; it is generated once."""
+        folder = self._folder / model
+        if not folder.exists():
+            folder.mkdir()
+            write(folder, SIZES[model])
+        return folder
+
+    def start(self, side: Side, *, seed: int = 0) -> Cluster:
+        """Starts a side's tasks."""
+        work = replace(side.work, data=str(self.of(side.work.model)), seed=seed)
+        python = os.environ.get(side.python or "", sys.executable)
+        return Cluster(side.program, side.roles, work, python=python, checkout=side.checkout)
+
+
+@contextmanager
+def generated_data() -> Iterator[Data]:
+    """The data of this process, deleted at the end."""
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-data-") as folder:
+        yield Data(Path(folder))
+
+
+def races(contests: Sequence[Contest]) -> list[list[Contest]]:
+    """Returns the contests that race together: those of the same training of tfdist, as many as a race takes."""
+    groups: list[list[Contest]] = []
+    for contest in contests:
+        fitting = (group for group in groups if group[0].ours == contest.ours and len(group) < MOST - 1)
+        group = next(fitting, None)
+        if group is None:
+            groups.append([contest])
+        else:
+            group.append(contest)
+    return groups
 
 
 def run_contests(
-    contests: Sequence[Contest], workload: Workload, *, rounds: int, patience: int, log: Callable[[str], None]
+    contests: Sequence[Contest], *, rounds: int, turns: int, patience: int, log: Callable[[str], None]
 ) -> list[Outcome]:
-    """Runs all contests once in every round, in fresh clusters; both sides of a contest train in turns.
+    """Runs every contest once per round.
 
     Args:
         contests: the contests.
-        workload: what they train.
         rounds: the number of rounds.
+        turns: how often each side trains in a round.
         patience: how often a run is repeated if other processes were busy.
-        log: called with a line about each round.
+        log: called with a line about each result.
 
     Raises:
         RunFailed: a program failed, or did not learn.
     """
-    results: dict[str, list[tuple[list[float], float]]] = {contest.title: [] for contest in contests}
-    for number in range(rounds):
-        for contest in contests:
-            rates, busy = _quiet_race(contest, workload, patience)
-            results[contest.title].append((rates, busy))
-            ours, peer = rates
-            log(
-                f"round {number + 1}/{rounds}  {contest.title}  {contest.ours.name}: {ours:.1f} steps/s"
-                f"  {contest.peer.name}: {peer:.1f}  ratio {ours / peer:.2f}  others {busy:.0%}"
-            )
-    return [
-        Outcome(
-            contest,
-            ours=[ours for (ours, _), _ in results[contest.title]],
-            peer=[peer for (_, peer), _ in results[contest.title]],
-            others=max(busy for _, busy in results[contest.title]),
-        )
-        for contest in contests
-    ]
+    outcomes = {contest.name: Outcome(contest, [], [], 0.0) for contest in contests}
+    with generated_data() as data:
+        for number in range(rounds):
+            for group in races(contests):
+                (ours, *peers), busy = _quiet_race(group, data, turns, patience)
+                for contest, peer in zip(group, peers, strict=True):
+                    before = outcomes[contest.name]
+                    before.ours.append(ours)
+                    before.peer.append(peer)
+                    outcomes[contest.name] = replace(before, others=max(before.others, busy))
+                    log(
+                        f"round {number + 1}/{rounds}  {contest.name}  {ours:.1f} steps/s, {contest.peer.name}: "
+                        f"{peer:.1f}  ratio {ours / peer:.2f}  others {busy:.0%}"
+                    )
+    return list(outcomes.values())
 
 
-def _quiet_race(contest: Contest, workload: Workload, patience: int) -> tuple[list[float], float]:
-    """Returns both rates and the load by other processes, of the run with the lowest load."""
-    races = []
+def _quiet_race(group: Sequence[Contest], data: Data, turns: int, patience: int) -> tuple[list[float], float]:
+    """Returns the rates of tfdist and its peers, and the load by other processes, of the run with the lowest load."""
+    runs = []
     for _ in range(patience + 1):
         before = Usage.now()
-        rates = _race(contest, workload)
-        races.append((rates, before.others()))
-        if races[-1][1] <= QUIET:
+        rates = _race([group[0].ours, *(contest.peer for contest in group)], data, turns)
+        runs.append((rates, before.others()))
+        if runs[-1][1] <= QUIET:
             break
-    return min(races, key=lambda each: each[1])
+    return min(runs, key=lambda each: each[1])
 
 
-def _race(contest: Contest, workload: Workload) -> list[float]:
-    """Returns the steps per second of both sides."""
-    sides = [contest.ours, contest.peer]
-    works = [replace(workload, **{**contest.changes, **side.changes}) for side in sides]
+def _race(sides: Sequence[Side], data: Data, turns: int) -> list[float]:
+    """Returns the steps per second of each side."""
     with ExitStack() as stack:
-        clusters = []
-        for side, work in zip(sides, works, strict=True):
-            roles = contest.roles if side.roles is None else side.roles
-            python = os.environ.get(side.python or "", sys.executable)
-            cluster = Cluster(side.program, roles, work, python=python, checkout=side.checkout)
-            clusters.append(stack.enter_context(cluster))
+        clusters = [stack.enter_context(data.start(side)) for side in sides]
         for cluster in clusters:
             cluster.await_laps(1)
-        for (
-            cluster
-        ) in clusters:  # not earlier: mirrored workers drop a worker that is paused while the other side starts
+        for cluster in clusters:
+            # Not earlier: mirrored workers drop a worker that is paused while another side starts.
             cluster.stop()
-        timings = race(clusters, contest.turns)
+        timings = race(clusters, turns)
     for side, timing in zip(sides, timings, strict=True):
-        if timing.logs["accuracy"] < LEARNED:
-            raise RunFailed(f"{side.name} did not learn in {contest.title}: {timing.logs}")
+        check_learned(side, timing)
     return [
-        timing.epochs * work.steps * side.batches / timing.seconds
-        for side, work, timing in zip(sides, works, timings, strict=True)
+        timing.epochs * side.work.steps * side.batches / timing.seconds
+        for side, timing in zip(sides, timings, strict=True)
     ]
+
+
+def check_learned(side: Side, timing: Timing) -> None:
+    """Refuses a program whose loss has not fallen: one that does not learn is not fast.
+
+    Raises:
+        RunFailed: it has not.
+    """
+    before, after = timing.first["loss"], timing.logs["loss"]
+    if not (math.isfinite(after) and after < before):
+        raise RunFailed(f"{side.name} did not learn {side.work.model}: its loss was {before}, and then {after}")

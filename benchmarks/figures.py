@@ -33,4 +33,9 @@ class Comparison:
     @property
     def paired(self) -> Spread:
         """The ratios within rounds, which a load that changes between rounds does not affect."""
-        return Spread.of([ours / peer for ours, peer in zip(self.ours, self.peer, strict=True)])
+        return Spread.of(self.ratios)
+
+    @property
+    def ratios(self) -> list[float]:
+        """The ratio of each round."""
+        return [ours / peer for ours, peer in zip(self.ours, self.peer, strict=True)]

@@ -16,11 +16,10 @@ _TITLE_WIDTH = 52
 
 def plot(outcomes: Sequence[Outcome], path: Path) -> None:
     """Plots each contest's paired ratios."""
-    ratios = {}
-    for outcome in outcomes:
-        title, peer = outcome.contest.title, outcome.contest.peer.name
-        title = title if "against" in title else f"{title}, against {peer}"
-        ratios[title] = Comparison(outcome.ours, outcome.peer).paired
+    ratios = {
+        f"{outcome.contest.title}, against {outcome.contest.peer.name}": Comparison(outcome.ours, outcome.peer).paired
+        for outcome in outcomes
+    }
     plot_ratios(ratios, path)
 
 

@@ -1,7 +1,8 @@
-"""Two clusters train in turns on the same machine: while one trains, the other is paused.
+"""Clusters train in turns on the same machine: while one trains, the others are paused.
 
 A shared machine's speed may change by half from minute to minute, and much less within seconds. With turns of a few
-seconds both sides have the same minutes.
+seconds all have the same minutes. A pause counts for none of them: only the time of a cluster's own turns does, and its
+steps per execution are fixed, since a rule that adapts them would see the pause as slow steps.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from benchmarks.workload import Lap
 TURNS = 6
 """The number of turns of each side."""
 TURN_SECONDS = 2.0
-"""Two turns take less than 5 s: a mirrored worker has a heartbeat every 5 s, and is dropped after 10 s without one."""
+MOST = 3
+"""Sides of a race: a pause of two turns takes less than 5 s. A mirrored worker has a heartbeat every 5 s, and is
+dropped after 10 s without one."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +30,13 @@ class Timing:
         epochs: the number of timed epochs.
         seconds: the training time of these.
         logs: loss and metrics of the last one.
+        first: those of the first epoch of the training.
     """
 
     epochs: int
     seconds: float
     logs: dict[str, float]
+    first: dict[str, float]
 
 
 @dataclass
@@ -78,7 +83,7 @@ def measure(laps: Sequence[Lap], turns: Sequence[tuple[float, float]]) -> Timing
         raise RunFailed(f"{len(timed)} epochs ended in {len(turns)} turns: fewer steps, or longer turns, are needed")
     first, last = timed[0].moment, timed[-1].moment
     seconds = sum(max(0.0, min(end, last) - max(begin, first)) for begin, end in turns)
-    return Timing(len(timed) - 1, seconds, timed[-1].logs)
+    return Timing(len(timed) - 1, seconds, timed[-1].logs, laps[0].logs)
 
 
 def race(clusters: Sequence[Cluster], turns: int = TURNS) -> list[Timing]:
@@ -93,7 +98,8 @@ def race(clusters: Sequence[Cluster], turns: int = TURNS) -> list[Timing]:
     """
     runners = [Runner(cluster) for cluster in clusters]
     for number in range(turns):
-        # Every other time in reverse order, so that a growing or shrinking load affects both sides alike.
-        for runner in runners if number % 2 == 0 else reversed(runners):
+        # Two sides swap places every other time, so that a growing or shrinking load affects both alike. Of three, one
+        # would be paused for four turns.
+        for runner in reversed(runners) if number % 2 and len(runners) == 2 else runners:
             runner.turn(TURN_SECONDS)
     return [runner.timing() for runner in runners]

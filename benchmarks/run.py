@@ -10,11 +10,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from benchmarks.cluster import ROOT
-from benchmarks.contests import CONTESTS, against, run_contests
+from benchmarks.contests import run_contests
+from benchmarks.grid import FIGURES, GROUPS, against, chosen
+from benchmarks.losses import compare_losses
 from benchmarks.plot import plot
+from benchmarks.race import TURNS
 from benchmarks.startup import COMMANDS, command_seconds, first_step_seconds
 from benchmarks.table import PACKAGES, Circumstances, render, write
-from benchmarks.workload import Workload
 from tfdist_cli.bench.machine import describe
 from tfdist_cli.bench.plot import require_matplotlib
 
@@ -26,17 +28,28 @@ FIRST_STEP = "`tfdist launch` (1 chief, 2 ps, 2 workers) up to the first step re
 
 def main(argv: Sequence[str]) -> int:
     """Runs the benchmarks; the exit code is 0."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # also ends its clusters
+    if arguments.list:
+        _list()
+        return 0
     if arguments.write:
         require_matplotlib()
-    chosen = arguments.only or [*CONTESTS, STARTUP]
-    workload = Workload("", steps=arguments.steps)
-    contests = [contest for key, contest in CONTESTS.items() if key in chosen]
+    patterns = [*(arguments.only or []), *(FIGURES if arguments.figures else [])] or ["grid", STARTUP]
+    try:
+        contests = chosen([pattern for pattern in patterns if pattern != STARTUP])
+    except ValueError as error:
+        parser.error(str(error))
     if arguments.against:
         contests = [against(contest, arguments.against) for contest in contests]
-    outcomes = run_contests(contests, workload, rounds=arguments.rounds, patience=arguments.patience, log=_log)
-    seconds = _startup(arguments.rounds) if STARTUP in chosen else {}
+    if arguments.losses:
+        sys.stdout.write(compare_losses(contests, seeds=arguments.seeds, epochs=arguments.epochs, log=_log))
+        return 0
+    outcomes = run_contests(
+        contests, rounds=arguments.rounds, turns=arguments.turns, patience=arguments.patience, log=_log
+    )
+    seconds = _startup(arguments.rounds) if STARTUP in patterns else {}
     today = datetime.now(timezone.utc).date()
     about = Circumstances(" ".join(["python -m benchmarks", *argv]), today, arguments.rounds, describe(PACKAGES))
     drawn = arguments.write and outcomes
@@ -47,6 +60,13 @@ def main(argv: Sequence[str]) -> int:
     if arguments.write:
         write(PAGE, results)
     return 0
+
+
+def _list() -> None:
+    for group, contests in GROUPS.items():
+        print(f"{group}:")
+        for name in contests:
+            print(f"  {name}{' (of --figures)' if name in FIGURES else ''}")
 
 
 def _startup(rounds: int) -> dict[str, list[float]]:
@@ -67,9 +87,20 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each contest (default: 5)")
     parser.add_argument(
-        "--only", action="append", choices=[*CONTESTS, STARTUP], help="measure only this; can be repeated"
+        "--only",
+        action="append",
+        metavar="PATTERN",
+        help="measure only contests of this name (as in mlp:ps_async:tf_keras, 'mlp*:mirrored:*') or group, or "
+        f"'{STARTUP}'; can be repeated (default: grid and {STARTUP})",
     )
-    parser.add_argument("--steps", type=int, default=200, help="steps in an epoch (default: 200)")
+    parser.add_argument("--figures", action="store_true", help="measure the contests of the published figures")
+    parser.add_argument("--list", action="store_true", help="print the names of all contests")
+    parser.add_argument("--turns", type=int, default=TURNS, help=f"turns of each side in a round (default: {TURNS})")
+    parser.add_argument(
+        "--losses", action="store_true", help="compare the loss after equal steps instead of the throughput"
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each side with --losses (default: 3)")
+    parser.add_argument("--epochs", type=int, default=5, help="their epochs (default: 5)")
     parser.add_argument(
         "--against",
         type=Path,

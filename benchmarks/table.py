@@ -9,7 +9,9 @@ from pathlib import Path
 
 from benchmarks.contests import Outcome
 from benchmarks.figures import Comparison
+from benchmarks.grid import THREADS, Side
 from tfdist_cli.bench.figures import Spread
+from tfdist_cli.plan.task_environment import MALLOC
 
 BEGIN = "<!-- results: begin -->"
 END = "<!-- results: end -->"
@@ -48,11 +50,13 @@ def render(
     """
     parts = [f"`{about.command}`, {about.day.isoformat()}. {about.machine}."]
     if outcomes:
-        parts.append(_throughput(outcomes))
+        parts += [_throughput(outcomes), _extremes(outcomes)]
         parts += [f"![{PLOT_TEXT}]({plot})"] if plot else []
         busiest = max(outcome.others for outcome in outcomes)
         parts.append(
-            f"Steps per second, median (min to max) of {about.rounds} rounds. "
+            f"Steps per second, median (min to max) of {about.rounds} round{'s' * (about.rounds != 1)}; paired ratios: "
+            f"their median (each round's). Every task of a cluster, of all programs, has {THREADS}; all programs have "
+            f"`GLIBC_TUNABLES={MALLOC}`. "
             f"Other processes used up to {busiest:.0%} of the machine during a run."
         )
     if seconds:
@@ -75,18 +79,47 @@ def write(path: Path, results: str) -> None:
 
 
 def _throughput(outcomes: Sequence[Outcome]) -> str:
-    rows = ["| cluster | tfdist | peer | ratio of medians | median of paired ratios |", "|---|---|---|---|---|"]
+    columns = ["contest", "model: placement", "tfdist, steps/s", "peer, steps/s", "ratio of medians", "paired ratios"]
+    rows = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     for outcome in outcomes:
         contest, comparison = outcome.contest, Comparison(outcome.ours, outcome.peer)
         cells = [
+            f"`{contest.name}`",
             contest.title,
-            Spread.of(outcome.ours).shown(0),
-            f"{contest.peer.name}: {Spread.of(outcome.peer).shown(0)}",
+            f"{_side(contest.ours)}: {Spread.of(outcome.ours).shown(1)}",
+            f"{_side(contest.peer)}: {Spread.of(outcome.peer).shown(1)}",
             f"**{comparison.of_medians:.2f}**",
-            comparison.paired.shown(2),
+            f"{comparison.paired.median:.2f} ({', '.join(f'{ratio:.2f}' for ratio in comparison.ratios)})",
         ]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
+
+
+def _side(side: Side) -> str:
+    return f"{side.name} [{side.settings}]"
+
+
+def _extremes(outcomes: Sequence[Outcome]) -> str:
+    """Says which trainings of tfdist are worst and best, each compared with the best of its peers."""
+    best_peers: list[Outcome] = []
+    for outcome in outcomes:
+        ours = outcome.contest.ours
+        same = [each for each in outcomes if each.contest.ours == ours]
+        if outcome is min(same, key=_ratio):
+            best_peers.append(outcome)
+    shown = {
+        name: f"`{each.contest.name}`, **{_ratio(each):.2f}**"
+        for name, each in (("Worst", min(best_peers, key=_ratio)), ("Best", max(best_peers, key=_ratio)))
+    }
+    count = len(best_peers)
+    return (
+        f"Of {count} training{'s' * (count != 1)} of tfdist, each against its best peer here: "
+        f"worst {shown['Worst']}; best {shown['Best']}."
+    )
+
+
+def _ratio(outcome: Outcome) -> float:
+    return Comparison(outcome.ours, outcome.peer).paired.median
 
 
 def _wall_times(seconds: Mapping[str, Sequence[float]]) -> str:

@@ -9,55 +9,48 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.sizes import SIZES, Size
+
 ENVIRONMENT = "TFDIST_BENCHMARK"
 """The variable that carries a workload to a program, as JSON."""
-FEATURES = 784
-HIDDEN = (500, 500)
-CLASSES = 10
-IDS = 16
-"""Ids in an example of `embedding`."""
-WIDTH = 32
-"""Values in a row of its tables."""
-WORDS, LENGTH = 5_000, 64
-"""The vocabulary of `transformer`, and the words in a text."""
-SEEN = 100
-"""Words that occur in its texts: so few that it learns within a round which word follows each."""
-BLOCKS, HEADS, MODEL_WIDTH, DROPOUT = 2, 4, 128, 0.1
-"""Its blocks, attention heads, width and dropout rate."""
 FOREVER = 1_000_000
 """Epochs: a program trains until it is killed."""
-BATCHES = 100
-"""Different batches, all of them in memory."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The model, the data and the sizes of a training.
+    """A training: what, and with which settings.
 
     Args:
-        record: the file that the reporting task writes each epoch's end to.
-        steps: steps in an epoch.
-        batch_size: examples in a worker's step.
+        model: a key of `SIZES`.
+        batch_size: examples in a step of one worker.
+        steps: steps in an epoch, of all workers together where they take turns.
         steps_per_execution: steps between two reports of a worker.
-        model: `mlp`, whose step is mostly network; `cnn`, whose step is mostly computation; `embedding`, whose tables
-            are much larger than the rows of a step; or `transformer`, a language model.
-        rows: rows of all tables of `embedding` together.
-        tables: the number of tables.
+        record: the file that the reporting task writes each epoch's end to.
+        data: the folder with the model's data.
+        seed: of the first weights.
         spread: `shard.min_bytes` of tfdist; None for its default.
         updates: tfdist's rule of updates, as in a recipe.
-        wire: the type in which tfdist's gradients cross the network.
+        wire: the type in which gradients cross the network: tfdist's `wire`, or PyTorch's hook.
+        jit: whether Keras's `fit` compiles the step with XLA.
     """
 
-    record: str
-    steps: int = 200
-    batch_size: int = 64
-    steps_per_execution: int = 10
-    model: Literal["mlp", "cnn", "embedding", "transformer"] = "mlp"
-    rows: int = 1_000_000
-    tables: int = 1
+    model: str
+    batch_size: int
+    steps: int
+    steps_per_execution: int
+    record: str = ""
+    data: str = ""
+    seed: int = 0
     spread: int | None = None
     updates: dict[str, Any] = field(default_factory=dict)
     wire: Literal["float32", "bfloat16", "float16"] = "float32"
+    jit: bool = False
+
+    @property
+    def size(self) -> Size:
+        """The model and its size."""
+        return SIZES[self.model]
 
     @classmethod
     def read(cls) -> Workload:

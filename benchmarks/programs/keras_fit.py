@@ -2,21 +2,18 @@
 
 import keras
 
-from benchmarks.programs.data import batches
-from benchmarks.workload import CLASSES, FEATURES, FOREVER, HIDDEN, Stopwatch, Workload
+from benchmarks.programs.batches import batches
+from benchmarks.programs.models import compiled
+from benchmarks.workload import FOREVER, Stopwatch, Workload
 
 workload = Workload.read()
 stopwatch = Stopwatch(workload, reports=True)
-
-model = keras.Sequential([keras.Input([FEATURES])])
-for units in HIDDEN:
-    model.add(keras.layers.Dense(units, activation="relu"))
-model.add(keras.layers.Dense(CLASSES))
-model.compile(
-    optimizer=keras.optimizers.Adam(1e-3),
-    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    metrics=["accuracy"],
+model = compiled(
+    keras,
+    workload.size,
+    seed=workload.seed,
     steps_per_execution=workload.steps_per_execution,
+    jit_compile=workload.jit,
 )
 model.fit(
     batches(workload),

@@ -5,8 +5,9 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from benchmarks.programs.data import batches
-from benchmarks.workload import CLASSES, FEATURES, FOREVER, HIDDEN, IDS, WIDTH, Stopwatch, Workload
+from benchmarks.programs.batches import batches
+from benchmarks.programs.models import compiled
+from benchmarks.workload import FOREVER, Stopwatch, Workload
 
 workload = Workload.read()
 resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -28,19 +29,8 @@ else:
     data = strategy.distribute_datasets_from_function(lambda _: batches(workload))
 
 with strategy.scope():
-    if workload.model == "embedding":
-        table = keras.layers.Embedding(workload.rows, WIDTH, input_length=IDS)
-        model, optimizer = keras.Sequential([table, keras.layers.Flatten()]), keras.optimizers.Adagrad(0.5)
-    else:
-        model, optimizer = keras.Sequential([keras.Input([FEATURES])]), keras.optimizers.Adam(1e-3)
-        for units in HIDDEN:
-            model.add(keras.layers.Dense(units, activation="relu"))
-    model.add(keras.layers.Dense(CLASSES))
-    model.compile(
-        optimizer=optimizer,
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        steps_per_execution=workload.steps_per_execution,
+    model = compiled(
+        keras, workload.size, seed=workload.seed, steps_per_execution=workload.steps_per_execution, jit_compile=False
     )
 
 model.fit(

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from benchmarks.cluster import RunFailed
-from benchmarks.contests import CONTESTS, against
-from benchmarks.race import measure, race
+from benchmarks.contests import check_learned, races
+from benchmarks.grid import CONTESTS, against, chosen
+from benchmarks.race import MOST, TURN_SECONDS, Timing, measure, race
 from benchmarks.workload import Lap
 
 
@@ -18,6 +19,7 @@ def test_time_between_turns_does_not_count():
     timing = measure(laps(5.0, 11.0, 12.5, 21.0), [(10.0, 13.0), (20.0, 22.0)])
     assert (timing.epochs, timing.seconds) == (2, pytest.approx(1.5 + 0.5 + 1.0))
     assert timing.logs == {"loss": 1.0 / 21.0}
+    assert timing.first == {"loss": 1.0 / 5.0}
 
 
 def test_an_epoch_that_ended_before_the_first_turn_is_not_timed():
@@ -53,8 +55,39 @@ def test_clusters_train_by_turns_and_never_at_the_same_time(monkeypatch):
     assert calls == [f"{name} {call}" for name in turns for call in ("resumes", "stops")]
 
 
+def test_no_side_is_paused_for_longer_than_a_mirrored_worker_survives(monkeypatch):
+    moments = iter(range(1000, 2000))
+    calls: list[str] = []
+    monkeypatch.setattr("benchmarks.race.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("benchmarks.race.time.monotonic", lambda: float(next(moments)))
+    clusters: Any = [Recorded(name, calls) for name in ("ours", "peer", "other")[:MOST]]
+    race(clusters, turns=4)
+    turns = [each.split()[0] for each in calls[::2]]
+    longest = max(turns[first + 1 :].index(name) for first, name in enumerate(turns) if name in turns[first + 1 :])
+    assert longest * TURN_SECONDS < 5
+
+
+def test_peers_of_the_same_training_race_together_as_many_as_fit():
+    contests = chosen(["mlp:mirrored:*", "mlp:single:keras"])
+    groups = [[contest.name for contest in group] for group in races(contests)]
+    assert groups == [
+        ["mlp:mirrored:tf_keras", "mlp:mirrored:torch"],
+        ["mlp:mirrored:torch_fp16"],
+        ["mlp:mirrored:keras"],
+        ["mlp:single:keras"],
+    ]
+
+
 def test_another_checkout_takes_the_peers_place(tmp_path):
-    contest = against(CONTESTS["sync"], tmp_path)
+    contest = against(CONTESTS["mlp:ps_sync:keras"], tmp_path)
     assert contest.peer.checkout == tmp_path
-    assert contest.peer.changes == contest.ours.changes
+    assert contest.peer.work == contest.ours.work
     assert contest.ours.name != contest.peer.name
+
+
+@pytest.mark.parametrize("loss", [2.0, 3.0, float("nan")])
+def test_a_program_whose_loss_does_not_fall_is_refused(loss):
+    ours = CONTESTS["mlp:ps_sync:keras"].ours
+    with pytest.raises(RunFailed):
+        check_learned(ours, Timing(3, 1.0, {"loss": loss}, {"loss": 2.0}))
+    check_learned(ours, Timing(3, 1.0, {"loss": 1.9}, {"loss": 2.0}))

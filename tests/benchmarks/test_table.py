@@ -1,15 +1,13 @@
 """Results as medians, ratios and a page."""
 
-import importlib.util
-from dataclasses import replace
 from datetime import date
 
 import pytest
 
-from benchmarks.contests import CONTESTS, Outcome
+from benchmarks.contests import Outcome
 from benchmarks.figures import Comparison
+from benchmarks.grid import CONTESTS
 from benchmarks.table import BEGIN, END, Circumstances, render, write
-from benchmarks.workload import Workload
 from tfdist_cli.bench.figures import Spread
 
 ABOUT = Circumstances("python -m benchmarks", date(2026, 1, 2), 3, "2 cores")
@@ -27,22 +25,48 @@ def test_rounds_without_a_pair_are_refused(ours, peer):
         Comparison(ours, peer)
 
 
-def test_results_have_their_circumstances():
-    outcome = Outcome(CONTESTS["ps"], [100.0, 120.0, 110.0], [50.0, 60.0, 55.0], others=0.04)
-    text = render([outcome], {"`tfdist --help`": [0.2, 0.1, 0.3]}, ABOUT)
+OURS = "`tfdist.fit` [1 chief, 2 ps, 2 workers; batch 64; 20 steps an execution; float32]"
+TF_KERAS = "tf_keras `Model.fit` [1 chief, 2 ps, 2 workers; batch 64; 20 steps an execution; float32]"
+KERAS = "Keras 3 `Model.fit`, one process [1 process, both cores; batch 64; 20 steps an execution; float32]"
+
+
+def outcome(name, ours, peer):
+    return Outcome(CONTESTS[name], ours, peer, others=0.04)
+
+
+def test_results_have_their_circumstances_and_both_sides_settings():
+    results = [outcome("mlp:ps_async:tf_keras", [100.0, 120.0, 110.0], [50.0, 60.0, 55.0])]
+    text = render(results, {"`tfdist --help`": [0.2, 0.1, 0.3]}, ABOUT)
     assert "`python -m benchmarks`, 2026-01-02. 2 cores." in text
-    assert ["110 (100 to 120)", "tf_keras `Model.fit`: 55 (50 to 60)", "**2.00**", "2.00 (2.00 to 2.00)"] in [
-        [cell.strip() for cell in line.strip("|").split("|")][1:] for line in text.splitlines()
-    ]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    assert [
+        "`mlp:ps_async:tf_keras`",
+        "MLP 784-500-500-10, batch 64: ps, asynchronous",
+        f"{OURS}: 110.0 (100.0 to 120.0)",
+        f"{TF_KERAS}: 55.0 (50.0 to 60.0)",
+        "**2.00**",
+        "2.00 (2.00, 2.00, 2.00)",
+    ] in cells
     assert "3 rounds" in text
     assert "4%" in text
     assert "| `tfdist --help` | 0.20 (0.10 to 0.30) | 3 |" in text
 
 
+def test_the_worst_row_is_the_worst_of_those_against_the_best_peers():
+    results = [
+        outcome("mlp:ps_async:tf_keras", [100.0], [50.0]),
+        outcome("mlp:ps_async:keras", [100.0], [80.0]),
+        outcome("mlp:single:keras", [100.0], [90.0]),
+    ]
+    text = render(results, {}, ABOUT)
+    assert KERAS in text
+    assert "worst `mlp:single:keras`, **1.11**; best `mlp:ps_async:keras`, **1.25**" in text
+
+
 def test_the_plot_is_named_below_the_table():
-    outcome = Outcome(CONTESTS["ps"], [100.0], [50.0], others=0.0)
-    assert "](benchmarks.svg)\n\nSteps" in render([outcome], {}, ABOUT, "benchmarks.svg")
-    assert "![" not in render([outcome], {}, ABOUT)
+    results = [outcome("mlp:ps_async:tf_keras", [100.0], [50.0])]
+    assert "](benchmarks.svg)\n\nSteps" in render(results, {}, ABOUT, "benchmarks.svg")
+    assert "![" not in render(results, {}, ABOUT)
 
 
 def test_only_what_is_between_the_markers_is_replaced(tmp_path):
@@ -58,11 +82,3 @@ def test_a_page_without_markers_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match="no <!-- results"):
         write(page, "new\n")
     assert page.read_text(encoding="utf-8") == f"{BEGIN} only"
-
-
-@pytest.mark.parametrize("contest", CONTESTS.values(), ids=CONTESTS.keys())
-def test_a_contest_has_two_contestants_with_programs_and_workloads(contest):
-    assert contest.ours.name != contest.peer.name
-    for who in (contest.ours, contest.peer):
-        assert importlib.util.find_spec(who.program) is not None
-        replace(Workload(""), **contest.changes, **who.changes)

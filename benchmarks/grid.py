@@ -1,0 +1,255 @@
+"""The contests: a grid of models, placements and peers, and a few beside it."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cluster import CLUSTER_THREADS, ROOT
+from benchmarks.sizes import SIZES, Size
+from benchmarks.workload import Workload
+
+TORCH_PYTHON = "TFDIST_BENCHMARK_TORCH_PYTHON"
+"""The variable with the interpreter that has PyTorch, if it is not installed beside TensorFlow."""
+WORKERS = 2
+SYNC = {"mode": "sync"}
+
+
+@dataclass(frozen=True)
+class Side:
+    """A program in a contest.
+
+    Args:
+        name: its name in the table.
+        program: its module.
+        roles: tasks of each role; none is one process.
+        work: what it trains.
+        batches: batches of the model's size in one of its steps, where the sides differ in it.
+        python: the environment variable with the interpreter that has its packages.
+        checkout: the checkout whose `tfdist_cli` it uses.
+    """
+
+    name: str
+    program: str
+    roles: Mapping[str, int]
+    work: Workload
+    batches: int = 1
+    python: str | None = None
+    checkout: Path = ROOT
+
+    @property
+    def settings(self) -> str:
+        """Its settings, for the table."""
+        work = self.work
+        many = {"worker": "workers"}
+        counts = [f"{count} {many.get(role, role) if count > 1 else role}" for role, count in self.roles.items()]
+        tasks = ", ".join(counts) or "1 process, both cores"
+        parts = [tasks, f"batch {work.batch_size}"]
+        if self.program == PROGRAMS["torch"]:
+            parts.append("fp16 hook" if work.wire == "float16" else "float32")
+        else:
+            parts += [f"{work.steps_per_execution} steps an execution", *_spoken(work)]
+        return "; ".join(parts)
+
+
+def _spoken(work: Workload) -> list[str]:
+    updates = ", ".join(f"{key}: {value}" for key, value in work.updates.items())
+    spread = [] if work.spread is None else [f"`shard: {{min_bytes: {work.spread}}}`"]
+    jit = ["XLA"] if work.jit else []
+    return [work.wire, *([f"`updates: {{{updates}}}`"] if updates else []), *spread, *jit]
+
+
+PROGRAMS = {name: f"benchmarks.programs.{name}" for name in ("tfdist_fit", "tf_keras_fit", "keras_fit")}
+PROGRAMS["torch"] = "benchmarks.programs.torch_ddp"
+THREADS = "; ".join(f"`{name}={value}`" for name, value in CLUSTER_THREADS.items())
+"""What every task of a cluster has, of all programs."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """tfdist and a peer, which train the same model.
+
+    Args:
+        name: `model:placement:peer`.
+        ours: tfdist.
+        peer: the program that it is compared with.
+        title: of the row.
+    """
+
+    name: str
+    title: str
+    ours: Side
+    peer: Side
+
+    @property
+    def row(self) -> str:
+        """What all contests of the same training of tfdist have in common, whichever the peer."""
+        return self.name.rpartition(":")[0]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A kind of cluster.
+
+    Args:
+        title: its name in the table.
+        peers: the names of those that can do the same.
+        ps: whether it has parameter servers.
+        workers: the number of workers; none for one process.
+        together: whether a step is one batch of each worker.
+        updates: tfdist's rule of updates.
+    """
+
+    title: str
+    peers: tuple[str, ...]
+    ps: bool = False
+    workers: int = WORKERS
+    together: bool = True
+    updates: Mapping[str, Any] = field(default_factory=dict)
+
+
+PLACEMENTS = {
+    "ps_async": Placement("ps, asynchronous", ("tf_keras", "keras"), ps=True, together=False),
+    # Of the peers, none has synchronous parameter servers: their own synchronous training takes the place.
+    "ps_sync": Placement("ps, synchronous", ("tf_keras", "torch", "keras"), ps=True, updates=SYNC),
+    "mirrored": Placement("mirrored", ("tf_keras", "torch", "torch_fp16", "keras")),
+    "single": Placement("one process", ("keras",), workers=0, together=False),
+}
+
+
+def _work(key: str, placement: Placement, **changes: Any) -> Workload:
+    """Returns what a worker of a placement trains."""
+    size = SIZES[key]
+    # Asynchronous workers share the steps of an epoch.
+    steps = size.steps * (1 if placement.together else max(1, placement.workers))
+    work = Workload(key, size.batch, steps, size.steps_per_execution, updates=dict(placement.updates))
+    return replace(work, **changes)
+
+
+def _roles(size: Size, placement: Placement) -> dict[str, int]:
+    if not placement.workers:
+        return {}
+    servers = {"chief": 1, "ps": size.ps} if placement.ps else {}
+    return {**servers, "worker": placement.workers}
+
+
+def _ours(key: str, placement: Placement, **changes: Any) -> Side:
+    work = _work(key, placement, **changes)
+    return Side("`tfdist.fit`", PROGRAMS["tfdist_fit"], _roles(SIZES[key], placement), work)
+
+
+def _peer(name: str, key: str, placement: Placement) -> Side:
+    """Returns a peer: on the same tasks, as synchronous workers, or in one process with as many examples in a step."""
+    size = SIZES[key]
+    work = replace(_work(key, placement), updates={})
+    if name == "keras":
+        batch = size.batch * (placement.workers if placement.together else 1)
+        alone = replace(work, batch_size=batch, jit=key in JIT)
+        return Side("Keras 3 `Model.fit`, one process", PROGRAMS["keras_fit"], {}, alone)
+    if name == "tf_keras":
+        roles = _roles(size, placement) if not placement.together else {"worker": placement.workers}
+        return Side("tf_keras `Model.fit`", PROGRAMS["tf_keras_fit"], roles, work)
+    work = replace(work, wire="float16" if name == "torch_fp16" else "float32")
+    return Side("PyTorch DDP, gloo", PROGRAMS["torch"], {"worker": placement.workers}, work, python=TORCH_PYTHON)
+
+
+JIT: frozenset[str] = frozenset()
+"""The models that Keras's `fit` trains faster with XLA, of those of the grid."""
+
+
+def _grid() -> dict[str, Contest]:
+    contests = {}
+    for key, size in SIZES.items():
+        if size.kind == "table":
+            continue
+        for name, placement in PLACEMENTS.items():
+            for peer in placement.peers:
+                if peer == "torch_fp16" and size.sparse:
+                    continue  # gloo sums no sparse gradients in float16
+                wire = {"wire": "float16"} if peer == "torch_fp16" else {}
+                title = f"{size.title}: {placement.title}"
+                full = f"{key}:{name}:{peer}"
+                contests[full] = Contest(full, title, _ours(key, placement, **wire), _peer(peer, key, placement))
+    return contests
+
+
+def _variants() -> dict[str, Contest]:
+    """Returns contests of other settings of tfdist, and of tables of other sizes."""
+    placement = PLACEMENTS["ps_async"]
+    settings: dict[str, dict[str, Any]] = {
+        "ps_bfloat16": {"wire": "bfloat16"},
+        "ps_local_steps": {"updates": {"local_steps": 20}},
+    }
+    contests = {}
+    for setting, changes in settings.items():
+        for peer in placement.peers:
+            full = f"mlp:{setting}:{peer}"
+            title = f"{SIZES['mlp'].title}: {placement.title}"
+            contests[full] = Contest(full, title, _ours("mlp", placement, **changes), _peer(peer, "mlp", placement))
+    return contests
+
+
+def _tables() -> dict[str, Contest]:
+    placement = PLACEMENTS["ps_async"]
+    contests = {
+        f"{key}:ps_async:tf_keras": Contest(
+            f"{key}:ps_async:tf_keras",
+            f"{SIZES[key].title}: {placement.title}",
+            _ours(key, placement),
+            _peer("tf_keras", key, placement),
+        )
+        for key in ("table", "table_8")
+    }
+    for full, ours, peer, changes in (
+        ("table_8:ps_async:table", "table_8", "table", {}),
+        ("table_10m:ps_async:table_100k", "table_10m", "table_100k", {}),
+        ("table_10m:ps_spread:table_100k", "table_10m", "table_100k", {"spread": 2**20}),
+    ):
+        other = replace(_ours(peer, placement, **changes), name=f"`tfdist.fit`, {SIZES[peer].title}")
+        contests[full] = Contest(full, SIZES[ours].title, _ours(ours, placement, **changes), other)
+    synchronous = replace(_ours("mlp", PLACEMENTS["ps_sync"]), batches=WORKERS)
+    asynchronous = replace(_ours("mlp", placement), name="`tfdist.fit`, asynchronous")
+    full = "mlp:ps_sync:ps_async"
+    contests[full] = Contest(full, f"{SIZES['mlp'].title}: batches per second", synchronous, asynchronous)
+    return contests
+
+
+GROUPS = {"grid": _grid(), "variants": _variants(), "itself": _tables()}
+CONTESTS = {name: contest for group in GROUPS.values() for name, contest in group.items()}
+FIGURES = (
+    "mlp:ps_async:tf_keras",
+    "mlp_large:ps_async:tf_keras",
+    "mlp_large:ps_async:keras",
+    "two_tower:ps_async:tf_keras",
+    "two_tower:ps_async:keras",
+    "transformer:mirrored:torch",
+    "transformer:mirrored:keras",
+    "mlp:mirrored:torch",
+    "mlp:mirrored:torch_fp16",
+    "mlp:single:keras",
+)
+"""Those whose results README states or depends on."""
+
+
+def chosen(patterns: Sequence[str]) -> list[Contest]:
+    """Returns the contests whose name or group a pattern of the shell matches.
+
+    Raises:
+        ValueError: a pattern matches none.
+    """
+    found: dict[str, Contest] = {}
+    for pattern in patterns:
+        names = list(GROUPS[pattern]) if pattern in GROUPS else fnmatch.filter(CONTESTS, pattern)
+        if not names:
+            raise ValueError(f"{pattern!r} is no contest: --list prints them")
+        found |= {name: CONTESTS[name] for name in names}
+    return list(found.values())
+
+
+def against(contest: Contest, checkout: Path) -> Contest:
+    """Returns the contest with another version of tfdist as the peer."""
+    peer = replace(contest.ours, name=f"the same, version in {checkout.name}", checkout=checkout.resolve())
+    return replace(contest, name=f"{contest.row}:{checkout.name}", peer=peer)

@@ -1,0 +1,60 @@
+"""The contests: which there are, and that both sides train the same."""
+
+import importlib.util
+
+import pytest
+
+from benchmarks.grid import CONTESTS, FIGURES, GROUPS, PLACEMENTS, chosen
+from benchmarks.run import main
+from benchmarks.sizes import SIZES
+
+
+def test_the_grid_has_every_model_on_every_placement():
+    rows = {tuple(name.split(":")[:2]) for name in GROUPS["grid"]}
+    models = [key for key, size in SIZES.items() if size.kind != "table"]
+    assert len(models) == 7
+    assert rows == {(model, placement) for model in models for placement in PLACEMENTS}
+
+
+def test_the_published_figures_are_contests():
+    assert [contest.name for contest in chosen(FIGURES)] == list(FIGURES)
+
+
+@pytest.mark.parametrize("contest", CONTESTS.values(), ids=CONTESTS.keys())
+def test_both_sides_take_the_same_steps_with_the_same_settings(contest):
+    ours, peer = contest.ours, contest.peer
+    assert (ours.name, ours.checkout) != (peer.name, peer.checkout)
+    for side in (ours, peer):
+        assert importlib.util.find_spec(side.program) is not None
+        assert side.work.steps % side.work.steps_per_execution == 0
+    assert ours.work.steps_per_execution == peer.work.steps_per_execution
+    assert ours.work.wire == peer.work.wire or not contest.name.endswith("torch_fp16")
+
+
+@pytest.mark.parametrize("contest", GROUPS["grid"].values(), ids=GROUPS["grid"].keys())
+def test_a_step_has_as_many_examples_on_both_sides(contest):
+    def examples(side):
+        asynchronous = "ps" in side.roles and not side.work.updates
+        return side.work.batch_size * (1 if asynchronous else max(1, side.roles.get("worker", 1)))
+
+    assert examples(contest.ours) == examples(contest.peer)
+
+
+def test_names_are_chosen_by_patterns_and_groups():
+    assert [each.name for each in chosen(["mlp:single:*"])] == ["mlp:single:keras"]
+    assert {each.name for each in chosen(["variants"])} == set(GROUPS["variants"])
+    with pytest.raises(ValueError, match="--list"):
+        chosen(["mlp:nowhere:*"])
+
+
+def test_a_wrong_name_is_an_error_of_the_command_line(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--only", "mlp:nowhere:*"])
+    assert stopped.value.code == 2
+    assert "mlp:nowhere:*" in capsys.readouterr().err
+
+
+def test_the_list_has_every_contest(capsys):
+    assert main(["--list"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in CONTESTS)
