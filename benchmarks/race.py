@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from benchmarks.cluster import Cluster, RunFailed
 from benchmarks.workload import Lap
 
-TURNS = 6
+TURNS = 4
 """The number of turns of each side."""
 TURN_SECONDS = 2.0
 MOST = 3

@@ -60,10 +60,10 @@ SIZES = {
     "mlp_large": Size("MLP 784-1024-1024-10, batch 256", "mlp", 256, steps=40, widths=(1024, 1024)),
     "cnn": Size("CNN, batch 64", "cnn", 64),
     "transformer": Size(
-        "transformer 2 × 128, batch 32", "transformer", 32, steps=10, steps_per_execution=5, widths=(128,) * 2
+        "transformer 2 × 128, batch 32", "transformer", 32, steps=5, steps_per_execution=5, widths=(128,) * 2
     ),
     "transformer_large": Size(
-        "transformer 4 × 256, batch 16", "transformer", 16, steps=8, steps_per_execution=4, widths=(256,) * 4
+        "transformer 4 × 256, batch 16", "transformer", 16, steps=4, steps_per_execution=4, widths=(256,) * 4
     ),
     "two_tower": Size(
         "two-tower, Zipf ids, tables 300k and 100k × 16, batch 512",
