@@ -5,8 +5,22 @@ from collections import defaultdict
 from typing import Any
 
 from tfdist_cli.launch.run.event_loop import run_job
-from tfdist_cli.launch.supervisor.events import EventQueue, Exited, Output
+from tfdist_cli.launch.supervisor.events import EventQueue, Exited, Output, ResizeAccepted
 from tfdist_cli.launch.supervisor.launcher import LaunchContext
+
+
+class OneJoin:
+    """Answers the first request of a run: a task joins, with this plan from then on."""
+
+    def __init__(self, task, extended):
+        self.task, self.extended = task, extended
+
+    def requests(self):
+        yield "request"
+
+    def answer(self, request, state):
+        tasks = tuple(planned.task for planned in self.extended.tasks)
+        return ResizeAccepted(request, {self.task.role: (1, 2)}, tasks, joins=(self.task,))
 
 
 class Outcome:
@@ -25,12 +39,12 @@ class Outcome:
         self.events = []
         self.logs = defaultdict(bytes)
 
-    def run(self, launcher, plan, policy, own=lambda start: {}):
+    def run(self, launcher, plan, policy, own=lambda start: {}, request_handler=None):
         """Runs a plan; `own` returns additional variables of a task before its start."""
 
         async def run():
             self.queue = EventQueue()
-            return await run_job(launcher, plan, policy, LaunchContext(self.queue, self, own), (self,))
+            return await run_job(launcher, plan, policy, LaunchContext(self.queue, self, own), (self,), request_handler)
 
         self.state = asyncio.run(run())
         return self

@@ -63,13 +63,17 @@ LAUNCHERS: dict[str, LauncherTraits] = {
         restarts_tasks=False,
     ),
     "compose": LauncherTraits(
-        "tfdist_cli.launch.compose.launcher:ComposeLauncher", summary="containers of this machine", containers=True
+        "tfdist_cli.launch.compose.launcher:ComposeLauncher",
+        summary="containers of this machine",
+        containers=True,
+        tasks_join=True,
     ),
     "kubernetes": LauncherTraits(
         "tfdist_cli.launch.kubernetes.launcher:KubernetesLauncher",
         summary="pods, which kubectl starts",
         scheduler="Kubernetes",
         containers=True,
+        tasks_join=True,
         # A TFJob's operator writes names with these suffixes into TF_CONFIG.
         dns_suffixes=(".svc", ".cluster.local"),
     ),

@@ -5,10 +5,10 @@ import signal
 import pytest
 
 from tests.support.codes import raises
-from tests.support.outcome import Outcome
+from tests.support.outcome import OneJoin, Outcome
 from tfdist_cli.errors import TfdistError
 from tfdist_cli.launch.compose.launcher import ComposeLauncher
-from tfdist_cli.launch.supervisor.events import Exited, Output, SignalReceived
+from tfdist_cli.launch.supervisor.events import Exited, Output, RequestReceived, SignalReceived, Started
 from tfdist_cli.launch.supervisor.state import JobPolicy, Timeouts
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.task_id import TaskId
@@ -38,14 +38,17 @@ def run(tmp_path, monkeypatch, plan_for):
     (tmp_path / "podman").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
-    def run(chief, worker, react=lambda event, state: ()):
+    def plan_of(workers):
+        roles = {"chief": {}, "worker": {"replicas": workers, "max": 2}, "ps": {}}
+        cluster = Cluster.model_validate({"strategy": "parameter_server", "launcher": "compose", "roles": roles})
+        return plan_for(cluster, "program", addresses=ComposeLauncher().preview_addresses(cluster))
+
+    def run(chief, worker, react=lambda event, state: (), joins=None):
         monkeypatch.setenv("CHIEF", chief)
         monkeypatch.setenv("WORKER", worker)
-        roles = {"chief": {}, "worker": {}, "ps": {}}
-        cluster = Cluster.model_validate({"strategy": "parameter_server", "launcher": "compose", "roles": roles})
-        plan = plan_for(cluster, "program", addresses=ComposeLauncher().preview_addresses(cluster))
         rules = JobPolicy("parameter_server", timeouts=Timeouts(shutdown=20.0))
-        outcome = Outcome(react).run(ComposeLauncher(), plan, rules)
+        handler = OneJoin(joins, plan_of(2)) if joins else None
+        outcome = Outcome(react).run(ComposeLauncher(), plan_of(1), rules, request_handler=handler)
         return outcome.state, outcome.of(Exited), (tmp_path / "calls").read_text().splitlines()
 
     return run
@@ -86,3 +89,20 @@ def test_a_failure_to_create_the_network(run, monkeypatch):
     with raises(TfdistError, "container-network-failed") as caught:
         run("exit 0", "exit 0")
     assert caught.value.message.endswith(": no network today")
+
+
+def test_a_container_joins_while_the_others_run(run):
+    second = TaskId("worker", 1)
+
+    def react(event, state):
+        match event:
+            case Started(task) if task == WORKER:
+                yield RequestReceived()
+            case Started(task) if task == second:
+                yield SignalReceived(signal.SIGTERM)
+
+    state, _, calls = run(STAYS, STAYS, react, second)
+    assert (state.exit_code, state.attempt) == (143, 1)
+    [started] = [call for call in calls if call.startswith("run") and '"index":1}' in call]
+    assert "worker-0:2222" in started
+    assert "TFDIST_JOIN_ADDRESS=chief-0:2223" in started

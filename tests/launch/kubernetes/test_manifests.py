@@ -1,6 +1,7 @@
 """A plan as Kubernetes objects, validated against the schemas of Kubernetes and of the operators."""
 
 import copy
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -248,9 +249,11 @@ def test_only_the_jobs_pods_may_connect_to_its_tasks(kind):
     [policy] = of_kind(found, "NetworkPolicy")
     own = policy["spec"]["podSelector"]["matchLabels"]
     assert policy["spec"]["policyTypes"] == ["Ingress"]
-    assert policy["spec"]["ingress"] == [
-        {"from": [{"podSelector": {"matchLabels": own}}], "ports": [{"protocol": "TCP", "port": 2222}]}
-    ]
+    [rule] = policy["spec"]["ingress"]
+    assert rule["from"] == [{"podSelector": {"matchLabels": own}}]
+    assert rule["ports"] == [
+        {"protocol": "TCP", "port": port} for port in (2222, 2223)
+    ]  # tasks, and joins at the chief
     for template in pods(found).values():
         assert own.items() <= template["metadata"]["labels"].items()
 
@@ -322,3 +325,25 @@ def test_each_plain_job_is_one_task():
     assert pod["subdomain"] == service["metadata"]["name"]
     assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
     assert pod["containers"][0]["command"][3] == "worker:1"
+
+
+@pytest.mark.parametrize("kind", ["plain", "pods"])
+def test_objects_of_further_workers_fit_the_chief_that_runs(kind):
+    def made(workers):
+        roles = {"chief": {}, "ps": {}, "worker": {"replicas": workers, "max": 4}}
+        return pods(objects(kind, roles=roles))
+
+    before, after = made(2), made(3)
+    assert before.keys() < after.keys()
+    [name] = after.keys() - before.keys()
+    assert "worker-2" in name
+
+    def env(template):
+        return {each["name"]: each.get("value") for each in template["spec"]["containers"][0]["env"]}
+
+    chief = next(env(template) for name, template in before.items() if "chief" in name)
+    joining = env(after[name])
+    for variable in ("TFDIST_JOIN_ADDRESS", "TFDIST_MAX_WORKERS"):
+        assert joining[variable] == chief[variable]
+    config = json.loads(joining["TF_CONFIG"])
+    assert config["cluster"]["worker"][config["task"]["index"]].startswith("worker-2.")

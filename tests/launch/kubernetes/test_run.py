@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from tests.support.codes import raises
-from tests.support.outcome import Outcome
+from tests.support.outcome import OneJoin, Outcome
 from tfdist_cli.errors import TfdistError, UsageError
 from tfdist_cli.launch.kubernetes import run as run_module
 from tfdist_cli.launch.kubernetes.launcher import KubernetesLauncher
-from tfdist_cli.launch.supervisor.events import Exited, Output, RecordReceived, SignalReceived
+from tfdist_cli.launch.supervisor.events import Exited, Output, RecordReceived, RequestReceived, SignalReceived, Started
 from tfdist_cli.launch.supervisor.state import JobPolicy, Timeouts
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import make_plan
@@ -50,8 +50,8 @@ def kubectl(tmp_path, monkeypatch):
     return tmp_path
 
 
-def cluster(**settings):
-    roles = {"chief": {}, "worker": {}, "ps": {}}
+def cluster(workers=1, **settings):
+    roles = {"chief": {}, "worker": {"replicas": workers, "max": 2}, "ps": {}}
     kubernetes = {"kind": "pods", "namespace": "training", **settings}
     return Cluster.model_validate(
         {"name": "it", "strategy": "parameter_server", "roles": roles, "kubernetes": kubernetes}
@@ -62,23 +62,43 @@ def cluster(**settings):
 def run(kubectl, monkeypatch):
     monkeypatch.setattr(run_module, "_EXIT_SECONDS", 0.05)
 
-    def run(chief=SERVES, worker=SERVES, ps=SERVES, react=lambda event, state: (), restarts=0, **more):
+    def run(
+        chief=SERVES, worker=SERVES, ps=SERVES, react=lambda event, state: (), restarts=0, request_handler=None, **more
+    ):
         monkeypatch.setenv("KUBECTL_SCRIPT", json.dumps({"chief": chief, "worker": worker, "ps": ps, **more}))
-        wanted = cluster()
         launcher = KubernetesLauncher()
-        plan = make_plan(
-            wanted,
-            None,
-            addresses=launcher.preview_addresses(wanted),
-            run_dir=kubectl,
-            machine=Machine(2),
-            command=("train",),
-        )
+        plan = plan_of(kubectl, cluster())
         own = {"TFDIST_RECORDS": "1", "TFDIST_LAUNCHER_PID": "1", "TFDIST_TASK_DIR": "/here"}
         rules = JobPolicy("parameter_server", timeouts=Timeouts(shutdown=20.0), max_restarts=restarts)
-        return PodsOutcome(kubectl, react).run(launcher, plan, rules, lambda start: own)
+        return PodsOutcome(kubectl, react).run(launcher, plan, rules, lambda start: own, request_handler)
 
     return run
+
+
+def plan_of(folder, wanted):
+    addresses = KubernetesLauncher().preview_addresses(wanted)
+    return make_plan(wanted, None, addresses=addresses, run_dir=folder, machine=Machine(2), command=("train",))
+
+
+def test_a_pod_joins_while_the_others_run(run, kubectl):
+    second = TaskId("worker", 1)
+
+    def react(event, state):
+        match event:
+            case Started(task) if task == WORKER:
+                yield RequestReceived()
+            case Started(task) if task == second:
+                yield SignalReceived(15)
+
+    handler = OneJoin(second, plan_of(kubectl, cluster(workers=2)))
+    outcome = run(react=react, request_handler=handler)
+    assert (outcome.state.exit_code, outcome.state.attempt) == (143, 1)
+    [container] = outcome.pod("it-worker-1-4")["spec"]["containers"]
+    env = {each["name"]: each.get("value") for each in container["env"]}
+    assert json.loads(env["TF_CONFIG"])["cluster"]["worker"] == ["worker-0.it:2222", "worker-1.it:2222"]
+    assert env["TFDIST_JOIN_ADDRESS"] == "chief-0.it:2223"
+    policy = yaml.safe_load((kubectl / "NetworkPolicy.it.yaml").read_text())
+    assert [each["port"] for each in policy["spec"]["ingress"][0]["ports"]] == [2222, 2223]
 
 
 def test_a_job_ends_with_its_chief(run):

@@ -129,10 +129,14 @@ class ComposeRun:
         else:
             self._stop(action.task, action.signal)
 
+    def follow(self, plan: Plan) -> None:
+        """Replaces the plan; the network stays."""
+        self._plan = plan
+
     async def close(self) -> None:
         """Kills the remaining containers, and removes the network."""
-        for planned in self._plan.tasks:
-            self._stop(planned.task, StopSignal.KILL)
+        for task in {*self._containers, *(planned.task for planned in self._plan.tasks)}:
+            self._stop(task, StopSignal.KILL)
         await self._background.finish(_CLEANUP_SECONDS)
         await asyncio.to_thread(self._watchdog.close)
 

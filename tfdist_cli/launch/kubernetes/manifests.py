@@ -122,6 +122,7 @@ def _count(plan: Plan, role: Role) -> int:
 def _network_policy(plan: Plan) -> Manifest:
     """Lets only the job's pods connect to its tasks: a client can run any TensorFlow operation in a task."""
     own = {"podSelector": {"matchLabels": labels(plan)}}
+    ports = sorted({DEFAULT_PORT, *plan.spare_ports})
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -129,7 +130,7 @@ def _network_policy(plan: Plan) -> Manifest:
         "spec": {
             **own,
             "policyTypes": ["Ingress"],
-            "ingress": [{"from": [own], "ports": [{"protocol": "TCP", "port": DEFAULT_PORT}]}],
+            "ingress": [{"from": [own], "ports": [{"protocol": "TCP", "port": port} for port in ports]}],
         },
     }
 

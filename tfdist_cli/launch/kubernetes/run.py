@@ -92,6 +92,10 @@ class PodsRun:
         else:
             self._background.start(self._delete(self._names[action.task], action.signal))
 
+    def follow(self, plan: Plan) -> None:
+        """Replaces the plan; the objects that all pods share stay."""
+        self._plan = plan
+
     async def close(self) -> None:
         """Deletes the remaining objects."""
         await self._background.finish(0.0)
