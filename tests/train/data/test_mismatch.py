@@ -49,8 +49,8 @@ def words():
     return model
 
 
-def scores():
-    return dense(outputs=3, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+def scores(classes=3):
+    return dense(outputs=classes, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 
 
 def dataset(*arrays):
@@ -95,6 +95,7 @@ CASES = {
     "width of targets": (lambda: dense(outputs=3), (x, z((8, 2))), "targets-do-not-fit", ["y"]),
     "rank of targets": (lambda: dense(outputs=3), (x, z(8)), "targets-do-not-fit", ["y", "[8] vs. [8,3]"]),
     "label": (scores, (x, np.full(8, 5)), "label-out-of-range", ["y", "label 5", "0 to 2"]),
+    "label of many": (lambda: scores(500), (x, np.full(8, -7)), "label-out-of-range", ["y", "label -7", "0 to 499"]),
     "id": (table, (np.full((8, 3), 12), y), "id-out-of-range", ["x", "id 12", "'words'", "0 to 9"]),
     "negative id": (table, (np.full((8, 3), -12), y), "id-out-of-range", ["x", "id -12", "'words'", "0 to 9"]),
 }

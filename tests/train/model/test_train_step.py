@@ -22,6 +22,7 @@ from tests.support.compare import (
 )
 from tests.support.programs.gradient_layers import Dropping, Penalized, every
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.model.many_classes import LEAST_CLASSES
 from tfdist_cli.train.model.train_step import ModelStep
 
 pytestmark = pytest.mark.slow
@@ -158,7 +159,16 @@ def shared_seeds():
     return classifier(Noise(seeds), layers.Dense(4), Noise(seeds))
 
 
+def many_classes():
+    x = keras.Input((FEATURES,))
+    model = keras.Model(x, layers.Dense(LEAST_CLASSES + 1)(x))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, metrics=["accuracy"], weighted_metrics=["sparse_categorical_crossentropy"])
+    return model
+
+
 MODELS = {
+    "many classes": many_classes,
     "dropout": lambda: classifier(layers.Dense(6, "relu"), layers.Dropout(0.5), layers.GaussianNoise(0.1)),
     "seed generator": lambda: classifier(Noise(), layers.Dense(4, "relu"), Noise()),
     "shared seed generator": shared_seeds,

@@ -2,12 +2,14 @@
 
 import inspect
 import traceback
+from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.backend.tensorflow import numpy as keras_numpy
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.losses import loss as keras_losses
 
@@ -148,6 +150,25 @@ def test_losses_are_scaled_unless_that_is_off(monkeypatch):
     assert float(loss(y, 0 * y)) == pytest.approx(0.25), "Keras does not scale losses any more"
     within.append(True)
     assert float(loss(y, 0 * y)) == pytest.approx(1)
+
+
+def test_keras_finds_the_loss_and_the_argmax_of_classes_where_they_are_replaced(monkeypatch):
+    for owner, name in ((tf.nn, "sparse_softmax_cross_entropy_with_logits"), (keras_numpy, "argmax")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    called = []
+
+    def counted(name, function):
+        def call(*args, **kwargs):
+            called.append(name)
+            return function(*args, **kwargs)
+
+        return call
+
+    keras_model.replace_class_functions(partial(counted, "loss"), partial(counted, "argmax"))
+    labels, scores = np.array([1]), tf.constant([[0.0, 1.0, 0.0]])
+    keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, scores)
+    assert keras.metrics.sparse_categorical_accuracy(labels, scores).numpy() == [1.0]
+    assert called == ["loss", "argmax"]
 
 
 def test_the_epoch_that_a_backup_has_restored():

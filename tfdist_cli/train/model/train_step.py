@@ -27,6 +27,7 @@ from tfdist_cli.train.model import losses
 from tfdist_cli.train.model.additivity import adds_up
 from tfdist_cli.train.model.assignments import Assignments, seeded_draws_only
 from tfdist_cli.train.model.compute_device import DeviceScope
+from tfdist_cli.train.model.many_classes import fewer_passes
 from tfdist_cli.train.model.step_trace import StepTrace, placeholder_for
 from tfdist_cli.train.optimizers.apply import innermost
 from tfdist_cli.train.tf_compat import keras_model
@@ -149,7 +150,7 @@ class ModelStep:
         """
         if self.jit:
             return self.train_with_xla(parameters, state, metrics, batch)
-        with self.device_scope():
+        with self.device_scope(), fewer_passes():
             return StepResult(*self._train(parameters, state, metrics, batch, parameter_scope))
 
     def train_with_xla(self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any) -> StepResult:
@@ -183,6 +184,7 @@ class ModelStep:
         """Computes loss and metrics of one batch, as `test_step` does. `gradients` of the result is empty."""
         with (
             self.device_scope(),
+            fewer_passes(),
             parameter_scope(parameters) as weights,
             self._with_values(weights, state, metrics) as scope,
         ):

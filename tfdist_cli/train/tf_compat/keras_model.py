@@ -10,6 +10,7 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
+from keras.src.backend.tensorflow import numpy as keras_numpy
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.losses import loss as keras_losses
 from keras.src.models.functional import Functional as _Functional
@@ -21,6 +22,8 @@ Functional = _Functional
 """A model made of `keras.Input`. Seen in Keras 3.15.1: `models.functional.Functional`. Reason: Keras exports no name
 for this class. Replace with: the exported name."""
 
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""A function → the function to put in its place."""
 _SCORING = ("predict", "predict_on_batch", "evaluate", "test_on_batch")
 _TRAINING = ("fit", "train_on_batch")
 _GLOBAL_SEED_GENERATOR = "global_seed_generator"
@@ -158,6 +161,21 @@ def skip_loss_scaling(within: Callable[[], bool]) -> None:
 
     for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
         setattr(keras_losses, name, unless(getattr(keras_losses, name)))
+
+
+def replace_class_functions(cross_entropy: Wrapper, argmax: Wrapper) -> None:
+    """Replaces the functions by which Keras computes the loss and the accuracy of classes, for the rest of the process.
+
+    Seen in Keras 3.15.1: `backend.tensorflow.numpy.argmax`, and calls of
+    `tf.nn.sparse_softmax_cross_entropy_with_logits`. Reason: Keras has no registry of such functions. Replace with:
+    nothing, once those of Keras and TensorFlow need as few passes over the scores.
+
+    Args:
+        cross_entropy: TensorFlow's function, of labels, logits and a name → the function to put in its place.
+        argmax: Keras's function, of a tensor, `axis` and `keepdims` → the function to put in its place.
+    """
+    tf.nn.sparse_softmax_cross_entropy_with_logits = cross_entropy(tf.nn.sparse_softmax_cross_entropy_with_logits)
+    keras_numpy.argmax = argmax(keras_numpy.argmax)
 
 
 def initial_epoch(model: keras.Model) -> int:
