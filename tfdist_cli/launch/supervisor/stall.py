@@ -107,5 +107,6 @@ def _without_steps(state: JobState) -> bool:
 
 def _silent(state: JobState, now: float, patience: float) -> Mapping[TaskId, float]:
     """The tasks without a heartbeat for at least `patience` seconds, and how long that is."""
-    silence = {name: now - (state.tasks[name].heartbeat_at or 0.0) for name in state.heartbeat_expected}
-    return {name: seconds for name, seconds in silence.items() if seconds >= patience}
+    since = {name: state.tasks[name].heartbeat_at or 0.0 for name in state.heartbeat_expected}
+    # Compared as in the deadline: the rounded difference may be a little less than `patience` at that time.
+    return {name: now - beat for name, beat in since.items() if now >= beat + patience}
