@@ -40,6 +40,9 @@ def trainings(monkeypatch, cluster_file):
                 line |= {"seconds": 5.0 + SECONDS * epoch, "worker_steps": dict.fromkeys(tasks, epoch * own)}
                 line |= {"phases": dict.fromkeys(tasks, counted)} if is_watched else {}
                 file.write(json.dumps(line) + "\n")
+        wrong = job.recipe.updates.local_steps > 1
+        if wrong:  # as with an optimizer that has no kernel
+            return Report(1, FAILURE.summary, (FAILURE,), (), 1.0), job.run_dir
         steps = 2 * train.steps_per_epoch
         return Report(0, "", (), (), 1.0, {"step": steps, "examples": steps * train.batch_size}), job.run_dir
 
@@ -93,6 +96,42 @@ def test_results_are_written_with_a_plot(tfdist, cluster_file, trainings, monkey
     assert len(json.loads((folder / "bench.json").read_text())["rows"]) == 3
 
 
+def test_advice_compares_single_changes_with_the_settings_as_they_are(tfdist, cluster_file, trainings):
+    more = "--rounds", "2", "--set", "train.batch_size=8", "--output", "advice"
+    result = tfdist("bench", cluster_file, "--advise", *more)
+    assert result.code == 0, result.err
+    changed = [(job.recipe.wire, job.recipe.train.batch_size) for job in trainings]
+    assert changed.count(("bfloat16", 8)) == 2
+    assert {size for _, size in changed} == {8}
+    assert [job.cluster.strategy for job in trainings].count("single") == 2
+    assert sum(job.recipe.updates.local_steps > 1 for job in trainings) == 1  # it fails
+    assert not any(job.run_dir.parent.exists() for job in trainings)
+    assert "No change helps" in result.out
+    assert "updates.local_steps=20 failed: ValueError: no" in " ".join(result.out.split())
+    written = json.loads((cluster_file.parent / "advice" / "advice.json").read_text())
+    assert (written["base"]["median"], written["one_process"]["median"]) == (1600, 800)
+    assert written["candidates"][0]["error"] == "ValueError: no"
+    assert {each["file"] for each in written["candidates"] if each["set"][0].startswith("roles")} == {str(cluster_file)}
+    assert "No change helps" in (cluster_file.parent / "advice" / "advice.md").read_text()
+
+
+def test_a_cluster_slower_than_one_process_is_the_first_line_of_advice(tfdist, cluster_file, trainings, monkeypatch):
+    made_up = vars(command)["launch_job"]
+
+    def slow_cluster(launcher, job, timeouts, *, quiet):
+        report, path = made_up(launcher, job, timeouts, quiet=quiet)
+        factor = 8 if job.cluster.strategy == "single" else 1
+        return replace(report, result={**report.result, "examples": factor * report.result["examples"]}), path
+
+    monkeypatch.setattr(command, "launch_job", slow_cluster)
+    monkeypatch.setattr("tfdist_cli.bench.candidates._of_asynchronous", lambda recipe: iter(()))
+    result = tfdist("bench", cluster_file, "--advise", "--rounds", "2")
+    assert result.code == 0, result.err
+    assert result.out.startswith("warning: one process is 4 times as fast as this cluster")
+    read = json.loads(tfdist("bench", cluster_file, "--advise", "--rounds", "2", "--json").out)
+    assert read["slower_than_one_process"]
+
+
 def test_what_cannot_be_written_is_told_before_anything_runs(tfdist, cluster_file, trainings, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "matplotlib" else object())
     result = tfdist("bench", cluster_file, "--output", "there")
@@ -110,6 +149,8 @@ def test_what_cannot_be_written_is_told_before_anything_runs(tfdist, cluster_fil
         (["--workers", "two"], "error[invalid-workers]: "),
         (["--steps", "0"], "--steps"),
         (["--rounds", "0"], "--rounds"),
+        (["--advise", "--rounds", "1"], "error[too-few-rounds]: "),
+        (["--advise", "--workers", "1"], "error[advice-with-workers]: "),
         (["--", "python", "train.py"], "unexpected extra argument"),
     ],
 )

@@ -134,8 +134,8 @@ class Results:
                     "name": row.name,
                     "workers": row.workers,
                     "one_process": row.alone,
-                    "steps_per_second": _spread(row.steps, [rate.steps for rate in row.rates]),
-                    "examples_per_second": _spread(row.examples, [rate.examples for rate in row.rates]),
+                    "steps_per_second": spread_as_json(row.steps, [rate.steps for rate in row.rates]),
+                    "examples_per_second": spread_as_json(row.examples, [rate.examples for rate in row.rates]),
                     "efficiency": self.efficiency(row),
                     "split": row.split and _split(row.split),
                 }
@@ -149,13 +149,14 @@ class Results:
         Args:
             plot: path of the plot in the page.
         """
-        parts = [f"# {self.title}", f"{self.machine}.", *map(_markdown, self.tables()), *self.notes()]
+        parts = [f"# {self.title}", f"{self.machine}.", *map(markdown_table, self.tables()), *self.notes()]
         if plot:
             parts.insert(2, f"![Examples per second, and the phases of a step]({plot})")
         return "\n\n".join(parts) + "\n"
 
 
-def _spread(spread: Spread, rounds: list[float]) -> dict[str, Any]:
+def spread_as_json(spread: Spread, rounds: list[float]) -> dict[str, Any]:
+    """Returns a spread, and what it is the spread of, in plain JSON types."""
     values = {"median": spread.median, "min": spread.low, "max": spread.high}
     return {name: round(value, 3) for name, value in values.items()} | {"rounds": [round(each, 3) for each in rounds]}
 
@@ -169,7 +170,8 @@ def _split(split: Split) -> dict[str, Any]:
     }
 
 
-def _markdown(table: Sequence[Sequence[str]]) -> str:
+def markdown_table(table: Sequence[Sequence[str]]) -> str:
+    """Returns a table in Markdown; its first row is the header."""
     heads, *rows = table
     lines = [heads, ["---"] + ["---:"] * (len(heads) - 1), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

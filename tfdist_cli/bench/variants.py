@@ -56,7 +56,7 @@ def variants_of(cluster: Cluster, recipe: Recipe, wanted: Sequence[int] = ()) ->
         UsageError: the cluster cannot have that many workers, or the recipe's updates need more.
     """
     cluster = cluster.model_copy(update={"roles": cluster.roles.model_copy(update={"evaluator": None})})
-    own, least = _own(cluster), _least(cluster, recipe)
+    own, least = workers_in(cluster), _least(cluster, recipe)
     counts = sorted(set(wanted))
     if not counts:
         counts = sorted({count for count in (*_powers_of_2(own), own) if count >= least} or {own})
@@ -118,7 +118,8 @@ def can_measure_phases(cluster: Cluster) -> bool:
     return not any(share.gpus for share in allocate(cluster, addresses, Machine.here()).values())
 
 
-def _own(cluster: Cluster) -> int:
+def workers_in(cluster: Cluster) -> int:
+    """Returns how many tasks of a cluster compute gradients."""
     return sum(cluster.roles.count(role) for role in ROLES if computes_gradients(cluster.strategy, role))
 
 
@@ -145,7 +146,7 @@ def _check(cluster: Cluster, count: int, least: int) -> None:
         )
     worker = cluster.roles.of("worker")
     hosts = worker.hosts if worker else None
-    most = _own(cluster)
+    most = workers_in(cluster)
     if hosts and count > most:
         raise UsageError(
             f"cannot measure {count} workers: roles.worker names {len(hosts)} hosts",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,10 +16,12 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from tfdist_cli.bench.advice import Advice
 from tfdist_cli.bench.machine import Usage, describe
 from tfdist_cli.bench.measure import Rate, Split, read_rate, read_split
 from tfdist_cli.bench.plot import plot, require_matplotlib
 from tfdist_cli.bench.results import Results, Row
+from tfdist_cli.bench.trials import Trial, trials_of
 from tfdist_cli.bench.variants import (
     Variant,
     can_measure_phases,
@@ -36,6 +38,7 @@ from tfdist_cli.cli.launch import launch_job
 from tfdist_cli.cli.options import ClusterArgument, RecipeOption, SetOption
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.local.launcher import LocalLauncher
+from tfdist_cli.launch.run.report import Report
 from tfdist_cli.launch.supervisor.state import Timeouts
 from tfdist_cli.requirements import require_tensorflow
 from tfdist_cli.spec.loading.load import load_run
@@ -46,6 +49,7 @@ EXAMPLES = (
     "tfdist bench configs/local.yaml",
     "tfdist bench cluster.yaml --recipe recipe.yaml --workers 1,2,4 --output measured",
     "tfdist bench cluster.yaml --set wire=bfloat16 --set updates.prefetch=true --json",
+    "tfdist bench cluster.yaml --advise",
 )
 
 
@@ -64,10 +68,16 @@ def bench(  # noqa: PLR0913 a parameter is an option
             show_default=False,
         ),
     ] = None,
+    advise: Annotated[
+        bool, typer.Option("--advise", help="Measure changes of single settings instead, and say which of them help.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option(help="Folder for bench.md, bench.svg and bench.json. The plot needs the extra 'plot'."),
+        typer.Option(
+            help="Folder for bench.md, bench.svg and bench.json; with --advise for advice.md and advice.json. "
+            "The plot needs the extra 'plot'."
+        ),
     ] = None,
 ) -> None:
     """Measure a recipe's throughput, how it scales with workers, and the phases of a step.
@@ -79,6 +89,10 @@ def bench(  # noqa: PLR0913 a parameter is an option
     One more run of each measures the phases of a step with the worker's clock: wait (for a token of the chief), data,
     pull (parameters from the ps), compute, push (gradients to the ps) or all-reduce, and update. The rest is the time
     between a worker's functions. Other programs disturb the measurement: the results report their share.
+
+    With --advise each run has one setting of the cluster or the recipe changed, such as the update rule, the wire, the
+    number of ps or threads. The changes that help are listed with the lines to write, and with what they change about
+    the training. A gain counts if it exceeds the differences of runs of the same settings.
     """
     spec, trained = load_run(cluster, recipe, overrides or ())
     if trained is None:
@@ -87,6 +101,13 @@ def bench(  # noqa: PLR0913 a parameter is an option
             code="nothing-to-run",
             hint="set 'recipe' in the file, or pass --recipe FILE",
         )
+    if advise:
+        _check_advisable(workers, rounds)
+        require_tensorflow()
+        if output is not None:
+            _make_folder(output)
+        _show_advice(_advise(spec, trained, _Files(cluster, recipe, overrides or ()), steps, rounds), as_json, output)
+        return
     variants = variants_of(spec, trained, workers_of(workers) if workers is not None else ())
     require_tensorflow()
     if output is not None:
@@ -105,16 +126,15 @@ def _measure(cluster: Cluster, recipe: Recipe, variants: list[Variant], steps: i
     """Runs all rounds, then the runs that measure the phases of a step."""
     rates: list[list[Rate]] = [[] for _ in variants]
     splits: list[Split | None] = [None for _ in variants]
-    runs = _Runs(recipe, steps)
+    runs = _Runs(steps)
     for number in range(rounds):
         # Every other round runs in reverse order, so that a changing load favours no variant.
         for place in sorted(range(len(variants)), reverse=number % 2 == 1):
-            with runs.run(variants[place]) as (run_dir, result):
-                rates[place].append(read_rate(run_dir, result))
+            rates[place].append(runs.rate(variants[place], recipe))
             _say(f"round {number + 1}/{rounds}  {variants[place].name}: {rates[place][-1].steps:.1f} steps/s")
     for place, variant in enumerate(variants):
         if can_measure_phases(variant.cluster):
-            with runs.run(replace(variant, cluster=with_phases(variant.cluster))) as (run_dir, _):
+            with runs.run(replace(variant, cluster=with_phases(variant.cluster)), recipe) as (run_dir, _):
                 split = splits[place] = read_split(run_dir)
             _say(f"parts of a step  {variant.name}: {split.step:.2f} ms")
     rows = [
@@ -125,28 +145,125 @@ def _measure(cluster: Cluster, recipe: Recipe, variants: list[Variant], steps: i
     return Results(title, describe(), steps, runs.others, tuple(rows))
 
 
+@dataclass(frozen=True)
+class _Files:
+    """What the settings are read from, see `load_run`."""
+
+    cluster: Path
+    recipe: Path | None
+    overrides: Sequence[str]
+
+
+def _check_advisable(workers: str | None, rounds: int) -> None:
+    if workers is not None:
+        raise UsageError(
+            "--advise measures the cluster with its own number of workers",
+            code="advice-with-workers",
+            hint="remove --workers; use --set roles.worker.replicas=N for another number",
+        )
+    if rounds < 2:
+        raise UsageError(
+            "--advise compares runs of the same settings, and one round has none",
+            code="too-few-rounds",
+            hint="use --rounds 2 or more",
+        )
+
+
+def _advise(cluster: Cluster, recipe: Recipe, files: _Files, steps: int, rounds: int) -> Advice:
+    """Measures the settings as they are, one process, and each candidate, in interleaved rounds."""
+    trials = trials_of(
+        cluster, recipe, lambda changes: load_run(files.cluster, files.recipe, [*files.overrides, *changes])
+    )
+    runs = _Runs(steps)
+    for number in range(rounds):
+        for trial in trials[:: -1 if number % 2 else 1]:
+            if not trial.error:
+                _say(f"round {number + 1}/{rounds}  {trial.name}: {runs.try_out(trial)}")
+    base, *others = trials
+    return Advice(
+        f"{cluster.name}: {recipe.module}, {cluster.strategy}",
+        describe(),
+        whole_executions(recipe, steps),
+        runs.others,
+        files.cluster,
+        files.recipe or cluster.recipe or files.cluster,
+        base.row,
+        next((each.row for each in others if each.variant.alone), None),
+        tuple(each for each in others if each.candidate),
+    )
+
+
+def _show_advice(advice: Advice, as_json: bool, output: Path | None) -> None:
+    if output is not None:
+        (output / "advice.json").write_text(json.dumps(advice.as_json(), indent=2) + "\n", encoding="utf-8")
+        (output / "advice.md").write_text(advice.as_markdown(), encoding="utf-8")
+    if as_json:
+        console.write(json.dumps(advice.as_json(), indent=2))
+        return
+    warning = advice.warning()
+    if warning:
+        console.out.print(Text.assemble(("warning: ", "bold"), warning), soft_wrap=True)
+    console.out.print(Text(f"{advice.title}\n{advice.machine}\n", style="bold"))
+    _print_table(advice.table())
+    for line in advice.lines():
+        console.out.print(Text(line), soft_wrap=True)
+    for note in advice.notes():
+        console.out.print(Text(note, style="dim"))
+
+
+class _TrainingFailed(Exception):
+    """A training failed that may be impossible."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(report.headline)
+        message = report.failures[0].message if report.failures else ""
+        self.reason = (message or report.headline).partition("\n")[0]
+
+
 class _Runs:
     """Runs trainings one after the other, each in a temporary folder.
 
     Args:
-        recipe: the recipe of the file.
-        steps: measured steps of each worker.
+        steps: measured steps of each worker, rounded up to whole executions.
     """
 
-    def __init__(self, recipe: Recipe, steps: int) -> None:
-        self._recipe = recipe
+    def __init__(self, steps: int) -> None:
         self._steps = steps
         self.others = 0.0
         """Largest share of the machine that other processes have used during a run."""
 
+    def rate(self, variant: Variant, recipe: Recipe) -> Rate:
+        """Trains a variant, and returns its rate; raises what `run` does."""
+        with self.run(variant, recipe) as (run_dir, result):
+            return read_rate(run_dir, result)
+
+    def try_out(self, trial: Trial) -> str:
+        """Measures a trial once more; returns the result in words.
+
+        A candidate may fail; without the settings as they are, nothing can be compared.
+
+        Raises:
+            typer.Exit: see `run`.
+        """
+        try:
+            with self.run(trial.variant, trial.recipe, may_fail=trial.candidate is not None) as (run_dir, result):
+                trial.rates.append(read_rate(run_dir, result))
+        except _TrainingFailed as failed:
+            trial.error = failed.reason
+            return f"failed: {trial.error}"
+        return f"{trial.rates[-1].examples:,.0f} examples/s"
+
     @contextmanager
-    def run(self, variant: Variant) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    def run(
+        self, variant: Variant, recipe: Recipe, *, may_fail: bool = False
+    ) -> Iterator[tuple[Path, Mapping[str, Any]]]:
         """Trains a variant; yields the run directory and the chief's result while the context is open.
 
         Raises:
             typer.Exit: the training failed or was stopped. The failure is printed, and its logs are kept.
+            _TrainingFailed: it failed, and `may_fail` is set.
         """
-        recipe = measured_recipe(self._recipe, variant, self._steps)
+        recipe = measured_recipe(recipe, variant, whole_executions(recipe, self._steps))
         folder = Path(tempfile.mkdtemp(prefix="tfdist-bench-"))
         kept = False
         try:
@@ -154,6 +271,8 @@ class _Runs:
             job = Job(variant.cluster, recipe, (), folder / "run")
             report, run_dir = launch_job(LocalLauncher(), job, job.rules(Timeouts(), max_restarts=0), quiet=True)
             self.others = max(self.others, before.others())
+            if report.exit_code and may_fail and report.signum is None:
+                raise _TrainingFailed(report)
             if report.exit_code:
                 kept = bool(report.failures)  # the logs show the reason
                 print_failure(report)
@@ -181,15 +300,20 @@ def _write(results: Results, output: Path) -> None:
 
 def _print(results: Results) -> None:
     console.out.print(Text(f"{results.title}\n{results.machine}\n", style="bold"))
-    for heads, *rows in results.tables():
-        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-        for number, head in enumerate(heads):
-            table.add_column(head, justify="right" if number else "left", no_wrap=True)
-        for row in rows:
-            table.add_row(*row)
-        console.out.print(table)
+    for table in results.tables():
+        _print_table(table)
     for note in results.notes():
         console.out.print(Text(note, style="dim"))
+
+
+def _print_table(rows: list[list[str]]) -> None:
+    heads, *others = rows
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="right" if number else "left", no_wrap=True)
+    for row in others:
+        table.add_row(*row)
+    console.out.print(table)
 
 
 def _say(text: str) -> None:

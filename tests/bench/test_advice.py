@@ -1,0 +1,162 @@
+"""Advice: which settings help, by how much, and what they change."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.bench.test_results import row
+from tfdist_cli.bench.advice import Advice
+from tfdist_cli.bench.candidates import Candidate, candidates_of
+from tfdist_cli.bench.measure import Rate
+from tfdist_cli.bench.trials import AS_IT_IS, Trial, trials_of
+from tfdist_cli.bench.variants import Variant
+from tfdist_cli.plan.machine import Machine
+from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.sections.recipe import Recipe
+
+PS = {"chief": {}, "ps": {}, "worker": {"replicas": 2}}
+BOUNDED = Candidate(("updates.mode=bounded", "updates.staleness=2"), "gradients are up to 2 updates old")
+MORE_PS = Candidate(("roles.ps.replicas=2",), "nothing")
+WIRE = Candidate(("wire=bfloat16",), "they are rounded")
+
+
+@pytest.fixture(autouse=True)
+def cores(monkeypatch):
+    monkeypatch.setattr(Machine, "here", lambda: Machine(4))
+
+
+def cluster(strategy="parameter_server", **roles):
+    return Cluster.model_validate({"name": "small", "strategy": strategy, "roles": {**PS, **roles}})
+
+
+def recipe(**given):
+    return Recipe.model_validate({"module": "digits", **given})
+
+
+def names(strategy=None, updates=None, **given):
+    tasks = cluster() if strategy is None else Cluster.model_validate(strategy)
+    return [each.name for each in candidates_of(tasks, recipe(updates=updates or {}, **given))]
+
+
+COMMON = ["roles.ps.replicas=2", "wire=bfloat16", "roles.worker.threads.intra=4", "roles.worker.threads.intra=1"]
+
+
+@pytest.mark.parametrize(
+    ("updates", "expected"),
+    [
+        ({}, ["updates.local_steps=20", "updates.push_every=4", "updates.prefetch=true"]),
+        ({"prefetch": True}, []),
+        ({"delay_compensation": 0.1}, ["updates.push_every=4", "updates.prefetch=true"]),
+        ({"push_every": 2}, []),
+        ({"mode": "sync"}, ["updates.batch=proportional", "updates.mode=bounded updates.staleness=2"]),
+        ({"mode": "sync", "batch": "proportional"}, []),
+        ({"mode": "sync", "aggregate": 1}, []),
+        ({"mode": "bounded", "staleness": 3}, []),
+    ],
+)
+def test_what_is_set_already_or_cannot_be_combined_is_no_candidate(updates, expected):
+    assert names(updates=updates) == [*expected, *COMMON, "train.jit=true"]
+
+
+def test_what_the_recipe_has_already():
+    assert names(updates={"prefetch": True}, wire="float16", train={"jit": "auto"}) == [COMMON[0], *COMMON[2:]]
+
+
+def test_one_process_has_threads_and_xla():
+    assert names({"strategy": "single", "roles": {"chief": {}}}) == ["roles.chief.threads.intra=1", "train.jit=true"]
+
+
+def test_all_tasks_that_train_get_the_threads():
+    mirrored = {"strategy": "multi_worker_mirrored", "roles": {"chief": {}, "worker": {}}}
+    assert names(mirrored)[1] == "roles.chief.threads.intra=4 roles.worker.threads.intra=4"
+
+
+def test_the_lines_to_write():
+    assert BOUNDED.yaml == "updates: {mode: bounded, staleness: 2}"
+    assert MORE_PS.yaml == "roles: {ps: {replicas: 2}}"
+    assert (BOUNDED.is_in_cluster, MORE_PS.is_in_cluster, WIRE.is_in_cluster) == (False, True, False)
+
+
+def test_trials_are_what_would_be_set():
+    loaded = []
+
+    def load(changes):
+        loaded.append(changes)
+        return cluster(worker={"replicas": 3}), recipe(wire="bfloat16")
+
+    base, alone, *others = trials_of(cluster(), recipe(updates={"prefetch": True}), load)
+    assert (base.name, base.variant.workers, alone.variant.alone) == (AS_IT_IS, 2, True)
+    assert [each.candidate.changes for each in others] == loaded
+    assert {(each.variant.workers, each.recipe.wire) for each in others} == {(3, "bfloat16")}
+
+
+def trial(candidate, *rates, error=""):
+    variant = Variant(cluster(), 2)
+    return Trial(candidate.name, variant, recipe(), candidate, [Rate(rate, 32 * rate) for rate in rates], error)
+
+
+def advice(*tried, base=(100.0, 105.0, 95.0), alone=(80.0, 81.0, 82.0)):
+    one = row(1, *alone, alone=True) if alone else None
+    files = Path("cluster.yaml"), Path("recipe.yaml")
+    return Advice("small: digits", "2 cores", 200, 0.04, *files, row(2, *base), one, tried)
+
+
+HELPS, HELPS_MORE = trial(WIRE, 120.0, 130.0, 125.0), trial(MORE_PS, 150.0, 149.0, 200.0)
+WITHIN, SLOWER = trial(BOUNDED, 109.0, 120.0, 104.0), trial(BOUNDED, 50.0, 50.0, 50.0)
+
+
+def test_the_largest_gain_comes_first_with_the_lines_to_write():
+    lines = list(advice(HELPS, WITHIN, HELPS_MORE).lines())
+    assert lines[:6] == [
+        "1. +50% with, in cluster.yaml:",
+        "     roles: {ps: {replicas: 2}}",
+        "   It changes: nothing.",
+        "2. +25% with, in recipe.yaml:",
+        "     wire: bfloat16",
+        "   It changes: they are rounded.",
+    ]
+    assert len(lines) == 7
+
+
+@pytest.mark.parametrize("tried", [(WITHIN,), (SLOWER,), (), (trial(WIRE, error="ValueError: no"),)])
+def test_a_gain_within_the_spread_of_the_base_is_none(tried):
+    (line,) = advice(*tried).lines()
+    assert line.startswith("No change helps")
+    assert "10%" in line
+
+
+def test_a_cluster_that_is_slower_than_one_process():
+    assert advice(alone=(200.0, 250.0, 210.0)).warning().startswith("one process is 2.1 times as fast")
+    assert advice(alone=(100.0, 108.0, 109.0)).warning() is None
+    assert advice(alone=(90.0, 120.0, 200.0)).warning() is None  # its own runs differ more
+    assert advice(alone=None).warning() is None
+
+
+def test_the_table_has_all_that_was_measured():
+    table = advice(SLOWER, HELPS, trial(MORE_PS, error="no room")).table()
+    assert [(cells[0], cells[2]) for cells in table] == [
+        ("settings", "gain"),
+        ("2 workers", ""),
+        (WIRE.name, "+25%"),
+        (BOUNDED.name, "-50%"),
+        ("one process", "-19%"),
+        (MORE_PS.name, ""),
+    ]
+
+
+def test_json_has_every_candidate():
+    read = advice(HELPS, SLOWER, trial(MORE_PS, 90.0, error="no room"), alone=(400.0, 400.0)).as_json()
+    assert read["slower_than_one_process"]
+    assert read["base"]["median"] == 3200
+    assert [(each["set"], each["gain"], each["helps"], each["error"]) for each in read["candidates"]] == [
+        (["wire=bfloat16"], 0.25, True, None),
+        (["updates.mode=bounded", "updates.staleness=2"], -0.5, False, None),
+        (["roles.ps.replicas=2"], None, False, "no room"),
+    ]
+    assert read["candidates"][0]["yaml"] == "wire: bfloat16"
+
+
+def test_markdown_warns_first():
+    page = advice(HELPS, alone=(400.0, 400.0, 410.0)).as_markdown()
+    assert page.splitlines()[2].startswith("**Warning:** one process is 4 times as fast")
+    assert "| wire=bfloat16 | 4,000 (3,840 to 4,160) | +25% |" in page
