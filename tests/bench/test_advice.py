@@ -16,7 +16,7 @@ from tfdist_cli.spec.sections.recipe import Recipe
 
 PS = {"chief": {}, "ps": {}, "worker": {"replicas": 2}}
 BOUNDED = Candidate(("updates.mode=bounded", "updates.staleness=2"), "gradients are up to 2 updates old")
-MORE_PS = Candidate(("roles.ps.replicas=2",), "nothing")
+MORE_PS = Candidate(("roles.ps.replicas=2",), "none")
 WIRE = Candidate(("wire=bfloat16",), "they are rounded")
 
 
@@ -110,10 +110,10 @@ def test_the_largest_gain_comes_first_with_the_lines_to_write():
     assert lines[:6] == [
         "1. +50% with, in cluster.yaml:",
         "     roles: {ps: {replicas: 2}}",
-        "   It changes: nothing.",
+        "   Effect on the training: none.",
         "2. +25% with, in recipe.yaml:",
         "     wire: bfloat16",
-        "   It changes: they are rounded.",
+        "   Effect on the training: they are rounded.",
     ]
     assert len(lines) == 7
 

@@ -79,9 +79,9 @@ class Advice:
         for number, (candidate, gain) in enumerate(helpful, 1):
             yield f"{number}. {gain:+.0%} with, in {self._file(candidate)}:"
             yield f"     {candidate.yaml}"
-            yield f"   It changes: {candidate.effect}."
+            yield f"   Effect on the training: {candidate.effect}."
         if len(helpful) > 1:
-            yield "Each was measured alone. Measure them together with --set before you use several."
+            yield "Each was measured alone: use one, or measure several together with --set."
 
     def table(self) -> list[list[str]]:
         """Returns the table of all measurements. The first row is its header."""

@@ -97,7 +97,7 @@ def _more_ps(cluster: Cluster) -> Iterator[Candidate]:
     for role in ROLES:
         spec = cluster.roles.of(role)
         if ROLES[role].holds_variables and spec and spec.hosts is None:
-            yield Candidate((f"roles.{role}.replicas={cluster.roles.count(role) + 1}",), "nothing")
+            yield Candidate((f"roles.{role}.replicas={cluster.roles.count(role) + 1}",), "none")
 
 
 def _threads(cluster: Cluster) -> Iterator[Candidate]:
@@ -111,7 +111,7 @@ def _threads(cluster: Cluster) -> Iterator[Candidate]:
     for count in (machine.cores, 1):
         changed = [role for role, now in threads.items() if now != count]
         if changed:
-            yield Candidate(tuple(f"roles.{role}.threads.intra={count}" for role in changed), "nothing")
+            yield Candidate(tuple(f"roles.{role}.threads.intra={count}" for role in changed), "none")
 
 
 def _flow(tree: dict[str, Any]) -> str:

@@ -186,11 +186,16 @@ def _advise(cluster: Cluster, recipe: Recipe, files: _Files, steps: int, rounds:
         whole_executions(recipe, steps),
         runs.others,
         files.cluster,
-        files.recipe or cluster.recipe or files.cluster,
+        _relative(files.recipe or cluster.recipe or files.cluster),
         base.row,
         next((each.row for each in others if each.variant.alone), None),
         tuple(each for each in others if each.candidate),
     )
+
+
+def _relative(path: Path) -> Path:
+    """The path as the user would write it, if it is in the current folder."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _show_advice(advice: Advice, as_json: bool, output: Path | None) -> None:
@@ -205,8 +210,10 @@ def _show_advice(advice: Advice, as_json: bool, output: Path | None) -> None:
         console.out.print(Text.assemble(("warning: ", "bold"), warning), soft_wrap=True)
     console.out.print(Text(f"{advice.title}\n{advice.machine}\n", style="bold"))
     _print_table(advice.table())
+    console.out.print()
     for line in advice.lines():
         console.out.print(Text(line), soft_wrap=True)
+    console.out.print()
     for note in advice.notes():
         console.out.print(Text(note, style="dim"))
 
@@ -302,7 +309,7 @@ def _print(results: Results) -> None:
     console.out.print(Text(f"{results.title}\n{results.machine}\n", style="bold"))
     for table in results.tables():
         _print_table(table)
-    for note in results.notes():
+    for note in (*results.notes(), "Which settings would make it faster: tfdist bench --advise."):
         console.out.print(Text(note, style="dim"))
 
 
