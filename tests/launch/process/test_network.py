@@ -201,3 +201,21 @@ def free_port():
             return bound.getsockname()[1]
 
     return choose
+
+
+BIND = "import socket, sys; socket.socket().bind(('', int(sys.argv[1])))"
+
+
+@pytest.mark.usefixtures("allowed")
+def test_further_ports_are_reserved_in_a_private_network():
+    with network_of(plan_of("run", RECIPE)) as (made, _):
+
+        def bind(port):
+            command = [*made.enter, sys.executable, "-c", BIND, str(port)]
+            return subprocess.run(command, pass_fds=made.files, stderr=subprocess.DEVNULL, check=False).returncode
+
+        assert bind(23481) == 0
+        made.reserve({23481, 23482})
+        made.reserve({23482})  # once more
+        assert [bind(port) for port in (23481, 23482, 23483)] == [1, 1, 0]
+    HOST.reserve({23481})  # this machine's network has no reservations of its own

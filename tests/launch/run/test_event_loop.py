@@ -58,7 +58,10 @@ class ScriptedRun:
     """Answers actions with the events of a script."""
 
     def __init__(self, events, script):
-        self.events, self.script, self.actions = events, script, []
+        self.events, self.script, self.actions, self.plans = events, script, [], []
+
+    def follow(self, plan):
+        self.plans.append(plan)
 
     def act(self, action):
         self.actions.append(action)
@@ -246,24 +249,29 @@ class ScriptedLauncher:
     async def start(self, plan, context):
         tasks = [planned.task for planned in plan.tasks]
         reactions = {Stop(task, StopSignal.TERMINATE): [Exited(task, 143 if task == CHIEF else -15)] for task in tasks}
-        second = {Start(PS, 2): [Exited(CHIEF, 0)]} if self.runs else {}
-        self.runs.append(ScriptedRun(context.events, {**reactions, **second}))
+        more = {Stop(TaskId("worker", n), StopSignal.TERMINATE): [Exited(TaskId("worker", n), -15)] for n in (1, 2)}
+        second = {Start(PS, 2): [Exited(CHIEF, 0)]}
+        self.runs.append(ScriptedRun(context.events, {**more, **reactions, **second}))
         if len(self.runs) == 1:
             os.kill(os.getpid(), REQUEST)
         yield self.runs[-1]
 
 
-def test_a_request_gives_the_job_another_plan_and_a_run_of_its_own(cluster, make_cluster, plan_for):
+@pytest.mark.parametrize(("name", "runs"), [("local", 1), ("ssh", 2)])
+def test_a_request_gives_the_job_another_plan(name, runs, cluster, make_cluster, plan_for):
+    """Where tasks can join, the run itself goes on, with its fork servers and its network."""
     launcher, seen = ScriptedLauncher(), Seen()
+    cluster = cluster.model_copy(update={"launcher": name})
     request_handler = ScriptedRequests(plan_for(make_cluster("parameter_server", chief=1, worker=3, ps=1), "true"))
     context = LaunchContext(EventQueue(), None, lambda _: {})
     state = asyncio.run(
         run_job(launcher, plan_for(cluster, "true"), JobPolicy(cluster.strategy), context, (seen,), request_handler)
     )
     assert (state.phase, state.exit_code, state.attempt, state.lost_tasks) == (Phase.ENDED, 0, 2, ())
-    before, after = ([action.task for action in run.actions if isinstance(action, Start)] for run in launcher.runs)
-    assert before == [CHIEF, WORKER, PS]
-    assert after == [CHIEF, *(TaskId("worker", number) for number in range(3)), PS]
+    assert len(launcher.runs) == runs
+    started = [action.task for run in launcher.runs for action in run.actions if isinstance(action, Start)]
+    assert started == [CHIEF, WORKER, PS, CHIEF, *(TaskId("worker", number) for number in range(3)), PS]
+    assert [plan for run in launcher.runs for plan in run.plans] == [request_handler.plan()] * (2 - runs)
     answers = [event for event, _, _ in seen.all if isinstance(event, ResizeAccepted | RequestAnswered)]
     assert [type(answer) for answer in answers] == [ResizeAccepted, RequestAnswered]
     assert answers[1].code == "job-not-resizable"

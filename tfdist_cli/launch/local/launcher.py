@@ -27,7 +27,7 @@ from tfdist_cli.launch.process.fork_server_client import (
     fork_server_environment,
     import_environment,
 )
-from tfdist_cli.launch.process.network import Network, network_of
+from tfdist_cli.launch.process.network import Network, network_of, ports_of
 from tfdist_cli.launch.process.oom import OomKills
 from tfdist_cli.launch.process.orphans import Watchdog, adopting, end_orphans, reap_orphans
 from tfdist_cli.launch.process.ports import hold
@@ -160,6 +160,7 @@ class LocalRun:
 
     def follow(self, plan: Plan) -> None:
         """Replaces the plan; the fork servers stay, and fork the tasks that start from now on."""
+        self._network.reserve(set(ports_of(plan)) - set(ports_of(self._plan)))
         self._plan = plan
 
     async def close(self) -> None:

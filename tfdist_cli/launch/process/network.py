@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tfdist_cli.errors import UsageError
@@ -32,10 +32,19 @@ class Network:
     Args:
         enter: the prefix of a command; empty for this machine's network.
         files: the open files that the prefix needs.
+        maker: the process that keeps a private network; None for this machine's network.
     """
 
     enter: tuple[str, ...] = ()
     files: tuple[int, ...] = ()
+    maker: subprocess.Popen[bytes] | None = field(default=None, compare=False)
+
+    def reserve(self, ports: Collection[int]) -> None:
+        """Reserves further ports."""
+        if ports and self.maker and self.maker.stdin and self.maker.stdout:
+            self.maker.stdin.write(f"{' '.join(map(str, ports))}\n".encode())
+            self.maker.stdin.flush()
+            self.maker.stdout.readline()
 
 
 HOST = Network()
@@ -52,11 +61,10 @@ def network_of(plan: Plan) -> Iterator[tuple[Network, NetworkReady | None]]:
     if wanted == "host":
         yield HOST, NetworkReady(private=False, text=warning) if warning else None
         return
-    listening = [planned.address.port for planned in plan.tasks if planned.task.traits.listens]
     with ExitStack() as kept:
         reason = ""
         try:
-            network = _make([*listening, *plan.spare_ports], kept)
+            network = _make(ports_of(plan), kept)
         except OSError as error:
             network, reason = HOST, error.strerror or str(error)
         if reason and plan.cluster.network == "private":
@@ -116,4 +124,10 @@ def _make(ports: Sequence[int], kept: ExitStack) -> Network:
         user = os.open(f"/proc/{maker.pid}/ns/user", os.O_RDONLY)
         kept.callback(os.close, user)
         files.append(user)
-    return Network((*_SCRIPT, "enter", str(user), str(files[0])), tuple(files))
+    return Network((*_SCRIPT, "enter", str(user), str(files[0])), tuple(files), maker)
+
+
+def ports_of(plan: Plan) -> list[int]:
+    """The ports on which tasks listen, or may listen later."""
+    listening = [planned.address.port for planned in plan.tasks if planned.task.traits.listens]
+    return [*listening, *plan.spare_ports]

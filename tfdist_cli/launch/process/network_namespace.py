@@ -4,7 +4,8 @@ Run as a script, by an isolated interpreter that starts in milliseconds:
 
 * `network_namespace.py make PORT…` creates one: as root directly, as another user in a user namespace that maps this
   user to itself. It reserves the ports in it as `ports` does. It writes a line, `ok USER` (1 if there is a user
-  namespace) or the reason of the failure, and runs until its standard input ends.
+  namespace) or the reason of the failure, and runs until its standard input ends. Each line of that has further ports
+  to reserve, and is answered with a line.
 * `network_namespace.py enter USER NET COMMAND…` executes the command in the namespaces of these open files; USER is -1
   if there is no user namespace.
 """
@@ -34,8 +35,13 @@ def make(ports: list[int]) -> None:
         _answer(error.strerror or str(error))
         return
     _answer(f"ok {int(own_user)}")
-    sys.stdin.read()
-    del held
+    for line in sys.stdin:
+        for port in line.split():
+            try:
+                held.append(hold(int(port)))
+            except OSError:
+                continue
+        _answer("ok")
 
 
 def enter(user: int, net: int, command: list[str]) -> None:

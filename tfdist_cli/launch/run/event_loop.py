@@ -73,6 +73,10 @@ async def run_job(
         while True:
             async with launcher.start(plan, context) as run:
                 await supervisor.supervise(run)
+                while request_handler and plan.cluster.launcher_traits.tasks_join and supervisor.needs_plan:
+                    plan = request_handler.plan()
+                    run.follow(plan)
+                    await supervisor.supervise(run)
             if request_handler is None or supervisor.state.phase is Phase.ENDED:
                 return supervisor.state
             plan = request_handler.plan()
@@ -117,13 +121,13 @@ class Supervisor:
                 run.act(action)
             if self.state.phase is Phase.ENDED:
                 return
-            needed_plan = self._needs_plan
+            needed_plan = self.needs_plan
             await self._handle_next(run)
-            if self._needs_plan and not needed_plan:
+            if self.needs_plan and not needed_plan:
                 return
 
     @property
-    def _needs_plan(self) -> bool:
+    def needs_plan(self) -> bool:
         """Whether all tasks have exited for a resize, so that the next ones need another plan."""
         return self.state.phase is Phase.PAUSED and self.state.resizing
 
@@ -143,10 +147,10 @@ class Supervisor:
                 if isinstance(answer, ResizeAccepted) and answer.is_live and self._request_handler.extended:
                     run.follow(self._request_handler.extended)
                 self._handle(answer, now)
-        needed_plan = self._needs_plan
+        needed_plan = self.needs_plan
         self._handle(event, now)
         deadline = self.state.deadline
-        if deadline is not None and now >= deadline and needed_plan == self._needs_plan:  # even if events keep coming
+        if deadline is not None and now >= deadline and needed_plan == self.needs_plan:  # even if events keep coming
             self._handle(Tick(), now)
 
     def _handle(self, event: Event, now: float) -> None:
