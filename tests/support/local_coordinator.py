@@ -113,8 +113,8 @@ def local_engine(monkeypatch, strategy, build, data, rules, *, workers=2):
         rules: the engine's.
     """
     for name in ("clear_failure", "reserve_function_table"):
-        monkeypatch.setattr(engine, name, lambda _: None)
-    monkeypatch.setattr(engine, "per_worker_iterators", lambda remotes, _: PerWorker(remotes))
+        monkeypatch.setattr(engine, name, lambda *_: None)
+    monkeypatch.setattr(engine, "per_worker_iterators", lambda remotes, *_: PerWorker(remotes.values()))
     for module in (engine, gradient_store, functions, queues, token_queues):
         monkeypatch.setattr(module, "CHIEF_DEVICE", "/job:localhost/replica:0/task:0/device:CPU:0")
     with strategy.scope():

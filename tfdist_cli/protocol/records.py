@@ -10,6 +10,10 @@ The kinds, with their keys beside `kind`:
 * `started`: `pid`, `host`, for a task that a scheduler has started; `exited`: `code`, from the process that waits for
   it.
 * `state`: `state`, one of `STATES`.
+* `elastic`: `joins`: whether workers may join the training that runs, and leave it; `reason` and `code` if not.
+* `joined`: `worker`, `step`: that many were done when its first ones were, `took`: seconds since it asked to join.
+* `join_refused`: `worker`, `reason`, `code`.
+* `left`: `worker`, `step`: its last step is among so many.
 * `placement`: `bytes` {"ps:0": n} of all variables there, `variables` {"ps:0": n}: how many of the model's.
 * `progress`: `step`, `total` (null when unknown), `epoch`, `epochs`, `steps_per_second`, `metrics` {name: value},
   `workers` {"worker:0": steps per second}.
@@ -49,7 +53,7 @@ LAUNCHER_PID = "TFDIST_LAUNCHER_PID"
 """The process id of the launcher; the task exits with it."""
 OUTLASTS = "TFDIST_OUTLASTS"
 """Set if SIGTERM reaches all tasks of a job at once: tasks that only serve others then exit after their chief."""
-STATES = ("starting", "waiting", "serving", "training", "evaluating", "saving", "done")
+STATES = ("starting", "waiting", "serving", "training", "evaluating", "saving", "done", "leaving", "left")
 _LIMIT = select.PIPE_BUF if hasattr(select, "PIPE_BUF") else 512
 
 

@@ -1,4 +1,7 @@
-"""A coordinator with one worker and one ps, all in this process: its private names, and its state after a failure."""
+"""A coordinator with one worker and one ps, all in this process.
+
+Its private names, its state after a failure, and a second worker that joins it and leaves again.
+"""
 
 import json
 import os
@@ -7,14 +10,18 @@ import socket
 import tensorflow as tf
 
 from tfdist_cli.train.tf_compat.coordinator import (
+    admit_worker,
     clear_failure,
+    create_worker,
     failure_of,
     is_dead,
     per_worker_iterators,
     reserve_function_table,
+    retire_worker,
+    set_iterator,
     workers_of,
 )
-from tfdist_cli.train.tf_compat.eager_context import remote_caller
+from tfdist_cli.train.tf_compat.eager_context import RunningCluster, remote_caller, running_cluster
 
 
 def address():
@@ -55,8 +62,8 @@ assert remote_caller() is None
 with tf.device(worker.device_name):
     assert remote_caller() == ("chief", 0)
 
-remotes = [worker.create_resource(lambda: iter(tf.data.Dataset.range(5)), args=())]
-iterators = per_worker_iterators(remotes, tf.TensorSpec([], tf.int64))
+remotes = {0: worker.create_resource(lambda: iter(tf.data.Dataset.range(50)), args=())}
+iterators = per_worker_iterators(remotes, tf.TensorSpec([], tf.int64), 3)
 assert coordinator.schedule(take, args=(iterators,)).fetch() == 0
 
 failed = coordinator.schedule(fail)
@@ -68,5 +75,40 @@ clear_failure(coordinator)
 assert not cluster.resource_cancellation_mgr.is_cancelled
 coordinator.join()
 assert coordinator.schedule(take, args=(iterators,)).fetch() == 1
+
+# A worker with a gap before it joins, runs functions of its own only, then any, and leaves.
+where = address()
+servers.append(tf.distribute.Server({"worker": ["localhost:1", "localhost:2", where]}, job_name="worker", task_index=2))
+running = RunningCluster("worker")
+assert running_cluster("worker") is running_cluster("worker")
+refused = ""
+try:
+    running.add(1, address(), [])
+except ConnectionError as error:
+    refused = str(error)
+assert refused == "worker:1 does not answer", refused
+running.add(2, where, [])
+joining = create_worker(coordinator, 2)
+opened = joining.create_resource(lambda: iter(tf.data.Dataset.range(100, 200)), args=())
+set_iterator(iterators, 2, opened)
+results = [coordinator.schedule(take, args=(iterators,)).fetch() for _ in range(10)]
+assert results == list(range(2, 12)), results
+with coordinator.strategy.scope():
+    alone = joining.create_resource(take, args=(iterators,))
+assert alone.fetch() == 100
+admit_worker(coordinator, joining)
+assert workers_of(coordinator) == [worker, joining]
+taken = set()
+while not any(number >= 100 for number in taken):
+    pending = [coordinator.schedule(take, args=(iterators,)) for _ in range(2)]
+    taken |= {int(each.fetch()) for each in pending}
+
+done = retire_worker(coordinator, joining, iterators)
+assert done.wait(30)
+assert workers_of(coordinator) == [worker]
+running.remove(2, [])
+assert coordinator.schedule(take, args=(iterators,)).fetch() < 50
+names = [task for job in running._definition.cluster.job if job.name == "worker" for task in job.tasks]
+assert names == [0]
 print("done", flush=True)
 os._exit(0)  # servers cannot be stopped

@@ -21,7 +21,7 @@ import secrets
 import selectors
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -36,6 +36,8 @@ GREETING = b"tfdist "
 """How the first line of the listening task starts; a nonce follows."""
 REJECTED = b"no "
 """How the answer to a rejected task starts; the reason follows."""
+LATER = b"later\n"
+"""The answer to a task that may connect when the tasks of the start are there."""
 _LONGEST = 4096
 """The longest line in bytes; the lines of tasks are shorter."""
 PERIOD = 1.0
@@ -56,11 +58,15 @@ class Hello:
         task: the task.
         sums: whether it takes part in an all-reduce group.
         tensorflow: its version of TensorFlow.
+        asks: what it asks of a chief that trains, see `membership`; empty for nothing.
+        address: its address; empty unless it asks.
     """
 
     task: TaskId
     sums: bool
     tensorflow: str
+    asks: str = ""
+    address: str = ""
 
     @classmethod
     def read(cls, text: bytes) -> Hello:
@@ -74,8 +80,10 @@ class Hello:
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
         match content:
-            case {"task": str(task), "tensorflow": str(tensorflow), "sums": bool(sums)}:
-                return cls(TaskId.parse(task), sums, tensorflow)
+            case {"task": str(task), "tensorflow": str(tensorflow), "sums": bool(sums), **others}:
+                asks, address = others.get("asks", ""), others.get("address", "")
+                if isinstance(asks, str) and isinstance(address, str):
+                    return cls(TaskId.parse(task), sums, tensorflow, asks, address)
         raise ValueError("it has not the form that tasks send")
 
 
@@ -85,15 +93,16 @@ class HandshakeListener:
     Args:
         listener: the listening socket.
         expected: the tasks that may connect; others are rejected.
+        later: tasks that may connect another time.
 
     Attributes:
         rejected: expected tasks that were rejected, and why.
     """
 
-    def __init__(self, listener: socket.socket, expected: Collection[TaskId]) -> None:
+    def __init__(self, listener: socket.socket, expected: Container[TaskId], later: Collection[TaskId] = ()) -> None:
         listener.setblocking(False)
         self.rejected: dict[TaskId, str] = {}
-        self._expected = expected
+        self._expected, self._later = expected, later
         self._listener = listener
         self._pending: dict[socket.socket, _PendingConnection] = {}
         """The connections whose handshake is not complete."""
@@ -159,6 +168,11 @@ class HandshakeListener:
             self._reject(connection, pending, str(error))
             return None
         self._forget(connection)
+        if hello.task not in self._expected and hello.task in self._later:
+            with suppress(OSError):  # it is closed already
+                connection.send(LATER)
+            connection.close()
+            return None
         connection.setblocking(True)
         enable_keepalive(connection)
         return hello
@@ -173,7 +187,8 @@ class HandshakeListener:
         if not hmac.compare_digest(proof, _proof(pending.nonce, text)):
             raise ValueError(f"it did not prove that it has the run's secret ({RUN_SECRET})")
         hello = Hello.read(text)
-        if hello.task not in self._expected and hello.task.traits.listens:
+        known = hello.task in self._expected or hello.task in self._later
+        if not known and hello.task.traits.listens:
             raise ValueError(f"{hello.task} is not expected")
         if hello.tensorflow != (ours := _tensorflow()):
             reason = f"it has TensorFlow {hello.tensorflow[:40]!a}, and the chief has {ours!r}"
@@ -219,9 +234,10 @@ class _PendingConnection:
     received: bytes = b""
 
 
-def hello_message(task: TaskId, greeting: bytes, *, sums: bool = False) -> bytes:
-    """Returns the line by which a task identifies itself to the sender of `greeting`; `sums` as in `Hello`."""
-    text = json.dumps({"task": str(task), "tensorflow": _tensorflow(), "sums": sums}).encode()
+def hello_message(task: TaskId, greeting: bytes, *, sums: bool = False, asks: str = "", address: str = "") -> bytes:
+    """Returns the line by which a task identifies itself to the sender of `greeting`; the rest as in `Hello`."""
+    content = {"task": str(task), "tensorflow": _tensorflow(), "sums": sums}
+    text = json.dumps(content | ({"asks": asks, "address": address} if asks else {})).encode()
     pending = _NONCE.fullmatch(greeting)
     return _proof(pending[1] if pending else b"", text) + b" " + text + b"\n"
 

@@ -10,7 +10,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn, get_args
 
@@ -25,9 +26,10 @@ from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.updates import PlacementRule, ShardRule
 from tfdist_cli.spec.strategies import Strategy
 from tfdist_cli.spec.task_id import TaskId
-from tfdist_cli.train.cluster import data_service, keep_alive
+from tfdist_cli.train.cluster import data_service, keep_alive, membership
 from tfdist_cli.train.cluster.all_reduce import AllReduce
 from tfdist_cli.train.cluster.gpus import has_library, log_missing_gpus
+from tfdist_cli.train.cluster.membership import JoinListener, Membership
 from tfdist_cli.train.cluster.reachability import await_names, wait_until_closed
 from tfdist_cli.train.cluster.rendezvous import (
     NO_GROUP,
@@ -47,6 +49,14 @@ log = logging.getLogger("tfdist")
 
 
 @dataclass(frozen=True)
+class Joins:
+    """The workers of a cluster that may change, and who listens to them."""
+
+    membership: Membership
+    listener: JoinListener
+
+
+@dataclass(frozen=True)
 class ClusterContext:
     """This process in its cluster.
 
@@ -57,6 +67,7 @@ class ClusterContext:
             until then.
         placement: places variables on ps, on the chief of a parameter server cluster.
         all_reduce: the direct all-reduce of mirrored workers; None if TensorFlow's collectives are used.
+        joins: takes workers that join and leave; None if the cluster keeps its workers.
     """
 
     environment: Environment
@@ -64,6 +75,7 @@ class ClusterContext:
     lifelines: tuple[int, ...] = ()
     placement: Placement | None = None
     all_reduce: AllReduce | None = None
+    joins: Joins | None = None
 
     def scope(self, rules: PlacementRules) -> AbstractContextManager[Any]:
         """Returns the scope to build and compile a model in.
@@ -179,7 +191,7 @@ def serve(environment: Environment) -> None:
         await_names(_peers(environment), environment.start_timeout)
         server = _tensorflow_server(environment)
     emit("state", state="serving")
-    done = wait_until_exited(task, environment.addresses[environment.chief], environment.start_timeout)
+    done = _wait_for_chief(environment)
     del server
     if not done and not records_enabled():  # a launcher that reads records knows about the chief itself
         raise ChiefLost(
@@ -188,6 +200,25 @@ def serve(environment: Environment) -> None:
             hint=f"see the output of {environment.chief} for the reason; then start all tasks again: a recipe "
             "continues from its last checkpoint",
         )
+
+
+def _wait_for_chief(environment: Environment) -> bool:
+    """Waits until the chief has exited; on SIGTERM, a worker that may leave does. See `wait_until_exited`."""
+    task, join_address = environment.task, environment.join_address
+    chief, timeout = environment.addresses[environment.chief], environment.start_timeout
+    if join_address is None or not task.traits.trains:
+        return wait_until_exited(task, chief, timeout)
+    own = environment.addresses[task]
+    try:
+        with membership.interrupted_by_sigterm():
+            return wait_until_exited(task, chief, timeout, partial(membership.hold, task, own, join_address))
+    except membership.SigtermReceived:
+        emit("state", state="leaving")
+        if membership.leave(task, own, join_address):
+            emit("state", state="left")
+            raise SystemExit(0) from None
+        membership.end_by_sigterm()
+        raise
 
 
 def _peers(environment: Environment) -> dict[TaskId, Address]:
@@ -226,9 +257,29 @@ def _tensorflow_server(environment: Environment) -> tf.distribute.Server:
 def _create_context(environment: Environment) -> ClusterContext:
     if environment.task.traits.evaluates:
         return ClusterContext(environment, tf.distribute.get_strategy())
+    joins = _listen_for_joins(environment)
     met = _rendezvous(environment)
     lifelines = tuple(lifeline.detach() for lifeline in met.lifelines)
-    return _CONTEXTS[environment.strategy](environment, met.links, lifelines)
+    return replace(_CONTEXTS[environment.strategy](environment, met.links, lifelines), joins=joins)
+
+
+def _listen_for_joins(environment: Environment) -> Joins | None:
+    """Starts to listen at the join address; a port that is in use does not prevent the training."""
+    if environment.join_address is None or not environment.is_chief or not environment.traits.coordinated:
+        return None
+    workers = {task: environment.addresses[task] for task in _workers(environment)}
+    members = Membership(workers, max(environment.max_workers, len(workers)))
+    try:
+        return Joins(members, JoinListener(environment.task, environment.join_address, members))
+    except TrainingError as error:
+        log.warning("no worker can join: %s", error.message)
+        emit("elastic", joins=False, reason=error.message, code=error.code)
+        return None
+
+
+def _workers(environment: Environment) -> list[TaskId]:
+    """Returns the tasks that take steps for the chief."""
+    return [task for task in environment.members if task.traits.trains and task != environment.chief]
 
 
 _Links = Mapping[TaskId, socket.socket]
@@ -286,10 +337,18 @@ def _rendezvous(environment: Environment) -> RendezvousResult:
     own, group = environment.addresses[environment.task], _all_reduce_group(environment)
     emit("state", state="waiting")
     if environment.is_chief:
-        return gather_tasks(environment.task, own, others, environment.start_timeout, group)
+        later = _later_workers(environment)
+        return gather_tasks(environment.task, own, others, environment.start_timeout, group, later)
     chief = environment.chief, environment.addresses[environment.chief]
     await_names(_peers(environment), environment.start_timeout)
     return report_to_chief(environment.task, own, chief, environment.start_timeout, group)
+
+
+def _later_workers(environment: Environment) -> list[TaskId]:
+    """Returns the workers that may join later."""
+    workers = _workers(environment) if environment.join_address else []
+    missing = range(len(workers), environment.max_workers)
+    return [TaskId(workers[0].role, index) for index in missing] if workers else []
 
 
 def _all_reduce_group(environment: Environment) -> Mapping[TaskId, Address]:
@@ -397,6 +456,8 @@ def leave_together(joined: ClusterContext, *, done: bool = True) -> None:
     _left = True
     if environment.is_chief and done:
         announce_done(joined.lifelines)
+        if joined.joins:
+            joined.joins.listener.announce_done()
     if not environment.traits.together or environment.task not in environment.members:
         return
 

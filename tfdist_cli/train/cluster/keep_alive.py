@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,26 +32,33 @@ _OPTIONS = (
 
 
 def watch(addresses: Iterable[Address]) -> None:
-    """Starts a thread that sets timeouts on this process's connections to and from a cluster's addresses.
+    """Sets timeouts, in a thread, on this process's connections to and from a cluster's addresses.
+
+    A later call adds addresses.
 
     Does nothing on systems that do not list the connections of a process in /proc (other than Linux).
     """
     ports = {address.port for address in addresses}
-    if ports and _DESCRIPTORS.is_dir():
-        threading.Thread(target=_run, args=(ports,), name="tfdist-keep-alive", daemon=True).start()
+    if ports and _DESCRIPTORS.is_dir() and not _watched:
+        threading.Thread(target=_run, name="tfdist-keep-alive", daemon=True).start()
+    _watched.update(ports)
 
 
+_watched: set[int] = set()
+"""The ports of all clusters' tasks; there are more when a worker joins."""
 _DESCRIPTORS = Path("/proc/self/fd")
 
 
-def _run(ports: set[int]) -> None:
-    pause, known = threading.Event(), set[str]()
+def _run() -> None:
+    pause, known, ports = threading.Event(), set[str](), frozenset[int]()
     while True:
+        if ports != _watched:
+            known, ports = set(), frozenset(_watched)
         known = set_timeouts(ports, known)
         pause.wait(_PERIOD)  # no event announces that TensorFlow connects
 
 
-def set_timeouts(ports: set[int], known: set[str]) -> set[str]:
+def set_timeouts(ports: AbstractSet[int], known: set[str]) -> set[str]:
     """Sets timeouts on the connections with one of these ports at either end.
 
     Args:
@@ -69,7 +77,7 @@ def set_timeouts(ports: set[int], known: set[str]) -> set[str]:
     return found
 
 
-def _is_settled(descriptor: int, ports: set[int]) -> bool:
+def _is_settled(descriptor: int, ports: AbstractSet[int]) -> bool:
     """Sets timeouts on a socket if it has one of the ports; returns False for one that may be connected later."""
     with socket.socket(fileno=os.dup(descriptor)) as same:
         if same.family not in (socket.AF_INET, socket.AF_INET6) or same.type != socket.SOCK_STREAM:

@@ -12,11 +12,12 @@ Tasks with a direct all-reduce (`all_reduce`) connect to each other at the same 
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -25,6 +26,7 @@ from tfdist_cli.errors import TimeoutExceeded, TrainingError
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster.handshake import (
+    LATER,
     PERIOD,
     HandshakeListener,
     check_accepted,
@@ -44,12 +46,16 @@ from tfdist_cli.train.cluster.reachability import (
     unreachable,
 )
 
+Join = Callable[[Callable[[], None]], bool]
+"""Joins a chief that trains, calls a function, and returns when the chief has exited: whether its work was done."""
 NO_GROUP: Mapping[TaskId, Address] = MappingProxyType({})
 _SILENCE = 10.0
 _GO = b"go\n"
 _GO_TOGETHER = b"go together\n"
-_DONE = b"done\n"
+DONE = b"done\n"
+"""What a chief whose work is done announces."""
 _CHIEF = TaskId("chief")
+log = logging.getLogger("tfdist")
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,7 @@ def gather_tasks(
     others: Mapping[TaskId, Address],
     timeout: float,
     group: Mapping[TaskId, Address] = NO_GROUP,
+    later: Collection[TaskId] = (),
 ) -> RendezvousResult:
     """Waits on the chief until every other task has started and identified itself.
 
@@ -90,6 +97,7 @@ def gather_tasks(
         timeout: seconds to wait.
         group: the tasks of the all-reduce group, with this one, in the same order on every task. If a task has no
             group, no task uses one.
+        later: tasks that may join the training once it runs.
 
     Raises:
         TimeoutExceeded: names the tasks that did not start within `timeout` seconds, and why. A task that was rejected,
@@ -100,9 +108,9 @@ def gather_tasks(
     pending = PendingTasks(others, timeout)
     silent, summing = set(others), {task}
     looked_at, silence = time.monotonic(), 0.0
-    with ExitStack() as connections, _listen(task, own) as listener:
+    with ExitStack() as connections, listen(task, own) as listener:
         lifelines: list[socket.socket] = []
-        handshakes = connections.enter_context(closing(HandshakeListener(listener, others.keys())))
+        handshakes = connections.enter_context(closing(HandshakeListener(listener, others.keys(), later)))
         while pending.update() or (silent and silence < _SILENCE):
             rejected = {other: others[other] for other in handshakes.rejected if other in silent}
             passed, looked_at = min(time.monotonic() - looked_at, PERIOD), time.monotonic()
@@ -147,7 +155,7 @@ def report_to_chief(
         TrainingError: this task's port is in use, the chief exited, or it rejected this task.
     """
     deadline = time.monotonic() + timeout
-    with ExitStack() as connections, _listen(task, own) as listener:
+    with ExitStack() as connections, listen(task, own) as listener:
         await_up(dict([chief]), timeout)
         answer = b""
         try:
@@ -241,7 +249,12 @@ def _exited_early(task: TaskId, address: Address) -> TrainingError:
     )
 
 
-def _listen(task: TaskId, own: Address) -> socket.socket:
+def listen(task: TaskId, own: Address) -> socket.socket:
+    """Listens at a task's port, on all interfaces.
+
+    Raises:
+        TrainingError: the port is in use.
+    """
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     try:
@@ -267,16 +280,17 @@ def announce_done(connections: Iterable[int]) -> None:
     """
     for connection in connections:
         with suppress(OSError):  # that task has exited already
-            os.write(connection, _DONE)
+            os.write(connection, DONE)
 
 
-def wait_until_exited(task: TaskId, chief: Address, timeout: float) -> bool:
+def wait_until_exited(task: TaskId, chief: Address, timeout: float, join: Join | None = None) -> bool:
     """Waits until the chief has started, then until it has exited.
 
     Args:
         task: this task.
         chief: the chief's address.
         timeout: seconds for the chief to start.
+        join: joins a chief that trains already; by default this task belongs to the chief.
 
     Returns:
         False if the chief gathered its tasks and then exited without announcing that its work is done; else True.
@@ -285,7 +299,7 @@ def wait_until_exited(task: TaskId, chief: Address, timeout: float) -> bool:
         TimeoutExceeded: the chief did not start within `timeout` seconds.
         TrainingError: the chief rejected this task.
     """
-    lifeline = _Lifeline(task, chief)
+    lifeline = _Lifeline(task, chief, join)
     deadline = time.monotonic() + timeout
     pause = threading.Event()
     while True:
@@ -309,15 +323,17 @@ class _Lifeline:
     Args:
         task: this task.
         chief: the chief's address.
+        join: see `wait_until_exited`.
 
     Attributes:
-        connected: whether there was a connection to the chief.
+        connected: whether there was a connection to the chief, as one of its tasks.
         done: False if the chief exited without announcing that its work is done, as far as it is known.
     """
 
-    def __init__(self, task: TaskId, chief: Address) -> None:
+    def __init__(self, task: TaskId, chief: Address, join: Join | None) -> None:
         self.connected = False
         self.done = True
+        self._join = join
         self._task = task
         self._chief = chief
 
@@ -337,13 +353,33 @@ class _Lifeline:
             greeting = receive_greeting(connection)
             if not greeting:
                 raise ConnectionAbortedError("the connection was closed without any data")
-            self.connected = True
-            if gathers := is_greeting(greeting):
-                self.done = False
+            if is_greeting(greeting):
                 connection.sendall(hello_message(self._task, greeting))
-            tail = b""
-            while received := connection.recv(4096):
-                tail = (tail + received)[-4096:]
-                if gathers:
-                    check_accepted(self._task, tail)
-                self.done = self.done or tail.endswith(_DONE)
+                self._listen_to_chief(connection)
+                return
+            if self._join:
+                try:
+                    self.done = self._join(self._has_joined)
+                except ConnectionRefusedError:
+                    log.warning("the chief takes no workers that join: this one serves it only if it was there before")
+                else:
+                    return
+            self.connected = True
+            while connection.recv(4096):
+                pass
+
+    def _has_joined(self) -> None:
+        self.connected = True
+
+    def _listen_to_chief(self, connection: socket.socket) -> None:
+        """Returns when a chief that gathers its tasks, and then trains with them, closes the connection."""
+        before = self.connected, self.done
+        self.connected, self.done = True, False
+        tail = b""
+        while received := connection.recv(4096):
+            tail = (tail + received)[-4096:]
+            check_accepted(self._task, tail)
+            if tail == LATER:
+                self.connected, self.done = before
+                raise ConnectionAbortedError("the chief takes this task when those of the start are there")
+            self.done = self.done or tail.endswith(DONE)

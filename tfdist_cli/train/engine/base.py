@@ -102,19 +102,27 @@ class Engine(Protocol):
     Attributes:
         is_chief: whether this process reports, saves and runs callbacks.
         synchronous: whether all workers take each step together.
-        one_by_one: whether, for callbacks that act on batches, executions are run one by one. Several asynchronous
-            workers would wait for each other.
-        workers: how many workers there are.
-        sharers: how many batches of the data are trained on at the same time: one by each worker, or replica.
         max_steps_per_execution: the largest number of steps that `auto` chooses.
     """
 
     is_chief: bool
     synchronous: bool
-    one_by_one: bool
-    workers: int
-    sharers: int
     max_steps_per_execution: int
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether, for callbacks that act on batches, executions are run one by one.
+
+        Several asynchronous workers would wait for each other.
+        """
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are; it may change between two executions."""
+
+    @property
+    def sharers(self) -> int:
+        """How many batches of the data are trained on at the same time: one by each worker, or replica."""
 
     def scope(self) -> AbstractContextManager[Any]:
         """The strategy's scope; engines enter it themselves. Callbacks run outside of it: they may create variables."""
@@ -129,6 +137,12 @@ class Engine(Protocol):
             step: the global step that the training starts at.
             batches: how many batches all workers together have consumed by then; the data continues after them.
         """
+
+    def begin_epoch(self) -> None:
+        """Divides the data anew at the start of an epoch if workers have joined or left. No step is in flight."""
+
+    def close(self) -> None:
+        """The training has ended, in whatever way: no worker joins or leaves any more."""
 
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
         """Trains `steps` steps, or fewer if a pause is asked for, and yields them when they are done.

@@ -26,10 +26,13 @@ class Pacing:
     Args:
         workers: how many workers run at the same time.
         clock: returns monotonic seconds.
+
+    Attributes:
+        workers: how many workers run at the same time now.
     """
 
     def __init__(self, workers: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._workers = workers
+        self.workers = workers
         self._clock = clock
         self._step_seconds: float | None = None
         self._compiled: Counter[int] = Counter()
@@ -50,15 +53,15 @@ class Pacing:
         Args:
             steps: its steps.
         """
-        if self._compiled[steps] < self._workers:
+        if self._compiled[steps] < self.workers:
             self._compiled[steps] += 1
             self.begin()
             return
         self._steps += steps
         self._executions += 1
         elapsed = self._clock() - self._since
-        if self._executions >= self._workers and (self._step_seconds is None or elapsed >= _MEASURED_SECONDS):
-            self._step_seconds = elapsed * self._workers / self._steps
+        if self._executions >= self.workers and (self._step_seconds is None or elapsed >= _MEASURED_SECONDS):
+            self._step_seconds = elapsed * self.workers / self._steps
             self.begin()
 
     def size(self, wanted: int) -> int:
@@ -68,7 +71,7 @@ class Pacing:
     @property
     def in_flight(self) -> int:
         """Executions of all workers together that may be in flight: one each until something is measured."""
-        return self._workers * (_IN_FLIGHT if self._step_seconds is not None else 1)
+        return self.workers * (_IN_FLIGHT if self._step_seconds is not None else 1)
 
 
 def auto_steps_per_execution(steps_per_epoch: int, workers: int, most: int) -> int:

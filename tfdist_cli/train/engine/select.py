@@ -31,7 +31,8 @@ def select_engine(joined: ClusterContext, step: ModelStep, element_spec: Any, ru
 
 
 def _parameter_server(joined: ClusterContext, step: ModelStep, element_spec: Any, rules: Rules) -> Engine:
-    return ParameterServerEngine(step, joined.strategy, element_spec, rules)
+    membership = joined.joins.membership if joined.joins else None
+    return ParameterServerEngine(step, joined.strategy, element_spec, rules, membership)
 
 
 def _mirrored(joined: ClusterContext, step: ModelStep, element_spec: Any, rules: Rules) -> Engine:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import queue
+import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute.coordinator import values
+from tensorflow.python.distribute.coordinator import cluster_coordinator, values
 from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
 from tensorflow.python.eager import cancellation
 
@@ -72,7 +74,7 @@ def wait_for(remote: Any, timeout: float) -> bool:
     return remote._status_available_event.wait(timeout)
 
 
-def per_worker_iterators(remotes: Sequence[Any], element_spec: Any) -> Any:
+def per_worker_iterators(remotes: Mapping[int, Any], element_spec: Any, most: int = 0) -> Any:
     """Combines iterators, one created on each worker, into an argument of `ClusterCoordinator.schedule`.
 
     Seen in TensorFlow 2.21.0: `coordinator.values.PerWorkerValues`, `RemoteValueImpl._type_spec`.
@@ -80,12 +82,120 @@ def per_worker_iterators(remotes: Sequence[Any], element_spec: Any) -> Any:
     Replace with: a dataset function that receives the worker's index.
 
     Args:
-        remotes: each worker's iterator, in the order of the workers.
+        remotes: the iterators by the workers' indices.
         element_spec: the `tf.TypeSpec`s of a batch.
+        most: workers with an index below this may join, see `set_iterator`.
     """
-    for remote in remotes:
-        remote._type_spec = tf.data.IteratorSpec(element_spec)
-    return values.PerWorkerValues(list(remotes))
+    none = values.RemoteValueImpl(None, tf.data.IteratorSpec(element_spec))
+    none._set_error(tf.errors.CancelledError(None, None, "this worker does not train"))
+    combined = values.PerWorkerValues([none] * max(most, 1 + max(remotes, default=0)))
+    combined._values = list(combined._values)
+    for index, remote in remotes.items():
+        set_iterator(combined, index, remote)
+    return combined
+
+
+def set_iterator(iterators: Any, index: int, remote: Any) -> None:
+    """Sets the iterator of a worker that joins, also for functions that are scheduled already.
+
+    Seen in TensorFlow 2.21.0: `PerWorkerValues._values`. Reason: as for `create_worker`. Replace with: the same.
+
+    Args:
+        iterators: what `per_worker_iterators` returned.
+        index: the worker's index.
+        remote: its iterator.
+    """
+    remote._type_spec = iterators._values[index]._type_spec
+    iterators._values[index] = remote
+
+
+class _JoiningWorker(cluster_coordinator.Worker):
+    """A worker that runs only functions of its own until it is admitted."""
+
+    def __init__(self, index: int, device: str, cluster: Any) -> None:
+        self._own: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._admission = threading.Lock()
+        self._admitted = False
+        super().__init__(index, device, cluster)
+
+    def admit(self) -> None:
+        """Lets it take what is scheduled on any worker."""
+        with self._admission:
+            self._admitted = True
+            self._own.put(None)
+
+    def _schedule_resource(self, closure: Any) -> None:
+        with self._admission:
+            if self._admitted:
+                super()._schedule_resource(closure)
+            else:
+                closure.tag = self.worker_index
+                self._own.put(closure)
+
+    def _process_queue(self) -> None:
+        while (closure := self._own.get()) is not None:
+            self._process_resource_closure(closure)
+        super()._process_queue()
+
+
+class _Retirement(cluster_coordinator.ResourceClosure):
+    """The last function of a worker: its thread ends, and it releases its iterator."""
+
+    def __init__(self, iterators: Any) -> None:
+        self._iterators = iterators
+        self.done = threading.Event()
+
+    def execute_on(self, worker: Any) -> None:
+        worker.stop()
+        _release_iterator(self._iterators, worker.worker_index)
+        self.done.set()
+
+
+def _release_iterator(iterators: Any, index: int) -> None:
+    """Drops the iterator of a worker that leaves."""
+    if isinstance(iterators, values.PerWorkerValues):
+        left = values.RemoteValueImpl(None, iterators._values[index]._type_spec)
+        left._set_error(tf.errors.CancelledError(None, None, "this worker has left"))
+        iterators._values[index] = left
+
+
+def create_worker(coordinator: Any, index: int) -> Any:
+    """Creates the coordinator's object for a worker that joins a running cluster, see `admit_worker`.
+
+    Seen in TensorFlow 2.21.0: `cluster_coordinator.Worker`, `Worker._process_queue`, `Worker._schedule_resource`.
+    Reason: the coordinator's workers are those of its start. Replace with: a coordinator that workers may join.
+
+    Args:
+        coordinator: a `tf.distribute.coordinator.ClusterCoordinator`.
+        index: the worker's index; the runtime knows the task already.
+    """
+    return _JoiningWorker(index, f"/job:worker/replica:0/task:{index}", coordinator._cluster)
+
+
+def admit_worker(coordinator: Any, worker: Any) -> None:
+    """Lets a worker that joins take what is scheduled on any worker, after the functions that run on it alone.
+
+    Seen in TensorFlow 2.21.0: `Cluster.workers`. Reason: as for `create_worker`. Replace with: the same.
+    """
+    coordinator._cluster.workers.append(worker)
+    worker.admit()
+
+
+def retire_worker(coordinator: Any, worker: Any, iterators: Any) -> threading.Event:
+    """Schedules nothing on a worker any more; returns an event that is set when its functions are done.
+
+    Seen in TensorFlow 2.21.0: `Cluster.closure_queue`, `ResourceClosure`. Reason: as for `create_worker`; a worker that
+    is only stopped cancels the next function that it takes. Replace with: the same.
+
+    Args:
+        coordinator: a `tf.distribute.coordinator.ClusterCoordinator`.
+        worker: one of its workers.
+        iterators: what `per_worker_iterators` returned, or another value.
+    """
+    retirement = _Retirement(iterators)
+    coordinator._cluster.workers.remove(worker)
+    coordinator._cluster.closure_queue.put(retirement, tag=worker.worker_index)
+    return retirement.done
 
 
 def clear_failure(coordinator: Any) -> None:
@@ -110,7 +220,7 @@ def clear_failure(coordinator: Any) -> None:
         cluster.resource_cancellation_mgr = cancellation.CancellationManager()
 
 
-def reserve_function_table(devices: Sequence[str]) -> None:
+def reserve_function_table(devices: Sequence[str], most: int = 0) -> None:
     """Grows this task's table of remote functions before several threads use it.
 
     A task keeps a table of the functions that it runs on other tasks (`EagerClusterFunctionLibraryRuntime`), and reads
@@ -123,9 +233,10 @@ def reserve_function_table(devices: Sequence[str]) -> None:
 
     Args:
         devices: of other tasks.
+        most: how many such tasks there may be in the course of the training.
     """
     size = 1
-    while size < _FUNCTIONS_PER_DEVICE * len(devices):
+    while size < _FUNCTIONS_PER_DEVICE * max(most, len(devices)):
         size *= 2
     for _ in range(size // len(devices) + 1):  # with more than `size` entries the table has room for 2 * `size`
         _register_on(devices)

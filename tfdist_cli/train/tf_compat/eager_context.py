@@ -5,10 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import socket
+import threading
+from collections.abc import Collection, Mapping
+from functools import cache
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import context
+
+_CONNECT_SECONDS = 5.0
+_RETRY_SECONDS = 0.2
 
 
 def is_initialized() -> bool:
@@ -70,6 +77,110 @@ def keep_remote_functions() -> None:
     releases the interpreter.
     """
     context.context().remove_function = lambda _name: None
+
+
+class RunningCluster:
+    """Adds workers to the cluster that this process drives, and removes workers, while others run functions.
+
+    TensorFlow's coordinator updates the cluster, too, when a worker is lost: with the workers of its start, and it
+    waits in TensorFlow until the worker is back. Nothing else can be changed meanwhile. So its updates come here, and
+    wait outside of TensorFlow.
+
+    Seen in TensorFlow 2.21.0: `Context.update_server_def`, `Context._server_def`. Reason: above. Replace with: a
+    strategy whose workers may change.
+
+    Args:
+        job: the role of the workers.
+    """
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._context = context.context()
+        self._update = self._context.update_server_def
+        self._definition = self._with(self._context.get_server_def(), {})
+        self._updates = threading.Lock()
+        self._context.update_server_def = self._restore
+
+    def add(self, index: int, address: str, lost: Collection[int]) -> None:
+        """Adds a worker.
+
+        Args:
+            index: its index.
+            address: its address.
+            lost: the indices of workers that failed; the coordinator restores them when they are back.
+
+        Raises:
+            ConnectionError: it does not answer, or another one.
+            tf.errors.OpError: it exits meanwhile.
+        """
+        definition = self._with(self._definition, {index: address})
+        silent = self._silent(definition) - set(lost)
+        if silent:
+            raise ConnectionError(f"{', '.join(f'{self._job}:{each}' for each in sorted(silent))} does not answer")
+        with self._updates:
+            try:
+                self._update(self._with(definition, dict.fromkeys(lost)))
+            except BaseException:
+                self._context._server_def = self._definition
+                raise
+            self._definition = definition
+
+    def remove(self, index: int, lost: Collection[int]) -> None:
+        """Removes a worker; arguments as for `add`.
+
+        Raises:
+            tf.errors.OpError: another one exits meanwhile; then this one is removed when that one is back.
+        """
+        self._definition = self._with(self._definition, {index: None})
+        if self._silent(self._definition) <= set(lost):
+            with self._updates:
+                self._update(self._with(self._definition, dict.fromkeys(lost)))
+
+    def _restore(self, _server_def: Any, *_: Any) -> None:
+        """Called by the coordinator when a worker is lost: waits until all workers are back."""
+        pause = threading.Event()
+        while self._silent(self._definition):
+            pause.wait(_RETRY_SECONDS)  # no event announces that a port of another host opens
+        with self._updates:
+            self._update(self._definition)
+
+    def _silent(self, definition: Any) -> set[int]:
+        """Returns the workers that accept no connection: TensorFlow would wait for them."""
+        return {index for index, address in self._tasks(definition).items() if not _accepts(address)}
+
+    def _with(self, definition: Any, changes: Mapping[int, str | None]) -> Any:
+        """Returns a definition with other workers: address by index, None to leave one out."""
+        made = type(definition)()
+        made.CopyFrom(definition)
+        made.ClearField("cluster_device_filters")  # they hold from the start, and TensorFlow warns of later ones
+        tasks = self._tasks(made)
+        for index, address in changes.items():
+            if address is not None:
+                tasks[index] = address
+            elif index in tasks:
+                del tasks[index]
+        return made
+
+    def _tasks(self, definition: Any) -> Any:
+        return next(job.tasks for job in definition.cluster.job if job.name == self._job)
+
+
+def _accepts(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+@cache
+def running_cluster(job: str) -> RunningCluster:
+    """Returns the cluster that this process drives; there is one in a process.
+
+    Seen in TensorFlow 2.21.0, as `RunningCluster`. Reason: the same. Replace with: the same.
+    """
+    return RunningCluster(job)
 
 
 def configure_coordination_service(leader: str, jobs: Mapping[str, int], timeout: float) -> None:

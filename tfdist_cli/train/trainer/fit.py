@@ -176,6 +176,8 @@ def train(context: ClusterContext, model: keras.Model, config: TrainingConfig) -
             # All tasks leave together: if one left first, the others' last all-reduce would fail.
             leave_together(context, done=False)
             raise
+        finally:
+            engine.close()
         reporter.finish()
         loop.check_saved()
     return history

@@ -69,6 +69,7 @@ class TrainingLoop:
         self._schedule = schedule
         self._config = config
         self._reporter = reporter
+        self._sharers = engine.sharers  # those that the schedule follows from
         self._policy = _checkpoint_policy(config, engine, sigterm)
         self._pause = _Pause(self._policy)
         self._writer: CheckpointWriter | None = None
@@ -215,6 +216,9 @@ class TrainingLoop:
         if resumes:
             self._totals.add(position.totals)
         self._reporter.begin_epoch()
+        if not resumes:
+            with self._engine.scope():
+                self._engine.begin_epoch()
         target = self._schedule.last_step(epoch)
         while self._done < target and not self._is_stopped():
             self._train(epoch, self._policy.last_step(self._done, target))
@@ -375,7 +379,7 @@ class TrainingLoop:
             self._schedule.total if stopped else 0,
             self._schedule.steps_per_epoch,
             self._schedule.origin,
-            self._engine.sharers,
+            self._sharers,
             self._start.batches_at(self._done, self._engine),
             self._totals.packed(),
             callbacks,

@@ -14,9 +14,9 @@ from tfdist_cli.train.engine.base import Rules
 ROOT = f"{Path(tfdist_cli.__file__).parent}/"
 COMPAT = "train/tf_compat/"
 """Its functions stand for one private name of TensorFlow or Keras each: readers need not open them."""
-MAX_ENTERED = 26
+MAX_ENTERED = 27
 """Modules that run from `Engine.run` to the end of the trace: the path, five of `tf_compat`, and those of the engine,
-fallback, pacing, seeds, metrics, losses, lookups, timers, checks and the learning rate."""
+its workers, fallback, pacing, seeds, metrics, losses, lookups, timers, checks and the learning rate."""
 PATH = [
     "train/engine/parameter_server/update_rules/asynchronous.py",
     "train/data/pipeline.py",

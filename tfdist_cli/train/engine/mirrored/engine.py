@@ -149,6 +149,12 @@ class MirroredEngine:
         self._dataset = self._data()
         self._iterator = iter(self._dataset)
 
+    def begin_epoch(self) -> None:
+        """Does nothing: mirrored workers stay the same."""
+
+    def close(self) -> None:
+        """Does nothing, see `begin_epoch`."""
+
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
         """See `Engine.run`."""
 

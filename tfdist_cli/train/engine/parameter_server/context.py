@@ -15,6 +15,7 @@ from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.data.pipeline import ended_early
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.parameter_server.transport import Transport
+from tfdist_cli.train.engine.parameter_server.workers import Workers
 from tfdist_cli.train.model.embeddings import EmbeddingTables
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.rng import SeedCounters
@@ -38,7 +39,7 @@ class ParameterServerContext:
     Args:
         step: the model's pure functions.
         coordinator: TensorFlow's.
-        workers: TensorFlow's workers, in order.
+        workers: TensorFlow's workers, in order; those of an elastic cluster change.
         rules: how gradients become updates.
         tables: the model's tables that are looked up.
         transport: moves parameters and gradients between workers and ps.
@@ -51,7 +52,7 @@ class ParameterServerContext:
 
     step: ModelStep
     coordinator: Any
-    workers: list[Any]
+    workers: Workers
     rules: Rules
     tables: EmbeddingTables
     transport: Transport

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.recipe import Share
+from tfdist_cli.train.cluster.membership import Membership, Refusal
 from tfdist_cli.train.data.divided import DividedBatches
 from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, checked
 from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules
@@ -23,6 +25,7 @@ from tfdist_cli.train.engine.fallback import FirstExecution
 from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, ParameterServerContext, raise_cause
 from tfdist_cli.train.engine.parameter_server.transport import Transport
 from tfdist_cli.train.engine.parameter_server.update_rule import rule_of
+from tfdist_cli.train.engine.parameter_server.workers import WorkerData, Workers, places
 from tfdist_cli.train.model.compute_device import worker_device_scope
 from tfdist_cli.train.model.embeddings import EmbeddingTables
 from tfdist_cli.train.model.evaluation import evaluation_function
@@ -37,7 +40,6 @@ from tfdist_cli.train.tf_compat.coordinator import (
     clear_failure,
     per_worker_iterators,
     reserve_function_table,
-    workers_of,
 )
 from tfdist_cli.train.tf_compat.data import calls_python
 
@@ -52,24 +54,28 @@ class ParameterServerEngine:
         strategy: a `tf.distribute.ParameterServerStrategy`.
         element_spec: the `tf.TypeSpec`s of a batch.
         rules: how gradients become updates.
+        membership: which workers may join and leave; None if they stay as they are.
     """
 
     is_chief = True
     max_steps_per_execution = 20
 
     def __init__(
-        self, step: ModelStep, strategy: tf.distribute.Strategy, element_spec: Any, rules: Rules = DEFAULT_RULES
+        self,
+        step: ModelStep,
+        strategy: tf.distribute.Strategy,
+        element_spec: Any,
+        rules: Rules = DEFAULT_RULES,
+        membership: Membership | None = None,
     ) -> None:
         self._step = step
         self._strategy = strategy
         self._element_spec = element_spec
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         clear_failure(coordinator)
-        self._workers = workers_of(coordinator)
-        self.workers = self.sharers = len(self._workers)
-        reserve_function_table([worker.device_name for worker in self._workers])
+        self._workers = Workers(coordinator, membership)
+        reserve_function_table([worker.device_name for worker in self._workers], self._workers.most)
         self.synchronous = rules.updates.synchronous
-        self.one_by_one = self.synchronous or self.workers == rules.updates.steps_per_round == 1
         self._rule = rule_of(rules.updates)
         self._rule.check(rules.updates, step.model.optimizer, self.workers)
         self._divided: DividedBatches | None = None
@@ -84,6 +90,10 @@ class ParameterServerEngine:
         disable_gradient_reduction(optimizer)
         self._coordinator = coordinator
         self._reopen: Callable[[], None] | None = None
+        self._sharing: tuple[int, ...] = ()
+        """The indices of the workers that the data is divided among."""
+        self._batches = 0
+        """Batches of the data that all workers together have consumed."""
         self._context = self._new_context(rules)
         self._updates = self._rule(self._context)
         self._choose_jit()
@@ -135,26 +145,62 @@ class ParameterServerEngine:
         """See `Engine.scope`."""
         return self._strategy.scope()
 
+    @property
+    def workers(self) -> int:
+        """See `Engine.workers`."""
+        return len(self._workers)
+
+    @property
+    def sharers(self) -> int:
+        """See `Engine.sharers`."""
+        return len(self._workers)
+
+    @property
+    def one_by_one(self) -> bool:
+        """See `Engine.one_by_one`."""
+        return self.synchronous or self.workers == self._context.rules.updates.steps_per_round == 1
+
     def open(self, data: DatasetFunction, *, share: Share, step: int, batches: int) -> None:
         """Creates each worker's iterator on the worker; a restarted worker creates its own again."""
         self._reopen = partial(self.open, data, share=share, step=step, batches=batches)
         self._context.seeds.start_at(step)
+        self._batches = batches
+        self._divide = partial(self._divide_data, data, share)
+        self._divide()
+
+    def _divide_data(self, data: DatasetFunction, share: Share) -> None:
+        """Divides the data that no worker has consumed yet among the workers of now."""
+        self._sharing = self._workers.indices
         if share == "service":
-            self._iterators = _shared_iterator(data, batches)
-            return
-        done = batches // self.workers
-        split = share == "split"
-        count = self.workers if split else 1
-        shards = [Shard(n if split else 0, count, n, done) for n in range(self.workers)]
-        spec = self._element_spec
-        if self._divided:
-            data, spec = self._divided.whole(data), self._divided.whole_spec
-            shards = [Shard(step=done * self.workers)] * self.workers
-        remotes = [
-            self._context.run_on_worker(worker, partial(_iterator, data, shard))
-            for worker, shard in zip(self._workers, shards, strict=True)
-        ]
-        self._iterators = per_worker_iterators(remotes, spec)
+            iterators = _shared_iterator(data, self._batches)
+            self._workers.divide(WorkerData(lambda _worker, _place, _count: None, iterators))
+        else:
+            spec = self._element_spec
+            if self._divided:
+                data, spec = self._divided.whole(data), self._divided.whole_spec
+
+            def create(worker: Any, place: int, count: int) -> Any:
+                index, done = worker.worker_index, self._batches // count
+                shard = Shard(place, count, index, done) if share == "split" else Shard(0, 1, index, done)
+                if self._divided:
+                    shard = Shard(step=done * count)
+                return self._context.run_on_worker(worker, partial(_iterator, data, shard))
+
+            remotes = {
+                worker.worker_index: create(worker, place, count) for worker, place, count in places(self._workers)
+            }
+            iterators = per_worker_iterators(remotes, spec, self._workers.most)
+            self._workers.divide(WorkerData(create, iterators))
+        self._iterators = iterators
+
+    def begin_epoch(self) -> None:
+        """See `Engine.begin_epoch`."""
+        if self._sharing != self._workers.indices:
+            self._divide()
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        self._workers.end()
 
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
         """See `Engine.run`."""
@@ -169,7 +215,28 @@ class ParameterServerEngine:
 
         whole_updates = size + -size % self._context.rules.updates.steps_per_round
         attempt = 1 if self.synchronous else whole_updates * self.workers
-        return self._first_execution.run(executions, steps, attempt=attempt, pause=pause)
+        done = first
+        for execution in self._first_execution.run(executions, steps, attempt=attempt, pause=pause):
+            done += len(execution.losses)
+            self._batches += len(execution.losses) * (self.sharers if self.synchronous else 1)
+            self._workers.begin(self._why_fixed())
+            self._workers.add_execution(execution.steps, done)
+            yield execution
+
+    def _why_fixed(self) -> Refusal | None:
+        """Returns why no worker may join or leave, if the update rule cannot do with another number of workers."""
+        updates = self._context.rules.updates
+        try:
+            self._rule.check(updates, self._step.model.optimizer, self._workers.most)
+        except TrainingError as error:
+            return Refusal(error.message, code="not-elastic", hint=error.hint or "")
+        if not updates.synchronous:
+            return None
+        return Refusal(
+            f"updates: {{mode: {updates.mode}}} needs the workers of its start",
+            code="not-elastic",
+            hint="restart the training with another number of workers: it resumes from its checkpoint",
+        )
 
     def operations(self) -> int:
         """See `Engine.operations`."""

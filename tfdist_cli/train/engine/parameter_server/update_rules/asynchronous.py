@@ -27,6 +27,7 @@ from tfdist_cli.train.engine.pacing import Pacing
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext, raise_cause
 from tfdist_cli.train.engine.parameter_server.local_steps import LocalSteps
 from tfdist_cli.train.engine.parameter_server.transport import Pulled, dense
+from tfdist_cli.train.engine.parameter_server.workers import FirstExecutions
 from tfdist_cli.train.engine.step_timer import StepTimer
 from tfdist_cli.train.model.embeddings import Lookup
 from tfdist_cli.train.model.train_step import Tensors, values
@@ -80,19 +81,52 @@ class AsynchronousUpdates:
         """See `UpdateRule.run`; if a pause is agreed, it finishes and yields the executions in flight."""
         left, start = steps, first
         in_flight: deque[tuple[int, int, Any]] = deque()
+        joining = FirstExecutions()
         self._pace.begin()
         while True:
+            if left and not pause.agreed():
+                taken = self._take_workers(iterators, joining, start, left)
+                left, start = left - taken, start + taken
             while left and len(in_flight) < self._pace.in_flight and not pause.agreed():
                 count = self._count(self._pace.size(size) if adapts else size, left)
                 in_flight.append((start, count, self._schedule(iterators, count, start)))
                 left, start = left - count, start + count
-            if not in_flight:
+            ended = joining.ended(wait=not in_flight)
+            if ended and ended.is_lost:
+                in_flight.append((ended.first, ended.count, self._schedule(iterators, ended.count, ended.first)))
+                continue
+            if not ended and not in_flight:
                 return
-            begun, count, remote = in_flight.popleft()
+            begun, count, remote = (ended.first, ended.count, ended.remote) if ended else in_flight.popleft()
             counted = self._raising_cause(partial(_fetched, remote))
             execution = self._execution(begun, count, counted, int(pause.wanted()))
             self._pace.done(len(execution.losses))
             yield execution
+
+    def _take_workers(self, iterators: Any, joining: FirstExecutions, start: int, left: int) -> int:
+        """Takes workers that have joined, and lets go of those that leave.
+
+        Args:
+            iterators: each worker's data.
+            joining: receives the executions that new workers begin with: one of each size that is in use.
+            start: the next step.
+            left: how many steps are left.
+
+        Returns:
+            How many steps these executions take.
+        """
+        workers, taken = self._context.workers, 0
+        for worker in workers.take_changes():
+            for count in sorted(count for count in self._functions if count <= left):
+                if taken + count <= left:
+                    args = iterators, tf.constant(start + taken, tf.int64)
+                    with self._context.coordinator.strategy.scope():  # as where it was traced
+                        remote = self._context.run_on_worker(worker, self._functions[count], args)
+                    joining.add(start + taken, count, remote)
+                    taken += count
+            workers.admit(worker)
+        self._pace.workers = len(workers)
+        return taken
 
     def _new_local_steps(self) -> LocalSteps:
         context = self._context

@@ -1,0 +1,403 @@
+"""Which workers take part in a training that runs: those of the start, others that join it, and less those that leave.
+
+The chief of a parameter server cluster may listen at a join address beside its own, which TensorFlow's server uses. A
+worker connects there, identifies itself by the handshake of all tasks (`handshake`), and asks to `join` or to `leave`.
+The answer is `go`, or `refused` with a reason. The connection of a worker that has joined stays open as long as the
+chief lives, like those of the rendezvous.
+
+`Membership` is the state, without sockets and without TensorFlow. The engine of the training takes requests from it,
+acts, and reports what it has done.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from types import FrameType
+
+from tfdist_cli.errors import TrainingError
+from tfdist_cli.spec.address import Address
+from tfdist_cli.spec.task_id import TaskId
+from tfdist_cli.train.cluster.handshake import (
+    PERIOD,
+    HandshakeListener,
+    Hello,
+    check_accepted,
+    enable_keepalive,
+    hello_message,
+    is_greeting,
+    receive_greeting,
+    receive_line,
+)
+from tfdist_cli.train.cluster.reachability import CONNECT
+from tfdist_cli.train.cluster.rendezvous import DONE, listen
+
+JOIN, LEAVE = "join", "leave"
+LEAVE_SECONDS = 30.0
+"""Seconds that a leaving worker waits for its last step to be counted."""
+_GO = b"go\n"
+_REFUSED = b"refused "
+log = logging.getLogger("tfdist")
+
+
+class JoinRefused(TrainingError):
+    """The chief does not take this worker."""
+
+    retry = False
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a worker must not join or leave.
+
+    Args:
+        reason: the message.
+        code: its stable name.
+        hint: what to do about it.
+    """
+
+    reason: str
+    code: str
+    hint: str = ""
+
+
+@dataclass(eq=False)
+class Request:
+    """What a worker asks.
+
+    Args:
+        task: the worker.
+        address: its address.
+        asks: `JOIN` or `LEAVE`.
+        at: when it asked, monotonic seconds.
+    """
+
+    task: TaskId
+    address: Address
+    asks: str
+    at: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a request: it is granted, unless there is a refusal."""
+
+    refusal: Refusal | None = None
+
+
+GRANTED = Answer()
+
+
+class Membership:
+    """The workers of a cluster, and what others ask.
+
+    All methods may be called by any thread.
+
+    Args:
+        members: the workers of the start, and their addresses.
+        most: there are only workers with an index below this.
+
+    Attributes:
+        requests: those that the training has to act on, in order; None when it ends.
+        answered: called with each of these, and the answer.
+    """
+
+    def __init__(self, members: Mapping[TaskId, Address], most: int) -> None:
+        self.most = most
+        self.requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self.answered: Callable[[Request, Answer], None] = lambda _request, _answer: None
+        self._members = dict(members)
+        self._pending: dict[TaskId, Request] = {}
+        self._refusal: Refusal | None = None
+        self._training = False
+        self._lock = threading.Lock()
+
+    @property
+    def members(self) -> Mapping[TaskId, Address]:
+        """The workers now, and their addresses."""
+        with self._lock:
+            return dict(self._members)
+
+    def begin(self, refusal: Refusal | None) -> None:
+        """A training begins.
+
+        Args:
+            refusal: why no worker may join it or leave it; None if they may.
+        """
+        with self._lock:
+            self._training, self._refusal = True, refusal
+            refused = list(self._pending.values()) if refusal else []
+        for request in refused:
+            self.refuse(request, refusal)
+
+    def end(self) -> None:
+        """The training has ended: no worker leaves, and those that ask to join wait for the next one."""
+        self.requests.put(None)
+        with self._lock:
+            self._training = False
+            leaving = [request for request in self._pending.values() if request.asks == LEAVE]
+        for request in leaving:
+            self.refuse(request, _no_training(request.task))
+
+    def ask(self, request: Request) -> Answer | None:
+        """Returns the answer to a request; None if the training has to act first, see `answered`."""
+        with self._lock:
+            answer = self._answer_to(request)
+            if answer is None:
+                waited = request.task in self._pending and self._pending[request.task].asks == request.asks
+                self._pending[request.task] = request
+                if not waited:  # otherwise the training has it already
+                    self.requests.put(request)
+            return answer
+
+    def _answer_to(self, request: Request) -> Answer | None:
+        task, known = request.task, self._members.get(request.task)
+        if request.asks == LEAVE:
+            return self._answer_to_leave(task)
+        if task.index >= self.most:
+            return Answer(
+                Refusal(
+                    f"the cluster has at most {self.most} workers, and {task} would be one more",
+                    code="cluster-full",
+                    hint="raise roles.worker.max in the cluster file, and launch again",
+                )
+            )
+        if known is not None and known != request.address:
+            return Answer(
+                Refusal(
+                    f"there is a {task} at {known}, and another one at {request.address} asks to join",
+                    code="task-exists",
+                    hint="give the new worker an index that is free, or end the other one",
+                )
+            )
+        if known is not None:
+            return GRANTED
+        return Answer(self._refusal) if self._training and self._refusal else None
+
+    def _answer_to_leave(self, task: TaskId) -> Answer | None:
+        if task not in self._members:
+            if self._pending.pop(task, None):
+                log.info("%s does not join after all", task)
+            return GRANTED
+        if not self._training:
+            return Answer(_no_training(task))
+        if len(self._members) == 1:
+            return Answer(last_worker(task))
+        return Answer(self._refusal) if self._refusal else None
+
+    def is_pending(self, request: Request) -> bool:
+        """Whether a worker still waits for the answer to a request, or to the same one sent again."""
+        with self._lock:
+            pending = self._pending.get(request.task)
+            return pending is not None and pending.asks == request.asks
+
+    def withdraw(self, request: Request) -> None:
+        """The worker that asked is gone. If it asked to join, it does not; if it asked to leave, it has to."""
+        with self._lock:
+            if self._pending.get(request.task) is request and request.asks == JOIN:
+                del self._pending[request.task]
+
+    def grant(self, request: Request) -> None:
+        """The worker has joined, or left."""
+        with self._lock:
+            if request.asks == JOIN:
+                self._members[request.task] = request.address
+            else:
+                self._members.pop(request.task, None)
+            pending = self._pending.pop(request.task, request)
+        self.answered(pending, GRANTED)
+
+    def refuse(self, request: Request, refusal: Refusal | None) -> None:
+        """The worker does not join, or does not leave."""
+        with self._lock:
+            pending = self._pending.pop(request.task, request)
+        self.answered(pending, Answer(refusal))
+
+
+def last_worker(task: TaskId) -> Refusal:
+    """Returns the refusal of the only worker that could leave."""
+    return Refusal(
+        f"{task} is the last worker", code="last-worker", hint="end the training by its launcher or its chief"
+    )
+
+
+def _no_training(task: TaskId) -> Refusal:
+    return Refusal(f"no training runs that {task} could leave", code="not-training")
+
+
+class JoinListener:
+    """Listens at the join address, in a thread, for as long as the process lives.
+
+    Args:
+        chief: this task.
+        address: the join address.
+        membership: answers the requests.
+
+    Raises:
+        TrainingError: the port is in use.
+    """
+
+    def __init__(self, chief: TaskId, address: Address, membership: Membership) -> None:
+        self._membership = membership
+        self._held: dict[socket.socket, Request] = {}
+        """Connections of workers that wait, or that have joined; of any thread, one operation at a time."""
+        self._handshakes = HandshakeListener(listen(chief, address), _Members(membership))
+        membership.answered = self._answer
+        threading.Thread(target=self._run, name="tfdist-joins", daemon=True).start()
+
+    def announce_done(self) -> None:
+        """Tells the workers that have joined that the chief exits because its work is done."""
+        for connection in list(self._held):
+            _send(connection, DONE)
+
+    def _run(self) -> None:
+        while True:
+            for connection, hello in self._handshakes.identified(PERIOD):
+                self._receive(connection, hello)
+            for connection, request in list(self._held.items()):
+                if _is_closed(connection):
+                    del self._held[connection]
+                    connection.close()
+                    self._membership.withdraw(request)
+
+    def _receive(self, connection: socket.socket, hello: Hello) -> None:
+        try:
+            request = Request(hello.task, Address.parse(hello.address), hello.asks)
+        except ValueError:
+            connection.close()
+            return
+        self._held[connection] = request
+        answer = self._membership.ask(request)
+        if answer:
+            self._answer(request, answer)
+
+    def _answer(self, request: Request, answer: Answer) -> None:
+        refusal = answer.refusal
+        for connection in [connection for connection, held in list(self._held.items()) if held is request]:
+            if refusal is None:
+                _send(connection, _GO)
+            else:
+                content = {"reason": refusal.reason, "code": refusal.code, "hint": refusal.hint}
+                _send(connection, _REFUSED + json.dumps(content).encode() + b"\n")
+
+
+class _Members:
+    """The tasks that may connect: workers, whatever their index, since a refusal tells them more."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._roles = {task.role for task in membership.members}
+
+    def __contains__(self, task: object) -> bool:
+        return isinstance(task, TaskId) and task.role in self._roles
+
+
+def _send(connection: socket.socket, line: bytes) -> None:
+    with suppress(OSError):  # that worker has exited
+        connection.sendall(line)
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def hold(task: TaskId, own: Address, join_address: Address, joined: Callable[[], None] = lambda: None) -> bool:
+    """Joins a chief that trains, on a worker, and returns when the connection is closed.
+
+    Args:
+        task: the worker.
+        own: its address.
+        join_address: where the chief listens.
+        joined: called when the chief has taken the worker.
+
+    Returns:
+        Whether the chief announced that its work is done.
+
+    Raises:
+        JoinRefused: the chief does not take this worker.
+        OSError: there is no such chief, or the connection broke.
+    """
+    with _asking(task, own, join_address, JOIN) as connection:
+        connection.settimeout(None)
+        first, end, tail = receive_line(connection).partition(b"\n")  # the chief may be done at once
+        _check_granted(task, first + end)
+        joined()
+        while received := connection.recv(4096):
+            tail = (tail + received)[-4096:]
+        return tail.endswith(DONE)
+
+
+def leave(task: TaskId, own: Address, join_address: Address, timeout: float = LEAVE_SECONDS) -> bool:
+    """Asks the chief, on a worker, to let it go; returns whether its last step is counted, and it may exit."""
+    try:
+        with _asking(task, own, join_address, LEAVE) as connection:
+            connection.settimeout(timeout)
+            _check_granted(task, receive_line(connection))
+    except (OSError, TrainingError) as error:
+        log.info("%s cannot leave the training in order: %s", task, error)
+        return False
+    return True
+
+
+@contextmanager
+def _asking(task: TaskId, own: Address, join_address: Address, asks: str) -> Iterator[socket.socket]:
+    with socket.create_connection((join_address.host, join_address.port), timeout=CONNECT) as connection:
+        enable_keepalive(connection)
+        greeting = receive_greeting(connection)
+        if not is_greeting(greeting):
+            raise ConnectionAbortedError("no chief listens at the join address")
+        connection.sendall(hello_message(task, greeting, asks=asks, address=str(own)))
+        yield connection
+
+
+def _check_granted(task: TaskId, answer: bytes) -> None:
+    check_accepted(task, answer)
+    if answer.startswith(_REFUSED):
+        refusal = json.loads(answer.removeprefix(_REFUSED))
+        raise JoinRefused(refusal["reason"], code=refusal["code"], hint=refusal["hint"] or None)
+    if answer != _GO:
+        raise ConnectionAbortedError("the chief closed the connection")
+
+
+class SigtermReceived(BaseException):
+    """SIGTERM interrupted this process's wait."""
+
+
+@contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Raises `SigtermReceived` in the main thread within the context, unless SIGTERM is ignored.
+
+    In another thread, Python installs no handlers, and SIGTERM does what it did before.
+    """
+    previous = signal.getsignal(signal.SIGTERM)
+    if previous is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, previous)
+        raise SigtermReceived
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def end_by_sigterm() -> None:
+    """Does what SIGTERM does without `interrupted_by_sigterm`."""
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,337 @@
+"""The workers that an engine trains with: others may join while it trains, and some may leave.
+
+A worker that joins is added to TensorFlow's cluster, and opens its data, in a thread beside the training. Between two
+executions the update rule takes those that are ready (`Workers.take_changes`), and lets go of those that leave: a
+worker finishes what it has begun, all of which counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist_cli.protocol.records import emit
+from tfdist_cli.spec.task_id import TaskId
+from tfdist_cli.train.cluster import keep_alive
+from tfdist_cli.train.cluster.membership import LEAVE, Membership, Refusal, Request, last_worker
+from tfdist_cli.train.tf_compat.coordinator import (
+    admit_worker,
+    create_worker,
+    failure_of,
+    is_aborted,
+    is_dead,
+    retire_worker,
+    set_iterator,
+    wait_for,
+    workers_of,
+)
+from tfdist_cli.train.tf_compat.eager_context import running_cluster
+from tfdist_cli.train.tf_compat.op_errors import shortened
+
+_CHECK_SECONDS = 0.2
+_ATTEMPTS = 5
+"""How often a worker is added to the cluster if tasks do not answer: one may be lost, and not noticed yet."""
+log = logging.getLogger("tfdist")
+
+
+@dataclass(frozen=True)
+class WorkerData:
+    """The data of all workers at one division.
+
+    Args:
+        open: creates an iterator on a worker, by its place among all of them and their number → its `RemoteValue`.
+        iterators: the iterators of all workers, an argument of functions that are scheduled.
+    """
+
+    open: Callable[[Any, int, int], Any]
+    iterators: Any
+
+
+@dataclass
+class _Newcomer:
+    """A worker that is ready to train.
+
+    Args:
+        request: its request.
+        worker: TensorFlow's worker.
+        data: the division of the data that its iterator belongs to.
+        opened: its iterator.
+    """
+
+    request: Request
+    worker: Any
+    data: WorkerData
+    opened: Any
+
+
+class Workers(Sequence[Any]):
+    """The workers that take part now, TensorFlow's objects, in the order of their indices.
+
+    Args:
+        coordinator: TensorFlow's.
+        membership: which workers may join and leave; None if they stay as they are.
+    """
+
+    def __init__(self, coordinator: Any, membership: Membership | None = None) -> None:
+        self._coordinator = coordinator
+        self._elastic = membership is not None
+        self._membership = membership or Membership({}, 0)
+        for role in {task.role for task in self._membership.members}:
+            running_cluster(role)  # before a worker is lost, for which the coordinator would wait in its own way
+        self._active: list[Any] = sorted(workers_of(coordinator), key=lambda worker: worker.worker_index)
+        self._data: WorkerData | None = None
+        self._leaving: deque[Request] = deque()
+        self._ready: deque[_Newcomer] = deque()
+        self._joined: dict[str, Request] = {}
+        """Workers that have joined, and have not finished an execution yet."""
+        self._begun = False
+        self._steps = 0
+
+    def __len__(self) -> int:
+        return len(self._active)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._active[place]
+
+    @property
+    def most(self) -> int:
+        """How many workers there may be."""
+        return max(self._membership.most, len(self))
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """The workers' indices."""
+        return tuple(worker.worker_index for worker in self._active)
+
+    def divide(self, data: WorkerData) -> None:
+        """The data is divided among the workers as they are now."""
+        self._data = data
+
+    def begin(self, refusal: Refusal | None) -> None:
+        """The training has begun; other workers may join it, unless there is a refusal."""
+        if self._begun or not self._elastic:
+            return
+        self._begun = True
+        why = {"reason": refusal.reason, "code": refusal.code} if refusal else {}
+        emit("elastic", joins=refusal is None, **why)
+        self._membership.begin(refusal)
+        if refusal is None:
+            threading.Thread(target=self._handle_requests, name="tfdist-membership", daemon=True).start()
+
+    def end(self) -> None:
+        """The training has ended; the workers stay as they are."""
+        if self._begun:
+            self._begun = False
+            self._membership.end()
+
+    @property
+    def change(self) -> bool:
+        """Whether workers wait to be taken, or let go."""
+        return bool(self._leaving or self._ready)
+
+    def take_changes(self) -> list[Any]:
+        """Lets go of workers that leave, and takes those that have joined, between two executions.
+
+        Returns:
+            Those that have joined. Each runs functions of its own only until it is admitted, see `admit`.
+        """
+        while self._leaving:
+            self._let_go(self._leaving.popleft())
+        taken = []
+        while self._ready:
+            newcomer = self._ready.popleft()
+            if self._membership.is_pending(newcomer.request):
+                taken.append(self._take(newcomer))
+            else:
+                threading.Thread(target=self._drop, args=(newcomer.worker, newcomer.request.task)).start()
+        return taken
+
+    def admit(self, worker: Any) -> None:
+        """Lets a worker that has joined take what any worker may take."""
+        admit_worker(self._coordinator, worker)
+
+    def add_execution(self, steps: Mapping[str, int], done: int) -> None:
+        """Counts an execution.
+
+        Args:
+            steps: the steps of each worker in it.
+            done: global steps done by then.
+        """
+        self._steps = done
+        for name in steps.keys() & self._joined.keys():
+            request = self._joined.pop(name)
+            took = round(time.monotonic() - request.at, 3)
+            log.info("%s has joined the training at step %d", name, done)
+            emit("joined", worker=name, step=done, took=took)
+
+    def _take(self, newcomer: _Newcomer) -> Any:
+        worker, index = newcomer.worker, newcomer.worker.worker_index
+        self._active = sorted([*self._active, worker], key=lambda each: each.worker_index)
+        if self._data and newcomer.data is not self._data:
+            newcomer.opened = self._data.open(worker, *self._place(worker))
+        if self._data and newcomer.opened is not None:
+            set_iterator(self._data.iterators, index, newcomer.opened)
+        self._joined[str(newcomer.request.task)] = newcomer.request
+        self._membership.grant(newcomer.request)
+        return worker
+
+    def _place(self, worker: Any) -> tuple[int, int]:
+        """The place of a worker among all of them, and their number; it may still have to be taken."""
+        indices = sorted({*self.indices, worker.worker_index})
+        return indices.index(worker.worker_index), len(indices)
+
+    def _let_go(self, request: Request) -> None:
+        index = request.task.index
+        worker = next((worker for worker in self._active if worker.worker_index == index), None)
+        others = [each for each in self._active if each is not worker and not is_dead(each)]
+        if worker is None:
+            self._membership.grant(request)
+        elif not others:
+            self._membership.refuse(request, last_worker(request.task))
+        else:
+            self._active = [each for each in self._active if each is not worker]
+            self._joined.pop(str(request.task), None)
+            finished = retire_worker(self._coordinator, worker, self._data and self._data.iterators)
+            threading.Thread(target=self._finish, args=(request, worker, finished), daemon=True).start()
+
+    def _finish(self, request: Request, worker: Any, finished: threading.Event) -> None:
+        """Waits for the last function of a worker that leaves, in a thread of its own."""
+        while not finished.wait(_CHECK_SECONDS) and not is_dead(worker):
+            pass
+        self._drop(worker, request.task)
+        log.info("%s has left the training", request.task)
+        emit("left", worker=str(request.task), step=self._steps)
+        self._membership.grant(request)
+
+    def _drop(self, worker: Any, task: TaskId) -> None:
+        """Removes a worker from TensorFlow's cluster."""
+        worker.stop()
+        try:
+            running_cluster(task.role).remove(task.index, self._lost())
+        except tf.errors.OpError as error:
+            log.debug("the cluster is updated later: %s", error)
+
+    def _handle_requests(self) -> None:
+        """Runs in a thread as long as the training."""
+        while (request := self._membership.requests.get()) is not None:
+            if request.asks == LEAVE:
+                self._leaving.append(request)
+            elif self._membership.is_pending(request) and (refusal := self._join(request)):
+                log.warning("%s cannot join: %s", request.task, refusal.reason)
+                emit("join_refused", worker=str(request.task), reason=refusal.reason, code=refusal.code)
+                self._membership.refuse(request, refusal)
+
+    def _join(self, request: Request) -> Refusal | None:
+        """Adds a worker to TensorFlow's cluster, and opens its data."""
+        task = request.task
+        error = self._add(task, str(request.address))
+        if error:
+            return _not_reached(task, error)
+        keep_alive.watch([request.address])
+        worker = create_worker(self._coordinator, task.index)
+        data = self._data
+        opened = data.open(worker, *self._place(worker)) if data else None
+        while opened is not None and not wait_for(opened, _CHECK_SECONDS):
+            if is_dead(worker):
+                self._drop(worker, task)
+                return _not_reached(task, "it exited")
+        failure = failure_of(opened) if opened is not None else None
+        if data is None or failure is not None:
+            self._drop(worker, task)
+            return Refusal(
+                f"the data of {task} cannot be opened: {failure}",
+                code="data-not-opened",
+                hint="let the data function work for any number of shards",
+            )
+        self._ready.append(_Newcomer(request, worker, data, opened))
+        return None
+
+    def _add(self, task: TaskId, address: str) -> str:
+        """Adds a task to TensorFlow's cluster; returns why that is not possible."""
+        pause, reason = threading.Event(), ""
+        for _ in range(_ATTEMPTS):
+            try:
+                running_cluster(task.role).add(task.index, address, self._lost())
+            except (ConnectionError, tf.errors.OpError) as error:
+                reason = shortened(error).message if isinstance(error, tf.errors.OpError) else str(error)
+                pause.wait(_CHECK_SECONDS)  # the coordinator notices a lost worker by the functions that it runs there
+            else:
+                return ""
+        return reason
+
+    def _lost(self) -> list[int]:
+        return [worker.worker_index for worker in self._active if is_dead(worker)]
+
+
+def _not_reached(task: TaskId, reason: str) -> Refusal:
+    return Refusal(
+        f"{task} cannot be reached: {reason}",
+        code="worker-not-reached",
+        hint="let the chief and the ps reach the address of the new worker",
+    )
+
+
+def places(workers: Workers) -> Iterator[tuple[Any, int, int]]:
+    """Yields each worker, its place among all of them, and their number."""
+    yield from ((worker, place, len(workers)) for place, worker in enumerate(workers))
+
+
+@dataclass(eq=False)
+class FirstExecution:
+    """An execution on a worker that has joined.
+
+    Args:
+        first: the global number of its first step.
+        count: its steps.
+        remote: its `RemoteValue`.
+    """
+
+    first: int
+    count: int
+    remote: Any
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its worker was lost, so that it has to run elsewhere."""
+        return is_aborted(self.remote)
+
+
+class FirstExecutions:
+    """The first executions of workers that join, those that are not done.
+
+    TensorFlow compiles a function on each worker when it first runs there, which takes as long as many executions. The
+    other workers must not wait for that. So a new worker compiles with executions that run on it alone, beside the
+    order in which the chief waits for the others.
+    """
+
+    def __init__(self) -> None:
+        self._begun: list[FirstExecution] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._begun)
+
+    def add(self, first: int, count: int, remote: Any) -> None:
+        """Adds one."""
+        self._begun.append(FirstExecution(first, count, remote))
+
+    def ended(self, *, wait: bool) -> FirstExecution | None:
+        """Returns one that is done, or lost.
+
+        Args:
+            wait: whether to wait for one, as long as there are any.
+        """
+        while self._begun:
+            for begun in self._begun:
+                if wait_for(begun.remote, _CHECK_SECONDS if wait else 0):
+                    self._begun.remove(begun)
+                    return begun
+            if not wait:
+                break
+        return None
