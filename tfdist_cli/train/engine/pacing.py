@@ -3,18 +3,27 @@
 Steps in flight are finished before a training pauses, for a checkpoint or to end. Steps of a millisecond are scheduled
 by the dozen, or a worker would wait for the chief most of the time; a dozen steps of a second each would delay a pause.
 The first steps are single: they show how long a step takes, long before a function of a dozen steps is compiled.
+
+A task that is stopped for a while (SIGSTOP, a suspended machine) is no reason for fewer steps. So the time of a step is
+the median of recent measurements: a stall shows in one measurement of each worker.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
+from statistics import median_low
 
 _FEW_STEPS = 4
 """Executions of fewer steps than this cost more than compiling a second function for the remainder."""
 MAX_EXECUTION_SECONDS = 2.0
-"""Seconds that an execution may take."""
+"""Seconds that an execution may take, if it cannot be stopped before its end."""
+_UNROLLED_SECONDS = 0.5
+"""Seconds of an execution from which on unrolled steps save less than their delay of a pause costs."""
+_LOOP_SECONDS = 5.0
+"""Seconds that an execution may take if it can be stopped after each step: a lost worker's steps are taken again, and
+only executions that are done are reported."""
 _MEASURED_SECONDS = 1.0
 _IN_FLIGHT = 3
 """Executions in flight for each worker, so that none waits for the chief."""
@@ -25,53 +34,87 @@ class Pacing:
 
     Args:
         workers: how many workers run at the same time.
-        clock: returns monotonic seconds.
 
     Attributes:
-        workers: how many workers run at the same time now.
+        workers: their current number.
     """
 
-    def __init__(self, workers: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, workers: int) -> None:
+        self._recent: deque[float] = deque()
+        self.resize(workers)
+
+    def resize(self, workers: int) -> None:
+        """Changes the number of workers."""
         self.workers = workers
+        self._recent = deque(self._recent, maxlen=2 * workers + 1)
+
+    def took(self, steps: int, seconds: float) -> None:
+        """Notes how long steps of one worker took."""
+        self._recent.append(seconds / steps)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Seconds that a worker's step takes; None if nothing is measured yet."""
+        return median_low(self._recent) if self._recent else None
+
+    def size(self, wanted: int) -> int:
+        """Steps in the next execution that cannot be stopped: `wanted`, or 1 if these take long, or at the start."""
+        seconds = self.step_seconds
+        return 1 if seconds is None or seconds * wanted > MAX_EXECUTION_SECONDS else wanted
+
+    def unrolls(self, steps: int) -> bool:
+        """Whether steps are so short that they are worth unrolling."""
+        seconds = self.step_seconds
+        return seconds is not None and seconds * steps <= _UNROLLED_SECONDS
+
+    def loop_size(self, wanted: int) -> int:
+        """Steps in the next execution that can be stopped: up to `wanted`, fewer if these take long, 1 at the start."""
+        seconds = self.step_seconds
+        return 1 if seconds is None else max(1, min(wanted, int(_LOOP_SECONDS / max(seconds, 1e-6))))
+
+    @property
+    def in_flight(self) -> int:
+        """Executions of all workers together that may be in flight: one each until something is measured."""
+        return self.workers * (_IN_FLIGHT if self._recent else 1)
+
+
+class ArrivalPacing(Pacing):
+    """Measures by the times when steps that all workers take together are reported.
+
+    Args:
+        clock: returns monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(workers=1)
         self._clock = clock
-        self._step_seconds: float | None = None
         self._compiled: Counter[int] = Counter()
-        """For each size the executions so far: the first ones include compilation, on the chief and on each worker."""
+        """For each size the executions so far: the first one includes compilation."""
         self.begin()
 
     def begin(self) -> None:
         """Starts to measure; earlier measurements are kept, the time in between is not counted."""
         self._since = self._clock()
-        self._steps = self._executions = 0
+        self._steps = 0
 
     def done(self, steps: int) -> None:
-        """Counts an execution that is done.
+        """Counts steps that are reported.
 
-        The first measurement is complete when there is one execution of each worker. Later ones take at least a second:
-        executions that finish while the chief is busy arrive all at once.
+        Measurements after the first one take at least a second: reports that arrive while the chief is busy are read
+        all at once.
 
         Args:
-            steps: its steps.
+            steps: how many.
         """
-        if self._compiled[steps] < self.workers:
+        if not self._compiled[steps]:
             self._compiled[steps] += 1
             self.begin()
             return
         self._steps += steps
-        self._executions += 1
         elapsed = self._clock() - self._since
-        if self._executions >= self.workers and (self._step_seconds is None or elapsed >= _MEASURED_SECONDS):
-            self._step_seconds = elapsed * self.workers / self._steps
+        if not self._recent or elapsed >= _MEASURED_SECONDS:
+            self.took(self._steps, elapsed)
             self.begin()
-
-    def size(self, wanted: int) -> int:
-        """Steps in the next execution: `wanted`, or 1 if these would take long, or if nothing is measured yet."""
-        return 1 if self._step_seconds is None or self._step_seconds * wanted > MAX_EXECUTION_SECONDS else wanted
-
-    @property
-    def in_flight(self) -> int:
-        """Executions of all workers together that may be in flight: one each until something is measured."""
-        return self.workers * (_IN_FLIGHT if self._step_seconds is not None else 1)
 
 
 def auto_steps_per_execution(steps_per_epoch: int, workers: int, most: int) -> int:

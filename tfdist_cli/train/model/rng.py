@@ -28,6 +28,9 @@ class SeedCounters:
         step: the model's step, built.
         element_spec: the `tf.TypeSpec`s of a batch.
         replicas: the number of replicas that run each step together.
+
+    Attributes:
+        passed_over: how many numbers of steps were given out, but not used: the numbers of later steps are higher.
     """
 
     def __init__(self, step: ModelStep, element_spec: Any, replicas: int = 1) -> None:
@@ -36,7 +39,7 @@ class SeedCounters:
         self._indices = [index for index, variable in enumerate(step.state) if id(variable) in generators]
         self._replicas = replicas
         self._starts = [value.numpy() for value in values(self._variables)]
-        self._first_step = 0
+        self._first_step = self.passed_over = 0
         self._draws = step.increments(element_spec, self._indices)
         self._evaluation_draws = step.increments(element_spec, self._indices, training=False)
 
@@ -47,7 +50,7 @@ class SeedCounters:
             step: the global step.
         """
         self._starts = [value.numpy() for value in values(self._variables)]
-        self._first_step = step
+        self._first_step, self.passed_over = step, 0
 
     def state_for_step(self, state: Tensors, step: tf.Tensor | int, replica: tf.Tensor | int = 0) -> Tensors:
         """Returns the state with its counters set for a step.
@@ -101,7 +104,7 @@ class SeedCounters:
         Args:
             step: the global step.
         """
-        steps = (step - self._first_step) * self._replicas
+        steps = (step + self.passed_over - self._first_step) * self._replicas
         for variable, start, draws in zip(self._variables, self._starts, self._draws, strict=True):
             variable.value.assign(start + (steps * draws).astype(start.dtype))
 

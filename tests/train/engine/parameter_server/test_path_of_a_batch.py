@@ -14,11 +14,11 @@ from tfdist_cli.train.engine.base import Rules
 ROOT = f"{Path(tfdist_cli.__file__).parent}/"
 COMPAT = "train/tf_compat/"
 """Its functions stand for one private name of TensorFlow or Keras each: readers need not open them."""
-MAX_ENTERED = 27
-"""Modules that run from `Engine.run` to the end of the trace: the path, five of `tf_compat`, and those of the engine,
-its workers, fallback, pacing, seeds, metrics, losses, lookups, timers, checks and the learning rate."""
+MAX_ENTERED = 30
+"""Modules that run from `Engine.run` to the end of the trace: the path, seven of `tf_compat`, and those of the engine,
+its workers, fallback, the update rule, pacing, seeds, metrics, losses, lookups, timers, checks and the learning rate."""
 PATH = [
-    "train/engine/parameter_server/update_rules/asynchronous.py",
+    "train/engine/parameter_server/worker_execution.py",
     "train/data/pipeline.py",
     "train/model/train_step.py",
     "train/engine/parameter_server/transport.py",
@@ -55,7 +55,7 @@ def test_an_asynchronous_batch_crosses_eight_modules(servers, monkeypatch):
     engine, _ = local_engine(monkeypatch, servers(2), classifier, batches(), Rules())
     arguments = iter(batches()), tf.constant(0, tf.int64)
     with with_dispatch_context(LocalWorker(0)):
-        graph = engine._updates._execution_function(1).get_concrete_function(*arguments).graph
+        graph = engine._updates._executions.unrolled(1).get_concrete_function(*arguments).graph
     path = path_from("IteratorGetNext", "ResourceApplyAdam", graph)
     assert [path[0].type, path[-1].type] == ["IteratorGetNext", "ResourceApplyAdam"]
     assert list(dict.fromkeys(module for operation in path for module in modules_of(operation))) == PATH

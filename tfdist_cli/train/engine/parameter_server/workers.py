@@ -25,7 +25,6 @@ from tfdist_cli.train.tf_compat.coordinator import (
     admit_worker,
     create_worker,
     failure_of,
-    is_aborted,
     is_dead,
     retire_worker,
     set_iterator,
@@ -281,57 +280,3 @@ def _not_reached(task: TaskId, reason: str) -> Refusal:
 def places(workers: Workers) -> Iterator[tuple[Any, int, int]]:
     """Yields each worker, its place among all of them, and their number."""
     yield from ((worker, place, len(workers)) for place, worker in enumerate(workers))
-
-
-@dataclass(eq=False)
-class FirstExecution:
-    """An execution on a worker that has joined.
-
-    Args:
-        first: the global number of its first step.
-        count: its steps.
-        remote: its `RemoteValue`.
-    """
-
-    first: int
-    count: int
-    remote: Any
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether its worker was lost, so that it has to run elsewhere."""
-        return is_aborted(self.remote)
-
-
-class FirstExecutions:
-    """The first executions of workers that join, those that are not done.
-
-    TensorFlow compiles a function on each worker when it first runs there, which takes as long as many executions. The
-    other workers must not wait for that. So a new worker compiles with executions that run on it alone, beside the
-    order in which the chief waits for the others.
-    """
-
-    def __init__(self) -> None:
-        self._begun: list[FirstExecution] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._begun)
-
-    def add(self, first: int, count: int, remote: Any) -> None:
-        """Adds one."""
-        self._begun.append(FirstExecution(first, count, remote))
-
-    def ended(self, *, wait: bool) -> FirstExecution | None:
-        """Returns one that is done, or lost.
-
-        Args:
-            wait: whether to wait for one, as long as there are any.
-        """
-        while self._begun:
-            for begun in self._begun:
-                if wait_for(begun.remote, _CHECK_SECONDS if wait else 0):
-                    self._begun.remove(begun)
-                    return begun
-            if not wait:
-                break
-        return None

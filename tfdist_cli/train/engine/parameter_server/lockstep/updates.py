@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.engine.base import Execution, Pause
-from tfdist_cli.train.engine.pacing import Pacing
+from tfdist_cli.train.engine.pacing import ArrivalPacing
 from tfdist_cli.train.engine.parameter_server.accumulator import Accumulator
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.lockstep.batch_sizes import BatchSizes
@@ -57,7 +57,7 @@ class LockstepUpdates:
         self._functions = LockstepFunctions(context, divides=self._sizes is not None)
         self._queues: TokenQueues | None = None
         """None before the first run, and after one that was aborted."""
-        self._pace = Pacing(1)
+        self._pace = ArrivalPacing()
 
     def run(self, iterators: Any, steps: int, *, first: int, size: int, pause: Pause) -> Iterator[Execution]:
         """See `UpdateRule.run`; it pauses as soon as all ordered updates are applied."""

@@ -1,0 +1,354 @@
+"""The functions that asynchronous workers execute: several steps each, and one report of them.
+
+Short steps are unrolled: a loop over several tasks' devices costs messages in each iteration. Longer ones run in a
+loop, which ends early when the training is to pause, and takes as many steps as it is told: one function for any
+number. An execution reports how many steps it has taken and how long they took by the worker's own clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist_cli.protocol.phases import COLUMNS
+from tfdist_cli.train.data.pipeline import next_batch
+from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
+from tfdist_cli.train.engine.parameter_server.local_steps import LocalSteps
+from tfdist_cli.train.engine.parameter_server.transport import Pulled, dense
+from tfdist_cli.train.engine.step_timer import StepTimer, time_of
+from tfdist_cli.train.model.embeddings import Lookup
+from tfdist_cli.train.model.train_step import Tensors, values
+from tfdist_cli.train.optimizers.apply import innermost
+from tfdist_cli.train.tf_compat.control_flow import after
+from tfdist_cli.train.tf_compat.keras_optimizer import iterations
+
+
+@dataclass(frozen=True)
+class ExecutionReport:
+    """What a worker reports of an execution.
+
+    Args:
+        worker: its number.
+        steps: how many steps it has taken.
+        examples: the examples in their batches.
+        seconds: how long it took, without the time that it waited to begin.
+        metrics: the sums of the metrics, as `MetricTotals.pack` packs them.
+        phases: the seconds of each phase and bytes, in the order of `COLUMNS`; empty if they are not measured.
+        losses: the loss of each step.
+        staleness: for each update how many others were applied since its parameters were read.
+    """
+
+    worker: int
+    steps: int
+    examples: int
+    seconds: float
+    metrics: np.ndarray
+    phases: np.ndarray
+    losses: np.ndarray
+    staleness: np.ndarray
+
+
+class WorkerExecutions:
+    """The functions.
+
+    Args:
+        context: the model on its cluster.
+
+    Attributes:
+        unrolled: a number of steps → a function that takes them. Its arguments: the iterator and the number of the
+            first step.
+        loop: the function that takes whole rounds (see `Updates.steps_per_round`) until it is stopped. Its arguments:
+            as before, and the most steps that it takes.
+    """
+
+    def __init__(self, context: ParameterServerContext) -> None:
+        self._context = context
+        self._updates = context.rules.updates
+        self._local_steps = self._new_local_steps() if self._updates.local_steps > 1 else None
+        self._counter = iterations(innermost(context.step.model.optimizer)).value
+        with tf.init_scope(), tf.device(self._counter.device):
+            self._stopped = tf.Variable(False, trainable=False)
+        self._is_stopped = False
+        self.unrolled = cache(self._unrolled_function)
+        self.loop = self._loop_function()
+
+    def stop(self) -> None:
+        """Lets all loops end after the step that each of them is taking, until `allow`."""
+        if not self._is_stopped:
+            self._is_stopped = True
+            self._stopped.assign(True)
+
+    def allow(self) -> None:
+        """Lets loops take steps."""
+        if self._is_stopped:
+            self._stopped.assign(False)
+            self._is_stopped = False
+
+    def report(self, packed: np.ndarray) -> ExecutionReport:
+        """Returns what an execution has reported."""
+        worker, steps, examples = (int(number) for number in packed[:3])
+        phases = len(COLUMNS) if self._context.rules.phases else 0
+        sizes = [4, self._context.totals.size, phases, steps]
+        _, metrics, measured, losses, staleness = np.split(packed, np.cumsum(sizes))
+        if self._local_steps:  # each of the round's steps is an update
+            staleness = np.repeat(staleness, self._rounds(steps))
+        return ExecutionReport(worker, steps, examples, float(packed[3]), metrics, measured, losses, staleness)
+
+    def _new_local_steps(self) -> LocalSteps:
+        context = self._context
+        step, tables = context.step, context.tables.parameter_indices
+        return LocalSteps(step.model.optimizer, step.parameters, tables, context.transport, context.rate)
+
+    def _rounds(self, count: int) -> list[int]:
+        """Divides a number of steps into rounds, see `Updates.steps_per_round`; returns the steps of each round."""
+        every = self._updates.steps_per_round
+        return [min(every, count - begin) for begin in range(0, count, every)]
+
+    def _unrolled_function(self, count: int) -> Any:
+        rounds = self._rounds(count)
+
+        @tf.function(autograph=False)
+        def execute(iterator: Any, first: tf.Tensor) -> tf.Tensor:
+            begun = time_of()
+            trace = _ExecutionTrace(self._context, iterator, first, self._start())
+            staleness: Tensors = []
+            current = trace.fetch(rounds[0])
+            for following in [*rounds[1:], 0]:
+                number, made, prefetched = self._update(trace, current, following)
+                with trace.on_counter_device():
+                    staleness.append(number - current.updates)
+                    trace.updates = number + made
+                if following:
+                    current = prefetched or trace.fetch(following)
+            self._context.assign_state(self._context.assigned_of(trace.state))
+            with trace.on_counter_device():
+                updates_behind = tf.stack(staleness)
+            return self._packed(begun, count, trace.carried(), tf.stack(trace.losses), updates_behind)
+
+        return execute
+
+    def _loop_function(self) -> Any:
+        context, every = self._context, self._updates.steps_per_round
+
+        @tf.function(autograph=False)
+        def execute(iterator: Any, first: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
+            begun = time_of()
+
+            def goes_on(taken: tf.Tensor, *_: Any) -> tf.Tensor:
+                with tf.device(self._counter.device):
+                    return tf.logical_and(taken + every <= most, tf.logical_not(self._stopped.read_value()))
+
+            def take_round(taken: tf.Tensor, losses: Any, staleness: Any, carried: _Carried) -> list[Any]:
+                trace = _ExecutionTrace(context, iterator, first + taken, carried)
+                current = trace.fetch(every)
+                number, _, _ = self._update(trace, current, 0)
+                with trace.on_counter_device():
+                    behind = number - current.updates
+                index = tf.cast(taken // every, tf.int32)
+                losses = losses.write(index, tf.cast(tf.stack(trace.losses), tf.float64))
+                staleness = staleness.write(index, tf.cast(behind, tf.int64))
+                # The next step is only taken after a look at whether the training is to pause.
+                return [after(taken, trace.losses) + every, losses, staleness, _shaped_like(trace.carried(), carried)]
+
+            rounds = tf.cast(most // every, tf.int32)
+            losses = tf.TensorArray(tf.float64, size=rounds, element_shape=[every])
+            staleness = tf.TensorArray(tf.int64, size=rounds, element_shape=[])
+            start = [tf.zeros([], tf.int64), losses, staleness, self._start()]
+            taken, losses, staleness, carried = tf.while_loop(goes_on, take_round, start, parallel_iterations=1)
+            self._keep_state(taken, carried)
+            done = taken // every
+            return self._packed(
+                begun, taken, carried, tf.reshape(losses.stack()[:done], [-1]), staleness.stack()[:done]
+            )
+
+        return execute
+
+    def _keep_state(self, taken: tf.Tensor, carried: _Carried) -> None:
+        """Assigns the state at the end of a loop, unless it has taken no step: others may have assigned it since."""
+        changed = self._context.assigned_of(carried["state"])
+        if changed:
+
+            def keep() -> tf.Tensor:
+                self._context.assign_state(changed)
+                return taken
+
+            tf.cond(taken > 0, keep, lambda: taken)
+
+    def _start(self) -> _Carried:
+        """What the first step of an execution receives."""
+        timer = StepTimer(self._context.rules.phases)
+        return {
+            "state": values(self._context.step.state),
+            "metrics": self._context.totals.initial_values(),
+            "examples": tf.zeros([], tf.int64),
+            "time": timer.last_time,
+            "phases": [tf.zeros([len(COLUMNS)], tf.float64) for _ in timer.last_time],
+        }
+
+    def _packed(
+        self, begun: tf.Tensor, taken: tf.Tensor | int, carried: _Carried, losses: tf.Tensor, staleness: tf.Tensor
+    ) -> tf.Tensor:
+        """Packs the numbers of an `ExecutionReport` as one tensor: each would be fetched by a request of its own."""
+        seconds = time_of(losses, staleness) - begun
+        worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+        head = tf.stack([tf.cast(each, tf.float64) for each in (worker, taken, carried["examples"], seconds)])
+        counted = [head, self._context.totals.pack(carried["metrics"]), *carried["phases"], losses, staleness]
+        return tf.concat([tf.cast(part, tf.float64) for part in counted], axis=0)
+
+    def _update(self, trace: _ExecutionTrace, current: _Round, following: int) -> tuple[tf.Tensor, int, _Round | None]:
+        """Makes one update of the ps with the gradients of a round.
+
+        Args:
+            trace: the execution's.
+            current: the round.
+            following: batches of the next round; 0 if there is none.
+
+        Returns:
+            The number of updates applied before; the number made; and the next round, if it is prefetched.
+        """
+        if self._local_steps:
+            return self._take_local_steps(self._local_steps, trace, current)
+        context, updates = self._context, self._updates
+        gradients = trace.compute(current)
+        prefetched = trace.fetch(following) if updates.prefetch and following else None
+        pushed = context.transport.push(gradients, current.pulled)
+        trace.timer.end("push", pushed.packed)
+        if updates.delay_compensation:
+            pushed = context.transport.compensated(pushed, current.pulled, updates.delay_compensation)
+        with trace.timer.during("update"):
+            number = context.apply(context.transport.gradients([pushed]), [each is not None for each in gradients])
+        return number, 1, prefetched
+
+    def _take_local_steps(
+        self, local_steps: LocalSteps, trace: _ExecutionTrace, current: _Round
+    ) -> tuple[tf.Tensor, int, None]:
+        """Like `_update`, by local steps on the worker, each of which is an update."""
+        copy, made = local_steps.copy(current.lookup, current.pulled), len(current.batches)
+        trace.arrived(current, copy.slots.values)
+        local_steps.update(copy, trace.gradients(current, copy.values), current.updates)
+        trace.timer.end("compute", copy.values())
+        trace.timer.add_bytes(lambda: local_steps.sizes(current.lookup))
+        arrived, add = local_steps.send(copy)
+        trace.timer.end("push", arrived)
+        with trace.timer.during("update"):
+            add()
+            with trace.on_counter_device(), tf.control_dependencies(arrived[:1]):
+                number = trace.counter.assign_add(made, read_value=True) - made
+        return number, made, None
+
+
+@dataclass(frozen=True)
+class _Round:
+    """Batches, and the parameters that their gradients are computed with.
+
+    Args:
+        batches: those of one round, see `Updates.steps_per_round`.
+        lookup: the rows of tables that they look up.
+        pulled: the parameters.
+        updates: how many updates had been applied to these.
+    """
+
+    batches: list[Any]
+    lookup: Lookup
+    pulled: Pulled
+    updates: tf.Tensor
+
+
+_Carried = dict[str, Any]
+"""The state, the metrics, examples, and what is measured of the steps before, as tensors."""
+
+
+class _ExecutionTrace:
+    """What the trace of an execution carries from one step to the next.
+
+    Args:
+        context: the model on its cluster.
+        iterator: the worker's data.
+        first: the number of the first step.
+        start: what the steps before have left.
+    """
+
+    def __init__(self, context: ParameterServerContext, iterator: Any, first: tf.Tensor, start: _Carried) -> None:
+        self._context = context
+        self._iterator = iterator
+        self._first = first
+        self._done = 0
+        self._phases = start["phases"]
+        self.timer = StepTimer(context.rules.phases, *start["time"])
+        self.counter = iterations(innermost(context.step.model.optimizer)).value
+        self.updates = tf.convert_to_tensor(self.counter)
+        self.state, self.metrics, self.examples = start["state"], start["metrics"], start["examples"]
+        self.losses: Tensors = []
+
+    def carried(self) -> _Carried:
+        """What the next steps receive."""
+        return {
+            "state": self.state,
+            "metrics": self.metrics,
+            "examples": self.examples,
+            "time": self.timer.last_time,
+            "phases": [own + total for own, total in zip(self._phases, self.timer.totals(), strict=True)],
+        }
+
+    def on_counter_device(self) -> AbstractContextManager[Any]:
+        """Operations run on the ps that counts updates: the count need not cross the network for each of them."""
+        return tf.device(self.counter.device)
+
+    def fetch(self, count: int) -> _Round:
+        """Reads the next batches, and the current parameters."""
+        batches = [next_batch(self._iterator) for _ in range(count)]
+        lookup = self._context.tables.lookup(batches)
+        return _Round(batches, lookup, self._context.transport.pull(lookup), self.updates)
+
+    def arrived(self, current: _Round, *more: Any) -> None:
+        """Measures when the batches of a round, its parameters and other tensors have arrived."""
+        self.timer.end("data", current.batches)
+        self.timer.end("pull", current.pulled.values, *more)
+
+    def gradients(self, current: _Round, parameters: Callable[[], Tensors]) -> Iterator[list[Any]]:
+        """Yields each batch's gradients.
+
+        Args:
+            current: the batches, and what they look up.
+            parameters: returns the parameters to compute a batch's gradients with.
+        """
+        for batch, positions in zip(current.batches, current.lookup.positions, strict=True):
+            scope = self._context.tables.parameter_scope(positions)
+            state = self._context.seeds.state_for_step(self.state, self._first + self._done)
+            result = self._context.step.train(parameters(), state, self.metrics, batch, scope)
+            self.state, self.metrics = result.state, result.metrics
+            self.losses.append(result.loss)
+            self.examples += result.examples
+            self._done += 1
+            yield result.gradients
+
+    def compute(self, current: _Round) -> list[Any]:
+        """Returns the mean of the batches' gradients."""
+        self.arrived(current)
+        gradients = list(self.gradients(current, lambda: current.pulled.values))
+        mean = gradients[0] if len(gradients) == 1 else self._mean(gradients, current.pulled.values)
+        self.timer.end("compute", mean)
+        self.timer.add_bytes(lambda: self._context.transport.sizes(current.lookup))
+        return mean
+
+    def _mean(self, gradients: list[list[Any]], parameters: Tensors) -> list[Any]:
+        mean: list[Any] = []
+        for parts, parameter in zip(zip(*gradients, strict=True), parameters, strict=True):
+            if parts[0] is None:
+                mean.append(None)
+            else:
+                with self._context.step.device_scope():
+                    whole = [dense(part, parameter) for part in parts]
+                    mean.append(tf.add_n(whole) / tf.cast(len(whole), whole[0].dtype))
+        return mean
+
+
+def _shaped_like(tensors: _Carried, like: _Carried) -> _Carried:
+    """Tells a loop that its variables keep their shapes."""
+    return tf.nest.map_structure(lambda tensor, other: tf.ensure_shape(tensor, other.shape), tensors, like)
