@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -10,20 +11,21 @@ from pathlib import Path
 
 from benchmarks.cluster import ROOT
 from benchmarks.startup import first_step_seconds
+from benchmarks.workload import Workload
 
 CLUSTER = """
 strategy: parameter_server
 roles: {{chief: {{}}, ps: {{replicas: 2}}, worker: {{replicas: 4}}}}
-recipe: {recipe}
+{trains}
 """
 INTERPRETERS = """
 from tfdist_cli.cli.app import main
 from tfdist_cli.launch.local import launcher as local
 
-local.can_fork = lambda argv: False
+local.can_fork = lambda argv, env: False
 main()
 """
-"""`tfdist` with an interpreter for each task, as for a program that is not a recipe."""
+"""`tfdist` with an interpreter for each task."""
 COMMANDS = {"fork": ("-m", "tfdist_cli"), "interpreter": ("-c", INTERPRETERS)}
 
 
@@ -31,14 +33,18 @@ def main() -> None:
     """Measures in interleaved rounds, every other one in reverse order; prints seconds, medians and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--program", action="store_true", help="launch a program that calls tfdist.fit, not a recipe")
+    arguments = parser.parse_args()
+    trains = "" if arguments.program else f"recipe: {ROOT / 'recipes' / 'digits_mlp.yaml'}"
+    command = [sys.executable, "-m", "benchmarks.programs.tfdist_fit"] if arguments.program else []
+    os.environ |= Workload(os.devnull).as_environment()
     seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as folder:
         cluster = Path(folder, "cluster.yaml")
-        cluster.write_text(CLUSTER.format(recipe=ROOT / "recipes" / "digits_mlp.yaml"), encoding="utf-8")
-        for turn in range(rounds):
+        cluster.write_text(CLUSTER.format(trains=trains), encoding="utf-8")
+        for turn in range(arguments.rounds):
             for name in list(COMMANDS)[:: -1 if turn % 2 else 1]:
-                seconds[name].append(first_step_seconds(str(cluster), COMMANDS[name]))
+                seconds[name].append(first_step_seconds(str(cluster), COMMANDS[name], command))
                 print(f"{name}: {seconds[name][-1]:.2f} s", file=sys.stderr)
     medians = {name: statistics.median(each) for name, each in seconds.items()}
     for name, each in seconds.items():

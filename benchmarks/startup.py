@@ -33,22 +33,24 @@ def command_seconds(arguments: list[str]) -> float:
     return seconds
 
 
-def first_step_seconds(cluster: str = CLUSTER, program: Sequence[str] = PROGRAM) -> float:
+def first_step_seconds(cluster: str = CLUSTER, program: Sequence[str] = PROGRAM, command: Sequence[str] = ()) -> float:
     """Returns the time from the start of `tfdist launch` to the first line in the run's metrics.jsonl.
 
     Args:
         cluster: the cluster file.
         program: the arguments of Python that run `tfdist`.
+        command: the program to launch, if it is not the cluster's recipe.
 
     Raises:
         RunFailed: the run ended before that, or the line did not appear in time.
     """
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as folder:
         metrics, log = Path(folder, "run", "metrics.jsonl"), Path(folder, "log")
+        options = ["launch", cluster, "--run-dir", str(metrics.parent), "--shutdown-timeout", "5"]
         with log.open("wb") as output:
             begun = time.perf_counter()
             launch = subprocess.Popen(
-                _argv(["launch", cluster, "--run-dir", str(metrics.parent), "--shutdown-timeout", "5"], program),
+                _argv([*options, *(["--", *command] if command else [])], program),
                 cwd=ROOT,
                 env=base_environment(),
                 stdin=subprocess.DEVNULL,

@@ -37,7 +37,7 @@ def program(tmp_path, monkeypatch):
     """Has fork servers fork a module's code, with another one imported before."""
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     monkeypatch.setattr(fork_server_client, "IMPORTS", ("imported_before",))
-    monkeypatch.setattr(local, "can_fork", lambda argv: argv[2] == "forked_program")
+    monkeypatch.setattr(local, "can_fork", lambda argv, _: "forked_program" in "".join(argv[1:3]))
 
     def make(code, before="pid = __import__('os').getpid()"):
         (tmp_path / "imported_before.py").write_text(textwrap.dedent(before))
@@ -78,6 +78,72 @@ def test_a_task_is_as_one_of_its_own_interpreter(forked, tmp_path):
     assert outcome.logs[W0, "stderr"] == b"err\n"
 
 
+REPORT = """
+'''The docstring.'''
+import atexit, inspect, json, multiprocessing, os, signal, sys, threading
+
+def square(number):
+    return number * number
+
+class Kept:
+    pass
+
+if __name__ == "__main__":
+    main = sys.modules["__main__"]
+    handlers = {{each.name: str(signal.getsignal(each)) for each in signal.Signals}}
+    print(json.dumps({{
+        "main": [__name__, __doc__, __file__, __package__, str(__spec__)[:20], main.__dict__ is globals()],
+        "globals": sorted(globals()),
+        "sys": [sys.argv, sys.orig_argv, sys.path, sys.executable, sys.flags.dev_mode, sys.gettrace()],
+        "streams": [sys.stdin.read(), [[each.line_buffering, each.write_through, each.encoding, each.errors, each.mode]
+                                       for each in (sys.stdout, sys.stderr)]],
+        "signals": handlers,
+        "threads": [threading.active_count(), threading.current_thread() is threading.main_thread()],
+        "source": inspect.getsource(square),
+        "module": [Kept.__module__, square.__module__],
+        "future": str(inspect.signature(lambda x: int)),
+        "cwd": os.getcwd(),
+    }}))
+    for way in ("fork", "spawn"):
+        with multiprocessing.get_context(way).Pool(1) as pool:
+            print(way, pool.map(square, [3]))
+    atexit.register(lambda: print("at exit", main.__dict__ is globals(), square(2)))
+    os.write(1, b"unbuffered\\n")
+    sys.stdout.write("buffered\\n")
+    def fail():
+        raise ValueError("own")
+    {ending}
+"""
+
+
+@pytest.mark.parametrize("ending", ["fail()", "sys.exit('bye')", "os.kill(os.getpid(), signal.SIGINT)", "pass"])
+@pytest.mark.parametrize("as_module", [False, True])
+def test_a_program_cannot_tell_a_fork_from_an_interpreter(run, program, tmp_path, monkeypatch, ending, as_module):
+    module = program(REPORT.format(ending=ending))
+    argv = module if as_module else (sys.executable, str(tmp_path / "forked_program.py"))
+    outcomes = []
+    for forks in (True, False):
+        monkeypatch.setattr(local, "can_fork", lambda *_, forks=forks: forks)
+        outcomes.append(run(*argv, "--epochs", "3"))
+    forked, fresh = outcomes
+    assert forked.lines() == fresh.lines()
+    assert len(fresh.lines()) == 6
+    assert forked.logs[W0, "stderr"] == fresh.logs[W0, "stderr"]
+    assert forked.of(Exited)[0].code == fresh.of(Exited)[0].code
+
+
+def test_a_program_gets_its_own_modules_not_those_of_the_same_name_that_are_imported(
+    run, program, tmp_path, monkeypatch
+):
+    program("", before="import json")
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "json.py").write_text("own = True")
+    (folder / "forked_program.py").write_text("import json; print(json.own)")
+    outcome = run(sys.executable, str(folder / "forked_program.py"))
+    assert outcome.lines() == ["True"]
+
+
 @pytest.mark.parametrize(
     ("code", "expected"),
     [("", 0), ("raise SystemExit(3)", 3), ("1 / 0", 1), ("import os; os.kill(os.getpid(), 9)", -9), ("exit('no')", 1)],
@@ -112,7 +178,7 @@ def test_ps_shows_which_task_it_is(forked):
     shown = []
     code = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
     forked(code, "--task", "worker:0", react=react)
-    assert [word for word in shown if word] == ["tfdist", "--task", "worker:0"]
+    assert [word for word in shown if word] == [sys.executable, "-m", "forked_program", "--task", "worker:0"]
 
 
 def test_imports_that_fail_are_reported_by_the_tasks_own_interpreter(forked):

@@ -19,11 +19,11 @@ from pathlib import Path
 import psutil
 
 from tfdist_cli.errors import TfdistError, UsageError
+from tfdist_cli.launch.local.forkable import can_fork, obstacle
 from tfdist_cli.launch.process.background_tasks import BackgroundTasks
 from tfdist_cli.launch.process.fork_server_client import (
     ForkServerClient,
     ForkServerExited,
-    can_fork,
     fork_server_environment,
     import_environment,
 )
@@ -144,6 +144,7 @@ class LocalRun:
         self._exits: dict[TaskId, tuple[int, float]] = {}
         """The exit codes of tasks whose whole group has exited, and the times of their programs' exits."""
         self._oom_kills = OomKills()
+        self._explained = False
 
     def act(self, action: Action) -> None:
         """Starts or stops a task."""
@@ -218,6 +219,7 @@ class LocalRun:
             with suppress(ForkServerExited):
                 return await fork_server.fork(planned.argv, env)
         # If no fork server can import, an interpreter fails likewise, and the task's log has its error.
+        await self._explain_interpreters(planned, env)
         return self._spawn(planned, env)
 
     def _spawn(self, planned: PlannedTask, env: Mapping[str, str]) -> Spawned:
@@ -225,7 +227,7 @@ class LocalRun:
 
     def _fork_server(self, planned: PlannedTask, env: Mapping[str, str]) -> ForkServerClient | None:
         """The fork server of a task. One that has exited is replaced, unless its imports had failed."""
-        if not can_fork(planned.argv):
+        if not can_fork(planned.argv, env):
             return None
         key = import_environment(env)
         fork_server = self._fork_servers.get(key)
@@ -236,11 +238,21 @@ class LocalRun:
             self._watchdog.add(fork_server.pid)
         return None if fork_server.has_failed else fork_server
 
+    async def _explain_interpreters(self, planned: PlannedTask, env: Mapping[str, str]) -> None:
+        """Says why several tasks of a program import TensorFlow each, once."""
+        if len(self._plan.tasks) > 1 and not self._explained and (why := obstacle(planned.argv, env)):
+            self._explained = True
+            await self._print(planned.task, f"each task starts an interpreter, and is not forked: {why}")
+
     async def _report_failed_start(self, planned: PlannedTask, error: OSError) -> None:
-        text = f"tfdist: {planned.argv[0]} cannot be started: {_reason(error)}"
-        self._context.logs.write(planned.task, "stderr", f"{text}\n".encode())
-        await self._context.events.put_output(Output(planned.task, "stderr", (text,)))
+        await self._print(planned.task, f"{planned.argv[0]} cannot be started: {_reason(error)}")
         self._context.events.put(Exited(planned.task, 127 if isinstance(error, FileNotFoundError) else 126))
+
+    async def _print(self, task: TaskId, text: str) -> None:
+        """Adds a line to a task's standard error."""
+        line = f"tfdist: {text}"
+        self._context.logs.write(task, "stderr", f"{line}\n".encode())
+        await self._context.events.put_output(Output(task, "stderr", (line,)))
 
     async def _supervise(self, task: TaskId, process: Process) -> None:
         """Follows a task from its start until its whole process group has exited."""

@@ -6,8 +6,9 @@ launcher.
 
 Packets to the server, in JSON:
 
-* `{"fork": n}` with four files: JSON `{"command": ["python", "-m", …], "env": {…}}`, standard output, standard error,
-  and a pipe. The task runs after the launcher has written a byte to the pipe, and exits if the pipe ends without one.
+* `{"fork": n}` with four files: JSON `{"command": ["python", …], "env": {…}}`, standard output, standard error, and a
+  pipe. The command is a Python file, or `-m` and a module, with arguments. The task runs after the launcher has written
+  a byte to the pipe, and exits if the pipe ends without one.
 * `{"reap": pid}`: the launcher has the exit code of this task.
 
 Packets from the server:
@@ -22,6 +23,7 @@ OpenBLAS creates its threads during the import, unless it is limited to one; a t
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import fcntl
 import gc
@@ -38,7 +40,9 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType, TracebackType
 from typing import Any
 
 _F_SETSIG = 10
@@ -60,9 +64,7 @@ def main() -> None:
     if threads > 1:
         sys.exit(f"{threads} threads run after the imports; only one of them would exist after a fork")
     gc.freeze()  # so that a task's collector does not write to, and thereby copy, these pages
-    task = _Server(channel, lifeline).serve()
-    sys.argv = task.argv
-    runpy.run_module(task.module, run_name="__main__", alter_sys=True)
+    _Server(channel, lifeline).serve().run()
 
 
 @dataclass(frozen=True)
@@ -70,20 +72,45 @@ class _Task:
     """The task that a forked process runs.
 
     Args:
-        command: the whole command, `[python, "-m", module, …]`.
+        command: the whole command, `[python, "-m", module, …]` or `[python, file, …]`.
         env: its whole environment.
     """
 
     command: list[str]
     env: Mapping[str, str]
 
-    @property
-    def module(self) -> str:
-        return self.command[2]
+    def run(self) -> None:
+        """Runs it as the interpreter does after its start, in a `__main__` of its own."""
+        module = self.command[1] == "-m"
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        main.__dict__.update(__builtins__=builtins, __annotations__={})
+        sys.orig_argv, sys.argv = self.command, self.command[2 if module else 1 :]
+        try:
+            if module:
+                # What the interpreter calls for `-m`. `run_module` would end the life of `__main__` with the module's
+                # last line, before functions that run at the exit.
+                runpy._run_module_as_main(sys.argv[0])  # type: ignore[attr-defined]  # noqa: SLF001
+            else:
+                self._run_file(main)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            # Shown here without the frames of this module; raised again for the exit code, or the signal of Ctrl-C.
+            own = _without_own_frames(error.__traceback__)
+            sys.excepthook(type(error), error.with_traceback(own), own)
+            sys.excepthook = lambda *_: None
+            raise
 
-    @property
-    def argv(self) -> list[str]:
-        return self.command[2:]
+    def _run_file(self, main: ModuleType) -> None:
+        file = Path(self.command[1]).absolute()
+        if not getattr(sys.flags, "safe_path", False):  # from Python 3.11 on
+            sys.path[0] = str(file.resolve().parent)
+            if _shadows_imported(file.resolve().parent):
+                # The program would import its own modules of these names, and get those that are imported already.
+                os.execve(sys.executable, self.command, self.env)  # noqa: S606
+        loader = SourceFileLoader("__main__", str(file))
+        main.__dict__.update(__file__=str(file), __loader__=loader, __cached__=None)
+        exec(compile(file.read_bytes(), str(file), "exec", dont_inherit=True), main.__dict__)  # noqa: S102 it is the user's program
 
 
 class _Server:
@@ -210,9 +237,25 @@ def _library(name: str) -> ctypes.CDLL:
     return ctypes.CDLL(next(path for path in paths if name in path.rpartition("/")[2]))
 
 
+def _shadows_imported(folder: Path) -> bool:
+    """Whether a folder has modules with the names of others that are imported."""
+    names = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
+    imported = (sys.modules[name] for name in names & sys.modules.keys() - {"__main__"})
+    return any(folder not in Path(getattr(module, "__file__", None) or "/").parents for module in imported)
+
+
+def _without_own_frames(frames: TracebackType | None) -> TracebackType | None:
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    return frames
+
+
 def _seed() -> None:
     """Seeds the random number generators differently in each task, as in a new process."""
     random.seed()
+    processes: Any = sys.modules.get("multiprocessing.process")
+    if processes is not None:
+        processes.current_process().authkey = os.urandom(32)
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None:
         numpy.seed()
@@ -223,7 +266,8 @@ def _set_title(command: list[str]) -> None:
     with suppress(OSError, ValueError, IndexError):
         fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, see proc(5)
-        text = "\0".join(["tfdist", *command[3:]]).encode()[: end - begin - 1]
+        shown = ["tfdist", *command[3:]] if command[1:3] == ["-m", "tfdist_cli"] else command
+        text = "\0".join(shown).encode()[: end - begin - 1]
         ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
 
 

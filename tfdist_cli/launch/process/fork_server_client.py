@@ -54,12 +54,6 @@ _READ_AT_IMPORT = re.compile(
 Found by tracing the calls of `getenv`. The pattern is wide, since a name too many costs only another fork server."""
 
 
-def can_fork(argv: Sequence[str]) -> bool:
-    """Whether a command is a recipe task, on a system that supports fork servers: Linux from 5.3 on."""
-    able = sys.platform.startswith("linux") and hasattr(os, "pidfd_open") and hasattr(os, "memfd_create")
-    return able and tuple(argv[:4]) == (sys.executable, "-m", "tfdist_cli", "role")
-
-
 def import_environment(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """The part of a task's environment that is read during the imports; all tasks of a fork server share it."""
     read = ((name, value) for name, value in env.items() if _READ_AT_IMPORT.fullmatch(name) and name not in _READ_LATE)
@@ -159,7 +153,7 @@ class ForkServerClient:
         """Starts a task, once the server is `ready`.
 
         Args:
-            argv: a command that `can_fork` accepts.
+            argv: a command that `launch.local.forkable.can_fork` accepts.
             env: its whole environment.
 
         Raises:
