@@ -32,6 +32,7 @@ class LauncherTraits:
             together.
         tasks_join: whether a task that the launch did not have can be started, or one of its tasks ended, while the
             others run.
+        run_lasts: whether a run can go on with a plan that has other addresses, once all tasks have exited.
     """
 
     implementation: str
@@ -45,14 +46,22 @@ class LauncherTraits:
     jobs: str = ""
     restarts_tasks: bool = True
     tasks_join: bool = False
+    run_lasts: bool = False
 
 
 LAUNCHERS: dict[str, LauncherTraits] = {
     "local": LauncherTraits(
-        "tfdist_cli.launch.local.launcher:LocalLauncher", summary="this machine", local_processes=True, tasks_join=True
+        "tfdist_cli.launch.local.launcher:LocalLauncher",
+        summary="this machine",
+        local_processes=True,
+        tasks_join=True,
+        run_lasts=True,
     ),
     "ssh": LauncherTraits(
-        "tfdist_cli.launch.ssh.launcher:SshLauncher", summary="the machines that `hosts` names", uses_hosts=True
+        "tfdist_cli.launch.ssh.launcher:SshLauncher",
+        summary="the machines that `hosts` names",
+        uses_hosts=True,
+        tasks_join=True,
     ),
     "slurm": LauncherTraits(
         "tfdist_cli.launch.slurm.launcher:SlurmLauncher",
@@ -67,6 +76,7 @@ LAUNCHERS: dict[str, LauncherTraits] = {
         summary="containers of this machine",
         containers=True,
         tasks_join=True,
+        run_lasts=True,
     ),
     "kubernetes": LauncherTraits(
         "tfdist_cli.launch.kubernetes.launcher:KubernetesLauncher",
@@ -74,6 +84,7 @@ LAUNCHERS: dict[str, LauncherTraits] = {
         scheduler="Kubernetes",
         containers=True,
         tasks_join=True,
+        run_lasts=True,
         # A TFJob's operator writes names with these suffixes into TF_CONFIG.
         dns_suffixes=(".svc", ".cluster.local"),
     ),

@@ -16,14 +16,14 @@ import pytest
 import yaml
 
 from tests.support.codes import raises
-from tests.support.outcome import Outcome
+from tests.support.outcome import OneJoin, Outcome
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.run.directory import RunDir
 from tfdist_cli.launch.ssh.launcher import SshLauncher, _one_line
 from tfdist_cli.launch.ssh.link import HostLost, run_program
 from tfdist_cli.launch.ssh.placement import place
 from tfdist_cli.launch.ssh.run import LOST
-from tfdist_cli.launch.supervisor.events import Exited, Output, RecordReceived, SignalReceived, Started
+from tfdist_cli.launch.supervisor.events import Exited, Output, RecordReceived, RequestReceived, SignalReceived, Started
 from tfdist_cli.launch.supervisor.state import JobPolicy, Timeouts
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import make_plan
@@ -47,7 +47,14 @@ def run(fake_ssh, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
 
-    def run(cluster, *command, react=lambda event, state: None, restarts=0, run_dir=tmp_path / "here" / "runs" / "x"):
+    def run(
+        cluster,
+        *command,
+        react=lambda event, state: None,
+        restarts=0,
+        joins=None,
+        run_dir=tmp_path / "here" / "runs" / "x",
+    ):
         launcher, ran = SshLauncher(), Ran(react)
         launcher.check(cluster, command)
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -57,19 +64,14 @@ def run(fake_ssh, tmp_path, monkeypatch):
             return {"TFDIST_TASK_DIR": str(run_dir / start.task.slug), "N": str(start.attempt)}
 
         with launcher.reserve(cluster) as addresses:
-            plan = make_plan(
-                cluster,
-                None,
-                addresses=addresses,
-                run_dir=run_dir,
-                machine=Machine(1),
-                machines=launcher.machines(),
-                command=command,
-            )
+            common = {"addresses": addresses, "run_dir": run_dir, "machine": Machine(1), "command": command}
+            plan = make_plan(cluster, None, machines=launcher.machines(), **common)
+            extended = make_plan(joins[1], None, machines=launcher.machines(), **common) if joins else None
+            handler = OneJoin(joins[0], extended) if joins else None
             ran.plan, ran.addresses = plan, addresses
             timeouts, policy = Timeouts(shutdown=0.5), {"worker": RestartSpec(policy="job")}
             rules = JobPolicy(plan.strategy, timeouts=timeouts, max_restarts=restarts, restarts=policy)
-            ran.run(launcher, plan, rules, own)
+            ran.run(launcher, plan, rules, own, handler)
         return ran
 
     return run
@@ -108,6 +110,30 @@ def test_tasks_run_on_their_hosts(run, make_cluster, fake_ssh):
     assert Path(python).parent == Path(sys.executable).parent
     assert ran.plan.as_json()["tasks"][1]["address"].startswith("192.0.2.2:")
     assert re.findall(r"\d+(?= of| bytes)|h\d:", ran.lines(W1, "stderr")[0]) == ["1", "6", "h2:"]
+
+
+@pytest.mark.slow
+def test_a_worker_joins_on_a_host_that_had_no_task(run, make_cluster):
+    def cluster(workers):
+        roles = {"chief": 1, "ps": 1, "worker": {"replicas": workers, "max": 2}}
+        return make_cluster("parameter_server", hosts=["h1", "h2", "h3"], ssh={"python": sys.executable}, **roles)
+
+    def react(event, state):
+        match event:
+            case Output(task, _, lines) if task == W0 and "up" in lines:
+                yield RequestReceived()
+            case Output(task, _, lines) if task == W1 and "up" in lines:
+                yield SignalReceived(signal.SIGTERM)
+
+    script = 'echo "$TF_CONFIG"; echo "$TFDIST_JOIN_ADDRESS"; echo up; exec sleep 1000'
+    ran = run(cluster(1), "sh", "-c", script, react=react, joins=(W1, cluster(2)))
+    assert (ran.state.exit_code, ran.state.attempt) == (143, 1)
+    config, control, _ = ran.lines(W1)
+    addresses = {str(task): str(address) for task, address in ran.addresses.items()}
+    assert json.loads(config)["cluster"]["worker"] == [addresses["worker:0"], addresses["worker:1"]]
+    chief, port = addresses["chief:0"].split(":")
+    assert control == f"{chief}:{int(port) + 1}"
+    assert len({address.split(":")[0] for address in addresses.values() if address != addresses["chief:0"]}) == 3
 
 
 @pytest.mark.slow
@@ -165,7 +191,7 @@ def test_a_recipe_is_read_from_its_copy(make_cluster, fake_ssh, tmp_path):
         run_dir = RunDir(tmp_path / "run", 1)
         resolved, recipe = run_dir.resolve(cluster, Recipe(module="digits", module_dir=project), addresses)
         plan = make_plan(resolved, recipe, addresses=addresses, run_dir=run_dir.path, machine=Machine(1))
-        plans = [launcher._host_run(plan, host).plan for host in launcher._connected]
+        plans = [launcher._host_run(plan, host).agent_plan(plan) for host in launcher._connected]
     for host, sent in zip(("h1", "h2"), plans, strict=True):
         folder = Path(yaml.safe_load(sent["files"]["recipe.yaml"])["module_dir"])
         assert folder.is_relative_to(fake_ssh / host / ".tfdist" / "sync")

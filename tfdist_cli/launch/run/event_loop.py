@@ -73,7 +73,7 @@ async def run_job(
         while True:
             async with launcher.start(plan, context) as run:
                 await supervisor.supervise(run)
-                while request_handler and plan.cluster.launcher_traits.tasks_join and supervisor.needs_plan:
+                while request_handler and plan.cluster.launcher_traits.run_lasts and supervisor.needs_plan:
                     plan = request_handler.plan()
                     run.follow(plan)
                     await supervisor.supervise(run)

@@ -105,7 +105,8 @@ def _hello() -> Frame:
 def _hold(frame: Frame, held: ExitStack) -> Frame:
     wanted = {TaskId.parse(task): Address(*address) for task, address in frame["addresses"].items()}
     try:
-        addresses = held.enter_context(hold_addresses(wanted))
+        beside = TaskId.parse(frame["beside"]) if frame["beside"] else None
+        addresses = held.enter_context(hold_addresses(wanted, beside))
     except UsageError as error:
         return _error(error)
     return Frame("held", {"addresses": {str(task): [each.host, each.port] for task, each in addresses.items()}})
@@ -271,6 +272,9 @@ class _TaskRunner:
             self._alive.add(task)
             self._none_alive.clear()
             run.act(Start(task, frame["attempt"]))
+        elif frame.kind == "follow":
+            self._plan = _read_plan(frame, self._run_dir)
+            run.follow(self._plan)
         elif frame.kind == "end":
             run.act(Stop(TaskId.parse(frame["task"]), StopSignal(frame["how"])))
 

@@ -25,6 +25,7 @@ from tfdist_cli.launch.ssh.run import HostRun, SshRun
 from tfdist_cli.launch.ssh.versions import compare, installed
 from tfdist_cli.launch.supervisor.events import Output
 from tfdist_cli.launch.supervisor.launcher import LaunchContext
+from tfdist_cli.plan.join_address import join_address
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import Plan
 from tfdist_cli.spec.address import Address
@@ -106,7 +107,9 @@ class SshLauncher:
             self._hold(cluster, placed, links, hellos)
             self._copy(cluster)
             held = {task: address for each in self._connected for task, address in each.tasks.items()}
-            yield {task: held[task] for task in cluster.tasks}  # in this order: a role's addresses are sorted by index
+            yield {
+                task: held[task] for task in cluster.possible_tasks
+            }  # in this order: a role's addresses are sorted by index
         except BaseException:
             for link in links:
                 link.kill()
@@ -117,7 +120,8 @@ class SshLauncher:
     def render(self, plan: Plan) -> str:
         """Returns for each host the command that starts the agent, and the commands that the agent runs."""
         copies = Copies.of(plan.cluster, plan.cluster.recipe if plan.recipe else None)
-        paths, placed = paths_of(plan, copies), place(plan.cluster)
+        paths = paths_of(plan, copies)
+        placed = {task: host for task, host in place(plan.cluster).items() if task in plan.cluster.tasks}
         return "\n".join(
             line
             for host in dict.fromkeys(placed.values())
@@ -132,7 +136,8 @@ class SshLauncher:
         run = SshRun(plan, context, [self._host_run(plan, each) for each in self._connected])
         for each in self._connected:
             if each.copied:
-                await context.events.put_output(Output(next(iter(each.tasks)), "stderr", (f"tfdist: {each.copied}",)))
+                task = next((task for task in each.tasks if task in plan.cluster.tasks), plan.tasks[0].task)
+                await context.events.put_output(Output(task, "stderr", (f"tfdist: {each.copied}",)))
         try:
             yield run
         finally:
@@ -148,9 +153,13 @@ class SshLauncher:
             wanted.append(
                 {task: cluster.address(task) if cluster.role(task).hosts else Address(name, 0) for task in tasks}
             )
-        names = {address.host: task for each in wanted for task, address in each.items()}
+        everywhere = {task: address for each in wanted for task, address in each.items()}
+        names = {address.host: task for task, address in everywhere.items()}
         _check_reachable(names, {task: host.address for task, host in placed.items()})
-        held = _in_parallel(lambda pair: pair[0].hold(pair[1]), list(zip(links, wanted, strict=True)))
+        beside = (
+            next((task for task in placed if task.traits.drives), None) if join_address(cluster, everywhere) else None
+        )
+        held = _in_parallel(lambda pair: pair[0].hold(pair[1], beside), list(zip(links, wanted, strict=True)))
         reserved = zip(links, hellos, held, strict=True)
         self._connected = [_ConnectedHost(link.host, link, hello, tasks) for link, hello, tasks in reserved]
 
@@ -172,20 +181,22 @@ class SshLauncher:
     def _host_run(self, plan: Plan, connected: _ConnectedHost) -> HostRun:
         paths = paths_of(plan, self._copies).at_home(connected.hello.home)
         saves, python = plan.tasks[0].task in connected.tasks, connected.hello.python
-        agent_plan = {
-            "run_dir": paths.there(str(plan.run_dir)),
-            "files": files_at(plan, paths),
-            "tasks": [task_at(each, paths, python) for each in plan.tasks if each.task in connected.tasks],
-            "start": paths.start,
-            "copied": bool(paths.pairs),
-            "tells_metrics": saves and bool(paths.pairs),
-        }
+
+        def agent_plan(plan: Plan) -> dict[str, Any]:
+            return {
+                "run_dir": paths.there(str(plan.run_dir)),
+                "files": files_at(plan, paths),
+                "tasks": [task_at(each, paths, python) for each in plan.tasks if each.task in connected.tasks],
+                "start": paths.start,
+                "copied": bool(paths.pairs),
+                "tells_metrics": saves and bool(paths.pairs),
+            }
 
         def reconnect() -> Link:
             link = Link(plan.cluster, connected.host)
             try:
                 link.greet()
-                link.hold(connected.tasks)
+                link.hold(connected.tasks, None)
             except BaseException:
                 link.kill()
                 raise

@@ -93,15 +93,21 @@ class Link:
         machine = Machine(hello["cores"], tuple(hello["gpus"]), hello["memory"], hello.fields.get("no_proxy", {}))
         return Hello(hello["python"], hello["home"], hello["address"], hello["versions"], machine)
 
-    def hold(self, addresses: Mapping[TaskId, Address]) -> dict[TaskId, Address]:
+    def hold(self, addresses: Mapping[TaskId, Address], beside: TaskId | None) -> dict[TaskId, Address]:
         """Reserves a port on the host for each task, a free one for port 0.
+
+        Args:
+            addresses: the addresses.
+            beside: a task for whose free port the next port is reserved as well.
 
         Raises:
             UsageError: a port is not available.
             HostLost: the connection is lost.
         """
         wanted = {str(task): [address.host, address.port] for task, address in addresses.items()}
-        held = self._request(Frame("hold", {"addresses": wanted}))["addresses"]
+        held = self._request(
+            Frame("hold", {"addresses": wanted, "beside": str(beside) if beside in addresses else None})
+        )["addresses"]
         return {task: Address(*held[str(task)]) for task in addresses}
 
     def copy(self, base: Path, listed: FileList, to: str, on_progress: Callable[[int, int], None]) -> tuple[int, int]:
@@ -141,6 +147,10 @@ class Link:
     def begin(self, plan: Mapping[str, Any]) -> None:
         """Sends the plan to the agent, which from now on sends frames when events occur."""
         self.send(Frame("plan", dict(plan)))
+
+    def follow(self, plan: Mapping[str, Any]) -> None:
+        """Replaces the plan while tasks run."""
+        self.send(Frame("follow", dict(plan)))
 
     def read(self) -> Frame:
         """Waits for the next frame, and returns it.

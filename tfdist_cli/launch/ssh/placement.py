@@ -14,7 +14,9 @@ from tfdist_cli.spec.task_id import TaskId
 
 
 def place(cluster: Cluster) -> dict[TaskId, HostSpec]:
-    """Returns the host of each task, in the order of the cluster's tasks.
+    """Returns the host of each task, and of each that may join, in the order of the cluster's possible tasks.
+
+    The tasks that may join are placed last, so that they change nothing for the others.
 
     A task with an address runs on that host. Each other task is placed on the host with the fewest computing tasks per
     weight, among the hosts that have a slot, the cores and the GPUs that it needs; the first of equal hosts is chosen.
@@ -28,11 +30,11 @@ def place(cluster: Cluster) -> dict[TaskId, HostSpec]:
     taken: Counter[tuple[str, str]] = Counter()
     for task, host in placed.items():
         taken.update(_needs_on(cluster, task, host))
-    for task in sorted(cluster.tasks, key=_placed_first):
+    for task in sorted(cluster.possible_tasks, key=lambda task: (task not in cluster.tasks, _placed_first(task))):
         if task not in placed:
             placed[task] = _choose(cluster, task, placed, taken)
             taken.update(_needs_on(cluster, task, placed[task]))
-    return {task: placed[task] for task in cluster.tasks}
+    return {task: placed[task] for task in cluster.possible_tasks}
 
 
 def _placed_first(task: TaskId) -> tuple[bool | int, ...]:
@@ -43,7 +45,7 @@ def _placed_first(task: TaskId) -> tuple[bool | int, ...]:
 
 
 def _tasks_with_addresses(cluster: Cluster) -> Iterator[tuple[TaskId, list[Address]]]:
-    for task in cluster.tasks:
+    for task in cluster.possible_tasks:
         hosts = cluster.role(task).hosts
         if hosts is not None:
             yield task, hosts

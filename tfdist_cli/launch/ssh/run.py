@@ -52,7 +52,7 @@ class HostRun:
         link: the connection, with the reserved ports.
         reconnect: opens a new connection.
         paths: maps paths of this machine to the host.
-        plan: the part of the plan, as the agent gets it.
+        agent_plan: the part of a plan that the agent gets.
         tasks: the host's tasks.
         saves: whether the task that saves checkpoints is among them.
     """
@@ -61,7 +61,7 @@ class HostRun:
     link: Link
     reconnect: Callable[[], Link]
     paths: PathMap
-    plan: Mapping[str, Any]
+    agent_plan: Callable[[Plan], Mapping[str, Any]]
     tasks: tuple[TaskId, ...]
     saves: bool
 
@@ -83,6 +83,11 @@ class SshRun:
     def act(self, action: Action) -> None:
         """Starts or stops a task."""
         self._host_of[action.task].act(action)
+
+    def follow(self, plan: Plan) -> None:
+        """Replaces the plan: a task that joins has a host, and a port there, since the launch."""
+        for host in self._hosts:
+            host.follow(plan)
 
     async def close(self) -> None:
         """Kills the remaining tasks, and ends the agents."""
@@ -131,6 +136,12 @@ class _Host:
         elif self._link:
             self._link.send(Frame("end", {"task": str(action.task), "how": action.signal.value}))
 
+    def follow(self, plan: Plan) -> None:
+        """Replaces the plan, here and at the agent; an agent that is connected later gets it then."""
+        self._plan = plan
+        if self._link:
+            self._link.follow(self._host.agent_plan(plan))
+
     def ping(self) -> None:
         """Sends a ping to the agent."""
         if self._link:
@@ -153,7 +164,7 @@ class _Host:
 
     def _attach(self, link: Link) -> None:
         self._link = link
-        link.begin(self._host.plan)
+        link.begin(self._host.agent_plan(self._plan))
         threading.Thread(target=self._read, args=(link,), daemon=True).start()
 
     def _read(self, link: Link) -> None:
