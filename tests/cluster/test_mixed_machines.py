@@ -1,0 +1,85 @@
+"""Workers of different speeds: none of them is held up by a slower one."""
+
+import pytest
+
+from tests.support.launching import PARAMETER_SERVER, launch, project
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.rotates(2, 0)]
+
+BATCH, MILLISECONDS = 16, (2.0, 4.0)
+"""The time that the workers need for an example."""
+RECIPE = '''
+"""A model whose step takes as long as its examples say: an accelerator's stand-in, which needs no processor."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.data.experimental.ops.testing import sleep
+from tensorflow.python.eager import context
+
+
+class Held(keras.layers.Layer):
+    """Returns its input after as many milliseconds as the first feature of its examples adds up to."""
+
+    def call(self, x):
+        # A dataset of one element waits twice: for the element, and for the end.
+        held = tf.data.Dataset.range(1).apply(sleep(tf.cast(500 * tf.reduce_sum(x[:, 0]), tf.int64)))
+        with tf.control_dependencies([held.reduce(tf.constant(0, tf.int64), lambda before, _: before)]):
+            return tf.identity(x)
+
+
+def model(params):
+    network = keras.Sequential([keras.Input((8,)), Held(), keras.layers.Dense(16, "relu"), keras.layers.Dense(4)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    network.compile(keras.optimizers.Adam(0.001), loss, metrics=["accuracy"])
+    return network
+
+
+def dataset(params, split, shard):
+    device = tf.DeviceSpec.from_string(context.context().device_name or "")
+    x = np.random.default_rng(0).random((4096, 8), np.float32)
+    y = x[:, :4].argmax(axis=1)
+    x[:, 0] = params["milliseconds"][device.task if device.job == "worker" else 0]
+    return tf.data.Dataset.from_tensor_slices((x, y)).shard(shard.count, shard.index)
+'''
+RECIPE_YAML = f"""
+module: four_classes
+params: {{milliseconds: {list(MILLISECONDS)}}}
+train: {{epochs: 2, batch_size: {BATCH}, steps_per_epoch: %d}}
+updates: %s
+evaluate: null
+"""
+FAST, SLOW = (1000 / (BATCH * each) for each in MILLISECONDS)
+"""Steps per second of the workers, one alone."""
+
+
+def trained(folder, steps, updates):
+    """A launch; and the seconds, steps and examples of each worker in its second epoch, which traces nothing."""
+    done = launch(project(folder, PARAMETER_SERVER % "", RECIPE, RECIPE_YAML % (steps, updates)))
+    assert done.code == 0, done.stderr
+    before, after = [line for line in done.lines("metrics.jsonl") if line["epoch_done"]]
+    taken = {worker: count - before["worker_steps"][worker] for worker, count in after["worker_steps"].items()}
+    return done, after["seconds"] - before["seconds"], taken
+
+
+def test_an_asynchronous_worker_of_half_the_speed_takes_half_the_steps(tmp_path):
+    steps = 240
+    done, seconds, taken = trained(tmp_path, steps, "{mode: async}")
+    assert sum(taken.values()) == steps
+    assert 1.5 < taken["worker:0"] / taken["worker:1"] < 2.5
+    assert steps / seconds > 0.75 * (FAST + SLOW)
+    workers = done.report["workers"]
+    assert [each["examples"] for each in workers.values()] == [BATCH * each["steps"] for each in workers.values()]
+    assert sum(each["steps"] for each in workers.values()) == 2 * steps
+    assert sum(each["share"] for each in workers.values()) == pytest.approx(1, abs=1e-3)
+    assert workers["worker:0"]["steps_per_second"] > workers["worker:1"]["steps_per_second"]
+
+
+def test_a_synchronous_worker_of_half_the_speed_takes_half_the_examples(tmp_path):
+    steps = 80
+    done, seconds, taken = trained(tmp_path, steps, "{mode: sync, batch: proportional}")
+    assert taken == {"worker:0": steps, "worker:1": steps}
+    assert steps / seconds > 1.15 * SLOW  # with equal batches it is SLOW at most
+    workers = done.report["workers"]
+    assert sum(each["examples"] for each in workers.values()) == 2 * steps * 2 * BATCH
+    assert 0.58 < workers["worker:0"]["share"] < 0.7
