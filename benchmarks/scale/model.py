@@ -88,15 +88,14 @@ def predict(size: Size, costs: Costs) -> Prediction:
     delay = size.step_ms + (0.0 if size.cores else worker_ms(size, costs))
     delay += sum(station.delay for station in stations)
     rate = throughput(size.workers, delay, [station.demand for station in stations])
-    limits = {station.name: 1000 / station.demand for station in stations if station.demand}
+    alone = delay + sum(station.demand for station in stations)
+    busy = {station.name: station.demand for station in stations if station.demand}
     return Prediction(
         rate,
         efficiency=rate * size.step_ms / 1000 / size.workers,
-        used={name: rate / limit for name, limit in limits.items()},
-        saturated_at=limits,
-        workers_at={
-            name: limit * (delay + sum(each.demand for each in stations)) / 1000 for name, limit in limits.items()
-        },
+        used={name: rate * demand / 1000 if rate else 1.0 for name, demand in busy.items()},
+        saturated_at={name: 1000 / demand for name, demand in busy.items()},
+        workers_at={name: alone / demand if rate else 0.0 for name, demand in busy.items()},
     )
 
 

@@ -16,7 +16,8 @@ The kinds, with their keys beside `kind`:
 * `left`: `worker`, `step`: its last step is among so many.
 * `placement`: `bytes` {"ps:0": n} of all variables there, `variables` {"ps:0": n}: how many of the model's.
 * `progress`: `step`, `total` (null when unknown), `epoch`, `epochs`, `steps_per_second`, `metrics` {name: value},
-  `workers` {"worker:0": steps per second}.
+  `workers` {"worker:0": steps per second} of the first 50 workers.
+* `rates`: `workers` of the next 50 workers, just after `progress`.
 * `checkpoint`: `step`, `path`, `took`: seconds until it was on the disk, `paused`: seconds of these without training.
 * `checkpoint_failed`: `step`, `reason`: the training continues without it.
 * `metrics_failed`: `reason`: metrics could not be written; the training continues.

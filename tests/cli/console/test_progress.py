@@ -173,7 +173,10 @@ def test_roles_share_a_row_where_the_tasks_would_not_fit():
     screen = live(CHIEF, *workers, height=24)
     with screen.display.on_screen():
         screen.at(1, Exited(workers[3], 0), Tick())
-        screen.at(2, progress(1, workers={str(worker): 2.0 for worker in workers}))
+        rates = {str(worker): 2.0 for worker in workers}
+        others = {name: rates.pop(name) for name in list(rates)[30:]}
+        screen.at(2, progress(1, workers=rates))
+        screen.at(3, RecordReceived(CHIEF, {"kind": "rates", "workers": others}))
     shown = without_colours(screen.text)
     assert re.search(r"worker ×50 +49 running, 1 failed +100\.0 steps/s", shown)
     assert max(len(line) for line in shown.splitlines()) <= 100

@@ -72,6 +72,17 @@ def test_the_worker_without_steps_is_the_one_that_is_waited_for():
     assert history.at(21, Tick()) == {W1: KILL}
 
 
+def test_rates_of_further_workers_are_neither_progress_nor_missed():
+    history = training()
+    rates = RecordReceived(CHIEF, {"kind": "rates", "workers": {"worker:0": 5.0, "worker:1": 0.0}})
+    history.at(1, progress(20))
+    beats(history, 20)
+    history.at(20, rates)
+    assert history.state.tasks[W0].made_progress
+    assert not history.state.tasks[W1].made_progress
+    assert history.at(21, Tick()) == {W1: KILL}
+
+
 def test_without_any_trace_all_wait_for_one_another():
     history = training(policy=replace(RULES, max_restarts=0))
     beats(history, 19)

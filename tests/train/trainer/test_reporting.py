@@ -1,6 +1,7 @@
 """Tests of progress reports."""
 
 import json
+import select
 from types import SimpleNamespace
 
 import numpy as np
@@ -61,3 +62,16 @@ def test_each_workers_figures_are_sent_at_the_end(clock, monkeypatch):
     assert workers["worker:0"] == [60, 480, 40.0]
     assert workers["worker:9"] == [30, 240, 20.0]
     assert workers["worker:59"] == [20, 160, 20.0]  # it joined later
+
+
+def test_the_rates_of_many_workers_are_sent_in_several_records(clock, monkeypatch):
+    sent = []
+    monkeypatch.setattr("tfdist_cli.train.trainer.reporting.emit", lambda kind, **fields: sent.append((kind, fields)))
+    progress = ProgressReporter(None, engine=SimpleNamespace(is_chief=True), first=0, total=600, epochs=1)
+    steps = {f"worker:{index}": 1 + index for index in range(120)}
+    progress.count(Execution(0, np.zeros(1), np.zeros(1), steps, steps, 0, {}))
+    clock.seconds += 1.0
+    progress.report("train", 600, 1, {"loss": 0.5})
+    assert [kind for kind, _ in sent] == ["progress", "rates", "rates"]
+    assert all(len(json.dumps({"kind": kind} | fields)) < select.PIPE_BUF for kind, fields in sent)
+    assert {name: rate for _, fields in sent for name, rate in fields["workers"].items()} == steps

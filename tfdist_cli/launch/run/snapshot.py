@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tfdist_cli.launch.supervisor.events import Event, NetworkReady, Output, RecordReceived, Started
@@ -155,6 +155,9 @@ class RunSnapshot:
                 self.of(task).error = self.of(task).error or record
             case "progress":
                 self.progress = Progress.read(record) or self.progress
+            case "rates" if self.progress:
+                rates = {**self.progress.workers, **numbers(record.get("workers"))}
+                self.progress = replace(self.progress, workers=rates)
             case "workers":
                 workers = record.get("workers")
                 entries = workers.items() if isinstance(workers, dict) else ()

@@ -255,8 +255,9 @@ def _recorded(state: JobState, name: TaskId, record: Mapping[str, Any], now: flo
         task = replace(task, status=Status.UP)
     state = _with(state, name, replace(task, made_progress=task.made_progress or kind == "evaluation"))
     state = with_record(state, name, record)
-    if kind == "progress":
-        return _progressed(_trained_after_resize(state, now), record, now)
+    if kind in ("progress", "rates"):
+        more = kind == "rates"
+        return _with_rates(state, record) if more else _progressed(_trained_after_resize(state, now), record, now)
     if kind == "resumed":
         state = _resumed(state, number(record.get("step")))
     return with_progress(state, now) if state.policy.decides(name) else state
@@ -281,10 +282,16 @@ def _trained_after_resize(state: JobState, now: float) -> JobState:
 
 def _progressed(state: JobState, record: Mapping[str, Any], now: float) -> JobState:
     """The state after a progress record."""
-    current, rates = number(record.get("step")), record.get("workers")
+    current = number(record.get("step"))
     if current is None or current == state.attempt_step:
         return state
     state = replace(with_progress(state, now), attempt_step=int(current), step=max(state.step, int(current)))
+    return _with_rates(state, record)
+
+
+def _with_rates(state: JobState, record: Mapping[str, Any]) -> JobState:
+    """The state after a report of some workers' rates."""
+    rates = record.get("workers")
     active = {str(name): bool(rate) for name, rate in rates.items()} if isinstance(rates, Mapping) else {}
     tasks, some = {}, any(active.values())
     for name, task in state.tasks.items() if active else ():

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ REPORT_SECONDS = 1.0
 _WORKERS_PER_RECORD = 50
 """Workers in a record: it has to fit into one write."""
 
+T = TypeVar("T")
 log = logging.getLogger("tfdist")
 
 
@@ -180,6 +181,7 @@ class ProgressReporter:
         if self._file:
             self._file.append(line | rates)
         if split == "train":
+            first, *others = _chunks(rates["worker_steps_per_second"]) or [{}]
             emit(
                 "progress",
                 step=step,
@@ -188,8 +190,10 @@ class ProgressReporter:
                 epochs=self._epochs,
                 steps_per_second=rates["steps_per_second"],
                 metrics=values,
-                workers=rates["worker_steps_per_second"],
+                workers=first,
             )
+            for chunk in others:
+                emit("rates", workers=chunk)
         if done or split != "train":
             rate = f"  {rates['steps_per_second']:.1f} steps/s" if rates else ""
             metrics = format_metrics(values) if split == "train" else f"{split}: {format_metrics(values)}"
@@ -217,15 +221,12 @@ class ProgressReporter:
 
     def _send_workers(self) -> None:
         """Sends what each worker did in this launch to the launcher."""
-        names = sorted(self._steps, key=lambda name: (len(name), name))  # worker:2 before worker:10
-        for begin in range(0, len(names), _WORKERS_PER_RECORD):
-            emit(
-                "workers",
-                workers={
-                    name: [self._steps[name], self._examples.get(name, 0), self._presence[name].rate(self._steps[name])]
-                    for name in names[begin : begin + _WORKERS_PER_RECORD]
-                },
-            )
+        for chunk in _chunks(self._steps):
+            figures = {
+                name: [steps, self._examples.get(name, 0), self._presence[name].rate(steps)]
+                for name, steps in chunk.items()
+            }
+            emit("workers", workers=figures)
 
     def _worker_values(self, workers: Mapping[str, WorkerTotals]) -> dict[str, dict[str, Any]]:
         """Returns each worker's values for metrics.jsonl, with the steps that it took in this launch."""
@@ -259,6 +260,13 @@ class ProgressReporter:
 
     def _counts(self) -> _Counts:
         return _Counts(time.monotonic(), self._done, dict(self._steps), dict(self._examples))
+
+
+def _chunks(workers: Mapping[str, T]) -> list[dict[str, T]]:
+    """Splits the values of workers into as many as fit into a record, in the order of the workers' numbers."""
+    names = sorted(workers, key=lambda name: (len(name), name))  # worker:2 before worker:10
+    begins = range(0, len(names), _WORKERS_PER_RECORD)
+    return [{name: workers[name] for name in names[begin : begin + _WORKERS_PER_RECORD]} for begin in begins]
 
 
 def _format_worker(worker: str, totals: Mapping[str, Any]) -> str:
