@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tfdist_cli.launch.local import launcher
 from tfdist_cli.launch.process import process, stream
 from tfdist_cli.launch.supervisor.events import Exited, Output, RecordReceived, SignalReceived, Started
 from tfdist_cli.launch.supervisor.state import Status
@@ -172,6 +173,14 @@ def test_a_daemon_that_has_left_the_group_is_not_waited_for(run, monkeypatch):
     outcome = run(*python(code), react=react)
     assert outcome.state.exit_code == 0
     assert alive == [True]
+
+
+def test_tasks_that_exit_together_are_searched_for_orphans_together(run, make_cluster, monkeypatch):
+    searches = []
+    monkeypatch.setattr(launcher, "reap_orphans", searches.append)
+    outcome = run("true", cluster=make_cluster(worker=12))
+    assert len(outcome.of(Exited)) == 12
+    assert len(searches) <= 4
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere the system adopts orphans")

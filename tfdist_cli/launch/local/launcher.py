@@ -45,6 +45,8 @@ from tfdist_cli.spec.task_id import TaskId
 
 _CLEANUP_SECONDS = 5.0
 _FILES_PER_TASK = 8
+_REAP_DELAY = 0.2
+"""Seconds from a task's exit until the processes that it has left behind are reaped."""
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _FIRST_EXIT_TIMEOUT = 0.05
 """Seconds by which the exits of all tasks except the first are delayed. A worker that exits after its chief must not
@@ -145,6 +147,7 @@ class LocalRun:
         """The exit codes of tasks whose whole group has exited, and the times of their programs' exits."""
         self._oom_kills = OomKills()
         self._explained = False
+        self._reaping: asyncio.TimerHandle | None = None
 
     def act(self, action: Action) -> None:
         """Starts or stops a task."""
@@ -173,6 +176,8 @@ class LocalRun:
             fork_server.close()
         for fork_server in (*self._fork_servers.values(), *self._replaced):
             fork_server.close_lifeline()
+        if self._reaping:
+            self._reaping.cancel()
         await asyncio.to_thread(end_orphans, self._own)
         await asyncio.to_thread(self._watchdog.close, _CLEANUP_SECONDS)
 
@@ -267,9 +272,21 @@ class LocalRun:
         self._exited.append(task)
         code = await process.wait_for_group()
         self._watchdog.remove(process.pid)
-        reap_orphans(self._reaped)
+        self._reap_soon()
         await asyncio.gather(*(stream.drain() for stream in streams))
         self._report_exit(task, code, exited_at)
+
+    def _reap_soon(self) -> None:
+        """Reaps what exited tasks have left behind, once for all tasks that exit at about the same time.
+
+        It looks at every process of the machine: if it did so for each of N tasks, their end would cost N².
+        """
+        if self._reaping is None:
+            self._reaping = asyncio.get_running_loop().call_later(_REAP_DELAY, self._reap)
+
+    def _reap(self) -> None:
+        self._reaping = None
+        reap_orphans(self._reaped)
 
     def _report_exit(self, task: TaskId, code: int, exited_at: float) -> None:
         """Reports the exits in the order in which the programs exited."""
