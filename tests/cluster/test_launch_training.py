@@ -100,6 +100,8 @@ with tfdist.scope():
 x = np.random.default_rng(0).random((64, 4), np.float32)
 history = tfdist.fit(model, (x, x.sum(axis=1)), epochs=3, validation_data=(x, x.sum(axis=1)))
 print("iterations", int(model.optimizer.iterations.numpy()), len(history.history["val_loss"]), sys.argv[1])
+with open(f"/proc/{os.getppid()}/cmdline") as parent:
+    print("forked" if "fork_server" in parent.read() else "started")
 """
 
 
@@ -112,7 +114,7 @@ def test_a_users_own_program_trains_in_each_task(tmp_path, cluster, task, steps)
     done = launch(folder, "--", sys.executable, "train.py", "an argument")
     assert done.code == 0, done.stderr
     output = (done.run_dir / "attempt_1" / task / "stdout.log").read_text()
-    assert output == f"iterations {steps} 3 an argument\n"
+    assert output == f"iterations {steps} 3 an argument\nforked\n"
     assert done.processes_left == []
 
 
