@@ -261,3 +261,18 @@ def test_a_run_whose_tasks_joined_and_left(folder):
     assert scaled == {
         "replicas": {"worker": [1, 3]}, "seconds": 3.0, "live": True, "resumed": None, "took": 1.5, **names
     }  # fmt: skip
+
+
+def test_workers_that_are_not_in_the_plan(folder):
+    """One was started by hand; another has left at a request, so that the plan does not have it any more."""
+    started(folder)
+    folder.happened(3, event="joined", task="chief:0", worker="worker:7", step=5)
+    folder.happened(4, event="joined", task="chief:0", worker="worker:8", step=6)
+    folder.happened(4, event="joined", task="chief:0", worker="nobody", step=6)
+    folder.happened(5, event="exited", task="worker:8", code=0, status="left", cause="left the training")
+    states = {str(task.task): task.state for task in read_run(folder.path).tasks}
+    assert (states["worker:7"], states["worker:8"]) == ("joined", "left")
+    folder.happened(6, event="left", task="chief:0", worker="worker:7", step=9)
+    states = {str(task.task): task.state for task in read_run(folder.path).tasks}
+    assert states["worker:7"] == "left"
+    assert "nobody" not in states

@@ -188,6 +188,7 @@ def _read_run(path: Path) -> RunView:
     path, launcher = path.resolve(), launcher_of(path)
     events = list(_of_last_launch(path / EVENTS_FILE))
     for event in events:
+        _add_joined(event, tasks)
         _apply(event, tasks)
     for task in tasks.values():
         with suppress(OSError, ValueError):  # the file is missing if the plan has all resources
@@ -313,6 +314,16 @@ def _of_last_launch(path: Path) -> list[dict[str, Any]]:
         if number(event.get("seconds")) is not None and timestamp(event.get("time")):  # only the launcher writes both
             events.append(event)
     return events
+
+
+def _add_joined(event: Mapping[str, Any], tasks: dict[str, TaskView]) -> None:
+    """Adds a task that has joined without being in the plan: one started by hand, or one that has left since."""
+    name = str(event.get("worker"))
+    if event.get("event") == "joined" and name not in tasks:
+        with suppress(ValueError):  # a program's own record
+            tasks[name] = TaskView(TaskId.parse(name), "joined")
+    elif event.get("event") == "left" and name in tasks and not tasks[name].starts:
+        tasks[name].state = "left"
 
 
 def _apply(event: Mapping[str, Any], tasks: Mapping[str, TaskView]) -> None:
