@@ -127,12 +127,7 @@ def _quiet_race(group: Sequence[Contest], data: Data, turns: int, patience: int)
 def _race(sides: Sequence[Side], data: Data, turns: int) -> list[float]:
     """Returns the steps per second of each side."""
     with ExitStack() as stack:
-        clusters = [stack.enter_context(data.start(side)) for side in sides]
-        for cluster in clusters:
-            cluster.await_laps(1)
-        for cluster in clusters:
-            # Not earlier: mirrored workers drop a worker that is paused while another side starts.
-            cluster.stop()
+        clusters = _ready(sides, stack, data)
         timings = race(clusters, turns)
     for side, timing in zip(sides, timings, strict=True):
         check_learned(side, timing)
@@ -140,6 +135,27 @@ def _race(sides: Sequence[Side], data: Data, turns: int) -> list[float]:
         timing.epochs * side.work.steps * side.batches / timing.seconds
         for side, timing in zip(sides, timings, strict=True)
     ]
+
+
+def _ready(sides: Sequence[Side], stack: ExitStack, data: Data) -> list[Cluster]:
+    """Returns a paused cluster for each side, which has ended its first epoch.
+
+    Mirrored workers drop a worker that is paused for as long as other sides start. They start when the others, which
+    may be paused for any time, are ready, so that only they train while another one starts.
+    """
+    clusters: dict[int, Cluster] = {}
+    lasting = [n for n, side in enumerate(sides) if not side.mirrored]
+    for together in (lasting, [n for n, side in enumerate(sides) if side.mirrored]):
+        started = {n: stack.enter_context(data.start(sides[n])) for n in together}
+        for n, cluster in started.items():
+            cluster.await_laps(1)
+            if n in lasting:
+                cluster.stop()
+        clusters |= started
+    for n, cluster in clusters.items():
+        if n not in lasting:
+            cluster.stop()
+    return [clusters[n] for n in range(len(sides))]
 
 
 def check_learned(side: Side, timing: Timing) -> None:

@@ -41,6 +41,11 @@ class Side:
     checkout: Path = ROOT
 
     @property
+    def mirrored(self) -> bool:
+        """Whether its workers watch one another."""
+        return "worker" in self.roles and "ps" not in self.roles
+
+    @property
     def settings(self) -> str:
         """Its settings, for the table."""
         work = self.work

@@ -32,7 +32,7 @@ class Workload:
         spread: `shard.min_bytes` of tfdist; None for its default.
         updates: tfdist's rule of updates, as in a recipe.
         wire: the type in which gradients cross the network: tfdist's `wire`, or PyTorch's hook.
-        jit: whether Keras's `fit` compiles the step with XLA.
+        jit: whether tfdist and Keras 3 compile the step with XLA.
     """
 
     model: str

@@ -23,5 +23,6 @@ tfdist.fit(
     steps_per_execution=workload.steps_per_execution,
     callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=stopwatch.epoch_ended)],
     wire=workload.wire,
+    jit=workload.jit,
     updates=tfdist.Updates(**workload.updates),
 )
