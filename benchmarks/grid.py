@@ -125,6 +125,10 @@ PLACEMENTS = {
 }
 
 
+FASTER_WITH_XLA = frozenset[str]()
+"""The sides of the grid, `model:placement` of tfdist and `model:keras_batch`, that train faster with XLA: see `tuning`."""
+
+
 def _work(key: str, placement: Placement, **changes: Any) -> Workload:
     """Returns what a worker of a placement trains."""
     size = SIZES[key]
@@ -141,8 +145,10 @@ def _roles(size: Size, placement: Placement) -> dict[str, int]:
     return {**servers, "worker": placement.workers}
 
 
-def _ours(key: str, placement: Placement, **changes: Any) -> Side:
-    work = _work(key, placement, **changes)
+def _ours(key: str, name: str, **changes: Any) -> Side:
+    """Returns tfdist on a placement."""
+    placement = PLACEMENTS[name]
+    work = _work(key, placement, **{"jit": f"{key}:{name}" in FASTER_WITH_XLA, **changes})
     return Side("`tfdist.fit`", PROGRAMS["tfdist_fit"], _roles(SIZES[key], placement), work)
 
 
@@ -152,17 +158,13 @@ def _peer(name: str, key: str, placement: Placement) -> Side:
     work = replace(_work(key, placement), updates={})
     if name == "keras":
         batch = size.batch * (placement.workers if placement.together else 1)
-        alone = replace(work, batch_size=batch, jit=key in JIT)
+        alone = replace(work, batch_size=batch, jit=f"{key}:keras_{batch}" in FASTER_WITH_XLA)
         return Side("Keras 3 `Model.fit`, one process", PROGRAMS["keras_fit"], {}, alone)
     if name == "tf_keras":
         roles = _roles(size, placement) if not placement.together else {"worker": placement.workers}
         return Side("tf_keras `Model.fit`", PROGRAMS["tf_keras_fit"], roles, work)
     work = replace(work, wire="float16" if name == "torch_fp16" else "float32")
     return Side("PyTorch DDP, gloo", PROGRAMS["torch"], {"worker": placement.workers}, work, python=TORCH_PYTHON)
-
-
-JIT: frozenset[str] = frozenset()
-"""The models that Keras's `fit` trains faster with XLA, of those of the grid."""
 
 
 def _grid() -> dict[str, Contest]:
@@ -177,12 +179,12 @@ def _grid() -> dict[str, Contest]:
                 wire = {"wire": "float16"} if peer == "torch_fp16" else {}
                 title = f"{size.title}: {placement.title}"
                 full = f"{key}:{name}:{peer}"
-                contests[full] = Contest(full, title, _ours(key, placement, **wire), _peer(peer, key, placement))
+                contests[full] = Contest(full, title, _ours(key, name, **wire), _peer(peer, key, placement))
     return contests
 
 
 def _variants() -> dict[str, Contest]:
-    """Returns contests of other settings of tfdist, and of tables of other sizes."""
+    """Returns contests of other settings of tfdist."""
     placement = PLACEMENTS["ps_async"]
     settings: dict[str, dict[str, Any]] = {
         "ps_bfloat16": {"wire": "bfloat16"},
@@ -193,36 +195,65 @@ def _variants() -> dict[str, Contest]:
         for peer in placement.peers:
             full = f"mlp:{setting}:{peer}"
             title = f"{SIZES['mlp'].title}: {placement.title}"
-            contests[full] = Contest(full, title, _ours("mlp", placement, **changes), _peer(peer, "mlp", placement))
+            contests[full] = Contest(full, title, _ours("mlp", "ps_async", **changes), _peer(peer, "mlp", placement))
     return contests
 
 
-def _tables() -> dict[str, Contest]:
-    placement = PLACEMENTS["ps_async"]
-    contests = {
-        f"{key}:ps_async:tf_keras": Contest(
-            f"{key}:ps_async:tf_keras",
-            f"{SIZES[key].title}: {placement.title}",
-            _ours(key, placement),
-            _peer("tf_keras", key, placement),
-        )
-        for key in ("table", "table_8")
-    }
+def _itself() -> dict[str, Contest]:
+    """Returns contests of tfdist against itself."""
+    contests = {}
     for full, ours, peer, changes in (
         ("table_8:ps_async:table", "table_8", "table", {}),
         ("table_10m:ps_async:table_100k", "table_10m", "table_100k", {}),
         ("table_10m:ps_spread:table_100k", "table_10m", "table_100k", {"spread": 2**20}),
     ):
-        other = replace(_ours(peer, placement, **changes), name=f"`tfdist.fit`, {SIZES[peer].title}")
-        contests[full] = Contest(full, SIZES[ours].title, _ours(ours, placement, **changes), other)
-    synchronous = replace(_ours("mlp", PLACEMENTS["ps_sync"]), batches=WORKERS)
-    asynchronous = replace(_ours("mlp", placement), name="`tfdist.fit`, asynchronous")
+        other = replace(_ours(peer, "ps_async", **changes), name=f"`tfdist.fit`, {SIZES[peer].title}")
+        contests[full] = Contest(full, SIZES[ours].title, _ours(ours, "ps_async", **changes), other)
+    synchronous = replace(_ours("mlp", "ps_sync"), batches=WORKERS)
+    asynchronous = replace(_ours("mlp", "ps_async"), name="`tfdist.fit`, asynchronous")
     full = "mlp:ps_sync:ps_async"
     contests[full] = Contest(full, f"{SIZES['mlp'].title}: batches per second", synchronous, asynchronous)
     return contests
 
 
-GROUPS = {"grid": _grid(), "variants": _variants(), "itself": _tables()}
+def _tables() -> dict[str, Contest]:
+    placement = PLACEMENTS["ps_async"]
+    contests = {}
+    for key in ("table", "table_8"):
+        full = f"{key}:ps_async:tf_keras"
+        title = f"{SIZES[key].title}: {placement.title}"
+        contests[full] = Contest(full, title, _ours(key, "ps_async"), _peer("tf_keras", key, placement))
+    return contests
+
+
+def _tuning() -> dict[str, Contest]:
+    """Returns contests of the same program with XLA and without, which `FASTER_WITH_XLA` is taken from."""
+    sides: dict[str, tuple[str, Side]] = {}
+    for contest in _grid().values():
+        title = contest.title
+        if contest.ours.work.wire == "float32":
+            sides.setdefault(f"{contest.row}_xla:plain", (title, contest.ours))
+        if contest.peer.program == PROGRAMS["keras_fit"]:
+            model = contest.row.partition(":")[0]
+            sides.setdefault(f"{model}:keras_{contest.peer.work.batch_size}_xla:plain", (title, contest.peer))
+    return {
+        name: Contest(
+            name,
+            title,
+            replace(side, work=replace(side.work, jit=True)),
+            replace(side, name=f"{side.name}, without XLA", work=replace(side.work, jit=False)),
+        )
+        for name, (title, side) in sides.items()
+    }
+
+
+GROUPS = {
+    "grid": _grid(),
+    "tables": _tables(),
+    "variants": _variants(),
+    "itself": _itself(),
+    "tuning": _tuning(),
+}
 CONTESTS = {name: contest for group in GROUPS.values() for name, contest in group.items()}
 FIGURES = (
     "mlp:ps_async:tf_keras",

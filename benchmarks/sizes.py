@@ -79,6 +79,7 @@ SIZES = {
         "wide_deep",
         256,
         steps=40,
+        steps_per_execution=4,
         ps=2,
         widths=(256, 128),
         rows=(20_000,) * 26,

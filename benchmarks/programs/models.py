@@ -19,7 +19,7 @@ def compiled(keras: Any, size: Size, *, seed: int, **settings: Any) -> Any:
     model = MODELS[size.kind](keras, size)
     if size.kind in ("two_tower", "wide_deep"):
         # Most rows of a table get few gradients: the default's initial accumulator would hide them.
-        optimizer = keras.optimizers.Adagrad(0.02, initial_accumulator_value=1e-4)
+        optimizer = keras.optimizers.Adagrad(0.1, initial_accumulator_value=1e-4)
         loss = keras.losses.BinaryCrossentropy(from_logits=True)
         metric = keras.metrics.BinaryAccuracy(threshold=0.0, name="accuracy")
     else:

@@ -161,7 +161,7 @@ criterion: nn.Module
 optimizer: torch.optim.Optimizer
 if size.sparse:
     criterion = nn.BCEWithLogitsLoss()
-    optimizer = torch.optim.Adagrad(model.parameters(), 0.02, initial_accumulator_value=1e-4, eps=1e-7)
+    optimizer = torch.optim.Adagrad(model.parameters(), 0.1, initial_accumulator_value=1e-4, eps=1e-7)
 else:
     criterion = nn.CrossEntropyLoss()
     rate = 3e-3 if size.kind == "transformer" else 1e-3
