@@ -125,7 +125,15 @@ PLACEMENTS = {
 }
 
 
-FASTER_WITH_XLA = frozenset[str]()
+FASTER_WITH_XLA = frozenset(
+    {
+        "mlp:single",
+        "mlp:mirrored",
+        "mlp:keras_64",
+        "mlp:keras_128",
+        "mlp_large:single",
+    }
+)
 """The sides of the grid, `model:placement` of tfdist and `model:keras_batch`, that train faster with XLA: see `tuning`."""
 
 
