@@ -134,7 +134,7 @@ FASTER_WITH_XLA = frozenset(
         "mlp_large:single",
     }
 )
-"""The sides of the grid, `model:placement` of tfdist and `model:keras_batch`, that train faster with XLA: see `tuning`."""
+"""The sides of the grid that train faster with XLA (see `tuning`): `model:placement` of tfdist, `model:keras_batch`."""
 
 
 def _work(key: str, placement: Placement, **changes: Any) -> Workload:
