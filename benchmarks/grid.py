@@ -265,6 +265,7 @@ GROUPS = {
 CONTESTS = {name: contest for group in GROUPS.values() for name, contest in group.items()}
 FIGURES = (
     "mlp:ps_async:tf_keras",
+    "mlp:ps_async:keras",
     "mlp_large:ps_async:tf_keras",
     "mlp_large:ps_async:keras",
     "two_tower:ps_async:tf_keras",
