@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tests.support.compare import batches, classifier
 from tests.support.local_coordinator import NoPause, local_engine
+from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.pacing import Pacing
 from tfdist_cli.train.engine.parameter_server.update_rules import asynchronous
@@ -179,3 +180,14 @@ def test_a_loop_ends_early_for_a_pause_and_all_counts_are_exact(servers, monkeyp
         assert [int(variable[-1]) for variable in seeds] == [done] * len(seeds)  # as if there had been no pause
     assert done == 300
     assert seeds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("updates", [Updates(), Updates(push_every=2), Updates(local_steps=2)])
+def test_executions_grow_from_single_steps_and_all_steps_are_counted(updates, servers, monkeypatch):
+    engine, model = local_engine(monkeypatch, servers(2), classifier, batches().repeat(), Rules(updates=updates))
+    executions = list(engine.run(43, first=0, size=4, adapts=True, pause=NoPause()))
+    assert len(executions[0].losses) == updates.steps_per_round
+    assert 4 in {len(each.losses) for each in executions}
+    assert sum(len(each.losses) for each in executions) == 43
+    assert int(model.optimizer.iterations) == (22 if updates.push_every == 2 else 43)
