@@ -16,6 +16,8 @@ from benchmarks.workload import Lap
 
 TURNS = 4
 """The number of turns of each side."""
+LONGEST = 5
+"""A race has up to this many times as many turns, if a side has not ended two epochs."""
 TURN_SECONDS = 2.0
 MOST = 3
 """Sides of a race: a pause of two turns takes less than 5 s. A mirrored worker has a heartbeat every 5 s, and is
@@ -59,6 +61,10 @@ class Runner:
         self.cluster.stop()
         self.turns.append((begin, time.monotonic()))
 
+    def has_epochs(self) -> bool:
+        """Whether at least one whole epoch can be timed."""
+        return sum(lap.moment >= self.turns[0][0] for lap in self.cluster.laps()) >= 2
+
     def timing(self) -> Timing:
         """Returns the timing of the epochs that began and ended within turns, or across them.
 
@@ -91,13 +97,15 @@ def race(clusters: Sequence[Cluster], turns: int = TURNS) -> list[Timing]:
 
     Args:
         clusters: started and paused clusters.
-        turns: the number of turns of each.
+        turns: the number of turns of each. All have more if an epoch takes so long.
 
     Raises:
         RunFailed: a task exited, or no epoch ended.
     """
     runners = [Runner(cluster) for cluster in clusters]
-    for number in range(turns):
+    for number in range(LONGEST * turns):
+        if number >= turns and all(runner.has_epochs() for runner in runners):
+            break
         # Two sides swap places every other time, so that a growing or shrinking load affects both alike. Of three, one
         # would be paused for four turns.
         for runner in reversed(runners) if number % 2 and len(runners) == 2 else runners:

@@ -67,6 +67,16 @@ def test_no_side_is_paused_for_longer_than_a_mirrored_worker_survives(monkeypatc
     assert longest * TURN_SECONDS < 5
 
 
+def test_a_race_goes_on_until_every_side_has_ended_two_epochs(monkeypatch):
+    moments = iter(range(1000, 2000))
+    calls: list[str] = []
+    monkeypatch.setattr("benchmarks.race.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("benchmarks.race.time.monotonic", lambda: float(next(moments)))
+    clusters: Any = [Recorded("ours", calls), Recorded("peer", calls)]
+    race(clusters, turns=1)
+    assert calls.count("ours resumes") == calls.count("peer resumes") == 2
+
+
 def test_peers_of_the_same_training_race_together_as_many_as_fit():
     contests = chosen(["mlp:mirrored:*", "mlp:single:keras"])
     groups = [[contest.name for contest in group] for group in races(contests)]
