@@ -219,15 +219,15 @@ class ParameterServerEngine:
         for execution in self._first_execution.run(executions, steps, attempt=attempt, pause=pause):
             done += len(execution.losses)
             self._batches += len(execution.losses) * (self.sharers if self.synchronous else 1)
-            self._workers.begin(self._why_fixed())
+            self._workers.begin(self._why_not)
             self._workers.add_execution(execution.steps, done)
             yield execution
 
-    def _why_fixed(self) -> Refusal | None:
-        """Returns why no worker may join or leave, if the update rule cannot do with another number of workers."""
+    def _why_not(self, workers: int) -> Refusal | None:
+        """Returns why the training cannot continue with another number of workers."""
         updates = self._context.rules.updates
         try:
-            self._rule.check(updates, self._step.model.optimizer, self._workers.most)
+            self._rule.check(updates, self._step.model.optimizer, workers)
         except TrainingError as error:
             return Refusal(error.message, code="not-elastic", hint=error.hint or "")
         if not updates.synchronous:

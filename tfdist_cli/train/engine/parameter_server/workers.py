@@ -91,6 +91,7 @@ class Workers(Sequence[Any]):
         self._joined: dict[str, Request] = {}
         """Workers that have joined, and have not finished an execution yet."""
         self._begun = False
+        self._why_not: Callable[[int], Refusal | None] = lambda _: None
         self._steps = 0
 
     def __len__(self) -> int:
@@ -113,11 +114,16 @@ class Workers(Sequence[Any]):
         """The data is divided among the workers as they are now."""
         self._data = data
 
-    def begin(self, refusal: Refusal | None) -> None:
-        """The training has begun; other workers may join it, unless there is a refusal."""
+    def begin(self, why_not: Callable[[int], Refusal | None]) -> None:
+        """The training has begun; from now on other workers may join it.
+
+        Args:
+            why_not: returns why it cannot continue with a number of workers.
+        """
         if self._begun or not self._elastic:
             return
-        self._begun = True
+        self._begun, self._why_not = True, why_not
+        refusal = why_not(self.most)
         why = {"reason": refusal.reason, "code": refusal.code} if refusal else {}
         emit("elastic", joins=refusal is None, **why)
         self._membership.begin(refusal)
@@ -192,8 +198,8 @@ class Workers(Sequence[Any]):
         others = [each for each in self._active if each is not worker and not is_dead(each)]
         if worker is None:
             self._membership.grant(request)
-        elif not others:
-            self._membership.refuse(request, last_worker(request.task))
+        elif refusal := self._why_not(len(self) - 1) if others else last_worker(request.task):
+            self._membership.refuse(request, refusal)
         else:
             self._active = [each for each in self._active if each is not worker]
             self._joined.pop(str(request.task), None)
