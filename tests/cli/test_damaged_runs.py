@@ -288,7 +288,7 @@ CONTENTS = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.dictionaries(
         st.sampled_from([name for name in FILES if name != "checkpoints"]), CONTENTS, min_size=1, max_size=3

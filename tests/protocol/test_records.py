@@ -77,7 +77,7 @@ def test_what_is_short_stays_whole(stderr):
     assert len(record["traceback"]) > records._LIMIT * 0.9
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.dictionaries(st.text(min_size=1).filter(lambda key: key != "kind"), JSON, max_size=3), st.integers(1, 200))
 def test_any_record_is_short_and_readable(fields, times):
     data = records._encode({"kind": "any", **{key: [value] * times for key, value in fields.items()}})

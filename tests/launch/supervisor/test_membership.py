@@ -307,8 +307,8 @@ def test_a_change_during_a_restart_is_ignored():
 def test_whether_the_chief_takes_workers():
     job = History(*PS_TASKS, policy=make_policy(reports=True, max_restarts=1))
     assert job.state.takes_no_workers_because == NOT_TRAINING_YET
-    job.at(1, *up(*PS_TASKS), elastic(joins=False, reason="each update needs all workers"))
-    assert job.state.takes_no_workers_because == "each update needs all workers"
+    job.at(1, *up(*PS_TASKS), elastic(joins=False, reason="synchronous updates"))
+    assert job.state.takes_no_workers_because == "synchronous updates"
     job.at(2, RecordReceived(W0, {"kind": "elastic", "joins": True}))
     assert job.state.takes_no_workers_because  # only the chief knows
     job.at(3, elastic(joins=True))
@@ -359,7 +359,7 @@ EVENTS = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(EVENTS, max_size=25), st.integers(0, 3))
 def test_any_history_with_changes_comes_to_an_end(events, most):
     job = CheckedHistory(*PS_TASKS, policy=make_policy(reports=True, max_restarts=most))

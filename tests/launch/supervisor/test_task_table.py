@@ -24,7 +24,7 @@ def time(_, number):
 @given(st.lists(st.integers(0, 9), max_size=70), st.lists(st.dictionaries(st.integers(0, 99), st.integers(0, 9))))
 def test_a_table_answers_as_a_dict_after_any_changes(numbers, changes):
     plain = workers(numbers)
-    table = TaskTable(plain)
+    table = TaskTable.of(plain)
     for change in changes:
         changed = {TaskId("worker", index): number for index, number in change.items()}
         before, unchanged = table, dict(table)
@@ -38,7 +38,7 @@ def test_a_table_answers_as_a_dict_after_any_changes(numbers, changes):
 
 
 def test_a_change_of_one_task_asks_about_few_others():
-    table = TaskTable(workers(range(1000)))
+    table = TaskTable.of(workers(range(1000)))
     table.select(is_odd)
     asked.clear()
     changed = table.with_states({TaskId("worker", 500): 8})
@@ -50,7 +50,7 @@ def test_a_change_of_one_task_asks_about_few_others():
 
 
 def test_an_unknown_task():
-    table = TaskTable(workers(range(3)))
+    table = TaskTable.of(workers(range(3)))
     assert TaskId("ps") not in table
     assert table.get(TaskId("ps")) is None
     with pytest.raises(KeyError):

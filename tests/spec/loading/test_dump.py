@@ -85,7 +85,7 @@ def parser(request, monkeypatch):
     monkeypatch.setattr(positions, "_Loader", getattr(yaml, request.param))
 
 
-@settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=100)
+@settings(suppress_health_check=list(HealthCheck), max_examples=100)
 @given(recipe=RECIPES)
 def test_a_recipe_comes_back(tmp_path, recipe):
     path = tmp_path / "r.yaml"
@@ -93,7 +93,7 @@ def test_a_recipe_comes_back(tmp_path, recipe):
     assert load_recipe(path, (), {}) == recipe
 
 
-@settings(suppress_health_check=list(HealthCheck), deadline=None)
+@settings(suppress_health_check=list(HealthCheck))
 @given(
     name=st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters="/"), min_size=1, max_size=100).filter(
         lambda name: name not in (".", "..", "latest")

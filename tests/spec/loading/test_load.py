@@ -321,7 +321,7 @@ def test_the_current_folder_is_gone(tmp_path, monkeypatch):
     assert problems_of(load_cluster, "c.yaml")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.one_of(
         st.text(), st.text("ab:-[]{}&*!|>'\"%@`#?,~ \n\t$0"), st.binary().map(lambda data: data.decode("latin-1"))
@@ -356,7 +356,7 @@ SOME_YAML = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(KEYS + DEEP), SOME_YAML)
 def test_any_override_is_a_run_or_a_spec_error(folder, path, value):
     text = repr(value).replace("None", "null").replace("True", "true").replace("False", "false")

@@ -349,7 +349,7 @@ def test_a_task_without_the_secret_is_told_so(pool, monkeypatch):
         gathering.result(LONG).close()
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     said=st.one_of(
         st.binary(max_size=5000),

@@ -21,7 +21,7 @@ from tfdist_cli.train.data.pipeline import (
     steps_in,
 )
 
-UNHURRIED = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+UNHURRIED = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 
 
 ALONE = Shard()

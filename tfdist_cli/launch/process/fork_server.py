@@ -27,12 +27,11 @@ import builtins
 import ctypes
 import fcntl
 import gc
-import importlib
+import importlib.util
 import json
 import os
 import random
 import re
-import runpy
 import selectors
 import signal
 import socket
@@ -40,6 +39,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.abc import InspectLoader
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -87,9 +87,7 @@ class _Task:
         sys.orig_argv, sys.argv = self.command, self.command[2 if module else 1 :]
         try:
             if module:
-                # What the interpreter calls for `-m`. `run_module` would end the life of `__main__` with the module's
-                # last line, before functions that run at the exit.
-                runpy._run_module_as_main(sys.argv[0])  # type: ignore[attr-defined]  # noqa: SLF001
+                _run_module(main, sys.argv[0])
             else:
                 self._run_file(main)
         except SystemExit:
@@ -111,6 +109,24 @@ class _Task:
         loader = SourceFileLoader("__main__", str(file))
         main.__dict__.update(__file__=str(file), __loader__=loader, __cached__=None)
         exec(compile(file.read_bytes(), str(file), "exec", dont_inherit=True), main.__dict__)  # noqa: S102 it is the user's program
+
+
+def _run_module(main: ModuleType, name: str) -> None:
+    """Runs a module as `python -m` does.
+
+    `runpy.run_module` would end the life of `__main__` with the module's last line, before functions that run at the
+    exit.
+    """
+    spec = importlib.util.find_spec(name)
+    if spec and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    if spec is None or not isinstance(spec.loader, InspectLoader):
+        sys.exit(f"{sys.executable}: No module named {name}")
+    code = spec.loader.get_code(spec.name)
+    attributes = {"__spec__": spec, "__file__": spec.origin, "__loader__": spec.loader, "__package__": spec.parent}
+    main.__dict__.update(attributes, __cached__=spec.cached)
+    sys.argv[0] = str(spec.origin)
+    exec(code, main.__dict__)  # type: ignore[arg-type]  # noqa: S102 it is the user's program, which has source
 
 
 class _Server:

@@ -71,7 +71,7 @@ Step = tuple[JobState, tuple[Action, ...]]
 
 def begin(policy: JobPolicy, tasks: Iterable[TaskId], now: float) -> Step:
     """The initial state, and the start of every task."""
-    states = TaskTable({task: TaskState(started_at=now) for task in tasks})
+    states = TaskTable.of({task: TaskState(started_at=now) for task in tasks})
     state = JobState(policy, states, attempt_started_at=now, progressed_at=now)
     return state, tuple(Start(task) for task in states)
 
@@ -228,7 +228,7 @@ def _start_attempt(state: JobState, now: float) -> Step:
     attempt = state.attempt + 1
     names = state.wanted
     restarts = {name: task.restarts + 1 for name, task in state.tasks.items()}
-    tasks = TaskTable({name: TaskState(started_at=now, restarts=restarts.get(name, 0)) for name in names})
+    tasks = TaskTable.of({name: TaskState(started_at=now, restarts=restarts.get(name, 0)) for name in names})
     state = replace(with_progress(state, now), tasks=tasks, attempt=attempt, attempt_started_at=now, attempt_step=None)
     state = replace(state, takes_no_workers_because=NOT_TRAINING_YET)
     state = replace(state, phase=Phase.RUNNING, until=None, restarting=False, resizing=False, failing=False)

@@ -41,7 +41,7 @@ def with_changed_tasks(state: JobState, event: ResizeAccepted, now: float) -> tu
     order = [*ROLES]
     ordered = sorted(tasks, key=lambda name: (order.index(name.role), name.index))
     resize = Resize(event, now, state.attempt, state.attempt_step)
-    table = TaskTable({name: tasks[name] for name in ordered})
+    table = TaskTable.of({name: tasks[name] for name in ordered})
     return replace(state, tasks=table, resizes=(*state.resizes, resize)), running
 
 

@@ -22,17 +22,24 @@ class TaskTable(Mapping[TaskId, State], Generic[State]):
     """The state of each task, in the order of the plan.
 
     Args:
-        states: the states.
+        blocks: the states, in blocks.
+        block_of: the number of each task's block, in the order of the plan.
     """
 
-    def __init__(self, states: Mapping[TaskId, State]) -> None:
+    def __init__(self, blocks: list[_Block[State]], block_of: Mapping[TaskId, int]) -> None:
+        self.blocks = blocks
+        self._block_of = block_of
+
+    @classmethod
+    def of(cls, states: Mapping[TaskId, State]) -> TaskTable[State]:
+        """The table of some states, in their order."""
         names = list(states)
         chunks = (names[start : start + _BLOCK] for start in range(0, len(names), _BLOCK))
-        self._blocks = [_Block({name: states[name] for name in chunk}) for chunk in chunks]
-        self._block_of = {name: number // _BLOCK for number, name in enumerate(names)}
+        blocks = [_Block({name: states[name] for name in chunk}) for chunk in chunks]
+        return cls(blocks, {name: number // _BLOCK for number, name in enumerate(names)})
 
     def __getitem__(self, name: TaskId) -> State:
-        return self._blocks[self._block_of[name]].states[name]
+        return self.blocks[self._block_of[name]].states[name]
 
     def __iter__(self) -> Iterator[TaskId]:
         return iter(self._block_of)
@@ -50,16 +57,14 @@ class TaskTable(Mapping[TaskId, State], Generic[State]):
     def with_states(self, states: Mapping[TaskId, State]) -> TaskTable[State]:
         """The table with other states of some tasks, or with more tasks."""
         if not states.keys() <= self._block_of.keys():
-            return TaskTable({**self, **states})
+            return TaskTable.of({**self, **states})
         changed: dict[int, dict[TaskId, State]] = {}
         for name, state in states.items():
             changed.setdefault(self._block_of[name], {})[name] = state
-        table = object.__new__(TaskTable)
-        table._blocks = self._blocks.copy()
-        table._block_of = self._block_of
+        blocks = self.blocks.copy()
         for number, each in changed.items():
-            table._blocks[number] = _Block({**self._blocks[number].states, **each})
-        return table
+            blocks[number] = _Block({**blocks[number].states, **each})
+        return TaskTable(blocks, self._block_of)
 
     def select(self, applies: Callable[[TaskId, State], object]) -> tuple[TaskId, ...]:
         """The tasks to which a condition applies.
@@ -67,7 +72,7 @@ class TaskTable(Mapping[TaskId, State], Generic[State]):
         Args:
             applies: a function of a module, which depends on its arguments only: results are kept for each block.
         """
-        return tuple(chain.from_iterable([block.selected(applies) for block in self._blocks]))
+        return tuple(chain.from_iterable([block.selected(applies) for block in self.blocks]))
 
     def earliest(self, time: Callable[[TaskId, State], float | None]) -> float | None:
         """The earliest of the tasks' times; None if there is none.
@@ -75,7 +80,7 @@ class TaskTable(Mapping[TaskId, State], Generic[State]):
         Args:
             time: a function as in `select`.
         """
-        times = [block.earliest(time) for block in self._blocks]
+        times = [block.earliest(time) for block in self.blocks]
         return min((each for each in times if each is not None), default=None)
 
 
@@ -83,7 +88,7 @@ class _Items(ItemsView[TaskId, State]):
     _mapping: TaskTable[State]
 
     def __iter__(self) -> Iterator[tuple[TaskId, State]]:
-        return chain.from_iterable(block.states.items() for block in self._mapping._blocks)  # noqa: SLF001
+        return chain.from_iterable(block.states.items() for block in self._mapping.blocks)
 
 
 class _Block(Generic[State]):
