@@ -75,6 +75,11 @@ TWO_WORKERS = {
     "sync/dense/clipped/2/spread": "async/dense/clipped/2",
     "bounded 0/tables/sgd/2/rows": "async/tables/sgd/2",
 }
+BY_SPEED = {
+    "proportional/dense/adam/2": "async/dense/adam/2",
+    "proportional/tables/sgd/2/rows/spread": "async/tables/sgd/2",
+}
+"""Their workers have batches of different sizes."""
 TWO_WORKERS_ROWS, TWO_WORKERS_WHOLE = "sync/tables/adagrad/2/rows/spread", "sync/tables/adagrad/2/whole"
 BACKUP, BEHIND = "sync 1/dense/adam/1/slow", "bounded 2/dense/sgd/1/slow"
 FAILS, ENDS = "sync/dense/sgd/1/fails", "sync/dense/sgd/1/ends"
@@ -135,7 +140,17 @@ def test_local_steps_need_an_optimizer_with_kernels(one_worker):
 def two_workers(module_cluster):
     """The results of 2 workers and 2 ps; after a training that fails, the same cluster continues with the next."""
     rows = TWO_WORKERS_ROWS, TWO_WORKERS_WHOLE
-    return trained(module_cluster(chief=1, ps=2, worker=2), FAILS, ENDS, BACKUP, BEHIND, *TWO_WORKERS, *rows)
+    cases = [*TWO_WORKERS, *BY_SPEED, *rows]
+    return trained(module_cluster(chief=1, ps=2, worker=2), FAILS, ENDS, BACKUP, BEHIND, *cases)
+
+
+@pytest.mark.parametrize(("case", "same"), BY_SPEED.items())
+def test_batches_of_different_sizes_equal_one_process_with_twice_the_batch(case, same, two_workers, one_process):
+    assert two_workers.is_close_to(case, one_process, same)
+    facts = two_workers.facts[case]
+    assert (facts["iterations"], facts["losses"], facts["examples"]) == (STEPS, STEPS, STEPS * 2 * BATCH)
+    assert sum(worker["examples"] for worker in facts["workers"].values()) == STEPS * 2 * BATCH
+    assert {worker["steps"] for worker in facts["workers"].values()} == {STEPS}
 
 
 @pytest.mark.parametrize(("case", "same"), TWO_WORKERS.items())

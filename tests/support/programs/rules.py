@@ -100,6 +100,7 @@ RULES: dict[str, dict[str, Any]] = {
     "local 3": {"updates": Updates(local_steps=3)},
     "sync": {"updates": Updates(mode="sync")},
     "scaled sync": {"updates": Updates(mode="sync"), "learning_rate": LearningRate(scale="linear")},
+    "proportional": {"updates": Updates(mode="sync", batch="proportional")},
     "sync 1": {"updates": Updates(mode="sync", aggregate=1)},
     "sync 2": {"updates": Updates(mode="sync", aggregate=2)},
     "bounded 0": {"updates": Updates(mode="bounded", staleness=0)},
@@ -125,7 +126,7 @@ def inputs(network):
 def batches(shard, network, fold, *options):
     """Batches: `fold` of them, in sequence or one of each worker, are one batch of a single process."""
     x = inputs(network)
-    data = tf.data.Dataset.from_tensor_slices((x, Y)).batch(BATCH if IN_CLUSTER else BATCH * fold)
+    data = tf.data.Dataset.from_tensor_slices((x, Y)).batch(BATCH if IN_CLUSTER else BATCH * fold, drop_remainder=True)
     data = data.shard(shard.count, shard.index).repeat()
     if "slow" in options and shard.index == 1:
         data = data.apply(sleep(40_000))
