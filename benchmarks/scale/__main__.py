@@ -55,6 +55,8 @@ def predicted(size: Size, prediction: Prediction) -> str:
     for name, used in prediction.used.items():
         limit, workers = prediction.saturated_at[name], prediction.workers_at[name]
         lines.append(f"{name}: {used:.0%} busy; saturated at {limit:.0f} steps/s, the steps of {workers:.0f} workers")
+    tasks, most = 1 + size.ps + size.workers, 1000 / COSTS.launcher
+    lines.append(f"launcher: {tasks / most:.0%} of a core; saturated at {most:.0f} tasks")
     return "\n".join(lines)
 
 

@@ -3,14 +3,14 @@
 from benchmarks.scale.model import Costs
 
 COSTS = Costs(
-    chief=2.153,
-    ps=0.752,
-    ps_per_server=0.584,
-    worker=2.609,
-    worker_per_server=0.162,
-    chief_idle=0.0,
-    ps_idle=4.97,
-    worker_idle=1.06,
-    launcher=0.342,
+    chief=0.114,
+    ps=0.899,
+    ps_per_server=0.689,
+    worker=1.771,
+    worker_per_server=0.288,
+    chief_idle=0.453,
+    ps_idle=4.55,
+    worker_idle=1.19,
+    launcher=0.254,
 )
 """What `python -m benchmarks.scale --measure` printed."""

@@ -113,6 +113,7 @@ def test_the_command_predicts(capsys):
     printed = capsys.readouterr().out
     assert "100 ps" in printed.splitlines()[0]
     assert "chief: " in printed
+    assert f"launcher: {1101 * COSTS.launcher / 1000:.0%} of a core" in printed
 
 
 def test_the_command_simulates(capsys):
