@@ -63,7 +63,7 @@ class Tasks:
         self.tasks = [str(task) for task in self.addresses]
         self.processes = {}
 
-    def start(self, argv, *tasks, env=None, fresh=False):
+    def start(self, argv, *tasks, env=None, fresh=False, among=None):
         """Starts the tasks named, all by default.
 
         Args:
@@ -71,10 +71,11 @@ class Tasks:
             tasks: their names.
             env: additional environment variables.
             fresh: whether to start a new interpreter for each task in place of a fork; it takes seconds.
+            among: the addresses in their TF_CONFIG; by default those of all tasks.
         """
         for task in tasks or self.tasks:
             own = {
-                "TF_CONFIG": tf_config_json(self.addresses, TaskId.parse(task)),
+                "TF_CONFIG": tf_config_json(among or self.addresses, TaskId.parse(task)),
                 "TFDIST_START_TIMEOUT": str(TIMEOUT),
             }
             with self._log(task, "out").open("w") as out, self._log(task, "err").open("w") as err:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from tfdist_cli.spec.sections.recipe import Share
 from tfdist_cli.spec.sections.updates import EmbeddingRule, Jit, LearningRate, Updates, WireType
 from tfdist_cli.train.data.pipeline import DatasetFunction
 from tfdist_cli.train.model.metrics import MetricTotals
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,21 @@ class Execution:
     gap: int | None = None
     phases: Mapping[str, np.ndarray] = field(default_factory=dict)
 
+    def renamed(self, names: Sequence[str]) -> Execution:
+        """Returns it with the workers' names in place of their places among all workers, `worker:0` and so on."""
+        others = {f"worker:{place}": name for place, name in enumerate(names)}
+
+        def rename(of: Mapping[str, _Value]) -> dict[str, _Value]:
+            return {others.get(name, name): value for name, value in of.items()}
+
+        return replace(
+            self,
+            steps=rename(self.steps),
+            examples=rename(self.examples),
+            reports=rename(self.reports),
+            phases=rename(self.phases),
+        )
+
 
 class Pause(Protocol):
     """Stops the loops of one or more tasks between two executions, all of them after the same execution."""
@@ -141,13 +158,24 @@ class Engine(Protocol):
     def begin_epoch(self) -> None:
         """Divides the data anew at the start of an epoch if workers have joined or left. No step is in flight."""
 
+    def change_workers(self, step: int) -> bool:
+        """Takes workers that have joined, and lets go of those that leave; no step is in flight.
+
+        Args:
+            step: global steps done.
+
+        Returns:
+            Whether another number of workers takes each step together now.
+        """
+
     def close(self) -> None:
         """The training has ended, in whatever way: no worker joins or leaves any more."""
 
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
         """Trains `steps` steps, or fewer if a pause is asked for, and yields them when they are done.
 
-        When it ends, no step is in flight: the variables hold exactly the steps that were yielded.
+        When it ends, no step is in flight: the variables hold exactly the steps that were yielded. It may also end
+        early for `change_workers`.
 
         Args:
             steps: how many steps; of all workers together if they are asynchronous.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
@@ -48,6 +49,20 @@ class Schedule:
     steps_per_execution: int
     adapts: bool = False
     origin: int = 0
+
+    def resized(self, step: int, epoch: int, config: TrainingConfig) -> Schedule:
+        """Returns the schedule with other epochs from a step on: as large a part of the current one is done as before.
+
+        Args:
+            step: global steps done.
+            epoch: the current epoch, counted from 0.
+            config: its `steps_per_epoch` are those of an epoch from now on.
+        """
+        share = round((step - self.first_step(epoch)) * config.steps_per_epoch / self.steps_per_epoch)
+        origin = step - epoch * config.steps_per_epoch - share
+        return replace(
+            self, steps_per_epoch=config.steps_per_epoch, total=max(step, config.last_step(origin)), origin=origin
+        )
 
     @property
     def epochs(self) -> int:
@@ -148,6 +163,8 @@ class TrainingConfig:
         callbacks: the user's callbacks.
         checkpoints: where and when checkpoints are saved; None for no checkpoints.
         rules: how gradients become updates.
+        steps_of_pass: the steps of one pass over the data by a number of workers; None if the user gave the steps of an
+            epoch.
     """
 
     data: DatasetFunction
@@ -160,6 +177,7 @@ class TrainingConfig:
     callbacks: Sequence[keras.callbacks.Callback] = ()
     checkpoints: CheckpointConfig | None = None
     rules: Rules = field(default_factory=Rules)
+    steps_of_pass: Callable[[int | None], int] | None = None
 
     def within_keras_limits(self) -> TrainingConfig:
         """Returns this configuration, shortened to Keras's own limits for trials (`keras.config.set_max_epochs`)."""
@@ -264,8 +282,10 @@ class TrainingArguments:
         rules = Rules(updates, learning_rate, self.wire, self.embeddings, self.jit, self.phases)
         repeat = self.steps_per_epoch is None if self.repeat is None else self.repeat
         steps_per_epoch = self.steps_per_epoch
+        steps_of_pass: Callable[[int | None], int] | None = None
         if steps_per_epoch is None:
-            steps_per_epoch = steps_of_one_pass(context, source.one_pass(), rules, self.share)
+            steps_of_pass = partial(steps_of_one_pass, context, source.one_pass(), rules, self.share)
+            steps_per_epoch = steps_of_pass(None)
         if self.share == "service":
             data = source.served_batches(DataService.of(context.environment), repeat=repeat)
         else:
@@ -281,18 +301,29 @@ class TrainingArguments:
             callbacks=as_callbacks(self.callbacks),
             checkpoints=self.checkpoints.config() if self.checkpoints else None,
             rules=rules,
+            steps_of_pass=steps_of_pass,
         )
 
 
-def steps_of_one_pass(context: ClusterContext, data: DatasetFunction, rules: Rules, share: Share) -> int:
+def steps_of_one_pass(
+    context: ClusterContext, data: DatasetFunction, rules: Rules, share: Share, workers: int | None = None
+) -> int:
     """Returns the global steps of one pass over the data: by all workers together, or by each if each sees all of it.
+
+    Args:
+        context: this process in its cluster.
+        data: one pass over the data.
+        rules: how gradients become updates.
+        share: what each worker sees.
+        workers: how many workers there are; by default those of now.
 
     Raises:
         TrainingError: the data has no known length, or is empty.
     """
     coordinated = context.environment.traits.coordinated
     asynchronous = coordinated and not rules.updates.synchronous
-    shards, workers = worker_shards(context, share), len(worker_shards(context, "split"))
+    workers = workers or _number_of_workers(context)
+    shards = worker_shards(context, share, workers)
     steps = steps_in(data, shards, synchronous=not asynchronous)
     if steps is None:
         raise TrainingError(
@@ -313,11 +344,17 @@ def steps_of_one_pass(context: ClusterContext, data: DatasetFunction, rules: Rul
     return max(1, steps // (replicas if share == "service" else replicas // workers))
 
 
-def worker_shards(context: ClusterContext, share: Share) -> list[Shard]:
+def worker_shards(context: ClusterContext, share: Share, workers: int | None = None) -> list[Shard]:
     """Returns each worker's shard of the data; a single shard with all of it if data workers prepare it."""
     if share == "service":
         return [Shard()]
-    environment = context.environment
-    workers = sum(computes_gradients(environment.strategy, task.role) for task in environment.members)
+    workers = workers or _number_of_workers(context)
     split = share == "split"
     return [Shard(n if split else 0, workers if split else 1, n) for n in range(workers)]
+
+
+def _number_of_workers(context: ClusterContext) -> int:
+    environment = context.environment
+    if context.joins:
+        return len(context.joins.membership.members)
+    return sum(computes_gradients(environment.strategy, task.role) for task in environment.members)

@@ -32,6 +32,7 @@ from tfdist_cli.train.trainer.reporting import ProgressReporter
 from tfdist_cli.train.trainer.resume import (
     EpochPosition,
     StartPoint,
+    batches_per_step,
     chiefs_learning_rates,
     epoch_position,
     restore_process_state,
@@ -81,8 +82,8 @@ class TrainingLoop:
         self._end_changes = self._needs.callbacks or any(
             inner.use_ema for inner in leaf_optimizers(self._model.optimizer)
         )
-        self._done = self._recorded = 0
-        """Global steps done, and epochs whose end is recorded."""
+        self._done = self._recorded = self._batches = 0
+        """Global steps done, epochs whose end is recorded, and batches of the data that were trained on."""
         self._start = StartPoint()
         self._restore_state: Callable[[], None] | None = None
         self._callbacks = keras.callbacks.CallbackList(
@@ -135,6 +136,7 @@ class TrainingLoop:
         self._start, self._done = start, start.step
         self._model.stop_training = False
         position = self._begin(start)
+        self._batches = start.batches_at(self._done, self._engine)
         logs: dict[str, float] = {}
         for epoch in range(min(position.recorded, self._schedule.epoch(self._done)), self._schedule.epochs):
             if position.stopped or (self._is_complete() and not self._is_within_epoch()):
@@ -219,8 +221,7 @@ class TrainingLoop:
         if not resumes:
             with self._engine.scope():
                 self._engine.begin_epoch()
-        target = self._schedule.last_step(epoch)
-        while self._done < target and not self._is_stopped():
+        while self._done < (target := self._schedule.last_step(epoch)) and not self._is_stopped():
             self._train(epoch, self._policy.last_step(self._done, target))
             self._save_or_terminate()
         logs = self._totals.logs()
@@ -234,10 +235,12 @@ class TrainingLoop:
         return logs
 
     def _train(self, epoch: int, boundary: int) -> None:
-        """Trains up to global step `boundary`, or to a pause."""
+        """Trains up to global step `boundary`, or to a pause, or until the workers have changed."""
+        if self._workers_changed(epoch):
+            return
         epoch_first = self._schedule.first_step(epoch)
         one_by_one = self._needs.each_batch and self._engine.one_by_one
-        executions = self._executions(boundary, one_by_one=one_by_one)
+        executions = self._executions(epoch, boundary, one_by_one=one_by_one)
         while True:
             continues = self._done < boundary and not self._pause.agreed()
             if one_by_one and continues and self._group.begin(self._done - epoch_first):
@@ -253,8 +256,24 @@ class TrainingLoop:
             if each_batch:
                 self._end_group(epoch, boundary)
 
-    def _executions(self, boundary: int, *, one_by_one: bool) -> Iterator[Execution]:
-        """Yields the executions up to `boundary` or to a pause.
+    def _workers_changed(self, epoch: int) -> bool:
+        """Takes workers that have joined; returns whether the epoch has another number of steps now."""
+        if not self._engine.change_workers(self._done):
+            return False
+        self._sharers, steps_of_pass = self._engine.sharers, self._config.steps_of_pass
+        if steps_of_pass is None:
+            return False
+        try:
+            config = replace(self._config, steps_per_epoch=steps_of_pass(self._sharers)).within_keras_limits()
+        except TrainingError as error:
+            log.warning("epochs keep their %d steps: %s", self._schedule.steps_per_epoch, error.message)
+            return False
+        self._schedule = self._schedule.resized(self._done, epoch, config)
+        self._reporter.set_length(self._schedule.total, self._schedule.epochs)
+        return True
+
+    def _executions(self, epoch: int, boundary: int, *, one_by_one: bool) -> Iterator[Execution]:
+        """Yields the executions up to `boundary` or to a pause, or until the workers have changed.
 
         If they run one by one, each begins after callbacks were called for the one before, since a callback may assign
         variables.
@@ -264,6 +283,8 @@ class TrainingLoop:
             left = boundary - self._done
             steps = (size if size <= left else 1) if one_by_one else left
             yield from self._engine.run(steps, first=self._done, size=size, adapts=adapts, pause=self._pause)
+            if not one_by_one and self._workers_changed(epoch):
+                return
 
     def _count(self, execution: Execution, epoch: int) -> None:
         """Adds an execution to the metrics and the report."""
@@ -273,6 +294,7 @@ class TrainingLoop:
         self._totals.add(execution.metrics)
         self._reporter.count(execution)
         self._done += len(execution.losses)
+        self._batches += len(execution.losses) * batches_per_step(self._engine)
         self._pause.count(execution.votes)
         if self._reporter.due():
             self._reporter.report("train", self._done, epoch + 1, self._totals.logs())
@@ -380,7 +402,7 @@ class TrainingLoop:
             self._schedule.steps_per_epoch,
             self._schedule.origin,
             self._sharers,
-            self._start.batches_at(self._done, self._engine),
+            self._batches,
             self._totals.packed(),
             callbacks,
             random_states(),

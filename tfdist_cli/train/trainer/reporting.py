@@ -133,6 +133,10 @@ class ProgressReporter:
         if self._file:
             self._file.truncate(self._first, epochs_recorded)
 
+    def set_length(self, total: int, epochs: int) -> None:
+        """Sets the global step at which the training ends, and the number of epochs."""
+        self._total, self._epochs = total, epochs
+
     def count(self, execution: Execution) -> None:
         """Adds the steps and examples of an execution."""
         self._done += len(execution.losses)

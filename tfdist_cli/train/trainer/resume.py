@@ -42,7 +42,7 @@ class StartPoint:
 
     def batches_at(self, step: int, engine: Engine) -> int:
         """Returns the batches that all workers together have trained on at global step `step`."""
-        return self.batches + (step - self.step) * _batches_per_step(engine)
+        return self.batches + (step - self.step) * batches_per_step(engine)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def restore_checkpoint(engine: Engine, step: ModelStep, config: TrainingConfig) 
 def _counts(state: TrainingState, engine: Engine, steps_per_epoch: int) -> tuple[int, int, int]:
     """Returns the step, origin and batches of a training that resumes from a state."""
     if not state.sharers:
-        return state.step, 0, state.step * _batches_per_step(engine)
+        return state.step, 0, state.step * batches_per_step(engine)
     if state.sharers == engine.sharers:
         return state.step, state.origin, state.batches
     log.info("the number of workers changed from %d to %d: the data is divided anew", state.sharers, engine.sharers)
@@ -88,7 +88,8 @@ def _counts(state: TrainingState, engine: Engine, steps_per_epoch: int) -> tuple
     return state.step, state.step - state.epoch * steps_per_epoch - share, state.batches
 
 
-def _batches_per_step(engine: Engine) -> int:
+def batches_per_step(engine: Engine) -> int:
+    """Returns how many batches of the data one step takes."""
     return engine.sharers if engine.synchronous else 1
 
 

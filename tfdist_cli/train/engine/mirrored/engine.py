@@ -152,6 +152,10 @@ class MirroredEngine:
     def begin_epoch(self) -> None:
         """Does nothing: mirrored workers stay the same."""
 
+    def change_workers(self, step: int) -> bool:  # noqa: ARG002 as above
+        """Does nothing, see `begin_epoch`."""
+        return False
+
     def close(self) -> None:
         """Does nothing, see `begin_epoch`."""
 

@@ -198,6 +198,26 @@ class ParameterServerEngine:
         if self._sharing != self._workers.indices:
             self._divide()
 
+    def change_workers(self, step: int) -> bool:
+        """See `Engine.change_workers`. Asynchronous rules do this themselves, between two executions."""
+        before = self._workers.indices
+        if not (self.synchronous and self._workers.change):
+            return False
+        with self.scope():
+            for worker in self._workers.take_changes():
+                self._workers.admit(worker)
+            if self._workers.indices == before:
+                return False
+            self._context.seeds.write(step)
+            rules = self._context.rules
+            self._batches_per_update = self._rule.batches_per_update(rules.updates, self.workers)
+            self._step.batches_per_update = self._batches_per_update
+            self._context = self._new_context(rules)
+            self._context.seeds.start_at(step)
+            self._updates = self._rule(self._context)
+            self._evaluations.clear()
+        return True
+
     def close(self) -> None:
         """See `Engine.close`."""
         self._workers.end()
@@ -209,8 +229,9 @@ class ParameterServerEngine:
 
         def executions(taken: int, count: int) -> Iterator[Execution]:
             steps_each = size if self._context.rules.optimized else 1
+            ends = _ChangePause(pause, self._workers) if self.synchronous else pause
             return self._updates.run(
-                self._iterators, count, first=first + taken, size=steps_each, adapts=adapts, pause=pause
+                self._iterators, count, first=first + taken, size=steps_each, adapts=adapts, pause=ends
             )
 
         whole_updates = size + -size % self._context.rules.updates.steps_per_round
@@ -219,21 +240,21 @@ class ParameterServerEngine:
         for execution in self._first_execution.run(executions, steps, attempt=attempt, pause=pause):
             done += len(execution.losses)
             self._batches += len(execution.losses) * (self.sharers if self.synchronous else 1)
+            named = execution.renamed(self._workers.names) if self.synchronous else execution
             self._workers.begin(self._why_not)
-            self._workers.add_execution(execution.steps, done)
-            yield execution
+            self._workers.add_execution(named.steps, done)
+            yield named
 
     def _why_not(self, workers: int) -> Refusal | None:
         """Returns why the training cannot continue with another number of workers."""
-        updates = self._context.rules.updates
         try:
-            self._rule.check(updates, self._step.model.optimizer, workers)
+            self._rule.check(self._context.rules.updates, self._step.model.optimizer, workers)
         except TrainingError as error:
             return Refusal(error.message, code="not-elastic", hint=error.hint or "")
-        if not updates.synchronous:
+        if not self._divided:
             return None
         return Refusal(
-            f"updates: {{mode: {updates.mode}}} needs the workers of its start",
+            "batch: proportional divides each batch among the workers of the start",
             code="not-elastic",
             hint="restart the training with another number of workers: it resumes from its checkpoint",
         )
@@ -340,6 +361,24 @@ class ParameterServerEngine:
             return transport.pull(lookup, held).values, tables.parameter_scope(lookup.positions[0], training=False)
 
         return reading
+
+
+class _ChangePause:
+    """A pause that also ends a run when workers wait to be taken, or let go.
+
+    Args:
+        pause: the training loop's.
+        workers: the workers.
+    """
+
+    def __init__(self, pause: Pause, workers: Workers) -> None:
+        self._pause, self._workers = pause, workers
+
+    def wanted(self) -> bool:
+        return self._pause.wanted()
+
+    def agreed(self) -> bool:
+        return self._pause.agreed() or self._workers.change
 
 
 # Iterators over data that calls Python code. A worker that closes one before its end calls that code in this process,

@@ -114,6 +114,11 @@ class Workers(Sequence[Any]):
         """The data is divided among the workers as they are now."""
         self._data = data
 
+    @property
+    def names(self) -> list[str]:
+        """The workers' names."""
+        return [f"worker:{index}" for index in self.indices]
+
     def begin(self, why_not: Callable[[int], Refusal | None]) -> None:
         """The training has begun; from now on other workers may join it.
 

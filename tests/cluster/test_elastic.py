@@ -1,0 +1,159 @@
+"""Workers that join a training that runs, and leave it; each task is started by itself."""
+
+import json
+import signal
+import socket
+import time
+
+import pytest
+
+from tests.support.tasks import TIMEOUT, program
+from tfdist_cli.protocol.records import split
+from tfdist_cli.spec.address import Address
+from tfdist_cli.spec.task_id import TaskId
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+EXAMPLES = 16
+"""In a batch."""
+
+
+def free():
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return Address("127.0.0.1", found.getsockname()[1])
+
+
+class Elastic:
+    """A chief, a ps and two workers that train until they are told to stop; others join.
+
+    Args:
+        tasks: a cluster of four workers.
+        folder: for the file that ends the training.
+        updates: the update rule.
+    """
+
+    def __init__(self, tasks, folder, **updates):
+        self.tasks = tasks
+        self._file = folder / "enough"
+        self._argv = program("elastic.py", self._file, json.dumps(updates))
+        threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "4"}
+        self._env = threads | {"TFDIST_RECORDS": "1", "TFDIST_JOIN_ADDRESS": str(free()), "TFDIST_MAX_WORKERS": "4"}
+        self.start("chief:0", "ps:0", "worker:0", "worker:1", workers=2)
+        self.await_record("elastic", joins=True)
+
+    def start(self, *names, workers, places=None):
+        """Starts tasks whose TF_CONFIG has so many workers."""
+        every = self.tasks.addresses | (places or {})
+        among = {task: place for task, place in every.items() if task.role != "worker" or task.index < workers}
+        self.tasks.start(self._argv, *names, env=self._env, among=among)
+
+    def records(self, kind, **fields):
+        """The chief's records of a kind."""
+        lines = self.tasks.result_of("chief:0").err.splitlines(keepends=True)
+        found = [each for line in lines if line.endswith("\n") for each in split(line[:-1]) if isinstance(each, dict)]
+        return [record for record in found if {"kind": kind, **fields}.items() <= record.items()]
+
+    def await_record(self, kind, number=1, **fields):
+        """Waits for so many records of the chief."""
+        deadline = time.monotonic() + TIMEOUT
+        while len(found := self.records(kind, **fields)) < number:
+            assert time.monotonic() < deadline, self.tasks.outputs()
+            assert self.tasks.processes["chief:0"].poll() is None, self.tasks.outputs()
+            time.sleep(0.02)  # there is no event to wait for
+        return found[-1]
+
+    def await_steps(self, worker):
+        """Waits until a worker has taken steps that were not reported yet."""
+        before = len(self.records("progress"))
+        deadline = time.monotonic() + TIMEOUT
+        while not any(record["workers"].get(worker) for record in self.records("progress")[before + 1 :]):
+            assert time.monotonic() < deadline, self.tasks.outputs()
+            time.sleep(0.05)  # there is no event to wait for
+
+    def ends(self, worker, number=signal.SIGTERM):
+        """Sends a signal to a worker, and returns its exit code."""
+        self.tasks.processes[worker].send_signal(number)
+        return self.tasks.processes[worker].wait(TIMEOUT)
+
+    def finish(self):
+        """Ends the training; returns the optimizer's iterations, the global steps, and the steps of each worker."""
+        self._file.touch()
+        ended = self.tasks.finish()
+        assert ended["chief:0"].code == 0, self.tasks.outputs()
+        counted = {name: counts for record in self.records("workers") for name, counts in record["workers"].items()}
+        (result,) = self.records("result")
+        steps = {name: own for name, (own, *_) in counted.items()}
+        assert result["examples"] == sum(own for _, own, *_ in counted.values()) == EXAMPLES * sum(steps.values())
+        return int(ended["chief:0"].out), result["step"], steps
+
+
+@pytest.mark.parametrize("updates", [{}, {"push_every": 2}, {"local_steps": 2}], ids=str)
+def test_workers_join_and_leave_and_every_step_counts_once(cluster, tmp_path, updates):
+    training = Elastic(cluster(chief=1, ps=1, worker=4), tmp_path, **updates)
+    training.start("worker:2", workers=3)
+    joined = training.await_record("joined", worker="worker:2")
+    training.start("worker:3", workers=4)
+    training.await_record("joined", worker="worker:3")
+    training.await_steps("worker:2")
+    assert training.ends("worker:2") == training.ends("worker:0") == 0
+    left = training.await_record("left", worker="worker:0")
+    assert joined["step"] < left["step"]
+    training.start("worker:2", workers=3)  # at the same place
+    training.await_record("joined", 2, worker="worker:2")
+    iterations, step, steps = training.finish()
+    assert step == sum(steps.values()) == iterations * updates.get("push_every", 1)
+    assert all(steps[f"worker:{index}"] > 0 for index in range(4))
+    assert {task: result.code for task, result in training.tasks.finish().items() if result.code} == {}
+
+
+SYNCHRONOUS = [{"mode": "sync"}, {"mode": "sync", "aggregate": 2}, {"mode": "bounded", "staleness": 2}]
+
+
+@pytest.mark.parametrize("updates", SYNCHRONOUS, ids=str)
+def test_workers_that_step_together_join_and_leave_too(cluster, tmp_path, updates):
+    training = Elastic(cluster(chief=1, ps=1, worker=4), tmp_path, **updates)
+    training.start("worker:2", workers=3)
+    joined = training.await_record("joined", worker="worker:2")
+    training.await_steps("worker:2")
+    assert training.ends("worker:0") == 0
+    left = training.await_record("left", worker="worker:0")
+    assert 0 < joined["step"] < left["step"]
+    training.await_steps("worker:2")
+    iterations, step, steps = training.finish()
+    assert iterations == step
+    assert set(steps) == {"worker:0", "worker:1", "worker:2"}
+    if "aggregate" in updates:
+        assert sum(steps.values()) >= 2 * step
+    else:
+        assert 2 * step < sum(steps.values()) < 3 * step
+
+
+def test_a_worker_that_has_joined_is_lost_and_found_like_any_other(cluster, tmp_path):
+    training = Elastic(cluster(chief=1, ps=1, worker=4), tmp_path)
+    training.start("worker:2", workers=3)
+    training.await_record("joined", worker="worker:2")
+    assert training.ends("worker:2", signal.SIGKILL) != 0
+    training.start("worker:3", workers=4)  # while there is no worker 2
+    training.await_record("joined", worker="worker:3")
+    training.start("worker:2", workers=3)
+    training.await_steps("worker:2")
+    assert training.ends("worker:2") == 0
+    iterations, step, steps = training.finish()
+    assert iterations >= step == sum(steps.values())  # half-done executions are repeated
+    assert len(training.records("joined")) == 2
+
+
+def test_who_is_not_taken_is_told_why(cluster, tmp_path):
+    training = Elastic(cluster(chief=1, ps=1, worker=4), tmp_path)
+    elsewhere = {TaskId("worker", 1): free(), TaskId("worker", 4): free()}
+    training.tasks.processes["first worker:1"] = training.tasks.processes.pop("worker:1")
+    for worker, code in {"worker:4": "cluster-full", "worker:1": "task-exists"}.items():
+        training.start(worker, workers=5, places=elsewhere)
+        assert training.tasks.processes[worker].wait(TIMEOUT) == 1
+        assert "JoinRefused" in training.tasks.result_of(worker).err, code
+    training.tasks.processes["worker:1"] = training.tasks.processes.pop("first worker:1")
+    assert training.ends("worker:1") == 0
+    assert training.ends("worker:0") not in (0, 1), "the last one stays, and ends as without a chief"
+    training.start("worker:0", workers=2)
+    iterations, step, steps = training.finish()
+    assert iterations >= step == sum(steps.values())
