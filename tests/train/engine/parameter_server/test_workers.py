@@ -119,7 +119,7 @@ def begun(state, data, why_not=lambda _: None):
 def test_workers_of_a_cluster_that_stays_as_it_is(cluster):
     training = Workers(None)
     training.begin(lambda _: Refusal("never asked", code="not-elastic"))
-    assert (len(training), training.most, training.indices, training.change) == (2, 2, (0, 2), False)
+    assert (len(training), training.most, training.names, training.change) == (2, 2, ["worker:0", "worker:2"], False)
     assert (training.take_changes(), cluster.records) == ([], [])
 
 
