@@ -49,8 +49,8 @@ class Elastic:
 
     def records(self, kind, **fields):
         """The chief's records of a kind."""
-        lines = self.tasks.result_of("chief:0").err.splitlines(keepends=True)
-        found = [each for line in lines if line.endswith("\n") for each in split(line[:-1]) if isinstance(each, dict)]
+        *lines, _ = self.tasks.result_of("chief:0").err.split("\n")  # the last one may not be complete
+        found = [each for line in lines for each in split(line) if isinstance(each, dict)]
         return [record for record in found if {"kind": kind, **fields}.items() <= record.items()]
 
     def await_record(self, kind, number=1, **fields):
