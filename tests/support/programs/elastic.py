@@ -1,6 +1,7 @@
 """A training whose workers change: each task of a parameter server cluster, started by itself.
 
-Arguments: a file, which ends the training at the end of an epoch once it exists; and JSON of the update rule.
+Arguments: a file, which ends the training at the end of an epoch once it exists; JSON of the update rule; and anything
+if a callback should act on each batch.
 """
 
 import json
@@ -24,7 +25,21 @@ class StopAtFile(keras.callbacks.Callback):
         self.model.stop_training = self._path.exists()
 
 
-def main(file, updates):
+class CountBatches(keras.callbacks.Callback):
+    """Counts the batches of all epochs."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun = self.ended = 0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.begun += 1
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.ended += 1
+
+
+def main(file, updates, each_batch=""):
     with tfdist.scope():
         hidden = [keras.layers.Dense(100, activation="relu") for _ in range(2)]
         model = keras.Sequential([keras.Input([32]), *hidden, keras.layers.Dense(10)])
@@ -33,15 +48,19 @@ def main(file, updates):
     random = np.random.default_rng(0)
     # Full batches only, for two, three and four workers.
     x, y = random.normal(size=[9600, 32]).astype("float32"), random.integers(0, 10, 9600)
+    counter = CountBatches()
     tfdist.fit(
         model,
         (x, y),
         batch_size=16,
         epochs=2000,
-        callbacks=[StopAtFile(file)],
+        callbacks=[StopAtFile(file), *([counter] if each_batch else [])],
         updates=tfdist.Updates(**json.loads(updates)),
     )
-    print(int(model.optimizer.iterations.numpy()))
+    steps = int(model.optimizer.iterations.numpy())
+    if steps and each_batch and not counter.begun == counter.ended == steps:
+        raise SystemExit(f"{counter.begun} batches began and {counter.ended} ended in {steps} steps")
+    print(steps)
 
 
 if __name__ == "__main__":

@@ -60,6 +60,11 @@ class BatchGroup:
     size: int
     _first: int | None = None
 
+    @property
+    def begun(self) -> bool:
+        """Whether a group has begun and not ended."""
+        return self._first is not None
+
     def begin(self, batch: int) -> bool:
         """Begins a group with a batch if none has begun. Returns whether it did."""
         if self._first is not None:

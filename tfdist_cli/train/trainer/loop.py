@@ -238,20 +238,12 @@ class TrainingLoop:
         """Trains up to global step `boundary`, or to a pause, or until the workers have changed."""
         if self._workers_changed(epoch):
             return
-        epoch_first = self._schedule.first_step(epoch)
         one_by_one = self._needs.each_batch and self._engine.one_by_one
-        executions = self._executions(epoch, boundary, one_by_one=one_by_one)
-        while True:
-            continues = self._done < boundary and not self._pause.agreed()
-            if one_by_one and continues and self._group.begin(self._done - epoch_first):
-                self._engine.share_changes()  # the chief's callbacks may have made some
-            execution = next(executions, None)
-            if execution is None:
-                return
+        for execution in self._executions(epoch, boundary, one_by_one=one_by_one):
             # An execution without losses only reports dropped gradients.
             each_batch = self._needs.each_batch and len(execution.losses)
             if each_batch and not one_by_one:
-                self._group.begin(execution.first - epoch_first)
+                self._group.begin(execution.first - self._schedule.first_step(epoch))
             self._count(execution, epoch)
             if each_batch:
                 self._end_group(epoch, boundary)
@@ -276,12 +268,17 @@ class TrainingLoop:
         """Yields the executions up to `boundary` or to a pause, or until the workers have changed.
 
         If they run one by one, each begins after callbacks were called for the one before, since a callback may assign
-        variables.
+        variables. The workers change between two groups of batches.
         """
         size, adapts = self._schedule.steps_per_execution, self._schedule.adapts
         while self._done < boundary and not self._pause.agreed():
             left = boundary - self._done
             steps = (size if size <= left else 1) if one_by_one else left
+            if one_by_one and not self._group.begun:
+                if self._workers_changed(epoch):
+                    return
+                self._group.begin(self._done - self._schedule.first_step(epoch))
+                self._engine.share_changes()  # the chief's callbacks may have made some
             yield from self._engine.run(steps, first=self._done, size=size, adapts=adapts, pause=self._pause)
             if not one_by_one and self._workers_changed(epoch):
                 return

@@ -229,7 +229,8 @@ class ParameterServerEngine:
 
         def executions(taken: int, count: int) -> Iterator[Execution]:
             steps_each = size if self._context.rules.optimized else 1
-            ends = _ChangePause(pause, self._workers) if self.synchronous else pause
+            changes = self.synchronous and count > size  # one execution alone would never begin if this ended it
+            ends = _ChangePause(pause, self._workers) if changes else pause
             return self._updates.run(
                 self._iterators, count, first=first + taken, size=steps_each, adapts=adapts, pause=ends
             )
