@@ -1,5 +1,6 @@
 """Tests of the training configuration: lengths of epochs and of trainings, and the data that each worker sees."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster.join import ClusterContext
+from tfdist_cli.train.cluster.membership import Membership
 from tfdist_cli.train.data.pipeline import Shard
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.trainer.config import (
@@ -63,6 +65,15 @@ def test_each_worker_has_its_shard(cluster):
     assert worker_shards(cluster, "split") == [Shard(0, 3, 0), Shard(1, 3, 1), Shard(2, 3, 2)]
     assert worker_shards(cluster, "copy") == [Shard(0, 1, 0), Shard(0, 1, 1), Shard(0, 1, 2)]
     assert worker_shards(cluster, "service") == [Shard()]
+
+
+def test_workers_that_have_joined_or_left_since_the_start_count_in_the_next_training():
+    membership = Membership({TaskId("worker", index): Address("localhost", 2300 + index) for index in (1, 2, 4, 5)}, 8)
+    cluster = replace(ASYNC, joins=SimpleNamespace(membership=membership))
+    assert worker_shards(cluster, "split") == [Shard(place, 4, place) for place in range(4)]
+    assert steps_of_one_pass(cluster, batches(13), Rules(tfdist.Updates(mode="sync")), "split") == 3
+    assert steps_of_one_pass(cluster, batches(13), Rules(), "copy") == 4 * 13
+    assert len(worker_shards(cluster, "split", 2)) == 2
 
 
 @pytest.mark.parametrize(
