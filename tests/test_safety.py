@@ -10,6 +10,8 @@ SHELLS = {"os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatus
 SHELLS |= {"asyncio.create_subprocess_shell", "commands.getoutput"}
 CODE = {"eval", "exec", "compile", "yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load", "pickle.load"}
 CODE |= {"pickle.loads", "marshal.loads", "__import__"}
+RUN_PROGRAMS = {"launch/process/fork_server.py": ["compile", "exec", "exec"]}
+"""The calls that run a user's program in a forked task: from its file, or as the module that it is."""
 
 
 def broken_rules(source):
@@ -31,7 +33,8 @@ def broken_rules(source):
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_no_shell_and_no_code_from_data(path):
-    assert list(broken_rules(path.read_text(encoding="utf-8"))) == []
+    allowed = RUN_PROGRAMS.get(path.relative_to(PACKAGE).as_posix(), [])
+    assert sorted(broken_rules(path.read_text(encoding="utf-8"))) == allowed
 
 
 @pytest.mark.parametrize(
