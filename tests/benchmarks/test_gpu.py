@@ -60,6 +60,7 @@ def test_a_program_that_crashes_is_named_by_its_signal():
         gpu._run(argv, {}, time.monotonic() + 60)
 
 
+@pytest.mark.slow
 def test_a_program_that_does_not_exit_is_killed():
     with pytest.raises(Failed, match="in time"):
         gpu._run([sys.executable, "-c", "import signal; signal.pause()"], {}, time.monotonic())

@@ -288,6 +288,7 @@ CONTENTS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     st.dictionaries(

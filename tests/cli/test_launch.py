@@ -353,6 +353,7 @@ def test_a_role_has_its_own_rule(restart, lives, tfdist, tmp_path, monkeypatch):
     assert result.err.count("[chief:0] alive") == lives
 
 
+@pytest.mark.slow
 def test_a_task_that_gives_no_sign_of_life_is_killed_and_named(tfdist, mirrored):
     code = """
         import json, os, signal, time

@@ -130,6 +130,7 @@ asyncio.run(be_killed())
 """
 
 
+@pytest.mark.slow
 def test_a_probe_ends_with_the_doctor():
     killed = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, check=False)
     assert killed.returncode == -signal.SIGKILL

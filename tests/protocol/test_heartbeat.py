@@ -65,6 +65,7 @@ def test_they_come_while_the_process_waits_and_only_if_another_process_listens()
         assert process.communicate()[1] == b""
 
 
+@pytest.mark.slow
 def test_a_call_that_keeps_the_interpreter_is_reported_from_a_stopped_process():
     with run(HELD) as process:
         parsed = OutputParser().feed(process.communicate(b"1\n")[1])
@@ -74,6 +75,7 @@ def test_a_call_that_keeps_the_interpreter_is_reported_from_a_stopped_process():
     assert (parsed.log, parsed.lines) == (b"", [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole_group", [False, True])
 def test_a_pause_is_no_sign_of_life_and_harmless(whole_group):
     """Its stacks must not be read when it continues: its threads run then, and the process may crash."""

@@ -31,6 +31,7 @@ def load(monkeypatch):
     del sys.modules["ctr"]
 
 
+@pytest.mark.slow
 def test_files_give_what_the_same_lines_in_memory_give(load, tmp_path):
     click_generator.write(tmp_path, rows=50, test_rows=40)
     module = load(f"params.files={{train: {tmp_path}/train*, test: {tmp_path}/test.tsv}}")

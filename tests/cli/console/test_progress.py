@@ -242,6 +242,7 @@ def test_progress_says_only_what_is_known():
     assert progress_text(Progress(5, 5, 1, None, 2.0, {}, {})) == "step 5/5  epoch 1  2.0 steps/s"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("no_color", [False, True])
 def test_on_a_real_terminal(tmp_path, no_color):
     (tmp_path / "one.yaml").write_text("strategy: single\nroles: {chief: {}}\n")

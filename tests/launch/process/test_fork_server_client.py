@@ -320,6 +320,7 @@ asyncio.run(whole())
 """
 
 
+@pytest.mark.slow
 def test_no_task_outlives_the_launcher_even_without_its_fork_server(program):
     program("import time; time.sleep(1000)")
     launcher = subprocess.Popen([sys.executable, "-c", DIES.format(root=str(ROOT))], stdout=subprocess.PIPE, text=True)

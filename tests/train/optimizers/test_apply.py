@@ -238,6 +238,7 @@ def test_which_optimizers_support_sparse_updates():
     assert "constraint" in str(why_not_fused(OPTIMIZERS["sgd"](), variables))
 
 
+@pytest.mark.slow
 def test_the_count_of_updates_is_one_atomic_addition():
     optimizer = keras.optimizers.SGD(0.1)
     variables = parameters()
