@@ -3,7 +3,7 @@
 import asyncio
 import os
 import shlex
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from tfdist_cli.launch.addresses import RemoteAddresses
 from tfdist_cli.launch.process.background_tasks import BackgroundTasks
@@ -48,7 +48,8 @@ class ToyRun:
             env = {**os.environ, **self.plan[action.task].env, **self.context.prepare(action)}
             self.background.start(self.run_task(action.task, env))
         elif action.task in self.processes:
-            self.processes[action.task].send_signal(SIGNALS[action.signal])
+            with suppress(ProcessLookupError):  # it has exited, and that is reported
+                self.processes[action.task].send_signal(SIGNALS[action.signal])
 
     def follow(self, plan):
         self.plan = plan

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 import tfdist_cli as tfdist
+from tfdist_cli.errors import TfdistError
 
 
 class StopAtFile(keras.callbacks.Callback):
@@ -64,4 +65,8 @@ def main(file, updates, each_batch=""):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except TfdistError as error:
+        print(error.code)
+        raise

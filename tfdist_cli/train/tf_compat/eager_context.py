@@ -16,6 +16,8 @@ from tensorflow.python.eager import context
 
 _CONNECT_SECONDS = 5.0
 _RETRY_SECONDS = 0.2
+_ANSWERS = 2
+"""How often in a row all workers have to accept connections: a process that is being killed may still accept some."""
 
 
 def is_initialized() -> bool:
@@ -138,9 +140,10 @@ class RunningCluster:
 
     def _restore(self, _server_def: Any, *_: Any) -> None:
         """Called by the coordinator when a worker is lost: waits until all workers are back."""
-        pause = threading.Event()
-        while self._silent(self._definition):
+        pause, answered = threading.Event(), 0
+        while answered < _ANSWERS:
             pause.wait(_RETRY_SECONDS)  # no event announces that a port of another host opens
+            answered = 0 if self._silent(self._definition) else answered + 1
         with self._updates:
             self._update(self._definition)
 
