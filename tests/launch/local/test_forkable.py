@@ -82,6 +82,22 @@ def test_programs_without_tensorflow_have_an_interpreter_without_more_words(fold
     assert examined(source) == (False, None)
 
 
+@pytest.mark.parametrize("relative", ["from ..beside import data", "from .... import beside"])
+def test_an_import_from_above_the_program_is_left_to_an_interpreter(folder, relative):
+    forks, cause = examined(TRAINS + relative)
+    assert not forks
+    assert cause.startswith("train.py ")
+
+
+def test_a_module_may_import_from_a_package_above_its_own(folder):
+    Path("outer").mkdir()
+    empty = ("outer/__init__.py", "outer/beside.py", "outer/package/__init__.py", "outer/package/other.py")
+    outer = {"outer/package/train.py": TRAINS + "from ..beside import data\nfrom . import other"}
+    outer |= dict.fromkeys(empty, "")
+    argv = (sys.executable, "-m", "outer.package.train")
+    assert examined("", *argv, files=outer) == (True, None)
+
+
 def test_modules_are_searched_in_the_folder_of_the_launcher(folder):
     argv = (sys.executable, "-m", "package.part")
     assert examined("", *argv, files={"package/__init__.py": "", "package/part.py": TRAINS}) == (True, None)

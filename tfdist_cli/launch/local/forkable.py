@@ -20,6 +20,8 @@ _IMPORTED = {"absl", "h5py", "ml_dtypes", "numpy", *_TRAINS}
 """Packages that the fork server has imported, and whose import changes nothing in a program."""
 _BY_NAME = {"importlib", "pkgutil", "runpy"}
 """Modules by which a program may import others that are not seen here."""
+_ABOVE = ".."
+"""Stands for the modules of a relative import that leads out of the program's folder."""
 _READING = {"get", "copy", "items", "keys", "values"}
 _MOST_FILES = 200
 
@@ -89,6 +91,8 @@ def _obstacle(command: tuple[str, ...], path: str | None, folder: Path) -> str |
         if line := module.environment_change():
             return f"{file.name}, line {line}, may change environment variables"
         for name in module.imported(root):
+            if name == _ABOVE:
+                return f"{file.name} imports from above its folder"
             own, top = list(_own_files(root, name)), name.partition(".")[0]
             if top in _BY_NAME or not (own or top in _IMPORTED or top in sys.stdlib_module_names):
                 return f"{file.name} imports {top}"
@@ -155,7 +159,13 @@ class _Module:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = self.file.parents[node.level - 1].relative_to(root).parts if node.level else ()
+            package = (
+                Path(os.path.normpath(self.file.parent / Path(*[".."] * (node.level - 1)))) if node.level else root
+            )
+            if not package.is_relative_to(root):
+                yield _ABOVE
+                return
+            base = package.relative_to(root).parts
             module = ".".join([*base, *([node.module] if node.module else [])])
             yield from (module, *(f"{module}.{alias.name}" for alias in node.names))
 
