@@ -2,25 +2,19 @@
 
 import json
 import signal
-import socket
 import time
 
 import pytest
 
+from tests.support.ports import free_address
 from tests.support.tasks import TIMEOUT, program
 from tfdist_cli.protocol.records import split
-from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 EXAMPLES = 16
 """In a batch."""
-
-
-def free():
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return Address("127.0.0.1", found.getsockname()[1])
 
 
 class Elastic:
@@ -38,7 +32,11 @@ class Elastic:
         self._file = folder / "enough"
         self._argv = program("elastic.py", self._file, json.dumps(updates), *["each batch"] * each_batch)
         threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "4"}
-        self._env = threads | {"TFDIST_RECORDS": "1", "TFDIST_JOIN_ADDRESS": str(free()), "TFDIST_MAX_WORKERS": "4"}
+        self._env = threads | {
+            "TFDIST_RECORDS": "1",
+            "TFDIST_JOIN_ADDRESS": str(free_address()),
+            "TFDIST_MAX_WORKERS": "4",
+        }
         self.start("chief:0", "ps:0", "worker:0", "worker:1", workers=2)
         self.await_record("elastic", joins=True)
 
@@ -163,7 +161,7 @@ def test_a_worker_that_has_joined_is_lost_and_found_like_any_other(cluster, tmp_
 
 def test_who_is_not_taken_is_told_why(cluster, tmp_path):
     training = Elastic(cluster(chief=1, ps=1, worker=4), tmp_path)
-    elsewhere = {TaskId("worker", 1): free(), TaskId("worker", 4): free()}
+    elsewhere = {TaskId("worker", 1): free_address(), TaskId("worker", 4): free_address()}
     training.tasks.processes["first worker:1"] = training.tasks.processes.pop("worker:1")
     for worker, code in {"worker:4": "cluster-full", "worker:1": "task-exists"}.items():
         training.start(worker, workers=5, places=elsewhere)

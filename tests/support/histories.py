@@ -102,15 +102,17 @@ class CheckedHistory(History):
             assert (self.stop_sent.get(task), how) not in {(KILL, KILL), (KILL, TERM), (TERM, TERM)}, "no signal twice"
             self.stop_sent[task] = how
         assert not (was_over and self.actions), "no action after the end of the job"
-        self._check_starts([action for action in self.actions if isinstance(action, Start)])
+        joins = event.joins if isinstance(event, ResizeAccepted) else ()
+        self._check_starts([action for action in self.actions if isinstance(action, Start)], joins)
         too_late = resizing and self.state.phase in (Phase.EVALUATING, Phase.STOPPING) and not self.state.resizing
         came_back = self.state.attempt == attempt and list(Phase).index(self.state.phase) < before
         assert too_late or not came_back, "no phase comes back"
         assert set(self.state.tasks) - self.exited == set(self.state.alive)
         return answers
 
-    def _check_starts(self, starts):
-        policy, tasks, resizes = self.state.policy, self.state.tasks, len(self.state.resizes)
+    def _check_starts(self, starts, joins):
+        policy, tasks = self.state.policy, self.state.tasks
+        resizes = sum(not (each.wanted.joins or each.wanted.leaves) for each in self.state.resizes)
         assert not (starts and self.was_signalled), "no start after a signal"
         for start in starts:
             assert start.task in self.exited or start.task not in self.started, "no start of a task that runs"
@@ -125,7 +127,7 @@ class CheckedHistory(History):
             self.stop_sent = {task: how for task, how in self.stop_sent.items() if task in tasks}
             self.started = Counter({task: count for task, count in self.started.items() if task in tasks})
         else:
-            self.alone += len(starts)
+            self.alone += sum(start.task not in joins for start in starts)
         assert {task: each.restarts + 1 for task, each in tasks.items()} == self.started
         restarts = self.alone + self.state.attempt - 1 - resizes
         assert restarts <= len(self.state.lost_tasks)

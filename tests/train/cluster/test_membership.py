@@ -12,6 +12,7 @@ from contextlib import suppress
 import pytest
 
 from tests.support.codes import raises
+from tests.support.ports import free_address
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.protocol.masking import RUN_SECRET
 from tfdist_cli.spec.address import Address
@@ -141,11 +142,6 @@ def test_the_end_of_a_training_refuses_who_leaves_and_keeps_who_joins():
     assert state.is_pending(joining)
 
 
-def free():
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return Address("127.0.0.1", found.getsockname()[1])
-
-
 @pytest.fixture
 def pool():
     with ThreadPoolExecutor(8) as made:
@@ -155,7 +151,7 @@ def pool():
 @pytest.fixture
 def listening():
     state = State()
-    place = free()
+    place = free_address()
     return state, place, JoinListener(CHIEF, place, state)
 
 
@@ -193,7 +189,7 @@ def test_a_worker_leaves_by_itself_where_nobody_answers(listening):
     state.begin(None)
     began = time.monotonic()
     assert leave(WORKERS[1], PLACES[1], place, timeout=0.2) is False
-    assert leave(WORKERS[1], PLACES[1], free(), timeout=0.2) is False
+    assert leave(WORKERS[1], PLACES[1], free_address(), timeout=0.2) is False
     assert time.monotonic() - began < LONG / 2
 
 
@@ -235,7 +231,7 @@ def test_an_address_that_is_none_is_dropped(listening):
 
 
 def test_a_worker_of_later_asks_again_until_the_chief_trains(pool):
-    own, place = free(), free()
+    own, place = free_address(), free_address()
     state = State()
     listener = JoinListener(CHIEF, place, state)
     state.begin(None)

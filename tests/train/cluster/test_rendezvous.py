@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.codes import raises
+from tests.support.ports import free_address
 from tfdist_cli.errors import TimeoutExceeded, TrainingError
 from tfdist_cli.protocol.masking import RUN_SECRET
 from tfdist_cli.spec.address import Address
@@ -37,11 +38,6 @@ LONG = 20.0
 JSON = st.none() | st.integers() | st.text() | st.sampled_from(["ps:0", "worker:1", "1.15.0", True])
 
 
-def free():
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return Address("127.0.0.1", found.getsockname()[1])
-
-
 @pytest.fixture
 def pool():
     with ThreadPoolExecutor(8) as made:
@@ -58,7 +54,7 @@ def at(server):
 
 
 def test_servers_outlast_a_chief_that_gathers_them_however_soon_it_ends(pool):
-    own = free()
+    own = free_address()
     with serving() as ps, serving() as worker:
         waiting = [pool.submit(wait_until_exited, task, own, LONG) for task in (PS, WORKER)]
         met = gather_tasks(CHIEF, own, {PS: at(ps), WORKER: at(worker)}, LONG)
@@ -69,7 +65,7 @@ def test_servers_outlast_a_chief_that_gathers_them_however_soon_it_ends(pool):
 
 
 def test_a_chief_says_that_its_work_is_done(pool):
-    own = free()
+    own = free_address()
     with serving() as ps, serving() as worker:
         waiting = [pool.submit(wait_until_exited, task, own, LONG) for task in (PS, WORKER)]
         met = gather_tasks(CHIEF, own, {PS: at(ps), WORKER: at(worker)}, LONG)
@@ -80,7 +76,7 @@ def test_a_chief_says_that_its_work_is_done(pool):
 
 
 def test_a_chief_waits_for_the_last_task(pool):
-    own = free()
+    own = free_address()
     with serving() as ps, serving() as worker:
         gathering = pool.submit(gather_tasks, CHIEF, own, {PS: at(ps), WORKER: at(worker)}, LONG)
         first = pool.submit(wait_until_exited, PS, own, LONG)
@@ -93,7 +89,7 @@ def test_a_chief_waits_for_the_last_task(pool):
 
 
 def test_tasks_with_equal_rights_go_on_together(pool):
-    chief, own = free(), [free(), free()]
+    chief, own = free_address(), [free_address(), free_address()]
     members = [TaskId("worker", number) for number in range(3)]
     waiting = [
         pool.submit(report_to_chief, task, mine, (members[0], chief), LONG)
@@ -110,7 +106,7 @@ def test_tasks_with_equal_rights_go_on_together(pool):
 
 def group_of(pool, count, *, without=()):
     """What the tasks of a group come to; some have none, as where there are GPUs."""
-    group = {TaskId("worker", number): free() for number in range(count)}
+    group = {TaskId("worker", number): free_address() for number in range(count)}
     (first, chief), *rest = group.items()
     own = {task: {} if task in without else group for task in group}
     waiting = [pool.submit(report_to_chief, task, mine, (first, chief), LONG, own[task]) for task, mine in rest]
@@ -144,12 +140,12 @@ def test_where_one_has_no_circle_nobody_has(without, pool):
 
 def test_who_is_missing_is_named_with_the_reason():
     with serving() as ps:
-        missing = free()
+        missing = free_address()
         with raises(TimeoutExceeded, "start-timeout") as raised:
-            gather_tasks(CHIEF, free(), {PS: at(ps), WORKER: missing}, 0.3)
+            gather_tasks(CHIEF, free_address(), {PS: at(ps), WORKER: missing}, 0.3)
     assert raised.value.message.endswith(f" 0 s: worker:1 at {missing} (connection refused)")
     with pytest.raises(TimeoutExceeded, match="not resolved"):
-        gather_tasks(CHIEF, free(), {PS: Address("no.such.host.invalid", 2222)}, 0.1)
+        gather_tasks(CHIEF, free_address(), {PS: Address("no.such.host.invalid", 2222)}, 0.1)
 
 
 def test_a_name_that_is_known_only_after_a_while_is_waited_for(monkeypatch):
@@ -170,14 +166,14 @@ def test_a_name_that_is_known_only_after_a_while_is_waited_for(monkeypatch):
 
 def test_a_name_that_nobody_knows_is_told():
     with pytest.raises(TimeoutExceeded, match=r" ps:0 at no.such.host.invalid:2222 \(.*not resolved\)$"):
-        await_names({PS: Address("no.such.host.invalid", 2222), WORKER: free()}, 0.1)
+        await_names({PS: Address("no.such.host.invalid", 2222), WORKER: free_address()}, 0.1)
 
 
 def test_a_chief_that_never_comes_is_named():
-    chief = free()
+    chief = free_address()
     for wait in (
         lambda: wait_until_exited(PS, chief, 0.3),
-        lambda: report_to_chief(WORKER, free(), (CHIEF, chief), 0.3),
+        lambda: report_to_chief(WORKER, free_address(), (CHIEF, chief), 0.3),
     ):
         with pytest.raises(TimeoutExceeded, match=rf"chief:0 at {chief} \(connection refused\)"):
             wait()
@@ -218,10 +214,10 @@ def test_a_server_ends_with_its_chief_though_the_tunnel_stays(tunnel):
 
 
 def test_a_chief_that_ends_before_all_are_there_is_named(pool):
-    chief, own = free(), free()
+    chief, own = free_address(), free_address()
     waiting = pool.submit(report_to_chief, WORKER, own, (CHIEF, chief), LONG)
     with pytest.raises(TimeoutExceeded):
-        gather_tasks(CHIEF, chief, {PS: free(), WORKER: own}, 0.5)
+        gather_tasks(CHIEF, chief, {PS: free_address(), WORKER: own}, 0.5)
     with pytest.raises((TrainingError, TimeoutExceeded), match="chief:0"):
         waiting.result(LONG + 10)
 
@@ -230,7 +226,7 @@ def test_a_taken_port_is_named():
     with serving() as taken:
         for wait in (
             lambda: gather_tasks(CHIEF, at(taken), {}, LONG),
-            lambda: report_to_chief(CHIEF, at(taken), (WORKER, free()), LONG),
+            lambda: report_to_chief(CHIEF, at(taken), (WORKER, free_address()), LONG),
         ):
             with raises(TrainingError, "port-in-use") as raised:
                 wait()
@@ -240,7 +236,7 @@ def test_a_taken_port_is_named():
 
 @pytest.mark.slow
 def test_another_version_of_tensorflow_is_refused(pool, monkeypatch):
-    own, said = free(), handshake.hello_message(WORKER, b"").partition(b" ")[2]
+    own, said = free_address(), handshake.hello_message(WORKER, b"").partition(b" ")[2]
     theirs = json.dumps(json.loads(said) | {"tensorflow": "1.15.0"}).encode()
     with serving() as worker:
         gathering = pool.submit(gather_tasks, CHIEF, own, {WORKER: at(worker)}, 2.0)
@@ -285,7 +281,7 @@ STRANGERS = [
 @pytest.mark.parametrize("proves", [False, True])
 @pytest.mark.parametrize("said", STRANGERS)
 def test_strangers_are_sent_away(said, proves, pool):
-    own = free()
+    own = free_address()
     with serving() as ps:
         gathering = pool.submit(gather_tasks, CHIEF, own, {PS: at(ps)}, LONG)
         greeting = visit(own, lambda greeting: line(greeting, said) if proves else said + b"\n")
@@ -314,7 +310,7 @@ def visit(address, answer):
 def test_a_stranger_without_the_secret_does_not_pass_for_a_task(pool, monkeypatch, caplog):
     """Else the task whose name it takes would be the one that is refused."""
     monkeypatch.setenv(RUN_SECRET, "the run's")
-    addresses = {CHIEF: free(), WORKER: free()}
+    addresses = {CHIEF: free_address(), WORKER: free_address()}
     own, stolen = addresses[CHIEF], hello(task="worker:1", sums=True)
     gathering = pool.submit(gather_tasks, CHIEF, own, {WORKER: addresses[WORKER]}, LONG, addresses)
     heard = []
@@ -337,7 +333,7 @@ def test_a_stranger_without_the_secret_does_not_pass_for_a_task(pool, monkeypatc
 
 
 def test_a_task_without_the_secret_is_told_so(pool, monkeypatch):
-    own = free()
+    own = free_address()
     with serving() as ps:
         monkeypatch.setenv(RUN_SECRET, "the run's")
         gathering = pool.submit(gather_tasks, CHIEF, own, {PS: at(ps)}, 1.0)
@@ -392,7 +388,7 @@ def test_a_pause_of_the_machine_takes_no_time_from_those_that_are_asked(monkeypa
 
 def test_a_pause_of_the_machine_is_no_silence(pool, monkeypatch):
     """A task that is up has its ten seconds to say who it is, however long all stood still meanwhile."""
-    own, pauses = free(), []
+    own, pauses = free_address(), []
     monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 100 * len(pauses)))
     with serving() as ps:
         gathering = pool.submit(gather_tasks, CHIEF, own, {PS: at(ps)}, 1000)
@@ -418,7 +414,7 @@ def test_a_crowd_that_says_nothing_takes_no_more_than_its_share_of_files(monkeyp
 
 def test_strangers_that_say_nothing_keep_nobody_waiting(pool, monkeypatch):
     monkeypatch.setattr(rendezvous, "_SILENCE", 2 * reachability.CONNECT)
-    addresses = {CHIEF: free(), WORKER: free()}
+    addresses = {CHIEF: free_address(), WORKER: free_address()}
     with ExitStack() as strangers:
         gathering = pool.submit(gather_tasks, CHIEF, addresses[CHIEF], {WORKER: addresses[WORKER]}, LONG, addresses)
         while unreachable(addresses[CHIEF]):
@@ -436,7 +432,7 @@ def test_strangers_that_say_nothing_keep_nobody_waiting(pool, monkeypatch):
 def test_a_server_that_is_not_ours_is_taken_as_it_is(monkeypatch):
     monkeypatch.setattr(rendezvous, "_SILENCE", 0.2)
     with serving() as ps:
-        assert gather_tasks(CHIEF, free(), {PS: at(ps)}, LONG) == RendezvousResult([], {})
+        assert gather_tasks(CHIEF, free_address(), {PS: at(ps)}, LONG) == RendezvousResult([], {})
 
 
 def test_a_restarted_server_outlasts_a_chief_that_is_at_work(pool):
