@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from tfdist_cli.train.model.additivity import adds_up
+from tfdist_cli.train.model.additivity import adds_up, retained
 
 SUMS = {
     "nothing": lambda old, other, x: old,
@@ -101,3 +101,52 @@ def test_metrics_of_keras(name):
         after = [scope.get_current_value(variable) for variable in metric.variables]
         assert before
         assert all(adds_up(before, after))
+
+
+RETAINED = {
+    "a moving average": (lambda old, other, x: 0.9 * old + 0.1 * x, 0.9),
+    "a moving average by its change": (lambda old, other, x: old - 0.25 * (old - x), 0.75),
+    "a moving average of what another follows from": (lambda old, other, x: old * 0.5 + tf.square(other) * x, 0.5),
+    "in another type": (lambda old, other, x: tf.cast(tf.cast(old, tf.float64) * 0.5, tf.float32) + x, 0.5),
+    "a part": (lambda old, other, x: old / 4 + x, 0.25),
+    "the same in both cases": (lambda old, other, x: tf.where(x > 0, 0.5 * old + x, old * 0.5), 0.5),
+    "what another has counted": (lambda old, other, x: old + other, 1.0),
+    "the last one": (lambda old, other, x: x, 0.0),
+    "instead of another": (lambda old, other, x: other + x, 0.0),
+    "nothing of it": (lambda old, other, x: 0.0 * old + x, 0.0),
+}
+UNKNOWN = {
+    "in one case": lambda old, other, x: tf.where(x > 0, 0.9 * old + x, old),
+    "more where it is large": lambda old, other, x: tf.where(old > 0, 0.9 * old, 0.9 * old + x),
+    "by the batch": lambda old, other, x: old * x,
+    "by each element": lambda old, other, x: old * [0.9, 0.8, 0.7] + x,
+    "a maximum": lambda old, other, x: tf.maximum(old, x),
+    "an inverse": lambda old, other, x: 1.0 / old,
+    "by zero": lambda old, other, x: old / 0.0,
+    "a square": lambda old, other, x: old * old,
+    "twice": lambda old, other, x: old + old,
+    "the other way round": lambda old, other, x: x - old,
+    "a truth": lambda old, other, x: tf.cast(tf.cast(old, tf.bool), tf.float32) + x,
+}
+
+
+def parts_retained(count):
+    with tf.Graph().as_default():
+        old, other, x = (tf.compat.v1.placeholder(tf.float32, (3,)) for _ in range(3))
+        return retained([old, other], [count(old, other, x), other])
+
+
+@pytest.mark.parametrize("name", RETAINED)
+def test_the_part_that_is_retained(name):
+    count, expected = RETAINED[name]
+    assert parts_retained(count) == [pytest.approx(expected), 1.0]
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_sum_retains_all(name):
+    assert parts_retained(SUMS[name]) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_part_that_is_no_constant_counts_as_none(name):
+    assert parts_retained(UNKNOWN[name]) == [0.0, 1.0]

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.model.additivity import adds_up, dependents
+from tfdist_cli.train.model.additivity import adds_up, dependents, retained
 
 if TYPE_CHECKING:
     from tfdist_cli.train.model.train_step import ModelStep, Tensors
@@ -28,11 +28,13 @@ class StepTrace:
         operation_count: the number of operations, those of nested functions included.
         assigned: the indices in the state of the variables that the step assigns.
         adds: for each of these, whether the step only adds a value to it that depends on nothing but the batch.
+        retained: the part of its old value that remains in each of these, see `additivity.retained`.
         untrained: the indices in the parameters of those without a gradient.
     """
 
     def __init__(self, step: ModelStep, element_spec: Any, *, training: bool = True) -> None:
         self.adds: list[bool] = []
+        self.retained: list[float] = []
         self.assigned: tuple[int, ...] = ()
         self.untrained: list[int] = []
         self._before: Tensors = []
@@ -50,7 +52,8 @@ class StepTrace:
             self.assigned = tuple(
                 index for index, (old, new) in enumerate(zip(state, result.state, strict=True)) if new is not old
             )
-            self.adds = adds_up(*([each[index] for index in self.assigned] for each in (state, result.state)))
+            changed = [[each[index] for index in self.assigned] for each in (state, result.state)]
+            self.adds, self.retained = adds_up(*changed), retained(*changed)
             self.untrained = [index for index, gradient in enumerate(result.gradients) if gradient is None]
             return [result.loss, *result.state]
 

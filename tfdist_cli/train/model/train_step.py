@@ -207,6 +207,15 @@ class ModelStep:
         """
         return self._traced(element_spec).assigned
 
+    def retained_state(self, element_spec: Any) -> dict[int, float]:
+        """Returns the indices of `assigned_state`, and the part of its old value that a train step leaves in each.
+
+        Args:
+            element_spec: the `tf.TypeSpec`s of a batch.
+        """
+        trace = self._traced(element_spec)
+        return dict(zip(trace.assigned, trace.retained, strict=True))
+
     def state_assigned_in_evaluation(self, element_spec: Any) -> dict[int, bool]:
         """Returns the indices in `state` of the variables that a test step assigns, and whether it only adds to them.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -44,7 +44,8 @@ class ParameterServerContext:
         tables: the model's tables that are looked up.
         transport: moves parameters and gradients between workers and ps.
         seeds: the model's seed counters.
-        assigned: the indices of the state variables that a step assigns, without the seeds.
+        assigned: the indices of the state variables that a step assigns, without the seeds, and which part of its old
+            value a step leaves in each.
         totals: packs metrics.
         rate: scales the learning rate.
         batches_per_update: how many batches of workers make one update.
@@ -57,7 +58,7 @@ class ParameterServerContext:
     tables: EmbeddingTables
     transport: Transport
     seeds: SeedCounters
-    assigned: tuple[int, ...]
+    assigned: Mapping[int, float]
     totals: MetricTotals
     rate: RateScaling | None
     batches_per_update: int

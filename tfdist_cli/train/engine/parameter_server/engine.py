@@ -113,6 +113,7 @@ class ParameterServerEngine:
         optimizer, parameters = step.model.optimizer, step.parameters
         rows = supports_sparse_updates(optimizer, parameters) and rules.embeddings is not None
         seeds = SeedCounters(step, element_spec, self.workers if self.synchronous else 1)
+        retained = step.retained_state(element_spec)
         tables = EmbeddingTables(step, element_spec, rules.embeddings.min_bytes if rows and rules.embeddings else None)
         scope = worker_device_scope()
         context = ParameterServerContext(
@@ -123,7 +124,7 @@ class ParameterServerEngine:
             tables,
             Transport(parameters, tables.parameter_indices, rules.wire, scope, packed=rules.optimized),
             seeds,
-            seeds.exclude(step.assigned_state(element_spec)),
+            {index: retained[index] for index in seeds.exclude(tuple(retained))},
             MetricTotals(step),
             RateScaling(rules.learning_rate, self._batches_per_update),
             self._batches_per_update,

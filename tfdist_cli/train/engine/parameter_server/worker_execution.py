@@ -20,6 +20,7 @@ from tfdist_cli.protocol.phases import COLUMNS
 from tfdist_cli.train.data.pipeline import next_batch
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.local_steps import LocalSteps
+from tfdist_cli.train.engine.parameter_server.state_merging import merge_state
 from tfdist_cli.train.engine.parameter_server.transport import Pulled, dense
 from tfdist_cli.train.engine.step_timer import StepTimer, time_of
 from tfdist_cli.train.model.embeddings import Lookup
@@ -116,7 +117,8 @@ class WorkerExecutions:
         @tf.function(autograph=False)
         def execute(iterator: Any, first: tf.Tensor) -> tf.Tensor:
             begun = time_of()
-            trace = _ExecutionTrace(self._context, iterator, first, self._start())
+            start = self._start()
+            trace = _ExecutionTrace(self._context, iterator, first, start)
             staleness: Tensors = []
             current = trace.fetch(rounds[0])
             for following in [*rounds[1:], 0]:
@@ -126,7 +128,8 @@ class WorkerExecutions:
                     trace.updates = number + made
                 if following:
                     current = prefetched or trace.fetch(following)
-            self._context.assign_state(self._context.assigned_of(trace.state))
+            if self._context.assigned:
+                merge_state(self._context, start["state"], trace.state, count)
             with trace.on_counter_device():
                 updates_behind = tf.stack(staleness)
             return self._packed(begun, count, trace.carried(), tf.stack(trace.losses), updates_behind)
@@ -159,9 +162,10 @@ class WorkerExecutions:
             rounds = tf.cast(most // every, tf.int32)
             losses = tf.TensorArray(tf.float64, size=rounds, element_shape=[every])
             staleness = tf.TensorArray(tf.int64, size=rounds, element_shape=[])
-            start = [tf.zeros([], tf.int64), losses, staleness, self._start()]
-            taken, losses, staleness, carried = tf.while_loop(goes_on, take_round, start, parallel_iterations=1)
-            self._keep_state(taken, carried)
+            start = self._start()
+            variables = [tf.zeros([], tf.int64), losses, staleness, start]
+            taken, losses, staleness, carried = tf.while_loop(goes_on, take_round, variables, parallel_iterations=1)
+            self._keep_state(taken, start, carried)
             done = taken // every
             return self._packed(
                 begun, taken, carried, tf.reshape(losses.stack()[:done], [-1]), staleness.stack()[:done]
@@ -169,13 +173,12 @@ class WorkerExecutions:
 
         return execute
 
-    def _keep_state(self, taken: tf.Tensor, carried: _Carried) -> None:
-        """Assigns the state at the end of a loop, unless it has taken no step: others may have assigned it since."""
-        changed = self._context.assigned_of(carried["state"])
-        if changed:
+    def _keep_state(self, taken: tf.Tensor, start: _Carried, carried: _Carried) -> None:
+        """Merges the state at the end of a loop, unless it has taken no step: others may have assigned it since."""
+        if self._context.assigned:
 
             def keep() -> tf.Tensor:
-                self._context.assign_state(changed)
+                merge_state(self._context, start["state"], carried["state"], taken)
                 return taken
 
             tf.cond(taken > 0, keep, lambda: taken)
