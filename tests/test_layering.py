@@ -66,6 +66,7 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "engine": {"cluster", "data", "model", "optimizers", "tf_compat", "variables"},
         "checkpoint": {"model", "optimizers", "tf_compat", "variables"},
         "trainer": {"checkpoint", "cluster", "data", "engine", "model", "optimizers", "tf_compat", "variables"},
+        "prediction": {"cluster", "data", "engine", "model", "tf_compat", "trainer"},
     },
 }
 """What each folder of a part may import beside itself, within the part."""

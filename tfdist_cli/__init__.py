@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tfdist_cli.train.checkpoint.export import export
     from tfdist_cli.train.cluster.join import is_chief, scope
     from tfdist_cli.train.data.pipeline import Shard
+    from tfdist_cli.train.prediction.predict import predict
     from tfdist_cli.train.trainer.config import Checkpoints, Validation
     from tfdist_cli.train.trainer.evaluate import evaluate
     from tfdist_cli.train.trainer.fit import fit
@@ -39,6 +40,7 @@ _MODULES = {
     "export": "tfdist_cli.train.checkpoint.export",
     "fit": "tfdist_cli.train.trainer.fit",
     "is_chief": "tfdist_cli.train.cluster.join",
+    "predict": "tfdist_cli.train.prediction.predict",
     "run_dir": "tfdist_cli.protocol.environment",
     "scope": "tfdist_cli.train.cluster.join",
 }
@@ -55,6 +57,7 @@ __all__ = [
     "export",
     "fit",
     "is_chief",
+    "predict",
     "run_dir",
     "scope",
 ]

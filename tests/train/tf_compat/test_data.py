@@ -91,3 +91,10 @@ def test_how_often_a_reader_of_the_service_asks(monkeypatch):
     assert data.distributed(NUMBERS, "grpc://host:1", refresh_ms=20, job_name="training") is NUMBERS
     assert given["task_refresh_interval_hint_ms"] == 20
     assert set(given) - {"sharding"} <= set(takes)
+
+
+def test_data_in_random_order_is_noticed():
+    ordered = tf.data.Dataset.range(9)
+    assert not data.in_random_order(ordered.map(lambda x: x, num_parallel_calls=2).batch(4))
+    assert data.in_random_order(ordered.shuffle(5).batch(4))
+    assert data.in_random_order(ordered.map(lambda x: x, num_parallel_calls=2, deterministic=False).batch(4))

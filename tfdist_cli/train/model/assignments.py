@@ -36,6 +36,11 @@ class Assignments(keras.StatelessScope):
         super().add_update((variable, tf.stop_gradient(value)))
         self._assigned[id(variable)] = variable
 
+    @property
+    def assigns(self) -> bool:
+        """Whether a variable was assigned."""
+        return bool(self._assigned)
+
     def current(self, variables: list[keras.Variable]) -> list[tf.Tensor]:
         """Returns the current values of variables."""
         current = [self.get_current_value(variable) for variable in variables]

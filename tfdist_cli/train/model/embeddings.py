@@ -307,6 +307,57 @@ class _Trace:
         return None
 
 
+@dataclass(frozen=True)
+class RowReads:
+    """`Embedding` layers that read the rows that they look up where their tables are stored, and no others.
+
+    Only the forward pass can do so: the rows have no gradients.
+
+    Args:
+        layers: the layers.
+    """
+
+    layers: tuple[Any, ...]
+
+    @property
+    def variables(self) -> set[int]:
+        """The `id`s of the tables."""
+        return {id(embeddings_of(layer)) for layer in self.layers}
+
+    def replaced(self) -> contextlib.AbstractContextManager[None]:
+        """Within the context, the layers do so."""
+        return _calls_replaced(self.layers, _read_rows)
+
+
+def rows_read_from_tables(model: keras.Model, min_bytes: int | None) -> RowReads:
+    """Returns the layers of a model that can read single rows.
+
+    Args:
+        model: the model, built.
+        min_bytes: layers with smaller tables read all of them; None: all layers do.
+    """
+    found = () if min_bytes is None else _large_embeddings(model, min_bytes)
+    return RowReads(tuple(layer for layer in found if _only_looks_up(layer, trainable=True)))
+
+
+def _read_rows(layer: Any, ids: tf.Tensor) -> tf.Tensor:
+    table = embeddings_of(layer)
+    rows = int(table.shape[0])
+    ids = tf.where(ids < 0, ids + rows, ids)
+    inside = tf.reduce_all((ids >= 0) & (ids < rows))
+    message = f"a batch looks up rows that {table.path} does not have: it has {rows}"
+    with tf.control_dependencies([tf.debugging.Assert(inside, [message])]):
+        ids = tf.identity(ids)
+    shards = parts(table)
+    if len(shards) == 1:
+        return shards[0].sparse_read(ids)
+    offsets = np.cumsum([0, *(int(shard.shape[0]) for shard in shards)], dtype=np.int32)
+    owner = tf.searchsorted(tf.constant(offsets[1:]), ids, side="right")
+    places = tf.dynamic_partition(tf.range(tf.size(ids)), owner, len(shards))
+    pairs = zip(shards, offsets, places, strict=False)
+    return tf.dynamic_stitch(places, [shard.sparse_read(tf.gather(ids, own) - first) for shard, first, own in pairs])
+
+
 def _large_embeddings(model: keras.Model, min_bytes: int) -> Iterator[Any]:
     """Yields the `Embedding` layers whose tables have at least `min_bytes` bytes."""
     for layer in layers_of(model):

@@ -10,6 +10,8 @@ from tensorflow.python.data.experimental.ops import data_service_ops
 from tensorflow.python.distribute.coordinator.values import deserialize_dataset_from_graph, serialize_dataset_to_graph
 
 _CALLS_PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+_SHUFFLES = {"_ShuffleDataset", "_ShuffleAndRepeatDataset"}
+_IN_ANY_ORDER = "false"
 _SHARD = "_ShardDataset"
 _GROUP_BY_WINDOW = "_GroupByWindowDataset"
 _BATCH = {"_BatchDataset", "_ParallelBatchDataset"}
@@ -59,6 +61,18 @@ def _operations(part: Any) -> Iterator[str]:
         graph = wrapper.function.graph.as_graph_def()
         for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
             yield from (node.op for node in nodes)
+
+
+def in_random_order(dataset: tf.data.Dataset) -> bool:
+    """Whether the elements come in another order each time, or may do so: they are shuffled, or read as they arrive.
+
+    Seen in TensorFlow 2.21.0: the classes `_ShuffleDataset`, `_ParallelInterleaveDataset` and `_ParallelMapDataset`,
+    and their `_deterministic`. Reason: a dataset does not publish its transformations. Replace with: public properties.
+    """
+    return any(
+        type(part).__name__ in _SHUFFLES or _IN_ANY_ORDER in str(getattr(part, "_deterministic", ""))
+        for part in transformations(dataset)
+    )
 
 
 def batch_size(dataset: tf.data.Dataset) -> int | None:

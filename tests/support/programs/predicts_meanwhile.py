@@ -1,0 +1,38 @@
+"""Predicts on parameter servers, and waits within it until OUT/go, a pipe, has been written to.
+
+predicts_meanwhile.py OUT
+
+OUT/waiting is made before that. Prints the number of predictions, and how far they are from Keras's.
+"""
+
+import json
+import sys
+from pathlib import Path
+from unittest import mock
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist_cli as tfdist
+from tfdist_cli.train.prediction.parameter_server import Stream
+
+out = Path(sys.argv[1])
+take, taken = Stream.take, []
+
+
+def watched(stream):
+    """Takes a group; waits before the fourth."""
+    taken.append(stream)
+    if len(taken) == 4:
+        (out / "waiting").touch()
+        (out / "go").read_text()
+    return take(stream)
+
+
+with tfdist.scope():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+X = np.random.default_rng(0).normal(size=(997, 3)).astype(np.float32)
+with mock.patch.object(Stream, "take", watched):
+    predicted = tfdist.predict(model, tf.data.Dataset.from_tensor_slices(X).batch(5))
+print(json.dumps([len(predicted), float(np.abs(predicted - model.predict(X, verbose=0)).max())]))

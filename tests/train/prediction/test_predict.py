@@ -1,0 +1,149 @@
+"""Predictions of one process equal Keras's, whatever the model's inputs and outputs are."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfdist_cli as tfdist
+from tests.support.codes import raises
+from tfdist_cli.errors import TrainingError, UsageError
+from tfdist_cli.train.prediction.groups import Groups
+
+X = np.random.default_rng(0).normal(size=(45, 3)).astype("float32")
+
+
+def dense():
+    return keras.Sequential([keras.Input((3,)), layers.Dense(2), layers.Dropout(0.5), layers.Dense(1)])
+
+
+def several():
+    first, second = keras.Input((3,), name="first"), keras.Input((3,), name="second")
+    hidden = layers.Concatenate()([first, second])
+    outputs = {"a": layers.Dense(1)(hidden), "b": (layers.Dense(2)(hidden), layers.Reshape((3, 2))(hidden))}
+    return keras.Model({"first": first, "second": second}, outputs)
+
+
+def assert_same(ours, kerass):
+    tf.nest.assert_same_structure(ours, kerass)
+    for one, other in zip(tf.nest.flatten(ours), tf.nest.flatten(kerass), strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        X,
+        (X,),
+        (X, X[:, :1]),
+        tf.data.Dataset.from_tensor_slices(X).batch(7),
+        tf.data.Dataset.from_tensor_slices((X, X[:, 0], X[:, 0])).batch(7),
+        lambda shard: tf.data.Dataset.from_tensor_slices(X).batch(7).shard(shard.count, shard.index),
+    ],
+    ids=["an array", "x", "x and y", "a dataset", "a dataset of three parts", "a function"],
+)
+def test_each_example_is_predicted_once_and_in_order(data):
+    model = dense()
+    assert_same(tfdist.predict(model, data), model.predict(X, verbose=0))
+
+
+def test_several_inputs_and_outputs_keep_their_structure():
+    model = several()
+    data = {"first": X, "second": 2 * X}
+    assert_same(tfdist.predict(model, data, batch_size=4), model.predict(data, verbose=0))
+
+
+def test_several_inputs_in_a_list():
+    inputs = [keras.Input((3,)), keras.Input((3,))]
+    model = keras.Model(inputs, layers.Add()(inputs))
+    assert_same(tfdist.predict(model, [X, X]), 2 * X)
+
+
+def test_an_embedding_reads_its_rows():
+    model = keras.Sequential([keras.Input((4,), dtype="int32"), layers.Embedding(50_000, 8), layers.Flatten()])
+    ids = np.random.default_rng(1).integers(0, 50_000, (33, 4))
+    assert_same(tfdist.predict(model, ids), model.predict(ids, verbose=0))
+
+
+def test_strings_are_predicted():
+    words = layers.StringLookup(vocabulary=["a", "b"], invert=True)
+    model = keras.Sequential([keras.Input((1,), dtype="int64"), words])
+    predicted = tfdist.predict(model, np.array([[1], [2], [0]]))
+    assert predicted.ravel().tolist() == [b"a", b"b", b"[UNK]"]
+
+
+class Halves(keras.Model):
+    """Has a `predict_step` of its own, and no variables before it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(2)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def predict_step(self, data):
+        return super().predict_step(data) / 2
+
+
+def test_a_predict_step_is_called():
+    model = Halves()
+    predicted = tfdist.predict(model, X)
+    assert_same(predicted, np.asarray(model(X)) / 2)
+
+
+def test_steps_limit_the_batches():
+    endless = tf.data.Dataset.from_tensor_slices(X).batch(5).repeat()
+    assert tfdist.predict(dense(), endless, steps=11).shape == (55, 1)
+    with raises(TrainingError, "endless-prediction-data"):
+        tfdist.predict(dense(), endless)
+    with raises(UsageError, "invalid-argument"):
+        tfdist.predict(dense(), X, steps=0)
+
+
+def test_no_examples_have_no_predictions():
+    nothing = tf.data.Dataset.from_tensor_slices(X).batch(5).take(0)
+    assert tfdist.predict(dense(), nothing).shape == (0, 1)
+
+
+class Counts(layers.Layer):
+    """Counts what it is called with."""
+
+    def build(self, shape):
+        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.calls.assign_add(1.0)
+        return x
+
+
+def test_a_model_that_assigns_variables_is_refused():
+    with raises(TrainingError, "prediction-assigns"):
+        tfdist.predict(keras.Sequential([keras.Input((3,)), Counts()]), X)
+
+
+def test_an_output_without_examples_is_refused():
+    x = keras.Input((3,))
+    with raises(TrainingError, "prediction-not-an-array"):
+        tfdist.predict(keras.Model(x, keras.ops.sum(x)), X)
+
+
+def test_several_tasks_refuse_shuffled_data():
+    ordered = tf.data.Dataset.from_tensor_slices(X)
+    with raises(TrainingError, "prediction-data-shuffled"):
+        Groups.of(lambda _: ordered.shuffle(5).batch(4), 2, None)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_tasks_take_groups_in_turn_and_can_continue_at_any(count):
+    groups = Groups.of(lambda _: tf.data.Dataset.range(100).batch(3), count, steps=31)
+    seen = {}
+    for index in range(count):
+        for first in (index, index + count):
+            for number, batch in enumerate(groups.batches(index, first)):
+                group = first + number // groups.size * count
+                seen.setdefault(group, {}).setdefault(number % groups.size, set()).add(tuple(batch.numpy()))
+    ordered = [seen[group][place] for group in sorted(seen) for place in sorted(seen[group])]
+    assert [batch for one in ordered for batch in one] == [tuple(range(3 * n, min(3 * n + 3, 100))) for n in range(31)]

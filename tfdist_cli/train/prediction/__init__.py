@@ -1,0 +1,1 @@
+"""Predictions on the cluster: each example once, in the order of the data."""

@@ -1,0 +1,134 @@
+"""The forward pass over a group of batches, as one `tf.function`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.model.assignments import Assignments, seeded_draws_only
+from tfdist_cli.train.model.compute_device import DeviceScope
+from tfdist_cli.train.model.embeddings import rows_read_from_tables
+from tfdist_cli.train.model.train_step import values
+from tfdist_cli.train.tf_compat.functions import functions_inlined
+
+_Variables = list[tuple[keras.Variable, tf.Tensor]]
+Leaves = list[np.ndarray]
+"""The predictions of some examples: an array for each output, all of the same length."""
+
+
+class PredictionFunction:
+    """Predicts groups of batches.
+
+    Args:
+        model: the model, built.
+        input_spec: the `tf.TypeSpec`s of a batch's inputs.
+        tables_bytes: `Embedding` tables of at least so many bytes are read row by row; None for none.
+        device_scope: the device scope in which the model is computed.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        input_spec: Any,
+        tables_bytes: int | None = None,
+        device_scope: DeviceScope = nullcontext,
+    ) -> None:
+        self._model = model
+        self._input_spec = input_spec
+        self._tables_bytes = tables_bytes
+        self._device_scope = device_scope
+        self.outputs = self._traced_outputs()
+        """The outputs, as `tf.TensorSpec`s in the structure that the model returns."""
+
+    def compiled(self, most: int) -> Any:
+        """Returns a `tf.function` of an iterator that predicts the next batches.
+
+        Its results are the number of batches that were read, int64, shape (), and each output of all their examples.
+
+        Args:
+            most: the most batches to read.
+        """
+        specs = tf.nest.flatten(self.outputs)
+
+        @tf.function(autograph=False, input_signature=[tf.data.IteratorSpec(self._input_spec)])
+        def predict(iterator: Any) -> list[tf.Tensor]:
+            predict_batch = self._reading_once()
+
+            def body(optional: Any, done: tf.Tensor, *arrays: Any) -> list[Any]:
+                predicted = tf.nest.flatten(predict_batch(optional.get_value()))
+                written = [
+                    each.write(tf.cast(done, tf.int32), one) for each, one in zip(arrays, predicted, strict=True)
+                ]
+                following = tf.cond(
+                    done + 1 < most,
+                    iterator.get_next_as_optional,
+                    lambda: tf.experimental.Optional.empty(self._input_spec),
+                )
+                return [following, done + 1, *written]
+
+            arrays = [
+                tf.TensorArray(spec.dtype, size=0, dynamic_size=True, infer_shape=False, element_shape=spec.shape)
+                for spec in specs
+            ]
+            start = [iterator.get_next_as_optional(), tf.zeros([], tf.int64), *arrays]
+            _, done, *arrays = tf.while_loop(
+                lambda optional, *_: optional.has_value(), body, start, parallel_iterations=1
+            )
+            return [done, *(_joined(each, spec, done) for each, spec in zip(arrays, specs, strict=True))]
+
+        return predict
+
+    def _traced_outputs(self) -> Any:
+        """Traces one batch.
+
+        Raises:
+            TrainingError: an output has no examples, or the model assigns variables.
+        """
+
+        @tf.function(autograph=False)
+        def once(batch: Any) -> Any:
+            return self._reading_once()(batch)
+
+        outputs = once.get_concrete_function(self._input_spec).structured_outputs
+        for each in tf.nest.flatten(outputs):
+            if not isinstance(each, tf.Tensor) or each.shape.rank == 0:
+                raise TrainingError(
+                    f"the model {self._model.name!r} predicts {each}, which is not an array of examples",
+                    code="prediction-not-an-array",
+                    hint="return dense tensors whose first dimension is that of the batch",
+                )
+        return tf.nest.map_structure(lambda each: tf.TensorSpec([None, *each.shape[1:]], each.dtype), outputs)
+
+    def _reading_once(self) -> Callable[[Any], Any]:
+        """Returns a function that predicts a batch. The variables are read here, but for tables."""
+        tables = rows_read_from_tables(self._model, self._tables_bytes)
+        variables = [each for each in self._model.variables if id(each) not in tables.variables]
+        held: _Variables = list(zip(variables, values(variables), strict=True))
+
+        def predict_batch(batch: Any) -> Any:
+            with ExitStack() as contexts:
+                for context in (self._device_scope(), tables.replaced(), seeded_draws_only(), functions_inlined()):
+                    contexts.enter_context(context)
+                scope = contexts.enter_context(Assignments(held))
+                predicted = self._model.predict_step((batch,))
+            if scope.assigns:
+                raise TrainingError(
+                    f"the model {self._model.name!r} assigns variables while it predicts",
+                    code="prediction-assigns",
+                    hint="call model.predict in one task, which keeps what the model assigns",
+                )
+            return predicted
+
+        return predict_batch
+
+
+def _joined(array: tf.TensorArray, spec: tf.TensorSpec, batches: tf.Tensor) -> tf.Tensor:
+    """Concatenates the predictions of all batches."""
+    empty = tf.zeros([size or 0 for size in spec.shape], spec.dtype)
+    return tf.ensure_shape(tf.cond(batches > 0, array.concat, lambda: empty), spec.shape)

@@ -1,0 +1,96 @@
+"""Predictions of tasks that run the same program: each predicts its own groups, and all receive all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist_cli.train.cluster.join import ClusterContext
+from tfdist_cli.train.prediction.function import Leaves, PredictionFunction
+from tfdist_cli.train.prediction.groups import Groups
+
+_WORD = 8
+"""Bytes of the integers in which predictions are sent."""
+
+
+def predict_mirrored(context: ClusterContext, model: keras.Model, groups: Groups) -> tuple[Any, Iterator[Leaves]]:
+    """Predicts groups; see `predict_groups`."""
+    environment = context.environment
+    index = environment.members.index(environment.task) if groups.count > 1 else 0
+    with context.strategy.scope():
+        function = PredictionFunction(model, groups.input_spec)
+        predict = function.compiled(groups.size)
+    iterator = iter(groups.batches(index))
+
+    def predicted() -> list[tf.Tensor]:
+        """The next group of this task: the number of its batches, and the outputs."""
+        with context.strategy.scope():
+            return predict(iterator)
+
+    found = _alone(predicted) if groups.count == 1 else _together(predicted, index, groups, _summing(context), function)
+    return function.outputs, found
+
+
+def _alone(predicted: Callable[[], list[tf.Tensor]]) -> Iterator[Leaves]:
+    while True:
+        batches, *leaves = predicted()
+        if not int(batches):
+            return
+        yield [leaf.numpy() for leaf in leaves]
+
+
+def _together(
+    predicted: Callable[[], list[tf.Tensor]],
+    index: int,
+    groups: Groups,
+    sums: Callable[[tf.Tensor], tf.Tensor],
+    function: PredictionFunction,
+) -> Iterator[Leaves]:
+    """Yields the groups of all tasks, one of each in a round. All tasks have to take as many."""
+    types = [spec.dtype for spec in tf.nest.flatten(function.outputs)]
+    while True:
+        batches, *leaves = predicted()
+        sent = [tf.io.serialize_tensor(leaf).numpy() for leaf in leaves] if int(batches) else []
+        lengths = np.zeros([groups.count, len(types)], np.int64)
+        lengths[index, : len(sent)] = [len(each) for each in sent]
+        lengths = np.asarray(sums(tf.constant(lengths)))
+        if not lengths.any():
+            return
+        words = -(-lengths.sum(axis=1) // _WORD)
+        ends = np.cumsum(words) * _WORD
+        room = np.zeros(int(ends[-1]), np.uint8)
+        own = np.frombuffer(b"".join(sent), np.uint8)
+        start = int(ends[index] - words[index] * _WORD)
+        room[start : start + len(own)] = own
+        received = np.asarray(sums(tf.constant(room.view(np.int64)))).view(np.uint8).tobytes()
+        for task in np.flatnonzero(words):
+            yield _parsed(received, int(ends[task] - words[task] * _WORD), lengths[task], types)
+
+
+def _parsed(received: bytes, start: int, lengths: np.ndarray, types: list[tf.DType]) -> Leaves:
+    ends = start + np.cumsum(lengths)
+    pieces = [received[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+    return [tf.io.parse_tensor(piece, dtype).numpy() for piece, dtype in zip(pieces, types, strict=True)]
+
+
+def _summing(context: ClusterContext) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Returns a function that sums integers over all tasks."""
+    if context.all_reduce:
+        return context.all_reduce.sum
+    strategy = context.strategy
+    local = strategy.num_replicas_in_sync // len(context.environment.members)
+
+    def once(value: tf.Tensor) -> tf.Tensor:
+        replica = tf.distribute.get_replica_context()
+        first = tf.equal(tf.cast(replica.replica_id_in_sync_group, tf.int64) % local, 0)
+        return replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.where(first, value, tf.zeros_like(value)))
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def total(value: tf.Tensor) -> tf.Tensor:
+        return strategy.experimental_local_results(strategy.run(once, args=(value,)))[0]
+
+    return total

@@ -1,0 +1,107 @@
+"""`predict`: Keras's `Model.predict` on the cluster that this process is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist_cli.errors import TrainingError, UsageError
+from tfdist_cli.protocol.records import emit
+from tfdist_cli.spec.strategies import EngineName
+from tfdist_cli.train.cluster.join import ClusterContext, join
+from tfdist_cli.train.data.pipeline import as_dataset_function
+from tfdist_cli.train.prediction.function import Leaves
+from tfdist_cli.train.prediction.groups import Groups
+from tfdist_cli.train.prediction.mirrored import predict_mirrored
+from tfdist_cli.train.prediction.parameter_server import predict_on_workers
+from tfdist_cli.train.tf_compat.distribute import strategy_of
+from tfdist_cli.train.trainer.arguments import check_counts
+from tfdist_cli.train.trainer.checks import all_tasks_used, data_errors_explained
+from tfdist_cli.train.trainer.config import worker_shards
+from tfdist_cli.train.trainer.reporting import enable_logging
+
+
+def predict(model: keras.Model, data: Any, *, batch_size: int | None = None, steps: int | None = None) -> Any:
+    """Predicts with a Keras 3 model on the cluster that this process is in, or in this process alone.
+
+    Every worker reads all of the data and predicts some of its batches, so each example is predicted once. Call it on
+    every task, as `tfdist.fit`.
+
+    Args:
+        model: a `keras.Model`, built under `tfdist.scope()`. It need not be compiled.
+        data: inputs `x`: an array, or several in a list or dict; or what `tfdist.fit` takes, whose targets are ignored.
+            A function is called with a `tfdist.Shard` of all the data. It has the same order on every task.
+        batch_size: examples in a batch if the data is arrays; by default 32.
+        steps: batches to predict; by default all of them.
+
+    Returns:
+        The predictions in the order of the data, as `keras.Model.predict` returns them: an array, or several in the
+        structure of the model's outputs. The same on every task.
+
+    Raises:
+        UsageError: an argument is invalid, this task is an evaluator, or a callback of mirrored workers calls it.
+        TrainingError: the data or the model is at fault.
+    """
+    check_counts(1, batch_size=batch_size, steps=steps)
+    enable_logging()
+    context = join()
+    if context.environment.task.traits.evaluates:
+        raise UsageError(
+            "an evaluator evaluates checkpoints only",
+            code="not-on-evaluator",
+            hint="call tfdist.predict in the program of the other tasks",
+        )
+    function = as_dataset_function(_with_inputs(data), batch_size)
+    with all_tasks_used(context, "tfdist.predict"), data_errors_explained(model):
+        groups = Groups.of(function, len(worker_shards(context, "split")), steps)
+        _build(context, model, groups.input_spec)
+        emit("state", state="predicting")
+        outputs, found = _PREDICTORS[context.environment.traits.engine](context, model, groups)
+        return _whole(outputs, list(found))
+
+
+_Predictor = Callable[[ClusterContext, keras.Model, Groups], tuple[Any, Iterator[Leaves]]]
+_PREDICTORS: Mapping[EngineName, _Predictor] = {
+    "parameter_server": predict_on_workers,
+    "mirrored": predict_mirrored,
+}
+"""Functions that predict groups in order: they return the `tf.TensorSpec`s of the outputs, and each group's arrays."""
+
+
+def _with_inputs(data: Any) -> Any:
+    """Returns data that `as_dataset_function` takes: it knows no inputs without targets."""
+    if isinstance(data, (tf.data.Dataset, tuple)) or (callable(data) and not hasattr(data, "shape")):
+        return data
+    return (data,)
+
+
+def _build(context: ClusterContext, model: keras.Model, input_spec: Any) -> None:
+    """Creates the variables of a model that has none yet, and checks where they were created.
+
+    Raises:
+        TrainingError: outside of the scope of the cluster.
+    """
+    with context.strategy.scope():
+        if not model.built:
+            model(tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), input_spec))
+        if not tf.distribute.has_strategy():
+            return
+        outside = [each.path for each in model.variables if strategy_of(each.value) is not context.strategy]
+    if outside:
+        raise TrainingError(
+            f"{outside[0]} was created outside of the scope of the cluster",
+            code="created-outside-scope",
+            hint="create the model and its layers under `with tfdist.scope():`",
+        )
+
+
+def _whole(outputs: Any, groups: list[Leaves]) -> Any:
+    """Returns all predictions in the structure of the outputs."""
+    specs = tf.nest.flatten(outputs)
+    none = [np.zeros([size or 0 for size in spec.shape], spec.dtype.as_numpy_dtype) for spec in specs]
+    columns = zip(*groups, strict=True) if groups else [(each,) for each in none]
+    return tf.nest.pack_sequence_as(outputs, [np.concatenate(column) for column in columns])
