@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist_cli.spec.sections.updates import ShardRule
+from tfdist_cli.train.engine.parameter_server import transport as transport_module
 from tfdist_cli.train.engine.parameter_server.transport import Piggyback, Transport
 from tfdist_cli.train.model.embeddings import Lookup
 from tfdist_cli.train.variables.sharding import parts
@@ -91,6 +92,15 @@ def test_each_type_crosses_in_one_piece(count):
     assert [op.type for op in operations(pulled)].count("ConcatV2") == (count > 1)
 
 
+def test_only_variables_below_the_limit_are_packed(monkeypatch):
+    monkeypatch.setattr(transport_module, "LARGE_BYTES", 16)
+    variables = parameters(["float32"] * len(SHAPES))
+    buckets = Transport(variables, tables=(4,)).buckets
+    # 6 values are large, and so are 4; the last one is a table, whose rows are packed whatever its size
+    assert [[shard.parameter for shard in each.dense + each.tables] for each in buckets] == [[0], [1, 3, 4], [2]]
+    same(tf.function(lambda: Transport(variables).pull().values)(), variables)
+
+
 def test_no_parameters():
     assert Transport([]).pull().values == []
     pulled = Transport([]).pull()
@@ -101,12 +111,18 @@ ROWS = 10
 
 
 @pytest.fixture(
-    params=[(1, 3), (1, 4), (3, 3), (3, 4)], ids=["whole", "whole-same-width", "sharded", "sharded-same-width"]
+    params=[(1, 3, None), (1, 4, None), (3, 3, None), (3, 4, None), (1, 3, 100), (3, 4, 16)],
+    ids=["whole", "whole-same-width", "sharded", "sharded-same-width", "whole-large", "sharded-same-width-large"],
 )
-def model(request, servers):
-    """A table among dense parameters, another one of the same width or not, and one of type bfloat16."""
+def model(request, servers, monkeypatch):
+    """A table among dense parameters, another one of the same width or not, and one of type bfloat16.
+
+    Dense parameters are packed, or large enough to cross alone.
+    """
     random = np.random.default_rng(1)
-    count, width = request.param
+    count, width, large = request.param
+    if large:
+        monkeypatch.setattr(transport_module, "LARGE_BYTES", large)
     with servers(count, shard=ShardRule(min_bytes=100)).scope():
         variables = [
             variable(random.normal(size=(7, 5))),
