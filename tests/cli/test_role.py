@@ -232,7 +232,7 @@ STEP = {
 )
 def test_in_a_step_a_task_has_what_slurm_gives(roles, slurm, gpus, tfdist, began, cluster_file, monkeypatch):
     occupied = []
-    monkeypatch.setattr(module, "fork_task", lambda *arguments, decides: occupied.append((*arguments, decides)))
+    monkeypatch.setattr(module, "fork_task", lambda *arguments, decides, joins: occupied.append((*arguments, decides)))
     asked = {"chief": {}, "worker": {"replicas": 2}, "ps": {}}
     for role, number in roles.items():
         asked[role] |= {"gpus": number}
@@ -245,6 +245,43 @@ def test_in_a_step_a_task_has_what_slurm_gives(roles, slurm, gpus, tfdist, began
         assert began.argv[3:6] == ["role", "--task", str(occupied[-1][0])]
         assert occupied[-1][2]["env"].items() <= began.env.items()
     assert [decides for *_, decides in occupied] == [True, False, False, False]
+
+
+ADDED = {
+    "strategy": "parameter_server",
+    "launcher": "slurm",
+    "roles": {"chief": {}, "ps": {}, "worker": {"replicas": 1, "max": 4}},
+}
+
+
+@pytest.mark.parametrize("attempt", ["", "2"])
+def test_a_task_that_is_added_to_a_job_has_a_free_port_and_the_addresses_of_the_job(
+    attempt, tfdist, began, cluster_file, monkeypatch
+):
+    occupied = []
+    monkeypatch.setattr(module, "fork_task", lambda task, *_, decides, joins: occupied.append((task, decides, joins)))
+    Path("added.yaml").write_text(json.dumps(ADDED))
+    os.environ |= STEP | {"SLURM_PROCID": "0", "SLURM_STEP_TASKS_PER_NODE": "3"}
+    assert tfdist("role", "-c", "added.yaml", "-r", "digits.yaml", "--run-dir", "run").code == 0
+    of_chief = json.loads(began.env["TF_CONFIG"])["cluster"], began.env["TFDIST_JOIN_ADDRESS"]
+    own = {"SLURM_JOB_ID": "17", "SLURMD_NODENAME": "n2"} | ({"TFDIST_ATTEMPT": attempt} if attempt else {})
+    os.environ |= own
+    assert tfdist("role", "--task", "worker:2", "-c", "added.yaml", "-r", "digits.yaml", "--run-dir", "run").code == 0
+    cluster = json.loads(began.env["TF_CONFIG"])["cluster"]
+    worker = cluster.pop("worker")
+    assert cluster | {"worker": worker[:1]} == of_chief[0]
+    assert worker[2].startswith("n2:")
+    port = worker[2].partition(":")[2]
+    assert port not in str(of_chief)
+    assert (began.env["TFDIST_JOIN_ADDRESS"], began.env["TFDIST_MAX_WORKERS"]) == (of_chief[1], "4")
+    assert [(str(task), *how) for task, *how in occupied[1:]] == ([("worker:2", False, True)] if attempt else [])
+
+
+def test_a_task_without_a_job_to_join(tfdist, began, cluster_file):
+    Path("added.yaml").write_text(json.dumps(ADDED))
+    os.environ |= STEP
+    result = tfdist("role", "--task", "worker:2", "-c", "added.yaml", "-r", "digits.yaml", "--run-dir", "absent")
+    expect(result, "slurm-job-not-found", "worker:2", "absent/slurm_addresses.json", "--run-dir RUN")
 
 
 def test_a_step_without_the_gpus_that_were_asked_for(tfdist, began, tmp_path, cluster_file):

@@ -242,3 +242,53 @@ def test_a_job_saves_before_its_time_limit_and_is_requeued(lab, tmp_path):
     assert sorted(lines[:2]) == ["0: began 0 0", "1: began 1 0"]
     assert sorted(lines[2:4]) == ["0: told 0", "1: told 1"]
     assert sorted(lines[4:]) == ["0: began 0 1", "1: began 1 1"]
+
+
+ELASTIC = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {replicas: 2, max: 4}}\nrecipe: recipe.yaml\n"
+
+
+def scale(folder, *arguments):
+    argv = [sys.executable, "-m", "tfdist_cli", "scale", folder / "run", *arguments]
+    asked = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert asked.returncode == 0, asked.stderr
+    return asked.stdout
+
+
+def test_workers_join_and_leave_a_job_that_runs(lab, tmp_path):
+    """Each one that joins has a job of its own; each one leaves alone, also one of the first job."""
+    folder = project(tmp_path, cluster=ELASTIC, recipe_yaml=LONG)
+    process = launched(folder, "--run-dir", "run", "--max-restarts", "0")
+    metrics, events = folder / "run" / "metrics.jsonl", folder / "run" / "events.jsonl"
+    await_lines(process, metrics, lambda line: "worker:1" in line.get("worker_steps", {}))
+    assert "worker:2 joined after" in scale(folder, "worker=3")
+    first, added = (folder / "run" / "slurm_job").read_text().split()
+    assert job_fields(lab, added, "JobState", "NumTasks") == ["RUNNING", "1"]
+    lab.run("scancel", "--signal=TERM", added)  # as of a node that is taken away
+    await_lines(process, events, lambda line: line["event"] == "exited" and line["task"] == "worker:2")
+    assert await_end(lab, added) == "COMPLETED"
+    assert "worker:1 left after" in scale(folder, "worker=1")
+    assert "worker:1 joined after" in scale(folder, "worker=2")
+    assert job_fields(lab, first, "JobState") == ["RUNNING"]
+    process.send_signal(signal.SIGINT)
+    done = finish(process, PATIENCE)
+    assert done.code == 130, done.stderr
+    assert (done.report["attempts"], done.report["losses"]) == (1, [])
+    assert [resize["failed"] for resize in done.report["resizes"]] == [[], [], []]
+    (saved,) = done.report["checkpoints"]
+    trained = [line for line in done.lines("metrics.jsonl") if "worker_steps" in line][-1]
+    assert sum(trained["worker_steps"].values()) == trained["step"] <= saved["step"]
+    assert not list(done.run_dir.rglob("*.raw"))
+
+
+def test_a_worker_that_is_started_by_hand_finds_the_addresses_of_a_job(lab, tmp_path):
+    """Here it runs a program, which prints what it is given."""
+    (tmp_path / "cluster.yaml").write_text(ELASTIC.replace("recipe: recipe.yaml", "launcher: slurm"))
+    running = {"chief:0": "n1:10100", "worker:0": "n1:10101", "worker:1": "n2:10102", "ps:0": "n1:10103"}
+    (tmp_path / "slurm_addresses.json").write_text(json.dumps(running))
+    role = ["srun", "--ntasks=1", "--nodelist=n3", sys.executable, "-m", "tfdist_cli", "role", "--task", "worker:2"]
+    role += ["--cluster", "cluster.yaml", "--run-dir", str(tmp_path), "--", "printenv", "TF_CONFIG"]
+    found = subprocess.run(role, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=PATIENCE)
+    addresses = json.loads(found.stdout)["cluster"]
+    assert addresses["chief"] + addresses["ps"] == ["n1:10100", "n1:10103"]
+    assert addresses["worker"][:2] == ["n1:10101", "n2:10102"]
+    assert addresses["worker"][2].startswith("n3:")

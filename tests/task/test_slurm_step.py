@@ -95,6 +95,31 @@ def test_a_task_is_killed_after_a_later_attempt_has_begun(tmp_path):
     assert "worker:1 of attempt 2" in stdout.with_name("stderr.raw").read_text()
 
 
+LEAVES = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN if sys.argv[2] == "serves" else lambda *_: sys.exit(4))
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("decides", "name", "ends"), [("serves", "SIGTERM", 5), ("decides", "SIGTERM", 4), ("serves", "SIGKILL", -9)]
+)
+def test_a_task_gets_the_signal_that_the_launcher_has_written(decides, name, ends, tmp_path):
+    """In place of SIGTERM, which reaches all tasks of a job, one that ignores it gets another signal."""
+    process = start(tmp_path, decides, LEAVES, {"TFDIST_ATTEMPT": "1"})
+    folder = tmp_path / "attempt_1" / "worker-1"
+    while not (folder / "stdout.raw").exists() or "ready" not in (folder / "stdout.raw").read_text():
+        assert process.poll() is None
+    (folder / "stop").write_text(name)
+    process.wait(30)
+    lines = (folder / "stderr.raw").read_text().split("\n")
+    records = [json.loads(line[1:]) for line in lines if line.startswith(RECORD_SEPARATOR)]
+    assert [record["code"] for record in records if record["kind"] == "exited"] == [ends]
+
+
 def test_the_task_handles_a_signal_to_both(tmp_path):
     task = """
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

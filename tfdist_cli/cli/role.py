@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from tfdist_cli.cli.options import CommandArgument, RecipeOption, SetOption
 from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.slurm.added_task import find_added_task, is_added, write_addresses
 from tfdist_cli.launch.slurm.task_environment import StepTask, find_step_task, in_step
 from tfdist_cli.plan.machine import NO_PROXY, Machine
 from tfdist_cli.plan.plan import PlannedTask, fixed_addresses, plan_task
@@ -29,7 +30,7 @@ from tfdist_cli.spec.strategies import decides
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.task.launcher_exit import exit_with_launcher
 from tfdist_cli.task.main import exit_now, run_task
-from tfdist_cli.task.slurm_step import fork_task
+from tfdist_cli.task.slurm_step import ATTEMPT, fork_task
 
 EXAMPLES = (
     "tfdist role --task ps:0 --cluster cluster.yaml",
@@ -76,7 +77,7 @@ def role(  # noqa: PLR0913 a parameter is an option
     only: Slurm's variables name the task and the addresses.
 
     A worker of parameter servers may start while the others train, with an index below the max of its role: it joins
-    them. SIGTERM makes it leave.
+    them. SIGTERM makes it leave. In a job of Slurm, it joins the job of the run directory.
 
     The command plans the task's environment (GPUs, threads, proxies) for this machine and then replaces itself with the
     task's program.
@@ -95,13 +96,11 @@ def role(  # noqa: PLR0913 a parameter is an option
             _exec(command, os.environ)
         require_tensorflow()
         exit_now(run_task(trained))
-    own = _plan(spec, task, run_dir)
+    own, slot = _plan(spec, task, run_dir)
     files = [*_option("--cluster", cluster), *_option("--recipe", recipe)]
     again = [sys.executable, "-m", "tfdist_cli", "role", "--task", str(own.task), *files, "--planned"]
     again += (f"--set={each}" for each in settings or ())
-    _exec(
-        command or again, _task_environment(own, decides(spec.strategy, own.task.role) if spec and not task else None)
-    )
+    _exec(command or again, _task_environment(own, slot))
 
 
 def _option(name: str, path: Path | None) -> list[str]:
@@ -139,18 +138,40 @@ def _check_task(named: str | None, own: TaskId) -> None:
         )
 
 
-def _plan(cluster: Cluster | None, task: str | None, run_dir: Path | None) -> PlannedTask:
-    """Plans this task for the machine that it runs on.
+@dataclass(frozen=True)
+class _Slot:
+    """A task's place in a Slurm step, which a parent process holds.
+
+    Args:
+        decides: whether the step ends with the task's exit code.
+        joins: whether the task is added to a job that runs.
+    """
+
+    decides: bool
+    joins: bool = False
+
+
+def _plan(cluster: Cluster | None, task: str | None, run_dir: Path | None) -> tuple[PlannedTask, _Slot | None]:
+    """Plans this task for the machine that it runs on; it has a slot if a launcher follows it, or Slurm started it.
 
     Raises:
         UsageError: the task is not named.
     """
     if cluster is None:
-        return _plan_as_scheduled(task, run_dir)
+        return _plan_as_scheduled(task, run_dir), None
+    path = _run_dir(cluster, run_dir)
     if task is not None:
-        return _plan_by_hand(cluster, cluster.task(task), run_dir)
+        named = cluster.task(task)
+        if not is_added(cluster, named, path):
+            return _plan_by_hand(cluster, named, run_dir), None
+        place = find_added_task(cluster, named, path)
+        slot = _Slot(decides=False, joins=True) if ATTEMPT in os.environ else None
+        return _plan_in_step(cluster, place, run_dir), slot
     if in_step():
-        return _plan_in_step(cluster, find_step_task(cluster), run_dir)
+        place = find_step_task(cluster)
+        if place.task == cluster.tasks[0]:
+            write_addresses(path, place.addresses)
+        return _plan_in_step(cluster, place, run_dir), _Slot(decides(cluster.strategy, place.task.role))
     raise UsageError("no task is named", code="no-task", hint="pass --task, such as --task worker:1")
 
 
@@ -206,20 +227,15 @@ def _run_dir(cluster: Cluster, chosen: Path | None) -> Path:
     return (chosen or (Path(given) if given else (cluster.run_dir or DEFAULT_RUNS) / cluster.name)).absolute()
 
 
-def _task_environment(own: PlannedTask, slot: bool | None) -> Mapping[str, str]:
-    """Returns the whole environment of the task. In a Slurm step, the rest of the command runs in a child process.
-
-    Args:
-        own: the planned task.
-        slot: in a Slurm step, whether the step ends with the task's exit code; None outside of a step.
-    """
+def _task_environment(own: PlannedTask, slot: _Slot | None) -> Mapping[str, str]:
+    """Returns the whole environment of the task. With a slot, the rest of the command runs in a child process."""
     # Secrets that the environment already holds stay: this machine may lack their files.
     missing = {name: spec for name, spec in own.secrets.items() if name not in os.environ}
     secrets = read_secrets(missing, own.task.role)
     path = Path(own.env[RUN_DIR])
     _make_run_dir(path)
     if slot is not None:
-        fork_task(own.task, path, own.as_json(), decides=slot)
+        fork_task(own.task, path, own.as_json(), decides=slot.decides, joins=slot.joins)
         exit_with_launcher()
     return {**os.environ, **own.env, **secrets}
 

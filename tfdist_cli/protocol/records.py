@@ -37,6 +37,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -54,6 +55,10 @@ LAUNCHER_PID = "TFDIST_LAUNCHER_PID"
 """The process id of the launcher; the task exits with it."""
 OUTLASTS = "TFDIST_OUTLASTS"
 """Set if SIGTERM reaches all tasks of a job at once: tasks that only serve others then exit after their chief."""
+LEAVE_SIGNAL = signal.SIGUSR1
+"""The signal to such a task alone, which leaves the training if it can."""
+STOP_FILE = "stop"
+"""In a task's folder, where its launcher is on another machine: the name of the signal that the task is to get."""
 STATES = ("starting", "waiting", "serving", "training", "evaluating", "saving", "done", "leaving", "left")
 _LIMIT = select.PIPE_BUF if hasattr(select, "PIPE_BUF") else 512
 

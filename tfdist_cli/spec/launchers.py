@@ -29,7 +29,7 @@ class LauncherTraits:
         jobs: the class of the scheduler's jobs that continue when the launcher is killed; see `SchedulerJobs` in
             `tfdist_cli/launch/registry.py`. Empty if there are no such jobs.
         restarts_tasks: whether one task can be started again while the others run. Otherwise all tasks start and end
-            together.
+            together, except for those that join and leave.
         tasks_join: whether a task that the launch did not have can be started, or one of its tasks ended, while the
             others run.
         run_lasts: whether a run can go on with a plan that has other addresses, once all tasks have exited.
@@ -70,6 +70,7 @@ LAUNCHERS: dict[str, LauncherTraits] = {
         scheduled_cpus=1,
         jobs="tfdist_cli.launch.slurm.jobs:SlurmJobs",
         restarts_tasks=False,
+        tasks_join=True,
     ),
     "compose": LauncherTraits(
         "tfdist_cli.launch.compose.launcher:ComposeLauncher",

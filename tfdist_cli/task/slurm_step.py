@@ -7,12 +7,16 @@ launcher, and exits with the task's code if that code decides the result of the 
 If a node's daemon stops responding, Slurm considers the node lost and requeues the job on other nodes, while the tasks
 on the lost node may still run. Two trainings would then write to one run. So the parent kills its task when a later
 attempt of the run has begun.
+
+Slurm cannot signal a single task of a step. So the launcher writes the name of a signal to a file in the task's folder,
+and the parent sends it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -25,18 +29,27 @@ from pathlib import Path
 from typing import Any
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.protocol.records import ENABLED, LAUNCHER_PID, OUTLASTS, TASK_DIR, TASK_FILE, emit
+from tfdist_cli.protocol.records import (
+    ENABLED,
+    LAUNCHER_PID,
+    LEAVE_SIGNAL,
+    OUTLASTS,
+    STOP_FILE,
+    TASK_DIR,
+    TASK_FILE,
+    emit,
+)
 from tfdist_cli.spec.task_id import TaskId
 
 ATTEMPT = "TFDIST_ATTEMPT"
 """Environment variable: the number of the run's attempt. It is set if a launcher reads what the tasks write."""
-_POLL_SECONDS = 2.0
-"""Seconds between two checks for a later attempt."""
+_POLL_SECONDS = 1.0
+"""Seconds between two checks for a later attempt, and for a signal from the launcher."""
 RAW = {"stdout": 1, "stderr": 2}
 """The streams that are written to the files `stdout.raw` and `stderr.raw`, and their file descriptors."""
 
 
-def fork_task(task: TaskId, run_dir: Path, plan: Mapping[str, Any], *, decides: bool) -> None:
+def fork_task(task: TaskId, run_dir: Path, plan: Mapping[str, Any], *, decides: bool, joins: bool = False) -> None:
     """Forks, and returns in the child, which is the task. The parent waits for the child, and exits with it.
 
     Slurm sends signals to both processes; the parent ignores SIGTERM, and the task handles it. The parent creates a
@@ -49,6 +62,7 @@ def fork_task(task: TaskId, run_dir: Path, plan: Mapping[str, Any], *, decides: 
             this node.
         decides: whether the parent exits with the task's code; otherwise with 0. A worker, for example, may fail while
             the training continues.
+        joins: whether the task has a job of its own: SIGTERM to that job makes it leave the training.
 
     Raises:
         UsageError: the run's directory is not writable.
@@ -56,7 +70,7 @@ def fork_task(task: TaskId, run_dir: Path, plan: Mapping[str, Any], *, decides: 
     attempt = os.environ.get(ATTEMPT)
     if attempt:
         _write_to(run_dir / f"attempt_{attempt}" / task.slug, plan)
-    os.environ |= {LAUNCHER_PID: str(os.getpid()), OUTLASTS: "1"}
+    os.environ |= {LAUNCHER_PID: str(os.getpid()), OUTLASTS: "0" if joins else "1"}
     with suppress(OSError):  # the disk may be full: a task that needs a temporary file reports that itself
         os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tfdist-")
     previous = signal.signal(signal.SIGTERM, lambda *_: None)
@@ -66,7 +80,7 @@ def fork_task(task: TaskId, run_dir: Path, plan: Mapping[str, Any], *, decides: 
         emit("started", pid=os.getpid(), host=socket.gethostname())
         return
     if attempt:
-        threading.Thread(target=_kill_when_replaced, args=(pid, task, run_dir, int(attempt)), daemon=True).start()
+        threading.Thread(target=_follow_launcher, args=(pid, task, run_dir, int(attempt)), daemon=True).start()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if tempfile.tempdir:
         shutil.rmtree(tempfile.tempdir, ignore_errors=True)
@@ -77,14 +91,33 @@ def fork_task(task: TaskId, run_dir: Path, plan: Mapping[str, Any], *, decides: 
     os._exit(0 if not decides else 128 - code if code < 0 else code)
 
 
-def _kill_when_replaced(pid: int, task: TaskId, run_dir: Path, attempt: int) -> None:
-    """Kills a task after a later attempt than its own has begun."""
+def _follow_launcher(pid: int, task: TaskId, run_dir: Path, attempt: int) -> None:
+    """Sends a task the signals that the launcher writes; kills it after a later attempt than its own has begun."""
     existing, never = set(_attempts(run_dir)), threading.Event()
+    stop_file, sent = run_dir / f"attempt_{attempt}" / task.slug / STOP_FILE, ""
     while not any(number > attempt for number in set(_attempts(run_dir)) - existing):
         never.wait(_POLL_SECONDS)  # a network file system does not notify of another machine's changes
+        name = _content(stop_file)
+        if name in signal.Signals.__members__ and name != sent:
+            sent = name
+            number = signal.Signals[name]
+            os.kill(pid, LEAVE_SIGNAL if number == signal.SIGTERM and _ignores(pid, number) else number)
     sys.stderr.write(f"tfdist: {task} of attempt {attempt} is killed, since a later attempt has begun\n")
     sys.stderr.flush()
     os.kill(pid, signal.SIGKILL)
+
+
+def _content(path: Path) -> str:
+    """Returns a file's text; empty if it cannot be read."""
+    with suppress(OSError, ValueError):
+        return path.read_text(encoding="ascii").strip()
+    return ""
+
+
+def _ignores(pid: int, number: signal.Signals) -> bool:
+    """Whether a process ignores a signal; False off Linux."""
+    found = re.search(r"^SigIgn:\s*([0-9a-f]+)$", _content(Path(f"/proc/{pid}/status")), re.MULTILINE)
+    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
 
 
 def _attempts(run_dir: Path) -> Iterator[int]:

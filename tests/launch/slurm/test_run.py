@@ -26,25 +26,28 @@ from tfdist_cli.launch.supervisor.events import (
 )
 from tfdist_cli.launch.supervisor.launcher import LaunchContext
 from tfdist_cli.protocol.records import RECORD_SEPARATOR, TASK_DIR
+from tfdist_cli.spec.task_id import TaskId
 
 RUNNING, PENDING = Job("RUNNING"), Job("PENDING", 0, "Resources")
 COMPLETING, CANCELLED = Job("COMPLETING"), Job("CANCELLED")
 
 
 class Slurm:
-    """Records the calls of its commands; the test sets the status of its one job."""
+    """Records the calls of its commands; the test sets the status of its first job, and of others."""
 
     def __init__(self):
-        self.job, self.calls, self.queries = RUNNING, [], 0
+        self.job, self.others, self.calls, self.queries = RUNNING, {}, [], 0
 
     async def submit(self, script, log, arguments, env):
-        self.calls.append(("submit", *arguments))
-        self.job = RUNNING
+        own = () if script.name == "slurm.sh" else (script.name,)
+        self.calls.append(("submit", *arguments, *own))
+        if not own:
+            self.job = RUNNING
         return str(11 + len([call for call in self.calls if call[0] == "submit"]))
 
     async def query(self, job):
         self.queries += 1
-        return self.job
+        return self.others.get(job, self.job)
 
     async def queried(self, times, seconds=5.0):
         """Waits until the job has been queried this many times more; returns whether it has within the seconds."""
@@ -66,7 +69,10 @@ class Slurm:
 
     async def cancel(self, job):
         self.calls.append(("cancel", job))
-        self.job = Job("CANCELLED")
+        if job in self.others:
+            self.others[job] = CANCELLED
+        else:
+            self.job = CANCELLED
 
 
 @pytest.fixture
@@ -76,17 +82,18 @@ def slurm(monkeypatch):
         monkeypatch.setattr(commands, name, getattr(fake, name))
     monkeypatch.setattr(jobs, "await_answer", fake.query)
     monkeypatch.setattr(jobs, "shutil", SimpleNamespace(which=lambda program: f"/usr/bin/{program}"))
-    for name, seconds in {"POLL_SECONDS": 0.01, "_QUERY_SECONDS": 0.01, "_REQUEUE_SECONDS": 0.1}.items():
+    for name, seconds in {"POLL_SECONDS": 0.01, "QUERY_SECONDS": 0.01, "_REQUEUE_SECONDS": 0.1}.items():
         monkeypatch.setattr(run, name, seconds)
+        monkeypatch.setattr(commands, name, seconds, raising=False)
     return fake
 
 
 @pytest.fixture
 def followed(slurm, make_cluster, plan_for, tmp_path):
-    """Runs a scenario, an async function, with a run of two workers."""
+    """Runs a scenario, an async function, with a run of two workers, or of another cluster."""
 
-    def play(scenario):
-        plan = plan_for(make_cluster(worker=2), "true")
+    def play(scenario, **cluster):
+        plan = plan_for(make_cluster(**(cluster or {"worker": 2})), "true")
         logs = TaskLogs(lambda number: tmp_path / f"attempt_{number}")
         events = EventQueue()
 
@@ -198,7 +205,7 @@ def test_the_final_output_of_a_completed_job_may_appear_late(followed, slurm, tm
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_final_output_that_never_appears_has_a_timeout(stopped, followed, slurm, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "_NFS_SECONDS", 60 if stopped else 0.1)
+    monkeypatch.setattr(run, "NFS_SECONDS", 60 if stopped else 0.1)
 
     async def scenario(on):
         on.start()
@@ -434,6 +441,175 @@ def test_closing_a_run_cancels_its_job(followed, slurm):
 
     followed(scenario)
     assert slurm.calls == [("submit", "1", ""), ("cancel", "12")]
+
+
+ELASTIC = {"strategy": "parameter_server", "chief": 1, "ps": 1, "worker": {"replicas": 2, "max": 4}}
+W1, W2 = TaskId("worker", 1), TaskId("worker", 2)
+
+
+def stop_of(tmp_path, task):
+    path = tmp_path / "attempt_1" / task.slug / "stop"
+    return path.read_text() if path.exists() else ""
+
+
+async def until(condition):
+    """Waits until a condition of files holds."""
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def add_third(slurm, make_cluster, plan_for):
+    """Starts a run, and adds one worker to it."""
+
+    async def add(on, state=RUNNING):
+        on.start()
+        assert (await on.next(Output)).lines[0].endswith(" job 12")
+        on.run.follow(plan_for(make_cluster(**ELASTIC | {"worker": {"replicas": 3, "max": 4}}), "true"))
+        slurm.others["13"] = state
+        on.run.act(Start(W2, 1))
+        while (queued := await on.next(Queued)).task != W2:
+            assert queued.task in on.tasks
+
+    return add
+
+
+def test_an_added_task_has_a_job_of_its_own_and_leaves_alone(followed, slurm, tmp_path, add_third):
+    async def scenario(on):
+        await add_third(on)
+        assert (await on.next(Output)).lines[0].endswith(" job 13")
+        assert (tmp_path / "slurm_job").read_text() == "12\n13\n"
+        writes(tmp_path, 1, W2, {"kind": "started", "pid": 7}, text="hello\n")
+        assert await on.next(Started) == Started(W2, 7)
+        on.run.act(Stop(W2, StopSignal.TERMINATE))
+        await until(lambda: stop_of(tmp_path, W2) == "SIGTERM")
+        writes(tmp_path, 1, W2, {"kind": "state", "state": "left"}, exited(0))
+        assert await on.next(Exited) == Exited(W2, 0)
+        slurm.others["13"] = Job("COMPLETED")
+        slurm.others["14"] = RUNNING
+        on.run.act(Start(W2, 1))  # it comes back
+        writes(tmp_path, 1, W2, {"kind": "started", "pid": 8}, exited(0))
+        assert await on.next(Started) == Started(W2, 8)
+        assert await on.next(Exited) == Exited(W2, 0)
+
+    followed(scenario, **ELASTIC)
+    assert slurm.calls == [
+        ("submit", "1", ""),
+        ("submit", "1", "", "slurm_worker-2.sh"),
+        ("submit", "1", "", "slurm_worker-2.sh"),
+        ("cancel", "12"),
+    ]
+    assert not list(tmp_path.rglob("*worker-2/*.raw"))
+
+
+def test_a_task_of_the_first_job_leaves_alone_and_comes_back_in_a_job_of_its_own(followed, slurm, tmp_path):
+    async def scenario(on):
+        on.start()
+        await on.next(Output)
+        on.run.act(Stop(W1, StopSignal.TERMINATE))
+        await until(lambda: stop_of(tmp_path, W1) == "SIGTERM")
+        on.run.act(Stop(W1, StopSignal.KILL))
+        await until(lambda: stop_of(tmp_path, W1) == "SIGKILL")
+        writes(tmp_path, 1, W1, {"kind": "started", "pid": 7}, exited(-9), text="first\n")
+        assert await on.next(Exited) == Exited(W1, -9)
+        slurm.others["13"] = RUNNING
+        on.run.act(Start(W1, 1))
+        await until(lambda: ("submit", "1", "", "slurm_worker-1.sh") in slurm.calls)
+        assert stop_of(tmp_path, W1) == ""
+        writes(tmp_path, 1, W1, {"kind": "started", "pid": 8}, exited(0), text="second\n")
+        while (await on.next(Started)).pid != 8:
+            pass
+        assert await on.next(Exited) == Exited(W1, 0)
+
+    followed(scenario, **ELASTIC)
+    assert not any(call[0] in ("term", "kill") for call in slurm.calls)
+    log = (tmp_path / "attempt_1" / "worker-1" / "stderr.log").read_text().splitlines()
+    assert [line for line in log if line in ("first", "second")] == ["first", "second"]
+
+
+@pytest.mark.parametrize("how", [StopSignal.TERMINATE, StopSignal.KILL])
+def test_an_added_task_that_waits_in_the_queue_is_cancelled(how, followed, slurm, add_third):
+    async def scenario(on):
+        await add_third(on, PENDING)
+        while not (await on.next(Output)).lines[0].endswith("pending: Resources"):
+            pass
+        on.run.act(Stop(W2, how))
+        event = await on.next(Exited)
+        assert (event.task, event.code, event.cause) == (W2, -15, "")
+
+    followed(scenario, **ELASTIC)
+    assert ("cancel", "13") in slurm.calls
+
+
+def test_an_added_task_whose_job_slurm_ends_has_exited(followed, slurm, add_third):
+    async def scenario(on):
+        await add_third(on)
+        slurm.others["13"] = Job("NODE_FAIL")
+        event = await on.next(Exited)
+        assert (event.task, event.code, event.cause.rpartition(" is ")[2]) == (W2, -15, "node fail")
+
+    followed(scenario, **ELASTIC)
+
+
+def test_an_added_task_whose_job_is_rejected_has_failed(followed, slurm, monkeypatch):
+    async def scenario(on):
+        on.start()
+        await on.next(Output)
+
+        async def rejected(*_):
+            raise UsageError("sbatch rejects the job: too many", code="slurm-job-rejected")
+
+        monkeypatch.setattr(commands, "submit", rejected)
+        on.run.act(Start(W2, 1))
+        event = await on.next(Exited)
+        assert (event.task, event.code) == (W2, 126)
+
+    followed(scenario, **ELASTIC)
+
+
+def test_all_tasks_are_stopped_with_those_that_were_added(followed, slurm, tmp_path, add_third):
+    async def scenario(on):
+        await add_third(on)
+        await until(lambda: (tmp_path / "slurm_job").read_text() == "12\n13\n")
+        for task in (*on.tasks, W2):
+            on.run.act(Stop(task, StopSignal.TERMINATE))
+        await until(lambda: stop_of(tmp_path, W2) == "SIGTERM")
+        await until(lambda: ("term", "12") in slurm.calls)
+        assert stop_of(tmp_path, W1) == ""
+
+    followed(scenario, **ELASTIC)
+    assert slurm.calls[-2:] == [("cancel", "13"), ("cancel", "12")]
+
+
+def test_a_requeued_job_of_other_tasks_is_replaced(followed, slurm, tmp_path, add_third):
+    async def scenario(on):
+        await add_third(on)
+        await until(lambda: ("submit", "1", "", "slurm_worker-2.sh") in slurm.calls)
+        writes(tmp_path, 1, W2, exited(0))
+        slurm.job = Job("PENDING", 1, "BeginTime")
+        for _ in (*on.tasks, W2):
+            await on.next(Exited)
+        for task in (*on.tasks, W2):
+            on.run.act(Start(task, 2))
+        await until(lambda: ("submit", "2", "") in slurm.calls)
+        assert "worker: {replicas: 3, max: 4}" in (tmp_path / "slurm.sh").read_text()
+        writes(tmp_path, 2, W2, {"kind": "started", "pid": 9})
+        while (await on.next(Started)).pid != 9:
+            pass
+
+    followed(scenario, **ELASTIC)
+    assert slurm.calls.index(("cancel", "12")) < slurm.calls.index(("submit", "2", ""))
+
+
+def test_a_run_with_an_added_task_whose_job_is_still_active_is_refused(slurm, tmp_path):
+    (tmp_path / "slurm_job").write_text("12\n13\n")
+    slurm.job, slurm.others = Job("COMPLETED"), {"13": PENDING}
+    with raises(UsageError, "job-still-active") as caught:
+        jobs.SlurmJobs().refuse_active(tmp_path)
+    assert caught.value.message.startswith("job 13 ")
+    assert jobs.SlurmJobs().is_active(tmp_path)
 
 
 def test_a_run_whose_job_is_still_active_is_refused(slurm, tmp_path):

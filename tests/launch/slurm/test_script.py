@@ -14,7 +14,7 @@ import yaml
 from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.slurm.launcher import SlurmLauncher
-from tfdist_cli.launch.slurm.script import render_script
+from tfdist_cli.launch.slurm.script import render_script, render_task_script
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import make_plan
 from tfdist_cli.spec.loading.load import load_cluster, load_recipe
@@ -133,6 +133,22 @@ def test_roles_with_different_resources_are_components_of_a_heterogeneous_job():
         f'{common} --het-group=1 --ntasks=3 --cpus-per-task=8 --mem-per-cpu=1536M --gpus-per-task=2 "${{role[@]}}"',
         f'{common} --het-group=2 --ntasks=3 --cpus-per-task=1 "${{role[@]}}"',
     ]
+
+
+def test_an_added_task_has_a_script_of_its_own(bash, tmp_path):
+    slurm = {"partition": "gpu", "nodes": 2, "time": "1:00", "gres": "gpu:1", "extra": ["--mem-per-cpu=1G"]}
+    roles = PS | {"worker": {"replicas": 3, "cpus": 4}, "evaluator": {}}
+    plan = plan_of(roles, slurm=slurm | {"nodes": None, "python": "py"}, run_dir=tmp_path / "a run")
+    script = render_task_script(plan, plan.tasks[3].task)
+    options = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH")]
+    assert options == [
+        "--job-name=digits-worker-2", "--no-requeue", "--open-mode=append", "--signal=TERM@60", "--ntasks=1",
+        "--cpus-per-task=4", "--partition=gpu", "--time=1:00", "--gres=gpu:1", "--mem-per-cpu=1G",
+    ]  # fmt: skip
+    code, ((program, *argv),), attempt = bash(script, "3", "60")
+    assert (code, program, attempt) == (0, "srun", "3")
+    role = f"py -m tfdist_cli role --task worker:2 --cluster {tmp_path}/a run/cluster.yaml --run-dir {tmp_path}/a run"
+    assert " ".join(argv) == f"--label --export=ALL --ntasks=1 --cpus-per-task=4 {role}"
 
 
 def test_slurm_chooses_the_gpus():

@@ -15,6 +15,7 @@ from tests.support.codes import raises
 from tests.support.ports import free_address
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.protocol.masking import RUN_SECRET
+from tfdist_cli.protocol.records import LEAVE_SIGNAL
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster import handshake, membership
@@ -290,7 +291,10 @@ def test_sigterm_interrupts_a_wait_once():
         assert signal.getsignal(signal.SIGTERM) is handler
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         with interrupted_by_sigterm():
-            membership.end_by_sigterm()
+            os.kill(os.getpid(), signal.SIGTERM)  # all tasks get it
+            with pytest.raises(SigtermReceived):
+                os.kill(os.getpid(), LEAVE_SIGNAL)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        assert signal.getsignal(LEAVE_SIGNAL) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)

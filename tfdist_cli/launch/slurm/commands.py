@@ -15,6 +15,10 @@ from tfdist_cli.errors import TfdistError, UsageError
 PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol")
 POLL_SECONDS = 0.5
 """Seconds between two polls of what sends no notification: another machine's files, or the end of a job."""
+QUERY_SECONDS = 2.0
+"""Seconds between two queries of Slurm, which has many users to answer."""
+NFS_SECONDS = 60.0
+"""Seconds to wait for files that contain the tasks' exits: NFS may show a folder's new files this late."""
 ANSWER_SECONDS = 20.0
 """Timeout in seconds for an answer from Slurm. A controller that is busy or restarts answers late."""
 _PENDING = ("PENDING",)

@@ -27,6 +27,7 @@ class TaskFiles:
 
     def __init__(self, task: TaskId, folder: Path, context: LaunchContext) -> None:
         self.task = task
+        self.folder = folder
         self.exit_code: int | None = None
         """The task's exit code; None until the task has reported it."""
         self.exit_reported = False

@@ -9,7 +9,7 @@ from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.addresses import RemoteAddresses
 from tfdist_cli.launch.slurm.commands import check_programs
 from tfdist_cli.launch.slurm.run import SlurmRun
-from tfdist_cli.launch.slurm.script import SCRIPT_FILE, render_script
+from tfdist_cli.launch.slurm.script import render_script
 from tfdist_cli.launch.supervisor.launcher import LaunchContext
 from tfdist_cli.plan.plan import Plan
 from tfdist_cli.spec.address import Address
@@ -40,7 +40,7 @@ class SlurmLauncher(RemoteAddresses):
                     code="hosts-not-supported",
                     hint=f"give roles.{task.role} replicas, and the nodes' names as slurm.extra: [--nodelist=…]",
                 )
-        return dict.fromkeys(cluster.tasks, UNKNOWN_ADDRESS)
+        return dict.fromkeys(cluster.possible_tasks, UNKNOWN_ADDRESS)
 
     def render(self, plan: Plan) -> str:
         """Returns the batch script."""
@@ -49,7 +49,6 @@ class SlurmLauncher(RemoteAddresses):
     @asynccontextmanager
     async def start(self, plan: Plan, context: LaunchContext) -> AsyncIterator[SlurmRun]:
         """Yields a run, which submits its job when the tasks start. A job that is not over at the exit is cancelled."""
-        (plan.run_dir / SCRIPT_FILE).write_text(render_script(plan) + "\n", encoding="utf-8")
         run = SlurmRun(plan, context)
         try:
             yield run

@@ -1,9 +1,12 @@
 """Runs a plan as a Slurm job: submits it, follows its tasks, requeues and ends it.
 
-Slurm starts and ends whole jobs, so the tasks of this launcher cannot be started one by one. An attempt is one
+Slurm starts and ends whole jobs, so the tasks of an attempt cannot be started one by one. An attempt is one
 execution of the job. Slurm requeues a job when a node fails, when it preempts the job, and before the time limit. If
-the supervisor then starts all tasks again, that execution is the next attempt. If Slurm has not requeued the job, the
-script is submitted again.
+the supervisor then starts all tasks again, that execution is the next attempt. If Slurm has not requeued the job, or
+its tasks are others now, the script is submitted again.
+
+A task that is added while the others run has a job of its own (`task_job`). One that leaves is signalled by the process
+that waits for it. The next attempt has all of them in one job.
 """
 
 from __future__ import annotations
@@ -11,35 +14,34 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from tfdist_cli.launch.process.background_tasks import BackgroundTasks
 from tfdist_cli.launch.run.logs import ERROR_FILE
 from tfdist_cli.launch.slurm import commands
-from tfdist_cli.launch.slurm.commands import POLL_SECONDS, Job
+from tfdist_cli.launch.slurm.commands import NFS_SECONDS, POLL_SECONDS, QUERY_SECONDS, Job
 from tfdist_cli.launch.slurm.files import TaskFiles
 from tfdist_cli.launch.slurm.jobs import JOB_FILE
-from tfdist_cli.launch.slurm.script import SCRIPT_FILE
+from tfdist_cli.launch.slurm.script import LOG_FILE, SCRIPT_FILE, render_script
+from tfdist_cli.launch.slurm.task_job import TaskJob, attempt_of, write_stop
 from tfdist_cli.launch.supervisor.events import Action, Exited, Output, Queued, Start, StopSignal
 from tfdist_cli.launch.supervisor.launcher import LaunchContext
 from tfdist_cli.plan.plan import Plan
 from tfdist_cli.protocol.environment import START_TIMEOUT
 from tfdist_cli.protocol.masking import RUN_SECRET
 from tfdist_cli.protocol.records import TASK_DIR
+from tfdist_cli.spec.strategies import may_leave
 from tfdist_cli.spec.task_id import TaskId
 
-LOG_FILE = "slurm.log"
-"""The output of the script, and Slurm's own messages."""
-_QUERY_SECONDS = 2.0
-"""Seconds between two queries of Slurm, which has many users to answer."""
 _ENDING_SECONDS = 120.0
 """Seconds in which Slurm ends a job's tasks: it kills them after 30 by default, and gives up after another 60."""
 _REQUEUE_SECONDS = 30.0
 """Seconds in which Slurm decides whether it requeues a job whose tasks have exited."""
 _CLOSE_SECONDS = 2.0
 """Seconds for reading the last output of exited tasks, and for a cancelled job to be over."""
-_NFS_SECONDS = 60.0
-"""Seconds to wait for files that contain the tasks' exits: NFS may show a folder's new files this late."""
+_END_SECONDS = 60.0
+"""Seconds in which a job that is replaced has to end."""
 _SHOWN_LINES = 10
 
 
@@ -70,7 +72,15 @@ class SlurmRun:
         self._pending_signal: StopSignal | None = None
         """The signal that all tasks get once the actions of this moment have been received."""
         self._stop_requested = False
-        """Whether tasks of this attempt were to be stopped. There may have been no job at that time."""
+        """Whether all tasks of this attempt were to be stopped. There may have been no job at that time."""
+        self._script_outdated = True
+        """Whether the script, or the job that runs it, has other tasks than the plan."""
+        self._added: dict[TaskId, TaskJob] = {}
+        """The jobs of tasks that were added in this attempt."""
+        self._started: Path | None = None
+        """The folder of the attempt whose tasks have been started."""
+        self._leaving: dict[TaskId, StopSignal] = {}
+        """The signals to single tasks that wait to be sent."""
         self._sent_signal: StopSignal | None = None
         self._background = BackgroundTasks(context.events)
         self._attempt: asyncio.Task[None] | None = None
@@ -79,28 +89,45 @@ class SlurmRun:
         """Whether this launcher has cancelled the job."""
 
     def act(self, action: Action) -> None:
-        """Starts all tasks when the last of them has been named, or stops all remaining tasks."""
+        """Starts all tasks when the last of them has been named, adds one, or stops some.
+
+        A signal goes to all tasks if one of those that get it cannot leave alone.
+        """
         if isinstance(action, Start):
             prepared = self._context.prepare(action)
-            self._folders[action.task] = Path(prepared[TASK_DIR])
+            folder = Path(prepared[TASK_DIR])
+            if folder.parent == self._started:
+                self._background.start(self._add(action.task, prepared))
+                return
+            self._folders[action.task] = folder
             self._start_timeout = prepared.get(START_TIMEOUT, "")
             self._job_env = {name: prepared[name] for name in (RUN_SECRET,) if name in prepared}
             self._stop_requested = False
             if len(self._folders) == len(self._plan.tasks):
                 folders, self._folders = self._folders, {}
+                self._started, self._added = folder.parent, {}
                 self._attempt = self._background.start(self._run_attempt(folders, self._attempt))
             return
-        self._stop_requested = True
-        if self._pending_signal is None:
-            self._pending_signal = action.signal
+        if not (self._pending_signal or self._leaving):
             self._background.start(self._stop())
-        elif action.signal is StopSignal.KILL:
-            self._pending_signal = StopSignal.KILL
+        if action.task in self._added or may_leave(self._plan.strategy, action.task.role):
+            self._leaving[action.task] = action.signal
+            return
+        self._stop_requested = True
+        if self._pending_signal is not StopSignal.KILL:
+            self._pending_signal = action.signal
+
+    def follow(self, plan: Plan) -> None:
+        """Replaces the plan: the next job has its tasks."""
+        self._plan = plan
+        self._script_outdated = True
 
     async def close(self) -> None:
         """Waits for the script to exit if all tasks have exited. Otherwise, or after a timeout, cancels the job."""
         all_exited = self._all_exits_reported
         await self._background.finish(_CLOSE_SECONDS if all_exited else 0.0)
+        for added in self._added.values():
+            await added.close()
         if not self._job_id:
             return
         deadline = time.monotonic() + (_REQUEUE_SECONDS if all_exited else 0)
@@ -145,19 +172,37 @@ class SlurmRun:
 
     async def _ensure_job(self, attempt_folder: Path) -> None:
         """Uses the requeued job for the attempt of this folder, or submits a new job."""
-        if self._job_id and (self._job.is_pending or self._job.is_running) and self._job.restarts > self._restarts:
+        requeued = (self._job.is_pending or self._job.is_running) and self._job.restarts > self._restarts
+        if self._job_id and requeued and not self._script_outdated:
             self._restarts = self._job.restarts
             await self._show(f"job {self._job_id} was requeued")
             return
-        if self._job_id:
+        if self._job_id and requeued:
+            await commands.cancel_and_wait(self._job_id, _END_SECONDS)
+        elif self._job_id:
             await self._cancel()
-        self._submitted_attempt, self._restarts = int(attempt_folder.name.rpartition("_")[2]), 0
-        arguments = [str(self._submitted_attempt), self._start_timeout]
         run_dir = self._plan.run_dir
+        if self._script_outdated:
+            (run_dir / SCRIPT_FILE).write_text(render_script(self._plan) + "\n", encoding="utf-8")
+            self._script_outdated = False
+        self._submitted_attempt, self._restarts = attempt_of(attempt_folder / "task"), 0
+        arguments = [str(self._submitted_attempt), self._start_timeout]
         self._job_id = await commands.submit(run_dir / SCRIPT_FILE, run_dir / LOG_FILE, arguments, self._job_env)
-        (run_dir / JOB_FILE).write_text(f"{self._job_id}\n", encoding="ascii")
+        self._write_jobs()
         self._job, self._cancelled_here = Job("PENDING"), False
         await self._show(f"submitted as job {self._job_id}")
+
+    def _write_jobs(self) -> None:
+        active = [self._job_id, *(added.job_id for added in self._added.values() if added.job_id and not added.is_over)]
+        (self._plan.run_dir / JOB_FILE).write_text("".join(f"{job}\n" for job in active), encoding="ascii")
+
+    async def _add(self, task: TaskId, variables: Mapping[str, str]) -> None:
+        """Starts a task in a job of its own. One that had left before has written to the same files."""
+        before = self._files.pop(task, None)
+        if before:
+            await before.close(0, "")
+        self._added[task] = TaskJob(self._plan, task, variables, self._context)
+        await self._added[task].run(self._write_jobs)
 
     def _is_undecided(self, job: Job) -> bool:
         return job.is_completing or ((job.is_running or job.is_pending) and job.restarts <= self._restarts)
@@ -169,7 +214,7 @@ class SlurmRun:
         while not (self._is_over() or self._all_exits_reported) and time.monotonic() < deadline:
             if not self._job.is_pending:
                 await self._read()
-            if time.monotonic() - queried >= _QUERY_SECONDS:
+            if time.monotonic() - queried >= QUERY_SECONDS:
                 queried = time.monotonic()
                 await self._show_pending(await self._query())
             if not self._job.is_completing:
@@ -181,7 +226,7 @@ class SlurmRun:
 
     async def _await_final_output(self) -> None:
         """Continues to read after a completed job: each task has written its exit, which may not be visible yet."""
-        deadline = time.monotonic() + _NFS_SECONDS
+        deadline = time.monotonic() + NFS_SECONDS
         while (
             self._job.state == "COMPLETED"
             and not (self._all_exits_reported or self._stop_requested)
@@ -239,9 +284,15 @@ class SlurmRun:
         return self._job
 
     async def _stop(self) -> None:
-        """Sends the pending signal to all tasks."""
+        """Sends the pending signals."""
         await asyncio.sleep(0)  # the supervisor's actions of one moment arrive one by one
         stop_signal, self._pending_signal = self._pending_signal, None
+        leaving, self._leaving = self._leaving, {}
+        for task, own in leaving.items():
+            if task in self._added:
+                await self._added[task].stop(own)
+            elif stop_signal is None and task in self._files:
+                write_stop(self._files[task].folder, own)
         if stop_signal is None or not self._job_id or self._is_over():
             return
         if stop_signal is self._sent_signal is StopSignal.KILL:
@@ -257,13 +308,13 @@ class SlurmRun:
 
     async def _kill(self) -> None:
         """Kills the tasks again until all have exited: Slurm may miss a kill while it terminates parts of a job."""
-        killed = -_QUERY_SECONDS
+        killed = -QUERY_SECONDS
         while (
             self._sent_signal is StopSignal.KILL
             and self._job.is_running
             and not (self._is_over() or self._all_exits_reported)
         ):
-            if time.monotonic() - killed >= _QUERY_SECONDS:
+            if time.monotonic() - killed >= QUERY_SECONDS:
                 killed = time.monotonic()
                 await commands.kill_tasks(self._job_id)
             await asyncio.sleep(POLL_SECONDS)

@@ -1,5 +1,7 @@
 """Renders the batch script of a plan: one `srun` of `tfdist role` for all tasks. The nodes need only tfdist.
 
+A task that is added while the others run has a job, and a script, of its own.
+
 This module decides how the tasks' exit codes make the job's, together with `task/slurm_step.py`: a task whose exit code
 does not decide the result of the training exits with 0 for Slurm.
 """
@@ -9,7 +11,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -23,11 +25,15 @@ from tfdist_cli.spec.strategies import decides
 from tfdist_cli.spec.task_id import TaskId
 
 SCRIPT_FILE = "slurm.sh"
+LOG_FILE = "slurm.log"
+"""The output of the scripts, and Slurm's own messages."""
 SAVE_SECONDS = 60
 """Seconds before the time limit at which the tasks get the signal to save; Slurm may send it this much later."""
 EXIT_TOGETHER_SECONDS = 60
 """The most seconds between the first and the last exit of tasks that exit together."""
 _NEEDS = ("cpus", "memory", "gpus")
+_PLACES = ("partition", "account", "qos", "constraint", "time", "gres")
+"""Keys of the Slurm section that apply to each job of a run."""
 
 
 def render_script(plan: Plan) -> str:
@@ -39,6 +45,19 @@ def render_script(plan: Plan) -> str:
     components = _components(plan.cluster)
     lines = ["#!/bin/bash", *_options(plan, components), "", *_files(plan), "", *_spec(plan).setup, ""]
     return "\n".join([*lines, *_body(plan, components)])
+
+
+def render_task_script(plan: Plan, task: TaskId) -> str:
+    """Returns the script of a task that is added to a running job. Its arguments are those of the other script.
+
+    Before its time limit, and before it is preempted, the task gets SIGTERM, and leaves.
+    """
+    lines = ["#!/bin/bash", _option("job-name", f"{plan.name}-{task.slug}"), "#SBATCH --no-requeue"]
+    lines += ["#SBATCH --open-mode=append", f"#SBATCH --signal=TERM@{SAVE_SECONDS}"]
+    lines += _requests(plan.cluster, task, 1, _PLACES)
+    lines += ["", f"run={shlex.quote(str(plan.run_dir))}", "", *_spec(plan).setup, "", *_command(plan, str(task))]
+    step = " ".join(["--label", "--export=ALL", *_size(plan.cluster, task, 1), '"${role[@]}"'])
+    return "\n".join([*lines, f"exec srun {step}"])
 
 
 def saves(plan: Plan) -> bool:
@@ -79,12 +98,18 @@ def _options(plan: Plan, components: list[tuple[TaskId, int]]) -> Iterator[str]:
     for number, (task, count) in enumerate(components):
         if number:
             yield "#SBATCH hetjob"
-        yield from (f"#SBATCH {option}" for option in _size(plan.cluster, task, count))
-        for key in ("nodes", "partition", "account", "qos", "constraint", "time", "gres"):
-            value = getattr(spec, key)
-            if value is not None:
-                yield _option(key, str(value))
-        yield from (f"#SBATCH {_quoted(option)}" for option in spec.extra)
+        yield from _requests(plan.cluster, task, count, ("nodes", *_PLACES))
+
+
+def _requests(cluster: Cluster, task: TaskId, count: int, keys: Iterable[str]) -> Iterator[str]:
+    """Yields the lines that request the resources of some equal tasks, with these keys of the Slurm section."""
+    spec = cluster.slurm or SlurmSpec()
+    yield from (f"#SBATCH {option}" for option in _size(cluster, task, count))
+    for key in keys:
+        value = getattr(spec, key)
+        if value is not None:
+            yield _option(key, str(value))
+    yield from (f"#SBATCH {_quoted(option)}" for option in spec.extra)
 
 
 def _size(cluster: Cluster, task: TaskId, count: int) -> Iterator[str]:
@@ -130,13 +155,7 @@ def _file(name: str, text: str) -> Iterator[str]:
 
 
 def _body(plan: Plan, components: list[tuple[TaskId, int]]) -> Iterator[str]:
-    yield "# `tfdist launch` gives the attempt and the start timeout: the tasks then write to files that it reads."
-    yield 'if [ -n "${1-}" ]; then export TFDIST_ATTEMPT=$(($1 + ${SLURM_RESTART_COUNT:-0})); fi'
-    yield 'if [ -n "${2-}" ]; then export TFDIST_START_TIMEOUT=$2; fi'
-    yield f"role=({shlex.join((_spec(plan).python or sys.executable, '-m', 'tfdist_cli', 'role'))})"
-    yield f'role+=(--cluster "$run"/{CLUSTER_FILE} --run-dir "$run")'
-    if plan.recipe is None:
-        yield f"role+=(-- {shlex.join(plan.tasks[0].argv)})"
+    yield from _command(plan)
     if not saves(plan):
         yield f"exec {_srun(plan, components)}"
         return
@@ -149,6 +168,19 @@ def _body(plan: Plan, components: list[tuple[TaskId, int]]) -> Iterator[str]:
     yield 'while [ -n "$signalled" ]; do signalled=; wait "$!"; code=$?; done'
     yield '[ "$code" != 143 ] || scontrol requeue "$SLURM_JOB_ID"'
     yield 'exit "$code"'
+
+
+def _command(plan: Plan, task: str = "") -> Iterator[str]:
+    """Yields the lines that set the command of the tasks, or of one that is named."""
+    yield "# `tfdist launch` gives the attempt and the start timeout: the tasks then write to files that it reads."
+    yield 'if [ -n "${1-}" ]; then export TFDIST_ATTEMPT=$(($1 + ${SLURM_RESTART_COUNT:-0})); fi'
+    yield 'if [ -n "${2-}" ]; then export TFDIST_START_TIMEOUT=$2; fi'
+    yield f"role=({shlex.join((_spec(plan).python or sys.executable, '-m', 'tfdist_cli', 'role'))})"
+    if task:
+        yield f"role+=(--task {task})"
+    yield f'role+=(--cluster "$run"/{CLUSTER_FILE} --run-dir "$run")'
+    if plan.recipe is None:
+        yield f"role+=(-- {shlex.join(plan.tasks[0].argv)})"
 
 
 def _srun(plan: Plan, components: list[tuple[TaskId, int]]) -> str:

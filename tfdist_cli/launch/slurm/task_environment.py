@@ -57,7 +57,7 @@ def find_step_task(cluster: Cluster, environ: Mapping[str, str] = os.environ) ->
         UsageError: the step's tasks do not match the cluster's, or Slurm's variables cannot be read.
     """
     nodes = _node_of_each_task(environ)
-    number = _number(environ, "SLURM_PROCID")
+    number = number_of(environ, "SLURM_PROCID")
     if len(nodes) != len(cluster.tasks):
         raise UsageError(
             f"the cluster {cluster.name!r} has {len(cluster.tasks)} tasks, but srun has started {len(nodes)}",
@@ -77,10 +77,9 @@ def find_step_task(cluster: Cluster, environ: Mapping[str, str] = os.environ) ->
             code="hosts-not-supported",
             hint="remove hosts from roles",
         )
-    first = _first_port(_number(environ, "SLURM_JOB_ID"), len(nodes))
+    first = first_port(number_of(environ, "SLURM_JOB_ID"), len(nodes))
     addresses = {task: Address(nodes[index], first + index) for index, task in enumerate(cluster.tasks)}
-    visible = environ.get("CUDA_VISIBLE_DEVICES", "")
-    gpus = tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles"))
+    gpus = visible_gpus(environ)
     component = _component_of(environ, number, len(nodes))
     sharers = [number] if _has_own_gpus(environ) else [other for other in component if nodes[other] == nodes[number]]
     cpus = _cpus(environ, number)
@@ -176,6 +175,12 @@ def _components(environ: Mapping[str, str]) -> list[range]:
     return [range(begin, end) for begin, end in pairwise(accumulate(counts, initial=0))]
 
 
+def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the ids of the GPUs that Slurm lets this process see."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES", "")
+    return tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles"))
+
+
 def _has_own_gpus(environ: Mapping[str, str]) -> bool:
     """Whether Slurm allocates separate GPUs to each task. Otherwise all tasks of a step on a node see the same ones."""
     if "gpu" in environ.get("SLURM_TRES_PER_TASK", "") or "SLURM_GPUS_PER_TASK" in environ:
@@ -184,12 +189,17 @@ def _has_own_gpus(environ: Mapping[str, str]) -> bool:
     return bound.removeprefix("verbose,").startswith(("per_task", "single", "map", "mask"))
 
 
-def _first_port(job: int, tasks: int) -> int:
+def first_port(job: int, tasks: int) -> int:
     """Returns a job's first port. The next ports belong to the next tasks, on whichever node they run."""
     return LOWEST_PORT + job * _STRIDE % (HIGHEST_PORT + 1 - LOWEST_PORT - tasks)
 
 
-def _number(environ: Mapping[str, str], name: str) -> int:
+def number_of(environ: Mapping[str, str], name: str) -> int:
+    """Returns the number in a variable of Slurm.
+
+    Raises:
+        UsageError: it is not set, or is not a number.
+    """
     try:
         return int(environ[name])
     except (KeyError, ValueError):

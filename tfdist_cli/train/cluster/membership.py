@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.protocol.records import LEAVE_SIGNAL
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster.handshake import (
@@ -373,31 +374,36 @@ def _check_granted(task: TaskId, answer: bytes) -> None:
 
 
 class SigtermReceived(BaseException):
-    """SIGTERM interrupted this process's wait."""
+    """SIGTERM, or `LEAVE_SIGNAL`, interrupted this process's wait."""
 
 
 @contextmanager
 def interrupted_by_sigterm() -> Iterator[None]:
-    """Raises `SigtermReceived` in the main thread within the context, unless SIGTERM is ignored.
+    """Raises `SigtermReceived` in the main thread within the context.
 
-    In another thread, Python installs no handlers, and SIGTERM does what it did before.
+    Where SIGTERM is ignored, since all tasks get it at once, `LEAVE_SIGNAL` has this effect in its place. In another
+    thread, Python installs no handlers, and the signals do what they did before.
     """
-    previous = signal.getsignal(signal.SIGTERM)
-    if previous is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+    ignored = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    number = LEAVE_SIGNAL if ignored else signal.SIGTERM
+    previous = signal.getsignal(number)
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, previous)
+        signal.signal(number, previous)
         raise SigtermReceived
 
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        signal.signal(number, previous)
 
 
 def end_by_sigterm() -> None:
-    """Does what SIGTERM does without `interrupted_by_sigterm`."""
+    """Does what SIGTERM does without `interrupted_by_sigterm`; where it is ignored, it ends the process."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
