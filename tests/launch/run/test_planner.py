@@ -15,6 +15,7 @@ from tfdist_cli.launch.run.planner import Planner, RequestHandler
 from tfdist_cli.launch.run.requests import Request
 from tfdist_cli.launch.supervisor.events import Exited, RecordReceived, RequestAnswered, ResizeAccepted
 from tfdist_cli.plan.machine import Machine
+from tfdist_cli.spec.launchers import LAUNCHERS
 from tfdist_cli.spec.loading.load import load_run
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.spec.sections.role_spec import RoleSpec
@@ -202,13 +203,12 @@ def test_a_dry_run_of_a_join_changes_nothing(make_handler):
     assert request_handler.extended is None
 
 
-def test_other_launchers_than_those_that_start_single_tasks_need_a_checkpoint(make_handler):
+def test_other_launchers_than_those_that_start_single_tasks_need_a_checkpoint(make_handler, monkeypatch):
+    monkeypatch.setitem(LAUNCHERS, "local", replace(LAUNCHERS["local"], tasks_join=False))
     request_handler = make_handler(worker=MANY)
-    planner = request_handler._planner
-    planner.cluster = planner.cluster.model_copy(update={"launcher": "slurm"})
     event = request_handler.answer(Request("a", {"worker": 2}), elastic(CHIEF, W0, PS))
     assert not event.is_live
-    assert "slurm" in event.because
+    assert "local" in event.because
 
 
 def test_above_max_is_refused(make_handler):
