@@ -35,6 +35,7 @@ COMMANDS = {
     "scale": "Change the number of tasks of a role while a run trains.",
     "stop": "Stop a run: the training saves a checkpoint and exits.",
     "role": "Run one task of a cluster in the foreground.",
+    "predict": "Predict a file, or a split of the recipe's data, with the model of a run.",
     "export": "Export the model of a checkpoint for programs without tfdist.",
     "schema": "Print the JSON Schema of the cluster file or the recipe file, for editors.",
 }

@@ -35,8 +35,28 @@ def export_checkpoint(recipe: Recipe, run_dir: Path, step: int | None, form: str
         UsageError: the checkpoint does not exist, or is damaged.
     """
     enable_logging()
+    model_step, module = restored(recipe, run_dir, step)
+    return export(model_step.model, out or run_dir / EXPORT / EXPORT_NAMES[form], format=form, rebuild=module.model)
+
+
+def checkpoints_of(recipe: Recipe, run_dir: Path) -> Path:
+    """Returns the folder of a run's checkpoints."""
     spec = recipe.checkpoint
-    checkpoint = _find(CheckpointFolder(spec.dir if spec and spec.dir else run_dir / CHECKPOINTS), step)
+    return spec.dir if spec and spec.dir else run_dir / CHECKPOINTS
+
+
+def restored(recipe: Recipe, run_dir: Path, step: int | None) -> tuple[ModelStep, RecipeModule]:
+    """Returns the model of a checkpoint, and the recipe's module.
+
+    Args:
+        recipe: the recipe of the training.
+        run_dir: the run's directory.
+        step: the checkpoint's step; None for the newest undamaged one.
+
+    Raises:
+        UsageError: the checkpoint does not exist, or is damaged.
+    """
+    checkpoint = _find(CheckpointFolder(checkpoints_of(recipe, run_dir)), step)
     module = RecipeModule.load(recipe)
     keras.utils.set_random_seed(recipe.train.seed)
     model_step = ModelStep(module.model())
@@ -46,7 +66,7 @@ def export_checkpoint(recipe: Recipe, run_dir: Path, step: int | None, form: str
 
     model_step.build(checked(batches, Shard()).element_spec)
     CheckpointFolder(checkpoint.path.parent).restore(checkpoint, model_step, optimizer=False)
-    return export(model_step.model, out or run_dir / EXPORT / EXPORT_NAMES[form], format=form, rebuild=module.model)
+    return model_step, module
 
 
 def _find(folder: CheckpointFolder, step: int | None) -> StoredCheckpoint:

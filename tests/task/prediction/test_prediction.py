@@ -1,0 +1,169 @@
+"""`tfdist predict` writes each example's prediction once, in order, whatever the files are."""
+
+import csv
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from tests.cli.conftest import tfdist  # noqa: F401 a fixture
+from tests.support.codes import codes_in, raises
+from tfdist_cli.errors import UsageError
+from tfdist_cli.task.prediction.inputs import READERS, Reading, bound, read
+from tfdist_cli.task.prediction.job import PredictionJob, Shard, model_of
+from tfdist_cli.task.prediction.outputs import FORMATS, seal
+
+PART = ("--part-size", 10, "--batch-size", 4)
+
+
+@pytest.fixture(autouse=True)
+def _own_module():
+    yield
+    sys.modules.pop("own_recipe", None)
+
+
+def write(path, x):
+    if path.suffix == ".npy":
+        np.save(path, x)
+    elif path.suffix == ".npz":
+        np.savez(path, x=x)
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([["a", "b", "c"], *x.tolist()])
+    else:
+        parquet.write_table(pyarrow.table({name: x[:, n] for n, name in enumerate("abc")}), path, row_group_size=7)
+
+
+def predictions(path):
+    if path.suffix == ".npy":
+        return np.load(path)
+    if path.suffix == ".csv":
+        rows = list(csv.reader(path.open()))
+        assert rows[0] == ["prediction_0", "prediction_1"]
+        return np.array(rows[1:], np.float32)
+    return np.stack(parquet.read_table(path)["prediction"].to_numpy())
+
+
+FILES = [("d.npy", "o.csv"), ("d.npz", "o.npy"), ("d.csv", "o.parquet"), ("d.parquet", "o.npy")]
+
+
+@pytest.mark.parametrize(("data", "output"), FILES)
+def test_predictions_are_keras_s_in_the_order_of_the_file(data, output, run, x, tfdist, tmp_path):  # noqa: F811
+    folder, model = run
+    write(tmp_path / data, x)
+    ended = tfdist("predict", folder, "--data", data, "--output", output, *PART)
+    assert (ended.code, ended.out.strip()) == (0, output), ended.err
+    np.testing.assert_allclose(predictions(Path(output)), model.predict(x, verbose=0), rtol=1e-4, atol=1e-6)
+    assert not Path(f"{output}.parts").exists()
+    assert codes_in(tfdist("predict", folder, "--data", data, "--output", output).err) == ["output-exists"]
+
+
+def test_shards_predict_their_parts_and_a_last_call_joins_them(run, x, tfdist, tmp_path):  # noqa: F811
+    folder, model = run
+    write(tmp_path / "d.csv", x)
+    call = ("predict", folder, "--data", "d.csv", "--output", "o.npy", *PART)
+    assert tfdist(*call, "--shard", "1/3").code == 0
+    job = PredictionJob(folder / "export" / "model.keras", None, "d.csv", (), Path("o.npy"), 10)
+    assert (job.done(), job.parts) == ({1, 4, 7, 10}, 11)
+    kept = {part: job.path_of(part).stat().st_mtime_ns for part in job.done()}
+    (job.folder / ".writing-1-part-000000.npy").write_bytes(b"half")
+    assert tfdist(*call, "--shard", "0/3").code == 0
+    assert {part: job.path_of(part).stat().st_mtime_ns for part in kept} == kept
+    assert codes_in(tfdist(*call[:-4], "--part-size", 5).err) == ["other-predictions"]
+    assert tfdist(*call).code == 0
+    np.testing.assert_allclose(np.load("o.npy"), model.predict(x, verbose=0), rtol=1e-4, atol=1e-6)
+
+
+def test_a_split_of_the_recipe_is_predicted(run, tfdist):  # noqa: F811
+    folder, model = run
+    assert tfdist("predict", folder, "--data", "test", "--output", "o.npy", *PART).code == 0
+    expected = model.predict(sys.modules["own_recipe"].X, verbose=0)
+    np.testing.assert_allclose(np.load("o.npy"), expected, rtol=1e-4, atol=1e-6)
+    ended = tfdist("predict", folder, "--data", "shuffled", "--output", "s.npy")
+    assert codes_in(ended.err) == ["prediction-data-shuffled"]
+
+
+def test_an_export_as_saved_model_has_its_own_names(run, tfdist, tmp_path):  # noqa: F811
+    folder, _ = run
+    first, second = keras.Input((1,), name="first"), keras.Input((2,), name="second")
+    model = keras.Model(
+        {"first": first, "second": second}, {"sum": keras.layers.Add()([first, second]), "first": first}
+    )
+    model.export(folder / "export" / "saved_model", verbose=False)
+    (tmp_path / "d.csv").write_text("second_0,first,second_1\n1,10,2\n3,20,4\n")
+    assert tfdist("predict", folder, "--data", "d.csv", "--output", "o.csv").code == 0
+    assert Path("o.csv").read_text().split() == ["first,sum_0,sum_1", "10.0,11.0,12.0", "20.0,23.0,24.0"]
+
+
+def test_a_dry_run_predicts_nothing(run, tfdist):  # noqa: F811
+    ended = tfdist("predict", run[0], "--data", "test", "--output", "o.csv", "--dry-run")
+    assert ended.code == 0
+    assert "model.keras" in ended.out
+    assert not Path("o.csv.parts").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("--data", "none.csv", "--output", "o.csv"), "no-data-file"),
+        (("--data", "d.txt.csv.npy.csv", "--output", "o.txt"), "unknown-output-format"),
+        (("--data", "d.csv", "--output", "o.csv", "--columns", "a,z"), "no-such-column"),
+        (("--data", "d.csv", "--output", "o.csv", "--columns", "a"), "input-shape-differs"),
+        (("--data", "d.csv", "--output", "o.csv", "--shard", "2/2"), "invalid-shard"),
+        (("--data", "d.csv", "--output", "o.csv", "--step", 5), "checkpoint-not-found"),
+    ],
+)
+def test_mistakes_are_named(arguments, code, run, x, tfdist, tmp_path):  # noqa: F811
+    write(tmp_path / "d.csv", x)
+    assert codes_in(tfdist("predict", run[0], *arguments).err) == [code]
+
+
+def test_the_newest_form_of_the_model_is_used(tmp_path):
+    with raises(UsageError, "no-model-in-run"):
+        model_of(tmp_path, tmp_path / "checkpoints", None)
+    export = tmp_path / "export" / "saved_model"
+    older, newer = (tmp_path / "checkpoints" / f"step-{step}" for step in (5, 30))
+    for path in (older, newer, export):
+        path.mkdir(parents=True)
+    assert model_of(tmp_path, older.parent, None) == (export, None)
+    assert model_of(tmp_path, older.parent, 5) == (older, 5)
+    export.rmdir()
+    (tmp_path / "export").rmdir()
+    assert model_of(tmp_path, older.parent, None) == (newer, 30)
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path):
+    def fail(path):
+        path.write_text("half")
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        seal(tmp_path / "part", fail)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", sorted(READERS))
+def test_readers_count_examples_and_skip_parts(suffix, x, tmp_path):
+    path, rows = tmp_path / f"d{suffix}", []
+    write(path, x)
+    found = dict(read(path, Reading(20, Shard(1, 2).takes), rows.append))
+    assert rows == [107]
+    for part, arrays in found.items():
+        given = bound(arrays, {"x": ((3,), np.float32)})["x"]
+        np.testing.assert_allclose(given, x[part * 20 : part * 20 + 20], rtol=1e-6)
+    assert list(found) == [1, 3, 5]
+
+
+def test_texts_and_types_survive(tmp_path):
+    columns = {"name": np.array([b"a,b", b"c"], object), "id": np.array([2**40, 3]), "pair": np.ones((2, 2), np.int32)}
+    for suffix in (".csv", ".parquet"):
+        FORMATS[suffix].write(tmp_path / f"1{suffix}", columns)
+        FORMATS[suffix].join(tmp_path / f"o{suffix}", [tmp_path / f"1{suffix}"] * 2)
+    rows = list(csv.reader((tmp_path / "o.csv").open()))
+    assert rows == [["name", "id", "pair_0", "pair_1"], *[["a,b", str(2**40), "1", "1"], ["c", "3", "1", "1"]] * 2]
+    with raises(UsageError, "several-outputs"):
+        FORMATS[".npy"].write(tmp_path / "o.npy", columns)

@@ -1,0 +1,213 @@
+"""Reads the examples of a file, or of a recipe's split, part by part."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdist_cli.errors import UsageError
+
+Arrays = Mapping[str, Any]
+"""The columns or arrays of some examples by name."""
+Part = tuple[int, Arrays]
+"""The number of a part, and its examples."""
+ONLY = "x"
+"""The name of the array of a .npy file, which has none."""
+_NUMBERED = re.compile(r"_\d+$")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How examples are read.
+
+    Args:
+        part_size: examples in a part.
+        wanted: whether a part is to be read.
+        columns: the columns or arrays to read; () for all.
+    """
+
+    part_size: int
+    wanted: Callable[[int], bool]
+    columns: tuple[str, ...] = ()
+
+    def bounds(self, rows: int) -> Iterator[tuple[int, int, int]]:
+        """Yields the parts that are wanted of so many examples: number, first and last."""
+        for part in range(-(-rows // self.part_size)):
+            if self.wanted(part):
+                yield part, part * self.part_size, min(rows, (part + 1) * self.part_size)
+
+
+def read(path: Path, reading: Reading, ended: Callable[[int], None]) -> Iterator[Part]:
+    """Yields the wanted parts of a file in order.
+
+    Args:
+        path: a .npy, .npz, .csv or .parquet file.
+        reading: how it is read.
+        ended: called with the number of examples, as soon as it is known.
+
+    Raises:
+        UsageError: the file does not exist, is of another kind, or lacks a column.
+    """
+    if path.suffix not in READERS:
+        raise UsageError(
+            f"{path} is none of the files that can be read: {', '.join(READERS)}",
+            code="unknown-data-file",
+            hint="convert it; or name a split of the recipe's dataset(params, split, shard), which reads anything",
+        )
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}", code="no-data-file", hint="give --data a file or a split")
+    return READERS[path.suffix](path, reading, ended)
+
+
+def _chosen(names: Sequence[str], reading: Reading, path: Path) -> list[str]:
+    missing = [name for name in reading.columns if name not in names]
+    if missing:
+        raise UsageError(
+            f"{path} has no column {missing[0]!r}: it has {', '.join(names)}",
+            code="no-such-column",
+            hint="name the inputs of the model with --columns",
+        )
+    return list(reading.columns or names)
+
+
+def _npy(path: Path, reading: Reading, ended: Callable[[int], None]) -> Iterator[Part]:
+    array = np.load(path, mmap_mode="r")
+    ended(len(array))
+    for part, first, last in reading.bounds(len(array)):
+        yield part, {ONLY: np.asarray(array[first:last])}
+
+
+def _npz(path: Path, reading: Reading, ended: Callable[[int], None]) -> Iterator[Part]:
+    with np.load(path) as found:
+        arrays = {name: found[name] for name in _chosen(found.files, reading, path)}
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise UsageError(
+            f"the arrays of {path} have different lengths: {lengths}",
+            code="array-lengths-differ",
+            hint="give each input the same number of examples, or choose inputs with --columns",
+        )
+    rows = next(iter(lengths.values()), 0)
+    ended(rows)
+    for part, first, last in reading.bounds(rows):
+        yield part, {name: array[first:last] for name, array in arrays.items()}
+
+
+def _csv(path: Path, reading: Reading, ended: Callable[[int], None]) -> Iterator[Part]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = csv.reader(file)
+        header = next(rows, [])
+        names = _chosen(header, reading, path)
+        places = [header.index(name) for name in names]
+        part = count = 0
+        while True:
+            if reading.wanted(part):
+                found = list(islice(rows, reading.part_size))
+                size = len(found)
+                if size:
+                    columns = ([row[place] for row in found] for place in places)
+                    yield part, dict(zip(names, map(np.asarray, columns), strict=True))
+            else:
+                before = rows.line_num
+                last = deque(enumerate(islice(rows, reading.part_size), 1), maxlen=1)
+                size = last[0][0] if rows.line_num > before and last else 0
+            count, part = count + size, part + 1
+            if size < reading.part_size:
+                ended(count)
+                return
+
+
+def _parquet(path: Path, reading: Reading, ended: Callable[[int], None]) -> Iterator[Part]:
+    parquet = pyarrow_parquet()
+    with parquet.ParquetFile(path) as file:
+        names = _chosen(file.schema_arrow.names, reading, path)
+        sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+        starts = np.cumsum([0, *sizes])
+        ended(int(starts[-1]))
+        for part, first, last in reading.bounds(int(starts[-1])):
+            groups = [number for number in range(len(sizes)) if starts[number] < last and starts[number + 1] > first]
+            table = file.read_row_groups(groups, columns=names)
+            table = table.slice(first - int(starts[groups[0]]), last - first)
+            yield part, {name: _column(table.column(name)) for name in names}
+
+
+def _column(column: Any) -> np.ndarray:
+    """Returns the values of a Parquet column; of lists of the same length, a matrix."""
+    values = column.to_numpy(zero_copy_only=False)
+    return np.stack(values) if values.dtype == object and len(values) and isinstance(values[0], np.ndarray) else values
+
+
+def pyarrow_parquet() -> Any:
+    """Returns the module `pyarrow.parquet`.
+
+    Raises:
+        UsageError: pyarrow is not installed.
+    """
+    try:
+        from pyarrow import parquet  # noqa: PLC0415 an extra
+    except ModuleNotFoundError:
+        raise UsageError(
+            "pyarrow is not installed, and Parquet files need it",
+            code="no-pyarrow",
+            hint="pip install 'tfdist-cli[parquet]', or use .csv or .npy files",
+        ) from None
+    return parquet
+
+
+READERS: Mapping[str, Callable[[Path, Reading, Callable[[int], None]], Iterator[Part]]] = {
+    ".npy": _npy,
+    ".npz": _npz,
+    ".csv": _csv,
+    ".parquet": _parquet,
+}
+"""The readers by the suffix of the file."""
+
+
+def bound(arrays: Arrays, specs: Mapping[str, tuple[tuple[int | None, ...], Any]]) -> dict[str, np.ndarray]:
+    """Returns the arrays of a model's inputs.
+
+    A model with one input takes all columns in order. Several inputs take those of their names: `age`, or `age_0`,
+    `age_1` and so on.
+
+    Args:
+        arrays: the columns.
+        specs: the shape of an example and the NumPy type of each input, by name.
+
+    Raises:
+        UsageError: an input has no columns, or they have another shape or type.
+    """
+    bound_arrays = {}
+    for name, (shape, dtype) in specs.items():
+        own = list(arrays.values()) if len(specs) == 1 else _of_input(name, arrays)
+        if not own:
+            raise UsageError(
+                f"the data has no column for the model's input {name!r}: it has {', '.join(arrays)}",
+                code="input-without-column",
+                hint=f"the inputs are {', '.join(specs)}; name the columns after them",
+            )
+        try:
+            whole = own[0] if len(own) == 1 else np.stack(own, axis=1)
+            typed = whole.astype(object if dtype is object else dtype)
+            fixed = [size for size in shape if size is not None]
+            bound_arrays[name] = typed.reshape(len(whole), *shape) if len(fixed) == len(shape) else typed
+        except (ValueError, TypeError) as error:
+            raise UsageError(
+                f"the model's input {name!r} takes examples of shape {list(shape)}, and the data has another: {error}",
+                code="input-shape-differs",
+                hint="choose the columns that are inputs, in their order, with --columns",
+            ) from error
+    return bound_arrays
+
+
+def _of_input(name: str, arrays: Arrays) -> list[Any]:
+    if name in arrays:
+        return [arrays[name]]
+    return [array for column, array in arrays.items() if _NUMBERED.sub("", column) == name and column != name]

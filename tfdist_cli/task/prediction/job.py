@@ -1,0 +1,172 @@
+"""A job of `tfdist predict`: its model, its data, and the folder with the parts that are done."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tfdist_cli.errors import UsageError
+
+_JOB, _ROWS = "job.json", "rows.json"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which parts a process predicts: those whose number modulo `count` is `index`."""
+
+    index: int = 0
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Reads `INDEX/COUNT`.
+
+        Raises:
+            UsageError: it is something else.
+        """
+        index, _, count = text.partition("/")
+        if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+            raise UsageError(
+                f"--shard must be INDEX/COUNT, with an index from 0 to COUNT - 1, got {text!r}",
+                code="invalid-shard",
+                hint="for the first of 4 processes write --shard 0/4",
+            )
+        return cls(int(index), int(count))
+
+    def takes(self, part: int) -> bool:
+        """Returns whether this process predicts a part."""
+        return part % self.count == self.index
+
+
+@dataclass(frozen=True)
+class PredictionJob:
+    """What is predicted, and where the result goes.
+
+    Args:
+        model: the exported model, or the folder of a checkpoint.
+        step: the step of the checkpoint; None for an export.
+        data: a file, or the name of a split of the recipe.
+        columns: the columns of the file that are inputs; () for all.
+        output: the file that is written at the end.
+        part_size: examples in a part.
+    """
+
+    model: Path
+    step: int | None
+    data: str
+    columns: tuple[str, ...]
+    output: Path
+    part_size: int
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the parts."""
+        return self.output.with_name(f"{self.output.name}.parts")
+
+    def path_of(self, part: int) -> Path:
+        """Returns the file of a part; it exists once the part is complete."""
+        return self.folder / f"part-{part:06d}{self.output.suffix}"
+
+    def done(self) -> set[int]:
+        """Returns the parts that are complete."""
+        return {int(path.stem.removeprefix("part-")) for path in self.folder.glob(f"part-*{self.output.suffix}")}
+
+    @property
+    def parts(self) -> int | None:
+        """How many parts there are; None until the end of the data was seen."""
+        path = self.folder / _ROWS
+        if not path.exists():
+            return None
+        return -(-int(json.loads(path.read_text(encoding="utf-8"))["rows"]) // self.part_size)
+
+    def open(self) -> None:
+        """Makes the folder of the parts, or continues in it.
+
+        Raises:
+            UsageError: the output exists, or the folder has parts of other predictions.
+        """
+        if self.output.exists():
+            raise UsageError(
+                f"{self.output} exists", code="output-exists", hint="remove it, or choose another --output"
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        written = json.dumps(self._identity(), indent=2)
+        temporary = self.folder / f".{_JOB}.{os.getpid()}"
+        temporary.write_text(written, encoding="utf-8")
+        try:
+            os.link(temporary, self.folder / _JOB)
+        except FileExistsError:
+            self._check_continues(written)
+        finally:
+            temporary.unlink()
+
+    def _check_continues(self, written: str) -> None:
+        before, now = json.loads((self.folder / _JOB).read_text(encoding="utf-8")), json.loads(written)
+        different = [key for key in now if before.get(key) != now[key]]
+        if different:
+            raise UsageError(
+                f"{self.folder} has parts of predictions with other values of {', '.join(different)}",
+                code="other-predictions",
+                hint="give the same arguments to continue them; or remove the folder to start again",
+            )
+
+    def _identity(self) -> dict[str, Any]:
+        """What all parts must have in common: with the same files, not only the same names."""
+        fields = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
+        files = {"model files": self.model, "data files": Path(self.data)}
+        return json.loads(json.dumps(fields)) | {key: _stamp(path) for key, path in files.items()}
+
+    def set_rows(self, rows: int) -> None:
+        """Records how many examples the data has."""
+        temporary = self.folder / f".{_ROWS}.{os.getpid()}"
+        temporary.write_text(json.dumps({"rows": rows}), encoding="utf-8")
+        temporary.replace(self.folder / _ROWS)
+
+
+def _stamp(path: Path) -> list[int]:
+    """Returns the size and the time of the last change of a file; of a folder, the time."""
+    if not path.exists():
+        return []
+    found = path.stat()
+    return [found.st_mtime_ns] if path.is_dir() else [found.st_size, found.st_mtime_ns]
+
+
+def model_of(run: Path, checkpoints: Path, step: int | None) -> tuple[Path, int | None]:
+    """Returns the newest form of a run's model: its export, unless a checkpoint was written after it.
+
+    Args:
+        run: the run's directory.
+        checkpoints: the folder of its checkpoints.
+        step: the step of a checkpoint to use instead.
+
+    Returns:
+        The export and None, or the checkpoint and its step.
+
+    Raises:
+        UsageError: the run has neither.
+    """
+    saved = {int(path.name.removeprefix("step-")): path for path in checkpoints.glob("step-*")}
+    exports = [path for path in (run / "export" / "saved_model", run / "export" / "model.keras") if path.exists()]
+    newest = step if step is not None else max(saved, default=None)
+    if step is not None and step not in saved:
+        raise UsageError(
+            f"no checkpoint of step {step} exists",
+            code="checkpoint-not-found",
+            hint=f"the checkpoints in {checkpoints} are of steps {', '.join(map(str, sorted(saved))) or 'none'}",
+        )
+    if newest is None and not exports:
+        raise UsageError(
+            f"{run} has no export and no checkpoint",
+            code="no-model-in-run",
+            hint="give the recipe 'export: {}' or 'checkpoint: {every_seconds: 60}', and launch it",
+        )
+    if newest is None or (step is None and exports and _changed(exports[0]) >= _changed(saved[newest])):
+        return exports[0], None
+    return saved[newest], newest
+
+
+def _changed(path: Path) -> int:
+    return path.stat().st_mtime_ns
