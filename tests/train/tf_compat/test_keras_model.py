@@ -225,6 +225,25 @@ def test_state_of_callbacks(tmp_path):
     assert keras_model.profiles_batches(profiling)
 
 
+def test_the_graph_of_the_train_step_is_written_once(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    callback = keras.callbacks.TensorBoard(tmp_path)
+    callback.set_model(classifier())
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.constant(7, name="seven")
+    for _ in range(2):
+        keras_model.write_train_graph(callback, lambda: graph)
+    callback.on_train_end()
+    found = [
+        event.graph_def
+        for path in (tmp_path / "train").glob("events*")
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        if event.graph_def
+    ]
+    assert [[node.name for node in tf.compat.v1.GraphDef.FromString(each).node] for each in found] == [["seven"]]
+
+
 def test_what_draws_without_a_seed():
     class Refused:
         def next(self, **_):

@@ -306,6 +306,27 @@ def test_a_profile_of_a_batch_is_written(tmp_path):
     assert list(tmp_path.rglob("*.xplane.pb"))
 
 
+def events(folder):
+    return [event for path in folder.glob("events*") for event in tf.compat.v1.train.summary_iterator(str(path))]
+
+
+def test_tensorboard_has_histograms_images_and_graphs(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    board = kc.TensorBoard(tmp_path, histogram_freq=1, write_images=True, write_steps_per_second=True, update_freq=1)
+    model = classifier()
+    tfdist.fit(model, batches(), epochs=2, callbacks=[board], validation_data=VALIDATION)
+    found = events(tmp_path / "train")
+    tags = [value.tag for event in found for value in event.summary.value]
+    weights = [weight.path for layer in model.layers for weight in layer.weights]
+    assert {tag: tags.count(tag) for tag in (f"{path}/histogram" for path in weights)} == {
+        f"{path}/histogram": 2 for path in weights
+    }
+    assert {"keras", "epoch_steps_per_second", "batch_loss", f"{weights[0]}/image"} <= set(tags)
+    graphs = [tf.compat.v1.GraphDef.FromString(event.graph_def) for event in found if event.graph_def]
+    assert len(graphs) == 1
+    assert "MatMul" in {node.op for node in graphs[0].node}
+
+
 def test_tensorboard(tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     tfdist.fit(classifier(), batches(), epochs=2, callbacks=[kc.TensorBoard(tmp_path)], validation_data=VALIDATION)

@@ -62,6 +62,11 @@ class StepTrace:
         functions = graph.as_graph_def().library.function
         self.operation_count = len(graph.get_operations()) + sum(len(function.node_def) for function in functions)
 
+    @property
+    def graph(self) -> tf.Graph:
+        """The graph itself."""
+        return self._function.graph
+
     def increments(self, state: Sequence[keras.Variable], indices: Sequence[int]) -> list[np.ndarray]:
         """See `ModelStep.increments`."""
         others = [old for index, old in enumerate(self._before) if index not in indices]

@@ -199,6 +199,14 @@ class ModelStep:
         """
         return self._traced(element_spec).operation_count
 
+    def graph(self, element_spec: Any) -> tf.Graph:
+        """Returns the graph of a train step, without the update.
+
+        Args:
+            element_spec: the `tf.TypeSpec`s of a batch.
+        """
+        return self._traced(element_spec).graph
+
     def assigned_state(self, element_spec: Any) -> tuple[int, ...]:
         """Returns the indices in `state` of the variables that a train step assigns; only user code assigns the others.
 

@@ -224,6 +224,22 @@ def profiles_batches(callback: keras.callbacks.TensorBoard) -> bool:
     return bool(callback._should_trace)
 
 
+def write_train_graph(callback: keras.callbacks.TensorBoard, graph: Callable[[], tf.Graph]) -> None:
+    """Writes the graph of the train step, if a `TensorBoard` callback is to do so and has not done it.
+
+    Seen in Keras 3.15.1: `TensorBoard._should_write_train_graph`, `_train_writer`. Reason: the callback takes the graph
+    from the function that Keras's `fit` makes. Replace with: a public method that takes a graph.
+
+    Args:
+        callback: the callback.
+        graph: returns the graph.
+    """
+    if callback._should_write_train_graph:
+        callback._should_write_train_graph = False
+        with callback._train_writer.as_default():
+            tf.summary.graph(graph())
+
+
 @contextlib.contextmanager
 def global_seed_generator(generator: Any) -> Iterator[None]:
     """Within it, random operations without a seed draw from another generator.

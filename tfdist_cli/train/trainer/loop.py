@@ -23,9 +23,9 @@ from tfdist_cli.train.checkpoint.store import TrainingState
 from tfdist_cli.train.checkpoint.writer import CheckpointContent, CheckpointWriter
 from tfdist_cli.train.engine.base import Engine, Execution
 from tfdist_cli.train.model.metrics import MetricTotals
-from tfdist_cli.train.model.train_step import ModelStep
+from tfdist_cli.train.model.train_step import ModelStep, last_build_spec
 from tfdist_cli.train.optimizers.apply import leaf_optimizers
-from tfdist_cli.train.tf_compat.keras_model import initial_epoch
+from tfdist_cli.train.tf_compat.keras_model import initial_epoch, write_train_graph
 from tfdist_cli.train.trainer.batch_callbacks import BatchGroup, acts_on_batches, acts_on_test_batches
 from tfdist_cli.train.trainer.config import Schedule, TrainingConfig, Validation
 from tfdist_cli.train.trainer.reporting import ProgressReporter
@@ -160,6 +160,7 @@ class TrainingLoop:
         """Calls `on_train_begin`, restores the state of callbacks if the training resumes, and opens the data."""
         rates = chiefs_learning_rates(self._engine, self._model)
         self._callbacks.on_train_begin()
+        self._write_graphs()
         self._states = CallbackStates(self._callbacks.callbacks)
         position = epoch_position(self._engine, start, self._schedule, self._states.names, self._totals.size)
         position = self._after_restored_epochs(position)
@@ -180,6 +181,12 @@ class TrainingLoop:
                 self._restore_state()
         self._policy.after_resume(epoch_complete=self._is_epoch_complete())
         return position
+
+    def _write_graphs(self) -> None:
+        """Writes the graph of the train step for TensorBoard."""
+        for callback in self._callbacks.callbacks:
+            if isinstance(callback, keras.callbacks.TensorBoard):
+                write_train_graph(callback, lambda: self._step.graph(last_build_spec(self._model)))
 
     def _after_restored_epochs(self, position: EpochPosition) -> EpochPosition:
         """Skips the epochs after which Keras's `BackupAndRestore` has restored the variables.
