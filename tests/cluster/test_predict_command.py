@@ -1,7 +1,6 @@
 """Processes of `tfdist predict` that are killed are started again: nothing is lost or predicted twice."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -10,6 +9,8 @@ import keras
 import numpy as np
 import psutil
 import pytest
+
+from tfdist_cli.errors import ExitCode
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200), pytest.mark.rotates(2, 0)]
 
@@ -50,8 +51,10 @@ def test_killed_processes_and_a_killed_command_continue(run):
     worker = next(each for each in psutil.Process(command.pid).children() if "0/2" in each.cmdline())
     worker.kill()
     await_parts(run, command, 20)
-    os.killpg(command.pid, signal.SIGKILL)
-    command.wait()
+    workers = psutil.Process(command.pid).children()
+    command.terminate()
+    assert command.wait() == ExitCode.TERMINATED
+    assert [len(workers), [each for each in workers if each.is_running()]] == [2, []]
     done = {path: path.stat().st_mtime_ns for path in (run / "y.npy.parts").glob("part-*")}
     assert 20 <= len(done) < ROWS // PART
     again = start(run)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
 
 from tfdist_cli.cli.console import console
-from tfdist_cli.errors import TaskLost, UsageError
+from tfdist_cli.errors import ExitCode, TaskLost, UsageError
 from tfdist_cli.plan.plan import RECIPE_FILE
 from tfdist_cli.requirements import require_tensorflow
 from tfdist_cli.spec.loading.load import load_recipe
@@ -97,6 +99,7 @@ def predict(  # noqa: PLR0913 a parameter is an option
         _print_plan(job, workers)
         return
     require_tensorflow()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tfdist_cli.task.prediction.outputs import format_of  # noqa: PLC0415 it imports numpy
 
     format_of(output)
@@ -145,6 +148,7 @@ def _predict_in_processes(job: PredictionJob, workers: int, arguments: Sequence[
         UsageError, TaskLost: a process failed; it has printed why.
     """
     ending = threading.Event()
+    signal.signal(signal.SIGTERM, _terminated)
     with ThreadPoolExecutor(workers) as pool:
         running = {pool.submit(_supervise, job, Shard(n, workers), arguments, ending) for n in range(workers)}
         try:
@@ -157,9 +161,16 @@ def _predict_in_processes(job: PredictionJob, workers: int, arguments: Sequence[
             ending.set()
 
 
+def _terminated(_number: int, _frame: FrameType | None) -> None:
+    """Handles SIGTERM: the processes end, too."""
+    sys.exit(ExitCode.TERMINATED)
+
+
 def _supervise(job: PredictionJob, shard: Shard, arguments: Sequence[str], ending: threading.Event) -> None:
     threads = str(max(1, (os.cpu_count() or 1) // shard.count))
-    environment = {"TF_NUM_INTRAOP_THREADS": threads, "TF_NUM_INTEROP_THREADS": threads} | os.environ
+    defaults = {"TF_NUM_INTRAOP_THREADS": threads, "TF_NUM_INTEROP_THREADS": threads}
+    defaults["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"  # several processes share a GPU
+    environment = defaults | os.environ
     command = [sys.executable, "-m", "tfdist_cli", *arguments, "--shard", f"{shard.index}/{shard.count}"]
     attempts, before = 0, -1
     while not ending.is_set():
