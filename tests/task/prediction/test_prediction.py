@@ -1,6 +1,7 @@
 """`tfdist predict` writes each example's prediction once, in order, whatever the files are."""
 
 import csv
+import importlib
 import sys
 from pathlib import Path
 
@@ -10,12 +11,14 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+import tfdist_cli as api
 from tests.cli.conftest import tfdist  # noqa: F401 a fixture
 from tests.support.codes import codes_in, raises
 from tfdist_cli.errors import UsageError
 from tfdist_cli.task.prediction.inputs import READERS, Reading, bound, read
 from tfdist_cli.task.prediction.job import PredictionJob, Shard, model_of
 from tfdist_cli.task.prediction.outputs import FORMATS, seal
+from tfdist_cli.train.cluster import join
 
 PART = ("--part-size", 10, "--batch-size", 4)
 
@@ -97,6 +100,21 @@ def test_an_export_as_saved_model_has_its_own_names(run, tfdist, tmp_path):  # n
     (tmp_path / "d.csv").write_text("second_0,first,second_1\n1,10,2\n3,20,4\n")
     assert tfdist("predict", folder, "--data", "d.csv", "--output", "o.csv").code == 0
     assert Path("o.csv").read_text().split() == ["first,sum_0,sum_1", "10.0,11.0,12.0", "20.0,23.0,24.0"]
+
+
+def test_a_checkpoint_predicts_as_the_model_that_was_saved(run, x, tfdist, tmp_path, monkeypatch):  # noqa: F811
+    folder, _ = run
+    monkeypatch.syspath_prepend(str(folder))
+    recipe = importlib.import_module("own_recipe")
+    model = recipe.model({})
+    monkeypatch.setattr(join, "_joined", None)
+    kept = api.Checkpoints(folder / "checkpoints", every_steps=3)
+    api.fit(model, recipe.dataset({}, "train", api.Shard()).batch(10), max_steps=3, checkpoints=kept)
+    expected = model.predict(x, verbose=0)
+    write(tmp_path / "d.npy", x)
+    assert tfdist("predict", folder, "--data", "d.npy", "--output", "o.npy", "--step", 3).code == 0
+    np.testing.assert_allclose(np.load("o.npy"), expected, rtol=1e-4, atol=1e-6)
+    assert "step-" in tfdist("predict", folder, "--data", "d.npy", "--output", "p.npy", "--dry-run").out
 
 
 def test_a_dry_run_predicts_nothing(run, tfdist):  # noqa: F811
