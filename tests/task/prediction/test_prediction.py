@@ -90,6 +90,14 @@ def test_a_split_of_the_recipe_is_predicted(run, tfdist):  # noqa: F811
     assert codes_in(ended.err) == ["prediction-data-shuffled"]
 
 
+def test_an_export_as_saved_model_predicts_as_its_model(run, x, tfdist, tmp_path):  # noqa: F811
+    folder, model = run
+    model.export(folder / "export" / "saved_model", verbose=False)
+    write(tmp_path / "d.npy", x)
+    assert tfdist("predict", folder, "--data", "d.npy", "--output", "o.npy", *PART).code == 0
+    np.testing.assert_allclose(np.load("o.npy"), model.predict(x, verbose=0), rtol=1e-4, atol=1e-6)
+
+
 def test_an_export_as_saved_model_has_its_own_names(run, tfdist, tmp_path):  # noqa: F811
     folder, _ = run
     first, second = keras.Input((1,), name="first"), keras.Input((2,), name="second")

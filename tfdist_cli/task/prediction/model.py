@@ -32,10 +32,12 @@ class TrainedModel:
     Args:
         call: a batch of inputs → the predictions.
         inputs: the `tf.TensorSpec`s of a batch, in the structure of the inputs.
+        owner: what has the variables: a function of a SavedModel does not keep them.
     """
 
     call: Callable[[Any], Any]
     inputs: Any
+    owner: Any
 
     def bind(self, arrays: Arrays) -> Any:
         """Returns the columns of some examples as inputs; see `inputs.bound`.
@@ -96,7 +98,7 @@ def load(job: PredictionJob, recipe: Recipe, run: Path) -> TrainedModel:
     if job.model.name == "saved_model":
         loaded = tf.saved_model.load(str(job.model))
         (inputs,), _ = loaded.serve.concrete_functions[0].structured_input_signature
-        return TrainedModel(loaded.serve, inputs)
+        return TrainedModel(loaded.serve, inputs, loaded)
     if job.model.suffix == ".keras":
         with suppress(UsageError):  # the file may need the classes that the module registers, or none of them
             RecipeModule.load(recipe)
@@ -114,4 +116,4 @@ def _of_keras(model: keras.Model, inputs: Any) -> TrainedModel:
     def spec(one: Any) -> tf.TensorSpec:
         return tf.TensorSpec([None, *one.shape[1:]], one.dtype, getattr(one, "name", None))
 
-    return TrainedModel(call, tf.nest.map_structure(spec, inputs))
+    return TrainedModel(call, tf.nest.map_structure(spec, inputs), model)
