@@ -254,9 +254,10 @@ ADDED = {
 }
 
 
+@pytest.mark.parametrize("task", ["worker:0", "worker:2"], ids=["comes_back", "is_new"])
 @pytest.mark.parametrize("attempt", ["", "2"])
 def test_a_task_that_is_added_to_a_job_has_a_free_port_and_the_addresses_of_the_job(
-    attempt, tfdist, began, cluster_file, monkeypatch
+    attempt, task, tfdist, began, cluster_file, monkeypatch
 ):
     occupied = []
     monkeypatch.setattr(module, "fork_task", lambda task, *_, decides, joins: occupied.append((task, decides, joins)))
@@ -264,17 +265,18 @@ def test_a_task_that_is_added_to_a_job_has_a_free_port_and_the_addresses_of_the_
     os.environ |= STEP | {"SLURM_PROCID": "0", "SLURM_STEP_TASKS_PER_NODE": "3"}
     assert tfdist("role", "-c", "added.yaml", "-r", "digits.yaml", "--run-dir", "run").code == 0
     of_chief = json.loads(began.env["TF_CONFIG"])["cluster"], began.env["TFDIST_JOIN_ADDRESS"]
-    own = {"SLURM_JOB_ID": "17", "SLURMD_NODENAME": "n2"} | ({"TFDIST_ATTEMPT": attempt} if attempt else {})
-    os.environ |= own
-    assert tfdist("role", "--task", "worker:2", "-c", "added.yaml", "-r", "digits.yaml", "--run-dir", "run").code == 0
+    there = {"SLURM_JOB_ID": "17", "SLURMD_NODENAME": "n2"} | ({"TFDIST_ATTEMPT": attempt} if attempt else {})
+    os.environ |= there
+    assert tfdist("role", "--task", task, "-c", "added.yaml", "-r", "digits.yaml", "--run-dir", "run").code == 0
     cluster = json.loads(began.env["TF_CONFIG"])["cluster"]
-    worker = cluster.pop("worker")
-    assert cluster | {"worker": worker[:1]} == of_chief[0]
-    assert worker[2].startswith("n2:")
-    port = worker[2].partition(":")[2]
+    worker = cluster["worker"].pop()
+    assert {role: cluster[role] for role in ("chief", "ps")} == {role: of_chief[0][role] for role in ("chief", "ps")}
+    assert cluster["worker"][:1] == (of_chief[0]["worker"] if task == "worker:2" else [])
+    assert worker.startswith("n2:")
+    port = worker.partition(":")[2]
     assert port not in str(of_chief)
     assert (began.env["TFDIST_JOIN_ADDRESS"], began.env["TFDIST_MAX_WORKERS"]) == (of_chief[1], "4")
-    assert [(str(task), *how) for task, *how in occupied[1:]] == ([("worker:2", False, True)] if attempt else [])
+    assert [(str(own), *how) for own, *how in occupied[1:]] == ([(task, False, True)] if attempt else [])
 
 
 def test_a_task_without_a_job_to_join(tfdist, began, cluster_file):

@@ -19,7 +19,7 @@ from tfdist_cli.launch.slurm.task_environment import StepTask, find_step_task, i
 from tfdist_cli.plan.machine import NO_PROXY, Machine
 from tfdist_cli.plan.plan import PlannedTask, fixed_addresses, plan_task
 from tfdist_cli.plan.resources import allocate, make_resources
-from tfdist_cli.protocol.environment import RUN_DIR, START_TIMEOUT, Environment
+from tfdist_cli.protocol.environment import JOIN_ADDRESS, RUN_DIR, START_TIMEOUT, Environment
 from tfdist_cli.requirements import require_tensorflow
 from tfdist_cli.spec.loading.load import load_recipe, load_run
 from tfdist_cli.spec.path_scheme import refuse_scheme
@@ -200,7 +200,10 @@ def _plan_in_step(cluster: Cluster, place: StepTask, run_dir: Path | None) -> Pl
     spec = cluster.role(place.task)
     resources = make_resources(spec, place.cpus or 1, _gpus_in_step(cluster, spec, place))
     in_slurm = cluster.model_copy(update={"launcher": "slurm"})
-    return plan_task(in_slurm, place.task, place.addresses, resources, _run_dir(cluster, run_dir), Machine.here())
+    own = plan_task(in_slurm, place.task, place.addresses, resources, _run_dir(cluster, run_dir), Machine.here())
+    if place.join_address is None:
+        return own
+    return replace(own, env={**own.env, JOIN_ADDRESS: str(place.join_address)})
 
 
 def _gpus_in_step(cluster: Cluster, spec: RoleSpec, place: StepTask) -> tuple[str, ...]:

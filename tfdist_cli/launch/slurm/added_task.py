@@ -71,7 +71,7 @@ def find_added_task(cluster: Cluster, task: TaskId, run_dir: Path, environ: Mapp
             hint="name the directory of a run whose job has started: --run-dir RUN, on a file system that all nodes "
             "share",
         ) from error
-    control = join_address(cluster, running)
+    control = join_address(cluster, running)  # with the address from which a task has left, as the chief computes it
     taken = {address.port for address in (*running.values(), *([control] if control else []))}
     first = first_port(number_of(environ, "SLURM_JOB_ID"), len(cluster.possible_tasks))
     host = environ.get("SLURMD_NODENAME") or socket.gethostname()
@@ -79,7 +79,7 @@ def find_added_task(cluster: Cluster, task: TaskId, run_dir: Path, environ: Mapp
     absent = (Address(LOOPBACK, port) for port in count(1))
     others = {each: running.get(each) or next(absent) for each in cluster.listed_for(task) if each != task}
     cpus = number_of(environ, "SLURM_CPUS_PER_TASK") if "SLURM_CPUS_PER_TASK" in environ else None
-    return StepTask(task, {**running, **others, task: own}, cpus, visible_gpus(environ), (task,))
+    return StepTask(task, {**running, **others, task: own}, cpus, visible_gpus(environ), (task,), control)
 
 
 def _free_ports(first: int, taken: Container[int]) -> Iterator[int]:

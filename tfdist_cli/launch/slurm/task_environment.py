@@ -36,6 +36,7 @@ class StepTask:
         cpus: the cores that Slurm has allocated to it; None when Slurm does not report them.
         gpus: ids of the GPUs that Slurm lets it see.
         sharers: the tasks that see the same GPUs, this one included.
+        join_address: where the chief of a running job takes the task; None if that follows from the addresses.
     """
 
     task: TaskId
@@ -43,6 +44,7 @@ class StepTask:
     cpus: int | None
     gpus: tuple[str, ...]
     sharers: tuple[TaskId, ...]
+    join_address: Address | None = None
 
 
 def in_step(environ: Mapping[str, str] = os.environ) -> bool:
