@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
@@ -34,12 +35,25 @@ recipe: recipe.yaml
 """
 RECIPE = """
 module: {module}
-params: {{wait: {wait}}}
-train: {{batch_size: 8, epochs: 1000000, steps_per_epoch: 1000000, share: copy}}
+params: {{wait: {wait}, batch: {batch}}}
+train: {{batch_size: {batch}, epochs: 1000000, steps_per_epoch: 1000000, share: copy}}
 evaluate: null
 """
+BATCH = 8
+"""A worker's batch."""
 _START, _SETTLE, _END = 180.0, 5.0, 30.0
 """Seconds that a cluster may take to its first report, that it then trains unmeasured, and that it may take to end."""
+
+
+class Training(Protocol):
+    """What `launched` trains."""
+
+    @property
+    def wait(self) -> float | list[float]:
+        """Milliseconds that a step waits; or a number for each worker."""
+
+    def cluster(self) -> str:
+        """Returns the cluster file."""
 
 
 @dataclass(frozen=True)
@@ -158,8 +172,7 @@ def measure(case: Case, settings: Sequence[str], seconds: float, checkout: Path)
         RunFailed: the training failed, or did not begin in time.
     """
     with launched(case, settings, checkout) as run:
-        first = run.await_report(0.0, _START)
-        begun = run.await_report(first + _SETTLE, 10 * _SETTLE)
+        begun = run.await_settled()
         before, usage = run.used(), Usage.now()
         run.await_report(begun + seconds, 3 * seconds)
         after, elapsed = run.used(), time.monotonic() - usage.moment
@@ -202,6 +215,10 @@ class Run:
             time.sleep(0.05)
         return later[0]
 
+    def await_settled(self) -> float:
+        """Waits until the training has gone on for some time, and returns the seconds since it began."""
+        return self.await_report(self.await_report(0.0, _START) + _SETTLE, 10 * _SETTLE)
+
     def used(self) -> dict[str, float]:
         """Returns the processor seconds so far of each task and of the launcher."""
         events = read_lines(self.folder / "events.jsonl")
@@ -212,12 +229,14 @@ class Run:
 
 
 @contextmanager
-def launched(case: Case, settings: Sequence[str], checkout: Path) -> Iterator[Run]:
-    """Launches the training; it is stopped at the end."""
+def launched(case: Training, settings: Sequence[str], checkout: Path) -> Iterator[Run]:
+    """Launches a training; it is stopped at the end."""
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as name:
         folder = Path(name)
         (folder / "cluster.yaml").write_text(case.cluster(), encoding="utf-8")
-        (folder / "recipe.yaml").write_text(RECIPE.format(module=PROGRAM.stem, wait=case.wait), encoding="utf-8")
+        (folder / "recipe.yaml").write_text(
+            RECIPE.format(module=PROGRAM.stem, wait=case.wait, batch=BATCH), encoding="utf-8"
+        )
         (folder / PROGRAM.name).symlink_to(PROGRAM)
         options = ["--run-dir", str(folder / "run"), "--shutdown-timeout", "5"]
         options += [option for setting in settings for option in ("--set", setting)]

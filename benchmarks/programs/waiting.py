@@ -1,34 +1,37 @@
-"""The recipe of `benchmarks.waits`: each step waits without using the processor, as for an accelerator."""
+"""The recipe of `benchmarks.waits` and `benchmarks.mixed`: steps wait, as for an accelerator, and use no processor.
 
+Its parameter `wait` is how many milliseconds a batch of `batch` examples takes, on every worker, or a number for each.
+Other batches take longer, or shorter, in proportion.
+"""
+
+import json
+import os
 from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 WIDTH = 512
 """One dense layer of this width has 1 MB of weights."""
-BATCH = 8
 
 
 class Wait(keras.layers.Layer):
-    """Passes its input on after some milliseconds, in which no thread computes.
+    """Passes its first input on after as many milliseconds as its second input adds up to; no thread computes then.
 
     A dataset of one element is read, which TensorFlow's runtime holds back on a timer. Python takes no part in it, so
     that workers that run functions of another process can wait, too.
     """
 
-    def __init__(self, milliseconds: float) -> None:
-        super().__init__()
-        self.milliseconds = milliseconds
-
-    def call(self, x: Any) -> Any:
+    def call(self, inputs: Any) -> Any:
+        x, milliseconds = inputs
         # A dataset of the input is neither a constant, which would be computed once, nor read before the step.
         one = tf.reduce_mean(tf.stop_gradient(x))
         dataset = tf.data.Dataset.from_tensors(one).repeat()
         kind = {"output_types": [one.dtype], "output_shapes": [one.shape]}
         held = tf.raw_ops.SleepDataset(
             input_dataset=tf.data.experimental.to_variant(dataset),
-            sleep_microseconds=tf.constant(round(1000 * self.milliseconds), tf.int64),
+            sleep_microseconds=tf.cast(tf.round(1000.0 * tf.reduce_sum(milliseconds)), tf.int64),
             **kind,
         )
         # One element, without asking for the end: that would wait again.
@@ -36,12 +39,25 @@ class Wait(keras.layers.Layer):
         return x + 0.0 * tf.raw_ops.DatasetToSingleElement(dataset=first, **kind)[0]
 
 
-def model(params: dict[str, Any]) -> keras.Model:
-    network = keras.Sequential([keras.Input((WIDTH,)), Wait(params["wait"]), keras.layers.Dense(WIDTH)])
+def model(_params: dict[str, Any]) -> keras.Model:
+    inputs = keras.Input((WIDTH,)), keras.Input(())
+    network = keras.Model(inputs, keras.layers.Dense(WIDTH)(Wait()(inputs)))
     network.compile(keras.optimizers.SGD(0.01), "mse")
     return network
 
 
-def dataset(_params: dict[str, Any], _split: str, shard: Any) -> tf.data.Dataset:
-    inputs = tf.random.stateless_normal((16 * BATCH, WIDTH), (0, shard.index))
-    return tf.data.Dataset.from_tensor_slices((inputs, tf.reverse(inputs, [1]))).cache()
+def dataset(params: dict[str, Any], _split: str, shard: Any) -> tf.data.Dataset:
+    inputs = tf.random.stateless_normal((16 * params["batch"], WIDTH), (0, shard.index))
+    waits = params["wait"]
+    wait = waits[_worker()] if isinstance(waits, list) else waits
+    milliseconds = tf.fill([16 * params["batch"]], wait / params["batch"])
+    return tf.data.Dataset.from_tensor_slices(((inputs, milliseconds), tf.reverse(inputs, [1]))).cache()
+
+
+def _worker() -> int:
+    """The number of the worker that reads the data: the chief calls this for workers of parameter servers."""
+    device = tf.DeviceSpec.from_string(context.context().device_name or "")
+    if device.job == "worker":
+        return int(device.task)
+    task = json.loads(os.environ["TF_CONFIG"])["task"]
+    return int(task["index"]) if task["type"] == "worker" else 0
