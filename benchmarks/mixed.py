@@ -1,8 +1,8 @@
 """`python -m benchmarks.mixed`: two workers, one of which has half the speed of the other.
 
 Their steps wait without using the processor, twice as long on the slow one. Each is measured alone, and then both
-together: with asynchronous updates, and with synchronous ones that divide the examples by speed (`batch: proportional`)
-or equally. The result is the share of the sum of both speeds that they reach together, in examples per second.
+together: with asynchronous updates, and with synchronous ones that divide the examples by speed or equally. The result
+is the share of the sum of both speeds that they reach together, in examples per second.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def trainings(milliseconds: float) -> dict[str, Training]:
         "both, async": Training(both),
         "both, sync, proportional": Training(both, proportional, 2),
         "both, sync, equal batches": Training(both, "{mode: sync}", 2),
+        "both, mirrored, proportional": Training(both, proportional, 2, "multi_worker_mirrored"),
     }
 
 

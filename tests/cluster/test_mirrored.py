@@ -93,6 +93,39 @@ def test_three_workers_equal_one_process_with_thrice_the_batch(module_cluster, t
         assert [differences(workers[0], other, name)["variables"] for other in workers[1:]] == [0, 0]
 
 
+BY_SPEED = {
+    "proportional/dense/adam/2/turns": "async/dense/adam/2",
+    "proportional/tables/sgd/2/turns": "async/tables/sgd/2",
+}
+
+
+@pytest.fixture(scope="module", params=ENVIRONMENTS)
+def of_any_sizes(request, module_cluster, tmp_path_factory):
+    """The results of 2 workers whose batches change their sizes, and of one process."""
+    tasks = module_cluster(worker=2)
+    for task in tasks.tasks:
+        arguments = program("rules.py", task.replace(":", "-"), *BY_SPEED)
+        tasks.start(arguments, task, env=ENVIRONMENTS[request.param] if task == "worker:1" else {})
+    ended = tasks.finish()
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
+    folder = tmp_path_factory.mktemp("alone")
+    one = alone(folder, program("rules.py", "out", *BY_SPEED.values()))
+    assert one.code == 0, one.err
+    workers = [np.load(tasks.folder / f"{task.replace(':', '-')}.npz") for task in tasks.tasks]
+    return ended["worker:0"].result, workers, np.load(folder / "out.npz")
+
+
+@pytest.mark.parametrize(("case", "same"), BY_SPEED.items())
+def test_batches_of_different_sizes_equal_one_process_with_twice_the_batch(case, same, of_any_sizes):
+    facts, (first, second), single = of_any_sizes
+    assert max(differences(first, single, case, same).values()) < 1e-5
+    assert differences(first, second, case)["variables"] == 0
+    assert (facts[case]["iterations"], facts[case]["examples"]) == (36, 36 * 16)
+    examples = [worker["examples"] for worker in facts[case]["workers"].values()]
+    assert sum(examples) == 36 * 16
+    assert examples[0] != examples[1]
+
+
 @pytest.mark.parametrize(("stopped_by", "reason"), [("SIGKILL", "connection"), ("SIGSTOP", "no answer for 1")])
 def test_without_a_launcher_workers_exit_if_another_one_is_lost(stopped_by, reason, module_cluster):
     tasks = module_cluster(worker=3)

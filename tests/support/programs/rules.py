@@ -21,6 +21,8 @@ import tfdist_cli as tfdist
 from tfdist_cli.errors import TfdistError
 from tfdist_cli.spec.sections.updates import EmbeddingRule, LearningRate, ShardRule, Updates
 from tfdist_cli.train.cluster.join import join
+from tfdist_cli.train.engine.base import WorkerReport
+from tfdist_cli.train.engine.batch_sizes import BatchSizes
 from tfdist_cli.train.trainer.reporting import ProgressReporter
 from tfdist_cli.train.variables.placement import PlacementRules
 
@@ -138,12 +140,21 @@ def batches(shard, network, fold, *options):
     return data
 
 
+def take_turns(self, sizes, seconds):
+    """Observes an update by changing the sizes of two workers, whatever the times."""
+    assert len(sizes) == len(seconds) == 2
+    assert min(seconds) > 0
+    self._sizes = {8: [3, 13], 3: [15, 1], 15: [8, 8]}[self._sizes[0]]
+
+
 def train(case):
     """Trains the case `rule/network/optimizer/fold[/option...]`; returns what was counted."""
     rule, network, optimizer, fold, *options = case.split("/")
     keras.utils.clear_session()
     keras.utils.set_random_seed(11)
     given = dict(RULES[rule])
+    if "turns" in options:
+        BatchSizes.observe = take_turns  # type: ignore[method-assign] # for this process alone
     if "rows" in options or "whole" in options:
         given["embeddings"] = EmbeddingRule(min_bytes=0) if "rows" in options else None
     if cluster.placement:  # only this program changes where variables go from model to model
@@ -186,9 +197,10 @@ def note(progress, execution):
         own = counted["workers"].setdefault(worker, defaultdict(int) | {"staleness": []})
         own["steps"] += steps
         own["examples"] += execution.examples.get(worker, 0)
-        own["batches"] += execution.reports[worker].batches
-        own["dropped"] += execution.reports[worker].dropped
-        own["staleness"] += execution.reports[worker].staleness
+        report = execution.reports.get(worker, WorkerReport(0.0, 0))  # mirrored workers have none
+        own["batches"] += report.batches
+        own["dropped"] += report.dropped
+        own["staleness"] += report.staleness
     count(progress, execution)
 
 

@@ -4,24 +4,36 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.codes import raises
-from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.spec.strategies import STRATEGIES
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster.join import ClusterContext
+from tfdist_cli.train.engine import select
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.select import select_engine
 
 
+@pytest.mark.parametrize(
+    ("updates", "lines"),
+    [
+        (Updates(), 0),
+        (Updates(mode="sync"), 0),
+        (Updates(mode="sync", batch="proportional"), 0),
+        (Updates(push_every=2), 1),
+        (Updates(mode="sync", aggregate=1), 1),
+    ],
+)
 @pytest.mark.parametrize("chief", [True, False])
-def test_mirrored_workers_refuse_batches_by_their_speeds(chief):
+def test_the_chief_of_mirrored_workers_says_what_it_ignores(updates, lines, chief, monkeypatch, log):
+    members = [TaskId("worker", index) for index in range(2)]
     environment = SimpleNamespace(
         strategy="multi_worker_mirrored",
         traits=STRATEGIES["multi_worker_mirrored"],
-        members=[TaskId("worker", index) for index in range(2)],
+        members=members,
+        task=members[not chief],
         is_chief=chief,
     )
-    rules = Rules(updates=Updates(mode="sync", batch="proportional"))
-    with raises(TrainingError, "batch-needs-ps"):
-        select_engine(ClusterContext(environment, None), None, None, rules)
+    monkeypatch.setattr(select, "MirroredEngine", lambda *_: "the engine")
+    context = ClusterContext(environment, None)
+    assert select_engine(context, None, None, Rules(updates=updates)) == "the engine"
+    assert len(log) == lines * chief

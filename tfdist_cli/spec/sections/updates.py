@@ -99,7 +99,7 @@ class Updates(SpecModel):
     """sync: number of gradients that make one update. By default one of each worker. With fewer, the slowest workers
     are backups: their gradients are dropped and counted."""
     batch: BatchDivision = "equal"
-    """sync: how the examples of an update are divided among the workers. `equal`: each takes `batch_size`.
+    """sync, mirrored workers too: how the examples of an update are divided. `equal`: each worker takes `batch_size`.
     `proportional`: slower workers take fewer and faster ones more, with the same sum, so that all end together."""
     staleness: Annotated[int, Field(ge=0, le=64)] | None = None
     """bounded: number of steps that a worker may be ahead of the slowest one. 0 is the same as `sync`."""

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.spec.strategies import EngineName
 from tfdist_cli.train.cluster.join import ClusterContext
@@ -37,16 +36,12 @@ def _parameter_server(joined: ClusterContext, step: ModelStep, element_spec: Any
 
 def _mirrored(joined: ClusterContext, step: ModelStep, element_spec: Any, rules: Rules) -> Engine:
     environment = joined.environment
-    if rules.updates != Updates() and environment.is_chief:
-        log.info(
-            "updates is ignored: it applies to parameter servers only, and the strategy is %s", environment.strategy
-        )
     names = tuple(str(task) for task in environment.members)
-    if rules.updates.batch == "proportional" and len(names) > 1:
-        raise TrainingError(
-            f"updates.batch: proportional needs parameter servers, and the strategy is {environment.strategy}",
-            code="batch-needs-ps",
-            hint="use strategy: parameter_server with updates.mode: sync, or remove updates.batch",
+    synchronous = Updates(mode="sync", batch=rules.updates.batch)  # as mirrored workers are, whatever is written
+    if rules.updates not in (Updates(), synchronous) and environment.is_chief:
+        log.info(
+            "updates is ignored, but for batch: it applies to parameter servers only, and the strategy is %s",
+            environment.strategy,
         )
     index = environment.members.index(environment.task) if len(names) > 1 else 0
     return MirroredEngine(step, joined.strategy, element_spec, Membership(names, index, joined.all_reduce), rules)

@@ -8,7 +8,7 @@ examples, moving statistics and votes for a pause are summed once at the end of 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,11 +21,13 @@ import tensorflow as tf
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.recipe import Share
 from tfdist_cli.train.cluster.all_reduce import AllReduce
+from tfdist_cli.train.data.divided import DividedBatches, part
 from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, checked, ended_early, next_batch
 from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules
+from tfdist_cli.train.engine.batch_sizes import BatchSizes
 from tfdist_cli.train.engine.fallback import FirstExecution, attempted, reason
 from tfdist_cli.train.engine.mirrored.gradient_packing import GradientPacking
-from tfdist_cli.train.engine.step_timer import StepTimer
+from tfdist_cli.train.engine.step_timer import StepTimer, time_of
 from tfdist_cli.train.engine.unrolling import unrolled_steps
 from tfdist_cli.train.model.evaluation import batch_evaluation_function, evaluation_function
 from tfdist_cli.train.model.evaluation_state import EvaluationState
@@ -42,6 +44,7 @@ from tfdist_cli.train.optimizers.apply import (
 )
 from tfdist_cli.train.optimizers.learning_rate import RateScaling
 from tfdist_cli.train.optimizers.registry import fused
+from tfdist_cli.train.tf_compat.control_flow import after
 from tfdist_cli.train.tf_compat.distribute import updates_apart
 from tfdist_cli.train.tf_compat.functions import SINGLE_THREADED, may_run_in_order, rehearse
 from tfdist_cli.train.tf_compat.keras_optimizer import LEARNING_RATE
@@ -80,6 +83,10 @@ class MirroredEngine:
 
     synchronous = one_by_one = True
     max_steps_per_execution = 10
+    _iterator: Any = None
+    _dataset: Any = None
+    _evaluation: Any = None
+    _batch_evaluation: Any = None
 
     def __init__(
         self,
@@ -90,7 +97,6 @@ class MirroredEngine:
         rules: Rules = DEFAULT_RULES,
     ) -> None:
         self._step = step
-        self._element_spec = element_spec
         self._rules = rules
         self._packing = GradientPacking([variable.shape for variable in step.parameters], rules.wire)
         self._strategy = strategy
@@ -101,12 +107,16 @@ class MirroredEngine:
         self._sums_on_gpus = self._replicas > 1 and "GPU" in strategy.extended.worker_devices[0]
         if self._sums_on_gpus and rules.wire == "bfloat16":
             log.info("wire: values are rounded to bfloat16, but cross as float32 between GPUs; use float16 for less")
+        self.is_chief = membership.index == 0
+        self._divided, self._sizes = self._new_division(element_spec)
+        if self._divided:
+            element_spec, step.examples_per_batch = self._divided.element_spec, self._divided.batch
+        self._element_spec = element_spec
         step.batches_per_update, step.sums_gradients = self._replicas, True
         self._rate = RateScaling(rules.learning_rate, self._replicas)
         self._measures_phases = rules.phases
         self.workers = len(membership.tasks)
         self.sharers = self._replicas
-        self.is_chief = membership.index == 0
         self._totals = MetricTotals(step)
         self._seeds = SeedCounters(step, element_spec, self._replicas)
         self._averaged = self._seeds.exclude(step.assigned_state(element_spec))
@@ -116,11 +126,7 @@ class MirroredEngine:
         """
         self._functions: dict[int, tuple[Any, str]] = {}
         self._executor_logged = False
-        self._evaluation: Any = None
-        self._batch_evaluation: Any = None
         self._scored_state: EvaluationState | None = None
-        self._iterator: Any = None
-        self._dataset: Any = None
         self._data: Callable[[], tf.data.Dataset] | None = None
         self._sum = membership.all_reduce.sum if membership.all_reduce else self._summing_function()
         disable_gradient_reduction(step.model.optimizer)
@@ -135,6 +141,13 @@ class MirroredEngine:
             logs=self.is_chief,
         )
 
+    def _new_division(self, element_spec: Any) -> tuple[DividedBatches | None, BatchSizes | None]:
+        """How the examples of a step are divided among the replicas, if by speed."""
+        if self._rules.updates.batch != "proportional" or len(self._members.tasks) == 1:
+            return None, None
+        divided = DividedBatches.of(element_spec, self._replicas)
+        return divided, BatchSizes(self._replicas, divided.batch, logs=self.is_chief)
+
     def scope(self) -> AbstractContextManager[Any]:
         """See `Engine.scope`."""
         return self._strategy.scope()
@@ -146,6 +159,8 @@ class MirroredEngine:
         done = batches // self.workers
         shard = Shard(index, count, index, done) if share == "split" else Shard(0, 1, index, done)
         self._data = partial(checked, data, shard)
+        if self._divided:
+            self._data = partial(self._divided.whole(data), Shard(step=batches))
         self._dataset = self._data()
         self._iterator = iter(self._dataset)
 
@@ -177,12 +192,17 @@ class MirroredEngine:
             vote = tf.constant(float(pause.wanted()), tf.float64)
             with self.scope(), self._failures_named(), self._assigned.paused():
                 try:
-                    summary = self._execute(count, self._iterator, tf.constant(start, tf.int64), vote).numpy()
+                    numbers = tf.constant(start, tf.int64), vote, *self._bounds()
+                    summary = self._execute(count, self._iterator, *numbers).numpy()
                 except tf.errors.OutOfRangeError as error:
                     raise ended_early(f"{self._members.tasks[self._members.index]}'s data") from error
             self._taken += count
             yield self._execution(start, count, summary)
             left, start = left - count, start + count
+
+    def _bounds(self) -> list[tf.Tensor]:
+        """Where the replicas' examples begin in those of a step, and the end; nothing if all batches are equal."""
+        return [tf.constant(self._sizes.bounds, tf.int64)] if self._sizes else []
 
     def _chiefs_path(self) -> tuple[bool, int]:
         """Whether XLA compiles the train step, and the operations of a step; the chief's, since all take one path."""
@@ -341,9 +361,13 @@ class MirroredEngine:
 
     def _execution(self, first: int, count: int, summary: np.ndarray) -> Execution:
         metrics, replicas = self._totals.size, self._replicas
-        losses, overflows, metric_sums, examples, votes, phases = np.split(
-            summary, np.cumsum([count, count, metrics, replicas, 1])
+        timed = count * replicas if self._sizes else 0
+        losses, overflows, metric_sums, examples, votes, seconds, phases = np.split(
+            summary, np.cumsum([count, count, metrics, replicas, 1, timed])
         )
+        if self._sizes:
+            for each in seconds.reshape(-1, replicas).tolist():
+                self._sizes.observe((examples / count).astype(int).tolist(), each)
         self._check_overflow(first, losses, overflows)
         by_task = examples.reshape(self.workers, self._local).sum(axis=1)
         names = self._members.tasks
@@ -357,20 +381,23 @@ class MirroredEngine:
     def _execution_function(self, count: int) -> Any:
         """`count` steps of all replicas as one function."""
         step, seeds, totals, replicas = self._step, self._seeds, self._totals, self._replicas
-        averaged = self._averaged
+        averaged, whole = self._averaged, self._weight_of_all
 
-        def replica_steps(batches: Any, first: tf.Tensor, vote: tf.Tensor) -> tf.Tensor:
+        def replica_steps(batches: Any, first: tf.Tensor, vote: tf.Tensor, *bounds: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()
             replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
             state, metrics = values(step.state), totals.initial_values()
-            losses, overflows = [], []
-            examples = tf.zeros([], tf.int64)
+            losses, overflows, seconds = [], [], []
+            examples, weight = tf.zeros([], tf.int64), self._weight(replica, bounds)
             timer = StepTimer(self._measures_phases)
             for number, batch in enumerate(batches):
                 timer.end("data", batch)
                 state = seeds.state_for_step(state, first + number, replica)
-                result = step.train(values(step.parameters), state, metrics, batch)
+                parameters = values(step.parameters)
+                begun = [time_of(parameters, batch)] if bounds else []
+                result = step.train(parameters, state, metrics, _read_after(batch, begun))
                 timer.end("compute", result.gradients)
+                seconds += [_time_of_one_number(result.gradients) - start for start in begun]
                 gradients, overflow = self._summed(result.gradients, context, timer)
                 with timer.during("update"):
                     self._apply(gradients)
@@ -379,36 +406,56 @@ class MirroredEngine:
                 losses.append(result.loss)
                 overflows.append(overflow)
             own = tf.one_hot(replica, replicas, dtype=tf.float64)
-            total = [tf.reshape(tf.cast(state[index], tf.float64), [-1]) for index in averaged]
-            losses = tf.cast(tf.stack(losses), tf.float64) / replicas
+            total = [tf.reshape(tf.cast(state[index], tf.float64), [-1]) * weight for index in averaged]
+            losses = tf.cast(tf.stack(losses), tf.float64) * weight / whole
             # Every local replica votes for its task: any vote at all is one.
             counted = [tf.cast(tf.stack(overflows), tf.float64), totals.pack(metrics)]
             phases = [tf.reshape(own[:, None] * each, [-1]) for each in timer.totals()]
-            parts = [losses, *counted, own * tf.cast(examples, tf.float64), vote[None], *phases, *total]
+            times = [own * each for each in seconds]
+            parts = [losses, *counted, own * tf.cast(examples, tf.float64), vote[None], *times, *phases, *total]
             return self._all_reduce(tf.concat(parts, axis=0), context)
 
         @tf.function(autograph=False)
-        def execute(iterator: Any, first: tf.Tensor, vote: tf.Tensor) -> tf.Tensor:
-            batches = self._batches(iterator, count)
-            summed = self._run(_after_reading(replica_steps), (batches, first, vote))
+        def execute(iterator: Any, first: tf.Tensor, vote: tf.Tensor, *bounds: tf.Tensor) -> tf.Tensor:
+            batches = self._batches(iterator, count, *bounds)
+            summed = self._run(_after_reading(replica_steps), (batches, first, vote, *bounds))
             summary = self._strategy.experimental_local_results(summed)[0]
-            sizes = [int(np.prod(step.state[index].shape)) for index in averaged]
-            # All sizes are given: TensorFlow's kernel fails for a single part of size -1.
-            parts = tf.split(summary, [int(summary.shape[0]) - sum(sizes), *sizes])
-            for index, part in zip(averaged, parts[1:], strict=True):
-                variable = step.state[index]  # divided after the sum: three thirds do not sum to one
-                variable.value.assign(tf.cast(tf.reshape(part / replicas, variable.shape), variable.dtype))
-            return parts[0]
+            return self._state_kept(summary)
 
         return execute
 
-    def _batches(self, iterator: Any, count: int) -> Any:
+    def _state_kept(self, summary: tf.Tensor) -> tf.Tensor:
+        """Assigns the mean of the replicas' state, whose sum is at the end of a summary; returns what is before it."""
+        averaged = [self._step.state[index] for index in self._averaged]
+        sizes = [int(np.prod(variable.shape)) for variable in averaged]
+        # All sizes are given: TensorFlow's kernel fails for a single part of size -1.
+        counted, *sums = tf.split(summary, [int(summary.shape[0]) - sum(sizes), *sizes])
+        for variable, own in zip(averaged, sums, strict=True):
+            mean = own / self._weight_of_all  # divided after the sum: three thirds do not sum to one
+            variable.value.assign(tf.cast(tf.reshape(mean, variable.shape), variable.dtype))
+        return counted
+
+    def _weight(self, replica: tf.Tensor, bounds: Sequence[tf.Tensor]) -> tf.Tensor:
+        """What a replica's loss and state count in their mean: its examples in a step; 1 if batches are equal."""
+        weights = [ends[replica + 1] - ends[replica] for ends in bounds]
+        return tf.cast(weights[0], tf.float64) if weights else tf.constant(1.0, tf.float64)
+
+    @property
+    def _weight_of_all(self) -> int:
+        return self._replicas * (self._divided.batch if self._divided else 1)
+
+    def _batches(self, iterator: Any, count: int, *bounds: tf.Tensor) -> Any:
         """`count` batches for each local replica: the batches of a step follow each other in the data."""
-        steps = [[next_batch(iterator) for _ in range(self._local)] for _ in range(count)]
+        first = self._members.index * self._local
+        places = range(first, first + self._local)
+        if bounds:
+            wholes = [next_batch(iterator) for _ in range(count)]
+            steps = [[part(whole, bounds[0][at], bounds[0][at + 1]) for at in places] for whole in wholes]
+        else:
+            steps = [[next_batch(iterator) for _ in places] for _ in range(count)]
         own = list(zip(*steps, strict=True))
         if self._local == 1:
             return own[0]
-        first = self._members.index * self._local
         return self._strategy.experimental_distribute_values_from_function(
             lambda context: own[int(tf.get_static_value(context.replica_id_in_sync_group)) - first]
         )
@@ -494,6 +541,19 @@ class MirroredEngine:
             return self._strategy.experimental_local_results(self._strategy.run(once, args=(value,)))[0]
 
         return total
+
+
+def _read_after(batch: Any, begun: list[tf.Tensor]) -> Any:
+    """Lets a step read its batch after a time was taken, if it was."""
+    return tf.nest.map_structure(lambda tensor: after(tensor, begun), batch) if begun else batch
+
+
+def _time_of_one_number(gradients: list[Any]) -> tf.Tensor:
+    """The time when a number of each gradient is on the processor: an accelerator ends later than it seems to."""
+    present = [getattr(each, "values", each) for each in gradients if each is not None]
+    last = tf.add_n([tf.reduce_sum(tf.cast(tf.reshape(each, [-1])[:1], tf.float32)) for each in present])
+    with tf.device("CPU"):
+        return time_of(tf.identity(last))
 
 
 def _after_reading(steps: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:

@@ -22,10 +22,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.engine.base import Execution, Pause
+from tfdist_cli.train.engine.batch_sizes import BatchSizes
 from tfdist_cli.train.engine.pacing import ArrivalPacing
 from tfdist_cli.train.engine.parameter_server.accumulator import Accumulator
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
-from tfdist_cli.train.engine.parameter_server.lockstep.batch_sizes import BatchSizes
 from tfdist_cli.train.engine.parameter_server.lockstep.functions import LockstepFunctions
 from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN, TokenQueues
 from tfdist_cli.train.engine.parameter_server.messages import StepKind

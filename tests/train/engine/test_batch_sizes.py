@@ -10,7 +10,7 @@ from tests.support.compare import batches, classifier, difference
 from tests.support.local_coordinator import NoPause, local_engine
 from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.train.engine.base import Execution, Rules
-from tfdist_cli.train.engine.parameter_server.lockstep.batch_sizes import BatchSizes, divided
+from tfdist_cli.train.engine.batch_sizes import BatchSizes, divided
 from tfdist_cli.train.model.metrics import MetricTotals
 
 BATCH, STEPS = 8, 6

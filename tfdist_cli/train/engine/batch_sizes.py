@@ -1,7 +1,8 @@
 """Batches in proportion to the speeds of workers, so that all workers of an update are done at the same time.
 
-The chief measures how long each worker takes for a step, and divides the examples of an update anew if this would save
-time. The sum of the batches does not change: it is the batch that one process would train on.
+It is measured how long each worker takes for a step, and the examples of an update are divided anew if this would save
+time. The sum of the batches does not change: it is the batch that one process would train on. The chief of parameter
+servers decides for all workers; mirrored tasks, which all receive the same measurements, decide alike.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ class BatchSizes:
     Args:
         workers: how many workers there are.
         batch: the mean of their batches, in examples.
+        logs: whether new sizes are logged.
     """
 
-    def __init__(self, workers: int, batch: int) -> None:
+    def __init__(self, workers: int, batch: int, *, logs: bool = True) -> None:
+        self._logs = logs
         self._sizes = [batch] * workers
         self._window = _FIRST_WINDOW
         self._seconds: list[Sequence[float]] = []
@@ -57,7 +60,8 @@ class BatchSizes:
         if better != self._sizes and 1 - expected / max(typical) > _LEAST_GAIN:
             self._sizes = better
             self._window = min(2 * self._window, _LONGEST_WINDOW)
-            log.info("workers take batches of %s examples, by their speeds", ", ".join(map(str, better)))
+            if self._logs:
+                log.info("workers take batches of %s examples, by their speeds", ", ".join(map(str, better)))
 
 
 def divided(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[list[int], float]:
