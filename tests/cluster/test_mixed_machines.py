@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.launching import PARAMETER_SERVER, launch, project
+from tests.support.launching import MIRRORED, PARAMETER_SERVER, launch, project
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.rotates(2, 0)]
 
@@ -10,6 +10,9 @@ BATCH, MILLISECONDS = 16, (2.0, 4.0)
 """The time that the workers need for an example."""
 RECIPE = '''
 """A model whose step takes as long as its examples say: an accelerator's stand-in, which needs no processor."""
+
+import json
+import os
 
 import keras
 import numpy as np
@@ -36,10 +39,12 @@ def model(params):
 
 
 def dataset(params, split, shard):
-    device = tf.DeviceSpec.from_string(context.context().device_name or "")
+    device = tf.DeviceSpec.from_string(context.context().device_name or "")  # of a worker of parameter servers
+    own = json.loads(os.environ["TF_CONFIG"])["task"]
     x = np.random.default_rng(0).random((4096, 8), np.float32)
     y = x[:, :4].argmax(axis=1)
-    x[:, 0] = params["milliseconds"][device.task if device.job == "worker" else 0]
+    worker = device.task if device.job == "worker" else own["index"] if own["type"] == "worker" else 0
+    x[:, 0] = params["milliseconds"][worker]
     return tf.data.Dataset.from_tensor_slices((x, y)).shard(shard.count, shard.index)
 '''
 RECIPE_YAML = f"""
@@ -51,12 +56,12 @@ evaluate: null
 """
 
 
-def trained(folder, steps, updates):
+def trained(folder, steps, updates, cluster=PARAMETER_SERVER % ""):
     """A launch, and the steps of each worker in its second epoch, in which nothing is traced.
 
     No rate is looked at: it depends on what else the machine does, and the shares of the workers hardly do.
     """
-    done = launch(project(folder, PARAMETER_SERVER % "", RECIPE, RECIPE_YAML % (steps, updates)))
+    done = launch(project(folder, cluster, RECIPE, RECIPE_YAML % (steps, updates)))
     assert done.code == 0, done.stderr
     before, after = [line for line in done.lines("metrics.jsonl") if line["epoch_done"]]
     taken = {worker: count - before["worker_steps"][worker] for worker, count in after["worker_steps"].items()}
@@ -74,9 +79,10 @@ def test_an_asynchronous_worker_of_half_the_speed_takes_half_the_steps(tmp_path)
     assert sum(each["share"] for each in workers.values()) == pytest.approx(1, abs=1e-3)
 
 
-def test_a_synchronous_worker_of_half_the_speed_takes_half_the_examples(tmp_path):
+@pytest.mark.parametrize("cluster", [PARAMETER_SERVER % "", MIRRORED], ids=["ps", "mirrored"])
+def test_a_synchronous_worker_of_half_the_speed_takes_half_the_examples(cluster, tmp_path):
     steps = 80
-    done, taken = trained(tmp_path, steps, "{mode: sync, batch: proportional}")
+    done, taken = trained(tmp_path, steps, "{mode: sync, batch: proportional}", cluster)
     assert taken == {"worker:0": steps, "worker:1": steps}
     workers = done.report["workers"]
     assert sum(each["examples"] for each in workers.values()) == 2 * steps * 2 * BATCH
