@@ -75,4 +75,5 @@ def _zipf(random: np.random.Generator, rows: int, count: int) -> NDArray[np.int6
     """Ids of which the k-th most frequent one has a frequency in proportion to 1/k, at random places of the table."""
     cumulated = np.cumsum(1 / np.arange(1, rows + 1))
     ranks = np.searchsorted(cumulated, random.random(count) * cumulated[-1])
-    return random.permutation(rows)[ranks]
+    found: NDArray[np.int64] = random.permutation(rows)[ranks]
+    return found

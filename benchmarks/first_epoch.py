@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster import ROOT, RunFailed, base_environment
+from benchmarks.data import write
+from benchmarks.sizes import SIZES
 from benchmarks.workload import FOREVER, Workload
 
-WORKLOAD = Workload("", steps=100, batch_size=32, model="transformer")
+WORKLOAD = Workload("transformer", batch_size=SIZES["transformer"].batch, steps=100, steps_per_execution=10)
 """An epoch, for all workers together."""
 _TIMEOUT = 300.0
 
@@ -69,7 +71,9 @@ def first_epoch_seconds(side: Side, workload: Workload = WORKLOAD, checkout: Pat
         (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
         (folder / "tfdist_cli").symlink_to(checkout / "tfdist_cli")
         record, log = folder / "record.jsonl", folder / "log"
-        own = replace(workload, record=str(record)).as_environment()
+        if side.program:
+            write(folder, workload.size)
+        own = replace(workload, record=str(record), data=name).as_environment()
         with log.open("wb") as output:
             begun = time.monotonic()
             command = subprocess.Popen(

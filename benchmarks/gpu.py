@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.cluster import ROOT
 from tfdist_cli.bench.machine import describe
-from tfdist_cli.plan.resources import Machine
+from tfdist_cli.plan.machine import Machine
 
 TOLERANCE = 1e-4
 """The largest difference of a weight to the CPU's after 20 steps of SGD with float32 products (TF32 is off)."""

@@ -10,6 +10,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.cluster import ROOT
+from benchmarks.data import write
+from benchmarks.sizes import SIZES
 from benchmarks.startup import first_step_seconds
 from benchmarks.workload import Workload
 
@@ -37,9 +39,11 @@ def main() -> None:
     arguments = parser.parse_args()
     trains = "" if arguments.program else f"recipe: {ROOT / 'recipes' / 'digits_mlp.yaml'}"
     command = [sys.executable, "-m", "benchmarks.programs.tfdist_fit"] if arguments.program else []
-    os.environ |= Workload(os.devnull).as_environment()
     seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as folder:
+        write(Path(folder), SIZES["mlp"])
+        workload = Workload("mlp", SIZES["mlp"].batch, 100, 20, record=os.devnull, data=folder)
+        os.environ |= workload.as_environment()
         cluster = Path(folder, "cluster.yaml")
         cluster.write_text(CLUSTER.format(trains=trains), encoding="utf-8")
         for turn in range(arguments.rounds):

@@ -1,4 +1,4 @@
-"""A recipe's module: the transformer of `workload.py`, on texts in which a word follows from the one before."""
+"""A recipe's module: the transformer of `sizes.py`, on texts in which a word follows from the one before."""
 
 from __future__ import annotations
 
@@ -7,32 +7,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from benchmarks.workload import BLOCKS, DROPOUT, HEADS, LENGTH, MODEL_WIDTH, SEEN, WORDS, Stopwatch, Workload
-
-
-class Positions(keras.layers.Layer):
-    """Adds a vector for each position."""
-
-    def build(self, shape: tuple[int, ...]) -> None:
-        self.table = self.add_weight(shape=shape[1:], initializer="normal", name="positions")
-
-    def call(self, x: Any) -> Any:
-        return x + self.table
+from benchmarks.programs.models import compiled
+from benchmarks.sizes import LENGTH, SEEN
+from benchmarks.workload import Stopwatch, Workload
 
 
 def model(_params: dict[str, Any]) -> keras.Model:
-    words = keras.Input([LENGTH], dtype="int32")
-    x = Positions()(keras.layers.Embedding(WORDS, MODEL_WIDTH, embeddings_initializer="normal")(words))
-    for _ in range(BLOCKS):
-        attention = keras.layers.MultiHeadAttention(HEADS, MODEL_WIDTH // HEADS, dropout=DROPOUT)
-        seen = attention(x, x, use_causal_mask=True)
-        x = keras.layers.LayerNormalization()(x + keras.layers.Dropout(DROPOUT)(seen))
-        hidden = keras.layers.Dense(MODEL_WIDTH)(keras.layers.Dense(4 * MODEL_WIDTH, activation="relu")(x))
-        x = keras.layers.LayerNormalization()(x + keras.layers.Dropout(DROPOUT)(hidden))
-    built = keras.Model(words, keras.layers.Dense(WORDS)(x))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    built.compile(optimizer=keras.optimizers.Adam(3e-3), loss=loss, metrics=["accuracy"])
-    return built
+    """Returns the compiled model."""
+    workload = Workload.read()
+    return compiled(keras, workload.size, seed=workload.seed)
 
 
 def texts(examples: int) -> tf.data.Dataset:

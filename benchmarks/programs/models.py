@@ -54,7 +54,7 @@ def _cnn(keras: Any, _: Size) -> Any:
 
 
 def _transformer(keras: Any, size: Size) -> Any:
-    class Positions(keras.layers.Layer):  # type: ignore[misc]
+    class Positions(keras.layers.Layer):
         """Adds a vector for each position."""
 
         def build(self, shape: Any) -> None:

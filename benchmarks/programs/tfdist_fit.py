@@ -10,8 +10,8 @@ from benchmarks.workload import FOREVER, Stopwatch, Workload
 workload = Workload.read()
 stopwatch = Stopwatch(workload, reports=tfdist.is_chief())
 
-shard = {} if workload.spread is None else {"shard": tfdist.ShardRule(min_bytes=workload.spread)}
-with tfdist.scope(**shard):
+shard = tfdist.ShardRule() if workload.spread is None else tfdist.ShardRule(min_bytes=workload.spread)
+with tfdist.scope(shard=shard):
     model = compiled(keras, workload.size, seed=workload.seed)
 
 tfdist.fit(

@@ -9,6 +9,7 @@ import heapq
 import random
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -34,6 +35,20 @@ _RATES = 100
 """Workers whose rates are in a report."""
 
 
+FAULTS = {
+    "kill": 6.0,
+    "crash": 2.0,
+    "lose_host": 1.0,
+    "hang": 2.0,
+    "block": 1.0,
+    "stop_answering_signals": 1.0,
+    "exit_early": 0.2,
+    "cancel": 0.02,
+    "preempt": 1.0,
+    "stay_after_kill": 0.1,
+}
+
+
 @dataclass(frozen=True)
 class Behaviour:
     """How the tasks behave.
@@ -55,20 +70,6 @@ class Behaviour:
     fault_period: float = 60.0
     faults: Mapping[str, float] = field(default_factory=lambda: dict(FAULTS))
     queued: bool = False
-
-
-FAULTS = {
-    "kill": 6.0,
-    "crash": 2.0,
-    "lose_host": 1.0,
-    "hang": 2.0,
-    "block": 1.0,
-    "stop_answering_signals": 1.0,
-    "exit_early": 0.2,
-    "cancel": 0.02,
-    "preempt": 1.0,
-    "stay_after_kill": 0.1,
-}
 
 
 @dataclass
@@ -259,7 +260,7 @@ class SimulatedTasks:
             return
         for process in self.processes.values():
             if self._drives(process.task) and process.works and process.task != lost:
-                self.at(now + self._between(0.1, 10.0), lambda time, each=process: self._fail_of(each, lost, time))
+                self.at(now + self._between(0.1, 10.0), partial(self._fail_of, process, lost))
 
     def _fail_of(self, process: SimulatedProcess, lost: TaskId, now: float) -> None:
         if process.exited or process.exiting or process.hung:

@@ -6,14 +6,16 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from benchmarks.scale.invariants import Invariants, Violation, shutdown_signals
 from benchmarks.scale.simulated_tasks import Behaviour, SimulatedTasks
 from tfdist_cli.launch.supervisor.events import Action, Event, ResizeAccepted, SignalReceived, Tick
 from tfdist_cli.launch.supervisor.machine import begin, step
 from tfdist_cli.launch.supervisor.state import JobPolicy, JobState, Phase, Timeouts
-from tfdist_cli.spec.sections.role_spec import RestartSpec
-from tfdist_cli.spec.strategies import joins_cluster
+from tfdist_cli.spec.roles import Role
+from tfdist_cli.spec.sections.role_spec import RestartPolicy, RestartSpec
+from tfdist_cli.spec.strategies import Strategy, joins_cluster
 from tfdist_cli.spec.task_id import TaskId
 
 _LOOK = 30.0
@@ -46,7 +48,8 @@ class Scenario:
     def draw(cls, seed: int, count: int, hours: float, beat_period: float = 2.0) -> Scenario:
         """Draws a scenario of `count` tasks at random."""
         numbers = random.Random(seed)
-        strategy = numbers.choices(("parameter_server", "multi_worker_mirrored"), (3, 1))[0]
+        strategies: tuple[Strategy, ...] = ("parameter_server", "multi_worker_mirrored")
+        strategy = numbers.choices(strategies, (3, 1))[0]
         tasks = list(_draw_tasks(numbers, strategy, count))
         timeouts = Timeouts(
             start=numbers.choice((60.0, 120.0)),
@@ -56,7 +59,7 @@ class Scenario:
         )
         reports = numbers.random() < 0.85
         most = numbers.choice((0, 10, 10_000, 10_000))
-        restarts = {
+        restarts: dict[Role, RestartSpec] = {
             role: _draw_restart(numbers)
             for role in dict.fromkeys(task.role for task in tasks)
             if numbers.random() < 0.3 and not (role == "chief" or strategy == "multi_worker_mirrored")
@@ -180,10 +183,10 @@ class Simulation:
             if process.hung and stall and process.pid not in self._hung:
                 self._hung.add(process.pid)
                 until = now + stall + self._scenario.behaviour.beat_period
-                self._tasks.at(until, lambda _, pid=process.pid: self._check_silent(pid))
+                self._tasks.at(until, partial(self._check_silent, process.pid))
         self._tasks.at(now + _LOOK, self._look)
 
-    def _check_silent(self, pid: int) -> None:
+    def _check_silent(self, pid: int, _now: float) -> None:
         self._invariants.check_silent(self._outcome.state, pid)
 
     def _resize(self, now: float) -> None:
@@ -217,11 +220,12 @@ def simulate(scenario: Scenario) -> Outcome:
 
 
 def _draw_restart(numbers: random.Random) -> RestartSpec:
-    (policy,) = numbers.choices(("replace", "job", "never"), (6, 3, 1))
+    policies: tuple[RestartPolicy, ...] = ("replace", "job", "never")
+    (policy,) = numbers.choices(policies, (6, 3, 1))
     return RestartSpec(policy=policy, max=numbers.choice((None, 3, 50)))
 
 
-def _draw_tasks(numbers: random.Random, strategy: str, count: int) -> Iterator[TaskId]:
+def _draw_tasks(numbers: random.Random, strategy: Strategy, count: int) -> Iterator[TaskId]:
     """Draws roles for `count` tasks."""
     if numbers.random() < 0.5:
         yield TaskId("evaluator")
