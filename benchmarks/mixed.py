@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.cluster import ROOT
-from benchmarks.waits import CLUSTER, launched, rate_of
+from benchmarks.waits import CLUSTER, PROGRAM, launched, rate_of, recipe_of
 from tfdist_cli.bench.figures import Spread
 from tfdist_cli.bench.machine import describe
 
@@ -77,7 +77,7 @@ def measure(training: Training, seconds: float, checkout: Path) -> float:
     settings = [f"params.batch={BATCH}", f"train.batch_size={BATCH}", f"updates={training.updates}"]
     if "proportional" in training.updates:
         settings.append("train.share=split")
-    with launched(training, settings, checkout) as run:
+    with launched(training.cluster(), recipe_of(training), PROGRAM, settings=settings, checkout=checkout) as run:
         begun = run.await_settled()
         run.await_report(begun + seconds, 3 * seconds)
         reports = [each for each in run.reports() if each[0] >= begun]

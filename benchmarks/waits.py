@@ -171,7 +171,7 @@ def measure(case: Case, settings: Sequence[str], seconds: float, checkout: Path)
     Raises:
         RunFailed: the training failed, or did not begin in time.
     """
-    with launched(case, settings, checkout) as run:
+    with launched(case.cluster(), recipe_of(case), PROGRAM, settings=settings, checkout=checkout) as run:
         begun = run.await_settled()
         before, usage = run.used(), Usage.now()
         run.await_report(begun + seconds, 3 * seconds)
@@ -182,6 +182,11 @@ def measure(case: Case, settings: Sequence[str], seconds: float, checkout: Path)
         reports = [each for each in run.reports() if each[0] >= begun]
     workers = case.workers if case.placement == "mirrored" else 1
     return result_of(case, workers * rate_of(reports), spent, elapsed, others)
+
+
+def recipe_of(case: Training) -> str:
+    """Returns the recipe of steps that wait."""
+    return RECIPE.format(module=PROGRAM.stem, wait=case.wait, batch=BATCH)
 
 
 @dataclass(frozen=True)
@@ -229,15 +234,23 @@ class Run:
 
 
 @contextmanager
-def launched(case: Training, settings: Sequence[str], checkout: Path) -> Iterator[Run]:
-    """Launches a training; it is stopped at the end."""
+def launched(
+    cluster: str, recipe: str, program: Path, *, settings: Sequence[str] = (), checkout: Path = ROOT
+) -> Iterator[Run]:
+    """Launches a training; it is stopped at the end.
+
+    Args:
+        cluster: the cluster file's text.
+        recipe: the recipe's.
+        program: the recipe's module.
+        settings: `--set` options.
+        checkout: the checkout whose `tfdist_cli` trains.
+    """
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as name:
         folder = Path(name)
-        (folder / "cluster.yaml").write_text(case.cluster(), encoding="utf-8")
-        (folder / "recipe.yaml").write_text(
-            RECIPE.format(module=PROGRAM.stem, wait=case.wait, batch=BATCH), encoding="utf-8"
-        )
-        (folder / PROGRAM.name).symlink_to(PROGRAM)
+        (folder / "cluster.yaml").write_text(cluster, encoding="utf-8")
+        (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
+        (folder / program.name).symlink_to(program)
         options = ["--run-dir", str(folder / "run"), "--shutdown-timeout", "5"]
         options += [option for setting in settings for option in ("--set", setting)]
         with (folder / "log").open("wb") as output:

@@ -1,0 +1,397 @@
+"""`python -m benchmarks.elastic`: workers join a training and leave it, or tasks are stopped: what the others notice.
+
+Each worker appends the time of each of its steps to a file (`programs/elastic.py`). Steps wait without using the
+processor, so that a gap between two of them is a pause, and no lack of cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.cluster import ROOT, RunFailed, base_environment
+from benchmarks.waits import Run, launched
+from tfdist_cli.bench.machine import Usage, describe
+from tfdist_cli.protocol.run_files import read_lines
+
+PROGRAM = Path(__file__).parent / "programs" / "elastic.py"
+CLUSTER = """
+strategy: parameter_server
+roles: {{chief: {{}}, ps: {{}}, worker: {{replicas: {fewest}, max: {most}}}}}
+recipe: recipe.yaml
+"""
+RECIPE = """
+module: {module}
+params: {{wait: {wait}, layers: {layers}, stamps: {stamps}}}
+train: {{batch_size: 16, epochs: 1000000, steps_per_epoch: 1000000, share: copy}}
+updates: {updates}
+evaluate: null
+"""
+MODES: Mapping[str, Mapping[str, Any]] = {
+    "async": {},
+    "sync": {"mode": "sync"},
+    "aggregate": {"mode": "sync", "aggregate": 1},
+    "bounded": {"mode": "bounded", "staleness": 2},
+}
+_START, _CHANGE = 180.0, 90.0
+"""Seconds that a cluster may take to its first steps, and a change of its workers to its end."""
+_SETTLE, _QUIET, _AFTER = 4.0, 5.0, 2.0
+"""Seconds of training before anything is measured, of the usual steps, and after a change."""
+_FULL = 0.9
+"""The part of the usual rate that is full speed."""
+_WINDOW, _RECOVERY = 1.0, 10.0
+"""Seconds over which a rate is counted, and after a stall."""
+
+Stamps = Mapping[int, Sequence[float]]
+"""The times of each worker's steps, in seconds since 1970."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The longest time between two steps of a worker.
+
+    Args:
+        longest: seconds.
+        usual: the median.
+    """
+
+    longest: float
+    usual: float
+
+    @classmethod
+    def of(cls, times: Sequence[float], begin: float, end: float) -> Gap:
+        """Measures the steps within some time.
+
+        Raises:
+            RunFailed: there are too few.
+        """
+        gaps = [after - before for before, after in pairwise(times) if begin <= after and before <= end]
+        if len(gaps) < 2:
+            raise RunFailed(f"{len(gaps)} gaps between steps in {end - begin:.1f} s")
+        return cls(max(gaps), statistics.median(gaps))
+
+    @property
+    def beyond(self) -> float:
+        """Seconds by which the longest is longer than usual."""
+        return self.longest - self.usual
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a change of the workers cost.
+
+    Args:
+        took: seconds from the request to the first step of each worker that joins, or until each one has left.
+        pause: the longest pause of a worker that stays.
+    """
+
+    took: Sequence[float]
+    pause: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """What joining and leaving cost in one training.
+
+    Args:
+        join: workers join.
+        leave: they leave.
+        quiet: the longest pause while nothing changes.
+        lost: steps that were taken and do not count.
+        others: the part of the machine that other programs used.
+    """
+
+    join: Change
+    leave: Change
+    quiet: float
+    lost: int
+    others: float
+
+
+class Training:
+    """A training whose workers write down their steps.
+
+    Args:
+        run: the launch.
+        stamps: the file that they write.
+    """
+
+    def __init__(self, run: Run, stamps: Path) -> None:
+        self._run, self._stamps = run, stamps
+
+    def stamps(self) -> dict[int, list[float]]:
+        """Returns the steps so far, in the order of their times."""
+        found: dict[int, list[float]] = {}
+        *lines, _ = self._stamps.read_text(encoding="utf-8").split("\n") if self._stamps.exists() else [""]
+        for line in lines:
+            worker, moment = line.split()
+            found.setdefault(int(worker), []).append(float(moment))
+        return {worker: sorted(times) for worker, times in found.items()}
+
+    def until(self, condition: Callable[[], Any], seconds: float) -> Any:
+        """Waits until a condition returns something, which no event announces, and returns it.
+
+        Raises:
+            RunFailed: the training ended, or the time is over.
+        """
+        deadline = time.monotonic() + seconds
+        while not (found := condition()):
+            if self._run.launch.poll() is not None or time.monotonic() > deadline:
+                raise RunFailed(f"nothing after {seconds:.0f} s:\n{self._run.log.read_text(encoding='utf-8')[-4000:]}")
+            time.sleep(0.05)
+        return found
+
+    def await_steps(self, workers: int) -> float:
+        """Waits until so many workers step; returns when the last of them began."""
+        stamps = self.until(lambda: len(found := self.stamps()) >= workers and found, _START)
+        return max(times[0] for times in stamps.values())
+
+    def go_on_until(self, moment: float, workers: int = 1) -> float:
+        """Lets the first workers train until a time, in seconds since 1970, and returns it."""
+        self.until(lambda: all(self.stamps()[worker][-1] >= moment for worker in range(workers)), _CHANGE)
+        return moment
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """Returns the lines of a kind of the event log so far."""
+        return [line for line in read_lines(self._run.folder / "events.jsonl") if line.get("event") == kind]
+
+    def scale(self, workers: int) -> tuple[float, float]:
+        """Changes the number of workers; returns when that was asked for, and when it was done.
+
+        Raises:
+            RunFailed: it was refused, or failed.
+        """
+        command = [sys.executable, "-m", "tfdist_cli", "scale", str(self._run.folder), f"worker={workers}"]
+        asked = subprocess.run(
+            command, cwd=ROOT, env=base_environment(), capture_output=True, text=True, check=False, timeout=_CHANGE
+        )
+        if asked.returncode:
+            raise RunFailed(f"tfdist scale exited with {asked.returncode}: {asked.stderr}")
+        return moment_of(self.events("scale")[-1]), moment_of(self.events("scaled")[-1])
+
+    def counted(self) -> int:
+        """Returns the steps of all workers that count, once a stop has ended the training."""
+        *_, last = read_lines(self._run.folder / "metrics.jsonl")
+        return int(sum(last["worker_steps"].values()))
+
+    def used(self) -> dict[int, float]:
+        """Returns the processor seconds so far of the processes that run."""
+        used = {}
+        for pid in self.pids():
+            with suppress(psutil.Error):  # it has left
+                spent = psutil.Process(pid).cpu_times()
+                used[pid] = spent.user + spent.system
+        return used
+
+    def used_since(self, before: Mapping[int, float], moment: float) -> float:
+        """Returns the part of the machine that they have used since some time."""
+        spent = sum(seconds - before.get(pid, 0.0) for pid, seconds in self.used().items())
+        return spent / (time.monotonic() - moment) / (os.cpu_count() or 1)
+
+    def stop(self) -> None:
+        """Ends the training in order."""
+        self._run.launch.send_signal(signal.SIGTERM)
+        self._run.launch.wait(_CHANGE)
+
+    def pids(self, role: str = "") -> list[int]:
+        """Returns the processes of a role's tasks, or of all of them and the launcher."""
+        pids = {event["task"]: event["pid"] for event in self.events("started")}
+        if not role:
+            return [*pids.values(), self._run.launch.pid]
+        return [pid for task, pid in pids.items() if task.partition(":")[0] == role]
+
+
+def moment_of(event: Mapping[str, Any]) -> float:
+    """Returns the time of a line of the event log, in seconds since 1970."""
+    return datetime.fromisoformat(event["time"]).timestamp()
+
+
+def pause_of(stamps: Stamps, stay: range, begin: float, end: float) -> float:
+    """Returns the longest pause of the workers that stay, beyond what is usual for them."""
+    return max(Gap.of(stamps[worker], begin, end).beyond for worker in stay)
+
+
+def measure_changes(training: Training, fewest: int, most: int) -> Result:
+    """Lets workers join, and leave."""
+    stay = range(fewest)
+    quiet = training.go_on_until(training.await_steps(fewest) + _SETTLE + _QUIET, fewest)
+    usage, used = Usage.now(), training.used()
+    asked, done = training.scale(most)
+    joined = training.go_on_until(done + _AFTER, most)
+    others = max(0.0, usage.others() - training.used_since(used, usage.moment))  # while all are there
+    asked_back, done = training.scale(fewest)
+    left = training.go_on_until(done + _AFTER, fewest)
+    stamps = training.stamps()
+    gone = [moment_of(event) for event in training.events("left")]
+    training.stop()
+    lost = sum(map(len, training.stamps().values())) - training.counted()
+    return Result(
+        Change([stamps[worker][0] - asked for worker in range(fewest, most)], pause_of(stamps, stay, asked, joined)),
+        Change([moment - asked_back for moment in gone], pause_of(stamps, stay, asked_back, left)),
+        pause_of(stamps, stay, quiet - _QUIET, quiet),
+        lost,
+        others,
+    )
+
+
+@dataclass(frozen=True)
+class Stall:
+    """What stopped tasks cost.
+
+    Args:
+        recovery: seconds from SIGCONT until the steps of all workers have their usual rate again.
+        missed: seconds of usual steps that were not taken after SIGCONT.
+    """
+
+    recovery: float
+    missed: float
+
+
+def recovery_of(times: Sequence[float], usual: float, continued: float) -> Stall:
+    """Measures how fast steps are again.
+
+    Args:
+        times: of the steps of all workers.
+        usual: steps per second before.
+        continued: when the tasks were continued.
+
+    Raises:
+        RunFailed: they do not reach the usual rate.
+    """
+    later = [moment for moment in times if moment >= continued]
+    missed = _RECOVERY - sum(moment < continued + _RECOVERY for moment in later) / usual
+    for begin in [continued, *later]:
+        if begin > continued + _RECOVERY:
+            break
+        if bisect_left(later, begin + _WINDOW) - bisect_left(later, begin) >= _FULL * usual * _WINDOW:
+            return Stall(begin - continued, missed)
+    raise RunFailed(f"the rate stayed below {_FULL:.0%} of {usual:.0f} steps/s for {_RECOVERY:.0f} s")
+
+
+def measure_stalls(training: Training, workers: int, seconds: float) -> dict[str, Stall]:
+    """Stops a worker, the chief and all tasks with SIGSTOP, one after the other, and continues them."""
+    training.go_on_until(training.await_steps(workers) + _SETTLE + _QUIET)
+    stalls = {}
+    for name, pids in {
+        "a worker": training.pids("worker")[:1],
+        "the chief": training.pids("chief"),
+        "all tasks": training.pids(),
+    }.items():
+        stopped = time.time()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        continued = time.time()
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        training.go_on_until(continued + _RECOVERY + _WINDOW)
+        times = sorted(moment for own in training.stamps().values() for moment in own)
+        usual = sum(stopped - _QUIET <= moment < stopped for moment in times) / _QUIET
+        stalls[name] = recovery_of(times, usual, continued)
+    return stalls
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures each mode in each round, and prints a table."""
+    arguments = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # also ends the training
+    rows = []
+    for _ in range(arguments.rounds):
+        for mode in arguments.modes or MODES:
+            rows += _measure(mode, arguments)
+            print(rows[-1], file=sys.stderr, flush=True)
+    command = " ".join(["python -m benchmarks.elastic", *(sys.argv[1:] if argv is None else argv)])
+    columns = _STALL_COLUMNS if arguments.stall else _CHANGE_COLUMNS
+    head = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    print(f"`{command}`. {describe()}.\n\n" + "\n".join([*head, *rows]))
+
+
+_CHANGE_COLUMNS = (
+    "updates",
+    "first step of each worker that joins, s",
+    "each one has left, s",
+    "longest pause of the others: join, s",
+    "leave, s",
+    "nothing, s",
+    "steps lost",
+    "machine used by others",
+)
+_STALL_COLUMNS = ("updates", "stopped", "full speed after, s", "steps missed, in s")
+
+
+def _measure(mode: str, arguments: argparse.Namespace) -> list[str]:
+    """Returns the rows of a training."""
+    with tempfile.TemporaryDirectory(prefix="tfdist-stamps-") as folder:
+        stamps = Path(folder, "stamps")
+        cluster = CLUSTER.format(
+            fewest=arguments.fewest if not arguments.stall else arguments.most,
+            most=arguments.most,
+        )
+        recipe = RECIPE.format(
+            module=PROGRAM.stem,
+            wait=arguments.wait,
+            layers=arguments.layers,
+            stamps=stamps,
+            updates=json.dumps(MODES[mode]),
+        )
+        with launched(cluster, recipe, PROGRAM, checkout=arguments.checkout) as run:
+            training = Training(run, stamps)
+            if arguments.stall:
+                stalls = measure_stalls(training, arguments.most, arguments.stall)
+                return [
+                    f"| {mode} | {name} | {stall.recovery:.2f} | {stall.missed:.2f} |" for name, stall in stalls.items()
+                ]
+            return [_row(mode, measure_changes(training, arguments.fewest, arguments.most))]
+
+
+def _row(mode: str, result: Result) -> str:
+    join, leave = result.join, result.leave
+    cells = [
+        mode,
+        ", ".join(f"{each:.1f}" for each in join.took),
+        ", ".join(f"{each:.2f}" for each in leave.took),
+        f"{join.pause:.2f}",
+        f"{leave.pause:.2f}",
+        f"{result.quiet:.2f}",
+        str(result.lost),
+        f"{result.others:.0%}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.elastic", description=__doc__)
+    parser.add_argument("modes", nargs="*", metavar="MODE", help=f"{', '.join(MODES)} (default: all)")
+    parser.add_argument("--fewest", type=int, default=1, help="workers at the start and at the end (default: 1)")
+    parser.add_argument("--most", type=int, default=3, help="workers in between (default: 3)")
+    parser.add_argument("--rounds", type=int, default=1, help="trainings of each mode, in turns (default: 1)")
+    parser.add_argument("--wait", type=float, default=20.0, help="milliseconds that a step waits (default: 20)")
+    parser.add_argument("--layers", type=int, default=4, help="dense layers of the model (default: 4)")
+    parser.add_argument(
+        "--stall", type=float, metavar="SECONDS", help="stop tasks with SIGSTOP instead, for so many seconds"
+    )
+    parser.add_argument(
+        "--checkout", type=Path, default=ROOT, help="measure tfdist from this checkout (default: this one)"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    main()

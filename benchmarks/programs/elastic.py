@@ -1,0 +1,45 @@
+"""The recipe of `benchmarks.elastic`: each worker writes down when it takes a step, by the clock of the machine."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from benchmarks.programs.waiting import Wait
+
+WIDTH, BATCH = 128, 16
+
+
+class Stamp(keras.layers.Layer):
+    """Passes its input on, and appends the worker's index and the time to a file.
+
+    Args:
+        file: the file.
+    """
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        self.file = file
+
+    def call(self, inputs: tuple[Any, Any]) -> Any:
+        x, worker = inputs
+        line = tf.strings.join([tf.strings.as_string(worker[0]), tf.strings.as_string(tf.timestamp(), 6)], " ")
+        written = tf.print(line, output_stream=f"file://{self.file}")
+        with tf.control_dependencies([] if written is None else [written]):
+            return tf.identity(x)
+
+
+def model(params: dict[str, Any]) -> keras.Model:
+    x, worker = keras.Input((WIDTH,)), keras.Input((), dtype="int32")
+    hidden = Wait(params["wait"])(Stamp(params["stamps"])([x, worker]))
+    for _ in range(params["layers"]):
+        hidden = keras.layers.Dense(WIDTH, activation="relu")(hidden)
+    network = keras.Model([x, worker], keras.layers.Dense(WIDTH)(hidden))
+    network.compile(keras.optimizers.Adam(1e-4), "mse")
+    return network
+
+
+def dataset(_params: dict[str, Any], _split: str, shard: Any) -> tf.data.Dataset:
+    x = tf.random.stateless_normal((16 * BATCH, WIDTH), (0, shard.worker))
+    workers = tf.fill([16 * BATCH], shard.worker)
+    return tf.data.Dataset.from_tensor_slices(((x, workers), tf.reverse(x, [1]))).cache()
