@@ -114,14 +114,12 @@ class Result:
         join: workers join.
         leave: they leave.
         quiet: the longest pause while nothing changes.
-        lost: steps that were taken and do not count.
         others: the part of the machine that other programs used.
     """
 
     join: Change
     leave: Change
     quiet: float
-    lost: int
     others: float
 
 
@@ -160,7 +158,7 @@ class Training:
 
     def await_steps(self, workers: int) -> float:
         """Waits until so many workers step; returns when the last of them began."""
-        stamps = self.until(lambda: len(found := self.stamps()) >= workers and found, _START)
+        stamps: dict[int, list[float]] = self.until(lambda: len(found := self.stamps()) >= workers and found, _START)
         return max(times[0] for times in stamps.values())
 
     def go_on_until(self, moment: float, workers: int = 1) -> float:
@@ -185,11 +183,6 @@ class Training:
         if asked.returncode:
             raise RunFailed(f"tfdist scale exited with {asked.returncode}: {asked.stderr}")
         return moment_of(self.events("scale")[-1]), moment_of(self.events("scaled")[-1])
-
-    def counted(self) -> int:
-        """Returns the steps of all workers that count, once a stop has ended the training."""
-        *_, last = read_lines(self._run.folder / "metrics.jsonl")
-        return int(sum(last["worker_steps"].values()))
 
     def used(self) -> dict[int, float]:
         """Returns the processor seconds so far of the processes that run."""
@@ -241,12 +234,10 @@ def measure_changes(training: Training, fewest: int, most: int) -> Result:
     stamps = training.stamps()
     gone = [moment_of(event) for event in training.events("left")]
     training.stop()
-    lost = sum(map(len, training.stamps().values())) - training.counted()
     return Result(
         Change([stamps[worker][0] - asked for worker in range(fewest, most)], pause_of(stamps, stay, asked, joined)),
         Change([moment - asked_back for moment in gone], pause_of(stamps, stay, asked_back, left)),
         pause_of(stamps, stay, quiet - _QUIET, quiet),
-        lost,
         others,
     )
 
@@ -330,7 +321,6 @@ _CHANGE_COLUMNS = (
     "longest pause of the others: join, s",
     "leave, s",
     "nothing, s",
-    "steps lost",
     "machine used by others",
 )
 _STALL_COLUMNS = ("updates", "stopped", "full speed after, s", "steps missed, in s")
@@ -370,7 +360,6 @@ def _row(mode: str, result: Result) -> str:
         f"{join.pause:.2f}",
         f"{leave.pause:.2f}",
         f"{result.quiet:.2f}",
-        str(result.lost),
         f"{result.others:.0%}",
     ]
     return f"| {' | '.join(cells)} |"

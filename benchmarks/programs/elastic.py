@@ -30,16 +30,17 @@ class Stamp(keras.layers.Layer):
 
 
 def model(params: dict[str, Any]) -> keras.Model:
-    x, worker = keras.Input((WIDTH,)), keras.Input((), dtype="int32")
-    hidden = Wait(params["wait"])(Stamp(params["stamps"])([x, worker]))
+    x, worker, wait = keras.Input((WIDTH,)), keras.Input((), dtype="int32"), keras.Input(())
+    hidden = Wait()([Stamp(params["stamps"])([x, worker]), wait])
     for _ in range(params["layers"]):
         hidden = keras.layers.Dense(WIDTH, activation="relu")(hidden)
-    network = keras.Model([x, worker], keras.layers.Dense(WIDTH)(hidden))
+    network = keras.Model([x, worker, wait], keras.layers.Dense(WIDTH)(hidden))
     network.compile(keras.optimizers.Adam(1e-4), "mse")
     return network
 
 
-def dataset(_params: dict[str, Any], _split: str, shard: Any) -> tf.data.Dataset:
+def dataset(params: dict[str, Any], _split: str, shard: Any) -> tf.data.Dataset:
     x = tf.random.stateless_normal((16 * BATCH, WIDTH), (0, shard.worker))
     workers = tf.fill([16 * BATCH], shard.worker)
-    return tf.data.Dataset.from_tensor_slices(((x, workers), tf.reverse(x, [1]))).cache()
+    waits = tf.fill([16 * BATCH], params["wait"] / BATCH)
+    return tf.data.Dataset.from_tensor_slices(((x, workers, waits), tf.reverse(x, [1]))).cache()
