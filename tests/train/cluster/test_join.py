@@ -49,7 +49,7 @@ def test_no_such_placement():
 
 def test_rules_for_parameter_servers_are_left_out_elsewhere_with_a_word(monkeypatch):
     told = []
-    monkeypatch.setattr(join.log, "info", lambda text, *args: told.append(text % args))
+    monkeypatch.setattr("tfdist_cli.train.engine.select.log.info", lambda text, *args: told.append(text % args))
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     tfdist.fit(model, (np.zeros([4, 2]), np.zeros([4, 1])), updates=tfdist.Updates(mode="sync"))
