@@ -47,13 +47,22 @@ def test_no_such_placement():
     assert raised.value.hint.endswith("greedy or round_robin")
 
 
-def test_rules_for_parameter_servers_are_left_out_elsewhere_with_a_word(monkeypatch):
+@pytest.mark.parametrize(
+    ("updates", "ignored"),
+    [
+        ({"push_every": 2}, True),
+        ({"mode": "sync", "batch": "proportional"}, True),
+        ({"mode": "sync"}, False),  # one process is synchronous
+        ({}, False),
+    ],
+)
+def test_rules_for_parameter_servers_are_left_out_elsewhere_with_a_word(updates, ignored, monkeypatch):
     told = []
     monkeypatch.setattr("tfdist_cli.train.engine.select.log.info", lambda text, *args: told.append(text % args))
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    tfdist.fit(model, (np.zeros([4, 2]), np.zeros([4, 1])), updates=tfdist.Updates(mode="sync"))
-    assert any(line.startswith("updates is ignored") and line.endswith(" single") for line in told)
+    tfdist.fit(model, (np.zeros([4, 2]), np.zeros([4, 1])), updates=tfdist.Updates(**updates))
+    assert any(line.startswith("updates is ignored:") and line.endswith(" single") for line in told) == ignored
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,12 @@ def _parameter_server(joined: ClusterContext, step: ModelStep, element_spec: Any
 def _mirrored(joined: ClusterContext, step: ModelStep, element_spec: Any, rules: Rules) -> Engine:
     environment = joined.environment
     names = tuple(str(task) for task in environment.members)
-    synchronous = Updates(mode="sync", batch=rules.updates.batch)  # as mirrored workers are, whatever is written
-    if rules.updates not in (Updates(), synchronous) and environment.is_chief:
+    # Mirrored workers are synchronous, whatever is written; several of them can have batches of different sizes.
+    followed = Updates(mode="sync", batch=rules.updates.batch if len(names) > 1 else Updates().batch)
+    if rules.updates not in (Updates(), followed) and environment.is_chief:
         log.info(
-            "updates is ignored, but for batch: it applies to parameter servers only, and the strategy is %s",
+            "updates is ignored%s: it applies to parameter servers only, and the strategy is %s",
+            " except for updates.batch" if len(names) > 1 else "",
             environment.strategy,
         )
     index = environment.members.index(environment.task) if len(names) > 1 else 0
