@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist_cli.train.tf_compat.coordinator import (
     admit_worker,
     clear_failure,
+    concrete_on,
     create_worker,
     failure_of,
     is_dead,
@@ -76,6 +77,12 @@ assert not cluster.resource_cancellation_mgr.is_cancelled
 coordinator.join()
 assert coordinator.schedule(take, args=(iterators,)).fetch() == 1
 
+with coordinator.strategy.scope():  # as where it was traced: it is what the coordinator calls
+    concrete, own = concrete_on(worker, take, (iterators,))
+with tf.device(worker.device_name):
+    assert concrete(*own).numpy() == 2
+assert take.experimental_get_tracing_count() == 1
+
 # A worker with a gap before it joins, runs functions of its own only, then any, and leaves.
 where = address()
 servers.append(tf.distribute.Server({"worker": ["localhost:1", "localhost:2", where]}, job_name="worker", task_index=2))
@@ -92,7 +99,7 @@ joining = create_worker(coordinator, 2)
 opened = joining.create_resource(lambda: iter(tf.data.Dataset.range(100, 200)), args=())
 set_iterator(iterators, 2, opened)
 results = [coordinator.schedule(take, args=(iterators,)).fetch() for _ in range(10)]
-assert results == list(range(2, 12)), results
+assert results == list(range(3, 13)), results
 with coordinator.strategy.scope():
     alone = joining.create_resource(take, args=(iterators,))
 assert alone.fetch() == 100

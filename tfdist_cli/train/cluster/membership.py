@@ -149,6 +149,20 @@ class Membership:
         for request in leaving:
             self.refuse(request, _no_training(request.task))
 
+    def next_request(self, timeout: float) -> Request | None:
+        """Returns the next request that the training has to act on; None if none comes in time, or it ends.
+
+        Args:
+            timeout: seconds to wait.
+        """
+        try:
+            request = self.requests.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if request is None:
+            self.requests.put(None)  # for the one who waits without a timeout
+        return request
+
     def ask(self, request: Request) -> Answer | None:
         """Returns the answer to a request; None if the training has to act first, see `answered`."""
         with self._lock:

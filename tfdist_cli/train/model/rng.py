@@ -31,13 +31,15 @@ class SeedCounters:
 
     Attributes:
         passed_over: how many numbers of steps were given out, but not used: the numbers of later steps are higher.
+        counts: the number of replicas, and by how many steps of one replica the counters are ahead of a training that
+            always had so many.
     """
 
     def __init__(self, step: ModelStep, element_spec: Any, replicas: int = 1) -> None:
         generators = {id(state) for state in _states(step.model)}
         self._variables = [variable for variable in step.state if id(variable) in generators]
         self._indices = [index for index, variable in enumerate(step.state) if id(variable) in generators]
-        self._replicas = replicas
+        self.counts = replicas, 0
         self._starts = [value.numpy() for value in values(self._variables)]
         self._first_step = self.passed_over = 0
         self._draws = step.increments(element_spec, self._indices)
@@ -50,17 +52,35 @@ class SeedCounters:
             step: the global step.
         """
         self._starts = [value.numpy() for value in values(self._variables)]
-        self._first_step, self.passed_over = step, 0
+        self._first_step, self.passed_over, self.counts = step, 0, (self.counts[0], 0)
 
-    def state_for_step(self, state: Tensors, step: tf.Tensor | int, replica: tf.Tensor | int = 0) -> Tensors:
+    def resize(self, step: int, replicas: int) -> None:
+        """Changes the number of replicas from a step on, which begins where the one before has ended.
+
+        Args:
+            step: the global step.
+            replicas: the number of replicas.
+        """
+        before, ahead = self.counts
+        self.counts = replicas, ahead + (step + self.passed_over - self._first_step) * (before - replicas)
+
+    def state_for_step(
+        self,
+        state: Tensors,
+        step: tf.Tensor | int,
+        replica: tf.Tensor | int = 0,
+        counts: Sequence[tf.Tensor | int] | None = None,
+    ) -> Tensors:
         """Returns the state with its counters set for a step.
 
         Args:
             state: the values of the model's state.
             step: the global step.
             replica: the replica's index.
+            counts: `counts` as an argument of a function that is traced once for any number of replicas.
         """
-        steps = (tf.cast(step, tf.int64) - self._first_step) * self._replicas + tf.cast(replica, tf.int64)
+        replicas, ahead = counts or self.counts
+        steps = (tf.cast(step, tf.int64) - self._first_step) * replicas + ahead + tf.cast(replica, tf.int64)
         state = list(state)
         counters = zip(self._indices, self._variables, self._starts, self._draws, self._evaluation_draws, strict=True)
         for index, variable, start, draws, evaluation_draws in counters:
@@ -104,7 +124,8 @@ class SeedCounters:
         Args:
             step: the global step.
         """
-        steps = (step + self.passed_over - self._first_step) * self._replicas
+        replicas, ahead = self.counts
+        steps = (step + self.passed_over - self._first_step) * replicas + ahead
         for variable, start, draws in zip(self._variables, self._starts, self._draws, strict=True):
             variable.value.assign(start + (steps * draws).astype(start.dtype))
 

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -82,7 +83,7 @@ class ModelStep:
         """Whether XLA compiles train steps. Not supported together with a `parameter_scope`."""
         self.device_scope: DeviceScope = contextlib.nullcontext
         """The device scope in which the model is computed."""
-        self.batches_per_update = 1
+        self.batches_per_update: int | tf.Tensor = 1
         """The number of batches whose gradients are combined into one update. A train step computes one of them."""
         self.examples_per_batch: int | None = None
         """The number of examples with which a batch counts once in the mean over the batches of an update; a larger one
@@ -91,9 +92,19 @@ class ModelStep:
         """Whether the engine sums the gradients of these batches. If so, the step divides its gradient by their number;
         otherwise the engine computes the mean itself."""
         self._traces: dict[tuple[str, bool], StepTrace] = {}
-        self._compiled = tf.function(
-            partial(self._train, parameter_scope=contextlib.nullcontext), jit_compile=True, autograph=False
-        )
+        self.compile()
+
+    def compile(self) -> None:
+        """Has XLA, if it is used, compile the step anew."""
+        train = partial(self._train, parameter_scope=contextlib.nullcontext)
+        self._compiled = tf.function(train, jit_compile=True, autograph=False)
+
+    def for_updates_of(self, batches: tf.Tensor) -> ModelStep:
+        """Returns this step with a number of batches per update that is known only when it runs."""
+        step = copy(self)
+        step.batches_per_update = batches
+        step.compile()
+        return step
 
     def build(self, element_spec: Any) -> None:
         """Creates all variables of the model, its metrics and its optimizer.

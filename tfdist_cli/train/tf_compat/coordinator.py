@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute.coordinator import cluster_coordinator, values
+from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context, values
 from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
 from tensorflow.python.eager import cancellation
 
@@ -107,6 +107,24 @@ def set_iterator(iterators: Any, index: int, remote: Any) -> None:
     """
     remote._type_spec = iterators._values[index]._type_spec
     iterators._values[index] = remote
+
+
+def concrete_on(worker: Any, function: Any, args: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Returns what the coordinator would call on a worker: the concrete function, and its arguments.
+
+    Seen in TensorFlow 2.21.0: `cluster_coordinator._maybe_as_type_spec`, `_select_worker_slice`,
+    `coordinator_context.maybe_get_remote_value`. Reason: the coordinator runs one function after the other on a worker.
+    Replace with: a coordinator that compiles functions in advance.
+
+    Args:
+        worker: one of its workers.
+        function: a `tf.function`.
+        args: its arguments, among them what `per_worker_iterators` returned.
+    """
+    own = cluster_coordinator._select_worker_slice(worker.worker_index, list(args))
+    specs = tf.nest.map_structure(cluster_coordinator._maybe_as_type_spec, own)
+    given = tf.nest.map_structure(coordinator_context.maybe_get_remote_value, own)
+    return function.get_concrete_function(*specs), given
 
 
 class _JoiningWorker(cluster_coordinator.Worker):

@@ -167,6 +167,26 @@ def test_who_gives_up_before_it_is_taken_is_dropped(cluster, state):
     training.end()
 
 
+def test_workers_that_ask_together_are_prepared_for_together(cluster, state):
+    prepared = []
+    training = Workers(None, state)
+    training.divide(opening(cluster)[0])
+    training.begin(
+        lambda _: None, lambda after, _: prepared.append(([each.worker_index for each in after], training.change))
+    )
+    state.ask(Request(TASKS[1], PLACES[1], JOIN))
+    state.ask(Request(TASKS[2], PLACES[2], LEAVE))
+    await_change(training)
+    assert prepared == [([0, 1], False)]
+    training.take_changes()
+    assert training.indices == (0, 1)
+    assert cluster.removed == []  # not before the training goes on
+    training.add_execution({"worker:0": 20}, 40)
+    assert state.await_answers(2) == [("worker:1", JOIN, None), ("worker:2", LEAVE, None)]
+    assert cluster.removed == [(2, [])]
+    training.end()
+
+
 @pytest.mark.parametrize(
     ("failures", "code"),
     [([ConnectionError("silent")] * 5, "worker-not-reached"), ([tf.errors.UnavailableError(None, None, "x")], None)],

@@ -23,7 +23,7 @@ from tfdist_cli.train.model.train_step import ModelStep, Tensors
 from tfdist_cli.train.optimizers.apply import apply
 from tfdist_cli.train.optimizers.learning_rate import RateScaling
 from tfdist_cli.train.optimizers.registry import kernels_disabled
-from tfdist_cli.train.tf_compat.coordinator import failure_of, is_dead
+from tfdist_cli.train.tf_compat.coordinator import concrete_on, failure_of, is_dead
 from tfdist_cli.train.variables.sharding import Gradient, assign
 
 CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
@@ -49,6 +49,7 @@ class ParameterServerContext:
         totals: packs metrics.
         rate: scales the learning rate.
         batches_per_update: how many batches of workers make one update.
+        worker_count: how many workers the updates are made for; those of asynchronous updates may change.
     """
 
     step: ModelStep
@@ -62,6 +63,12 @@ class ParameterServerContext:
     totals: MetricTotals
     rate: RateScaling | None
     batches_per_update: int
+    worker_count: int
+
+    @property
+    def counts(self) -> list[int]:
+        """What changes with the number of workers: arguments of functions that are the same for any number."""
+        return [*self.seeds.counts, self.batches_per_update]
 
     def apply(self, gradients: list[Gradient], present: list[bool]) -> tf.Tensor:
         """Updates the parameters; returns how many updates were applied before this one.
@@ -86,6 +93,24 @@ class ParameterServerContext:
     def run_on_worker(self, worker: Any, function: Callable[..., Any], args: tuple[Any, ...] = ()) -> Any:
         """Runs a function on a worker, and again if the worker is replaced while its `RemoteValue` is referenced."""
         return worker.create_resource(function, args=args)
+
+    def rehearsal(self, worker: Any, function: Any, args: tuple[Any, ...]) -> Callable[[], None]:
+        """Traces a function, and returns one that calls it on a worker beside what that runs, and waits.
+
+        The next call need not compile it.
+
+        Args:
+            worker: the worker.
+            function: a `tf.function` that ends by itself.
+            args: its arguments; iterators of all workers are those of this one.
+        """
+        concrete, own = concrete_on(worker, function, args)
+
+        def rehearse() -> None:
+            with tf.device(worker.device_name):
+                concrete(*own)
+
+        return rehearse
 
     def result_of(self, remote: Any, function: Callable[[], Any]) -> Any:
         """Waits for the result of a function that runs on a worker; if the worker is lost, another one runs it again.

@@ -6,7 +6,7 @@ How gradients become updates is the business of an `UpdateRule`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules
 from tfdist_cli.train.engine.fallback import FirstExecution
 from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, ParameterServerContext, raise_cause
 from tfdist_cli.train.engine.parameter_server.transport import Transport
-from tfdist_cli.train.engine.parameter_server.update_rule import rule_of
+from tfdist_cli.train.engine.parameter_server.update_rule import UpdateRule, rule_of
 from tfdist_cli.train.engine.parameter_server.workers import WorkerData, Workers, places
 from tfdist_cli.train.model.compute_device import worker_device_scope
 from tfdist_cli.train.model.embeddings import EmbeddingTables
@@ -82,7 +82,7 @@ class ParameterServerEngine:
         if rules.updates.batch == "proportional" and self.workers > 1:
             self._divided = DividedBatches.of(element_spec, self.workers)
             self._element_spec, step.examples_per_batch = self._divided.element_spec, self._divided.batch
-        step.batches_per_update = self._batches_per_update = self._rule.batches_per_update(rules.updates, self.workers)
+        step.batches_per_update = self._rule.batches_per_update(rules.updates, self.workers)
         self._evaluations: dict[bool, Any] = {}
         self._scored_state: EvaluationState | None = None
         self._iterators: Any = None
@@ -92,6 +92,10 @@ class ParameterServerEngine:
         self._reopen: Callable[[], None] | None = None
         self._sharing: tuple[int, ...] = ()
         """The indices of the workers that the data is divided among."""
+        self._resized: dict[int, UpdateRule] = {}
+        """Synchronous updates by the number of workers that they are made for."""
+        self._size = 1
+        """Steps in an execution."""
         self._batches = 0
         """Batches of the data that all workers together have consumed."""
         self._context = self._new_context(rules)
@@ -126,8 +130,9 @@ class ParameterServerEngine:
             seeds,
             {index: retained[index] for index in seeds.exclude(tuple(retained))},
             MetricTotals(step),
-            RateScaling(rules.learning_rate, self._batches_per_update),
-            self._batches_per_update,
+            RateScaling(rules.learning_rate, step.batches_per_update),
+            step.batches_per_update,
+            self.workers,
         )
         step.device_scope = scope
         return context
@@ -138,6 +143,7 @@ class ParameterServerEngine:
         self._step.jit = rules.jit is True
         self._context = self._new_context(rules)
         self._updates = self._rule(self._context)
+        self._resized.clear()
         self._evaluations.clear()
         if self._reopen:
             self._reopen()
@@ -209,15 +215,29 @@ class ParameterServerEngine:
                 self._workers.admit(worker)
             if self._workers.indices == before:
                 return False
-            self._context.seeds.write(step)
-            rules = self._context.rules
-            self._batches_per_update = self._rule.batches_per_update(rules.updates, self.workers)
-            self._step.batches_per_update = self._batches_per_update
-            self._context = self._new_context(rules)
-            self._context.seeds.start_at(step)
-            self._updates = self._rule(self._context)
-            self._evaluations.clear()
+            self._resized[self._context.worker_count] = self._updates
+            self._context.seeds.resize(step, self.workers)
+            self._context = self._context_for(self.workers)
+            self._updates = self._resized.get(self.workers) or self._updates.resized(self._context)
         return True
+
+    def _context_for(self, workers: int) -> ParameterServerContext:
+        """The model on its cluster when it has another number of workers."""
+        rules = self._context.rules
+        batches = self._rule.batches_per_update(rules.updates, workers)
+        rate = RateScaling(rules.learning_rate, batches)
+        return replace(self._context, rate=rate, batches_per_update=batches, worker_count=workers)
+
+    def _prepare(self, workers: Sequence[Any], iterators: Any) -> None:
+        """Compiles what synchronous updates of another number of workers need, while the training goes on."""
+        updates, count = self._updates, len(workers)
+        try:
+            resized = self._resized.get(count) or updates.resized(self._context_for(count))
+            resized.rehearse(workers, iterators, self._size)
+        except Exception as error:  # noqa: BLE001 a task is lost: the training will find out, and compiles it then
+            log.info("the functions for %d workers are compiled later: %s", count, error)
+        else:
+            self._resized[count] = resized
 
     def close(self) -> None:
         """See `Engine.close`."""
@@ -225,15 +245,15 @@ class ParameterServerEngine:
 
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
         """See `Engine.run`."""
+        self._size = size if self._context.rules.optimized else 1
         with self.scope():
             self._context.seeds.write_starts()
 
         def executions(taken: int, count: int) -> Iterator[Execution]:
-            steps_each = size if self._context.rules.optimized else 1
             changes = self.synchronous and count > size  # one execution alone would never begin if this ended it
             ends = _ChangePause(pause, self._workers) if changes else pause
             return self._updates.run(
-                self._iterators, count, first=first + taken, size=steps_each, adapts=adapts, pause=ends
+                self._iterators, count, first=first + taken, size=self._size, adapts=adapts, pause=ends
             )
 
         whole_updates = size + -size % self._context.rules.updates.steps_per_round
@@ -243,7 +263,7 @@ class ParameterServerEngine:
             done += len(execution.losses)
             self._batches += len(execution.losses) * (self.sharers if self.synchronous else 1)
             named = execution.renamed(self._workers.names) if self.synchronous else execution
-            self._workers.begin(self._why_not)
+            self._workers.begin(self._why_not, self._prepare if self.synchronous else None)
             self._workers.add_execution(named.steps, done)
             yield named
 

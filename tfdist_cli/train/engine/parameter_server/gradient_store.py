@@ -6,7 +6,8 @@ the mean of the gradients under them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -32,6 +33,21 @@ OnEachPs = dict[str, tf.Tensor]
 
 
 @dataclass(frozen=True)
+class StepNumbers:
+    """The numbers of a worker's step.
+
+    Args:
+        worker: the worker's.
+        step: the step's.
+        counts: `ParameterServerContext.counts`.
+    """
+
+    worker: tf.Tensor
+    step: tf.Tensor
+    counts: Sequence[tf.Tensor]
+
+
+@dataclass(frozen=True)
 class StoredGradient:
     """A gradient that has been stored on the ps.
 
@@ -54,13 +70,14 @@ class GradientStore:
         reports_to_leader: whether step reports are needed on the leader: then they cross with the gradients.
 
     Attributes:
+        context: the model on its cluster.
         devices: the ps; first the leader, which counts updates.
         layout: how step reports are packed.
         measures_phases: whether the phases of steps are measured.
     """
 
     def __init__(self, context: ParameterServerContext, *, reports_to_leader: bool = False) -> None:
-        self._context = context
+        self.context = context
         self._name = f"tfdist-{next(_names)}"
         self._present: list[bool] = []
         """Which parameters have a gradient; known when a worker's function has been traced, which happens first."""
@@ -75,11 +92,16 @@ class GradientStore:
         phases = len(COLUMNS) if self.measures_phases else 0
         self.layout = ReportLayout(context.totals.size, sum(self._state_sizes), phases)
 
+    def resized(self, context: ParameterServerContext) -> GradientStore:
+        """Returns the same store, from which the updates of another number of workers take gradients."""
+        store = copy(self)
+        store.context = context
+        return store
+
     def store(
         self,
         read: Callable[[], Any],
-        worker: tf.Tensor,
-        number: tf.Tensor,
+        numbers: StepNumbers,
         ready: OnEachPs,
         keys: OnEachPs,
         before: Tensors,
@@ -89,14 +111,15 @@ class GradientStore:
 
         Args:
             read: reads the batch.
-            worker: its number.
-            number: the step's.
+            numbers: the step's.
             ready: awaited before a ps's parameters are read.
             keys: the keys to store it under.
             before: awaited before the batch is read.
             timer: measures the phases.
         """
-        context, step = self._context, self._context.step
+        context, (*draws, batches) = self.context, numbers.counts
+        divided = context.step.examples_per_batch is not None  # such workers stay as they are
+        step = context.step if divided else context.step.for_updates_of(batches)
         timer.end("wait", ready)
         with tf.control_dependencies(before):  # otherwise all batches of a function would be read at once
             batch = read()
@@ -104,7 +127,7 @@ class GradientStore:
         pulled = context.transport.pull(lookup, after=ready)
         timer.end("data", batch)
         timer.end("pull", pulled.values)
-        state = context.seeds.state_for_step(self._state(ready), number, worker)
+        state = context.seeds.state_for_step(self._state(ready), numbers.step, numbers.worker, draws)
         scope = context.tables.parameter_scope(lookup.positions[0])
         result = step.train(pulled.values, state, context.totals.initial_values(), batch, scope)
         self._present = [gradient is not None for gradient in result.gradients]
@@ -131,7 +154,7 @@ class GradientStore:
             keys: their keys, int64, shape (gradients,).
             state: the model's new state, flat, float64.
         """
-        context = self._context
+        context = self.context
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
         number = next(iter(keys.values())).shape[0]
@@ -145,7 +168,7 @@ class GradientStore:
     def take(self, keys: OnEachPs) -> PushedGradients:
         """Takes the gradient that is stored under a key from the store."""
         packed, rows = [], []
-        for index, bucket in enumerate(self._context.transport.buckets):
+        for index, bucket in enumerate(self.context.transport.buckets):
             dtypes, name = self._stored(index)
             with tf.device(bucket.device):
                 key = keys[bucket.device]
@@ -157,7 +180,7 @@ class GradientStore:
 
     def clear(self) -> None:
         """Drops all stored gradients."""
-        for index, bucket in enumerate(self._context.transport.buckets):
+        for index, bucket in enumerate(self.context.transport.buckets):
             dtypes, name = self._stored(index)
             with tf.device(bucket.device):
                 tf.raw_ops.MapClear(dtypes=dtypes, shared_name=name)
@@ -186,7 +209,7 @@ class GradientStore:
     def _state(self, ready: OnEachPs) -> Tensors:
         """The model's state, read where it is."""
         state = []
-        for variable in self._context.step.state:
+        for variable in self.context.step.state:
             devices = {part.device for part in parts(variable)}
             with tf.control_dependencies([awaited for device, awaited in ready.items() if device in devices]):
                 state += values([variable])
@@ -194,12 +217,12 @@ class GradientStore:
 
     def _stored(self, index: int) -> tuple[list[tf.DType], str]:
         """The types of what is stored for a bucket, and the name it is stored under."""
-        bucket = self._context.transport.buckets[index]
+        bucket = self.context.transport.buckets[index]
         return [bucket.dtype, *[tf.int32] * len(bucket.tables)], f"{self._name}-{index}"
 
     def _stage(self, index: int, key: tf.Tensor, tensors: Tensors) -> Any:
         dtypes, name = self._stored(index)
-        with tf.device(self._context.transport.buckets[index].device):
+        with tf.device(self.context.transport.buckets[index].device):
             staged = tf.raw_ops.MapStage(
                 key=key, indices=tf.range(len(tensors)), values=tensors, dtypes=dtypes, shared_name=name
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -33,6 +33,25 @@ class UpdateRule(Protocol):
     @classmethod
     def batches_per_update(cls, updates: Updates, workers: int) -> int:
         """Returns how many batches of workers make one update."""
+
+    def resized(self, context: ParameterServerContext) -> UpdateRule:
+        """Returns the rule for another number of workers. Asynchronous rules take workers as they come, and have none.
+
+        Args:
+            context: that of this rule, but for what changes with the number of workers.
+        """
+
+    def rehearse(self, workers: Sequence[Any], iterators: Any, size: int) -> None:
+        """Compiles the functions of a run, while another rule's run goes on with these workers or some of them.
+
+        Args:
+            workers: so many as the rule is made for.
+            iterators: each worker's data.
+            size: steps in an execution.
+
+        Raises:
+            Exception: a task has failed meanwhile.
+        """
 
     def run(
         self, iterators: Any, steps: int, *, first: int, size: int, adapts: bool, pause: Pause

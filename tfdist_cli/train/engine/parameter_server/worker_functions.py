@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
 from typing import Any, NoReturn, TypeVar
@@ -16,6 +17,8 @@ from tfdist_cli.train.engine.parameter_server.context import raise_cause
 from tfdist_cli.train.tf_compat.coordinator import failure_of, is_aborted, wait_for
 
 _serials = count()
+NO_FUNCTION = -1
+"""A serial number that no function of a training has."""
 _CHECK_SECONDS = 0.5
 """How often the workers are checked while no message arrives."""
 _CAUSE_SECONDS = 2.0
@@ -112,6 +115,13 @@ def raise_failure(messages: Messages[Any]) -> None:
         message = messages.get()
         if isinstance(message, Exception):
             raise_cause(message)
+
+
+def run_all(functions: Sequence[Callable[[], None]]) -> None:
+    """Runs functions at the same time, each in a thread, and waits; raises the error of one that failed."""
+    with ThreadPoolExecutor(len(functions)) as pool:
+        for done in [pool.submit(function) for function in functions]:
+            done.result()
 
 
 @contextmanager

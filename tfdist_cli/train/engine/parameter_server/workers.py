@@ -35,6 +35,8 @@ from tfdist_cli.train.tf_compat.eager_context import running_cluster
 from tfdist_cli.train.tf_compat.op_errors import shortened
 
 _CHECK_SECONDS = 0.2
+_COMPANION_SECONDS = 0.3
+"""How long workers that change together may be apart."""
 _ATTEMPTS = 5
 """How often a worker is added to the cluster if tasks do not answer: one may be lost, and not noticed yet."""
 log = logging.getLogger("tfdist")
@@ -51,6 +53,10 @@ class WorkerData:
 
     open: Callable[[Any, int, int], Any]
     iterators: Any
+
+
+Prepare = Callable[[Sequence[Any], Any], None]
+"""Prepares a training with some workers; also receives what `WorkerData.iterators` is."""
 
 
 @dataclass
@@ -92,6 +98,9 @@ class Workers(Sequence[Any]):
         """Workers that have joined, and have not finished an execution yet."""
         self._begun = False
         self._why_not: Callable[[int], Refusal | None] = lambda _: None
+        self._prepare: Prepare | None = None
+        self._goes_on = threading.Event()
+        """Set while the training goes on with the workers as they are."""
         self._steps = 0
 
     def __len__(self) -> int:
@@ -119,15 +128,16 @@ class Workers(Sequence[Any]):
         """The workers' names."""
         return [f"worker:{index}" for index in self.indices]
 
-    def begin(self, why_not: Callable[[int], Refusal | None]) -> None:
+    def begin(self, why_not: Callable[[int], Refusal | None], prepare: Prepare | None = None) -> None:
         """The training has begun; from now on other workers may join it.
 
         Args:
             why_not: returns why it cannot continue with a number of workers.
+            prepare: called in another thread, before workers are taken or let go, with the workers after that.
         """
         if self._begun or not self._elastic:
             return
-        self._begun, self._why_not = True, why_not
+        self._begun, self._why_not, self._prepare = True, why_not, prepare
         refusal = why_not(self.most)
         why = {"reason": refusal.reason, "code": refusal.code} if refusal else {}
         emit("elastic", joins=refusal is None, **why)
@@ -152,6 +162,7 @@ class Workers(Sequence[Any]):
         Returns:
             Those that have joined. Each runs functions of its own only until it is admitted, see `admit`.
         """
+        self._goes_on.clear()
         while self._leaving:
             self._let_go(self._leaving.popleft())
         taken = []
@@ -175,6 +186,7 @@ class Workers(Sequence[Any]):
             done: global steps done by then.
         """
         self._steps = done
+        self._goes_on.set()
         for name in steps.keys() & self._joined.keys():
             request = self._joined.pop(name)
             took = round(time.monotonic() - request.at, 3)
@@ -215,6 +227,9 @@ class Workers(Sequence[Any]):
         """Waits for the last function of a worker that leaves, in a thread of its own."""
         while not finished.wait(_CHECK_SECONDS) and not is_dead(worker):
             pass
+        # An update of TensorFlow's cluster makes the ps compile again what they do not run just then.
+        while self._prepare and self._begun and not self._goes_on.wait(_CHECK_SECONDS):
+            pass
         self._drop(worker, request.task)
         log.info("%s has left the training", request.task)
         emit("left", worker=str(request.task), step=self._steps)
@@ -231,14 +246,42 @@ class Workers(Sequence[Any]):
     def _handle_requests(self) -> None:
         """Runs in a thread as long as the training."""
         while (request := self._membership.requests.get()) is not None:
-            if request.asks == LEAVE:
-                self._leaving.append(request)
-            elif self._membership.is_pending(request) and (refusal := self._join(request)):
-                log.warning("%s cannot join: %s", request.task, refusal.reason)
-                emit("join_refused", worker=str(request.task), reason=refusal.reason, code=refusal.code)
-                self._membership.refuse(request, refusal)
+            newcomers: list[_Newcomer] = []
+            leaving: list[Request] = []
+            while request is not None:
+                if request.asks == LEAVE:
+                    leaving.append(request)
+                elif newcomer := self._newcomer(request):
+                    newcomers.append(newcomer)
+                request = self._companion()
+                if request is None:
+                    self._prepare_for(newcomers, leaving)
+                    request = self._membership.next_request(0)  # asked meanwhile
+            self._ready.extend(newcomers)
+            self._leaving.extend(leaving)
 
-    def _join(self, request: Request) -> Refusal | None:
+    def _companion(self) -> Request | None:
+        """Returns a request that comes together with another one: one preparation is enough for both."""
+        return self._membership.next_request(_COMPANION_SECONDS if self._prepare else 0)
+
+    def _prepare_for(self, newcomers: Sequence[_Newcomer], leaving: Sequence[Request]) -> None:
+        gone = {request.task.index for request in [*self._leaving, *leaving]}
+        after = [*self._active, *(newcomer.worker for newcomer in [*self._ready, *newcomers])]
+        after = sorted((each for each in after if each.worker_index not in gone), key=lambda each: each.worker_index)
+        if self._prepare and self._data and after:
+            self._prepare(after, self._data.iterators)
+
+    def _newcomer(self, request: Request) -> _Newcomer | None:
+        """Lets a worker open its data; None if it does not ask any more, or cannot join."""
+        joined = self._join(request) if self._membership.is_pending(request) else None
+        if isinstance(joined, Refusal):
+            log.warning("%s cannot join: %s", request.task, joined.reason)
+            emit("join_refused", worker=str(request.task), reason=joined.reason, code=joined.code)
+            self._membership.refuse(request, joined)
+            return None
+        return joined
+
+    def _join(self, request: Request) -> _Newcomer | Refusal:
         """Adds a worker to TensorFlow's cluster, and opens its data."""
         task = request.task
         error = self._add(task, str(request.address))
@@ -260,8 +303,9 @@ class Workers(Sequence[Any]):
                 code="data-not-opened",
                 hint="let the data function work for any number of shards",
             )
-        self._ready.append(_Newcomer(request, worker, data, opened))
-        return None
+        if opened is not None:
+            set_iterator(data.iterators, task.index, opened)
+        return _Newcomer(request, worker, data, opened)
 
     def _add(self, task: TaskId, address: str) -> str:
         """Adds a task to TensorFlow's cluster; returns why that is not possible."""

@@ -6,7 +6,7 @@ sequence numbers. Both unroll the steps of a chunk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist_cli.train.data.divided import part
 from tfdist_cli.train.data.pipeline import next_batch
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
-from tfdist_cli.train.engine.parameter_server.gradient_store import GradientStore, OnEachPs
+from tfdist_cli.train.engine.parameter_server.gradient_store import GradientStore, OnEachPs, StepNumbers
 from tfdist_cli.train.engine.parameter_server.lockstep import token_queues
 from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN, Handles
 from tfdist_cli.train.engine.parameter_server.messages import Commit, LockstepState, StepKind, Token
@@ -38,42 +38,46 @@ class LockstepFunctions:
     Args:
         context: the model on its cluster.
         divides: whether the examples of an update are divided among the workers.
+        before: the functions of another number of workers: those that run on workers stay the same.
 
     Attributes:
+        store: the stored gradients.
         devices: the ps, the leader first.
         layout: how step reports are packed. If examples are divided, the seconds of the worker's step follow; and then
             an update's seconds, if measured.
-        work: for a chunk's number of steps a worker's function. Its arguments: the iterator; the worker's number and
-            the run's first sequence number; `TokenQueues.of`.
+        work: for a chunk's number of steps a worker's function. Its arguments: the iterator; the worker's number, the
+            run's first sequence number, and `ParameterServerContext.counts`; `TokenQueues.of`.
         updates: for a chunk's number of updates the function that applies them until the end is ordered. Its
             arguments: `TokenQueues.handles`; the run's first sequence number.
+        clear: drops the gradients that lost workers have stored and not committed.
     """
 
-    def __init__(self, context: ParameterServerContext, *, divides: bool = False) -> None:
-        self._workers = len(context.workers)
+    def __init__(
+        self, context: ParameterServerContext, *, divides: bool = False, before: LockstepFunctions | None = None
+    ) -> None:
+        self._workers, self._most = context.worker_count, context.workers.most
         self._divides = divides
-        self._store = GradientStore(context, reports_to_leader=True)
-        self.devices, self.layout = self._store.devices, self._store.layout
-        self.work = cache(self._worker_function)
+        self.store: GradientStore = (
+            before.store.resized(context) if before else GradientStore(context, reports_to_leader=True)
+        )
+        self.devices, self.layout = self.store.devices, self.store.layout
+        self.work: Callable[[int], Any] = before.work if before else cache(self._worker_function)
         self.updates = cache(self._update_function)
-
-    @tf.function(autograph=False)
-    def clear(self) -> None:
-        """Drops the gradients that lost workers have stored and not committed."""
-        self._store.clear()
+        self.clear: Callable[[], None] = before.clear if before else tf.function(self.store.clear, autograph=False)
 
     def _worker_function(self, size: int) -> Any:
         @tf.function(autograph=False)
         def work(iterator: Any, numbers: tf.Tensor, handles: Handles) -> tf.Tensor:
-            worker, first = tf.unstack(numbers)
+            worker, first, *counts = tf.unstack(numbers)
             leader = self.devices[0]
 
             def steps(count: int, packed: tf.Tensor, others: Tensors, *start: tf.Tensor) -> list[Any]:
                 before: Tensors = []
-                number, carried = LockstepState(packed).sequence % RUN, (self._store.copied(packed), others)
+                number, carried = LockstepState(packed).sequence % RUN, (self.store.copied(packed), others)
                 for index in range(count):
-                    timer = StepTimer(self._store.measures_phases, *start)
-                    before = self._step(iterator, worker, number + index, carried, handles, before, timer)
+                    timer = StepTimer(self.store.measures_phases, *start)
+                    own = StepNumbers(worker, number + index, counts)
+                    before = self._step(iterator, own, carried, handles, before, timer)
                     start = tuple(timer.last_time)
                     carried = self._next(carried, handles, in_chunk=index + 1 < count)
                 states, others = carried
@@ -88,7 +92,7 @@ class LockstepFunctions:
                 state = LockstepState(packed)
                 return tf.logical_and(state.kind == _CHUNK, state.single_steps == 0)
 
-            start = [*self._first(first, worker, handles), *StepTimer(self._store.measures_phases).last_time]
+            start = [*self._first(first, worker, handles), *StepTimer(self.store.measures_phases).last_time]
             if size > 1:
                 in_rows(goes_on, several, partial(steps, size), partial(steps, 1), start)
             else:
@@ -116,7 +120,7 @@ class LockstepFunctions:
             sequence = tf.maximum(seen.sequence, first)
             over = sequence // RUN != first // RUN
             kind = tf.where(over, tf.constant(_END, tf.int64), seen.kind)
-            key = (microseconds + sequence % RUN) * self._workers + worker
+            key = (microseconds + sequence % RUN) * self._most + worker
             single_steps = tf.where(restarts, tf.constant(_SINGLE_STEPS, tf.int64), 0)
             packed = LockstepState.pack(sequence, kind, key, single_steps)
             known = Token.pack(tf.where(over, sequence, seen.sequence), kind)
@@ -135,7 +139,7 @@ class LockstepFunctions:
         """Waits on each ps for the token of the next step; within a chunk it is the next one in the queue."""
         states, others = carried
         leader = self.devices[0]
-        following = self._store.on_each_ps(lambda packed: LockstepState(packed).next(self._workers), states)
+        following = self.store.on_each_ps(lambda packed: LockstepState(packed).next(self._most), states)
         tokens = []
         for number, (device, queue) in enumerate(zip(self.devices, handles["tokens"], strict=True)):
             with tf.device(device):
@@ -150,20 +154,19 @@ class LockstepFunctions:
     def _step(
         self,
         iterator: Any,
-        worker: tf.Tensor,
-        number: tf.Tensor,
+        numbers: StepNumbers,
         carried: _Carried,
         handles: Handles,
         before: Tensors,
         timer: StepTimer,
     ) -> Tensors:
         """Takes a step. Its batch is read after `before`; returns what the next batch is read after."""
-        store, leader = self._store, self.devices[0]
+        store, leader = self.store, self.devices[0]
         states, others = carried
         tokens = dict(zip(self.devices, [states[leader], *others], strict=True))
         keys = store.on_each_ps(lambda packed: LockstepState(packed).key, states)
-        read = partial(self._read, iterator, worker, states[leader], handles["bounds"])
-        stored = store.store(read, worker, number, tokens, keys, before, timer)
+        read = partial(self._read, iterator, numbers.worker, states[leader], handles["bounds"])
+        stored = store.store(read, numbers, tokens, keys, before, timer)
         operations = [each for own in stored.operations.values() for each in own]
         with tf.device(leader):
             state = LockstepState(states[leader])
@@ -210,7 +213,7 @@ class LockstepFunctions:
         def updates(handles: Handles, first: tf.Tensor) -> None:
             kind, bounds = token_queues.next_order(handles)
             done: dict[str, list[Any]] = {}
-            before = self._store.copied(first[None] - 1)
+            before = self.store.copied(first[None] - 1)
             begun = self._begin(handles, before, done, bounds)
             self._give_tokens(handles, before, kind, done)
             start = [kind, first, *begun]
@@ -235,7 +238,7 @@ class LockstepFunctions:
             The step reports, on the leader, shape (workers, numbers); the sequence number and the keys behind it, on
             each ps; and what is available on each ps when it has made its part of the update.
         """
-        store, leader = self._store, self.devices[0]
+        store, leader = self.store, self.devices[0]
         with tf.device(leader):
             commits, reports = token_queues.committed(handles["commits"], sequence, self.layout.size)
             weights = self.layout.examples_of(reports) if self._divides else tf.ones([reports.shape[0]], tf.float64)

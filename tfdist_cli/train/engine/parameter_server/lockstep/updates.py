@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import count
@@ -34,6 +34,7 @@ from tfdist_cli.train.engine.parameter_server.worker_functions import (
     Threads,
     WorkerFunctions,
     receiving,
+    run_all,
     running,
 )
 from tfdist_cli.train.engine.step_timer import wait_as_update
@@ -49,33 +50,73 @@ class LockstepUpdates:
 
     Args:
         context: the model on its cluster.
+        before: the updates of another number of workers.
+
+    Attributes:
+        functions: what workers and ps run.
+        pace: decides how many updates are ordered at once.
     """
 
-    def __init__(self, context: ParameterServerContext) -> None:
+    def __init__(self, context: ParameterServerContext, before: LockstepUpdates | None = None) -> None:
         self._context = context
         self._sizes = _batch_sizes(context)
-        self._functions = LockstepFunctions(context, divides=self._sizes is not None)
+        divides, functions = self._sizes is not None, before.functions if before else None
+        self.functions: LockstepFunctions = LockstepFunctions(context, divides=divides, before=functions)
+        self.pace: ArrivalPacing = before.pace if before else ArrivalPacing()
         self._queues: TokenQueues | None = None
         """None before the first run, and after one that was aborted."""
-        self._pace = ArrivalPacing()
+
+    def rehearse(self, workers: Sequence[Any], iterators: Any, size: int) -> None:
+        """Compiles the functions of a run on workers that may still take part in another one: it has no steps.
+
+        Args:
+            workers: so many as these updates are made for.
+            iterators: their data.
+            size: steps in an execution.
+        """
+        queues, self._queues = self._queues or self._new_queues(), None  # not used if this fails
+        sequence = next(_runs) * RUN
+        scope = self._context.coordinator.strategy.scope
+        with scope():
+            queues.start(sequence)
+        self._order(queues, StepKind.END)
+
+        def apply_updates() -> None:
+            with scope():
+                self.functions.updates(size)(queues.handles, tf.constant(sequence, tf.int64))
+
+        rehearsals = [
+            self._context.rehearsal(
+                worker,
+                self.functions.work(size),
+                (iterators, self._numbers(place, sequence), queues.of(place)),
+            )
+            for place, worker in enumerate(workers)
+        ]
+        run_all([apply_updates, *rehearsals])
+        self._queues = queues
 
     def run(self, iterators: Any, steps: int, *, first: int, size: int, pause: Pause) -> Iterator[Execution]:
         """See `UpdateRule.run`; it pauses as soon as all ordered updates are applied."""
-        context, workers = self._context, len(self._context.workers)
-        if self._queues is None:
-            size_of_report, divides = self._functions.layout.size, self._sizes is not None
-            self._queues = TokenQueues(self._functions.devices, workers, size_of_report, divides=divides)
-        queues = self._queues
+        context, workers = self._context, self._context.worker_count
+        queues = self._queues = self._queues or self._new_queues()
         sequence = next(_runs) * RUN + first
         with context.coordinator.strategy.scope():
             queues.start(sequence)
         functions = WorkerFunctions(workers, partial(self._start, queues, iterators, size, sequence))
-        self._pace.begin()
+        self.pace.begin()
         with self._receiving(queues) as messages, self._updating(queues, messages, size, sequence):
             yield from self._executions(queues, functions, messages, range(first, first + steps), size, pause)
         functions.join()
         with context.coordinator.strategy.scope():
-            self._functions.clear()
+            self.functions.clear()
+
+    def _new_queues(self) -> TokenQueues:
+        functions, divides = self.functions, self._sizes is not None
+        return TokenQueues(functions.devices, self._context.worker_count, functions.layout.size, divides=divides)
+
+    def _numbers(self, worker: int, sequence: int) -> tf.Tensor:
+        return tf.constant([worker, sequence, *self._context.counts], tf.int64)
 
     def _executions(
         self,
@@ -94,7 +135,7 @@ class LockstepUpdates:
                 if pause.agreed():
                     end = ordered
                     break
-                several = 1 < size == self._pace.size(size) <= end - ordered
+                several = 1 < size == self.pace.size(size) <= end - ordered
                 self._order(queues, StepKind.CHUNK if several else StepKind.SINGLE)
                 ordered, in_flight = ordered + (size if several else 1), in_flight + 1
             if ordered == end and not ended:  # at once: the functions take as long to end as some updates
@@ -108,7 +149,7 @@ class LockstepUpdates:
             sums = Accumulator(first, by_examples=self._sizes is not None)
             seconds = self._count(reports, sums, seconds)
             first, in_flight = first + len(reports), in_flight - 1
-            self._pace.done(len(reports))
+            self.pace.done(len(reports))
             yield sums.execution(int(pause.wanted()), gap=0)
 
     def _order(self, queues: TokenQueues, kind: StepKind) -> None:
@@ -116,8 +157,8 @@ class LockstepUpdates:
 
     def _start(self, queues: TokenQueues, iterators: Any, size: int, sequence: int, worker: int, _: int) -> Any:
         """Starts a worker's function."""
-        args = iterators, tf.constant([worker, sequence], tf.int64), queues.of(worker)
-        return self._context.run_on_worker(self._context.workers[worker], self._functions.work(size), args)
+        args = iterators, self._numbers(worker, sequence), queues.of(worker)
+        return self._context.run_on_worker(self._context.workers[worker], self.functions.work(size), args)
 
     def _count(self, reports: np.ndarray, sums: Accumulator, seconds: float) -> float:
         """Counts a chunk of updates.
@@ -130,7 +171,7 @@ class LockstepUpdates:
         Returns:
             The same of the last one.
         """
-        layout = self._functions.layout
+        layout = self.functions.layout
         for update in reports:
             steps = [layout.unpack(worker, numbers) for worker, numbers in enumerate(update)]
             for step in steps:
@@ -159,7 +200,7 @@ class LockstepUpdates:
         """
 
         def apply_updates() -> None:
-            self._functions.updates(size)(queues.handles, tf.constant(sequence, tf.int64))
+            self.functions.updates(size)(queues.handles, tf.constant(sequence, tf.int64))
 
         def abort(threads: Threads) -> None:
             self._order(queues, StepKind.END)
@@ -176,7 +217,7 @@ class LockstepUpdates:
 def _batch_sizes(context: ParameterServerContext) -> BatchSizes | None:
     """The workers' batches, if they are divided by their speeds."""
     batch = context.step.examples_per_batch
-    return None if batch is None else BatchSizes(len(context.workers), batch)
+    return None if batch is None else BatchSizes(context.worker_count, batch)
 
 
 def _try_briefly(function: Callable[[], None]) -> None:

@@ -6,7 +6,7 @@ wait for no update. All of them run for as long as the training: to call a funct
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist_cli.train.data.pipeline import next_batch
 from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, ParameterServerContext
-from tfdist_cli.train.engine.parameter_server.gradient_store import GradientStore
+from tfdist_cli.train.engine.parameter_server.gradient_store import GradientStore, StepNumbers
 from tfdist_cli.train.engine.parameter_server.messages import (
     AssignmentOrder,
     PackedAssignment,
@@ -41,24 +41,28 @@ class QuorumFunctions:
 
     Args:
         context: the model on its cluster.
+        before: the functions of another number of workers: those that run on workers stay the same if they can.
 
     Attributes:
+        store: the stored gradients.
+        all_take_part: whether each update takes a gradient of every worker.
         devices: the ps.
         layout: how step reports are packed.
-        work: for a number of steps in a row a worker's function. Its arguments: the iterator; the worker's number and
-            the function's serial number; `QuorumQueues.of`.
+        work: for a number of steps in a row a worker's function. Its arguments: the iterator; the worker's number, the
+            function's serial number, and `ParameterServerContext.counts`; `QuorumQueues.of`.
         updates: for a number of updates in a row the function that applies them until the end is ordered:
             `QuorumQueues.handles`.
         assignments: the function that sends assignments that follow no new update: `QuorumQueues.handles`.
         discard: the function that drops a stored gradient: its key, an int64 scalar.
     """
 
-    def __init__(self, context: ParameterServerContext) -> None:
+    def __init__(self, context: ParameterServerContext, before: QuorumFunctions | None = None) -> None:
         self._aggregate = context.batches_per_update
-        self._all_take_part = self._aggregate == len(context.workers)
-        self._store = GradientStore(context)
-        self.devices, self.layout = self._store.devices, self._store.layout
-        self.work = cache(self._worker_function)
+        self.all_take_part = self._aggregate == context.worker_count
+        self.store: GradientStore = before.store.resized(context) if before else GradientStore(context)
+        self.devices, self.layout = self.store.devices, self.store.layout
+        same = before is not None and before.all_take_part == self.all_take_part
+        self.work: Callable[[int], Any] = before.work if before and same else cache(self._worker_function)
         self.updates = cache(self._update_function)
         self.assignments = self._assignment_function()
         self.discard = self._discard_function()
@@ -72,14 +76,14 @@ class QuorumFunctions:
 
         @tf.function(autograph=False)
         def work(iterator: Any, numbers: tf.Tensor, handles: Handles) -> tf.Tensor:
-            worker, serial = tf.unstack(numbers)
+            worker, serial, *counts = tf.unstack(numbers)
             queues, [reports] = handles["assignments"], handles["reports"]
 
             def steps(count: int, assigned: list[tf.Tensor], *start: tf.Tensor) -> list[Any]:
                 before: Tensors = []
                 for _ in range(count):
-                    timer = StepTimer(self._store.measures_phases, *start)
-                    before = self._step(iterator, worker, reports, assigned, before, timer)
+                    timer = StepTimer(self.store.measures_phases, *start)
+                    before = self._step(iterator, worker, counts, reports, assigned, before, timer)
                     start = tuple(timer.last_time)
                     assigned = next_assignment(self.devices, queues)
                 return [assigned, *start]
@@ -97,7 +101,7 @@ class QuorumFunctions:
             def several(assigned: list[tf.Tensor], *_: tf.Tensor) -> tf.Tensor:
                 return PackedAssignment(assigned[0]).several
 
-            times = StepTimer(self._store.measures_phases).last_time
+            times = StepTimer(self.store.measures_phases).last_time
             _send(reports, pack_report(ReportKind.FUNCTION_STARTED, serial, worker), self.layout.without_counts([]))
             start = [next_assignment(self.devices, queues), *times]
             if self._promises(size):
@@ -113,17 +117,18 @@ class QuorumFunctions:
         self,
         iterator: Any,
         worker: tf.Tensor,
+        counts: Sequence[tf.Tensor],
         reports: tf.Tensor,
         assigned: list[tf.Tensor],
         before: Tensors,
         timer: StepTimer,
     ) -> Tensors:
         """Takes a step. Its batch is read after `before`; returns what the next batch is read after."""
-        store = self._store
+        store = self.store
         ready = dict(zip(store.devices, assigned, strict=True))
         keys = store.on_each_ps(lambda packed: PackedAssignment(packed).key, ready)
-        number = PackedAssignment(assigned[0]).step
-        stored = store.store(partial(next_batch, iterator), worker, number, ready, keys, before, timer)
+        numbers = StepNumbers(worker, PackedAssignment(assigned[0]).step, counts)
+        stored = store.store(partial(next_batch, iterator), numbers, ready, keys, before, timer)
         first, *others = store.devices
         with tf.device(first), tf.control_dependencies(stored.operations[first]):
             head = tf.identity(assigned[0])  # sent by a ps, which has to confirm that the gradient is stored
@@ -136,7 +141,7 @@ class QuorumFunctions:
 
         def update(handles: Handles, packed: tf.Tensor, state: tf.Tensor) -> list[tf.Tensor]:
             """Applies an update, sends the assignments that follow it, and waits for the next order."""
-            store = self._store
+            store = self.store
             orders = store.copied(packed)
             timer = StepTimer(store.measures_phases)
             begun = {device: store.time_of(device, own) for device, own in orders.items()}
@@ -180,7 +185,7 @@ class QuorumFunctions:
 
     def _assignment_function(self) -> Callable[..., Any]:
         def send(handles: Handles, packed: tf.Tensor) -> list[tf.Tensor]:
-            for number, (device, own) in enumerate(self._store.copied(packed).items()):
+            for number, (device, own) in enumerate(self.store.copied(packed).items()):
                 with tf.device(device):
                     order = AssignmentOrder(own)
                     applied = wait_for_updates(handles["applied"][number], order.updates)
@@ -198,12 +203,12 @@ class QuorumFunctions:
 
     def _promises(self, size: int) -> bool:
         """Whether several steps, and updates, may be promised to follow each other for sure."""
-        return self._all_take_part and size > 1
+        return self.all_take_part and size > 1
 
     def _discard_function(self) -> Callable[..., Any]:
         @tf.function(autograph=False)
         def discard(key: tf.Tensor) -> tf.Tensor:
-            pushed = self._store.take(self._store.copied(key))
+            pushed = self.store.take(self.store.copied(key))
             return tf.size(pushed.packed[0]) if pushed.packed else tf.constant(0)
 
         return discard

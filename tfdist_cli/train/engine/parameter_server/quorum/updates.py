@@ -12,7 +12,7 @@ before its report, nothing of it is applied.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,10 +45,12 @@ from tfdist_cli.train.engine.parameter_server.quorum.policy import (
 )
 from tfdist_cli.train.engine.parameter_server.quorum.queues import QuorumQueues
 from tfdist_cli.train.engine.parameter_server.worker_functions import (
+    NO_FUNCTION,
     Messages,
     Threads,
     WorkerFunctions,
     receiving,
+    run_all,
     running,
 )
 from tfdist_cli.train.engine.step_timer import UpdatesInWaits
@@ -97,18 +99,52 @@ class QuorumUpdates:
 
     Args:
         context: the model on its cluster.
+        before: the updates of another number of workers.
+
+    Attributes:
+        functions: what workers, ps and chief run.
+        pace: decides how many updates follow each other for sure.
     """
 
-    def __init__(self, context: ParameterServerContext) -> None:
+    def __init__(self, context: ParameterServerContext, before: QuorumUpdates | None = None) -> None:
         self._context = context
-        self._functions = QuorumFunctions(context)
+        self.functions: QuorumFunctions = QuorumFunctions(context, before.functions if before else None)
+        self.pace: ArrivalPacing = before.pace if before else ArrivalPacing()
         self._queues: QuorumQueues | None = None
         """None before the first run, and after one that was aborted."""
-        self._pace = ArrivalPacing()
+
+    def rehearse(self, workers: Sequence[Any], iterators: Any, size: int) -> None:
+        """Compiles the functions of a run on workers that may still take part in another one: it has no steps.
+
+        Args:
+            workers: so many as these updates are made for.
+            iterators: their data.
+            size: steps in an execution.
+        """
+        queues, self._queues = self._queues or self._new_queues(), None  # not used if this fails
+        queues.assign(Assignment(worker, NO_MORE_STEPS, several=False) for worker in range(len(workers)))
+        queues.end()
+        rehearsals = [
+            self._context.rehearsal(
+                worker,
+                self.functions.work(size),
+                (iterators, self._numbers(place, NO_FUNCTION), queues.of(place)),
+            )
+            for place, worker in enumerate(workers)
+        ]
+
+        def serve(function: Any) -> None:
+            with self._context.coordinator.strategy.scope():
+                function(queues.handles)
+
+        served = [partial(serve, self.functions.updates(size)), partial(serve, self.functions.assignments)]
+        run_all([*rehearsals, *served])
+        queues.reports.dequeue_many(queues.reports.size())
+        self._queues = queues
 
     def run(self, iterators: Any, steps: int, *, first: int, size: int, pause: Pause) -> Iterator[Execution]:
         """See `UpdateRule.run`; it pauses as soon as all steps that were assigned or promised are done."""
-        context, workers = self._context, len(self._context.workers)
+        context, workers = self._context, self._context.worker_count
         staleness = context.rules.updates.staleness or 0
         queues = self._queues = self._queues or self._new_queues()
         run = _Run(
@@ -117,14 +153,14 @@ class QuorumUpdates:
             WorkerFunctions(workers, partial(self._start, queues, iterators, size)),
             Accumulator(first),
         )
-        self._pace.begin()
+        self.pace.begin()
         with self._receiving(queues) as messages, self._serving(queues, messages, size):
             while run.policy.done < run.policy.end or run.functions.any_running:
                 message = run.functions.next_message(messages)
                 if message is None:
                     continue
                 self._receive(message, run)
-                run.policy.several = self._pace.size(size)
+                run.policy.several = self.pace.size(size)
                 yield from self._updates(run, size, pause)
             if run.sums.losses or run.sums.dropped:
                 yield run.sums.execution(int(pause.wanted()), run.policy.largest_gap)
@@ -139,7 +175,7 @@ class QuorumUpdates:
                 run.policy.wind_up()
             several = run.policy.updated()
             run.order_update(gradients, several=several)
-            self._pace.done(1)
+            self.pace.done(1)
             if len(run.sums.losses) == size or pause.wanted():
                 executions.append(run.sums.execution(int(pause.wanted()), run.policy.largest_gap))
                 run.sums = Accumulator(run.policy.done)
@@ -148,18 +184,20 @@ class QuorumUpdates:
         return executions
 
     def _new_queues(self) -> QuorumQueues:
-        functions, context = self._functions, self._context
-        workers, aggregate = len(context.workers), context.batches_per_update
+        functions, context = self.functions, self._context
+        workers, aggregate = context.worker_count, context.batches_per_update
         return QuorumQueues(functions.devices, workers, aggregate, functions.layout.state, functions.layout.size)
 
     def _start(self, queues: QuorumQueues, iterators: Any, size: int, worker: int, serial: int) -> Any:
         """Starts a worker's function."""
-        numbers = tf.constant([worker, serial], tf.int64)
-        args = iterators, numbers, queues.of(worker)
-        return self._context.run_on_worker(self._context.workers[worker], self._functions.work(size), args)
+        args = iterators, self._numbers(worker, serial), queues.of(worker)
+        return self._context.run_on_worker(self._context.workers[worker], self.functions.work(size), args)
+
+    def _numbers(self, worker: int, serial: int) -> tf.Tensor:
+        return tf.constant([worker, serial, *self._context.counts], tf.int64)
 
     def _receiving(self, queues: QuorumQueues) -> AbstractContextManager[Messages[Report]]:
-        layout, reports = self._functions.layout, queues.reports
+        layout, reports = self.functions.layout, queues.reports
 
         def receive() -> Report | None:
             head, body = (part.numpy() for part in reports.dequeue())
@@ -176,14 +214,14 @@ class QuorumUpdates:
 
         def apply_updates() -> None:
             try:
-                self._functions.updates(size)(queues.handles)
+                self.functions.updates(size)(queues.handles)
             except Exception as error:  # noqa: BLE001 it is raised where the training runs
                 messages.put(error)  # before the other function fails because of it
                 with contextlib.suppress(tf.errors.OpError):  # nothing waits on a ps that is lost
                     queues.close_applied()
 
         def send_assignments() -> None:
-            self._functions.assignments(queues.handles)
+            self.functions.assignments(queues.handles)
 
         def abort(threads: Threads) -> None:
             end_at_exit(queues.close_updates, threads["updates"])
@@ -222,4 +260,4 @@ class QuorumUpdates:
     def _discard(self, key: int) -> None:
         """Drops a stored gradient that no update will take."""
         with self._context.coordinator.strategy.scope():
-            self._functions.discard(tf.constant(key, tf.int64))
+            self.functions.discard(tf.constant(key, tf.int64))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -23,13 +23,14 @@ class SynchronousUpdates:
 
     Args:
         context: the model on its cluster.
+        before: the rule of another number of workers.
+
+    Attributes:
+        updates: in lockstep, or with a quorum.
     """
 
-    def __init__(self, context: ParameterServerContext) -> None:
-        updates, workers = context.rules.updates, len(context.workers)
-        all_take_part = self.batches_per_update(updates, workers) == workers
-        lockstep = all_take_part and not updates.staleness
-        self._updates = LockstepUpdates(context) if lockstep else QuorumUpdates(context)
+    def __init__(self, context: ParameterServerContext, before: SynchronousUpdates | None = None) -> None:
+        self.updates: LockstepUpdates | QuorumUpdates = _updates(context, before.updates if before else None)
 
     @classmethod
     def check(cls, updates: Updates, optimizer: keras.optimizers.Optimizer, workers: int) -> None:  # noqa: ARG003 any optimizer does
@@ -46,9 +47,26 @@ class SynchronousUpdates:
         """One of each worker, unless `aggregate` says otherwise."""
         return updates.aggregate or workers
 
+    def resized(self, context: ParameterServerContext) -> SynchronousUpdates:
+        """See `UpdateRule.resized`."""
+        return SynchronousUpdates(context, self)
+
+    def rehearse(self, workers: Sequence[Any], iterators: Any, size: int) -> None:
+        """See `UpdateRule.rehearse`."""
+        self.updates.rehearse(workers, iterators, size)
+
     def run(
         self, iterators: Any, steps: int, *, first: int, size: int, adapts: bool, pause: Pause
     ) -> Iterator[Execution]:
         """See `UpdateRule.run`."""
         del adapts  # both measure the steps, and order few at a time where steps take long
-        return self._updates.run(iterators, steps, first=first, size=size, pause=pause)
+        return self.updates.run(iterators, steps, first=first, size=size, pause=pause)
+
+
+def _updates(
+    context: ParameterServerContext, before: LockstepUpdates | QuorumUpdates | None
+) -> LockstepUpdates | QuorumUpdates:
+    all_take_part = context.batches_per_update == context.worker_count
+    if all_take_part and not context.rules.updates.staleness:
+        return LockstepUpdates(context, before if isinstance(before, LockstepUpdates) else None)
+    return QuorumUpdates(context, before if isinstance(before, QuorumUpdates) else None)

@@ -1,0 +1,40 @@
+"""Seed counters: no two steps draw with the same count."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist_cli.train.model.rng import SeedCounters
+
+
+class Step:
+    """A model whose layer draws three times in each step."""
+
+    def __init__(self):
+        self.model, self.layer = None, keras.layers.Dropout(0.5)
+        self.state = [self.layer.seed_generator.state]
+
+    def increments(self, _spec, indices, *, training=True):
+        return [np.array([0, 3 * training]) for _ in indices]
+
+
+def counts(counters, replicas, steps):
+    """The counts that each replica of some steps starts with, by functions that are traced for any number."""
+    numbers = tf.constant(counters.counts, tf.int64)
+    state = [tf.constant([0, 0], tf.uint32)]
+    found = [counters.state_for_step(state, s, r, tf.unstack(numbers)) for s in steps for r in range(replicas)]
+    return [int(each[0][1]) for each in found]
+
+
+def test_counts_go_on_where_they_were_when_the_number_of_replicas_changes(monkeypatch):
+    step = Step()
+    monkeypatch.setattr("tfdist_cli.train.model.rng.layers_of", lambda _: [step.layer])
+    counters = SeedCounters(step, None, replicas=1)
+    drawn = counts(counters, 1, range(4))
+    counters.resize(4, 3)
+    drawn += counts(counters, 3, range(4, 7))
+    counters.resize(7, 2)
+    drawn += counts(counters, 2, range(7, 9))
+    assert drawn == list(range(0, 3 * (4 + 9 + 4), 3))
+    counters.write(9)
+    assert int(step.state[0].value[1]) == 3 * (4 + 9 + 4)
