@@ -41,7 +41,7 @@ def test_an_update_takes_the_gradients_of_the_workers_of_now(updates, servers, m
     engine.begin_epoch()
     assert engine.workers == engine.sharers == 3
     assert engine._context.batches_per_update == updates.get("aggregate", 3)
-    assert engine._context.seeds._replicas == 3
+    assert engine._context.worker_count == 3
     executions = list(engine.run(6, first=6, size=2, adapts=False, pause=NoPause()))
     steps = [sum(each.steps.get(f"worker:{index}", 0) for each in executions) for index in (0, 2, 3)]
     assert sum(len(each.losses) for each in executions) == 6

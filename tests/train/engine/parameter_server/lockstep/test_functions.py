@@ -109,9 +109,10 @@ class Lockstep:
         monkeypatch.setattr(store, "store", self._stored)
         monkeypatch.setattr(store, "apply", lambda keys, state: [])
         monkeypatch.setattr(functions, "GradientStore", lambda context, **_: store)
-        self.functions = LockstepFunctions(SimpleNamespace(workers=[None, None]))
+        self.functions = LockstepFunctions(SimpleNamespace(worker_count=2, workers=SimpleNamespace(most=2)))
 
-    def _stored(self, iterator, worker, number, ready, keys, before, timer):
+    def _stored(self, iterator, numbers, ready, keys, before, timer):
+        worker, number = numbers.worker, numbers.step
         with tf.control_dependencies([*ready.values(), *before]):
             loss = tf.cast(number, tf.float64)
             failed = tf.reduce_all(self.fails == tf.stack([worker, number]))
@@ -220,6 +221,6 @@ def test_keys_of_two_workers_and_of_two_functions_of_one_differ(lockstep):
     def note(keys, state):
         return [seen.assign(tf.concat([seen, keys[HERE][None]], axis=0)).op]
 
-    lockstep.functions._store.apply = note
+    lockstep.functions.store.apply = note
     lockstep.run([CHUNK, CHUNK, END], size=3)
     assert len(np.unique(seen.numpy())) == seen.numpy().size == 12
