@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist_cli.errors import TrainingError, UsageError
+from tfdist_cli.errors import TrainingError
 from tfdist_cli.protocol.records import emit
 from tfdist_cli.spec.strategies import EngineName
 from tfdist_cli.train.cluster.join import ClusterContext, join
@@ -20,7 +20,7 @@ from tfdist_cli.train.prediction.mirrored import predict_mirrored
 from tfdist_cli.train.prediction.parameter_server import predict_on_workers
 from tfdist_cli.train.tf_compat.distribute import strategy_of
 from tfdist_cli.train.trainer.arguments import check_counts
-from tfdist_cli.train.trainer.checks import all_tasks_used, data_errors_explained
+from tfdist_cli.train.trainer.checks import all_tasks_used, check_is_no_evaluator, data_errors_explained
 from tfdist_cli.train.trainer.config import worker_shards
 from tfdist_cli.train.trainer.reporting import enable_logging
 
@@ -49,12 +49,7 @@ def predict(model: keras.Model, data: Any, *, batch_size: int | None = None, ste
     check_counts(1, batch_size=batch_size, steps=steps)
     enable_logging()
     context = join()
-    if context.environment.task.traits.evaluates:
-        raise UsageError(
-            "an evaluator evaluates checkpoints only",
-            code="not-on-evaluator",
-            hint="call tfdist.predict in the program of the other tasks",
-        )
+    check_is_no_evaluator(context, "call tfdist.predict in the program of the other tasks")
     function = as_dataset_function(_with_inputs(data), batch_size)
     with all_tasks_used(context, "tfdist.predict"), data_errors_explained(model):
         groups = Groups.of(function, len(worker_shards(context, "split")), steps)

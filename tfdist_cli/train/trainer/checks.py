@@ -53,6 +53,20 @@ def all_tasks_used(context: ClusterContext, call: str) -> Iterator[None]:
         _running.clear()
 
 
+def check_is_no_evaluator(context: ClusterContext, hint: str) -> None:
+    """Checks that this task is no evaluator, which has no part in the cluster.
+
+    Args:
+        context: this process in its cluster.
+        hint: what to do instead.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if context.environment.task.traits.evaluates:
+        raise UsageError("an evaluator evaluates checkpoints only", code="not-on-evaluator", hint=hint)
+
+
 def check_strategy_scope(context: ClusterContext) -> None:
     """Checks that no other strategy's scope is entered: TensorFlow does not allow one strategy within another.
 

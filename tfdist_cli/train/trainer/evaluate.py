@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 
-from tfdist_cli.errors import UsageError
 from tfdist_cli.protocol.records import emit
 from tfdist_cli.train.cluster.join import join
 from tfdist_cli.train.data.pipeline import Shard, as_dataset_function, checked
@@ -14,7 +13,12 @@ from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.select import select_engine
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.trainer.arguments import check_counts
-from tfdist_cli.train.trainer.checks import all_tasks_used, check_validation, data_errors_explained
+from tfdist_cli.train.trainer.checks import (
+    all_tasks_used,
+    check_is_no_evaluator,
+    check_validation,
+    data_errors_explained,
+)
 from tfdist_cli.train.trainer.config import Validation
 from tfdist_cli.train.trainer.reporting import enable_logging
 
@@ -44,12 +48,7 @@ def evaluate(
     check_counts(1, batch_size=batch_size, steps=steps)
     enable_logging()
     context = join()
-    if context.environment.task.traits.evaluates:
-        raise UsageError(
-            "an evaluator evaluates checkpoints only",
-            code="not-on-evaluator",
-            hint="call tfdist.evaluate after tfdist.fit",
-        )
+    check_is_no_evaluator(context, "call tfdist.evaluate after tfdist.fit")
     function = as_dataset_function(data, batch_size)
     check_validation(context, Validation(function, steps))
     step = ModelStep(model)
