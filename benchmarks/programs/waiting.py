@@ -41,7 +41,9 @@ class Wait(keras.layers.Layer):
 
 def model(_params: dict[str, Any]) -> keras.Model:
     inputs = keras.Input((WIDTH,)), keras.Input(())
-    network = keras.Model(inputs, keras.layers.Dense(WIDTH)(Wait()(inputs)))
+    # It waits once the parameters are there: a wait of the data alone would begin during the step before.
+    hidden = keras.layers.Dense(WIDTH)(inputs[0])
+    network = keras.Model(inputs, Wait()([hidden, inputs[1]]))
     network.compile(keras.optimizers.SGD(0.01), "mse")
     return network
 

@@ -39,7 +39,7 @@ def test_parameter_servers_train_score_save_and_export(tmp_path):
     run = done.run_dir
     assert run.parent == folder / "runs"
     for name in ("cluster.yaml", "recipe.yaml", "plan.json", "events.jsonl", "metrics.jsonl", "evaluation.jsonl"):
-        assert (run / name).is_file(), name
+        assert (run / name).is_file(), f"{name}: {done.stderr}"
     # 212 weights with two slots each, two metrics of two numbers, the learning rate; and iterations, an int64.
     (placed,) = [line for line in done.lines("events.jsonl") if line["event"] == "placement"]
     assert (placed["bytes"], placed["variables"]) == ({"ps:0": 4 * (3 * 212 + 4 + 1) + 8}, {"ps:0": 4})

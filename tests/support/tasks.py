@@ -139,7 +139,7 @@ class Tasks:
             try:
                 os.killpg(process.pid, signal.SIGKILL)
             except ProcessLookupError:
-                continue
+                process.kill()  # it is over, or has no group of its own yet
         for process in self.processes.values():
             process.wait(10)
         self._held.__exit__(None, None, None)

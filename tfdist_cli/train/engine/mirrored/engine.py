@@ -395,10 +395,11 @@ class MirroredEngine:
                 state = seeds.state_for_step(state, first + number, replica)
                 parameters = values(step.parameters)
                 begun = [time_of(parameters, batch)] if bounds else []
-                result = step.train(parameters, state, metrics, _read_after(batch, begun))
+                result = step.train(parameters, state, metrics, _used_after(batch, begun))
                 timer.end("compute", result.gradients)
-                seconds += [_time_of_one_number(result.gradients) - start for start in begun]
-                gradients, overflow = self._summed(result.gradients, context, timer)
+                ended = [_time_of_one_number(result.gradients) for _ in begun]
+                seconds += [end - start for start, end in zip(begun, ended, strict=True)]
+                gradients, overflow = self._summed(_used_after(result.gradients, ended), context, timer)
                 with timer.during("update"):
                     self._apply(gradients)
                 state, metrics = result.state, result.metrics
@@ -543,9 +544,13 @@ class MirroredEngine:
         return total
 
 
-def _read_after(batch: Any, begun: list[tf.Tensor]) -> Any:
-    """Lets a step read its batch after a time was taken, if it was."""
-    return tf.nest.map_structure(lambda tensor: after(tensor, begun), batch) if begun else batch
+def _used_after(tensors: Any, times: list[tf.Tensor]) -> Any:
+    """Lets tensors be used after a time was taken, if it was: an executor with one thread may take it at the end."""
+    if not times:
+        return tensors
+    return tf.nest.map_structure(
+        lambda tensor: None if tensor is None else after(tensor, times), tensors, expand_composites=True
+    )
 
 
 def _time_of_one_number(gradients: list[Any]) -> tf.Tensor:
