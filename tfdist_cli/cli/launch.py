@@ -17,9 +17,9 @@ from tfdist_cli.cli.console.summary import print_failure, print_report
 from tfdist_cli.cli.job import Job, load_job
 from tfdist_cli.cli.options import ClusterArgument, CommandArgument, OnOption, RecipeOption, SetOption, settings
 from tfdist_cli.cli.plan import print_plan
+from tfdist_cli.launch.documents import to_json
 from tfdist_cli.launch.registry import launcher_of, refuse_active_jobs
 from tfdist_cli.launch.run.directory import open_run_dir
-from tfdist_cli.launch.run.documents import to_json
 from tfdist_cli.launch.run.event_loop import Watcher
 from tfdist_cli.launch.run.planner import Planner, RequestHandler
 from tfdist_cli.launch.run.report import Report

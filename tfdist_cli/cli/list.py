@@ -13,7 +13,7 @@ from tfdist_cli.cli.console import console
 from tfdist_cli.cli.console.lines import neutral
 from tfdist_cli.cli.console.progress import duration, metrics_text
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.run.documents import to_json
+from tfdist_cli.launch.documents import to_json
 from tfdist_cli.launch.run.history import Outcome, RunView, read_run, runs_in
 
 EXAMPLES = ("tfdist list", "tfdist list /mnt/runs --json")

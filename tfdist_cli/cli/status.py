@@ -11,9 +11,10 @@ from rich.text import Text
 from tfdist_cli.cli.console import console
 from tfdist_cli.cli.console.lines import neutral
 from tfdist_cli.cli.console.progress import duration, metrics_text, scaled_text
+from tfdist_cli.cli.console.usage import usage_cells
 from tfdist_cli.cli.list import OUTCOME_COLOURS
 from tfdist_cli.cli.options import JsonOption, RunArgument
-from tfdist_cli.launch.run.documents import to_json
+from tfdist_cli.launch.documents import to_json
 from tfdist_cli.launch.run.history import Outcome, RunView, TaskView, leftover_processes, read_run
 from tfdist_cli.launch.run.report import format_replicas
 
@@ -51,6 +52,7 @@ def _row(task: TaskView) -> tuple[Text, ...]:
         Text(neutral(", ".join(_share(task.resources)))),
         Text(f"pid {task.pid}" if task.pid else "" if task.state == "done" else neutral(task.cause)),
         Text(f"started {task.starts} times" if task.starts > 1 else ""),
+        *(Text(neutral(cell), justify="right") for cell in usage_cells(task.usage)),
     )
 
 

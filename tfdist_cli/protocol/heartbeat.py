@@ -1,4 +1,4 @@
-"""Heartbeats that a task sends to its launcher from a separate thread.
+"""Heartbeats that a task sends to its launcher from a separate thread, and what it uses of its machine.
 
 They distinguish a stopped process or an unreachable host from a training that stalls while all its tasks run. A Python
 thread cannot send one while a call into TensorFlow holds the interpreter lock, which may take minutes if that call
@@ -19,6 +19,7 @@ from contextlib import suppress
 
 from tfdist_cli.protocol import liveness_probe
 from tfdist_cli.protocol.records import ENABLED, emit
+from tfdist_cli.protocol.usage import UsageMeter
 
 PERIOD = 2.0
 """Seconds between two heartbeats."""
@@ -67,9 +68,12 @@ def _start_probe() -> int | None:
 
 def _beat(probe: int | None) -> None:
     never = threading.Event()
+    meter = UsageMeter()
     while True:
         try:
             emit("beat", computed=round(time.process_time(), 2))
+            if usage := meter.measure():
+                emit("usage", **usage)
         except OSError:
             if probe is not None:
                 os.close(probe)

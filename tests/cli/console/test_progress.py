@@ -237,9 +237,12 @@ def test_duration(seconds, text):
 
 
 def test_progress_says_only_what_is_known():
-    assert progress_text(Progress(5, None, None, None, 0.0, {}, {})) == "step 5"
-    assert progress_text(Progress(5, 6, None, None, 5e-324, {}, {})) == "step 5/6  0.0 steps/s  unlimited left"
-    assert progress_text(Progress(5, 5, 1, None, 2.0, {}, {})) == "step 5/5  epoch 1  2.0 steps/s"
+    assert progress_text(Progress(5, None, None, None, 0.0, {}, {}), None) == "step 5"
+    assert (
+        progress_text(Progress(5, 6, None, None, 5e-324, {}, {}), float("inf"))
+        == "step 5/6  0.0 steps/s  unlimited left"
+    )
+    assert progress_text(Progress(5, 5, 1, None, 2.0, {}, {}), None) == "step 5/5  epoch 1  2.0 steps/s"
 
 
 @pytest.mark.slow

@@ -14,9 +14,9 @@ import yaml
 
 from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.documents import to_yaml
 from tfdist_cli.launch.kubernetes.launcher import KubernetesLauncher
 from tfdist_cli.launch.kubernetes.manifests import manifests
-from tfdist_cli.launch.run.documents import to_yaml
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import make_plan
 from tfdist_cli.spec.sections.cluster import Cluster

@@ -276,3 +276,20 @@ def test_workers_that_are_not_in_the_plan(folder):
     states = {str(task.task): task.state for task in read_run(folder.path).tasks}
     assert states["worker:7"] == "left"
     assert "nobody" not in states
+
+
+def test_what_tasks_use_is_shown_while_they_run(folder, monkeypatch):
+    def line(seconds, **tasks):
+        time = f"2026-01-02T03:04:{seconds:02}.000+00:00"
+        folder.add("resources.jsonl", {"time": time, "seconds": 1.0, "attempt": 1, "tasks": tasks})
+
+    line(1, **{"worker:0": {"cpu": 7.0}})  # of the launch before
+    started(folder, 2)
+    folder.happened(3, event="exited", task="chief:0", code=0, status="done", cause="")
+    assert [task.usage for task in read_run(folder.path).tasks] == [None, None]
+    monkeypatch.setattr(history, "launcher_of", lambda path: 4711)
+    line(5, **{"worker:0": {"cpu": 1.5, "memory": 3}, "chief:0": {"cpu": 1.0}})
+    line(6, **{"worker:0": "damaged"})
+    chief, worker = read_run(folder.path).tasks
+    assert (chief.usage, worker.usage.cpu, worker.usage.memory) == (None, 1.5, 3)
+    assert json.loads(json.dumps(read_run(folder.path).as_json()))["tasks"][1]["usage"]["cpu"] == 1.5

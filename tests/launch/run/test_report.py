@@ -13,8 +13,8 @@ from datetime import datetime, timezone
 import pytest
 
 from tfdist_cli.cli.console.progress import metrics_text
+from tfdist_cli.launch.documents import to_json
 from tfdist_cli.launch.run import event_log
-from tfdist_cli.launch.run.documents import to_json
 from tfdist_cli.launch.run.event_log import EventLog
 from tfdist_cli.launch.run.logs import TaskLogs
 from tfdist_cli.launch.run.report import describe_exit, make_report
@@ -372,7 +372,7 @@ def test_a_line_that_an_earlier_launcher_has_not_ended_takes_no_other_with_it(tm
     path = tmp_path / "events.jsonl"
     path.write_text('{"event": "launch"}\n{"event": "sta')
     for _ in range(2):
-        EventLog(path, 2).begin()
+        EventLog(path, 2).begin({})
     first, cut, *more = path.read_text().splitlines()
     assert (first, cut) == ('{"event": "launch"}', '{"event": "sta')
     assert [json.loads(line)["event"] for line in more] == ["launch", "launch"]

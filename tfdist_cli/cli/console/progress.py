@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -15,6 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tfdist_cli.cli.console.lines import TaskLines, neutral
+from tfdist_cli.cli.console.remaining import RemainingTime
+from tfdist_cli.cli.console.usage import usage_cells
 from tfdist_cli.launch.run.report import cause_of, describe_exit, format_replicas, signal_name
 from tfdist_cli.launch.supervisor.events import (
     Event,
@@ -28,6 +31,7 @@ from tfdist_cli.launch.supervisor.events import (
 )
 from tfdist_cli.launch.supervisor.membership import failed_to_join
 from tfdist_cli.launch.supervisor.state import JobState, LostTask, Phase, Status
+from tfdist_cli.launch.usage import total_usage
 from tfdist_cli.spec.roles import ROLES
 
 if TYPE_CHECKING:
@@ -60,6 +64,7 @@ class Display:
         self._losses_shown = 0
         self._shown_at = 0.0
         self._shown: Progress | None = None
+        self._remaining = RemainingTime()
 
     def on_event(self, event: Event, state: JobState, now: float) -> None:
         """Shows the changes since the last event."""
@@ -82,10 +87,11 @@ class Display:
 
     def _tick(self, state: JobState, now: float) -> None:  # noqa: ARG002
         progress = self._snapshot.progress
+        left = self._remaining.update(progress, now)
         if progress is None or progress is self._shown or now - self._shown_at < _PLAIN_PERIOD:
             return
         self._shown, self._shown_at = progress, now
-        self._notice(progress_text(progress))
+        self._notice(progress_text(progress, left))
 
     def _print(self, what: RenderableType) -> None:
         self._write(lambda: self._console.print(what, end="", soft_wrap=True, markup=False, highlight=False))
@@ -128,10 +134,11 @@ class LiveDisplay(Display):
         super()._notice(text)
 
     def _tick(self, state: JobState, now: float) -> None:
+        left = self._remaining.update(self._snapshot.progress, now)
         if now - self._drawn < _REFRESH:
             return
         self._drawn = now
-        self._live.update(_render(state, self._snapshot, now, self._console.size.height))
+        self._live.update(_render(state, self._snapshot, _Frame(now, left, *self._console.size)))
         self._flush()
         self._write(self._live.refresh)
 
@@ -141,16 +148,38 @@ class LiveDisplay(Display):
             self._print(waiting)
 
 
-def progress_text(progress: Progress) -> str:
-    """Formats the progress in one line: step, epoch, rate, remaining time, metrics."""
+@dataclass(frozen=True)
+class _Frame:
+    """One picture of the table.
+
+    Args:
+        now: seconds since the job began.
+        left: the remaining seconds; None if unknown.
+        width: the terminal's, in characters.
+        height: the terminal's, in lines.
+    """
+
+    now: float
+    left: float | None
+    width: int
+    height: int
+
+
+def progress_text(progress: Progress, left: float | None) -> str:
+    """Formats the progress in one line: step, epoch, rate, remaining time, metrics.
+
+    Args:
+        progress: the chief's last report.
+        left: the remaining seconds; None if unknown.
+    """
     total = "" if progress.total is None else f"/{progress.total}"
     parts = [f"step {progress.step}{total}"]
     if progress.epoch is not None:
         parts.append(f"epoch {progress.epoch}" + (f"/{progress.epochs}" if progress.epochs is not None else ""))
     if progress.steps_per_second:
         parts.append(f"{progress.steps_per_second:.1f} steps/s")
-        if progress.total is not None and progress.step < progress.total:
-            parts.append(f"{duration((progress.total - progress.step) / progress.steps_per_second)} left")
+    if left is not None:
+        parts.append(f"{duration(left)} left")
     return neutral("  ".join([*parts, metrics_text(progress.metrics)]).rstrip())
 
 
@@ -247,40 +276,60 @@ def _membership_notices(event: Event, state: JobState) -> Iterator[str]:
             yield f"{task} failed to join: {describe_exit(state.tasks[task])}; the training continues without it"
 
 
-def _render(state: JobState, snapshot: RunSnapshot, now: float, height: int) -> Group:
+def _render(state: JobState, snapshot: RunSnapshot, frame: _Frame) -> Group:
+    fits = len(state.tasks) <= max(frame.height - 6, 3)
+    rows = [*(_task_rows(state, snapshot) if fits else _role_rows(state, snapshot))]
+    used = [index for index in range(_COLUMNS) if any(row[index].plain for row in rows)]
+    while used and sum(_width(rows, index) for index in used) > frame.width - _LEAST_OUTPUT and used[-1] > _NEEDED:
+        used.pop()  # a narrow terminal has no room for all of them
     table = Table.grid(padding=(0, 2), expand=True)
-    for _ in range(3):
+    for _ in used:
         table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-    rows = _task_rows(state, snapshot) if len(state.tasks) <= max(height - 6, 3) else _role_rows(state, snapshot)
     for row in rows:
-        table.add_row(*row)
-    return Group(Text(), table, _progress_row(snapshot.progress, now))
+        table.add_row(*(row[index] for index in used), row[-1])
+    return Group(Text(), table, _progress_row(snapshot.progress, frame))
+
+
+_COLUMNS = 7
+"""Task, state, rate, and four of usage: columns without content are left out. After them comes the last output line."""
+_NEEDED = 2
+"""The last column that is shown however narrow the terminal is."""
+_LEAST_OUTPUT = 16
+"""Characters that are kept free for the last output line."""
+
+
+def _width(rows: Sequence[Sequence[Text]], index: int) -> int:
+    return max(row[index].cell_len for row in rows) + 2
 
 
 def _task_rows(state: JobState, snapshot: RunSnapshot) -> Iterator[tuple[Text, ...]]:
     for task in state.tasks:
         rate = _rate(snapshot.progress, task)
+        usage = None if state.tasks[task].status.ended else snapshot.of(task).usage
         yield (
             Text(str(task), style=task.traits.colour),
             Text(_task_state(task, state, snapshot)),
             Text(f"{rate:.1f} steps/s" if rate else "", justify="right"),
+            *(Text(neutral(cell), justify="right") for cell in usage_cells(usage)),
             Text(neutral(snapshot.of(task).last), style="dim"),
         )
 
 
 def _role_rows(state: JobState, snapshot: RunSnapshot) -> Iterator[tuple[Text, ...]]:
-    """Yields one row per role, for clusters whose tasks do not fit on the screen."""
+    """Yields one row per role, for clusters whose tasks do not fit on the screen; usage is that of all its tasks."""
     for role, traits in ROLES.items():
         tasks = [task for task in state.tasks if task.role == role]
         ended = {task: state.tasks[task].status for task in tasks if state.tasks[task].status.ended}
         doing = Counter(ended[task].value if task in ended else _task_state(task, state, snapshot) for task in tasks)
         rate = sum(_rate(snapshot.progress, task) for task in tasks)
+        total = total_usage([usage for task in tasks if task not in ended and (usage := snapshot.of(task).usage)])
         if tasks:
             yield (
                 Text(f"{role} ×{len(tasks)}", style=traits.colour),
                 Text(", ".join(f"{count} {what}" for what, count in doing.most_common(4))),
-                Text(f"{rate:.1f} steps/s" if rate else ""),
+                Text(f"{rate:.1f} steps/s" if rate else "", justify="right"),
+                *(Text(cell, justify="right") for cell in usage_cells(total)),
                 Text(),
             )
 
@@ -300,16 +349,16 @@ def _rate(progress: Progress | None, task: TaskId) -> float:
     return progress.workers.get(str(task), 0.0) if progress else 0.0
 
 
-def _progress_row(progress: Progress | None, now: float) -> RenderableType:
-    row = Table.grid(padding=(0, 2))
+def _progress_row(progress: Progress | None, frame: _Frame) -> RenderableType:
+    row, now = Table.grid(padding=(0, 2)), frame.now
     if progress is None:
         row.add_row(Text(duration(now)))
     elif progress.total:
         row.add_row(
             Text(duration(now)),
             ProgressBar(progress.total, min(progress.step, progress.total), width=24),
-            Text(progress_text(progress), no_wrap=True, overflow="ellipsis"),
+            Text(progress_text(progress, frame.left), no_wrap=True, overflow="ellipsis"),
         )
     else:
-        row.add_row(Text(duration(now)), Text(progress_text(progress), no_wrap=True, overflow="ellipsis"))
+        row.add_row(Text(duration(now)), Text(progress_text(progress, frame.left), no_wrap=True, overflow="ellipsis"))
     return row

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.documents import to_yaml
 from tfdist_cli.launch.object_names import label
-from tfdist_cli.launch.run.documents import to_yaml
 from tfdist_cli.plan.plan import RECIPE_FILE, Plan, PlannedTask
 from tfdist_cli.spec.loading.dump import dump
 from tfdist_cli.spec.sections.compose import Compose

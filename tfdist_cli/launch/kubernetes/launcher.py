@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.addresses import RemoteAddresses, named_addresses
+from tfdist_cli.launch.documents import to_yaml
 from tfdist_cli.launch.kubernetes.manifests import host_name, manifests
 from tfdist_cli.launch.kubernetes.run import PodsRun
-from tfdist_cli.launch.run.documents import to_yaml
 from tfdist_cli.launch.supervisor.launcher import LaunchContext
 from tfdist_cli.plan.plan import Plan
 from tfdist_cli.spec.address import Address

@@ -11,12 +11,12 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from tfdist_cli.errors import TfdistError
+from tfdist_cli.launch.documents import to_yaml
 from tfdist_cli.launch.kubernetes.manifests import pod, shared_objects
 from tfdist_cli.launch.kubernetes.pods import CONTAINER, job_name, settings
 from tfdist_cli.launch.process.background_tasks import BackgroundTasks
 from tfdist_cli.launch.process.orphans import Watchdog
 from tfdist_cli.launch.process.stream import TaskStream
-from tfdist_cli.launch.run.documents import to_yaml
 from tfdist_cli.launch.supervisor.events import Action, Exited, Output, Start, Started, StopSignal
 from tfdist_cli.launch.supervisor.exit_ordering import ExitOrdering
 from tfdist_cli.launch.supervisor.launcher import LaunchContext

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.run.documents import to_json
+from tfdist_cli.launch.documents import to_json
 from tfdist_cli.launch.run.logs import ERROR_FILE
 from tfdist_cli.plan.plan import CLUSTER_FILE, RECIPE_FILE, Plan
 from tfdist_cli.spec.address import Address

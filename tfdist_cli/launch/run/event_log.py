@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from tfdist_cli.launch.run.documents import to_json
+from tfdist_cli.launch.documents import to_json
 from tfdist_cli.launch.run.report import cause_of, describe_exit, resize_outcome, signal_name
 from tfdist_cli.launch.supervisor.events import (
     Event,
@@ -24,8 +24,8 @@ from tfdist_cli.launch.supervisor.events import (
 from tfdist_cli.launch.supervisor.state import JobState, LostTask, Phase, Resize
 from tfdist_cli.spec.task_id import TaskId
 
-_FREQUENT = ("progress", "rates", "beat")
-"""Kinds of records that are left out because they are frequent; metrics.jsonl has the progress."""
+_FREQUENT = ("progress", "rates", "beat", "usage")
+"""Kinds of records that are left out because they are frequent; metrics.jsonl and resources.jsonl have them."""
 
 _RESERVED = ("launch", "started", "exited", "loss", "kill", "phase", "network", "signal", "scale", "scaled", "record")
 """Events that only the launcher may write. A program's record of such a kind is written as an event `record`."""
@@ -60,9 +60,13 @@ class EventLog:
         """Whether the last line may be incomplete."""
         self.problem: str | None = None
 
-    def begin(self) -> None:
-        """Writes that a launch begins. The seconds of the following lines count from here."""
-        self._write({"event": "launch"}, 0.0)
+    def begin(self, provenance: Mapping[str, Any]) -> None:
+        """Writes that a launch begins. The seconds of the following lines count from here.
+
+        Args:
+            provenance: the launcher's versions, and the commit.
+        """
+        self._write({"event": "launch", **provenance}, 0.0)
 
     def job_failed(self, cause: str, now: float) -> None:
         """Writes that an error of the launcher has ended the job.

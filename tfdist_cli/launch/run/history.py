@@ -18,6 +18,7 @@ import psutil
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.run.directory import CHECKPOINTS, EVENTS_FILE, LOCK_FILE, PLAN_FILE, RESULT_FILE
 from tfdist_cli.launch.run.snapshot import numbers
+from tfdist_cli.launch.usage import RESOURCES_FILE, TaskUsage
 from tfdist_cli.protocol.records import TASK_DIR, TASK_FILE
 from tfdist_cli.protocol.run_files import number, read_bytes, read_lines, read_object, timestamp, whole
 from tfdist_cli.spec.task_id import TaskId
@@ -52,6 +53,7 @@ class TaskView:
         cause: how it exited, in words.
         starts: how often it was started since the run's last launch.
         resources: its resources: `gpus`, `gpu_memory`, `intra_op_threads`, `memory`, … as the plan has them.
+        usage: what it uses; None if its run has ended, or if it has not reported it.
     """
 
     task: TaskId
@@ -60,6 +62,7 @@ class TaskView:
     cause: str = ""
     starts: int = 0
     resources: Mapping[str, Any] = field(default_factory=dict)
+    usage: TaskUsage | None = None
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ class RunView:
             "headline": self.headline or None,
             "tasks": [
                 {"task": str(each.task), "state": each.state, "pid": each.pid, "cause": each.cause or None}
-                | {"starts": each.starts, **each.resources}
+                | {"starts": each.starts, "usage": each.usage and each.usage.as_json(), **each.resources}
                 for each in self.tasks
             ],
         }
@@ -194,6 +197,8 @@ def _read_run(path: Path) -> RunView:
         with suppress(OSError, ValueError):  # the file is missing if the plan has all resources
             attempt = whole(events[-1].get("attempt")) if events else None
             task.resources = _resources(read_object(path / f"attempt_{attempt}" / task.task.slug / TASK_FILE))
+    if launcher is not None and events:
+        _add_usage(path / RESOURCES_FILE, str(events[0]["time"]), tasks)
     phase = next((str(event.get("phase")) for event in reversed(events) if event.get("event") == "phase"), "running")
     ended = phase == "ended"
     last = _last_of_training(path / METRICS_FILE)
@@ -314,6 +319,16 @@ def _of_last_launch(path: Path) -> list[dict[str, Any]]:
         if number(event.get("seconds")) is not None and timestamp(event.get("time")):  # only the launcher writes both
             events.append(event)
     return events
+
+
+def _add_usage(path: Path, since: str, tasks: Mapping[str, TaskView]) -> None:
+    """Adds what the tasks reported last, in this launch; a task that has exited uses nothing."""
+    for line in read_lines(path, tail=True):
+        usages = line.get("tasks")
+        if isinstance(usages, dict) and str(line.get("time")) >= since:
+            for name, task in tasks.items():
+                if isinstance(usages.get(name), dict) and task.pid is not None:
+                    task.usage = TaskUsage.read(usages[name])
 
 
 def _add_joined(event: Mapping[str, Any], tasks: dict[str, TaskView]) -> None:

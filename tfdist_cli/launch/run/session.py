@@ -8,8 +8,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from tfdist_cli.errors import ExitCode, TfdistError
+from tfdist_cli.launch.provenance import provenance
 from tfdist_cli.launch.run.directory import RunDir
 from tfdist_cli.launch.run.event_log import EventLog
 from tfdist_cli.launch.run.event_loop import Watcher, run_job
@@ -22,6 +24,7 @@ from tfdist_cli.launch.supervisor.events import Event, EventQueue, Exited, Start
 from tfdist_cli.launch.supervisor.launcher import LaunchContext, Launcher
 from tfdist_cli.launch.supervisor.machine import begin
 from tfdist_cli.launch.supervisor.state import JobPolicy, JobState, Status, shell_code
+from tfdist_cli.launch.usage import UsageLog
 from tfdist_cli.plan.plan import Plan
 from tfdist_cli.plan.task_environment import start_environment
 
@@ -58,13 +61,15 @@ class Launch:
         """
         started = time.monotonic()
         event_log = EventLog(self.run_dir.events, self.run_dir.attempt)
-        event_log.begin()
+        folder = self.plan.recipe.module_dir if self.plan.recipe else None
+        event_log.begin(provenance(folder or Path.cwd()))
+        usage_log = UsageLog(self.run_dir.path, self.run_dir.attempt)
         with _sigint_ignored():
             with closing(TaskLogs(self.run_dir.attempt_folder)) as logs:
                 errors = _ErrorFiles(self.run_dir, snapshot, logs)
                 last = _LastState(begin(self.policy, (planned.task for planned in self.plan.tasks), 0.0)[0])
                 try:
-                    state = asyncio.run(self._run(logs, (snapshot, event_log, errors, last, *watchers)))
+                    state = asyncio.run(self._run(logs, (snapshot, event_log, usage_log, errors, last, *watchers)))
                 except Exception as error:
                     report = make_report(last.state, snapshot, logs, time.monotonic() - started)
                     report = _with_error(report, error)
@@ -73,8 +78,8 @@ class Launch:
                         self.run_dir.save_result(report.as_json())
                     raise
             report = make_report(state, snapshot, logs, time.monotonic() - started)
-            if event_log.problem:
-                report = report.with_warning(event_log.problem)
+            for problem in filter(None, (event_log.problem, usage_log.problem)):
+                report = report.with_warning(problem)
             try:
                 self.run_dir.save_result(report.as_json())
                 for failure in report.failures:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tfdist_cli.launch.supervisor.events import Event, NetworkReady, Output, RecordReceived, Started
 from tfdist_cli.launch.supervisor.state import JobState
+from tfdist_cli.launch.usage import TaskUsage
 from tfdist_cli.protocol.run_files import number
 from tfdist_cli.spec.task_id import TaskId
 
@@ -88,12 +89,14 @@ class TaskSnapshot:
         unfinished: the incomplete line at the end of its output.
         state: the state that it last reported.
         error: its `error` record.
+        usage: what it last reported to use; None before.
     """
 
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
     unfinished: str = ""
     state: str = ""
     error: Mapping[str, Any] | None = None
+    usage: TaskUsage | None = None
 
     @property
     def last(self) -> str:
@@ -153,6 +156,8 @@ class RunSnapshot:
                 self.of(task).state = str(record.get("state", ""))
             case "error":
                 self.of(task).error = self.of(task).error or record
+            case "usage":
+                self.of(task).usage = TaskUsage.read(record)
             case "progress":
                 self.progress = Progress.read(record) or self.progress
             case "rates" if self.progress:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import platform
 import socket
 import sys
 from collections import Counter
@@ -18,6 +19,7 @@ from typing import Any, NoReturn, get_args
 import keras
 import tensorflow as tf
 
+import tfdist_cli
 from tfdist_cli.errors import ChiefLost, TrainingError, UsageError
 from tfdist_cli.protocol import heartbeat
 from tfdist_cli.protocol.environment import Environment
@@ -122,6 +124,7 @@ def join(
     global _joined  # noqa: PLW0603 a process joins one cluster, once
     if _joined is None:
         heartbeat.start()
+        _send_versions()
         environment = environment or Environment.read()
         if environment.serves:
             try:
@@ -165,6 +168,11 @@ def scope(
             hint=f"use {' or '.join(get_args(PlacementRule))}",
         )
     return join().scope(PlacementRules(placement, shard))
+
+
+def _send_versions() -> None:
+    versions = {"python": platform.python_version(), "tensorflow": tf.__version__, "keras": keras.__version__}
+    emit("versions", **versions, tfdist=tfdist_cli.__version__)
 
 
 def is_chief() -> bool:

@@ -1,0 +1,43 @@
+"""Where a run comes from: the versions of its launcher, and the commit of the recipe's folder."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_SECONDS = 2.0
+"""Maximal time of one call of Git, which has to read every file of a large working tree."""
+
+
+def provenance(folder: Path) -> dict[str, Any]:
+    """Returns `python`, `tfdist`, `host`, and `commit` and `modified` if the folder is in a Git repository.
+
+    Args:
+        folder: the folder of the recipe's module, or the working directory.
+    """
+    commit = _git(folder, "rev-parse", "--verify", "HEAD")
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no") if commit else None
+    try:
+        own = version("tfdist-cli")
+    except PackageNotFoundError:
+        own = None
+    return {
+        "python": platform.python_version(),
+        "tfdist": own,
+        "host": platform.node(),
+        "commit": commit or None,
+        "modified": None if changes is None else bool(changes),
+    }
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Returns the output of Git; None if it fails, takes too long, or is not installed."""
+    argv = ["git", "--no-optional-locks", "-C", str(folder), *arguments]  # without locks: the user may commit meanwhile
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_SECONDS)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+    return None if done.returncode else done.stdout.strip()
