@@ -55,8 +55,8 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "local": {"process", "supervisor"},
         "ssh": {"local", "process", "run", "supervisor"},
         "slurm": {"addresses", "process", "run", "supervisor"},
-        "compose": {"addresses", "object_names", "process", "run", "supervisor"},
-        "kubernetes": {"addresses", "object_names", "process", "restart_rules", "run", "supervisor"},
+        "compose": {"addresses", "documents", "object_names", "process", "run", "supervisor"},
+        "kubernetes": {"addresses", "documents", "object_names", "process", "restart_rules", "run", "supervisor"},
         "registry": {"supervisor"},
     },
     "train": {
