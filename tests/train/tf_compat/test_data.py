@@ -2,6 +2,7 @@
 
 import inspect
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import data_service_ops
@@ -98,3 +99,26 @@ def test_data_in_random_order_is_noticed():
     assert not data.in_random_order(ordered.map(lambda x: x, num_parallel_calls=2).batch(4))
     assert data.in_random_order(ordered.shuffle(5).batch(4))
     assert data.in_random_order(ordered.map(lambda x: x, num_parallel_calls=2, deterministic=False).batch(4))
+
+
+def test_arrays_with_weights_as_keras_trains_on_them():
+    y = np.array([0, 1, 2])
+    x, _, weights = data.packed_arrays(np.zeros((3, 2)), y, None, {1: 4.0})
+    assert x.shape == (3, 2)
+    assert weights.tolist() == [1.0, 4.0, 1.0]
+    _, _, both = data.packed_arrays(np.zeros((3, 2)), {"a": y, "b": y}, np.ones(3), None)
+    assert set(both) == {"a", "b"}
+    with pytest.raises(ValueError, match="class_weight"):
+        data.packed_arrays(y, {"a": y, "b": y}, None, {1: 4.0})
+
+
+def test_arrays_are_split_at_their_end():
+    first, last = data.split_for_validation((np.arange(5), np.arange(5.0), None), 0.4)
+    assert [part.tolist() for part in (*first[:2], *last[:2])] == [[0, 1, 2], [0, 1, 2], [3, 4], [3, 4]]
+    assert first[2] is last[2] is None
+
+
+def test_class_weights_of_a_dataset():
+    batches = tf.data.Dataset.from_tensors((tf.zeros([3, 2]), tf.constant([0, 1, 2])))
+    ((_, _, weights),) = data.with_class_weights(batches, {2: 4.0}).take(1)
+    assert weights.numpy().tolist() == [1.0, 1.0, 4.0]

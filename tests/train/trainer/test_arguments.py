@@ -30,6 +30,12 @@ from tfdist_cli.train.trainer.arguments import as_callbacks
         {"checkpoints": "dir"},
         {"callbacks": [print]},
         {"callbacks": "TerminateOnNaN"},
+        {"verbose": 3},
+        {"initial_epoch": -1},
+        {"validation_split": 1.0},
+        {"validation_steps": 0},
+        {"validation_freq": [0]},
+        {"validation_batch_size": 0},
     ],
     ids=str,
 )
@@ -47,34 +53,35 @@ def test_a_batch_size_for_data_in_batches():
     assert "dataset.batch(8)" in str(caught.value.hint)
 
 
+def test_an_argument_that_fit_does_not_have_is_named():
+    with raises(UsageError, "unknown-argument") as caught:
+        tfdist.fit(classifier(), batches(), epoch=3)
+    assert "'epoch'" in caught.value.message
+    assert "python-api.md" in str(caught.value.hint)
+
+
+X, Y = classes()
+LAYERED = (X, {"a": Y, "b": Y})
+
+
 @pytest.mark.parametrize(
-    ("given", "hint"),
+    ("data", "given", "code"),
     [
-        ({"x": 1}, "tfdist.fit(model, (x, y))"),
-        ({"y": 1}, "tfdist.fit(model, (x, y))"),
-        ({"sample_weight": 1}, "(x, y, sample_weight)"),
-        ({"class_weight": {}}, "(x, y, sample_weight)"),
-        ({"validation_split": 0.1}, "validation_data=(x, y)"),
-        ({"validation_steps": 2}, "tfdist.Validation(data, steps=...)"),
-        ({"validation_freq": 2}, "tfdist.Validation(data, every_epochs=...)"),
-        ({"validation_batch_size": 2}, "validation_data"),
-        ({"initial_epoch": 3}, "tfdist.Checkpoints(dir)"),
-        ({"verbose": 0}, "leave it out"),
-        ({"epoch": 3}, "python-api.md"),
+        ((batches(), Y), {}, "targets-given-twice"),
+        ((batches(),), {"sample_weight": X[:, 0]}, "targets-given-twice"),
+        ((lambda shard: batches(), Y), {}, "targets-given-twice"),
+        ((batches(),), {"validation_split": 0.2}, "split-without-arrays"),
+        ((X, Y), {"validation_split": 0.99}, "invalid-split"),
+        ((X, Y), {"class_weight": {0: 2.0}, "sample_weight": X[:, 0]}, "invalid-weights"),
+        (LAYERED, {"class_weight": {0: 2.0}}, "invalid-weights"),
+        (LAYERED, {"sample_weight": {"a": X[:, 0]}}, "invalid-weights"),
+        ((batches(X, Y, X[:, 0]),), {"class_weight": {0: 2.0}}, "invalid-weights"),
+        ((X, Y), {"validation_data": tfdist.Validation((X, Y)), "validation_freq": 2}, "validation-given-twice"),
     ],
 )
-def test_an_argument_that_fit_does_not_have_is_named(given, hint):
-    (name,) = given
-    with raises(UsageError, "unknown-argument") as caught:
-        tfdist.fit(classifier(), batches(), **given)
-    assert repr(name) in caught.value.message
-    assert hint in str(caught.value.hint)
-
-
-def test_targets_as_a_third_argument():
-    with raises(UsageError, "unknown-argument") as caught:
-        tfdist.fit(classifier(), *classes())
-    assert "tfdist.fit(model, (x, y))" in str(caught.value.hint)
+def test_data_and_arguments_that_do_not_go_together(data, given, code):
+    with raises(UsageError, code):
+        tfdist.fit(classifier(), *data, **given)
 
 
 @pytest.mark.parametrize("given", [{"every_steps": 0}, {"keep": 0}])

@@ -102,13 +102,20 @@ def test_data_that_has_no_steps():
 
 
 @pytest.mark.parametrize(
-    ("given", "steps_per_epoch", "repeat"),
-    [({}, 4, True), ({"steps_per_epoch": 7}, 7, False), ({"steps_per_epoch": 7, "repeat": True}, 7, True)],
+    ("given", "length", "expected"),
+    [
+        ({}, 13, (4, None, True)),
+        ({"steps_per_epoch": 7}, 13, (7, 4, True)),
+        ({"steps_per_epoch": 7}, None, (7, None, False)),
+        ({"steps_per_epoch": 7, "repeat": True}, 13, (7, None, True)),
+        ({"steps_per_epoch": 7, "repeat": False}, 13, (7, None, False)),
+    ],
 )
-def test_data_repeats_unless_steps_per_epoch_is_given(given, steps_per_epoch, repeat):
-    source = Source(batches(13))
+def test_data_of_known_length_repeats(given, length, expected):
+    known = batches(length or 1)
+    source = Source(known if length else lambda shard: known(shard).filter(lambda number: number >= 0))
     config = TrainingArguments(**given).configure(MIRRORED, source, None)
-    assert (config.steps_per_epoch, source.repeat) == (steps_per_epoch, repeat)
+    assert (config.steps_per_epoch, config.steps_per_pass, source.repeat) == expected
     assert config.rules == Rules()
     assert config.checkpoints is None
 
@@ -140,6 +147,15 @@ def test_epochs_of_a_schedule():
     assert [schedule.first_step(epoch) for epoch in range(3)] == [-4, 4, 12]
     assert [schedule.last_step(epoch) for epoch in range(3)] == [4, 12, 20]
     assert [schedule.epoch(step) for step in (0, 3, 4, 12, 19)] == [0, 0, 1, 2, 2]
+
+
+def test_epochs_end_with_a_pass():
+    schedule = Schedule(steps_per_epoch=4, total=25, steps_per_execution=1, origin=2, steps_per_pass=10)
+    assert schedule.epochs == 7
+    assert [schedule.first_step(epoch) for epoch in range(7)] == [2, 6, 10, 12, 16, 20, 22]
+    assert [schedule.last_step(epoch) for epoch in range(7)] == [6, 10, 12, 16, 20, 22, 25]
+    assert [schedule.epoch(step) for step in (2, 9, 10, 11, 12, 21, 24)] == [0, 1, 2, 2, 3, 5, 6]
+    assert TrainingConfig(batches(1), 12, epochs=3, steps_per_pass=10).last_step() == 30
 
 
 @pytest.mark.parametrize("share", ["copy", "service"])

@@ -468,7 +468,8 @@ def test_terminate_on_nan_ends_the_training_as_in_keras():
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
 def test_data_that_ends_early_is_an_error(steps_per_execution):
     with raises(TrainingError, "data-ended-early") as caught:
-        tfdist.fit(classifier(), batches(), steps_per_epoch=10, steps_per_execution=steps_per_execution)
+        endless_or_not = batches().filter(lambda *_: True)  # of unknown length
+        tfdist.fit(classifier(), endless_or_not, steps_per_epoch=10, steps_per_execution=steps_per_execution)
     assert "chief:0" in caught.value.message
 
 

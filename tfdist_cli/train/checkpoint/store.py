@@ -67,6 +67,7 @@ class TrainingState:
         optimizer: the optimizer's class; another class may have variables of the same shapes with another meaning.
         shapes: `[path, dtype, shape]` of each variable, in the order in which they are saved.
         files: `{name: [bytes, SHA-256]}`.
+        steps_per_pass: the steps of a pass over the data, within which epochs end; 0 if epochs continue across passes.
     """
 
     step: int
@@ -84,6 +85,7 @@ class TrainingState:
     shapes: list[list[Any]] = field(default_factory=list)
     files: dict[str, list[Any]] = field(default_factory=dict)
     format: int = _FORMAT
+    steps_per_pass: int = 0
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,11 @@ def as_arrays(data: Sequence[Any]) -> tuple[Any, ...]:
     return arrays
 
 
+def is_array(data: Any) -> bool:
+    """Whether data is one array, a DataFrame or a Series, and no list of numbers."""
+    return hasattr(data, "shape") or hasattr(data, "to_numpy")
+
+
 def _part(part: Any, name: str) -> Any:
     if isinstance(part, Mapping):
         return {key: _part(each, f"{name}[{key!r}]") for key, each in part.items()}

@@ -17,7 +17,8 @@ from tfdist_cli.train.tf_compat.eager_context import remote_caller
 AUTO_SHUFFLE = 10_000
 """The largest shuffle buffer that is used by default, in examples."""
 
-_KERAS_BATCH = 32
+KERAS_BATCH = 32
+"""Examples in a batch of arrays by default, as in Keras."""
 
 _UNKNOWN = (tf.data.UNKNOWN_CARDINALITY, tf.data.INFINITE_CARDINALITY)
 
@@ -44,7 +45,6 @@ ALL = Shard()
 
 DatasetFunction = Callable[[Shard], tf.data.Dataset]
 """Makes the batches of a shard: each is `(x,)`, `(x, y)` or `(x, y, sample_weight)`."""
-
 
 _IDENTITY = {"index", "count", "worker"}
 """The attributes that say which shard it is."""
@@ -162,10 +162,10 @@ def _shuffled_pass(
     The order depends on the arguments only, not on a seed that the user's program has set.
     """
     tf.random.set_seed(seed + 1)
-    return examples.shuffle(buffer, seed=_pass_seed(worker, number))
+    return examples.shuffle(buffer, seed=pass_seed(worker, number))
 
 
-def _pass_seed(worker: int, number: Any) -> Any:
+def pass_seed(worker: int, number: Any) -> Any:
     """Returns the operation seed of a worker's pass."""
     return 1_000_003 * worker + number
 
@@ -188,7 +188,7 @@ class ArrayBatches:
         """Returns one pass, starting after batch number `shard.step`."""
         own = self._examples(shard)
         size = cardinality(own)
-        ordered = own.shuffle(size, seed=_pass_seed(shard.worker, 0)) if self.shuffle and size else own
+        ordered = own.shuffle(size, seed=pass_seed(shard.worker, 0)) if self.shuffle and size else own
         return _after(shard.step, ordered.batch(self.batch_size))
 
     def endless(self, shard: Shard) -> tf.data.Dataset:
@@ -242,7 +242,7 @@ def as_dataset_function(data: Any, batch_size: int | None = None, *, shuffle: bo
         _check_takes_shard(data)
         return Sharded(data, "the dataset function")
     if isinstance(data, (tuple, list)) and 1 <= len(data) <= 3:
-        return ArrayBatches(as_arrays(data), batch_size or _KERAS_BATCH, shuffle)
+        return ArrayBatches(as_arrays(data), batch_size or KERAS_BATCH, shuffle)
     raise TrainingError(
         f"the type {type(data).__name__} is not supported as data",
         code="unsupported-data-type",

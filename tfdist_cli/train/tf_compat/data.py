@@ -1,4 +1,7 @@
-"""`tf.data`'s datasets and iterators: what a pipeline is made of, and how one is moved to another task."""
+"""`tf.data`'s datasets and iterators, and Keras's data adapters.
+
+What a pipeline is made of, how one is moved to another task, and what Keras makes of the data that `fit` takes.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.array_slicing import train_validation_split
+from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 from tensorflow.python.data.experimental.ops import data_service_ops
 from tensorflow.python.distribute.coordinator.values import deserialize_dataset_from_graph, serialize_dataset_to_graph
 
@@ -167,3 +173,40 @@ def distributed(dataset: tf.data.Dataset, service: str, *, refresh_ms: int, **op
     sharding = tf.data.experimental.service.ShardingPolicy.DYNAMIC
     distribute = data_service_ops._distribute(sharding, service, task_refresh_interval_hint_ms=refresh_ms, **options)
     return dataset.apply(distribute)
+
+
+def packed_arrays(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> tuple[Any, ...]:
+    """Returns arrays as Keras trains on them, with the sample weights that follow from the class weights.
+
+    Seen in Keras 3.15.1: `ArrayDataAdapter` and its `_inputs`. Reason: Keras decides there which weights belong to
+    which output, and publishes only `fit`. Replace with: a public data adapter.
+
+    Raises:
+        ValueError: Keras does not take these weights with these targets.
+    """
+    packed = ArrayDataAdapter(x, y, sample_weight=sample_weight, class_weight=class_weight)._inputs
+    return packed if isinstance(packed, tuple) else (packed,)
+
+
+def split_for_validation(arrays: tuple[Any, ...], fraction: float) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Returns the first part of arrays, to train on, and the last, to validate with.
+
+    Seen in Keras 3.15.1: `array_slicing.train_validation_split`. Reason: it is what `validation_split` does, and Keras
+    publishes only `fit`. Replace with: a public function.
+
+    Raises:
+        ValueError: one of the parts would be empty, or Keras cannot slice an array.
+    """
+    return train_validation_split(arrays, fraction)
+
+
+def with_class_weights(dataset: tf.data.Dataset, class_weight: Any) -> tf.data.Dataset:
+    """Adds to batches the sample weights that follow from the class weights.
+
+    Seen in Keras 3.15.1: `tf_dataset_adapter.make_class_weight_map_fn`. Reason: it is what `class_weight` does to a
+    dataset, and Keras publishes only `fit`. Replace with: a public function.
+
+    Raises:
+        ValueError: the batches have sample weights, or several targets.
+    """
+    return dataset.map(make_class_weight_map_fn(class_weight))

@@ -10,42 +10,17 @@ import keras
 
 from tfdist_cli.errors import UsageError
 
-_KERAS_ARGUMENTS = {
-    "x": "the data is the second argument: tfdist.fit(model, (x, y))",
-    "y": "pass inputs and targets as one: tfdist.fit(model, (x, y))",
-    "sample_weight": "pass it with the data: tfdist.fit(model, (x, y, sample_weight))",
-    "class_weight": "give each example its weight, as the third part of the data: (x, y, sample_weight)",
-    "validation_split": "split the arrays yourself, and pass validation_data=(x, y)",
-    "validation_steps": "pass validation_data=tfdist.Validation(data, steps=...)",
-    "validation_freq": "pass validation_data=tfdist.Validation(data, every_epochs=...)",
-    "validation_batch_size": "pass a dataset of batches as validation_data",
-    "initial_epoch": "leave it out: with checkpoints=tfdist.Checkpoints(dir) a training resumes at its last checkpoint",
-    "verbose": "leave it out: logging.getLogger('tfdist').addHandler(logging.NullHandler()) turns off the output",
-}
-"""What to write instead of each argument of Keras's `fit` that tfdist's does not have."""
-_FIT = "tfdist.fit(model, data, epochs=..., validation_data=...): docs/reference/python-api.md lists all arguments"
+_FIT = "tfdist.fit(model, x, y, epochs=..., validation_data=...): docs/reference/python-api.md lists all arguments"
 
 
-def refuse_unknown(positional: Sequence[Any], unknown: Mapping[str, Any]) -> None:
-    """Refuses arguments that `fit` does not have, with a hint at what to write instead.
-
-    Args:
-        positional: positional arguments after the data.
-        unknown: keyword arguments by name.
+def refuse_unknown(unknown: Mapping[str, Any]) -> None:
+    """Refuses arguments that `fit` does not have.
 
     Raises:
         UsageError: there is one.
     """
-    if positional:
-        raise UsageError(
-            f"tfdist.fit takes 2 positional arguments, the model and the data, got {2 + len(positional)}",
-            code="unknown-argument",
-            hint=_KERAS_ARGUMENTS["y"],
-        )
     for name in unknown:
-        raise UsageError(
-            f"tfdist.fit has no argument {name!r}", code="unknown-argument", hint=_KERAS_ARGUMENTS.get(name, _FIT)
-        )
+        raise UsageError(f"tfdist.fit has no argument {name!r}", code="unknown-argument", hint=_FIT)
 
 
 def check_counts(least: int, **arguments: Any) -> None:

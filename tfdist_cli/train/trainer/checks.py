@@ -142,6 +142,7 @@ def check_tasks_agree(config: TrainingConfig, engine: Engine) -> None:
     lengths = {
         "steps_per_epoch": config.steps_per_epoch,
         "the last step": config.last_step(),
+        "the steps of a pass over the data": config.steps_per_pass or 0,
         "epochs between validations": validation.every_epochs if validation else 0,
         "steps between checkpoints": (checkpoints.every_steps or 0) if checkpoints else 0,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from tfdist_cli.train.checkpoint.store import CheckpointFolder
 from tfdist_cli.train.checkpoint.writer import Asynchronous
 from tfdist_cli.train.cluster.data_service import DataService
 from tfdist_cli.train.cluster.join import ClusterContext
+from tfdist_cli.train.data.inputs import Inputs
 from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, steps_in
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.trainer.arguments import as_callbacks, check_choice, check_counts, check_type
@@ -42,6 +43,8 @@ class Schedule:
             no number.
         origin: the global step at which the first epoch would have begun if all epochs had this length; see
             `StartPoint`.
+        steps_per_pass: the steps of a pass over the data, whose last epoch may be shorter; None if epochs continue
+            across passes.
     """
 
     steps_per_epoch: int
@@ -49,6 +52,7 @@ class Schedule:
     steps_per_execution: int
     adapts: bool = False
     origin: int = 0
+    steps_per_pass: int | None = None
 
     def resized(self, step: int, epoch: int, config: TrainingConfig) -> Schedule:
         """Returns the schedule with other epochs from a step on: as large a part of the current one is done as before.
@@ -67,11 +71,11 @@ class Schedule:
     @property
     def epochs(self) -> int:
         """The number of epochs; the last one may be shorter."""
-        return math.ceil((self.total - self.origin) / self.steps_per_epoch)
+        return 0 if self.total <= self.origin else self.epoch(self.total - 1) + 1
 
     def first_step(self, epoch: int) -> int:
         """Returns the global step at which an epoch, counted from 0, begins."""
-        return self.origin + epoch * self.steps_per_epoch
+        return self.origin + steps_of_epochs(epoch, self.steps_per_epoch, self.steps_per_pass)
 
     def last_step(self, epoch: int) -> int:
         """Returns the global step at which an epoch, counted from 0, ends."""
@@ -79,7 +83,18 @@ class Schedule:
 
     def epoch(self, step: int) -> int:
         """Returns the epoch, counted from 0, of the step that follows global step `step`."""
-        return (step - self.origin) // self.steps_per_epoch
+        if self.steps_per_pass is None:
+            return (step - self.origin) // self.steps_per_epoch
+        passes, within = divmod(step - self.origin, self.steps_per_pass)
+        return passes * math.ceil(self.steps_per_pass / self.steps_per_epoch) + within // self.steps_per_epoch
+
+
+def steps_of_epochs(epochs: int, steps_per_epoch: int, steps_per_pass: int | None) -> int:
+    """Returns the steps of some epochs: as in Keras, the last epoch of a pass over the data may be shorter."""
+    if steps_per_pass is None:
+        return epochs * steps_per_epoch
+    passes, within = divmod(epochs, math.ceil(steps_per_pass / steps_per_epoch))
+    return passes * steps_per_pass + within * steps_per_epoch
 
 
 @dataclass(frozen=True)
@@ -91,15 +106,105 @@ class Validation:
         steps: batches to evaluate; None for all of them.
         every_epochs: evaluate after every so many epochs, and at the end of the training.
         name: the split's name in metrics.jsonl.
+        at_epochs: evaluate after these epochs only, counted from 1.
     """
 
     data: DatasetFunction
     steps: int | None = None
     every_epochs: int = 1
     name: str = "validation"
+    at_epochs: Container[int] | None = None
 
     def __post_init__(self) -> None:
         check_counts(1, steps=self.steps, every_epochs=self.every_epochs)
+
+    def is_due(self, epoch: int, *, last: bool) -> bool:
+        """Whether to evaluate after an epoch.
+
+        Args:
+            epoch: counted from 1.
+            last: whether the training ends with it.
+        """
+        return last or epoch % self.every_epochs == 0 if self.at_epochs is None else epoch in self.at_epochs
+
+
+@dataclass(frozen=True)
+class ValidationArguments:
+    """The arguments, under Keras's names, as `tfdist.fit` documents them.
+
+    Raises:
+        UsageError: a value is invalid.
+    """
+
+    validation_data: Any = None
+    validation_split: Any = 0.0
+    validation_steps: int | None = None
+    validation_batch_size: int | None = None
+    validation_freq: Any = 1
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        check_counts(1, validation_steps=self.validation_steps, validation_batch_size=self.validation_batch_size)
+        fraction = self.validation_split
+        if not isinstance(fraction, (int, float)) or not 0 <= fraction < 1:
+            raise UsageError(
+                f"validation_split must be a number from 0 to less than 1, got {fraction!r}", code="invalid-argument"
+            )
+        listed = isinstance(self.validation_freq, (list, tuple, set))
+        for epoch in self.validation_freq if listed else [self.validation_freq]:
+            check_counts(1, validation_freq=epoch)
+        if isinstance(self.validation_data, Validation) and (self.validation_steps or self.validation_freq != 1):
+            raise UsageError(
+                "validation_data is a tfdist.Validation, which has its own steps and epochs",
+                code="validation-given-twice",
+                hint="remove validation_steps and validation_freq, or pass the data alone",
+            )
+
+    def divide(self, data: Inputs) -> tuple[Inputs, Validation | None]:
+        """Returns the data to train on, and what to validate on.
+
+        Args:
+            data: what `fit` was called with.
+
+        Raises:
+            UsageError: the data cannot be split.
+            TrainingError: it is not data that Keras takes.
+        """
+        given = self.validation_data
+        if isinstance(given, Validation):
+            own = _inputs(given.data)
+            return data, replace(given, data=own.dataset_function(self._size_for(own), shuffle=False))
+        if given is not None:
+            return data, self._validation(_inputs(given))
+        if self.validation_split:
+            data, held_out = data.split(self.validation_split)
+            return data, self._validation(held_out)
+        return data, None
+
+    def _validation(self, data: Inputs) -> Validation:
+        steps = self.validation_steps
+        function = data.dataset_function(self._size_for(data), batches=steps, shuffle=False)
+        return Validation(function, steps, at_epochs=self._epochs())
+
+    def _size_for(self, data: Inputs) -> int | None:
+        return self.validation_batch_size or self.batch_size if data.arrays else None
+
+    def _epochs(self) -> Container[int]:
+        return _Every(self.validation_freq) if isinstance(self.validation_freq, int) else self.validation_freq
+
+
+@dataclass(frozen=True)
+class _Every:
+    """The multiples of a number."""
+
+    number: int
+
+    def __contains__(self, epoch: object) -> bool:
+        return isinstance(epoch, int) and epoch % self.number == 0
+
+
+def _inputs(data: Any) -> Inputs:
+    return Inputs.of(tuple(data) if isinstance(data, list) else data, name="validation_data")
 
 
 @dataclass(frozen=True)
@@ -165,6 +270,9 @@ class TrainingConfig:
         rules: how gradients become updates.
         steps_of_pass: the steps of one pass over the data by a number of workers; None if the user gave the steps of an
             epoch.
+        steps_per_pass: the steps of one pass over data that starts again, if the user gave the steps of an epoch; see
+            `Schedule`.
+        initial_epoch: the epoch, counted from 0, that a training without a checkpoint starts with.
     """
 
     data: DatasetFunction
@@ -178,6 +286,8 @@ class TrainingConfig:
     checkpoints: CheckpointConfig | None = None
     rules: Rules = field(default_factory=Rules)
     steps_of_pass: Callable[[int | None], int] | None = None
+    steps_per_pass: int | None = None
+    initial_epoch: int = 0
 
     def within_keras_limits(self) -> TrainingConfig:
         """Returns this configuration, shortened to Keras's own limits for trials (`keras.config.set_max_epochs`)."""
@@ -199,9 +309,11 @@ class TrainingConfig:
 
     def last_step(self, origin: int = 0) -> int:
         """Returns the global step at which the training ends; `origin` is that of its `Schedule`."""
-        by_epochs = None if self.epochs is None else origin + self.epochs * self.steps_per_epoch
-        ends = [end for end in (by_epochs, self.max_steps) if end is not None]
-        return min(ends) if ends else origin + self.steps_per_epoch
+        epochs = 1 if self.epochs is None and self.max_steps is None else self.epochs
+        by_epochs = None
+        if epochs is not None:
+            by_epochs = origin + steps_of_epochs(epochs, self.steps_per_epoch, self.steps_per_pass)
+        return min(end for end in (by_epochs, self.max_steps) if end is not None)
 
 
 class DataSource(Protocol):
@@ -226,7 +338,8 @@ class TrainingArguments:
     """The arguments of a training, checked. `tfdist.fit` documents them; a recipe has a key for each.
 
     Args:
-        repeat: whether the data starts again when it ends; by default if `steps_per_epoch` is not given.
+        repeat: whether the data starts again when it ends; by default if its length is known. Then each pass begins
+            with an epoch, as in Keras.
         phases: whether the time of each phase of a step is measured.
 
     Raises:
@@ -247,9 +360,10 @@ class TrainingArguments:
     embeddings: EmbeddingRule | None = DEFAULT_EMBEDDINGS
     jit: Jit = False
     phases: bool = False
+    initial_epoch: int = 0
 
     def __post_init__(self) -> None:
-        check_counts(0, epochs=self.epochs, max_steps=self.max_steps)
+        check_counts(0, epochs=self.epochs, max_steps=self.max_steps, initial_epoch=self.initial_epoch)
         check_counts(1, steps_per_epoch=self.steps_per_epoch, steps_per_execution=self.steps_per_execution)
         check_choice(get_args(Share), share=self.share)
         check_choice(get_args(WireType), wire=self.wire)
@@ -281,11 +395,15 @@ class TrainingArguments:
         updates, learning_rate = self.updates or Updates(), self.learning_rate or LearningRate()
         rules = Rules(updates, learning_rate, self.wire, self.embeddings, self.jit, self.phases)
         repeat = self.steps_per_epoch is None if self.repeat is None else self.repeat
-        steps_per_epoch = self.steps_per_epoch
+        steps_per_epoch, steps_per_pass = self.steps_per_epoch, None
         steps_of_pass: Callable[[int | None], int] | None = None
         if steps_per_epoch is None:
             steps_of_pass = partial(steps_of_one_pass, context, source.one_pass(), rules, self.share)
             steps_per_epoch = steps_of_pass(None)
+        elif self.repeat is None:
+            steps_per_pass = known_steps_of_pass(context, source.one_pass(), rules, self.share)
+            repeat = steps_per_pass is not None
+            _warn_of_short_epochs(steps_per_epoch, steps_per_pass)
         if self.share == "service":
             data = source.served_batches(DataService.of(context.environment), repeat=repeat)
         else:
@@ -302,6 +420,18 @@ class TrainingArguments:
             checkpoints=self.checkpoints.config() if self.checkpoints else None,
             rules=rules,
             steps_of_pass=steps_of_pass,
+            steps_per_pass=steps_per_pass,
+            initial_epoch=self.initial_epoch,
+        )
+
+
+def _warn_of_short_epochs(steps_per_epoch: int, steps_per_pass: int | None) -> None:
+    if steps_per_pass and steps_per_pass % steps_per_epoch:
+        log.warning(
+            "the data ends after %d steps, within an epoch of %d: that epoch ends early, and the data starts again "
+            "with the next one; .repeat() on a dataset continues across its end",
+            steps_per_pass,
+            steps_per_epoch,
         )
 
 
@@ -320,17 +450,31 @@ def steps_of_one_pass(
     Raises:
         TrainingError: the data has no known length, or is empty.
     """
-    coordinated = context.environment.traits.coordinated
-    asynchronous = coordinated and not rules.updates.synchronous
-    workers = workers or _number_of_workers(context)
-    shards = worker_shards(context, share, workers)
-    steps = steps_in(data, shards, synchronous=not asynchronous)
+    steps = known_steps_of_pass(context, data, rules, share, workers)
     if steps is None:
         raise TrainingError(
             "the training data has no known length, which steps_per_epoch follows from",
             code="unknown-data-length",
             hint="give steps_per_epoch",
         )
+    return steps
+
+
+def known_steps_of_pass(
+    context: ClusterContext, data: DatasetFunction, rules: Rules, share: Share, workers: int | None = None
+) -> int | None:
+    """Returns what `steps_of_one_pass` does; None if the data has no known length.
+
+    Raises:
+        TrainingError: the data is empty.
+    """
+    coordinated = context.environment.traits.coordinated
+    asynchronous = coordinated and not rules.updates.synchronous
+    workers = workers or _number_of_workers(context)
+    shards = worker_shards(context, share, workers)
+    steps = steps_in(data, shards, synchronous=not asynchronous)
+    if steps is None:
+        return None
     if steps == 0:
         raise TrainingError(
             f"the training data has no full batch for each of {workers} workers",
@@ -342,6 +486,13 @@ def steps_of_one_pass(
         return steps
     replicas = workers if coordinated else context.strategy.num_replicas_in_sync
     return max(1, steps // (replicas if share == "service" else replicas // workers))
+
+
+def batches_per_step(context: ClusterContext, updates: Updates | None) -> int:
+    """Returns how many batches all workers together train on in a global step."""
+    if not context.environment.traits.coordinated:
+        return int(context.strategy.num_replicas_in_sync)
+    return _number_of_workers(context) if updates and updates.synchronous else 1
 
 
 def worker_shards(context: ClusterContext, share: Share, workers: int | None = None) -> list[Shard]:

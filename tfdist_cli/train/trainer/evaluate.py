@@ -8,7 +8,8 @@ import keras
 
 from tfdist_cli.protocol.records import emit
 from tfdist_cli.train.cluster.join import join
-from tfdist_cli.train.data.pipeline import Shard, as_dataset_function, checked
+from tfdist_cli.train.data.inputs import Inputs
+from tfdist_cli.train.data.pipeline import Shard, checked
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.select import select_engine
 from tfdist_cli.train.model.train_step import ModelStep
@@ -24,7 +25,13 @@ from tfdist_cli.train.trainer.reporting import enable_logging
 
 
 def evaluate(
-    model: keras.Model, data: Any, *, batch_size: int | None = None, steps: int | None = None
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    *,
+    batch_size: int | None = None,
+    sample_weight: Any = None,
+    steps: int | None = None,
 ) -> dict[str, Any]:
     """Evaluates a compiled Keras 3 model on the cluster that this process is in, or in this process alone.
 
@@ -32,8 +39,10 @@ def evaluate(
 
     Args:
         model: a compiled `keras.Model`, built under `tfdist.scope()`.
-        data: as for `tfdist.fit`.
+        x: the data, as for `tfdist.fit`.
+        y: the targets of arrays.
         batch_size: examples in a worker's batch if the data is arrays; by default 32.
+        sample_weight: the weights of arrays' examples.
         steps: batches to evaluate, of all workers together; by default all of them.
 
     Returns:
@@ -49,7 +58,7 @@ def evaluate(
     enable_logging()
     context = join()
     check_is_no_evaluator(context, "call tfdist.evaluate after tfdist.fit")
-    function = as_dataset_function(data, batch_size)
+    function = Inputs.of(x, y, sample_weight).dataset_function(batch_size, shuffle=False)
     check_validation(context, Validation(function, steps))
     step = ModelStep(model)
     spec = checked(function, Shard()).element_spec

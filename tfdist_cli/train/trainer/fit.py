@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
 
 import keras
 import numpy as np
 
-from tfdist_cli.errors import UsageError
 from tfdist_cli.protocol.records import emit
 from tfdist_cli.spec.sections.recipe import Share
 from tfdist_cli.spec.sections.updates import EmbeddingRule, Jit, LearningRate, Updates, WireType
 from tfdist_cli.train.cluster.data_service import DataService
 from tfdist_cli.train.cluster.join import ClusterContext, join, leave_together
-from tfdist_cli.train.data.pipeline import ArrayBatches, DatasetFunction, as_dataset_function, checked, repeated
+from tfdist_cli.train.data.inputs import Inputs
+from tfdist_cli.train.data.pipeline import DatasetFunction, checked, repeated
 from tfdist_cli.train.engine.base import Engine
 from tfdist_cli.train.engine.pacing import auto_steps_per_execution
 from tfdist_cli.train.engine.select import select_engine
@@ -39,11 +39,13 @@ from tfdist_cli.train.trainer.config import (
     TrainingArguments,
     TrainingConfig,
     Validation,
+    ValidationArguments,
+    batches_per_step,
     worker_shards,
 )
 from tfdist_cli.train.trainer.evaluator import run_evaluator
 from tfdist_cli.train.trainer.loop import TrainingLoop
-from tfdist_cli.train.trainer.reporting import ProgressReporter, enable_logging, log
+from tfdist_cli.train.trainer.reporting import ProgressReporter, enable_logging, log, progress_logged
 from tfdist_cli.train.trainer.resume import StartPoint, restore_checkpoint
 from tfdist_cli.train.trainer.sigterm import SigtermRequest, Terminated
 
@@ -51,19 +53,28 @@ MAX_UNROLLED_OPERATIONS = 16000
 """The most operations of steps in one function: compiling more of them takes longer than they save."""
 
 
-def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
+def fit(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras's order
     model: keras.Model,
-    data: Any,
-    *more: NoReturn,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | None = None,
     epochs: int | None = None,
+    verbose: Literal["auto", 0, 1, 2] = "auto",
+    callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
+    validation_split: float = 0.0,
+    validation_data: Any = None,
+    shuffle: bool = True,
+    class_weight: Mapping[int, float] | None = None,
+    sample_weight: Any = None,
+    initial_epoch: int = 0,
     steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
+    validation_freq: int | Sequence[int] = 1,
+    *,
     max_steps: int | None = None,
     steps_per_execution: int | None = None,
-    batch_size: int | None = None,
-    shuffle: bool = True,
     share: Share = "split",
-    validation_data: Any = None,
-    callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
     checkpoints: Checkpoints | None = None,
     updates: Updates | None = None,
     learning_rate: LearningRate | None = None,
@@ -75,27 +86,39 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
     """Trains a compiled Keras 3 model on the cluster that this process is in, or in this process alone.
 
     Call it on every task, with a model built under `tfdist.scope()`. On an evaluator, it evaluates checkpoints instead,
-    and exits the process after the last one.
+    and exits the process after the last one. The positional arguments are those of Keras's `fit`.
 
     Args:
         model: a compiled `keras.Model`.
-        data: a function of a `tfdist.Shard` that returns a `tf.data.Dataset` of the shard's batches; a dataset, whose
-            batches are divided among the workers; or arrays `(x, y)` or `(x, y, sample_weight)`.
-        epochs: epochs of `steps_per_epoch` steps; 1 if `max_steps` isn't given either.
+        x: the data: arrays, alone or in lists and dicts; a dataset, whose batches are divided among the workers; or a
+            function of a `tfdist.Shard` that returns a `tf.data.Dataset` of the shard's batches. A tuple without `y` is
+            `(x, y)` or `(x, y, sample_weight)`.
+        y: the targets of arrays.
+        batch_size: examples in a worker's batch if the data is arrays; by default 32, or, if `steps_per_epoch` is
+            given, as many as divide the examples into so many steps.
+        epochs: the epoch to train to, each of `steps_per_epoch` steps; 1 if `max_steps` isn't given either.
+        verbose: 0 logs no progress.
+        callbacks: Keras callbacks, run on the chief: a list, or one.
+        validation_split: the part of arrays, 0 to 1, that the model is evaluated on instead of trained: the last ones.
+        validation_data: like `x`, or `(x, y)` or `(x, y, sample_weight)`, or a `tfdist.Validation`; evaluated after
+            each epoch, each example once.
+        shuffle: whether training data that is arrays is shuffled. Each worker and each pass over the data has its own
+            order, which is the same in every run.
+        class_weight: the weight of each class, by its number, in the loss.
+        sample_weight: the weights of arrays' examples.
+        initial_epoch: the epoch, counted from 0, to start with; a training that resumes from a checkpoint continues
+            instead.
         steps_per_epoch: global steps in an epoch; if workers are asynchronous, of all of them together. By default the
-            steps of one pass over the data, which then starts again with each epoch. If it is given, the data is used
-            as it is, and it is an error if it ends too early.
+            steps of one pass over the data, which starts again when it ends. An epoch ends with the data, as in Keras.
+            It is an error if data of unknown length ends too early.
+        validation_steps: batches to evaluate, of all workers together; by default all of them.
+        validation_batch_size: examples in a batch of validation arrays; by default `batch_size`.
+        validation_freq: evaluates after every so many epochs, or after those in a list, counted from 1.
         max_steps: the exact global step at which the training ends; steps of earlier launches count.
         steps_per_execution: steps that a worker takes between two reports; by default up to 20 with parameter servers
             and 10 otherwise, or 1 if a callback acts on batches.
-        batch_size: examples in a worker's batch if the data is arrays, and in a batch of validation arrays; by default
-            32.
-        shuffle: whether training data that is arrays is shuffled. Each worker and each pass over the data has its own
-            order, which is the same in every run.
         share: what each worker sees: its own part of the data (`split`), all of it (`copy`), or the batches that the
             cluster's data workers have ready next (`service`), which then run the whole input pipeline.
-        validation_data: like `data`, or a `tfdist.Validation`; evaluated after each epoch, each example once.
-        callbacks: Keras callbacks, run on the chief: a list, or one.
         checkpoints: where checkpoints are saved, and the training resumes from.
         updates: when gradients are applied on parameter servers; asynchronously by default.
         learning_rate: how the optimizer's learning rate is adjusted; not at all by default.
@@ -103,8 +126,7 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
         embeddings: which `Embedding` tables are transferred row by row on parameter servers; None for none.
         jit: whether XLA compiles the forward and backward pass; `"auto"` measures both before the training, and uses
             the faster one.
-        more: refused; Keras's `fit` takes the targets here.
-        unknown: refused, with a hint at what to write instead of Keras's arguments that `tfdist.fit` does not have.
+        unknown: refused.
 
     Returns:
         Keras's `History`: `history.history["loss"]` has a value for each epoch.
@@ -113,7 +135,7 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
         UsageError: an argument is invalid.
         TrainingError: the data, the model or a checkpoint is at fault.
     """
-    refuse_unknown(more, unknown)
+    refuse_unknown(unknown)
     arguments = TrainingArguments(
         epochs=epochs,
         steps_per_epoch=steps_per_epoch,
@@ -127,16 +149,23 @@ def fit(  # noqa: PLR0913 the arguments are Keras's own, under Keras's names
         wire=wire,
         embeddings=embeddings,
         jit=jit,
+        initial_epoch=initial_epoch,
     )
     check_counts(1, batch_size=batch_size)
     check_choice((True, False), shuffle=shuffle)
+    check_choice(("auto", 0, 1, 2), verbose=verbose)
+    validating = ValidationArguments(
+        validation_data, validation_split, validation_steps, validation_batch_size, validation_freq, batch_size
+    )
+    data, validation = validating.divide(Inputs.of(x, y, sample_weight, class_weight=class_weight))
     enable_logging()
     context = join()
-    source = BatchSource.of(data, batch_size, shuffle=shuffle)
-    validation = _as_validation(validation_data, batch_size)
-    if context.environment.task.traits.evaluates:
-        _evaluate_checkpoints(context, model, validation, checkpoints)
-    return train(context, model, arguments.configure(context, source, validation))
+    batches = steps_per_epoch and steps_per_epoch * batches_per_step(context, arguments.updates)
+    source = BatchSource(data.dataset_function(batch_size, batches=batches, shuffle=shuffle))
+    with progress_logged(verbose != 0):
+        if context.environment.task.traits.evaluates:
+            _evaluate_checkpoints(context, model, validation, checkpoints)
+        return train(context, model, arguments.configure(context, source, validation))
 
 
 def train(context: ClusterContext, model: keras.Model, config: TrainingConfig) -> keras.callbacks.History:
@@ -189,23 +218,6 @@ class BatchSource:
 
     function: DatasetFunction
 
-    @classmethod
-    def of(cls, data: Any, batch_size: int | None, *, shuffle: bool) -> BatchSource:
-        """Returns the source of what a program passes to `fit`.
-
-        Raises:
-            UsageError: a batch size is given, and the data comes in batches.
-            TrainingError: it is not data that `fit` takes.
-        """
-        function = as_dataset_function(data, batch_size, shuffle=shuffle)
-        if batch_size is not None and not isinstance(function, ArrayBatches):
-            raise UsageError(
-                "batch_size is for arrays, and this data comes in batches",
-                code="batch-size-without-arrays",
-                hint=f"leave batch_size out; dataset.batch({batch_size}) makes batches",
-            )
-        return cls(function)
-
     def one_pass(self) -> DatasetFunction:
         """Returns the batches of one pass over the data."""
         return self.function
@@ -217,13 +229,6 @@ class BatchSource:
     def served_batches(self, service: DataService, *, repeat: bool) -> DatasetFunction:
         """Returns the batches to train on, prepared by the cluster's data workers."""
         return service.whole_batches(self.function, repeat=repeat)
-
-
-def _as_validation(data: Any, batch_size: int | None) -> Validation | None:
-    if data is None:
-        return None
-    validation = data if isinstance(data, Validation) else Validation(data)
-    return replace(validation, data=as_dataset_function(validation.data, batch_size))
 
 
 def _evaluate_checkpoints(
@@ -248,5 +253,10 @@ def _schedule(config: TrainingConfig, engine: Engine, model: keras.Model, start:
     check_tasks_agree(config, engine)
     decided = engine.total(np.array([size, adapts], np.float64) * engine.is_chief)
     return Schedule(
-        config.steps_per_epoch, config.last_step(start.origin), int(decided[0]), bool(decided[1]), start.origin
+        config.steps_per_epoch,
+        config.last_step(start.origin),
+        int(decided[0]),
+        bool(decided[1]),
+        start.origin,
+        config.steps_per_pass,
     )

@@ -189,17 +189,18 @@ class TrainingLoop:
                 write_train_graph(callback, lambda: self._step.graph(last_build_spec(self._model)))
 
     def _after_restored_epochs(self, position: EpochPosition) -> EpochPosition:
-        """Skips the epochs after which Keras's `BackupAndRestore` has restored the variables.
+        """Skips the epochs before `initial_epoch`, or before the one that Keras's `BackupAndRestore` has restored.
 
         The data starts from its beginning, as in Keras.
         """
-        own = initial_epoch(self._model) if self._engine.is_chief and not self._start.step else 0
+        wanted = initial_epoch(self._model) or self._config.initial_epoch
+        own = wanted if self._engine.is_chief and not self._start.step else 0
         epochs = int(self._engine.total(np.array([float(own)]))[0])
         if not epochs:
             return position
         self._engine.share_variables()
         self._done = min(self._schedule.first_step(epochs), self._schedule.total)
-        log.info("a callback restored the training: it resumes after epoch %d", epochs)
+        log.info("the training starts after epoch %d", epochs)
         return replace(position, recorded=epochs)
 
     def _is_complete(self) -> bool:
@@ -340,7 +341,7 @@ class TrainingLoop:
     def _validate(self, epoch: int) -> dict[str, float]:
         """Evaluates the validation data if it is due after this epoch. Returns the metrics as `val_NAME`."""
         validation = self._config.validation
-        if validation is None or ((epoch + 1) % validation.every_epochs and not self._is_complete()):
+        if validation is None or not validation.is_due(epoch + 1, last=self._is_complete()):
             return {}
         emit("state", state="evaluating")
         self._callbacks.on_test_begin()
@@ -410,6 +411,7 @@ class TrainingLoop:
             self._totals.packed(),
             callbacks,
             random_states(),
+            steps_per_pass=self._schedule.steps_per_pass or 0,
         )
         with self._engine.scope():
             self._writer.save(CheckpointContent(state, arrays, self._end_changes), wait=last or final)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -293,6 +294,18 @@ def enable_logging() -> None:
         log.addHandler(handler)
         log.setLevel(logging.INFO)
         log.propagate = False
+
+
+@contextmanager
+def progress_logged(wanted: bool) -> Iterator[None]:
+    """Within the context, only warnings are logged unless progress is wanted."""
+    level = log.level
+    if not wanted:
+        log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def flatten_metrics(values: dict[str, Any]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from tfdist_cli.train.checkpoint.store import CheckpointFolder, StoredCheckpoint
 from tfdist_cli.train.engine.base import Engine
 from tfdist_cli.train.model.train_step import ModelStep, values
 from tfdist_cli.train.optimizers.apply import learning_rates
-from tfdist_cli.train.trainer.config import Schedule, TrainingConfig
+from tfdist_cli.train.trainer.config import Schedule, TrainingConfig, steps_of_epochs
 
 log = logging.getLogger("tfdist")
 
@@ -69,23 +69,24 @@ def restore_checkpoint(engine: Engine, step: ModelStep, config: TrainingConfig) 
     if config.checkpoints is None:
         return StartPoint()
     checkpoint = _restore(config.checkpoints.folder, step) if engine.is_chief else None
-    own = _counts(checkpoint.state, engine, config.steps_per_epoch) if checkpoint else (0, 0, 0)
+    own = _counts(checkpoint.state, engine, config) if checkpoint else (0, 0, 0)
     done, origin, batches = (int(number) for number in engine.total(np.array(own, np.float64)))
     if done:
         engine.share_variables()
     return StartPoint(done, origin, batches, checkpoint)
 
 
-def _counts(state: TrainingState, engine: Engine, steps_per_epoch: int) -> tuple[int, int, int]:
+def _counts(state: TrainingState, engine: Engine, config: TrainingConfig) -> tuple[int, int, int]:
     """Returns the step, origin and batches of a training that resumes from a state."""
     if not state.sharers:
         return state.step, 0, state.step * batches_per_step(engine)
     if state.sharers == engine.sharers:
         return state.step, state.origin, state.batches
     log.info("the number of workers changed from %d to %d: the data is divided anew", state.sharers, engine.sharers)
-    within = state.step - state.origin - state.epoch * state.steps_per_epoch
-    share = round(within * steps_per_epoch / state.steps_per_epoch)
-    return state.step, state.step - state.epoch * steps_per_epoch - share, state.batches
+    before = steps_of_epochs(state.epoch, state.steps_per_epoch, state.steps_per_pass or None)
+    share = round((state.step - state.origin - before) * config.steps_per_epoch / state.steps_per_epoch)
+    epochs = steps_of_epochs(state.epoch, config.steps_per_epoch, config.steps_per_pass)
+    return state.step, state.step - epochs - share, state.batches
 
 
 def batches_per_step(engine: Engine) -> int:

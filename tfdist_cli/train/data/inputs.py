@@ -1,0 +1,168 @@
+"""What Keras's `fit` takes as data, under its names, as functions of a shard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.train.data.arrays import as_arrays, is_array
+from tfdist_cli.train.data.pipeline import KERAS_BATCH, ArrayBatches, DatasetFunction, as_dataset_function
+from tfdist_cli.train.tf_compat.data import packed_arrays, split_for_validation, with_class_weights
+
+_PARTS = ("x", "y", "sample_weight")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The data of one call.
+
+    Args:
+        x: inputs: arrays, in lists and dicts; or data that has the targets and weights in it. A tuple without `y` is
+            `(x, y)` or `(x, y, sample_weight)`.
+        y: the targets of arrays.
+        sample_weight: the weights of arrays' examples, in the structure of the targets or one array for all.
+        class_weight: the weight of each class.
+        name: what the data is called in messages.
+    """
+
+    x: Any
+    y: Any = None
+    sample_weight: Any = None
+    class_weight: Mapping[int, float] | None = None
+    name: str = field(default="x", compare=False)
+
+    @classmethod
+    def of(
+        cls, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None, *, name: str = "x"
+    ) -> Inputs:
+        """Returns the data of a call; a tuple without targets is `(x, y)` or `(x, y, sample_weight)`."""
+        if isinstance(x, tuple) and y is None and sample_weight is None and 1 <= len(x) <= len(_PARTS):
+            x, y, sample_weight = (*x, None, None)[: len(_PARTS)]
+        return cls(x, y, sample_weight, class_weight, name)
+
+    def check(self) -> None:
+        """Checks that targets and weights go with the data.
+
+        Raises:
+            UsageError: they are part of it already.
+        """
+        if self.arrays:
+            return
+        for name, value in (("y", self.y), ("sample_weight", self.sample_weight)):
+            if value is not None:
+                raise UsageError(
+                    f"{self.name} has the type {type(self.x).__name__}, whose batches contain the targets and weights: "
+                    f"{name} must not be given",
+                    code="targets-given-twice",
+                    hint="yield (x, y) or (x, y, sample_weight)",
+                )
+
+    @cached_property
+    def arrays(self) -> tuple[Any, ...]:
+        """The arrays `(x[, y[, sample_weight]])` as Keras trains on them; empty if the data is none.
+
+        Raises:
+            TrainingError: see `as_arrays`.
+            UsageError: the weights do not go with the targets.
+        """
+        if not isinstance(self.x, (list, tuple, Mapping)) and not is_array(self.x):
+            return ()
+        with _keras_errors("invalid-weights"):
+            return _as_floatx(packed_arrays(*self._read(), self.class_weight))
+
+    def _read(self) -> tuple[Any, Any, Any]:
+        x, y, weight, *_ = *as_arrays((self.x, self.y, self.sample_weight)), None, None
+        return x, y, weight
+
+    def split(self, fraction: float) -> tuple[Inputs, Inputs]:
+        """Returns the first part of arrays, to train on, and the last, to validate with.
+
+        Raises:
+            UsageError: the data is not arrays, or a part would be empty.
+        """
+        if not self.arrays:
+            raise UsageError(
+                f"validation_split is for arrays, and {self.name} has the type {type(self.x).__name__}",
+                code="split-without-arrays",
+                hint="pass validation_data",
+            )
+        with _keras_errors("invalid-split"):
+            first, last = split_for_validation(self._read(), fraction)
+        (x, y, weight), (held_x, held_y, held_weight) = first, last
+        training = Inputs(x, y, weight, self.class_weight, self.name)
+        return training, Inputs(held_x, held_y, held_weight, name="validation_data")
+
+    @property
+    def examples(self) -> int | None:
+        """The number of examples of arrays; None for other data."""
+        return int(tf.nest.flatten(self.arrays)[0].shape[0]) if self.arrays else None
+
+    def dataset_function(self, batch_size: int | None, *, batches: int | None = None, shuffle: bool) -> DatasetFunction:
+        """Returns the data as a function of a shard that returns its batches.
+
+        Args:
+            batch_size: examples in a batch of arrays; None for 32.
+            batches: into how many batches arrays are divided if no `batch_size` is given, as Keras does where a number
+                of steps is given.
+            shuffle: whether arrays are shuffled, each pass in another order.
+
+        Raises:
+            UsageError: a batch size is given, and the data comes in batches; or targets are given twice.
+            TrainingError: it is not data that Keras takes.
+        """
+        self.check()
+        if self.examples is not None:
+            if batch_size is None and batches:
+                batch_size = math.ceil(self.examples / batches)
+            return ArrayBatches(self.arrays, batch_size or KERAS_BATCH, shuffle)
+        if batch_size is not None:
+            raise UsageError(
+                "batch_size is for arrays, and this data comes in batches",
+                code="batch-size-without-arrays",
+                hint=f"leave batch_size out; dataset.batch({batch_size}) makes batches",
+            )
+        return self._weighted(as_dataset_function(self.x))
+
+    def _weighted(self, function: DatasetFunction) -> DatasetFunction:
+        if self.class_weight is None:
+            return function
+        weights = dict(self.class_weight)
+
+        def weighted(shard: Any) -> tf.data.Dataset:
+            dataset = function(shard)
+            if not isinstance(dataset, tf.data.Dataset):
+                return dataset
+            with _keras_errors("invalid-weights"):
+                return with_class_weights(dataset, weights)
+
+        return weighted
+
+
+@contextmanager
+def _keras_errors(code: str) -> Iterator[None]:
+    """Raises Keras's refusals as usage errors."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(" ".join(str(error).split()), code=code) from error
+
+
+def _as_floatx(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Converts floats to Keras's `floatx`, as Keras does with arrays."""
+    floatx = keras.config.floatx()
+
+    def converted(array: Any) -> Any:
+        kind = keras.backend.standardize_dtype(array.dtype)
+        if "float" not in kind or kind == floatx:
+            return array
+        return tf.cast(array, floatx) if tf.is_tensor(array) else array.astype(floatx)
+
+    return tuple(tf.nest.map_structure(converted, part) for part in arrays)
