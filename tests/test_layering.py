@@ -21,11 +21,12 @@ PARTS: dict[str, set[str]] = {
     "requirements": {"errors"},
     "launch": {"errors", "plan", "protocol", "requirements", "spec"},
     "doctor": {"errors", "launch", "spec"},
+    "report": {"launch", "plan", "protocol"},
     "datasets": {"errors"},
     "bench": {"errors", "plan", "protocol", "spec"},
     "train": {"errors", "protocol", "spec"},
     "task": {"errors", "protocol", "spec", "train"},
-    "cli": {"bench", "doctor", "errors", "launch", "plan", "protocol", "requirements", "spec", "task"},
+    "cli": {"bench", "doctor", "errors", "launch", "plan", "protocol", "report", "requirements", "spec", "task"},
     "__init__": {"errors", "protocol", "requirements", "spec", "train"},
     "__main__": {"cli"},
 }

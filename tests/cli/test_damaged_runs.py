@@ -31,11 +31,13 @@ COMMANDS = (
     ("stop", "RUN"),
     ("scale", "RUN", "worker=3"),
     ("export", "RUN"),
+    ("report", "RUN", "--output", os.devnull),
 )
 FILES = (
     "plan.json",
     "events.jsonl",
     "metrics.jsonl",
+    "resources.jsonl",
     "result.json",
     "launcher.lock",
     "recipe.yaml",
@@ -55,6 +57,7 @@ LINES: dict[str, list[dict[str, Any]]] = {
         {"event": "phase", "phase": "ended", "cause": ""},
     ],
     "metrics.jsonl": [{"split": "train", "step": 10, "epoch": 1, "epoch_done": True, "values": {"loss": 0.5}}],
+    "resources.jsonl": [{"tasks": {"chief:0": {"cpu": 1.5, "memory": 3, "sent": 1, "gpus": {"0": [50, 7]}}}}],
 }
 STAMP = {"time": "2026-01-02T03:04:05+00:00", "seconds": 5.0, "attempt": 1}
 OBJECTS = {

@@ -32,6 +32,7 @@ COMMANDS = {
     "list": "List the runs in a folder, newest last. The default folder is runs/.",
     "status": "Show a run's tasks, its progress, and why it ended.",
     "logs": "Print the logs of a run's tasks.",
+    "report": "Write one HTML file about a run, or about the differences of several runs.",
     "scale": "Change the number of tasks of a role while a run trains.",
     "stop": "Stop a run: the training saves a checkpoint and exits.",
     "role": "Run one task of a cluster in the foreground.",
