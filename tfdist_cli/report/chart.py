@@ -177,7 +177,7 @@ def _spoken(title: str, lines: Sequence[Series], y: Axis) -> str:
     last = [
         (line.name, next(value for _, value in reversed(line.points) if math.isfinite(value))) for line in lines[:10]
     ]
-    return f"{title}: " + ", ".join(f"{name} {y.text(value)} at the end" for name, value in last)
+    return f"{title}, the last values: " + ", ".join(f"{name} {y.text(value)}" for name, value in last)
 
 
 def _notes(lines: Sequence[Series]) -> Markup:

@@ -90,7 +90,7 @@ def _facts(run: RunData) -> Iterator[tuple[str, str]]:
     yield "lost tasks", str(sum(event.kind == "loss" for event in run.events))
     yield "commit", commit(run)
     yield "versions", versions(run)
-    yield "host of the launcher", str(launch.get("host") or _UNKNOWN)
+    yield "launcher's host", str(launch.get("host") or _UNKNOWN)
     yield "directory", str(run.view.path)
 
 
