@@ -19,6 +19,7 @@ from tfdist_cli.train.tf_compat.coordinator import (
     per_worker_iterators,
     reserve_function_table,
     retire_worker,
+    run_for_result,
     set_iterator,
     workers_of,
 )
@@ -101,8 +102,8 @@ set_iterator(iterators, 2, opened)
 results = [coordinator.schedule(take, args=(iterators,)).fetch() for _ in range(10)]
 assert results == list(range(3, 13)), results
 with coordinator.strategy.scope():
-    alone = joining.create_resource(take, args=(iterators,))
-assert alone.fetch() == 100
+    alone = [run_for_result(joining, take, (iterators,)) for _ in range(2)]
+assert alone[0].fetch() == 100
 admit_worker(coordinator, joining)
 assert workers_of(coordinator) == [worker, joining]
 taken = set()
@@ -114,6 +115,7 @@ done = retire_worker(coordinator, joining, iterators)
 assert done.wait(30)
 assert workers_of(coordinator) == [worker]
 running.remove(2, [])
+assert alone[1].fetch() == 101, "the result was copied before its worker left"
 assert coordinator.schedule(take, args=(iterators,)).fetch() < 50
 names = [task for job in running._definition.cluster.job if job.name == "worker" for task in job.tasks]
 assert names == [0]

@@ -127,6 +127,31 @@ def concrete_on(worker: Any, function: Any, args: Sequence[Any]) -> tuple[Any, l
     return function.get_concrete_function(*specs), given
 
 
+class _ResultClosure(cluster_coordinator.ResourceClosure):
+    """A function of one worker whose result is copied to this task, like that of a function that any worker may run."""
+
+    def execute_on(self, worker: Any) -> None:
+        super().execute_on(worker)
+        self.maybe_call_with_output_remote_value(lambda remote: remote.get())
+
+
+def run_for_result(worker: Any, function: Any, args: Sequence[Any]) -> Any:
+    """Runs a function on a worker; the worker may leave, or be lost, before its result is fetched.
+
+    The result of `Worker.create_resource` stays on the worker until it is fetched. Here it is copied to this task as
+    soon as the function is done, before the worker runs anything else.
+
+    Seen in TensorFlow 2.21.0: `cluster_coordinator.ResourceClosure`, `Closure.maybe_call_with_output_remote_value`,
+    `Worker._register_and_schedule_resource_closure`. Reason: above. Replace with: `ClusterCoordinator.schedule` for one
+    worker.
+
+    Returns:
+        The `RemoteValue`; it is aborted if the worker fails before the result is here, see `is_aborted`.
+    """
+    manager = worker._cluster.resource_cancellation_mgr
+    return worker._register_and_schedule_resource_closure(_ResultClosure(function, manager, args=args))
+
+
 class _JoiningWorker(cluster_coordinator.Worker):
     """A worker that runs only functions of its own until it is admitted."""
 

@@ -7,6 +7,8 @@ from collections import Counter
 import keras
 import pytest
 import tensorflow as tf
+from tensorflow.python.distribute.coordinator.cluster_coordinator import ClosureAbortedError
+from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
 
 from tests.support.compare import batches, classifier
 from tests.support.local_coordinator import NoPause, local_engine
@@ -21,16 +23,19 @@ class Remote:
     """A remote value; each entry of the script is raised or returned by a fetch."""
 
     def __init__(self, *script, error=None):
-        self.script, self._error = list(script), error
+        self.script, self._error, self._status = list(script), error, RemoteValueStatus.READY
 
     def fetch(self):
         event = self.script.pop(0)
+        if event is ABORTED:
+            self._status, event = RemoteValueStatus.ABORTED, ClosureAbortedError(LOST)
         if isinstance(event, Exception):
             raise event
         return event
 
 
 LOST = tf.errors.UnavailableError(None, None, "Socket closed")
+ABORTED = object()
 
 
 def test_a_result_that_was_lost_with_its_worker_is_fetched_from_the_next_one():
@@ -46,6 +51,10 @@ def test_an_execution_that_has_failed_is_raised():
 def test_an_execution_that_fails_while_it_is_fetched_is_raised():
     with pytest.raises(tf.errors.UnavailableError):
         _fetched(Remote(None, LOST, error=LOST))
+
+
+def test_an_execution_that_is_aborted_with_its_worker_has_no_result():
+    assert _fetched(Remote(LOST, ABORTED)) is None
 
 
 class Scheduled:

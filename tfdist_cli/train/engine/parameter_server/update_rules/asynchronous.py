@@ -25,7 +25,7 @@ from tfdist_cli.train.engine.pacing import Pacing
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext, raise_cause
 from tfdist_cli.train.engine.parameter_server.worker_execution import ExecutionReport, WorkerExecutions
 from tfdist_cli.train.optimizers.apply import innermost, leaf_optimizers
-from tfdist_cli.train.tf_compat.coordinator import error_of, is_aborted, wait_for
+from tfdist_cli.train.tf_compat.coordinator import error_of, is_aborted, run_for_result, wait_for
 
 _RETRY_SECONDS = 0.05
 _POLL_SECONDS = 0.1
@@ -94,10 +94,11 @@ class AsynchronousUpdates:
                 break
             if (scheduled := schedule.next_done()) is None:
                 continue
-            if is_aborted(scheduled.remote):  # a new worker's own, see `_take_workers`
+            fetched = self._raising_cause(partial(_fetched, scheduled.remote))
+            if fetched is None:  # a new worker's own, see `_take_workers`
                 schedule.add_again(scheduled, partial(self._schedule, iterators))
                 continue
-            report = self._executions.report(self._raising_cause(partial(_fetched, scheduled.remote)))
+            report = self._executions.report(fetched)
             if report.steps:
                 self._pace.took(report.steps, report.seconds)
                 used = max(used, scheduled.number + report.steps)
@@ -135,7 +136,7 @@ class AsynchronousUpdates:
     def _run_on(self, worker: Any, iterators: Any, number: int, count: int, *, unrolled: bool) -> Any:
         function, args = self._call(iterators, number, count, unrolled=unrolled)
         with self._context.coordinator.strategy.scope():  # as where it was traced
-            return self._context.run_on_worker(worker, function, args)
+            return run_for_result(worker, function, args)
 
     def _call(self, iterators: Any, number: int, count: int, *, unrolled: bool) -> tuple[Any, tuple[Any, ...]]:
         function = self._executions.unrolled(count) if unrolled else self._executions.loop
@@ -278,19 +279,21 @@ def _execution(report: ExecutionReport, first: int, votes: int) -> Execution:
 
 
 def _fetched(remote: Any) -> Any:
-    """Returns the result of an execution.
+    """Returns the result of an execution; None if its worker was lost, and no other one runs it.
 
-    The result is copied to the chief when it is fetched. If its worker fails in between, the result is lost, and
-    TensorFlow gives the execution to another worker, whose result is fetched instead. An execution that fails just
-    while its result is fetched returns None first, and raises its error after that.
+    The result is copied to the chief as soon as the execution is done. If its worker fails just then, the result is
+    lost, and TensorFlow gives an execution of any worker to another one, whose result is fetched instead. An execution
+    that fails just while its result is fetched returns None first, and raises its error after that.
     """
     pause = threading.Event()
-    while True:
+    while not is_aborted(remote):
         try:
             fetched = remote.fetch()
-        except tf.errors.OpError:
-            if error_of(remote) is not None:
+        except Exception as error:
+            if not is_aborted(remote) and (error_of(remote) is not None or not isinstance(error, tf.errors.OpError)):
                 raise  # the execution itself has failed
-            pause.wait(_RETRY_SECONDS)  # TensorFlow has no event for an execution that has run again
         else:
-            return remote.fetch() if fetched is None else fetched
+            if fetched is not None:
+                return fetched
+        pause.wait(_RETRY_SECONDS)  # TensorFlow has no event for an execution that has run again
+    return None
