@@ -14,6 +14,8 @@ from tfdist_cli.protocol.masking import Mask
 from tfdist_cli.spec.task_id import TaskId
 
 _CHUNK = 64 * 1024
+_CHUNKS = 64
+"""Read from a file at a time, while its task may still write to it."""
 
 
 class TaskFiles:
@@ -38,10 +40,16 @@ class TaskFiles:
         self._streams = [_File(folder / f"{stream}.raw", stream, context.mask) for stream in _ORDER]
 
     async def read(self) -> None:
-        """Forwards the output since the last call."""
+        """Forwards the output since the last call, or a part of it.
+
+        A task that writes all the time must not keep this call, and with it the launcher, from everything else.
+        """
         for each in self._streams:
-            while data := each.read():
-                await self._forward(each, each.parser.feed(data), each.parser.unfinished)
+            for _ in range(_CHUNKS):
+                if not await self._forward_next(each):
+                    break
+        if self.exit_code is not None:
+            await self._read_all()
 
     def report_exit(self) -> None:
         """Reports the exit of a task whose exit code is known."""
@@ -56,13 +64,26 @@ class TaskFiles:
             cause: why the task has exited then.
             cancelled: whether the job was cancelled. Then this is also the cause of reported failures.
         """
-        await self.read()
+        await self._read_all()
         for each in self._streams:
             await self._forward(each, each.parser.close(), "")
             each.close()
         if self.exit_code is None or (self.exit_code and cancelled):
             self._put_exit(self.exit_code or code, cause, cancelled=cancelled)
         self.report_exit()
+
+    async def _read_all(self) -> None:
+        """Forwards all output of a task that has exited."""
+        for each in self._streams:
+            while await self._forward_next(each):
+                pass
+
+    async def _forward_next(self, stream: _File) -> bool:
+        """Forwards the next chunk; returns whether there was one."""
+        data = stream.read()
+        if data:
+            await self._forward(stream, stream.parser.feed(data), stream.parser.unfinished)
+        return bool(data)
 
     async def _forward(self, stream: _File, parsed: Parsed, unfinished: str) -> None:
         own = [record for record in parsed.records if isinstance(record.get(_OWN.get(record["kind"], "")), int)]
