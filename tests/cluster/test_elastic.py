@@ -72,7 +72,7 @@ class Elastic:
     def ends(self, worker, number=signal.SIGTERM):
         """Sends a signal to a worker, and returns its exit code."""
         self.tasks.processes[worker].send_signal(number)
-        return self.tasks.processes[worker].wait(TIMEOUT)
+        return self.tasks.code_of(worker)
 
     def finish(self):
         """Ends the training.
@@ -167,7 +167,7 @@ def test_who_is_not_taken_is_told_why(cluster, tmp_path):
     training.tasks.processes["first worker:1"] = training.tasks.processes.pop("worker:1")
     for worker, code in {"worker:4": "cluster-full", "worker:1": "task-exists"}.items():
         training.start(worker, workers=5, places=elsewhere)
-        assert training.tasks.processes[worker].wait(TIMEOUT) == 1
+        assert training.tasks.code_of(worker) == 1
         assert training.tasks.result_of(worker).out.split() == [code]  # the first one writes to the same files
     training.tasks.processes["worker:1"] = training.tasks.processes.pop("first worker:1")
     assert training.ends("worker:1") == 0

@@ -43,7 +43,9 @@ def _fork_server(read):
     """The fork server whose imports have read these variables."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("TF_CONFIG", "TFDIST_"))}
     # OpenBLAS would create its other threads during the import, and they would not exist after a fork.
-    made = ForkServerClient({**own, **dict(read), "TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"})
+    # A task that hangs shows the stacks of its threads on SIGABRT.
+    settings = {"TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+    made = ForkServerClient({**own, **dict(read), **settings})
     atexit.register(made.close)
     return made
 

@@ -95,8 +95,25 @@ class Tasks:
                 process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 running = [name for name, other in self.processes.items() if other.poll() is None]
+                self._show_stacks()
                 raise AssertionError(f"{task} of {running} runs after {timeout} s\n{self.outputs()}") from None
         return {task: self.result_of(task) for task in self.processes}
+
+    def code_of(self, task, timeout=TIMEOUT):
+        """Waits for one task, and returns its exit code; if it hangs, fails with the stacks of all tasks."""
+        try:
+            return self.processes[task].wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._show_stacks()
+            raise AssertionError(f"{task} runs after {timeout} s\n{self.outputs()}") from None
+
+    def _show_stacks(self):
+        """Lets each task that runs write the stacks of its threads, and end."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGABRT)
+        for process in self.processes.values():
+            process.wait(10)
 
     def result_of(self, task):
         """The result of one task; its code is None while it runs."""
@@ -123,7 +140,7 @@ class Tasks:
         """The output of all failed tasks, for a message."""
         return "\n".join(
             f"--- {task} ({self.processes[task].poll()})\n{self._log(task, 'out').read_text()[-1500:]}"
-            f"{self._log(task, 'err').read_text()[-2500:]}"
+            f"{self._log(task, 'err').read_text()[-4000:]}"
             for task in self.processes
             if self.processes[task].poll() != 0
         )

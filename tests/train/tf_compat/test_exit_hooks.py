@@ -1,7 +1,11 @@
-"""Python's end waits for threads of runs that were broken off, once what they wait for has failed."""
+"""How a process exits although threads of TensorFlow still run in it."""
 
 import subprocess
 import sys
+
+import pytest
+
+from tfdist_cli.train.tf_compat import exit_hooks
 
 PROGRAM = """
 import threading
@@ -23,3 +27,36 @@ print("over", flush=True)
 def test_all_are_ended_when_python_ends_and_not_before():
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.split() == ["over", "0", "1"]
+
+
+SERVER = """
+import atexit, importlib.util, sys
+spec = importlib.util.spec_from_file_location("exit_hooks", sys.argv[1])
+exit_hooks = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(exit_hooks)
+
+class Library:
+    def __del__(self):
+        print("destructor")
+
+sys.library = Library()
+atexit.register(print, "at the exit")
+exit_hooks.exit_without_destructors(3)
+try:
+    EXIT
+finally:
+    print("finally")
+"""
+
+
+@pytest.mark.parametrize(
+    ("exit_by", "code", "printed"),
+    [
+        ("sys.exit(3)", 3, ["finally", "at the exit"]),
+        ("raise ValueError('the program fails after all')", 1, ["finally", "at the exit", "destructor"]),
+    ],
+)
+def test_a_server_exits_after_pythons_functions_and_before_destructors(exit_by, code, printed):
+    argv = [sys.executable, "-S", "-c", SERVER.replace("EXIT", exit_by), exit_hooks.__file__]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout.split("\n")[:-1]) == (code, printed), done.stderr

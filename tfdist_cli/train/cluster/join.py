@@ -43,7 +43,7 @@ from tfdist_cli.train.cluster.rendezvous import (
     wait_until_exited,
 )
 from tfdist_cli.train.cluster.runtime import configure_runtime
-from tfdist_cli.train.tf_compat import eager_context, keras_model
+from tfdist_cli.train.tf_compat import eager_context, exit_hooks, keras_model
 from tfdist_cli.train.variables import replicas
 from tfdist_cli.train.variables.placement import DEFAULT_PLACEMENT, Placement, PlacementRules
 
@@ -224,6 +224,7 @@ def _wait_for_chief(environment: Environment) -> bool:
         emit("state", state="leaving")
         if membership.leave(task, own, join_address):
             emit("state", state="left")
+            exit_hooks.exit_without_destructors(0)
             raise SystemExit(0) from None
         membership.end_by_sigterm()
         raise
@@ -239,6 +240,7 @@ def _end_server(environment: Environment, code: int = 0) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+    exit_hooks.exit_without_destructors(code)
     sys.exit(code)
 
 

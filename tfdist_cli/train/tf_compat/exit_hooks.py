@@ -1,14 +1,36 @@
-"""Unblocks queue operations left waiting by an aborted run."""
+"""Lets a process exit although threads of TensorFlow still run in it."""
 
 from __future__ import annotations
 
 import atexit
+import os
+import sys
 import threading
 from collections.abc import Callable
 
 GRACE_SECONDS = 2.0
 """Seconds to wait for each thread of an aborted run."""
 _waiting_threads: list[tuple[Callable[[], object], threading.Thread]] = []
+_exit_code: int | None = None
+
+
+def exit_without_destructors(code: int) -> None:
+    """Lets the process exit with a code as soon as the functions have run that Python calls at the exit.
+
+    A server of TensorFlow cannot be stopped. Its threads would still answer other tasks while the destructors of its
+    library run, and may then wait for each other forever.
+    """
+    global _exit_code  # noqa: PLW0603 a process exits once
+    _exit_code = code
+
+
+@atexit.register
+def _exit() -> None:
+    """Runs after functions that were registered later; those of the program are, unless it imports tfdist last."""
+    if _exit_code is not None and getattr(sys, "last_value", None) is None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_exit_code)
 
 
 def end_at_exit(end: Callable[[], object], waiting: threading.Thread) -> None:
