@@ -39,7 +39,7 @@ class Library:
     def __del__(self):
         print("destructor")
 
-sys.library = Library()
+library = Library()
 atexit.register(print, "at the exit")
 exit_hooks.exit_without_destructors(3)
 try:
@@ -50,13 +50,22 @@ finally:
 
 
 @pytest.mark.parametrize(
-    ("exit_by", "code", "printed"),
+    ("ends", "code", "printed"),
     [
         ("sys.exit(3)", 3, ["finally", "at the exit"]),
         ("raise ValueError('the program fails after all')", 1, ["finally", "at the exit", "destructor"]),
     ],
 )
-def test_a_server_exits_after_pythons_functions_and_before_destructors(exit_by, code, printed):
-    argv = [sys.executable, "-S", "-c", SERVER.replace("EXIT", exit_by), exit_hooks.__file__]
+def test_a_server_exits_after_pythons_functions_and_before_destructors(ends, code, printed):
+    assert _run(SERVER.replace("EXIT", ends)) == (code, printed)
+
+
+def test_any_other_process_runs_them():
+    program = SERVER.replace("exit_hooks.exit_without_destructors(3)", "").replace("EXIT", "sys.exit(3)")
+    assert _run(program) == (3, ["finally", "at the exit", "destructor"])
+
+
+def _run(program):
+    argv = [sys.executable, "-S", "-c", program, exit_hooks.__file__]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stdout.split("\n")[:-1]) == (code, printed), done.stderr
+    return done.returncode, done.stdout.split("\n")[:-1]
