@@ -27,7 +27,7 @@ PARTS: dict[str, set[str]] = {
     "train": {"errors", "protocol", "spec"},
     "task": {"errors", "protocol", "spec", "train"},
     "cli": {"bench", "doctor", "errors", "launch", "plan", "protocol", "report", "requirements", "spec", "task"},
-    "__init__": {"errors", "protocol", "requirements", "spec", "train"},
+    "__init__": {"errors", "launch", "protocol", "requirements", "spec", "train"},
     "__main__": {"cli"},
 }
 """What each part of the package may import beside itself."""
@@ -59,6 +59,8 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "compose": {"addresses", "documents", "object_names", "process", "run", "supervisor"},
         "kubernetes": {"addresses", "documents", "object_names", "process", "restart_rules", "run", "supervisor"},
         "registry": {"supervisor"},
+        "stopping": {"registry", "run"},
+        "handle": {"run", "stopping"},
     },
     "train": {
         "tf_compat": set(),

@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tfdist_cli.launch.handle import Run, launch
     from tfdist_cli.protocol.environment import run_dir
     from tfdist_cli.spec.sections.updates import EmbeddingRule, LearningRate, ShardRule, Updates
     from tfdist_cli.train.checkpoint.export import export
@@ -32,6 +33,7 @@ _MODULES = {
     "Checkpoints": "tfdist_cli.train.trainer.config",
     "EmbeddingRule": "tfdist_cli.spec.sections.updates",
     "LearningRate": "tfdist_cli.spec.sections.updates",
+    "Run": "tfdist_cli.launch.handle",
     "Shard": "tfdist_cli.train.data.pipeline",
     "ShardRule": "tfdist_cli.spec.sections.updates",
     "Updates": "tfdist_cli.spec.sections.updates",
@@ -49,6 +51,7 @@ __all__ = [
     "Checkpoints",
     "EmbeddingRule",
     "LearningRate",
+    "Run",
     "Shard",
     "ShardRule",
     "Updates",
@@ -57,6 +60,7 @@ __all__ = [
     "export",
     "fit",
     "is_chief",
+    "launch",
     "predict",
     "run_dir",
     "scope",
@@ -67,6 +71,8 @@ def __getattr__(name: str) -> Any:
     """Imports a public name when it is first used: a machine that only launches may not have TensorFlow."""
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("tfdist-cli")
+    if name == "launch":  # a package that can be called
+        return importlib.import_module("tfdist_cli.launch")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if ".train." in _MODULES[name]:

@@ -63,6 +63,10 @@ class TrainingError(TfdistError):
     """Training cannot continue: the data, the model or a checkpoint is at fault."""
 
 
+class RunFailed(TfdistError):
+    """A run that was launched from Python has not done its training."""
+
+
 class ResultNotSaved(TrainingError):
     """The training is complete, but its result could not be written."""
 

@@ -16,7 +16,7 @@ from tfdist_cli.cli.console.lines import TaskLines, neutral
 from tfdist_cli.cli.options import RunArgument
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.process.task_output import GREETINGS, shown
-from tfdist_cli.launch.run.history import launcher_of, log_files, read_run
+from tfdist_cli.launch.run.history import find_task, launcher_of, log_files, read_run
 from tfdist_cli.protocol.run_files import open_file
 from tfdist_cli.spec.task_id import TaskId
 
@@ -49,7 +49,7 @@ def logs(
     The default run is runs/latest, the last run launched. The files are RUN/attempt_N/TASK/stdout.log and stderr.log.
     """
     view = read_run(run)
-    wanted = {_parsed(name, [each.task for each in view.tasks]) for name in tasks or ()}
+    wanted = {find_task(view, name) for name in tasks or ()}
     log_reader = _Logs(view.path, attempt, lines)
     while True:
         over = (
@@ -149,17 +149,6 @@ class _Reader:
         found = deque((text for text in texts if not any(each in text for each in GREETINGS)), self._first)
         self._first = None
         return [*found]
-
-
-def _parsed(name: str, tasks: list[TaskId]) -> TaskId:
-    try:
-        task = TaskId.parse(name)
-    except ValueError as error:
-        raise UsageError(str(error), code="invalid-task") from None
-    if task not in tasks:
-        known = ", ".join(map(str, tasks))
-        raise UsageError(f"the run has no task {task}", code="unknown-task", hint=f"its tasks are {known}")
-    return task
 
 
 def _print(task: TaskId, texts: list[str]) -> None:

@@ -124,7 +124,7 @@ def open_run_dir(
         UsageError: it cannot be created, it contains other files, or another launcher has locked it.
     """
     with _file_errors(chosen or parent):
-        path = _follow_links(chosen or _make_new(parent, f"{name}-{now:%Y%m%d-%H%M%S}"))
+        path = _follow_links(chosen or _make_new(parent, _stem(name, now)))
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_ours(path)
         if not any(path.iterdir()):
@@ -154,6 +154,20 @@ def _with_hosts(cluster: Cluster, role: Role, addresses: Mapping[TaskId, Address
     if len(hosts) == spec.count:
         return spec.model_copy(update={"hosts": hosts, "replicas": None})
     return spec.model_copy(update={"hosts": hosts, "replicas": spec.count, "max": len(hosts)})
+
+
+def new_run_dir(parent: Path, name: str, now: datetime) -> Path:
+    """Creates the directory of a new run, for a launcher that is about to start.
+
+    Raises:
+        UsageError: it cannot be created.
+    """
+    with _file_errors(parent):
+        return _make_new(parent, _stem(name, now)).absolute()
+
+
+def _stem(name: str, now: datetime) -> str:
+    return f"{name}-{now:%Y%m%d-%H%M%S}"
 
 
 def _make_new(parent: Path, stem: str, number: int = 1) -> Path:

@@ -321,6 +321,23 @@ def _of_last_launch(path: Path) -> list[dict[str, Any]]:
     return events
 
 
+def find_task(view: RunView, name: str) -> TaskId:
+    """Returns a task of a run by its name.
+
+    Raises:
+        UsageError: the run has no such task.
+    """
+    try:
+        task = TaskId.parse(name)
+    except ValueError as error:
+        raise UsageError(str(error), code="invalid-task") from None
+    tasks = [each.task for each in view.tasks]
+    if task not in tasks:
+        known = ", ".join(map(str, tasks))
+        raise UsageError(f"the run has no task {task}", code="unknown-task", hint=f"its tasks are {known}")
+    return task
+
+
 def _add_usage(path: Path, since: str, tasks: Mapping[str, TaskView]) -> None:
     """Adds what the tasks reported last, in this launch; a task that has exited uses nothing."""
     for line in read_lines(path, tail=True):
