@@ -29,7 +29,7 @@ class Job:
 
 
 def usage(task, **fields):
-    return RecordReceived(task, {"kind": "usage", **fields})
+    return RecordReceived(task, {"kind": "beat", "computed": 1.0, "usage": fields})
 
 
 def test_a_line_has_the_means_of_rates_and_the_largest_memory(tmp_path):
@@ -42,7 +42,7 @@ def test_a_line_has_the_means_of_rates_and_the_largest_memory(tmp_path):
     assert (line["seconds"], line["attempt"]) == (2.5, 3)
     assert line["tasks"]["chief:0"] == {"cpu": 1.5, "memory": 100, "sent": 10, "received": 0, "gpus": {"0": [75, 7]}}
     assert line["tasks"]["worker:0"]["memory"] is None
-    job.at(9, Tick())
+    job.at(9, RecordReceived(CHIEF, {"kind": "beat", "held": True}))
     assert len(job.lines) == 1
     assert job.snapshot.of(CHIEF).usage.gpus == {"0": GpuUsage(100, None)}
 

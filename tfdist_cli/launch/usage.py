@@ -58,12 +58,18 @@ class TaskUsage:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> TaskUsage:
-        """Reads a `usage` record, or a task's entry in a line of the file. A program may send malformed values."""
+        """Reads the `usage` of a heartbeat, or a task's entry in a line of the file; malformed values are unknown."""
         gpus = record.get("gpus")
         pairs = gpus.items() if isinstance(gpus, Mapping) else ()
         found = {str(name): [*map(number, pair)] for name, pair in pairs if isinstance(pair, list) and len(pair) == 2}
         cpu, memory, sent, received = (number(record.get(key)) for key in _VALUES)
         return cls(cpu, memory, sent, received, {name: GpuUsage(*pair) for name, pair in found.items()})
+
+    @classmethod
+    def of_heartbeat(cls, record: Mapping[str, Any]) -> TaskUsage | None:
+        """Reads a heartbeat; None if it has no measurement."""
+        usage = record.get("usage")
+        return cls.read(usage) if isinstance(usage, Mapping) else None
 
     def as_json(self) -> dict[str, Any]:
         """The values in plain JSON types, as in a record."""
@@ -100,10 +106,11 @@ class UsageLog:
 
     def on_event(self, event: Event, state: JobState, now: float) -> None:
         """Collects what tasks report, and writes a line when it is due."""
-        if isinstance(event, RecordReceived) and event.record["kind"] == "usage" and event.task in state.tasks:
-            self._reported.setdefault(event.task, []).append(TaskUsage.read(event.record))
+        if isinstance(event, RecordReceived) and event.record["kind"] == "beat" and event.task in state.tasks:
+            usage = TaskUsage.of_heartbeat(event.record)
+            self._reported.setdefault(event.task, []).extend([usage] if usage else [])
         period = min(_LONGEST, max(_SHORTEST, now / _LINES))
-        if self._reported and (now - self._written_at >= period or state.phase is Phase.ENDED):
+        if any(self._reported.values()) and (now - self._written_at >= period or state.phase is Phase.ENDED):
             self._write(self._first_attempt - 1 + state.attempt, now)
 
     def _write(self, attempt: int, now: float) -> None:
@@ -111,7 +118,7 @@ class UsageLog:
             "time": self._clock().isoformat(timespec="milliseconds"),
             "seconds": round(now, 3),
             "attempt": attempt,
-            "tasks": {str(task): _mean(usages).as_json() for task, usages in self._reported.items()},
+            "tasks": {str(task): _mean(usages).as_json() for task, usages in self._reported.items() if usages},
         }
         self._reported, self._written_at = {}, now
         try:

@@ -71,9 +71,8 @@ def _beat(probe: int | None) -> None:
     meter = UsageMeter()
     while True:
         try:
-            emit("beat", computed=round(time.process_time(), 2))
-            if usage := meter.measure():
-                emit("usage", **usage)
+            usage = meter.measure()
+            emit("beat", computed=round(time.process_time(), 2), **({"usage": usage} if usage else {}))
         except OSError:
             if probe is not None:
                 os.close(probe)

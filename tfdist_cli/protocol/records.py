@@ -6,9 +6,9 @@ other threads cannot split it. It passes through everything that carries the tas
 The kinds, with their keys beside `kind`:
 
 * `beat`: a heartbeat. `computed`: the seconds of processor time that the process has used. `held`: true if the liveness
-  probe sends it while a call holds the interpreter lock.
-* `usage`: what the process used in the last `seconds`: `cpu` in cores, `memory` in bytes (resident, now), `sent` and
-  `received` in bytes per second of its TCP connections, `gpus` {"0": [percent in use, bytes in use]} of whole GPUs.
+  probe sends it while a call holds the interpreter lock. `usage`: what the process used in the last `seconds`: `cpu` in
+  cores, `memory` in bytes (resident, now), `sent` and `received` in bytes per second of its TCP connections, `gpus`
+  {"0": [percent in use, bytes in use]} of whole GPUs.
 * `versions`: `python`, `tensorflow`, `keras`, `tfdist`: those that a task runs.
 * `started`: `pid`, `host`, for a task that a scheduler has started; `exited`: `code`, from the process that waits for
   it.

@@ -57,7 +57,7 @@ class UsageMeter:
         self._traffic()  # what connections have carried before counts for no interval
 
     def measure(self) -> dict[str, Any] | None:
-        """Returns the fields of a `usage` record, of the time since the last one; None if it is too early for one."""
+        """Returns the `usage` of a heartbeat, of the time since the last one; None if it is too early for one."""
         began, own = self._clock(), self._own_clock()
         if began < self._due_at:
             return None

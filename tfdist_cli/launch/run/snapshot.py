@@ -156,8 +156,8 @@ class RunSnapshot:
                 self.of(task).state = str(record.get("state", ""))
             case "error":
                 self.of(task).error = self.of(task).error or record
-            case "usage":
-                self.of(task).usage = TaskUsage.read(record)
+            case "beat":
+                self.of(task).usage = TaskUsage.of_heartbeat(record) or self.of(task).usage
             case "progress":
                 self.progress = Progress.read(record) or self.progress
             case "rates" if self.progress:

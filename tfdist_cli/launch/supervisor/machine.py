@@ -238,7 +238,7 @@ def _start_attempt(state: JobState, now: float) -> Step:
 def _recorded(state: JobState, name: TaskId, record: Mapping[str, Any], now: float) -> JobState:
     """The state after a task's record."""
     task, kind = state.tasks[name], record.get("kind")
-    if task.status.ended or kind in ("usage", "versions"):
+    if task.status.ended or kind == "versions":
         return state
     if kind == "beat":
         blocked = bool(record.get("held"))
