@@ -290,3 +290,29 @@ def test_on_a_real_terminal(tmp_path, no_color):
     assert ("\x1b[35m" in text) is not no_color
     assert re.search(r"chief:0 +done", out)
     assert "\x1b" not in out
+
+
+@pytest.mark.parametrize(("width", "shown"), [(100, True), (60, False)])
+def test_what_tasks_use_is_in_the_table_if_there_is_room(width, shown):
+    screen = live(CHIEF, WORKER)
+    screen.display._console.width = width
+    usage = {"cpu": 0.94, "memory": 412e6, "sent": 1.2e6, "received": 0}
+    beat = {"kind": "beat", "computed": 1.0, "usage": usage}
+    with screen.display.on_screen():
+        screen.at(1, RecordReceived(WORKER, beat), progress(5, workers={"worker:0": 3.0})).at(2, Tick())
+    table = without_colours(screen.text).rpartition("worker:0")[2]
+    assert "0.9 cores" in table
+    assert ("412 MB" in table) == ("↑1.2 MB/s" in table) == shown
+
+
+def test_many_tasks_share_a_row_with_what_they_use_together():
+    workers = [TaskId("worker", index) for index in range(30)]
+    screen = live(*workers, height=10)
+    with screen.display.on_screen():
+        screen.at(
+            1, *(RecordReceived(each, {"kind": "beat", "usage": {"cpu": 0.5, "memory": 1e8}}) for each in workers)
+        )
+        screen.at(2, Tick())
+    table = without_colours(screen.text)
+    assert "15.0 cores" in table
+    assert "3.0 GB" in table
