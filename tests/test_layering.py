@@ -15,18 +15,24 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tfdist_cli"
 PARTS: dict[str, set[str]] = {
     "errors": set(),
+    "finding": set(),
     "spec": {"errors"},
-    "protocol": {"errors", "spec"},
+    "protocol": {"errors", "finding", "spec"},
     "plan": {"errors", "protocol", "spec"},
     "requirements": {"errors"},
     "launch": {"errors", "plan", "protocol", "requirements", "spec"},
-    "doctor": {"errors", "launch", "spec"},
+    "doctor": {"errors", "finding", "launch", "spec"},
+    "check": {"errors", "finding", "launch", "protocol", "requirements", "spec"},
     "report": {"launch", "plan", "protocol"},
     "datasets": {"errors"},
     "bench": {"errors", "plan", "protocol", "spec"},
     "train": {"errors", "protocol", "spec"},
-    "task": {"errors", "protocol", "spec", "train"},
-    "cli": {"bench", "doctor", "errors", "launch", "plan", "protocol", "report", "requirements", "spec", "task"},
+    "task": {"errors", "finding", "protocol", "spec", "train"},
+    "init": {"errors", "spec"},
+    "cli": {
+        *("bench", "check", "doctor", "errors", "finding", "init"),
+        *("launch", "plan", "protocol", "report", "requirements", "spec", "task"),
+    },
     "__init__": {"errors", "launch", "protocol", "requirements", "spec", "train"},
     "__main__": {"cli"},
 }

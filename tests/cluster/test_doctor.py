@@ -52,7 +52,7 @@ def doctor(lab, tmp_path):
 
 
 def errors(report):
-    return [(finding["code"], finding["host"]) for finding in report["findings"] if finding["level"] == "error"]
+    return [(finding["code"], finding["place"]) for finding in report["findings"] if finding["level"] == "error"]
 
 
 def finding_of(report, code):
@@ -63,7 +63,7 @@ def test_hosts_without_faults_have_only_exposed_ports(doctor, lab):
     """This machine runs no task, and can connect to the tasks' ports."""
     report = doctor()
     assert report["ok"], report["findings"]
-    assert {(finding["code"], finding["host"]) for finding in report["findings"]} == {
+    assert {(finding["code"], finding["place"]) for finding in report["findings"]} == {
         ("exposed-port", host.address) for host in lab.hosts
     }
     assert "chief:0 at" in report["findings"][0]["message"]

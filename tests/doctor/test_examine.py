@@ -87,7 +87,7 @@ def test_an_interpreter_without_tensorflow_and_one_with_another(tmp_path, monkey
     bare = site("bare", PS, kind=Bare, venv=str(tmp_path / "bare"))
     other = site("other", WORKER, kind=Bare, venv=str(tmp_path / "other"))
     found = findings_of(look(site("here", chief), bare, other))
-    errors = {(finding.code, finding.host): finding for finding in found if finding.level == "error"}
+    errors = {(finding.code, finding.place): finding for finding in found if finding.level == "error"}
     assert set(errors) == {("no-tensorflow", "bare"), ("wrong-version", "other")}
     assert errors["no-tensorflow", "bare"].fix.startswith(f"{tmp_path}/bare/bin/python -m pip install")
     assert errors["wrong-version", "other"].message == f"TensorFlow is 2.99.0, and {TENSORFLOW} on here"

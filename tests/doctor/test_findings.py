@@ -68,7 +68,7 @@ def only(seen, cluster=CLUSTER, **options):
 
 
 def told(finding):
-    return finding.code, finding.level, finding.host
+    return finding.code, finding.level, finding.place
 
 
 def test_nothing_is_found_where_nothing_is_wrong():

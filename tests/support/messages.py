@@ -71,7 +71,7 @@ def messages() -> Iterator[Message]:
                 texts = [template(arg, variables) for arg in node.args]
                 text = template(named.get("message"), variables) or max(texts, key=len, default="")
                 place = f"{path.relative_to(ROOT)}:{node.lineno}"
-                yield Message(code.value, text, template(named.get("hint"), variables), place)
+                yield Message(code.value, text, template(named.get("hint") or named.get("fix"), variables), place)
 
 
 def page() -> str:

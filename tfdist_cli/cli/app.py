@@ -24,6 +24,7 @@ from tfdist_cli.spec.path_scheme import refuse_scheme
 COMMANDS = {
     "launch": "Start a cluster and train a recipe, or run your own program in each task.",
     "validate": "Check a cluster and its recipe, and report every problem.",
+    "check": "Build a recipe's model and take one step before a cluster starts, and report problems with their fixes.",
     "plan": "Show what `launch` would start: every task with its address, resources and command.",
     "render": "Print the commands, sbatch script, compose file or Kubernetes manifests that `launch` would use.",
     "doctor": "Find problems that would make a job fail, on this machine or on a cluster's hosts, and suggest fixes.",

@@ -13,13 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from tfdist_cli.cli.console import console
+from tfdist_cli.cli.console.findings import print_findings
 from tfdist_cli.cli.console.lines import neutral
 from tfdist_cli.cli.options import OnOption, RecipeOption, SetOption, settings
 from tfdist_cli.doctor.examine import examine
-from tfdist_cli.doctor.finding import Finding
 from tfdist_cli.doctor.findings import as_json, findings_of
 from tfdist_cli.doctor.sites import HERE, sites_of
 from tfdist_cli.errors import ExitCode, UsageError
+from tfdist_cli.finding import Finding
 from tfdist_cli.launch.registry import launcher_of
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.warnings import warnings_of
@@ -36,7 +37,6 @@ EXAMPLES = (
 )
 _FOLDED = ("host", "tasks")
 """Columns that wrap when the terminal is narrow."""
-_COLOURS = {"error": "bold red", "warning": "bold yellow"}
 
 
 def doctor(
@@ -96,14 +96,7 @@ def _print(seen: Sequence[HostResult], found: Sequence[Finding]) -> None:
     for one in seen:
         table.add_row(*map(Text, _row(one)))
     console.out.print(table)
-    for finding in found:
-        line = Text.assemble((finding.level, _COLOURS[finding.level]), f" [{finding.code}] {finding.host}: ")
-        console.out.print(line + Text(neutral(finding.message)))
-        console.out.print(Text(f"  fix: {neutral(finding.fix)}"))
-    errors = sum(finding.level == "error" for finding in found)
-    warnings = len(found) - errors
-    summary = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}"
-    console.out.print(Text(summary if found else "no problems found", style="bold" if found else "bold green"))
+    print_findings(found)
 
 
 def _row(one: HostResult) -> tuple[str, ...]:

@@ -11,12 +11,14 @@ from typing import Annotated
 
 import typer
 
+from tfdist_cli.check.quick import quick_findings
 from tfdist_cli.cli.console import console
 from tfdist_cli.cli.console.progress import Display, LiveDisplay
 from tfdist_cli.cli.console.summary import print_failure, print_report
 from tfdist_cli.cli.job import Job, load_job
 from tfdist_cli.cli.options import ClusterArgument, CommandArgument, OnOption, RecipeOption, SetOption, settings
 from tfdist_cli.cli.plan import print_plan
+from tfdist_cli.errors import ExitCode
 from tfdist_cli.launch.documents import to_json
 from tfdist_cli.launch.registry import launcher_of, refuse_active_jobs
 from tfdist_cli.launch.run.directory import open_run_dir
@@ -105,6 +107,7 @@ def launch(  # noqa: PLR0913 a parameter is an option
         console.write(launcher.render(preview))
         return
     job.check_module()
+    _check_quickly(job)
     launcher.check(job.cluster, job.program)
     stall = (0.0 if job.program else STALL_TIMEOUT) if stall_timeout is None else stall_timeout
     timeouts = Timeouts(start_timeout, evaluator_timeout, shutdown_timeout, stall)
@@ -118,6 +121,20 @@ def launch(  # noqa: PLR0913 a parameter is an option
         else:
             print_report(report, path)
     raise typer.Exit(report.exit_code)
+
+
+def _check_quickly(job: Job) -> None:
+    """Prints what the source of the recipe's module shows, and ends the command if the training would fail.
+
+    Raises:
+        typer.Exit: there is an error.
+    """
+    if job.recipe is None:
+        return
+    found = quick_findings(job.cluster, job.recipe)
+    console.print_findings_before_start(found)
+    if any(finding.level == "error" for finding in found):
+        raise typer.Exit(ExitCode.USAGE)
 
 
 def launch_job(launcher: Launcher, job: Job, rules: JobPolicy, *, quiet: bool) -> tuple[Report, Path]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tfdist_cli.doctor import host, network
 from tfdist_cli.doctor.examine import HostResult
-from tfdist_cli.doctor.finding import Finding
+from tfdist_cli.finding import Finding
 from tfdist_cli.spec.sections.cluster import Cluster
 
 

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from tfdist_cli.doctor.examine import HostResult
-from tfdist_cli.doctor.finding import Finding
+from tfdist_cli.finding import Finding
 from tfdist_cli.spec.sections.cluster import Cluster
 
 GIB = 2**30

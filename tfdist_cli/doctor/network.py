@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from tfdist_cli.doctor.examine import Connection, HostResult
-from tfdist_cli.doctor.finding import Finding
+from tfdist_cli.finding import Finding
 from tfdist_cli.launch.ssh.command import NO_PYTHON
 from tfdist_cli.spec.sections.cluster import Cluster
 

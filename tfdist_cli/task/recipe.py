@@ -47,12 +47,12 @@ def run_recipe(context: ClusterContext, recipe: Recipe) -> None:
     with context.scope(PlacementRules(recipe.placement, recipe.shard)):
         model = module.model()
     run_dir = context.environment.run_dir or Path.cwd()
-    checkpoints = _checkpoints(recipe, run_dir)
-    validation = _validation(recipe, module)
+    checkpoints = checkpoints_of_run(recipe, run_dir)
+    validation = validation_of(recipe, module)
     if context.environment.task.traits.evaluates:
         _evaluate_checkpoints(context, model, validation, checkpoints)
         return
-    arguments = _arguments(recipe, module, checkpoints, phases=context.environment.phases)
+    arguments = training_arguments(recipe, module, checkpoints, phases=context.environment.phases)
     validates = recipe.evaluate is not None and recipe.evaluate.every_epochs is not None
     config = arguments.configure(context, ExampleSource.of(recipe, module, model), validation if validates else None)
     not_saved: list[ResultNotSaved] = []
@@ -81,9 +81,10 @@ def _export(spec: Export, module: RecipeModule, model: Any, folder: Path) -> Non
     emit("exported", paths=[str(path) for path in paths])
 
 
-def _arguments(
+def training_arguments(
     recipe: Recipe, module: RecipeModule, checkpoints: Checkpoints | None, *, phases: bool
 ) -> TrainingArguments:
+    """Returns the arguments of a recipe's training; `phases` measures the time of each phase of a step."""
     spec = recipe.train
     return TrainingArguments(
         epochs=spec.epochs,
@@ -161,7 +162,8 @@ def _examples(module: RecipeModule, split: str, shard: Shard) -> tf.data.Dataset
     )
 
 
-def _validation(recipe: Recipe, module: RecipeModule) -> Validation | None:
+def validation_of(recipe: Recipe, module: RecipeModule) -> Validation | None:
+    """Returns the data that a recipe's model is evaluated on; None if it is not evaluated."""
     spec = recipe.evaluate
     if spec is None:
         return None
@@ -174,7 +176,8 @@ def _validation(recipe: Recipe, module: RecipeModule) -> Validation | None:
     return Validation(batches, steps, spec.every_epochs or 1, spec.split)
 
 
-def _checkpoints(recipe: Recipe, run_dir: Path) -> Checkpoints | None:
+def checkpoints_of_run(recipe: Recipe, run_dir: Path) -> Checkpoints | None:
+    """Returns where and when a run saves checkpoints; None if it saves none."""
     spec = recipe.checkpoint
     if spec is None:
         return None

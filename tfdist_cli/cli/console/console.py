@@ -19,6 +19,7 @@ from tfdist_cli.errors import TfdistError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tfdist_cli.finding import Finding
     from tfdist_cli.plan.warnings import PlanWarning
 
     out: Console
@@ -108,6 +109,15 @@ def print_warnings(found: Iterable[PlanWarning]) -> None:
     for warning in found:
         _console(True).print(f"[bold yellow]{_plain(f'warning[{warning.code}]:')}[/] {_plain(warning.message)}")
         _console(True).print(f"[bold]hint:[/] {_plain(warning.hint)}")
+
+
+def print_findings_before_start(found: Iterable[Finding]) -> None:
+    """Prints findings and their fixes on stderr, where a command goes on or ends after them."""
+    for finding in found:
+        style = "bold red" if finding.level == "error" else "bold yellow"
+        name = f"{finding.level}[{finding.code}]:"
+        _console(True).print(f"[{style}]{_plain(name)}[/] {_plain(f'{finding.place}: {finding.message}')}")
+        _console(True).print(f"[bold]hint:[/] {_plain(finding.fix)}")
 
 
 def _plain(text: str) -> str:

@@ -23,15 +23,26 @@ def check_module(recipe: Recipe, file: str, folders: Sequence[str] = ()) -> None
     Raises:
         SpecError: there is no such module.
     """
-    beside = [] if recipe.module_dir is None else [str(recipe.module_dir)]
-    top, *below = recipe.module.split(".")
-    found = PathFinder.find_spec(top, [*beside, *folders]) or _installed(top)
-    for part in below:
-        inside: Sequence[str] = (found and found.submodule_search_locations) or ()
-        found = PathFinder.find_spec(part, list(inside))  # the full name would import the parent package
+    found = find_module(recipe, folders)
     if found is None:
         message = f"there is no module {recipe.module!r}, neither in {recipe.module_dir} nor on Python's path"
         raise SpecError([Problem(Place(file), "module", message, code="no-such-module")], hint=_hint(recipe))
+
+
+def find_module(recipe: Recipe, folders: Sequence[str] = ()) -> ModuleSpec | None:
+    """Returns where a recipe's module is, without importing it; None if there is none. See `check_module`."""
+    top, *below = recipe.module.split(".")
+    found = find_top_module(top, recipe, folders)
+    for part in below:
+        inside: Sequence[str] = (found and found.submodule_search_locations) or ()
+        found = PathFinder.find_spec(part, list(inside))  # the full name would import the parent package
+    return found
+
+
+def find_top_module(name: str, recipe: Recipe, folders: Sequence[str] = ()) -> ModuleSpec | None:
+    """Returns where a module or package is that a recipe's module can import by a name without dots; or None."""
+    beside = [] if recipe.module_dir is None else [str(recipe.module_dir)]
+    return PathFinder.find_spec(name, [*beside, *folders]) or _installed(name)
 
 
 def _installed(name: str) -> ModuleSpec | None:

@@ -90,14 +90,22 @@ class ClusterContext:
         """
         if self.placement:
             self.placement.set_rules(rules)
-        mirrored = isinstance(self.strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        if mirrored and keras.config.dtype_policy().variable_dtype == "bfloat16":
-            raise TrainingError(
-                "mirrored workers cannot have weights of bfloat16, which TensorFlow does not broadcast",
-                code="bfloat16-weights",
-                hint="use the mixed_bfloat16 policy, whose weights are float32",
-            )
+        check_weight_type(self.environment)
         return self.strategy.scope()
+
+
+def check_weight_type(environment: Environment) -> None:
+    """Checks that the strategy can have weights of Keras's current policy.
+
+    Raises:
+        TrainingError: it cannot.
+    """
+    if environment.traits.together and keras.config.dtype_policy().variable_dtype == "bfloat16":
+        raise TrainingError(
+            "mirrored workers cannot have weights of bfloat16, which TensorFlow does not broadcast",
+            code="bfloat16-weights",
+            hint="use the mixed_bfloat16 policy, whose weights are float32",
+        )
 
 
 _BARRIER = "tfdist/met"

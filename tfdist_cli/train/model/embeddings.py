@@ -90,13 +90,16 @@ class EmbeddingTables:
         self._step = step
         self._element_spec = element_spec
         self.tables: list[Table] = []
+        self.whole: list[tuple[keras.Variable, str]] = []
+        """The large tables that are fetched completely, each with the reason."""
         self._calls: dict[bool, _Calls] = {}
         indices = {id(variable): index for index, variable in enumerate(step.parameters)}
-        self._layers = [
-            layer
-            for layer in ([] if min_bytes is None else _large_embeddings(step.model, min_bytes))
-            if _only_looks_up(layer, trainable=id(embeddings_of(layer)) in indices)
-        ]
+        self._layers = []
+        for layer in [] if min_bytes is None else _large_embeddings(step.model, min_bytes):
+            if reason := _why_not_only_looked_up(layer, trainable=id(embeddings_of(layer)) in indices):
+                self._fetch_completely(embeddings_of(layer), reason)
+            else:
+                self._layers.append(layer)
         if self._layers:
             self._find_tables(indices)
         self._shards = [[int(part.shape[0]) for part in parts(table.variable)] for table in self.tables]
@@ -202,6 +205,10 @@ class EmbeddingTables:
             where -= tf.gather(tf.gather(before, first_shards), owners)
         return rows, where
 
+    def _fetch_completely(self, table: keras.Variable, reason: str) -> None:
+        log.info("each step fetches %s completely: %s", table.path, reason)
+        self.whole.append((table, reason))
+
     def _find_tables(self, indices: dict[int, int]) -> None:
         """Traces the model and keeps the tables that nothing else reads.
 
@@ -216,7 +223,7 @@ class EmbeddingTables:
             table = embeddings_of(layer)
             reason = next(filter(None, (trace.why_not_by_rows(table) for trace in traces.values())), None)
             if reason:
-                _log_fetched_completely(table, reason)
+                self._fetch_completely(table, reason)
                 self._layers = [other for other in self._layers if embeddings_of(other) is not table]
         kept = {id(embeddings_of(layer)): embeddings_of(layer) for layer in self._layers}
         self.tables = [Table(indices[key], variable) for key, variable in kept.items()]
@@ -337,7 +344,7 @@ def rows_read_from_tables(model: keras.Model, min_bytes: int | None) -> RowReads
         min_bytes: layers with smaller tables read all of them; None: all layers do.
     """
     found = () if min_bytes is None else _large_embeddings(model, min_bytes)
-    return RowReads(tuple(layer for layer in found if _only_looks_up(layer, trainable=True)))
+    return RowReads(tuple(layer for layer in found if not _why_not_only_looked_up(layer, trainable=True)))
 
 
 def _read_rows(layer: Any, ids: tf.Tensor) -> tf.Tensor:
@@ -366,8 +373,8 @@ def _large_embeddings(model: keras.Model, min_bytes: int) -> Iterator[Any]:
             yield layer
 
 
-def _only_looks_up(layer: Any, *, trainable: bool) -> bool:
-    """Whether an `Embedding` layer does what Keras's own does, with a trainable table. Logs the reason if not.
+def _why_not_only_looked_up(layer: Any, *, trainable: bool) -> str | None:
+    """Returns why an `Embedding` layer does not do just what Keras's own does, with a trainable table; None if it does.
 
     Args:
         layer: the layer.
@@ -381,14 +388,7 @@ def _only_looks_up(layer: Any, *, trainable: bool) -> bool:
         "it is not trainable": not trainable,
         "it has a constraint": embeddings_of(layer).constraint is not None,
     }
-    reason = next((reason for reason, holds in reasons.items() if holds), None)
-    if reason:
-        _log_fetched_completely(embeddings_of(layer), reason)
-    return reason is None
-
-
-def _log_fetched_completely(table: keras.Variable, reason: str) -> None:
-    log.info("each step fetches %s completely: %s", table.path, reason)
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 @contextlib.contextmanager

@@ -63,6 +63,33 @@ class PlacementRules:
             return 1
         return max(1, min(shape[0], servers, self.shard.max_shards or servers))
 
+    def choose(self, stored: Sequence[int], created: int, count: int) -> list[int]:
+        """Returns the ps of a variable, one for each of its shards.
+
+        Args:
+            stored: the bytes placed on each ps so far.
+            created: the number of variables placed so far.
+            count: the number of shards.
+        """
+        if self.placement == "round_robin":
+            return [(created + number) % len(stored) for number in range(count)]
+        return [int(ps) for ps in np.argsort(stored, kind="stable")[:count]]
+
+    def planned_bytes(self, variables: Sequence[tuple[tuple[int, ...], int, int]], servers: int) -> list[int]:
+        """Returns the bytes that each ps will store, before there is a cluster.
+
+        Args:
+            variables: the shape of each variable, its size in bytes, and that of its slots, in the order of creation.
+            servers: the number of ps.
+        """
+        placed, stored, created = [0] * servers, [0.0] * servers, 0
+        for shape, size, slots in variables:
+            for ps in self.choose(placed, created, count := self.shard_count(shape, size, servers)):
+                placed[ps] += size // count
+                stored[ps] += (size + slots) / count
+                created += 1
+        return [round(each) for each in stored]
+
 
 DEFAULT_PLACEMENT = PlacementRules()
 """The rules of a recipe without `placement` and `shard`."""
@@ -163,10 +190,7 @@ class Placement:
 
     def _next(self, count: int) -> list[int]:
         """Returns the ps of the next variable, one for each of its shards."""
-        servers = len(self.bytes)
-        if self._rules.placement == "round_robin":
-            return [(self._created + number) % servers for number in range(count)]
-        return [int(ps) for ps in np.argsort(self.bytes, kind="stable")[:count]]
+        return self._rules.choose(self.bytes, self._created, count)
 
 
 def _task(part: Any) -> str:

@@ -1,4 +1,4 @@
-"""A problem of a host and its fix."""
+"""A problem of a host or of the user's code, and its fix: what `tfdist doctor` and `tfdist check` report."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ Level = Literal["error", "warning"]
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem of a host.
+    """A problem that is found before a job starts.
 
     Args:
         code: a stable name of the problem.
-        level: `error` if the job would fail, `warning` if it may fail.
-        host: the name of the host.
+        level: `error` if the job would fail, `warning` if it may fail or is slow.
+        place: the name of a host, a task, or a file and a line.
         message: the problem.
         fix: how to fix it.
     """
 
     code: str
     level: Level
-    host: str
+    place: str
     message: str
     fix: str

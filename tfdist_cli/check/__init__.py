@@ -1,0 +1,1 @@
+"""Checks of a job before it starts that need no TensorFlow: the source of the recipe's module, and Keras's backend."""

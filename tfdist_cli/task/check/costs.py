@@ -1,0 +1,120 @@
+"""What a training takes: bytes that cross the network in a step, and bytes that each task stores."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import psutil
+import tensorflow as tf
+
+from tfdist_cli.finding import Finding
+from tfdist_cli.spec.sections.recipe import Recipe
+from tfdist_cli.train.engine.base import Rules
+from tfdist_cli.train.engine.parameter_server.transport import Transport
+from tfdist_cli.train.model.embeddings import EmbeddingTables
+from tfdist_cli.train.model.train_step import ModelStep, values
+from tfdist_cli.train.optimizers.apply import supports_sparse_updates, why_not_fused
+from tfdist_cli.train.variables.placement import PlacementRules
+
+
+def memory() -> int:
+    """Returns the memory of this process in bytes."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_memory() -> int:
+    """Returns the most memory that this process has had, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def bytes_of(variables: Sequence[keras.Variable]) -> int:
+    """Returns the size of variables in bytes."""
+    return sum(_size(variable) for variable in variables)
+
+
+def bytes_per_ps(step: ModelStep, recipe: Recipe, servers: int) -> list[int]:
+    """Returns the bytes that each ps will store of a model, its metrics and the slots of its optimizer."""
+    trained = bytes_of(step.parameters) or 1
+    own = {id(variable) for variable in step.parameters}
+    slots = bytes_of(step.model.optimizer.variables)
+    variables = [
+        (tuple(each.shape), size := _size(each), slots * size // trained if id(each) in own else 0)
+        for each in [*step.model.variables, *step.metrics]
+    ]
+    return PlacementRules(recipe.placement, recipe.shard).planned_bytes(variables, servers)
+
+
+@dataclass(frozen=True)
+class WorkerStep:
+    """The step of a worker of parameter servers, as far as it computes in the worker.
+
+    Args:
+        step: the model's step, built.
+        element_spec: the `tf.TypeSpec`s of a batch.
+        rules: how gradients become updates.
+    """
+
+    step: ModelStep
+    element_spec: Any
+    rules: Rules
+
+    def tables(self) -> EmbeddingTables:
+        """Returns the tables of which only rows cross the network."""
+        rows = self._why_no_rows() is None
+        return EmbeddingTables(self.step, self.element_spec, self._min_bytes() if rows else None)
+
+    def take(self, batch: Any, tables: EmbeddingTables) -> tuple[float, dict[str, int]]:
+        """Takes the step. Returns its loss, and the bytes that it pulls and pushes."""
+        transport = Transport(self.step.parameters, tables.parameter_indices, self.rules.wire)
+        sizes, loss = tf.function(self._stepping(transport, tables), autograph=False)(batch)[:2]
+        return float(loss), {name: int(size) for name, size in sizes.items()}
+
+    def findings(self, tables: EmbeddingTables, place: str) -> Iterator[Finding]:
+        """Yields the large tables that each step fetches completely."""
+        whole = list(tables.whole)
+        reason = self._why_no_rows()
+        if reason:
+            every = EmbeddingTables(self.step, self.element_spec, self._min_bytes())
+            whole = [*every.whole, *((table.variable, reason) for table in every.tables)]
+        for table, why in whole:
+            yield Finding(
+                code="table-fetched-completely",
+                level="warning",
+                place=place,
+                message=f"each step fetches the whole table {table.path}, {_size(table) / 1e6:,.1f} MB, and not only "
+                f"the rows of its batch: {why}",
+                fix="use a plain keras.layers.Embedding whose ids come from the batch, and an optimizer with row "
+                "updates; see docs/explanation/variables.md",
+            )
+
+    def _min_bytes(self) -> int | None:
+        return self.rules.embeddings.min_bytes if self.rules.embeddings else None
+
+    def _why_no_rows(self) -> str | None:
+        """Returns why the optimizer cannot update single rows; None if it can."""
+        optimizer, parameters = self.step.model.optimizer, self.step.parameters
+        if supports_sparse_updates(optimizer, parameters):
+            return None
+        return why_not_fused(optimizer, parameters) or "the optimizer updates whole variables"
+
+    def _stepping(self, transport: Transport, tables: EmbeddingTables) -> Callable[[Any], tuple[Any, ...]]:
+        step = self.step
+
+        def stepping(batch: Any) -> tuple[Any, ...]:
+            lookup = tables.lookup([batch])
+            pulled = transport.pull(lookup)
+            scope = tables.parameter_scope(lookup.positions[0])
+            result = step.train(pulled.values, values(step.state), values(step.metrics), batch, scope)
+            pushed = transport.push(result.gradients, pulled)
+            return transport.sizes(lookup), result.loss, pushed.packed
+
+        return stepping
+
+
+def _size(variable: keras.Variable) -> int:
+    return int(np.prod(variable.shape)) * int(tf.as_dtype(variable.dtype).size)
