@@ -1,8 +1,9 @@
-"""Starts the process that builds the recipe's model and takes one step, and returns what it has found."""
+"""Starts the process that takes one step of a recipe or of a program, and returns what it has found."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,7 +24,11 @@ from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.spec.task_id import TaskId
 
 _PROGRAM = ("-m", "tfdist_cli.task.check")
+_ONE_STEP = {"KERAS_MAX_EPOCHS": "1", "KERAS_MAX_STEPS_PER_EPOCH": "1"}
+"""Keras's own limits for trials, which tfdist keeps too."""
 _LAST_LINES = 5
+_FRAME = re.compile(r'^  File "(.+)", line (\d+)', re.MULTILINE)
+_LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|tfdist_cli|lib[/\\]python3[^/\\]*)[/\\]|^<")
 
 
 def check_recipe(cluster: Cluster, recipe: Recipe, tasks: Sequence[TaskId], timeout: float) -> Report:
@@ -51,6 +56,49 @@ def check_recipe(cluster: Cluster, recipe: Recipe, tasks: Sequence[TaskId], time
         report = read_report(folder / REPORT)
         failure = _failure(ended, report, timeout, folder / OUTPUT)
         return replace(report, findings=(*report.findings, failure)) if failure else report
+
+
+def check_program(cluster: Cluster, program: Sequence[str], timeout: float) -> Report:
+    """Runs a program in one process without its cluster, in which Keras and tfdist train a single step.
+
+    Args:
+        cluster: the cluster.
+        program: the program and its arguments.
+        timeout: seconds after which it is ended.
+
+    Returns:
+        A report with a finding if the program fails, hangs or is not there.
+
+    Raises:
+        UsageError: a secret has no value.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfdist-check-") as name:
+        output, report = Path(name, OUTPUT), Report(f"running {Path(program[0]).name}")
+        env = {**_environment(cluster, Path(name)), **_ONE_STEP}
+        Path(env[RUN_DIR]).mkdir()
+        try:
+            with output.open("wb") as file:
+                ended = _run(program, env, file.fileno(), timeout)
+        except OSError as error:
+            fix = "write its name as the shell finds it"
+            message = f"the program {program[0]!r} cannot be started: {error.strerror}"
+            return replace(report, findings=(Finding("program-not-found", "error", program[0], message, fix),))
+        text = output.read_text(encoding="utf-8", errors="replace")
+        failure = _program_failure(text) if ended and ended > 0 else _failure(ended, report, timeout, output)
+        return replace(report, findings=(failure,)) if failure else report
+
+
+def _program_failure(text: str) -> Finding:
+    """Returns the finding of a program that failed: its last line, at the last line of code that is the user's."""
+    frames = [frame for frame in _FRAME.findall(text) if not _LIBRARY.search(frame[0])]
+    last = [line for line in text.splitlines() if line.strip()][-1:]
+    return Finding(
+        code="program-failed",
+        level="error",
+        place=":".join(frames[-1]) if frames else "program",
+        message=f"the program fails in one process: {last[0] if last else 'it prints nothing'}",
+        fix="correct the program: run alone, without tfdist launch, it fails in the same way",
+    )
 
 
 def _run(argv: Sequence[str], env: Mapping[str, str], output: int, timeout: float) -> int | None:

@@ -22,6 +22,7 @@ from tfdist_cli.errors import ExitCode, TfdistError
 from tfdist_cli.spec.path_scheme import refuse_scheme
 
 COMMANDS = {
+    "init": "Write the files of a new project: a cluster file, and a recipe or a program to start from.",
     "launch": "Start a cluster and train a recipe, or run your own program in each task.",
     "validate": "Check a cluster and its recipe, and report every problem.",
     "check": "Build a recipe's model and take one step before a cluster starts, and report problems with their fixes.",
@@ -94,7 +95,7 @@ def _print_version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog="Start with: tfdist launch configs/local.yaml")
+@app.callback(epilog="Start with: tfdist init my-project")
 def tfdist(
     _: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")

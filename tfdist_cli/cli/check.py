@@ -13,13 +13,21 @@ from rich.table import Table
 from rich.text import Text
 
 from tfdist_cli.check.memory import memory_findings, shown, task_facts
-from tfdist_cli.check.process import check_recipe
+from tfdist_cli.check.process import check_program, check_recipe
 from tfdist_cli.check.quick import quick_findings
 from tfdist_cli.cli.console import console
 from tfdist_cli.cli.console.findings import print_findings
 from tfdist_cli.cli.console.lines import neutral
 from tfdist_cli.cli.job import load_job
-from tfdist_cli.cli.options import ClusterArgument, JsonOption, OnOption, RecipeOption, SetOption, settings
+from tfdist_cli.cli.options import (
+    ClusterArgument,
+    CommandArgument,
+    JsonOption,
+    OnOption,
+    RecipeOption,
+    SetOption,
+    settings,
+)
 from tfdist_cli.errors import ExitCode, UsageError
 from tfdist_cli.finding import Finding
 from tfdist_cli.plan.machine import Machine
@@ -33,11 +41,13 @@ EXAMPLES = (
     "tfdist check cluster.yaml --recipe recipes/ctr.yaml --set roles.ps.replicas=4 --json",
     "tfdist check cluster.yaml --task worker:1",
     "tfdist check cluster.yaml --quick",
+    "tfdist check cluster.yaml -- python train.py",
 )
 
 
 def check(  # noqa: PLR0913 a parameter is an option
     cluster: ClusterArgument,
+    command: CommandArgument = None,
     *,
     recipe: RecipeOption = None,
     overrides: SetOption = None,
@@ -65,24 +75,28 @@ def check(  # noqa: PLR0913 a parameter is an option
     Keras, embedding tables that each step fetches completely, and what the training would refuse. It prints the bytes
     that cross the network in a step, and those that each task stores.
 
+    A program of your own runs in one process without its cluster, with Keras's limits of one epoch of one step. What
+    else it does, such as writing files, it does here too.
+
     `tfdist launch` makes the quick part of these checks itself.
 
     Exit codes: 0 no errors, 2 the training would fail.
     """
     began = time.monotonic()
-    job = load_job(cluster, recipe, settings(overrides, on), None)
+    job = load_job(cluster, recipe, settings(overrides, on), command)
     job.check_module()
-    if job.recipe is None:
-        raise RuntimeError("a job without a program has a recipe")
     tasks = [_task(job.cluster, name) for name in task or ()]
     found = [
         Finding(each.code, "warning", str(cluster), each.message, each.hint)
         for each in warnings_of(job.cluster, Machine.here())
     ]
-    found += quick_findings(job.cluster, job.recipe)
+    found += quick_findings(job.cluster, job.recipe) if job.recipe else []
     report = Report()
     if not quick and not any(finding.level == "error" for finding in found):
-        report = check_recipe(job.cluster, job.recipe, tasks, timeout)
+        if job.recipe:
+            report = check_recipe(job.cluster, job.recipe, tasks, timeout)
+        else:
+            report = check_program(job.cluster, job.program, timeout)
         found += [*report.findings, *memory_findings(job.cluster, report.facts, Machine.here().memory)]
     found = sorted(_once(found), key=lambda finding: finding.level)
     errors = any(finding.level == "error" for finding in found)

@@ -96,6 +96,11 @@ def write(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 
+def write_message(text: str) -> None:
+    """Prints plain text to stderr."""
+    sys.stderr.write(f"{text}\n")
+
+
 def print_error(error: TfdistError) -> None:
     """Prints an error, one line for each problem, and its hint."""
     for name, line in error.labelled_lines():
