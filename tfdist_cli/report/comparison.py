@@ -9,7 +9,15 @@ from tfdist_cli.report.chart import COLOURS, RATE, TIME, Series, chart
 from tfdist_cli.report.curves import metric_curves, metric_names, rate_curve
 from tfdist_cli.report.data import RunData
 from tfdist_cli.report.markup import Markup, join, missing, table, tag
-from tfdist_cli.report.summary import OUTCOME_COLOURS, commit, final_metrics, headline, subtitle, versions
+from tfdist_cli.report.summary import (
+    OUTCOME_COLOURS,
+    commit,
+    final_metrics,
+    headline,
+    headline_class,
+    subtitle,
+    versions,
+)
 
 _PLACES = ("run_dir", "hosts", "address", "dir", "recipe", "module_dir")
 """Keys whose values differ between any two runs and tell nothing."""
@@ -60,12 +68,13 @@ def _legend(runs: Sequence[RunData], names: Sequence[str]) -> Markup:
         state = tag("span", run.view.outcome.value, class_=f"pill {OUTCOME_COLOURS[run.view.outcome]}")
         rows.append(tag("li", tag("i", class_=f"s{index % COLOURS}"), tag("b", name), " ", state, " ", subtitle(run)))
         if headline(run):
-            rows.append(tag("li", headline(run), class_="headline"))
+            rows.append(tag("li", headline(run), class_=headline_class(run)))
     return tag("ul", *rows, class_="runs")
 
 
 def _results(runs: Sequence[RunData], names: Sequence[str]) -> Markup:
     rows = [
+        ["tasks", *map(subtitle, runs)],
         ["duration", *(figures.time(run.seconds) for run in runs)],
         ["steps", *(figures.plain(run.view.step) for run in runs)],
         ["lost tasks", *(str(sum(event.kind == "loss" for event in run.events)) for run in runs)],

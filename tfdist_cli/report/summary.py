@@ -27,7 +27,7 @@ def summary(run: RunData) -> Markup:
     title = tag("h1", run.name, " ", tag("span", state, class_=f"pill {OUTCOME_COLOURS[run.view.outcome]}"))
     parts = [title, tag("p", subtitle(run), class_="subtitle")]
     if headline(run):
-        parts.append(tag("p", headline(run), class_="headline"))
+        parts.append(tag("p", headline(run), class_=headline_class(run)))
     parts += [tag("p", str(text), class_="note") for text in run.result.get("warnings") or ()]
     if run.damaged:
         parts.append(missing(f"These files could not be read: {', '.join(run.damaged)}."))
@@ -52,6 +52,11 @@ def headline(run: RunData) -> str:
     if run.view.outcome is Outcome.LOST:
         return "The launcher disappeared without a result."
     return run.view.headline
+
+
+def headline_class(run: RunData) -> str:
+    """How it is shown: a run that was stopped has not failed."""
+    return "headline warn" if run.view.outcome is Outcome.STOPPED else "headline"
 
 
 def headline_figures(run: RunData) -> Iterator[tuple[str, str]]:

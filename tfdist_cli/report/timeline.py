@@ -64,11 +64,11 @@ def timeline(run: RunData) -> Markup:
     end = max(run.seconds, 1e-6)
     names = [str(task.task) for task in run.view.tasks]
     names += sorted({event.task for event in run.events if event.task} - {*names})
-    failed = {event.task for event in run.events if event.kind in _OF_TASK}
+    failed = {event.task for event in run.events if _is_of_task(event)}
     shown = names if len(names) <= MOST_ROWS else sorted(names, key=lambda name: name not in failed)[:MOST_ROWS]
     rows = [_row("job", [*_phases(run)], [event for event in run.events if _is_of_job(event)], end)]
     for name in shown:
-        marks = [event for event in run.events if event.task == name and event.kind in _OF_TASK]
+        marks = [event for event in run.events if event.task == name and _is_of_task(event)]
         rows.append(_row(name, [*_life(run, name)], marks, end))
     scale = [
         tag("span", figures.time(at), class_="x", style=f"left:{at / end:.2%}") for at in figures.time_ticks(0, end, 5)
@@ -84,6 +84,11 @@ def timeline(run: RunData) -> Markup:
 
 def _is_of_job(event: Happened) -> bool:
     return event.kind in _MARKS and event.kind not in _OF_TASK
+
+
+def _is_of_task(event: Happened) -> bool:
+    """Whether it has a mark in the row of its task; the error of a training that was told to end is none."""
+    return event.kind in _OF_TASK and event.line.get("code") != "terminated"
 
 
 def _row(name: str, bars: list[_Bar], marks: list[Happened], end: float) -> Markup:
