@@ -151,7 +151,7 @@ def _phases(run: RunData) -> Iterator[_Bar]:
 def _legend(run: RunData) -> Markup:
     states = {str(event.line.get("state")) for event in run.events if event.kind == "state"} | {"starting"}
     keys = [tag("span", tag("i", class_=f"key st-{state}"), state) for state in _STATES if state in states]
-    kinds = {event.kind for event in run.events}
+    kinds = {event.kind for event in run.events if _is_of_job(event) or _is_of_task(event)}
     for kind, (sign, colour, text) in _MARKS.items():
         if kind in kinds:
             keys.append(tag("span", tag("em", sign, class_=f"mark key {colour}"), text))
