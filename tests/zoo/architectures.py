@@ -673,7 +673,7 @@ class OwnStep(keras.Model):
         return super().train_step(data)
 
 
-@case(vectors, refused={"": "step-overridden"}, why="the overridden step itself updates the variables")
+@case(vectors)
 def own_train_step():
     inputs = keras.Input((8,))
     model = OwnStep(inputs, layers.Dense(CLASSES)(inputs))

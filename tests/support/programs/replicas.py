@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist_cli as tfdist
+from tests.support.programs.own_steps import LATENT, gan, optimizer_variables
 from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.train.cluster.join import join
 
@@ -198,7 +199,27 @@ def _training(make, *hidden, **given):
     return train
 
 
+def several_updates():
+    """The updates of a GAN: each replica sums gradients twice in a step."""
+    keras.utils.set_random_seed(11)
+    with tfdist.scope():
+        model = gan()
+
+    def points(shard):
+        arrays = X, np.tanh(X[:, :LATENT])
+        return tf.data.Dataset.from_tensor_slices(arrays).shard(shard.count, shard.index).batch(BATCH).repeat()
+
+    history = tfdist.fit(model, points, epochs=2, steps_per_epoch=10, steps_per_execution=2).history
+    values = [*model.variables, *optimizer_variables(model)]
+    return {
+        "variables": [variable.numpy().astype(float).ravel().tolist() for variable in values],
+        "history": history,
+        "copies": [_spread(variable) for variable in values],
+    }
+
+
 FACTS = {
+    "several updates": several_updates,
     "adamw": _training(lambda: optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.5)),
     "averages": _training(adam(use_ema=True, ema_overwrite_frequency=3)),
     "accumulation": _training(adam(gradient_accumulation_steps=2)),

@@ -438,16 +438,6 @@ def test_an_object_that_is_not_a_model_is_refused():
     assert "got str" in caught.value.message
 
 
-@pytest.mark.parametrize("method", ["train_step", "test_step"])
-def test_an_overridden_step_is_refused(method):
-    own = type("Own", (keras.Sequential,), {method: lambda self, data: {}})
-    model = own([keras.Input((FEATURES,)), layers.Dense(1)])
-    model.compile("sgd", "mse")
-    with raises(TrainingError, "step-overridden") as caught:
-        tfdist.fit(model, classes())
-    assert f"Own overrides {method}" in caught.value.message
-
-
 def test_data_of_another_shape_is_refused():
     x, y = classes()
     with pytest.raises(TrainingError, match=r"\(None, 4\).*\(None, 5\)"):

@@ -293,3 +293,37 @@ def test_one_batch_is_predicted_once(keras_methods):
         model = classifier()
     keras_model.adapt_batches(strategy)
     assert model.predict_on_batch(np.zeros([2, 4], np.float32)).shape == (2, 2)
+
+
+def test_layers_of_a_model_without_a_call_are_built():
+    model = classifier()
+    outer = keras.Model()
+    outer.inner = model
+    assert not outer.built
+    assert keras_model.layers_are_built(outer)
+    outer.other = keras.layers.Dense(1)
+    assert not keras_model.layers_are_built(outer)
+
+
+def test_variables_made_in_a_symbolic_trace_are_initialized_after_it():
+    layer, shapes = keras.layers.Dense(2), []
+
+    def function(batch):
+        assert keras_model.stateless_scope() is not None
+        shapes.append(layer(batch[0]).shape)
+
+    keras_model.traced_symbolically(function, SPEC)
+    assert [tuple(shape) for shape in shapes] == [(None, 2)]
+    assert layer.kernel.numpy().shape == (4, 2)
+    assert not hasattr(keras.backend, "compute_output_spec"), "there is a public function now"
+
+
+def test_a_stateless_scope_is_left_for_a_while():
+    variable = keras.Variable(1.0)
+    with keras.StatelessScope() as scope:
+        assert keras_model.stateless_scope() is scope
+        with keras_model.without_stateless_scope():
+            variable.assign(2.0)
+        variable.assign(3.0)
+    assert keras_model.stateless_scope() is None
+    assert float(variable.numpy()) == 2

@@ -121,7 +121,7 @@ def test_the_bytes_of_each_ps_are_reported(sharded, servers, log, monkeypatch):
     records = []
     monkeypatch.setattr(module, "emit", lambda kind, **fields: records.append((kind, fields)))
     monkeypatch.setattr(module, "_task", lambda part: "ps:1" if "dense" in part.name else "ps:0")
-    servers(3).placement.report(sharded)
+    servers(3).placement.report(sharded, sharded.optimizer.variables)
     variables = [*sharded.variables, *sharded.metrics_variables, *sharded.optimizer.variables]
     dense = sum(variable.numpy().nbytes for variable in variables if "dense" in variable.path)
     rest = sum(variable.numpy().nbytes for variable in variables) - dense

@@ -364,7 +364,7 @@ class CheckpointFolder:
 
 
 def _optimizer_name(step: ModelStep) -> str:
-    return type(innermost(step.model.optimizer)).__name__
+    return " and ".join(type(innermost(optimizer)).__name__ for optimizer in step.optimizers)
 
 
 @contextlib.contextmanager

@@ -1,17 +1,41 @@
-"""The stateless scope in which a step calls the model: variables have given values, and assignments are collected."""
+"""The stateless scope in which a step calls the model: variables have given values, and assignments are collected.
+
+The updates of optimizers in a `train_step` of the model's own are collected, too; see `own_step`.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.tf_compat.keras_model import compiled_metrics, global_seed_generator
+from tfdist_cli.train.optimizers.apply import learning_rates
+from tfdist_cli.train.tf_compat.keras_model import compiled_metrics, global_seed_generator, without_stateless_scope
 from tfdist_cli.train.tf_compat.variables import WeightTensor, stored
+
+Optimizer: TypeAlias = keras.optimizers.Optimizer
+Update = Callable[[Optimizer, list[Any], list[keras.Variable]], list[tf.Tensor]]
+"""Applies gradients of one replica or worker to variables by an optimizer; returns the variables' new values."""
+
+
+@dataclass(frozen=True)
+class OptimizerUpdate:
+    """An update by an optimizer in a step.
+
+    Args:
+        optimizer: the optimizer.
+        variables: the variables that it updates.
+        gradients: their gradients, None for variables without one.
+    """
+
+    optimizer: Optimizer
+    variables: list[keras.Variable]
+    gradients: list[Any]
 
 
 class Assignments(keras.StatelessScope):
@@ -19,15 +43,76 @@ class Assignments(keras.StatelessScope):
 
     Args:
         values: the variables, each with the value that it has at the start of the step.
+        update: makes the updates of optimizers within the step; by default, they are only collected.
+
+    Attributes:
+        updates: those of optimizers, in the order of the step.
+        reads_updated: whether the step reads a variable after an optimizer has updated it.
+        metrics_before: the values of the metric variables at the start of the step.
     """
 
-    def __init__(self, values: list[tuple[keras.Variable, tf.Tensor]]) -> None:
+    def __init__(self, values: list[tuple[keras.Variable, tf.Tensor]], update: Update | None = None) -> None:
         super().__init__(state_mapping=values, collect_losses=True)
+        self.updates: list[OptimizerUpdate] = []
+        self.reads_updated = False
+        self.metrics_before: list[tf.Tensor] = []
+        self._update = update
+        self._updated: set[int] = set()
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._assigned: dict[int, keras.Variable] = {}
         for variable, _ in values:
-            value = self.state_mapping[id(variable)]
-            if getattr(stored(variable), "trainable", True) and value.dtype.is_floating:
-                self.state_mapping[id(variable)] = WeightTensor(value, variable.path)
+            self._set(variable, self.state_mapping[id(variable)])
+
+    def _set(self, variable: keras.Variable, value: tf.Tensor) -> None:
+        weight = getattr(stored(variable), "trainable", True) and value.dtype.is_floating
+        self.state_mapping[id(variable)] = WeightTensor(value, variable.path) if weight else value
+
+    def apply_gradients(self, optimizer: Optimizer, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Takes the place of an optimizer's `apply`.
+
+        Args:
+            optimizer: the optimizer.
+            gradients: one for each variable; None for a variable without one.
+            variables: the variables to update.
+
+        Raises:
+            TrainingError: the update depends on a condition, or there is no gradient.
+        """
+        gradients, variables = list(gradients), list(variables)
+        if self._graph is not None and self._graph is not tf.compat.v1.get_default_graph():
+            raise TrainingError(
+                f"the train_step applies {optimizer.name!r} within a condition or a loop of TensorFlow",
+                code="update-in-condition",
+                hint="call optimizer.apply in each step; Python's own `for` and `if` on numbers are allowed",
+            )
+        pairs = list(zip(gradients, variables, strict=True))
+        if any(gradient is None and id(variable) in self._updated for gradient, variable in pairs):
+            raise TrainingError(
+                f"{optimizer.name!r} is to update a variable for the second time without a gradient: it was recorded "
+                "before the first update",
+                code="gradient-lost",
+                hint="compute the loss and its gradient again after the first update, or both before it",
+            )
+        if not any(gradient is not None for gradient in gradients):
+            raise TrainingError(
+                f"the train_step applies {optimizer.name!r} without any gradient",
+                code="no-gradients",
+                hint="compute the loss within tf.GradientTape, from the weights that the optimizer updates",
+            )
+        self.updates.append(OptimizerUpdate(optimizer, variables, gradients))
+        if self._update is not None:
+            given, updated = map(list, zip(*[pair for pair in pairs if pair[0] is not None], strict=True))
+            with without_stateless_scope():
+                values = self._update(optimizer, given, updated)
+            for variable, value in zip(updated, values, strict=True):
+                self._set(variable, value)
+        rates = {id(rate) for rate in learning_rates(optimizer)}
+        self._updated |= {id(each) for each in (*variables, *optimizer.variables)} - rates
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """See `keras.StatelessScope`."""
+        self.reads_updated = self.reads_updated or id(variable) in self._updated
+        return super().get_current_value(variable)
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """See `keras.StatelessScope`."""
@@ -43,17 +128,21 @@ class Assignments(keras.StatelessScope):
 
     def current(self, variables: list[keras.Variable]) -> list[tf.Tensor]:
         """Returns the current values of variables."""
-        current = [self.get_current_value(variable) for variable in variables]
+        current = [super(Assignments, self).get_current_value(variable) for variable in variables]
         return [value.handle if isinstance(value, WeightTensor) else value for value in current]
 
-    def check(self, model: keras.Model) -> None:
+    def check(self, model: keras.Model, state: Sequence[keras.Variable]) -> None:
         """Rejects assignments that would be lost.
+
+        Args:
+            model: the model.
+            state: its state variables.
 
         Raises:
             TrainingError: the step assigned a variable that is neither a state variable nor a metric variable of the
                 model.
         """
-        kept = [*model.non_trainable_variables, *model.metrics_variables]
+        kept = [*state, *model.metrics_variables]
         # If a model overrides `metrics`, Keras still updates these, and reports none of them.
         for unreported in compiled_metrics(model):
             kept += unreported.variables

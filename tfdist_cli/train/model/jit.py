@@ -44,6 +44,14 @@ def choose_xla(step: ModelStep, element_spec: Any, setting: Jit, run: Runner) ->
     """
     if setting is False:
         return False
+    if step.updates_within:
+        if setting is True:
+            raise TrainingError(
+                "XLA cannot compile a train_step that makes several updates, or reads a variable after its update",
+                code="xla-cannot-compile",
+                hint="remove jit, or set it to auto",
+            )
+        return False
     try:
         compiled = _timed(_steps(step, element_spec, xla=True), run)
     except tf.errors.OpError as error:

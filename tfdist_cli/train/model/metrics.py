@@ -3,6 +3,9 @@
 If two asynchronous workers updated the same metric variable, counts would be lost. So an execution carries the values
 of metric variables as tensors that start from the metric's initial state. The differences are summed here in float64,
 which is exact for counts below 2**53.
+
+A `train_step` of the model's own may return numbers that do not follow from metrics. As in Keras, those of the last
+step are reported: the mean over the workers whose batches make it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.model.own_step.logs import flat_logs
 from tfdist_cli.train.model.train_step import ModelStep, Tensors
 
 
@@ -22,13 +26,19 @@ class MetricTotals:
 
     Args:
         step: the model's step, built.
+        training: whether the totals are of train steps or of test steps.
+
+    Attributes:
+        size: how many numbers `pack` returns.
+        summed: how many of them, the first ones, are added up; the others are replaced by those of the last step.
 
     Raises:
         TrainingError: a metric variable has another aggregation than `sum`.
     """
 
-    def __init__(self, step: ModelStep) -> None:
-        self._model = step.model
+    def __init__(self, step: ModelStep, *, training: bool = True) -> None:
+        self._model, self._step, self._training = step.model, step, training
+        self._of_batch = step.logs_of_batch
         self._variables = step.metrics
         for variable in self._variables:
             if variable.aggregation != "sum":
@@ -47,7 +57,8 @@ class MetricTotals:
             for variable, start in zip(self._variables, starts, strict=True)
         ]
         self._sizes = [array.size for array in self.initial]
-        self.size = sum(self._sizes)
+        self.summed = sum(self._sizes)
+        self.size = self.summed + (1 + len(self._of_batch) if self._of_batch else 0)
         self.reset()
 
     def reset(self) -> None:
@@ -60,7 +71,13 @@ class MetricTotals:
         Args:
             counted: the result of `pack`, float64, shape (size,).
         """
-        self._sums += counted
+        self._sums = self.following(self._sums, counted)
+
+    def following(self, before: np.ndarray, counted: np.ndarray) -> np.ndarray:
+        """Returns what some steps and the next ones have counted together, each float64 of shape (size,)."""
+        before = np.broadcast_to(before, counted.shape)  # 0.0 before the first step
+        last = counted if counted[-1:].any() else before  # the number of batches; 0 if no step was taken
+        return np.concatenate([before[: self.summed] + counted[: self.summed], last[self.summed :]])
 
     def packed(self) -> list[float]:
         """Returns the totals as a list, for `add` after a restart."""
@@ -70,37 +87,39 @@ class MetricTotals:
         """Returns the values from which an execution counts."""
         return [tf.constant(array) for array in self.initial]
 
-    def pack(self, values: Tensors) -> tf.Tensor:
+    def pack(self, values: Tensors, logs: Tensors | None = None) -> tf.Tensor:
         """Returns how much an execution added to all metric variables, float64, shape (size,).
 
         Args:
             values: the metric variables' values after the execution.
+            logs: the logs of its last batch, see `StepResult.logs`; None for test steps.
         """
-        if not values:
-            return tf.zeros([0], tf.float64)
         counted = [
             tf.reshape(tf.cast(value, tf.float64) - array.astype(np.float64), [-1])
             for value, array in zip(values, self.initial, strict=True)
         ]
-        return tf.concat(counted, axis=0)
+        if self._of_batch:
+            last = [tf.cast(log, tf.float64) for log in [*logs, 1.0]] if logs else [0.0] * (self.size - self.summed)
+            counted.append(tf.stack([tf.cast(each, tf.float64) for each in last]))
+        return tf.concat(counted, axis=0) if counted else tf.zeros([0], tf.float64)
 
     def logs(self) -> dict[str, Any]:
         """Returns the result of each metric under Keras's name, the loss first: a float, or an array."""
-        parts = np.split(self._sums, np.cumsum(self._sizes)[:-1]) if self._sizes else []
+        parts = np.split(self._sums[: self.summed], np.cumsum(self._sizes)[:-1]) if self._sizes else []
         totals = [
             tf.constant((part.reshape(array.shape) + array).astype(array.dtype))
             for part, array in zip(parts, self.initial, strict=True)
         ]
         with keras.StatelessScope(state_mapping=list(zip(self._variables, totals, strict=True))):
             # Read within the scope: a metric may return one of its variables.
-            pairs = _flatten(self._model.get_metrics_result())
-            results = {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in pairs}
+            flat_results = flat_logs(self._model.get_metrics_result())
+            results = {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in flat_results.items()}
+        if self._training and self._of_batch:
+            *sums, batches = self._sums[self.summed :]
+            results |= {
+                name: np.asarray(total / batches) for name, total in zip(self._of_batch, sums, strict=True) if batches
+            }
+        if (names := self._step.log_names.get(self._training)) is not None:
+            results = {name: results[name] for name in names if name in results}
         flat = {name: value if value.ndim else float(value) for name, value in results.items()}
         return {"loss": flat.pop("loss"), **flat} if "loss" in flat else flat
-
-
-def _flatten(results: dict[str, Any]) -> list[tuple[str, Any]]:
-    pairs = []
-    for name, value in results.items():
-        pairs += _flatten(value) if isinstance(value, dict) else [(name, value)]
-    return pairs

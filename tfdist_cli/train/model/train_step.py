@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
@@ -26,9 +27,17 @@ from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.data import mismatch
 from tfdist_cli.train.model import losses
 from tfdist_cli.train.model.additivity import adds_up
-from tfdist_cli.train.model.assignments import Assignments, seeded_draws_only
+from tfdist_cli.train.model.assignments import Assignments, Optimizer, OptimizerUpdate, Update, seeded_draws_only
 from tfdist_cli.train.model.compute_device import DeviceScope
 from tfdist_cli.train.model.many_classes import fewer_passes
+from tfdist_cli.train.model.own_step.logs import step_logs
+from tfdist_cli.train.model.own_step.optimizers import (
+    build_optimizers,
+    optimizers_of,
+    overrides,
+    scaled,
+    updates_handed_over,
+)
 from tfdist_cli.train.model.step_trace import StepTrace, placeholder_for
 from tfdist_cli.train.optimizers.apply import innermost
 from tfdist_cli.train.tf_compat import keras_model
@@ -36,6 +45,8 @@ from tfdist_cli.train.tf_compat.distribute import strategy_of
 from tfdist_cli.train.tf_compat.functions import functions_inlined
 from tfdist_cli.train.tf_compat.op_errors import is_from_users_code
 from tfdist_cli.train.variables.sharding import parts
+
+log = logging.getLogger("tfdist")
 
 Tensors = list[tf.Tensor]
 ParameterScope = Callable[[Tensors], AbstractContextManager[Tensors]]
@@ -52,11 +63,13 @@ class StepResult:
     Args:
         loss: the loss of the batch, without loss scaling, shape (). The mean over all batches of an update is the loss
             of the update.
-        gradients: one per trainable variable: a tensor, a `tf.IndexedSlices`, or None if the loss does not depend on
-            the variable.
+        gradients: one per parameter: a tensor, a `tf.IndexedSlices`, or None if the loss does not depend on the
+            parameter.
         state: the new value of each non-trainable variable.
         metrics: the new value of each metric variable.
         examples: the number of examples in the batch, int64, shape ().
+        logs: what a `train_step` of the model's own has returned that does not follow from metrics; see
+            `ModelStep.logs_of_batch`.
     """
 
     loss: tf.Tensor
@@ -64,6 +77,7 @@ class StepResult:
     state: Tensors
     metrics: Tensors
     examples: tf.Tensor
+    logs: Tensors
 
 
 class ModelStep:
@@ -73,12 +87,30 @@ class ModelStep:
         model: a compiled Keras model.
 
     Raises:
-        TrainingError: the model is not compiled, or overrides `train_step` or `test_step`.
+        TrainingError: the model is not compiled.
+
+    Attributes:
+        own_step: whether the model has a `train_step` of its own.
+        updates_within: whether this step makes its updates itself, by the function `update` that it is given: there are
+            several, or it reads a variable after its update. Otherwise the engine updates `parameters` after the step,
+            with `optimizer`.
+        optimizer: the optimizer of the first update.
+        optimizers: all optimizers whose variables are part of the training.
+        logs_of_batch: the names of logs that do not follow from metrics.
+        log_names: the names of all logs of a train step (True) and a test step (False), if the model has its own.
     """
 
     def __init__(self, model: keras.Model) -> None:
         _check(model)
         self.model = model
+        self.own_step = overrides(model, "train_step")
+        self.updates_within = False
+        self.optimizer: Optimizer = model.optimizer
+        self.optimizers: list[Optimizer] = [model.optimizer]
+        self.logs_of_batch: tuple[str, ...] = ()
+        self.log_names: dict[bool, list[str]] = {}
+        self._updated: list[keras.Variable] | None = None
+        """What the optimizers of the model's own step update."""
         self.jit = False
         """Whether XLA compiles train steps. Not supported together with a `parameter_scope`."""
         self.device_scope: DeviceScope = contextlib.nullcontext
@@ -120,22 +152,65 @@ class ModelStep:
         _build_specs[self.model] = element_spec
         # Keras has no public method that builds model, metrics and optimizer from a type specification.
         try:
-            keras_model.build(self.model, element_spec)
+            if not self.own_step or not keras_model.layers_are_built(self.model):
+                keras_model.build(self.model, element_spec)
+            if self.own_step:
+                self._build_own_step(element_spec)
         except (ValueError, RuntimeError, TypeError) as error:
             if is_from_users_code(error):
                 raise
             raise mismatch.explained(self.model, element_spec, error) from error
         losses.wrap_sum_losses(self.model)
+        if self.own_step:
+            self._traced(element_spec)
+
+    def _build_own_step(self, element_spec: Any) -> None:
+        """Builds metrics, and the optimizers for what they update in the model's own step."""
+        known = [*self.model.variables, *self.model.metrics_variables]
+        updates: list[OptimizerUpdate] = []
+
+        def run(batch: Any) -> None:
+            scope = Assignments([(variable, placeholder_for(variable)) for variable in known])
+            with scope, functions_inlined(), seeded_draws_only(), updates_handed_over(optimizers_of(self.model)):
+                self.model.train_step(batch)
+            updates.extend(scope.updates)
+
+        keras_model.traced_symbolically(run, element_spec)
+        if not updates:
+            raise TrainingError(
+                f"train_step() of {type(self.model).__name__} updates nothing by an optimizer of the model",
+                code="no-updates",
+                hint="call self.optimizer.apply(gradients, variables), with an optimizer that is an attribute of the "
+                "model",
+            )
+        build_optimizers(updates)
+        updated = {id(variable): variable for update in updates for variable in update.variables}
+        first = [variable for variable in self.model.trainable_variables if id(variable) in updated]
+        self._updated = list({**{id(variable): variable for variable in first}, **updated}.values())
+        applied = [update.optimizer for update in updates]
+        self.optimizer = applied[0]
+        each = {id(optimizer): optimizer for optimizer in [self.model.optimizer, *applied]}
+        self.optimizers = list(each.values())
+        self.updates_within = len(updates) > 1
 
     @property
     def parameters(self) -> list[keras.Variable]:
-        """The trainable variables."""
-        return list(self.model.trainable_variables)
+        """The variables that optimizers update: the trainable ones, or those that the model's own step updates."""
+        return list(self.model.trainable_variables if self._updated is None else self._updated)
 
     @property
     def state(self) -> list[keras.Variable]:
-        """The non-trainable variables: moving statistics, seeds of random generators, and frozen weights."""
-        return list(self.model.non_trainable_variables)
+        """All other variables: moving statistics, seeds of random generators, and frozen weights."""
+        if self._updated is None:
+            return list(self.model.non_trainable_variables)
+        updated = {id(variable) for variable in self._updated}
+        variables = [*self.model.trainable_variables, *self.model.non_trainable_variables]
+        return [variable for variable in variables if id(variable) not in updated]
+
+    @property
+    def optimizer_variables(self) -> list[keras.Variable]:
+        """The variables of all optimizers."""
+        return [variable for optimizer in self.optimizers for variable in optimizer.variables]
 
     @property
     def metrics(self) -> list[keras.Variable]:
@@ -149,6 +224,7 @@ class ModelStep:
         metrics: Tensors,
         batch: Any,
         parameter_scope: ParameterScope = contextlib.nullcontext,
+        update: Update | None = None,
     ) -> StepResult:
         """Runs the forward and backward pass on one batch.
 
@@ -158,7 +234,12 @@ class ModelStep:
             metrics: the values of `self.metrics`.
             batch: the batch: x, (x, y) or (x, y, sample_weight).
             parameter_scope: maps `parameters` to the values that the model is called with.
+            update: makes the updates of a step with `updates_within`, from the gradients of this batch's share in the
+                loss of an update; called within `device_scope`.
         """
+        if self.own_step and not self.jit:
+            with self.device_scope(), fewer_passes():
+                return StepResult(*self._train_by_own_step(parameters, state, metrics, batch, update))
         if self.jit:
             return self.train_with_xla(parameters, state, metrics, batch)
         with self.device_scope(), fewer_passes():
@@ -172,17 +253,53 @@ class ModelStep:
     def _train(
         self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any, parameter_scope: ParameterScope
     ) -> tuple[Any, ...]:
+        if self.own_step:
+            return self._train_by_own_step(parameters, state, metrics, batch)
         with parameter_scope(parameters) as weights, self._with_values(weights, state, metrics) as scope:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(parameters)
                 minimized, reported = self.compute_losses(batch, training=True)
                 divides = self.sums_gradients and self.batches_per_update > 1
                 weighted = self._weighted(minimized, batch)
-                scaled = self.model.optimizer.scale_loss(weighted / self.batches_per_update if divides else weighted)
+                loss = self.model.optimizer.scale_loss(weighted / self.batches_per_update if divides else weighted)
             # Within the scope: a gradient function that recomputes a part of the model calls its layers again.
-            gradients = tape.gradient(scaled, parameters)
-        result = self._result(batch, reported, scope, gradients)
-        return tuple(getattr(result, field.name) for field in dataclasses.fields(result))
+            gradients = tape.gradient(loss, parameters)
+        return _fields(self._result(batch, reported, scope, gradients))
+
+    def _train_by_own_step(
+        self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any, update: Update | None = None
+    ) -> tuple[Any, ...]:
+        """Calls the model's own `train_step`. Without `update`, its updates are only collected."""
+        x = keras.utils.unpack_x_y_sample_weight(batch)[0]
+
+        def shared(
+            make: Update, optimizer: Optimizer, gradients: list[Any], variables: list[keras.Variable]
+        ) -> Tensors:
+            return make(optimizer, [self._share(each, x) for each in gradients], variables)
+
+        within = partial(shared, update) if update and self.updates_within else None
+        with (
+            self._with_values(parameters, state, metrics, within) as scope,
+            updates_handed_over(self.optimizers),
+            losses.batches_per_update(self._relative_update_size(x)),
+        ):
+            logs = step_logs(self.model, self.model.train_step(batch), scope, training=True)
+        self.log_names[True], self.logs_of_batch = logs.names, tuple(logs.of_batch)
+        self.updates_within = self.updates_within or scope.reads_updated
+        given = {
+            id(variable): gradient
+            for each in scope.updates
+            for variable, gradient in zip(each.variables, each.gradients, strict=True)
+        }
+        gradients = [self._share(given.get(id(variable)), x) for variable in self.parameters]
+        return _fields(self._result(batch, logs.loss, scope, gradients, list(logs.of_batch.values())))
+
+    def _share(self, gradient: Any, x: Any) -> Any:
+        """Returns a gradient of the model's own step as a part of the update that it is combined into."""
+        if self.examples_per_batch is not None:
+            gradient = scaled(gradient, _batch_size(x) / self.examples_per_batch)
+        divides = self.sums_gradients and self.batches_per_update > 1
+        return scaled(gradient, 1 / self.batches_per_update) if divides else gradient
 
     def evaluate(
         self,
@@ -199,7 +316,11 @@ class ModelStep:
             parameter_scope(parameters) as weights,
             self._with_values(weights, state, metrics) as scope,
         ):
-            _, loss = self.compute_losses(batch, training=False)
+            if overrides(self.model, "test_step"):
+                logs = step_logs(self.model, self.model.test_step(batch), scope, training=False)
+                self.log_names[False], loss = logs.names, logs.loss
+            else:
+                _, loss = self.compute_losses(batch, training=False)
         return self._result(batch, loss, scope, [])
 
     def operation_count(self, element_spec: Any) -> int:
@@ -255,14 +376,27 @@ class ModelStep:
         Raises:
             TrainingError: the increment depends on the batch or on another value computed in the step.
         """
-        return self._traced(element_spec, training=training).increments(self.state, indices) if indices else []
+        if not indices:
+            return []
+        if self.own_step and not training and not self._scores(element_spec):
+            return [np.zeros(self.state[index].shape, np.int64) for index in indices]
+        return self._traced(element_spec, training=training).increments(self.state, indices)
+
+    def _scores(self, element_spec: Any) -> bool:
+        """Whether such batches can be scored; a model with its own step may be scored by other batches, or by none."""
+        try:
+            self._traced(element_spec, training=False)
+        except Exception as error:  # noqa: BLE001 it is raised when such batches are scored
+            log.debug("batches of the training cannot be scored: %s", error)
+            return False
+        return True
 
     def _traced(self, element_spec: Any, *, training: bool = True) -> StepTrace:
         key = repr(element_spec), training
         trace = self._traces.get(key)
         if trace is None:
             trace = self._traces[key] = StepTrace(self, element_spec, training=training)
-            if training:
+            if training and not self.own_step:
                 self._check_trained(element_spec, trace.untrained)
         return trace
 
@@ -292,14 +426,17 @@ class ModelStep:
             )
 
     @contextlib.contextmanager
-    def _with_values(self, parameters: Tensors, state: Tensors, metrics: Tensors) -> Iterator[Assignments]:
+    def _with_values(
+        self, parameters: Tensors, state: Tensors, metrics: Tensors, update: Update | None = None
+    ) -> Iterator[Assignments]:
         """Gives the model's variables these values within the context. The scope collects what is assigned to them."""
         metrics = [tf.identity(value) for value in metrics]  # distinct tensors, which can be followed in the graph
         variables = [*self.parameters, *self.state, *self.metrics]
         pairs = list(zip(variables, [*parameters, *state, *metrics], strict=True))
-        with Assignments(pairs) as scope, seeded_draws_only(), functions_inlined():
+        with Assignments(pairs, update) as scope, seeded_draws_only(), functions_inlined():
+            scope.metrics_before = metrics
             yield scope
-        scope.check(self.model)
+        scope.check(self.model, self.state)
         if not tf.executing_eagerly():
             _check_sums(self.metrics, metrics, scope.current(self.metrics))
 
@@ -331,10 +468,16 @@ class ModelStep:
         x = keras.utils.unpack_x_y_sample_weight(batch)[0]
         return loss * tf.cast(_batch_size(x) / self.examples_per_batch, loss.dtype)
 
-    def _result(self, batch: Any, loss: tf.Tensor, scope: Assignments, gradients: list[Any]) -> StepResult:
+    def _result(
+        self, batch: Any, loss: tf.Tensor, scope: Assignments, gradients: list[Any], logs: Sequence[tf.Tensor] = ()
+    ) -> StepResult:
         state, metrics = scope.current(self.state), scope.current(self.metrics)
         x = keras.utils.unpack_x_y_sample_weight(batch)[0]
-        return StepResult(loss, gradients, state, metrics, _batch_size(x))
+        return StepResult(loss, gradients, state, metrics, _batch_size(x), list(logs))
+
+
+def _fields(result: StepResult) -> tuple[Any, ...]:
+    return tuple(getattr(result, field.name) for field in dataclasses.fields(result))
 
 
 def _trained_by_keras(step: ModelStep, element_spec: Any, indices: Sequence[int]) -> set[int]:
@@ -395,21 +538,15 @@ def _check(model: Any) -> None:
             code="model-not-compiled",
             hint="call model.compile(optimizer, loss, metrics)",
         )
-    for method in ("train_step", "test_step"):
-        if getattr(type(model), method) is not getattr(keras.Model, method):
-            raise TrainingError(
-                f"{type(model).__name__} overrides {method}, which distributed training does not call",
-                code="step-overridden",
-                hint="move its code to compute_loss() or call(); the optimizer, the metrics and add_loss work as usual",
-            )
 
 
 def _check_scope(model: keras.Model) -> None:
     if not tf.distribute.has_strategy():
         return
-    strategy, optimizer = tf.distribute.get_strategy(), innermost(model.optimizer)
+    strategy = tf.distribute.get_strategy()
     creators = {f"the model {model.name!r}": strategy_of(model)}
-    creators[f"its optimizer {optimizer.name!r}"] = strategy_of(optimizer)
+    for optimizer in map(innermost, optimizers_of(model)):
+        creators[f"its optimizer {optimizer.name!r}"] = strategy_of(optimizer)
     creators |= {variable.path: strategy_of(variable.value) for variable in model.variables}
     for name, creator in creators.items():
         if creator is not strategy:

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow import numpy as keras_numpy
+from keras.src.backend.tensorflow.core import compute_output_spec
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.losses import loss as keras_losses
 from keras.src.models.functional import Functional as _Functional
@@ -53,6 +54,11 @@ def layers_of(model: keras.Model) -> list[Any]:
     with: a public method that does not.
     """
     return list(model._flatten_layers())
+
+
+def layers_are_built(model: keras.Model) -> bool:
+    """Whether all layers in a model have created their variables; the model itself may have no `call`."""
+    return all(layer.built for layer in layers_of(model) if layer is not model)
 
 
 def seed_generators(layer: Any) -> list[Any]:
@@ -98,6 +104,48 @@ def compute_loss(model: keras.Model, **arguments: Any) -> tf.Tensor:
     `Model.compute_loss`, once it is not.
     """
     return model._compute_loss(**arguments)
+
+
+def traced_symbolically(function: Callable[[Any], Any], element_spec: Any) -> None:
+    """Calls a function with symbolic tensors; the variables that it creates are initialized at the end.
+
+    Seen in Keras 3.15.1: `backend.compute_output_spec`. Reason: it is not public. Replace with: a public function.
+
+    Args:
+        function: the function of a batch.
+        element_spec: the `tf.TypeSpec`s of a batch.
+    """
+
+    def call(*flat: Any) -> list[Any]:
+        function(tf.nest.pack_sequence_as(element_spec, list(flat), expand_composites=True))
+        return []
+
+    specs = tf.nest.flatten(element_spec, expand_composites=True)
+    compute_output_spec(call, *[keras.KerasTensor(spec.shape, spec.dtype.name) for spec in specs])
+
+
+def stateless_scope() -> Any:
+    """Returns the `keras.StatelessScope` of this thread; None if there is none.
+
+    Seen in Keras 3.15.1: the global attribute `stateless_scope`. Reason: it is not public. Replace with: a public
+    function.
+    """
+    return global_state.get_global_attribute("stateless_scope")
+
+
+@contextlib.contextmanager
+def without_stateless_scope() -> Iterator[None]:
+    """Within the context, variables are read and assigned, whatever `keras.StatelessScope` is entered.
+
+    Seen in Keras 3.15.1: the global attribute `stateless_scope`. Reason: it is not public. Replace with: a public
+    context.
+    """
+    before = stateless_scope()
+    global_state.set_global_attribute("stateless_scope", None)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute("stateless_scope", before)
 
 
 COMPUTES_LOSS = ("compute_loss", "_compute_loss")

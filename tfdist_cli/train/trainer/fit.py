@@ -187,7 +187,7 @@ def train(context: ClusterContext, model: keras.Model, config: TrainingConfig) -
         with context.strategy.scope():
             step.build(spec)
             if context.placement:
-                context.placement.report(model)
+                context.placement.report(model, step.optimizer_variables)
             engine = select_engine(context, step, spec, config.rules)
             start = restore_checkpoint(engine, step, config)
         schedule = _schedule(config, engine, model, start)

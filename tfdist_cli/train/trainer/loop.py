@@ -359,7 +359,7 @@ class TrainingLoop:
 
     def _evaluate_batches(self, validation: Validation) -> MetricTotals:
         """Evaluates batch by batch, and calls the batch hooks of callbacks. A callback may end the evaluation."""
-        totals, group, done = MetricTotals(self._step), self._test_group, 0
+        totals, group, done = MetricTotals(self._step, training=False), self._test_group, 0
         self._model.stop_evaluating = False
         for evaluate_batch in self._engine.test_steps(validation.data, steps=validation.steps):
             if group.begin(done):

@@ -127,15 +127,16 @@ class Placement:
             )
         self._rules = rules
 
-    def report(self, model: keras.Model) -> None:
-        """Reports the bytes of model, metrics and optimizer on each ps, and the number of the model's variables.
+    def report(self, model: keras.Model, slots: Sequence[keras.Variable]) -> None:
+        """Reports the bytes of model, metrics and optimizers on each ps, and the number of the model's variables.
 
         Args:
             model: the compiled model, built. A sharded variable counts on each ps that stores a shard.
+            slots: the variables of its optimizers.
         """
         names = [f"ps:{number}" for number in range(len(self.bytes))]
         sizes, counts = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
-        for variable in [*model.variables, *model.metrics_variables, *model.optimizer.variables]:
+        for variable in [*model.variables, *model.metrics_variables, *slots]:
             for part in parts(variable):
                 if _task(part) in sizes:  # Keras's own evaluate may have created metrics on the chief
                     sizes[_task(part)] += Whole(part).bytes

@@ -98,7 +98,6 @@ class MirroredEngine:
     ) -> None:
         self._step = step
         self._rules = rules
-        self._packing = GradientPacking([variable.shape for variable in step.parameters], rules.wire)
         self._strategy = strategy
         self._assigned = assigned_variables(strategy)
         self._members = membership
@@ -129,12 +128,13 @@ class MirroredEngine:
         self._scored_state: EvaluationState | None = None
         self._data: Callable[[], tf.data.Dataset] | None = None
         self._sum = membership.all_reduce.sum if membership.all_reduce else self._summing_function()
-        disable_gradient_reduction(step.model.optimizer)
+        for optimizer in step.optimizers:
+            disable_gradient_reduction(optimizer)
         self._check_accumulation()
         step.jit, self._operations = self._chiefs_path()
         self._taken = 0  # steps of this launch
         self._first_execution = FirstExecution(
-            lambda: [*step.parameters, *step.state, *step.model.optimizer.variables],
+            lambda: [*step.parameters, *step.state, *step.optimizer_variables],
             self.scope,
             self.total,
             self._take_standard_path,
@@ -227,7 +227,7 @@ class MirroredEngine:
             if self._evaluation is None:
                 self._evaluation = evaluation_function(self._step, self._totals, scored)
             counted = self._evaluation(iter(dataset), tf.constant(limit, tf.int64), self._shard()).numpy()
-        totals = MetricTotals(self._step)
+        totals = MetricTotals(self._step, training=False)
         totals.add(self._summed_counts(counted))
         return totals
 
@@ -268,7 +268,7 @@ class MirroredEngine:
         self._share([variable for variable, any_change in zip(variables, changed, strict=True) if any_change])
 
     def _variables(self) -> list[keras.Variable]:
-        return self._step.parameters + self._step.state + list(self._step.model.optimizer.variables)
+        return self._step.parameters + self._step.state + self._step.optimizer_variables
 
     def _share(self, variables: list[keras.Variable]) -> None:
         """Copies some of the chief's variables to every task."""
@@ -324,8 +324,6 @@ class MirroredEngine:
 
     def _take_standard_path(self) -> None:
         self._rules = replace(self._rules, optimized=False)
-        shapes = [variable.shape for variable in self._step.parameters]
-        self._packing = GradientPacking(shapes, self._rules.wire, packed=False)
         self._step.jit = self._rules.jit is True
         self._functions.clear()
         if self._data:
@@ -395,22 +393,22 @@ class MirroredEngine:
                 state = seeds.state_for_step(state, first + number, replica)
                 parameters = values(step.parameters)
                 begun = [time_of(parameters, batch)] if bounds else []
-                result = step.train(parameters, state, metrics, _used_after(batch, begun))
+                updates = _ReplicaUpdates(self, context, timer)
+                result = step.train(parameters, state, metrics, _used_after(batch, begun), update=updates.update)
                 timer.end("compute", result.gradients)
                 ended = [_time_of_one_number(result.gradients) for _ in begun]
                 seconds += [end - start for start, end in zip(begun, ended, strict=True)]
-                gradients, overflow = self._summed(_used_after(result.gradients, ended), context, timer)
-                with timer.during("update"):
-                    self._apply(gradients)
+                if not step.updates_within:
+                    updates.make(step.optimizer, _used_after(result.gradients, ended), step.parameters)
                 state, metrics = result.state, result.metrics
                 examples += result.examples
                 losses.append(result.loss)
-                overflows.append(overflow)
+                overflows.append(updates.overflow)
             own = tf.one_hot(replica, replicas, dtype=tf.float64)
             total = [tf.reshape(tf.cast(state[index], tf.float64), [-1]) * weight for index in averaged]
             losses = tf.cast(tf.stack(losses), tf.float64) * weight / whole
             # Every local replica votes for its task: any vote at all is one.
-            counted = [tf.cast(tf.stack(overflows), tf.float64), totals.pack(metrics)]
+            counted = [tf.cast(tf.stack(overflows), tf.float64), totals.pack(metrics, result.logs)]
             phases = [tf.reshape(own[:, None] * each, [-1]) for each in timer.totals()]
             times = [own * each for each in seconds]
             parts = [losses, *counted, own * tf.cast(examples, tf.float64), vote[None], *times, *phases, *total]
@@ -461,9 +459,10 @@ class MirroredEngine:
             lambda context: own[int(tf.get_static_value(context.replica_id_in_sync_group)) - first]
         )
 
-    def _apply(self, gradients: list[Any]) -> None:
+    def apply(
+        self, optimizer: keras.optimizers.Optimizer, gradients: list[Any], variables: list[keras.Variable]
+    ) -> None:
         """Updates the replica's own copies, with gradients that are the same on all replicas."""
-        optimizer = self._step.model.optimizer
         with ExitStack() as within:
             accumulates = False
             for inner in leaf_optimizers(optimizer):
@@ -474,7 +473,7 @@ class MirroredEngine:
                 accumulates = accumulates or bool(inner.gradient_accumulation_steps)
                 if not accumulates and self._rules.optimized:
                     within.enter_context(fused(inner))
-            optimizer.apply(gradients, self._step.parameters)
+            optimizer.apply(gradients, variables)
 
     def _run(self, steps: Callable[..., tf.Tensor], args: tuple[Any, ...]) -> Any:
         """Runs a function on each local replica.
@@ -484,25 +483,27 @@ class MirroredEngine:
         """
         conditional = any(
             inner.gradient_accumulation_steps or (inner.use_ema and inner.ema_overwrite_frequency)
-            for inner in leaf_optimizers(self._step.model.optimizer)
+            for optimizer in self._step.optimizers
+            for inner in leaf_optimizers(optimizer)
         )
         apart = conditional and tf.distribute.has_strategy()
         with updates_apart(self._strategy) if apart else nullcontext():
             return self._strategy.run(steps, args=args)
 
     def _check_accumulation(self) -> None:
-        optimizer = self._step.model.optimizer
-        inner = innermost(optimizer)
-        if self._replicas > 1 and inner is not optimizer and inner.gradient_accumulation_steps:
-            raise TrainingError(
-                "gradient_accumulation_steps and loss scaling (mixed_float16) cannot be combined on several replicas",
-                code="loss-scaling-unsupported",
-                hint="use the mixed_bfloat16 policy, or larger batches",
-            )
+        for optimizer in self._step.optimizers:
+            inner = innermost(optimizer)
+            if self._replicas > 1 and inner is not optimizer and inner.gradient_accumulation_steps:
+                raise TrainingError(
+                    "gradient_accumulation_steps and loss scaling (mixed_float16) cannot be combined on several "
+                    "replicas",
+                    code="loss-scaling-unsupported",
+                    hint="use the mixed_bfloat16 policy, or larger batches",
+                )
 
     def _check_overflow(self, first: int, losses: np.ndarray, overflows: np.ndarray) -> None:
         """Ends the training if a gradient is infinite because of the wire's type, not because the training diverges."""
-        if isinstance(self._step.model.optimizer, keras.optimizers.LossScaleOptimizer):
+        if any(isinstance(each, keras.optimizers.LossScaleOptimizer) for each in self._step.optimizers):
             return  # it skips such an update, and lowers its scale
         overflown = np.flatnonzero(overflows)
         if overflown.size and np.isfinite(losses[: overflown[0] + 1]).all():
@@ -512,12 +513,16 @@ class MirroredEngine:
                 hint="use wire: bfloat16, which has the range of float32, and continue from the last checkpoint",
             )
 
-    def _summed(self, gradients: list[Any], context: Any, timer: StepTimer) -> tuple[list[Any], tf.Tensor]:
+    def summed(
+        self, gradients: list[Any], variables: list[keras.Variable], context: Any, timer: StepTimer
+    ) -> tuple[list[Any], tf.Tensor]:
         """The gradients summed over all replicas, and whether they exceed the range of the wire's type."""
         if self._replicas == 1:
             return gradients, tf.constant(False)
-        timer.add_bytes(lambda: {"reduced": self._packing.size(gradients)})
-        summed, overflow = self._packing.sums(gradients, lambda value: self._all_reduce(value, context))
+        shapes = [variable.shape for variable in variables]
+        packing = GradientPacking(shapes, self._rules.wire, packed=self._rules.optimized)
+        timer.add_bytes(lambda: {"reduced": packing.size(gradients)})
+        summed, overflow = packing.sums(gradients, lambda value: self._all_reduce(value, context))
         timer.end("all_reduce", summed)
         return summed, overflow
 
@@ -542,6 +547,44 @@ class MirroredEngine:
             return self._strategy.experimental_local_results(self._strategy.run(once, args=(value,)))[0]
 
         return total
+
+
+class _ReplicaUpdates:
+    """Makes the updates of one step on one replica.
+
+    Args:
+        engine: the engine.
+        context: the replica's context.
+        timer: measures the phases.
+
+    Attributes:
+        overflow: whether gradients exceed the range of the wire's type.
+    """
+
+    def __init__(self, engine: MirroredEngine, context: Any, timer: StepTimer) -> None:
+        self._engine, self._context, self._timer = engine, context, timer
+        self._before: list[Any] = []
+        self.overflow = tf.constant(False)
+
+    def make(
+        self, optimizer: keras.optimizers.Optimizer, gradients: list[Any], variables: list[keras.Variable]
+    ) -> None:
+        """Sums the gradients over all replicas, and makes an update."""
+        # All replicas sum in the same order, although two updates of a step may not depend on each other.
+        gradients = _used_after(gradients, self._before)
+        summed, overflow = self._engine.summed(gradients, variables, self._context, self._timer)
+        self._before = [each for each in summed if each is not None]
+        self.overflow |= overflow
+        with self._timer.during("update"):
+            self._engine.apply(optimizer, summed, variables)
+
+    def update(
+        self, optimizer: keras.optimizers.Optimizer, gradients: list[Any], variables: list[keras.Variable]
+    ) -> list[tf.Tensor]:
+        """Makes an update within the step, see `assignments.Update`."""
+        self._timer.end("compute", gradients)
+        self.make(optimizer, gradients, variables)
+        return values(variables)
 
 
 def _used_after(tensors: Any, times: list[tf.Tensor]) -> Any:

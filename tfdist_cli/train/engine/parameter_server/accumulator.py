@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,10 +21,12 @@ class Accumulator:
     Args:
         first: the number of the first update in it.
         by_examples: whether the loss of an update weighs its batches by their examples.
+        following: the metrics of some updates, and of the next one → those of all; see `MetricTotals.following`.
     """
 
     first: int
     by_examples: bool = False
+    following: Callable[[Any, Any], Any] = operator.add
     losses: list[float] = field(default_factory=list)
     metrics: Any = 0.0
     steps: Counter[str] = field(default_factory=Counter)
@@ -47,10 +50,10 @@ class Accumulator:
             staleness: for each of them how many updates its parameters were behind.
         """
         weights = [report.examples for report in reports] if self.by_examples else None
+        self.metrics = self.following(self.metrics, sum(report.metrics for report in reports))
         self.losses.append(float(np.average([report.loss for report in reports], weights=weights)))
         for report, updates_behind in zip(reports, staleness, strict=True):
             name = f"worker:{report.worker}"
-            self.metrics = self.metrics + report.metrics
             self.steps[name] += 1
             self.examples[name] += report.examples
             self.loss_of[name] += report.loss

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import keras
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
@@ -16,6 +17,7 @@ from tfdist_cli.train.data.pipeline import ended_early
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.parameter_server.transport import Transport
 from tfdist_cli.train.engine.parameter_server.workers import Workers
+from tfdist_cli.train.model.assignments import Optimizer
 from tfdist_cli.train.model.embeddings import EmbeddingTables
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.rng import SeedCounters
@@ -24,7 +26,7 @@ from tfdist_cli.train.optimizers.apply import apply
 from tfdist_cli.train.optimizers.learning_rate import RateScaling
 from tfdist_cli.train.optimizers.registry import kernels_disabled
 from tfdist_cli.train.tf_compat.coordinator import concrete_on, failure_of, is_dead
-from tfdist_cli.train.variables.sharding import Gradient, assign
+from tfdist_cli.train.variables.sharding import Gradient, assign, parts, split_rows
 
 CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
 _POLL_SECONDS = 0.1
@@ -79,7 +81,20 @@ class ParameterServerContext:
         """
         given = [gradient if depends else None for gradient, depends in zip(gradients, present, strict=True)]
         with nullcontext() if self.rules.optimized else kernels_disabled():
-            return apply(self.step.model.optimizer, given, self.step.parameters, self.rate)
+            return apply(self.step.optimizer, given, self.step.parameters, self.rate)
+
+    def apply_within(self, optimizer: Optimizer, gradients: list[Any], variables: list[keras.Variable]) -> tf.Tensor:
+        """Makes an update of a worker's step; returns how many updates the optimizer has made before this one.
+
+        Args:
+            optimizer: the optimizer.
+            gradients: one for each variable, whole: a tensor or a `tf.IndexedSlices`.
+            variables: the variables.
+        """
+        whole = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        given = [split_rows(each, parts(variable)) for each, variable in zip(whole, variables, strict=True)]
+        with nullcontext() if self.rules.optimized else kernels_disabled():
+            return apply(optimizer, given, variables, self.rate)
 
     def assigned_of(self, state: Sequence[Any]) -> list[Any]:
         """Selects from items, one for each state variable, those of the variables that a step assigns."""

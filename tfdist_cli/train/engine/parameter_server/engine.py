@@ -24,7 +24,7 @@ from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules
 from tfdist_cli.train.engine.fallback import FirstExecution
 from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, ParameterServerContext, raise_cause
 from tfdist_cli.train.engine.parameter_server.transport import Transport
-from tfdist_cli.train.engine.parameter_server.update_rule import UpdateRule, rule_of
+from tfdist_cli.train.engine.parameter_server.update_rule import UpdateRule, check_updates_within, rule_of
 from tfdist_cli.train.engine.parameter_server.workers import WorkerData, Workers, places
 from tfdist_cli.train.model.compute_device import worker_device_scope
 from tfdist_cli.train.model.embeddings import EmbeddingTables
@@ -77,7 +77,9 @@ class ParameterServerEngine:
         reserve_function_table([worker.device_name for worker in self._workers], self._workers.most)
         self.synchronous = rules.updates.synchronous
         self._rule = rule_of(rules.updates)
-        self._rule.check(rules.updates, step.model.optimizer, self.workers)
+        for optimizer in step.optimizers:
+            self._rule.check(rules.updates, optimizer, self.workers)
+        check_updates_within(step, rules.updates)
         self._divided: DividedBatches | None = None
         if rules.updates.batch == "proportional" and self.workers > 1:
             self._divided = DividedBatches.of(element_spec, self.workers)
@@ -86,8 +88,9 @@ class ParameterServerEngine:
         self._evaluations: dict[bool, Any] = {}
         self._scored_state: EvaluationState | None = None
         self._iterators: Any = None
-        optimizer, parameters = step.model.optimizer, step.parameters
-        disable_gradient_reduction(optimizer)
+        optimizer, parameters = step.optimizer, step.parameters
+        for each in step.optimizers:
+            disable_gradient_reduction(each)
         self._coordinator = coordinator
         self._reopen: Callable[[], None] | None = None
         self._sharing: tuple[int, ...] = ()
@@ -101,11 +104,11 @@ class ParameterServerEngine:
         self._context = self._new_context(rules)
         self._updates = self._rule(self._context)
         self._choose_jit()
-        reason = why_not_fused(optimizer, parameters)
+        reason = None if step.updates_within else why_not_fused(optimizer, parameters)
         if reason:
             log.info("the updates use Keras's own operations, which take longer: %s", reason)
         self._first_execution = FirstExecution(
-            lambda: [*step.parameters, *step.state, *optimizer.variables],
+            lambda: [*step.parameters, *step.state, *step.optimizer_variables],
             self.scope,
             self.total,
             self._take_standard_path,
@@ -114,8 +117,9 @@ class ParameterServerEngine:
     def _new_context(self, rules: Rules) -> ParameterServerContext:
         """The model on its cluster, on the path of execution that the rules choose."""
         step, element_spec = self._step, self._element_spec
-        optimizer, parameters = step.model.optimizer, step.parameters
-        rows = supports_sparse_updates(optimizer, parameters) and rules.embeddings is not None
+        optimizer, parameters = step.optimizer, step.parameters
+        # A step of the model's own computes gradients of whole tables.
+        rows = not step.own_step and supports_sparse_updates(optimizer, parameters) and rules.embeddings is not None
         seeds = SeedCounters(step, element_spec, self.workers if self.synchronous else 1)
         retained = step.retained_state(element_spec)
         tables = EmbeddingTables(step, element_spec, rules.embeddings.min_bytes if rows and rules.embeddings else None)
@@ -270,7 +274,8 @@ class ParameterServerEngine:
     def _why_not(self, workers: int) -> Refusal | None:
         """Returns why the training cannot continue with another number of workers."""
         try:
-            self._rule.check(self._context.rules.updates, self._step.model.optimizer, workers)
+            for optimizer in self._step.optimizers:
+                self._rule.check(self._context.rules.updates, optimizer, workers)
         except TrainingError as error:
             return Refusal(error.message, code="not-elastic", hint=error.hint or "")
         if not self._divided:
@@ -287,7 +292,7 @@ class ParameterServerEngine:
 
     def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
         """Every worker scores its own shard of the data; if it is lost meanwhile, another one scores the shard."""
-        totals = MetricTotals(self._step)
+        totals = MetricTotals(self._step, training=False)
         for counted in self._scored(data, steps, each_batch=False):
             totals.add(counted[-1])
         return totals

@@ -85,7 +85,7 @@ class GradientStore:
         self._state_sizes = [int(np.prod(variable.shape)) for variable in state]
         devices = [bucket.device for bucket in context.transport.buckets]
         devices += [part.device for variable in state for part in parts(variable)]
-        counter = iterations(innermost(context.step.model.optimizer)).value.device
+        counter = iterations(innermost(context.step.optimizer)).value.device
         self.devices = sorted(dict.fromkeys(devices), key=lambda device: device != counter) or [CHIEF_DEVICE]
         self._piggyback_bucket = context.transport.piggyback_bucket(self.devices[0]) if reports_to_leader else None
         self.measures_phases = bool(context.rules.phases)
@@ -132,7 +132,7 @@ class GradientStore:
         result = step.train(pulled.values, state, context.totals.initial_values(), batch, scope)
         self._present = [gradient is not None for gradient in result.gradients]
         timer.end("compute", result.gradients)
-        metrics, assigned = context.totals.pack(result.metrics), context.assigned_of(result.state)
+        metrics, assigned = context.totals.pack(result.metrics, result.logs), context.assigned_of(result.state)
         report = self.layout.pack(result.loss, result.examples, metrics, assigned)
         piggyback = None if self._piggyback_bucket is None else Piggyback(self._piggyback_bucket, report)
         pushed = context.transport.push(result.gradients, pulled, piggyback)

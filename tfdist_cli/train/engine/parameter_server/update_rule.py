@@ -8,9 +8,11 @@ from typing import Any, Protocol
 
 import keras
 
+from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.updates import UPDATE_MODES, Updates
 from tfdist_cli.train.engine.base import Execution, Pause
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
+from tfdist_cli.train.model.train_step import ModelStep
 
 
 class UpdateRule(Protocol):
@@ -66,6 +68,23 @@ class UpdateRule(Protocol):
             adapts: whether an execution may have fewer steps if steps take long.
             pause: tells when no more steps are started.
         """
+
+
+def check_updates_within(step: ModelStep, updates: Updates) -> None:
+    """Checks that a rule can train a model whose step makes its updates itself, see `ModelStep.updates_within`.
+
+    Raises:
+        TrainingError: the rule combines several gradients into an update, or delays it.
+    """
+    combines = updates.synchronous or updates.steps_per_round > 1 or updates.prefetch or updates.delay_compensation
+    if step.updates_within and combines:
+        raise TrainingError(
+            f"train_step() of {type(step.model).__name__} makes several updates, or reads variables after its update, "
+            "which parameter servers can only do with updates: {mode: async}",
+            code="several-updates-in-a-step",
+            hint="use updates: {mode: async} without push_every, local_steps, prefetch and delay_compensation, or "
+            "strategy: multi_worker_mirrored, whose workers make each update together",
+        )
 
 
 def rule_of(updates: Updates) -> type[UpdateRule]:

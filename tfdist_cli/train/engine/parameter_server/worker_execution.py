@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -23,6 +24,7 @@ from tfdist_cli.train.engine.parameter_server.local_steps import LocalSteps
 from tfdist_cli.train.engine.parameter_server.state_merging import merge_state
 from tfdist_cli.train.engine.parameter_server.transport import Pulled, dense
 from tfdist_cli.train.engine.step_timer import StepTimer, time_of
+from tfdist_cli.train.model.assignments import Optimizer, Update
 from tfdist_cli.train.model.embeddings import Lookup
 from tfdist_cli.train.model.train_step import Tensors, values
 from tfdist_cli.train.optimizers.apply import innermost
@@ -72,7 +74,7 @@ class WorkerExecutions:
         self._context = context
         self._updates = context.rules.updates
         self._local_steps = self._new_local_steps() if self._updates.local_steps > 1 else None
-        self._counter = iterations(innermost(context.step.model.optimizer)).value
+        self._counter = iterations(innermost(context.step.optimizer)).value
         with tf.init_scope(), tf.device(self._counter.device):
             self._stopped = tf.Variable(False, trainable=False)
         self._is_stopped = False
@@ -104,7 +106,7 @@ class WorkerExecutions:
     def _new_local_steps(self) -> LocalSteps:
         context = self._context
         step, tables = context.step, context.tables.parameter_indices
-        return LocalSteps(step.model.optimizer, step.parameters, tables, context.transport, context.rate)
+        return LocalSteps(step.optimizer, step.parameters, tables, context.transport, context.rate)
 
     def _rounds(self, count: int) -> list[int]:
         """Divides a number of steps into rounds, see `Updates.steps_per_round`; returns the steps of each round."""
@@ -189,6 +191,7 @@ class WorkerExecutions:
         return {
             "state": values(self._context.step.state),
             "metrics": self._context.totals.initial_values(),
+            "logs": [tf.zeros([]) for _ in self._context.step.logs_of_batch],
             "examples": tf.zeros([], tf.int64),
             "time": timer.last_time,
             "phases": [tf.zeros([len(COLUMNS)], tf.float64) for _ in timer.last_time],
@@ -201,7 +204,8 @@ class WorkerExecutions:
         seconds = time_of(losses, staleness) - begun
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         head = tf.stack([tf.cast(each, tf.float64) for each in (worker, taken, carried["examples"], seconds)])
-        counted = [head, self._context.totals.pack(carried["metrics"]), *carried["phases"], losses, staleness]
+        metrics = self._context.totals.pack(carried["metrics"], carried["logs"])
+        counted = [head, metrics, *carried["phases"], losses, staleness]
         return tf.concat([tf.cast(part, tf.float64) for part in counted], axis=0)
 
     def _update(self, trace: _ExecutionTrace, current: _Round, following: int) -> tuple[tf.Tensor, int, _Round | None]:
@@ -218,6 +222,8 @@ class WorkerExecutions:
         if self._local_steps:
             return self._take_local_steps(self._local_steps, trace, current)
         context, updates = self._context, self._updates
+        if context.step.updates_within:
+            return self._update_within(trace, current)
         gradients = trace.compute(current)
         prefetched = trace.fetch(following) if updates.prefetch and following else None
         pushed = context.transport.push(gradients, current.pulled)
@@ -227,6 +233,26 @@ class WorkerExecutions:
         with trace.timer.during("update"):
             number = context.apply(context.transport.gradients([pushed]), [each is not None for each in gradients])
         return number, 1, prefetched
+
+    def _update_within(self, trace: _ExecutionTrace, current: _Round) -> tuple[tf.Tensor, int, None]:
+        """Like `_update`, by a step that makes its updates itself: it reads what it has updated from the ps again."""
+        counts: Tensors = []
+
+        def update(optimizer: Optimizer, gradients: list[Any], variables: list[keras.Variable]) -> Tensors:
+            trace.timer.end("compute", gradients)
+            with tf.device(None), trace.timer.during("update"):  # not on the worker's GPU
+                number = self._context.apply_within(optimizer, gradients, variables)
+            if optimizer is self._context.step.optimizer:
+                counts.append(number)
+            with tf.device(None):
+                read = values(variables)
+            trace.timer.end("pull", read)
+            return read
+
+        trace.arrived(current)
+        for _ in trace.gradients(current, lambda: current.pulled.values, update):
+            trace.timer.end("compute", trace.losses[-1])
+        return counts[0], len(counts), None
 
     def _take_local_steps(
         self, local_steps: LocalSteps, trace: _ExecutionTrace, current: _Round
@@ -284,9 +310,10 @@ class _ExecutionTrace:
         self._done = 0
         self._phases = start["phases"]
         self.timer = StepTimer(context.rules.phases, *start["time"])
-        self.counter = iterations(innermost(context.step.model.optimizer)).value
+        self.counter = iterations(innermost(context.step.optimizer)).value
         self.updates = tf.convert_to_tensor(self.counter)
         self.state, self.metrics, self.examples = start["state"], start["metrics"], start["examples"]
+        self.logs = start["logs"]
         self.losses: Tensors = []
 
     def carried(self) -> _Carried:
@@ -294,6 +321,7 @@ class _ExecutionTrace:
         return {
             "state": self.state,
             "metrics": self.metrics,
+            "logs": self.logs,
             "examples": self.examples,
             "time": self.timer.last_time,
             "phases": [own + total for own, total in zip(self._phases, self.timer.totals(), strict=True)],
@@ -314,18 +342,21 @@ class _ExecutionTrace:
         self.timer.end("data", current.batches)
         self.timer.end("pull", current.pulled.values, *more)
 
-    def gradients(self, current: _Round, parameters: Callable[[], Tensors]) -> Iterator[list[Any]]:
+    def gradients(
+        self, current: _Round, parameters: Callable[[], Tensors], update: Update | None = None
+    ) -> Iterator[list[Any]]:
         """Yields each batch's gradients.
 
         Args:
             current: the batches, and what they look up.
             parameters: returns the parameters to compute a batch's gradients with.
+            update: makes the updates of a step with `updates_within`.
         """
         for batch, positions in zip(current.batches, current.lookup.positions, strict=True):
             scope = self._context.tables.parameter_scope(positions)
             state = self._context.seeds.state_for_step(self.state, self._first + self._done)
-            result = self._context.step.train(parameters(), state, self.metrics, batch, scope)
-            self.state, self.metrics = result.state, result.metrics
+            result = self._context.step.train(parameters(), state, self.metrics, batch, scope, update)
+            self.state, self.metrics, self.logs = result.state, result.metrics, result.logs
             self.losses.append(result.loss)
             self.examples += result.examples
             self._done += 1

@@ -146,7 +146,7 @@ class LockstepUpdates:
             reports = functions.next_message(messages)
             if reports is None:
                 continue
-            sums = Accumulator(first, by_examples=self._sizes is not None)
+            sums = Accumulator(first, by_examples=self._sizes is not None, following=self._context.totals.following)
             seconds = self._count(reports, sums, seconds)
             first, in_flight = first + len(reports), in_flight - 1
             self.pace.done(len(reports))

@@ -151,7 +151,7 @@ class QuorumUpdates:
             queues,
             QuorumPolicy(workers, context.batches_per_update, staleness, first, first + steps),
             WorkerFunctions(workers, partial(self._start, queues, iterators, size)),
-            Accumulator(first),
+            Accumulator(first, following=self._context.totals.following),
         )
         self.pace.begin()
         with self._receiving(queues) as messages, self._serving(queues, messages, size):
@@ -178,7 +178,7 @@ class QuorumUpdates:
             self.pace.done(1)
             if len(run.sums.losses) == size or pause.wanted():
                 executions.append(run.sums.execution(int(pause.wanted()), run.policy.largest_gap))
-                run.sums = Accumulator(run.policy.done)
+                run.sums = Accumulator(run.policy.done, following=self._context.totals.following)
         if assignments := run.assignments():
             run.queues.assign(assignments)
         return executions
