@@ -41,7 +41,7 @@ def bytes_per_ps(step: ModelStep, recipe: Recipe, servers: int) -> list[int]:
     """Returns the bytes that each ps will store of a model, its metrics and the slots of its optimizer."""
     trained = bytes_of(step.parameters) or 1
     own = {id(variable) for variable in step.parameters}
-    slots = bytes_of(step.model.optimizer.variables)
+    slots = bytes_of(step.optimizer_variables)
     variables = [
         (tuple(each.shape), size := _size(each), slots * size // trained if id(each) in own else 0)
         for each in [*step.model.variables, *step.metrics]
@@ -97,7 +97,9 @@ class WorkerStep:
 
     def _why_no_rows(self) -> str | None:
         """Returns why the optimizer cannot update single rows; None if it can."""
-        optimizer, parameters = self.step.model.optimizer, self.step.parameters
+        if self.step.own_step:
+            return "a train_step of the model's own computes gradients of whole tables"
+        optimizer, parameters = self.step.optimizer, self.step.parameters
         if supports_sparse_updates(optimizer, parameters):
             return None
         return why_not_fused(optimizer, parameters) or "the optimizer updates whole variables"

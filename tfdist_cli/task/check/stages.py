@@ -33,7 +33,7 @@ from tfdist_cli.train.data import mismatch
 from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, cardinality, checked
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.mirrored.engine import Membership, MirroredEngine
-from tfdist_cli.train.engine.parameter_server.update_rule import rule_of
+from tfdist_cli.train.engine.parameter_server.update_rule import check_updates_within, rule_of
 from tfdist_cli.train.model.rng import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.tf_compat.op_errors import is_users
@@ -192,7 +192,7 @@ class RecipeCheck:
             optimizer=type(model.optimizer).__name__,
             parameters=sum(math.prod(variable.shape) for variable in step.parameters),
             weights_bytes=costs.bytes_of(model.variables),
-            slots_bytes=costs.bytes_of(model.optimizer.variables),
+            slots_bytes=costs.bytes_of(step.optimizer_variables),
         )
         size = tf.nest.flatten(batch)[0].shape[0]
         epochs = None if config.epochs is None and config.max_steps else config.epochs or 1
@@ -207,12 +207,14 @@ class RecipeCheck:
 
     def _take_steps(self, config: TrainingConfig, batch: Any, spec: Any, base: int) -> None:
         step, traits, workers = self._step, self._environment.traits, len(self._trainers)
-        stored, gradients = costs.bytes_of(step.model.optimizer.variables), costs.bytes_of(step.parameters)
+        stored, gradients = costs.bytes_of(step.optimizer_variables), costs.bytes_of(step.parameters)
         by_rows = False
         worker_memory = 0
         if traits.coordinated:
             with self._stage("taking a worker's step", "model"), data_errors_explained(step.model):
-                rule_of(config.rules.updates).check(config.rules.updates, step.model.optimizer, workers)
+                for optimizer in step.optimizers:
+                    rule_of(config.rules.updates).check(config.rules.updates, optimizer, workers)
+                check_updates_within(step, config.rules.updates)
                 SeedCounters(step, spec, workers if config.rules.updates.synchronous else 1)
                 own = costs.WorkerStep(step, spec, config.rules)
                 tables = own.tables()
@@ -267,7 +269,7 @@ class RecipeCheck:
     def _report_memory(self, base: int, worker_memory: int) -> None:
         """Reports the bytes of variables and of memory that each task takes, about."""
         step, recipe, cluster = self._step, self._recipe, self._cluster
-        whole = costs.bytes_of(step.model.variables) + costs.bytes_of(step.model.optimizer.variables)
+        whole = costs.bytes_of(step.model.variables) + costs.bytes_of(step.optimizer_variables)
         servers = [task for task in cluster.tasks if task.traits.holds_variables]
         stored = dict(zip(servers, costs.bytes_per_ps(step, recipe, len(servers)) if servers else (), strict=True))
         copies = whole if recipe.checkpoint or recipe.export else 0
