@@ -78,7 +78,7 @@ class WorkerStep:
         """Yields the large tables that each step fetches completely."""
         whole = list(tables.whole)
         reason = self._why_no_rows()
-        if reason:
+        if reason and not self.step.own_step:  # such a step has no lookups that could be found
             every = EmbeddingTables(self.step, self.element_spec, self._min_bytes())
             whole = [*every.whole, *((table.variable, reason) for table in every.tables)]
         for table, why in whole:
