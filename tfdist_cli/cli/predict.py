@@ -21,7 +21,9 @@ from tfdist_cli.errors import ExitCode, TaskLost, UsageError
 from tfdist_cli.plan.plan import RECIPE_FILE
 from tfdist_cli.requirements import require_tensorflow
 from tfdist_cli.spec.loading.load import load_recipe
+from tfdist_cli.spec.path_scheme import Location, Url, checked_location
 from tfdist_cli.spec.sections.recipe import Recipe
+from tfdist_cli.storage.tree import exists, upload_result
 from tfdist_cli.task.prediction.job import PredictionJob, Shard, model_of
 
 EXAMPLES = (
@@ -47,7 +49,13 @@ def predict(  # noqa: PLR0913 a parameter is an option
         ),
     ],
     output: Annotated[
-        Path, typer.Option(help="The file to write: .parquet, .csv or .npy. It must not exist.", show_default=False)
+        str,
+        typer.Option(
+            metavar="PATH|URL",
+            help="The file to write: .parquet, .csv or .npy, also in a bucket: s3://bucket/scores.parquet. It must not "
+            "exist.",
+            show_default=False,
+        ),
     ],
     columns: Annotated[
         str | None,
@@ -87,11 +95,13 @@ def predict(  # noqa: PLR0913 a parameter is an option
         )
     recipe, run = load_recipe(recipe_file), run.absolute()
     checkpoints = recipe.checkpoint.dir if recipe.checkpoint and recipe.checkpoint.dir else run / "checkpoints"
+    at = checked_location(output)
+    local = run / "predictions" / at.name if isinstance(at, Url) else at
     job = PredictionJob(
         *model_of(run, checkpoints, step),
         data,
         tuple(columns.split(",")) if columns else (),
-        output,
+        local,
         part_size,
     )
     own = Shard.parse(shard) if shard else None
@@ -102,7 +112,8 @@ def predict(  # noqa: PLR0913 a parameter is an option
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tfdist_cli.task.prediction.outputs import format_of  # noqa: PLC0415 it imports numpy
 
-    format_of(output)
+    format_of(local)
+    _check_new(at)
     job.open()
     if own or workers == 1:
         _predict_here(job, recipe, run, own or Shard(), batch_size)
@@ -110,6 +121,15 @@ def predict(  # noqa: PLR0913 a parameter is an option
         _predict_in_processes(job, workers, ["predict", str(run), *_arguments(job, batch_size)])
     if not own:
         _join(job)
+        if isinstance(at, Url):
+            upload_result(local, at)
+            local.unlink()
+        console.write(str(at))
+
+
+def _check_new(output: Location) -> None:
+    if isinstance(output, Url) and exists(output):
+        raise UsageError(f"{output} exists", code="output-exists", hint="remove it, or choose another --output")
 
 
 def _print_plan(job: PredictionJob, workers: int) -> None:
@@ -212,4 +232,3 @@ def _join(job: PredictionJob) -> None:
         )
     join(job)
     shutil.rmtree(job.folder)
-    console.write(str(job.output))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 
@@ -92,7 +93,7 @@ def _site(cluster: Cluster, recipe: Recipe | None, host: HostSpec | None, tasks:
     writes = not host or any(task == saves or task.traits.evaluates for task in tasks)
     folders = {"run directories": _runs(cluster, host, runs)} if writes or cluster.launcher_traits.uses_hosts else {}
     own = recipe.checkpoint.dir if recipe and recipe.checkpoint else None
-    if own and tasks and writes:
+    if isinstance(own, Path) and tasks and writes:
         folders["checkpoints"] = str(own)
     ssh = (cluster, host) if host else None
     return Site(name, ports, folders, tasks, ssh)

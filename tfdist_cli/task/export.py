@@ -8,9 +8,11 @@ import keras
 import tensorflow as tf
 
 from tfdist_cli.errors import UsageError
+from tfdist_cli.spec.path_scheme import Location
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.task.module import RecipeModule
 from tfdist_cli.task.recipe import CHECKPOINTS, EXPORT, EXPORT_NAMES
+from tfdist_cli.train.checkpoint.bucket import open_checkpoints
 from tfdist_cli.train.checkpoint.export import export
 from tfdist_cli.train.checkpoint.store import CheckpointFolder, DamagedCheckpoint, StoredCheckpoint
 from tfdist_cli.train.data.pipeline import Shard, checked
@@ -18,7 +20,7 @@ from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.trainer.reporting import enable_logging, log
 
 
-def export_checkpoint(recipe: Recipe, run_dir: Path, step: int | None, form: str, out: Path | None) -> Path:
+def export_checkpoint(recipe: Recipe, run_dir: Path, step: int | None, form: str, out: Location | None) -> Location:
     """Exports the model of a checkpoint.
 
     Args:
@@ -29,7 +31,7 @@ def export_checkpoint(recipe: Recipe, run_dir: Path, step: int | None, form: str
         out: where to write it; None for the run's export folder.
 
     Returns:
-        The path written.
+        The path or the address written.
 
     Raises:
         UsageError: the checkpoint does not exist, or is damaged.
@@ -39,7 +41,7 @@ def export_checkpoint(recipe: Recipe, run_dir: Path, step: int | None, form: str
     return export(model_step.model, out or run_dir / EXPORT / EXPORT_NAMES[form], format=form, rebuild=module.model)
 
 
-def checkpoints_of(recipe: Recipe, run_dir: Path) -> Path:
+def checkpoints_of(recipe: Recipe, run_dir: Path) -> Location:
     """Returns the folder of a run's checkpoints."""
     spec = recipe.checkpoint
     return spec.dir if spec and spec.dir else run_dir / CHECKPOINTS
@@ -56,7 +58,8 @@ def restored(recipe: Recipe, run_dir: Path, step: int | None) -> tuple[ModelStep
     Raises:
         UsageError: the checkpoint does not exist, or is damaged.
     """
-    checkpoint = _find(CheckpointFolder(checkpoints_of(recipe, run_dir)), step)
+    folder = open_checkpoints(checkpoints_of(recipe, run_dir))
+    checkpoint = _find(folder, step)
     module = RecipeModule.load(recipe)
     keras.utils.set_random_seed(recipe.train.seed)
     model_step = ModelStep(module.model())
@@ -65,7 +68,7 @@ def restored(recipe: Recipe, run_dir: Path, step: int | None) -> tuple[ModelStep
         return module.dataset("train", shard).batch(recipe.train.batch_size)
 
     model_step.build(checked(batches, Shard()).element_spec)
-    CheckpointFolder(checkpoint.path.parent).restore(checkpoint, model_step, optimizer=False)
+    folder.restore(checkpoint, model_step, optimizer=False)
     return model_step, module
 
 
@@ -75,7 +78,7 @@ def _find(folder: CheckpointFolder, step: int | None) -> StoredCheckpoint:
             return folder.find(step)
         except DamagedCheckpoint as reason:
             steps = folder.steps()
-            hint = f"the checkpoints in {folder.path} are of steps {', '.join(map(str, steps)) or 'none'}"
+            hint = f"the checkpoints in {folder.location} are of steps {', '.join(map(str, steps)) or 'none'}"
             if step in steps:
                 raise UsageError(str(reason), code="checkpoint-damaged", hint=hint) from reason
             raise UsageError(f"no checkpoint of step {step} exists", code="checkpoint-not-found", hint=hint) from reason
@@ -86,12 +89,12 @@ def _find(folder: CheckpointFolder, step: int | None) -> StoredCheckpoint:
         return checkpoint
     if damaged:
         raise UsageError(
-            f"all checkpoints in {folder.path} are damaged",
+            f"all checkpoints in {folder.location} are damaged",
             code="checkpoint-damaged",
             hint="launch the recipe again with another --run-dir",
         )
     raise UsageError(
-        f"there are no checkpoints in {folder.path}",
+        f"there are no checkpoints in {folder.location}",
         code="checkpoint-not-found",
         hint="give the recipe 'checkpoint: {every_seconds: 60}' and launch it",
     )

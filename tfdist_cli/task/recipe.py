@@ -14,9 +14,10 @@ import tensorflow as tf
 
 from tfdist_cli.errors import ResultNotSaved, TfdistError, TrainingError
 from tfdist_cli.protocol.records import emit
+from tfdist_cli.spec.path_scheme import Location
 from tfdist_cli.spec.sections.recipe import Export, Recipe
 from tfdist_cli.task.module import RecipeModule
-from tfdist_cli.train.checkpoint.export import export
+from tfdist_cli.train.checkpoint.export import export, upload_export
 from tfdist_cli.train.cluster.data_service import DataService
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.cluster.rendezvous import wait_until_exited
@@ -76,7 +77,13 @@ def _export(spec: Export, module: RecipeModule, model: Any, folder: Path) -> Non
     with suppress(OSError):  # `export` reports what is wrong
         # The user may have removed the run's directory.
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    paths = [export(model, folder / EXPORT_NAMES[name], format=name, rebuild=module.model) for name in spec.formats]
+    paths: list[Location] = []
+    for name in spec.formats:
+        path = folder / EXPORT_NAMES[name]
+        paths.append(export(model, path, format=name, rebuild=module.model))
+        if spec.upload:
+            upload_export(path, spec.upload / EXPORT_NAMES[name])
+            paths.append(spec.upload / EXPORT_NAMES[name])
     log.info("exported to %s", ", ".join(str(path) for path in paths))
     emit("exported", paths=[str(path) for path in paths])
 
@@ -181,14 +188,15 @@ def checkpoints_of_run(recipe: Recipe, run_dir: Path) -> Checkpoints | None:
     spec = recipe.checkpoint
     if spec is None:
         return None
-    folder = spec.dir or run_dir / CHECKPOINTS
-    return Checkpoints(folder, spec.every_steps, spec.every_seconds, spec.keep, spec.asynchronous)
+    return Checkpoints(
+        spec.dir or run_dir / CHECKPOINTS, spec.every_steps, spec.every_seconds, spec.keep, spec.asynchronous
+    )
 
 
 def _evaluate_checkpoints(
     context: ClusterContext, model: Any, validation: Validation | None, checkpoints: Checkpoints | None
 ) -> None:
-    data, folder = check_evaluator(validation, checkpoints.config().folder if checkpoints else None)
+    data, folder = check_evaluator(validation, checkpoints.config(reads=True).folder if checkpoints else None)
     environment, training_ended = context.environment, threading.Event()
     failures: list[TfdistError] = []
 

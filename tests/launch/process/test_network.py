@@ -33,6 +33,7 @@ def plan_of(tmp_path, recipe=None, **keys):
 
 
 RECIPE = Recipe.model_validate({"module": "m"})
+IN_BUCKET = Recipe.model_validate({"module": "m", "checkpoint": {"every_steps": 1, "dir": "s3://bucket/run"}})
 LAN = [f"{host}:2222" for host in ("10.1.2.3", "10.1.2.4")]
 
 
@@ -86,10 +87,11 @@ def test_a_recipe_whose_network_is_open_is_reported_once_with_what_to_do():
         ({"network": "host"}, RECIPE, False),
         ({"network": "host"}, None, False),
         ({}, None, True),
+        ({}, IN_BUCKET, True),
         ({"strategy": "single", "roles": {"chief": {}}}, RECIPE, False),
         ({"roles": {"worker": {"hosts": LAN}}}, RECIPE, False),
     ],
-    ids=["host", "host for a program", "a program", "one process", "other addresses"],
+    ids=["host", "host for a program", "a program", "a bucket", "one process", "other addresses"],
 )
 def test_this_machines_network(keys, recipe, warns):
     with network_of(plan_of("run", recipe, **keys)) as (made, ready):

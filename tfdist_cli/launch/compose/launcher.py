@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import IO
 
 from tfdist_cli.errors import TfdistError, UsageError
@@ -108,7 +109,7 @@ class ComposeRun:
             TfdistError: the engine cannot create the network.
         """
         recipe = self._plan.recipe
-        if recipe and recipe.checkpoint and recipe.checkpoint.dir:
+        if recipe and recipe.checkpoint and isinstance(recipe.checkpoint.dir, Path):
             recipe.checkpoint.dir.mkdir(parents=True, exist_ok=True)
         create = (self._engine, "network", "create", "--internal", self._project)
         created = await asyncio.to_thread(_call, *create)

@@ -110,7 +110,7 @@ def _mounts(plan: Plan, compose: Compose) -> Iterator[Mount]:
     if recipe and recipe.module_dir:
         own.setdefault(str(recipe.module_dir), True)
     saved = recipe and recipe.checkpoint and recipe.checkpoint.dir
-    if saved and not saved.is_relative_to(plan.run_dir):
+    if isinstance(saved, Path) and not saved.is_relative_to(plan.run_dir):
         own[str(saved)] = False
     for path, read_only in own.items():
         if ":" in path or not path.isprintable():

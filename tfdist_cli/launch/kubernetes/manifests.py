@@ -150,7 +150,7 @@ def _config_map(plan: Plan) -> Manifest:
 def _inside(plan: Plan, recipe: Recipe) -> Recipe:
     """Returns the recipe with the pods' paths: a checkpoint folder in the run directory moves with it."""
     saved = recipe.checkpoint
-    if saved and saved.dir and saved.dir.is_relative_to(plan.run_dir):
+    if saved and isinstance(saved.dir, Path) and saved.dir.is_relative_to(plan.run_dir):
         moved = Path(RUNS / job_name(plan) / saved.dir.relative_to(plan.run_dir))
         recipe = recipe.model_copy(update={"checkpoint": saved.model_copy(update={"dir": moved})})
     return recipe.model_copy(update={"module_dir": Path(FILES)})

@@ -18,6 +18,7 @@ from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.process import network_namespace
 from tfdist_cli.launch.supervisor.events import NetworkReady
 from tfdist_cli.plan.plan import Plan
+from tfdist_cli.spec.sections.recipe import services_of
 from tfdist_cli.spec.strategies import STRATEGIES
 
 _SCRIPT = (sys.executable, "-I", "-S", str(Path(network_namespace.__file__)))
@@ -83,12 +84,15 @@ def network_of(plan: Plan) -> Iterator[tuple[Network, NetworkReady | None]]:
 def _default(plan: Plan) -> tuple[str, str]:
     """The network of a cluster whose file names none, and a warning if it is open.
 
-    A recipe's tasks get a private network. A program after `--` keeps the network that it has without tfdist.
+    A recipe's tasks get a private network, unless they use a storage service. A program after `--` keeps the network
+    that it has without tfdist.
     """
     listening = [planned for planned in plan.tasks if planned.task.traits.listens]
     alone = STRATEGIES[plan.strategy].one_process and not any(one.task.traits.auxiliary for one in listening)
     if alone or any(not one.address.is_loopback for one in listening):
         return "host", ""
+    if plan.recipe and (used := services_of(plan.recipe)):
+        return "host", f"{OPEN}: the recipe uses {used[0]}, which a private network does not reach"
     if plan.recipe is None:
         return "host", f"{OPEN}; 'network: private' in the cluster file closes them, see docs/how-to/secure-ports.md"
     return "private", ""

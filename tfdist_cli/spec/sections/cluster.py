@@ -57,8 +57,9 @@ class Cluster(SpecModel):
     launcher: LauncherName = Field(default="local", description=_LAUNCHER_HELP)
     network: Literal["private", "host"] | None = None
     """The network of the tasks on this machine. `private`: a network namespace; no other process reaches the tasks, and
-    they reach no other host. `host`: the network of this machine. By default `private` for a recipe, where the system
-    allows it, and `host` for a program after `--` and for tasks with addresses outside of this machine."""
+    they reach no other host. `host`: the network of this machine. By default `private` for a recipe that uses no
+    storage service, where the system allows it, and otherwise `host`: for a program after `--`, and for tasks with
+    addresses outside of this machine."""
     roles: Roles
     """The tasks, by role."""
     hosts: Annotated[list[HostName | HostSpec], Field(min_length=1)] | None = None

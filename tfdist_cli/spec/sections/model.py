@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, InstanceOf, PlainSerializer, WithJsonSchema
 
 from tfdist_cli.errors import InvalidValue
 from tfdist_cli.spec.address import Address
-from tfdist_cli.spec.path_scheme import HINT, scheme_problem
+from tfdist_cli.spec.path_scheme import HINT, Location, Url, location, scheme_problem
 
 VARIABLE_SCHEMA = {
     "type": "string",
@@ -71,9 +71,23 @@ def _parse_path(value: Any) -> Path:
         raise InvalidValue("the path is empty", code="empty-path")
     if "\0" in str(value):
         raise InvalidValue("a path cannot contain a NUL character", code="nul-in-value")
-    if problem := scheme_problem(value):
-        raise InvalidValue(f"{problem}; {HINT}", code="unsupported-scheme")
-    return Path(value)
+    found = location(value)
+    if isinstance(found, Url):
+        raise InvalidValue(f"{scheme_problem(value)}; {HINT}", code="unsupported-scheme")
+    return found
+
+
+def _parse_location(value: Any) -> Location:
+    return location(value) if isinstance(value, str) and scheme_problem(value) else _parse_path(value)
+
+
+def _parse_url(value: Any) -> Url:
+    found = _parse_location(value)
+    if not isinstance(found, Url):
+        raise InvalidValue(
+            f"expected an address in a storage service, 's3://bucket/folder', got {value!r}", code="wrong-type"
+        )
+    return found
 
 
 AddressField = Annotated[
@@ -86,3 +100,19 @@ PathField = Annotated[
     Path, BeforeValidator(_parse_path), PlainSerializer(str), WithJsonSchema({"type": "string", "minLength": 1})
 ]
 """A path. The loader resolves a relative path against the folder of the file that contains it."""
+LocationField = Annotated[
+    Path | InstanceOf[Url],
+    BeforeValidator(_parse_location),
+    PlainSerializer(str),
+    WithJsonSchema(
+        {"type": "string", "minLength": 1, "examples": ["checkpoints", "s3://bucket/run", "gs://bucket/run"]}
+    ),
+]
+"""A path, or an address in a storage service."""
+UrlField = Annotated[
+    InstanceOf[Url],
+    BeforeValidator(_parse_url),
+    PlainSerializer(str),
+    WithJsonSchema({"type": "string", "pattern": "^[a-z0-9]+://.", "examples": ["s3://bucket/model"]}),
+]
+"""An address in a storage service."""

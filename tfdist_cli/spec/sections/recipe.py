@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from tfdist_cli.errors import InvalidValue
-from tfdist_cli.spec.sections.model import Inconsistent, KeyProblem, PathField, SpecModel
+from tfdist_cli.spec.path_scheme import Url
+from tfdist_cli.spec.sections.model import Inconsistent, KeyProblem, LocationField, PathField, SpecModel, UrlField
 from tfdist_cli.spec.sections.updates import (
     EmbeddingRule,
     Jit,
@@ -74,9 +75,9 @@ class Checkpoint(SpecModel):
     asynchronous: Literal["auto"] | bool = "auto"
     """Whether the training continues while a checkpoint is written. Each task then needs memory for a copy of its
     variables. `auto`: only if the copy takes no more than 1 GiB."""
-    dir: PathField | None = None
-    """The folder for checkpoints, relative to this file. The training resumes from the newest checkpoint in it. By
-    default a folder in the run directory."""
+    dir: LocationField | None = None
+    """The folder for checkpoints, relative to this file, or in a storage service: `s3://bucket/run`, `gs://` or
+    `hdfs://`. The training resumes from the newest checkpoint in it. By default a folder in the run directory."""
 
     @model_validator(mode="after")
     def _has_a_time(self) -> Checkpoint:
@@ -103,11 +104,19 @@ class Export(SpecModel):
 
     format: Literal["saved_model", "keras"] | list[Literal["saved_model", "keras"]] = "saved_model"
     """`saved_model` for TensorFlow and TensorFlow Serving, `keras` for `keras.saving.load_model`, or a list of both."""
+    upload: UrlField | None = None
+    """The folder in a storage service, such as `s3://bucket/model`, for a copy of the files in the run directory."""
 
     @property
     def formats(self) -> tuple[str, ...]:
         """Each format once, in the order of the file."""
         return tuple(dict.fromkeys([self.format] if isinstance(self.format, str) else self.format))
+
+
+def services_of(recipe: Recipe) -> tuple[Url, ...]:
+    """Returns the addresses in storage services that a recipe uses."""
+    named = (recipe.checkpoint.dir if recipe.checkpoint else None, recipe.export.upload if recipe.export else None)
+    return tuple(each for each in named if isinstance(each, Url))
 
 
 class Recipe(SpecModel):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tfdist_cli.errors import UsageError
+from tfdist_cli.spec.path_scheme import Location
+from tfdist_cli.storage.remote import RemoteFolder
 
 _JOB, _ROWS = "job.json", "rows.json"
+_SEALED = re.compile(r"step-[0-9]{8,18}/state\.json")
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class PredictionJob:
         part_size: examples in a part.
     """
 
-    model: Path
+    model: Location
     step: int | None
     data: str
     columns: tuple[str, ...]
@@ -116,7 +120,7 @@ class PredictionJob:
     def _identity(self) -> dict[str, Any]:
         """What all parts must have in common: with the same files, not only the same names."""
         fields = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
-        files = {"model files": self.model, "data files": Path(self.data)}
+        files = {"data files": Path(self.data)} | ({"model files": self.model} if isinstance(self.model, Path) else {})
         return json.loads(json.dumps(fields)) | {key: _stamp(path) for key, path in files.items()}
 
     def set_rows(self, rows: int) -> None:
@@ -134,7 +138,7 @@ def _stamp(path: Path) -> list[int]:
     return [found.st_mtime_ns] if path.is_dir() else [found.st_size, found.st_mtime_ns]
 
 
-def model_of(run: Path, checkpoints: Path, step: int | None) -> tuple[Path, int | None]:
+def model_of(run: Path, checkpoints: Location, step: int | None) -> tuple[Location, int | None]:
     """Returns the newest form of a run's model: its export, unless a checkpoint was written after it.
 
     Args:
@@ -148,7 +152,7 @@ def model_of(run: Path, checkpoints: Path, step: int | None) -> tuple[Path, int 
     Raises:
         UsageError: the run has neither.
     """
-    saved = {int(path.name.removeprefix("step-")): path for path in checkpoints.glob("step-*")}
+    saved = _checkpoints(checkpoints)
     exports = [path for path in (run / "export" / "saved_model", run / "export" / "model.keras") if path.exists()]
     newest = step if step is not None else max(saved, default=None)
     if step is not None and step not in saved:
@@ -163,10 +167,30 @@ def model_of(run: Path, checkpoints: Path, step: int | None) -> tuple[Path, int 
             code="no-model-in-run",
             hint="give the recipe 'export: {}' or 'checkpoint: {every_seconds: 60}', and launch it",
         )
-    if newest is None or (step is None and exports and _changed(exports[0]) >= _changed(saved[newest])):
+    if newest is None or (step is None and exports and _changed(exports[0]) >= saved[newest]):
         return exports[0], None
-    return saved[newest], newest
+    return checkpoints / f"step-{newest:08d}", newest
 
 
-def _changed(path: Path) -> int:
-    return path.stat().st_mtime_ns
+def _checkpoints(folder: Location) -> dict[int, float]:
+    """Returns the steps of the checkpoints in a folder, and when they were written.
+
+    Raises:
+        UsageError: the storage service cannot be used.
+    """
+    if isinstance(folder, Path):
+        return {int(path.name.removeprefix("step-")): _changed(path) for path in folder.glob("step-*")}
+    remote = RemoteFolder(folder)
+    try:
+        found = [name for name in remote.sizes() if _SEALED.fullmatch(name)]
+        return {int(name[len("step-") :].partition("/")[0]): remote.modified(name) for name in found}
+    except OSError as error:
+        raise UsageError(
+            f"the checkpoints in {folder} cannot be read: {error.strerror or error}",
+            code="storage-unreachable",
+            hint="check the address and the credentials",
+        ) from error
+
+
+def _changed(path: Path) -> float:
+    return path.stat().st_mtime

@@ -99,7 +99,7 @@ def load(job: PredictionJob, recipe: Recipe, run: Path) -> TrainedModel:
         loaded = tf.saved_model.load(str(job.model))
         (inputs,), _ = loaded.serve.concrete_functions[0].structured_input_signature
         return TrainedModel(loaded.serve, inputs, loaded)
-    if job.model.suffix == ".keras":
+    if job.model.name.endswith(".keras"):
         with suppress(UsageError):  # the file may need the classes that the module registers, or none of them
             RecipeModule.load(recipe)
         model = keras.saving.load_model(job.model, compile=False)

@@ -17,7 +17,8 @@ import keras
 import tensorflow as tf
 
 from tfdist_cli.errors import ResultNotSaved, TrainingError, UsageError
-from tfdist_cli.spec.path_scheme import refuse_scheme
+from tfdist_cli.spec.path_scheme import Location, Url, checked_location
+from tfdist_cli.storage.tree import check_replaceable, upload_result
 from tfdist_cli.train.model.train_step import last_build_spec
 from tfdist_cli.train.tf_compat.keras_model import Functional, build_shapes, layers_of
 from tfdist_cli.train.tf_compat.op_errors import shortened
@@ -38,32 +39,35 @@ def export(
     *,
     format: str = "saved_model",  # noqa: A002 the name that Keras and recipes use
     rebuild: Callable[[], keras.Model] | None = None,
-) -> Path:
+) -> Location:
     """Exports a model with its current weights, on whichever tasks they are.
 
     The weights are first copied into a model of this process alone, so that nothing of the cluster is exported.
 
     Args:
         model: the trained model, built.
-        path: where to write it. An earlier export there is replaced. A `.keras` file gets that suffix.
+        path: where to write it, on this machine or in a storage service: `s3://bucket/model`. An earlier export there
+            is replaced. A `.keras` file gets that suffix.
         format: `saved_model`, a folder for `tf.saved_model.load` and TensorFlow Serving, or `keras`, a file for
             `keras.saving.load_model`. The file contains the loss, metrics and optimizer unless some of them are the
             user's own.
         rebuild: returns a model of the same structure; by default it is rebuilt from its configuration.
 
     Returns:
-        The path written.
+        The path or the address written.
 
     Raises:
-        UsageError: the format is unknown, or `path` exists and is not an export.
+        UsageError: the format is unknown, the storage service cannot be used, or `path` exists and is not an export.
         TrainingError: the model cannot be rebuilt from its configuration, `rebuild` returns another model, or the
             model's inputs are not known, since it is a subclassed model that was not trained by tfdist.
         ResultNotSaved: the export cannot be written.
     """
     if format not in FORMATS:
         raise UsageError(f"format must be {' or '.join(map(repr, FORMATS))}, got {format!r}", code="invalid-argument")
-    refuse_scheme(path)
-    path = Path(path)
+    at = checked_location(path)
+    if isinstance(at, Url):
+        return _export_to_service(model, at, format, rebuild)
+    path = at
     if format == "keras":
         path = path.with_name(path.name if path.suffix == ".keras" else f"{path.name}.keras")
     _check_replaceable(path, format)
@@ -78,6 +82,38 @@ def export(
         else:
             plain.export(str(temporary), verbose=False, input_signature=_signature(model))
     return path
+
+
+def upload_export(path: Path, url: Url) -> None:
+    """Uploads an export.
+
+    Args:
+        path: the export.
+        url: where it is stored; an earlier export there is replaced.
+
+    Raises:
+        UsageError: `url` exists and is not an export.
+        ResultNotSaved: it could not be uploaded.
+    """
+    if path.is_dir():
+        check_replaceable(url, _SAVED_MODEL)
+    upload_result(path, url, last="saved_model.pb")
+
+
+def _export_to_service(
+    model: keras.Model,
+    url: Url,
+    format: str,  # noqa: A002 as in `export`
+    rebuild: Callable[[], keras.Model] | None,
+) -> Url:
+    if format == "keras" and not url.endswith(".keras"):
+        url = Url(f"{url}.keras")
+    folder = Path(tempfile.mkdtemp(prefix="tfdist-export-"))
+    path = folder / url.name
+    export(model, path, format=format, rebuild=rebuild)
+    upload_export(path, url)
+    _remove(folder)  # kept if it could not be uploaded
+    return url
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,11 @@ from typing import Any
 import numpy as np
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.protocol.run_files import read_bytes, read_object, whole
+from tfdist_cli.protocol.run_files import parse_object, read_bytes, whole
+from tfdist_cli.spec.path_scheme import Location, Url
 from tfdist_cli.train.checkpoint.durable_files import digest_of, remove, sync, write_synced
 from tfdist_cli.train.checkpoint.tensors import ReadPiece, read_live, read_variables, saved_variables, write_variables
+from tfdist_cli.train.checkpoint.uploads import Report
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.optimizers.apply import innermost
 
@@ -37,9 +39,9 @@ EVALUATED_FILE = "evaluator.json"
 ARRAYS_FILE = "callbacks.npz"
 UNEVALUATED_KEPT = 16
 """How many checkpoints to keep beyond `keep` until an evaluator has evaluated them."""
-_PREFIX = "step-"
-_WRITING = ".writing-"
-_REPLACED = ".replaced-"
+PREFIX = "step-"
+WRITING = ".writing-"
+REPLACED = ".replaced-"
 _REMOVING = ".removing-"
 _DAMAGED = "damaged-"
 _FORMAT = 1
@@ -95,10 +97,17 @@ class StoredCheckpoint:
     Args:
         path: its folder.
         state: its state.
+        url: where it was downloaded from, if `path` is a copy.
     """
 
     path: Path
     state: TrainingState
+    url: Url | None = None
+
+    @property
+    def location(self) -> Location:
+        """Where it is stored."""
+        return self.url or self.path
 
     def arrays(self) -> list[np.ndarray]:
         """Returns the arrays of callbacks."""
@@ -120,11 +129,19 @@ class CheckpointFolder:
         keep: how many of the newest checkpoints to keep.
     """
 
+    poll_seconds = 0.3
+    """How often an evaluator looks for new checkpoints: a network file system does not notify of changes."""
+
     def __init__(self, path: Path, keep: int = 3) -> None:
         self.path = path
         self._keep = keep
         self._latest: TrainingState | None = None
         self._is_created = False
+
+    @property
+    def location(self) -> Location:
+        """Where the checkpoints are stored."""
+        return self.path
 
     def prepare(self) -> None:
         """Prepares the folder for a training. Completes or removes what a killed training left.
@@ -136,10 +153,10 @@ class CheckpointFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._is_created = True
             self._restore_replaced()
-            for pattern in (f"{_WRITING}*", f"{_REMOVING}*", f"{_PREFIX}*/.{STATE_FILE}.*"):
+            for pattern in (f"{WRITING}*", f"{_REMOVING}*", f"{PREFIX}*/.{STATE_FILE}.*"):
                 for rest in self.path.glob(pattern):
                     remove(rest)
-            probe = self.path / f"{_WRITING}probe"
+            probe = self.path / f"{WRITING}probe"
             probe.mkdir()
             write_synced(probe / STATE_FILE, {})
             remove(probe)
@@ -158,9 +175,8 @@ class CheckpointFolder:
         """Returns the steps of all checkpoints, damaged ones too, oldest first."""
         if not self.path.is_dir():
             return []
-        names = [entry.name.removeprefix(_REPLACED) for entry in self.path.iterdir()]
-        numbers = [name[len(_PREFIX) :] for name in names if name.startswith(_PREFIX)]
-        return sorted({int(number) for number in numbers if _STEP.fullmatch(number)})
+        steps = {step_of(entry.name.removeprefix(REPLACED)) for entry in self.path.iterdir()}
+        return sorted(step for step in steps if step is not None)
 
     def peek(self, step: int) -> StoredCheckpoint:
         """Returns the checkpoint of a step after comparing the sizes of its files, without reading all of them.
@@ -168,8 +184,11 @@ class CheckpointFolder:
         Raises:
             DamagedCheckpoint: it is missing or damaged.
         """
+        return self._peek_here(step)
+
+    def _peek_here(self, step: int) -> StoredCheckpoint:
         folder = self._folder(step)
-        if not folder.exists() and (replaced := self.path / f"{_REPLACED}{folder.name}").exists():
+        if not folder.exists() and (replaced := self.path / f"{REPLACED}{folder.name}").exists():
             folder = replaced  # its replacement does not have its final name yet
         state = _read_state(folder / STATE_FILE)
         for name, (size, _) in state.files.items():
@@ -185,13 +204,8 @@ class CheckpointFolder:
         Raises:
             DamagedCheckpoint: it is missing or damaged.
         """
-        checkpoint = self.peek(step)
-        for name, (_, digest) in checkpoint.state.files.items():
-            path = checkpoint.path / name
-            with _read_errors_as_damage(path):
-                actual = digest_of(path)
-            if actual != digest:
-                raise DamagedCheckpoint(f"{path} has been changed since it was written")
+        checkpoint = self._peek_here(step)
+        verify(checkpoint)
         return checkpoint
 
     def newest(self) -> tuple[StoredCheckpoint | None, dict[int, str]]:
@@ -204,15 +218,14 @@ class CheckpointFolder:
                 damaged[step] = str(reason)
         return None, damaged
 
-    def set_aside(self, step: int) -> Path:
-        """Renames a damaged checkpoint, so that the user can examine it. Returns the new path.
+    def set_aside(self, step: int) -> Location:
+        """Renames a damaged checkpoint, so that the user can examine it. Returns where it is now.
 
         Raises:
             OSError: it cannot be renamed.
         """
         folder = self._folder(step)
-        names = [f"{_DAMAGED}{folder.name}", *(f"{_DAMAGED}{folder.name}-{number}" for number in range(2, 1000))]
-        new = next(path for name in names if not (path := self.path / name).exists())
+        new = next(path for name in damaged_names(folder.name) if not (path := self.path / name).exists())
         folder.rename(new)
         return new
 
@@ -238,11 +251,12 @@ class CheckpointFolder:
             OSError: the disk is full, or the folder cannot be written; earlier checkpoints are untouched.
         """
         folder = self._folder(state.step)
+        self._wait_to_replace(state.step)
         if not self._is_created:  # the disk was full when the training began
             self.path.mkdir(parents=True, exist_ok=True)
         if not (changed or arrays) and self._latest and self._latest.step == state.step:
             return self._rewrite_state(folder, state)
-        writing = self.path / f"{_WRITING}{state.step:08d}-{os.getpid()}"
+        writing = self.path / f"{WRITING}{state.step:08d}-{os.getpid()}"
         remove(writing)
         try:
             writing.mkdir()  # without parents: a checkpoint folder that was removed is not created again
@@ -280,17 +294,39 @@ class CheckpointFolder:
         count = len(step.parameters) + len(step.state)
         if (saved if optimizer else saved[:count]) != (wanted if optimizer else wanted[:count]):
             raise TrainingError(
-                f"{checkpoint.path} is a checkpoint of another model: {_difference(state.shapes, _shapes(step))}",
+                f"{checkpoint.location} is a checkpoint of another model: {_difference(state.shapes, _shapes(step))}",
                 code="checkpoint-of-another-model",
                 hint="set another checkpoint.dir, or train with the model and optimizer that the checkpoint is of",
             )
         if optimizer and state.optimizer != _optimizer_name(step):
             raise TrainingError(
-                f"{checkpoint.path} was saved with the optimizer {state.optimizer}, not {_optimizer_name(step)}",
+                f"{checkpoint.location} was saved with the optimizer {state.optimizer}, not {_optimizer_name(step)}",
                 code="checkpoint-of-another-optimizer",
                 hint="set another checkpoint.dir, or train with the optimizer that the checkpoint is of",
             )
         read_variables(step, checkpoint.path / "variables", optimizer=optimizer)
+
+    def publish(self, step: int, report: Report) -> None:
+        """Makes a saved checkpoint available to other machines; here it already is.
+
+        Args:
+            step: the step of the checkpoint.
+            report: is called once with the result, perhaps later, in another thread.
+        """
+        report(self._folder(step))
+
+    def flush(self) -> None:
+        """Waits until all checkpoints are published, or have failed to be."""
+
+    def close(self, seconds: float) -> None:
+        """Waits for checkpoints that are being published for a limited time, after the training has failed."""
+
+    def unsaved_hint(self) -> str:
+        """What to do about a last checkpoint that could not be written."""
+        return (
+            f"free space in {self.path}, or make it writable, and launch again: training resumes from the last good "
+            "checkpoint"
+        )
 
     def mark_evaluated(self, steps: list[int]) -> None:
         """Writes which checkpoints the evaluator has evaluated."""
@@ -300,12 +336,15 @@ class CheckpointFolder:
                 remove(rest)
         write_synced(self.path / EVALUATED_FILE, {"scored": steps})
 
+    def _wait_to_replace(self, step: int) -> None:
+        """Waits until the checkpoint of a step may be replaced."""
+
     def _folder(self, step: int) -> Path:
-        return self.path / f"{_PREFIX}{step:08d}"
+        return self.path / f"{PREFIX}{step:08d}"
 
     def _make_visible(self, writing: Path, folder: Path) -> None:
         """Renames a complete checkpoint to its final name. `peek` finds the one that it replaces until then."""
-        replaced = self.path / f"{_REPLACED}{folder.name}"
+        replaced = self.path / f"{REPLACED}{folder.name}"
         if folder.exists():
             remove(replaced)
             folder.rename(replaced)
@@ -319,8 +358,8 @@ class CheckpointFolder:
 
     def _restore_replaced(self) -> None:
         """Completes or undoes a `_make_visible` that was interrupted."""
-        for replaced in self.path.glob(f"{_REPLACED}*"):
-            folder = self.path / replaced.name[len(_REPLACED) :]
+        for replaced in self.path.glob(f"{REPLACED}*"):
+            folder = self.path / replaced.name[len(REPLACED) :]
             if folder.exists():
                 remove(replaced)
             else:
@@ -338,14 +377,11 @@ class CheckpointFolder:
     def _prune(self, newest: int) -> None:
         """Removes old checkpoints after a new one is complete. Damaged ones are neither counted nor removed."""
         steps = [step for step in self.steps() if step <= newest and self._is_undamaged(step)]
-        unevaluated: set[int] = set()
-        with contextlib.suppress(OSError, ValueError):  # there is no evaluator, or its file is damaged
-            evaluated = read_object(self.path / EVALUATED_FILE).get("scored")
-            if isinstance(evaluated, list):
-                unevaluated = set(steps[-(self._keep + UNEVALUATED_KEPT) :]) - {whole(step) for step in evaluated}
-        for old in steps[: -self._keep]:
-            if old not in unevaluated:
-                self._discard(self._folder(old))
+        evaluated = None
+        with contextlib.suppress(OSError):  # there is no evaluator
+            evaluated = parse_evaluated(read_bytes(self.path / EVALUATED_FILE))
+        for old in steps_to_remove(steps, self._keep, evaluated):
+            self._discard(self._folder(old))
 
     def _discard(self, folder: Path) -> None:
         """Removes a checkpoint. It is renamed first, so that an incomplete one is never found under its final name."""
@@ -375,11 +411,80 @@ def _read_errors_as_damage(path: Path) -> Iterator[None]:
         raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
 
 
+def verify(checkpoint: StoredCheckpoint) -> None:
+    """Compares the SHA-256 of each file of a checkpoint.
+
+    Raises:
+        DamagedCheckpoint: one is missing, or was changed.
+    """
+    for name, (_, digest) in checkpoint.state.files.items():
+        path = checkpoint.path / name
+        with _read_errors_as_damage(path):
+            actual = digest_of(path)
+        if actual != digest:
+            raise DamagedCheckpoint(f"{checkpoint.location}/{name} has been changed since it was written")
+
+
+def step_of(folder: str) -> int | None:
+    """Returns the step of a checkpoint's folder; None if it is another folder."""
+    number = folder.removeprefix(PREFIX)
+    return int(number) if folder != number and _STEP.fullmatch(number) else None
+
+
+def damaged_names(folder: str) -> Iterator[str]:
+    """Yields the names to set a damaged checkpoint aside under."""
+    yield f"{_DAMAGED}{folder}"
+    yield from (f"{_DAMAGED}{folder}-{number}" for number in range(2, 1000))
+
+
+def steps_to_remove(steps: Sequence[int], keep: int, evaluated: Collection[int] | None) -> list[int]:
+    """Returns the steps of the checkpoints that are no longer kept.
+
+    Args:
+        steps: the steps of all undamaged checkpoints, oldest first.
+        keep: how many to keep.
+        evaluated: the steps of those that an evaluator has evaluated; None if there is no evaluator.
+    """
+    unevaluated = set(steps[-(keep + UNEVALUATED_KEPT) :]) - set(evaluated) if evaluated is not None else set()
+    return [step for step in steps[:-keep] if step not in unevaluated]
+
+
+def pack_evaluated(steps: Sequence[int]) -> bytes:
+    """Returns the content of evaluator.json."""
+    return json.dumps({"scored": list(steps)}).encode()
+
+
+def parse_evaluated(content: bytes) -> list[int] | None:
+    """Returns the steps in an evaluator.json; None if it is damaged."""
+    try:
+        steps = parse_object(content)["scored"]
+    except (ValueError, KeyError):
+        return None
+    return [found for step in steps if (found := whole(step)) is not None] if isinstance(steps, list) else None
+
+
 def _read_state(path: Path) -> TrainingState:
     try:
-        values = json.loads(read_bytes(path))
+        content = read_bytes(path)
+    except OSError as error:
+        raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
+    return parse_state(content, str(path))
+
+
+def parse_state(content: bytes, path: str) -> TrainingState:
+    """Returns the state in a state.json.
+
+    Args:
+        content: its content.
+        path: where it is, for messages.
+
+    Raises:
+        DamagedCheckpoint: it is damaged.
+    """
+    try:
+        values = json.loads(content)
         seal, version, own = values.pop("seal", None), values.get("format"), _seal(values)
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
     if version != _FORMAT:
         raise DamagedCheckpoint(f"{path} has format {version}, which this version of tfdist cannot read")

@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from tfdist_cli.protocol.records import emit
+from tfdist_cli.spec.path_scheme import Url
 from tfdist_cli.train.checkpoint.store import CheckpointFolder, TrainingState
 from tfdist_cli.train.checkpoint.tensors import Snapshot, largest_task_bytes, read_live
 from tfdist_cli.train.model.train_step import ModelStep
@@ -57,7 +59,7 @@ class CheckpointWriter:
         self._asynchronous = asynchronous
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
-        self.unsaved: OSError | None = None
+        self.unsaved: Exception | None = None
         """The error that kept the last checkpoint from being written; None if it was written."""
 
     def save(self, content: CheckpointContent, *, wait: bool) -> None:
@@ -77,6 +79,8 @@ class CheckpointWriter:
         self.finish()
         if wait or not self._is_asynchronous():
             self._write(partial(self._folder.save, read=read_live), content, begun)
+            if wait:
+                self._folder.flush()
             return
         snapshot = Snapshot(self._step)
         content = CheckpointContent(content.state, [array.copy() for array in content.arrays], content.changed)
@@ -102,8 +106,10 @@ class CheckpointWriter:
 
     def close(self) -> None:
         """Waits for the checkpoint that is being written, for a limited time, after the training has failed."""
+        begun = time.monotonic()
         if self._thread:
             self._thread.join(CLOSE_SECONDS)
+        self._folder.close(max(0.0, begun + CLOSE_SECONDS - time.monotonic()))
 
     def _is_asynchronous(self) -> bool:
         if self._asynchronous == "auto":
@@ -123,20 +129,20 @@ class CheckpointWriter:
     ) -> None:
         state = content.state
         try:
-            path = write(self._step, state, arrays=content.arrays, changed=content.changed)
+            write(self._step, state, arrays=content.arrays, changed=content.changed)
         except OSError as error:
-            self.unsaved = error
-            log.error(  # noqa: TRY400 the reason is enough for the user; our traceback would hide it
-                "checkpoint of step %d could not be written: %s; training continues", state.step, error
-            )
-            emit("checkpoint_failed", step=state.step, reason=str(error))
+            self._report(state.step, begun, 0.0, error)
+            return
+        paused = time.monotonic() - begun if paused is None else paused
+        self._folder.publish(state.step, partial(self._report, state.step, begun, paused))
+
+    def _report(self, step: int, begun: float, paused: float, result: Path | Url | Exception) -> None:
+        """Reports that a checkpoint is complete, or why it is not."""
+        if isinstance(result, Exception):
+            self.unsaved = result
+            log.error("checkpoint of step %d could not be written: %s; training continues", step, result)
+            emit("checkpoint_failed", step=step, reason=str(result))
             return
         self.unsaved = None
-        seconds = time.monotonic() - begun
-        emit(
-            "checkpoint",
-            step=state.step,
-            path=str(path),
-            took=round(seconds, 3),
-            paused=round(seconds if paused is None else paused, 3),
-        )
+        took = round(time.monotonic() - begun, 3)
+        emit("checkpoint", step=step, path=str(result), took=took, paused=round(paused, 3))

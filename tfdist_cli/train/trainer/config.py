@@ -13,10 +13,11 @@ from typing import Any, Protocol, get_args
 import keras
 
 from tfdist_cli.errors import TrainingError, UsageError
-from tfdist_cli.spec.path_scheme import refuse_scheme
+from tfdist_cli.spec.path_scheme import Url, checked_location
 from tfdist_cli.spec.sections.recipe import Share
 from tfdist_cli.spec.sections.updates import EmbeddingRule, Jit, LearningRate, Updates, WireType
 from tfdist_cli.spec.strategies import computes_gradients
+from tfdist_cli.train.checkpoint.bucket import open_checkpoints, scratch_folder
 from tfdist_cli.train.checkpoint.store import CheckpointFolder
 from tfdist_cli.train.checkpoint.writer import Asynchronous
 from tfdist_cli.train.cluster.data_service import DataService
@@ -229,7 +230,7 @@ class Checkpoints:
     """Where and when `fit` saves checkpoints. Training resumes from the newest checkpoint in the folder.
 
     Args:
-        dir: the folder of the checkpoints.
+        dir: the folder of the checkpoints, on this machine or in a storage service: `s3://bucket/run`.
         every_steps: save a checkpoint every so many global steps.
         every_seconds: save a checkpoint every so many seconds.
         keep: how many of the newest checkpoints to keep.
@@ -245,11 +246,21 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         check_counts(1, every_steps=self.every_steps, keep=self.keep)
-        refuse_scheme(self.dir)
+        checked_location(self.dir)
 
-    def config(self) -> CheckpointConfig:
-        """Returns the configuration of one training's checkpoints."""
-        folder = CheckpointFolder(Path(self.dir), self.keep)
+    def config(self, run_dir: Path | None = None, *, reads: bool = False) -> CheckpointConfig:
+        """Returns the configuration of one training's checkpoints.
+
+        Args:
+            run_dir: the run's directory, where checkpoints are until they are uploaded.
+            reads: whether this process only reads them.
+
+        Raises:
+            UsageError: the library for the storage service is not installed.
+        """
+        at = checked_location(self.dir)
+        scratch = scratch_folder(at, run_dir) if isinstance(at, Url) and not reads else None
+        folder = open_checkpoints(at, self.keep, scratch)
         return CheckpointConfig(folder, self.every_steps, self.every_seconds, self.asynchronous)
 
 
@@ -394,6 +405,10 @@ class TrainingArguments:
         """
         updates, learning_rate = self.updates or Updates(), self.learning_rate or LearningRate()
         rules = Rules(updates, learning_rate, self.wire, self.embeddings, self.jit, self.phases)
+        checkpoints = None
+        if self.checkpoints:
+            environment = context.environment
+            checkpoints = self.checkpoints.config(environment.run_dir, reads=not environment.is_chief)
         repeat = self.steps_per_epoch is None if self.repeat is None else self.repeat
         steps_per_epoch, steps_per_pass = self.steps_per_epoch, None
         steps_of_pass: Callable[[int | None], int] | None = None
@@ -417,7 +432,7 @@ class TrainingArguments:
             steps_per_execution=self.steps_per_execution,
             validation=validation,
             callbacks=as_callbacks(self.callbacks),
-            checkpoints=self.checkpoints.config() if self.checkpoints else None,
+            checkpoints=checkpoints,
             rules=rules,
             steps_of_pass=steps_of_pass,
             steps_per_pass=steps_per_pass,

@@ -17,8 +17,6 @@ from tfdist_cli.train.trainer.config import Validation
 from tfdist_cli.train.trainer.metrics_file import MetricsFile
 from tfdist_cli.train.trainer.reporting import EVALUATION_FILE, format_metrics, log, utc_now
 
-_POLL_SECONDS = 0.3
-
 
 def run_evaluator(
     model: keras.Model,
@@ -63,7 +61,7 @@ def run_evaluator(
         if checkpoint is None:
             if had_ended:
                 return metrics
-            ended.wait(_POLL_SECONDS)  # the folder may be on a network file system, which does not notify of changes
+            ended.wait(folder.poll_seconds)
             continue
         if checkpoint.state.step not in evaluated:
             emit("state", state="evaluating")
@@ -122,7 +120,7 @@ def _mark_evaluated(folder: CheckpointFolder, evaluated: list[int]) -> None:
     try:
         folder.mark_evaluated(evaluated)
     except OSError as error:  # a training that does not see the mark keeps checkpoints longer, nothing worse
-        log.warning("the list of evaluated checkpoints cannot be written to %s: %s", folder.path, error.strerror)
+        log.warning("the list of evaluated checkpoints cannot be written to %s: %s", folder.location, error.strerror)
 
 
 def _report(checkpoint: StoredCheckpoint, split: str, metrics: dict[str, float], file: MetricsFile | None) -> None:

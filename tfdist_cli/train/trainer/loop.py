@@ -128,8 +128,7 @@ class TrainingLoop:
             raise ResultNotSaved(
                 f"the last checkpoint could not be written: {self._writer.unsaved}",
                 code="checkpoint-not-written",
-                hint=f"free space in {self._config.checkpoints.folder.path}, or make it writable, and launch again: "
-                "training resumes from the last good checkpoint",
+                hint=self._config.checkpoints.folder.unsaved_hint(),
             ) from self._writer.unsaved
 
     def _run(self, start: StartPoint) -> keras.callbacks.History:

@@ -160,7 +160,7 @@ def _restore(folder: CheckpointFolder, step: ModelStep) -> StoredCheckpoint | No
     if checkpoint is None:
         if damaged:
             raise TrainingError(
-                f"all checkpoints in {folder.path} are damaged: {next(iter(damaged.values()))}",
+                f"all checkpoints in {folder.location} are damaged: {next(iter(damaged.values()))}",
                 code="checkpoint-damaged",
                 hint="set another checkpoint.dir to train from the beginning, or remove the damaged checkpoints",
             )
@@ -168,8 +168,8 @@ def _restore(folder: CheckpointFolder, step: ModelStep) -> StoredCheckpoint | No
     for number in damaged:
         _set_aside(folder, number)
     folder.restore(checkpoint, step)
-    log.info("resuming from %s (step %d)", checkpoint.path, checkpoint.state.step)
-    emit("resumed", step=checkpoint.state.step, path=str(checkpoint.path))
+    log.info("resuming from %s (step %d)", checkpoint.location, checkpoint.state.step)
+    emit("resumed", step=checkpoint.state.step, path=str(checkpoint.location))
     return checkpoint
 
 
