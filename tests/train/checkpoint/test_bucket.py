@@ -4,6 +4,7 @@ import itertools
 import random
 import threading
 import uuid
+from functools import partial
 
 import keras
 import pytest
@@ -220,6 +221,10 @@ def test_a_service_that_cannot_be_written(error, code, url, tmp_path, monkeypatc
 class Gate:
     """An upload that ends when it is told to."""
 
+    @staticmethod
+    def note(steps, step, _result):
+        steps.append(step)
+
     def __init__(self):
         self.open, self.busy, self.uploaded = threading.Event(), threading.Event(), []
 
@@ -234,7 +239,7 @@ def test_of_the_waiting_checkpoints_the_newest_is_uploaded():
     gate, reported = Gate(), []
     queue = uploads.Uploads(gate)
     for number in (1, 2, 3):
-        queue.add(number, lambda _, number=number: reported.append(number))
+        queue.add(number, partial(Gate.note, reported, number))
         assert gate.busy.wait(60)
     gate.open.set()
     queue.wait()
