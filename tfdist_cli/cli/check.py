@@ -168,7 +168,8 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "training", f"{data['steps']:,} steps" + (f", {data['epochs']} epochs" if data["epochs"] else "")
     if network and "pulled_bytes" in network:
         whole = f"pulls {shown(network['pulled_bytes'])} and pushes {shown(network['pushed_bytes'])}"
-        rows = f"; of {network['tables_by_rows']} tables only rows" if network["tables_by_rows"] else ""
+        tables = network["tables_by_rows"]
+        rows = f"; only rows of {tables} table{'s' * (tables != 1)}" if tables else ""
         yield "network", f"a worker's step {whole}{rows}"
     elif network and network["reduced_bytes"]:
         yield "network", f"a step sums {shown(network['reduced_bytes'])} of gradients over all workers"

@@ -211,6 +211,14 @@ def test_data_of_data_workers(check, tmp_path):
     assert report.facts["shards"]["count"] == 1
 
 
+def test_a_worker_needs_no_memory_for_a_table(check):
+    code = TABLES.format(constraint="None", optimizer="'adagrad'").replace("10_000", "4_000_000")
+    facts = check(code, "embeddings.min_bytes=1000").facts
+    assert facts["model"]["weights_bytes"] > 128 * 10**6
+    assert facts["task worker:0"]["memory_bytes"] - facts["task worker:0"]["base_bytes"] < 100 * 10**6
+    assert facts["task ps:0"]["memory_bytes"] - facts["task ps:0"]["base_bytes"] > 128 * 10**6
+
+
 def test_many_workers_draw_some_shards(check):
     code = """
         def dataset(params, split, shard):

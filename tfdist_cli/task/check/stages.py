@@ -207,7 +207,7 @@ class RecipeCheck:
 
     def _take_steps(self, config: TrainingConfig, batch: Any, spec: Any, base: int) -> None:
         step, traits, workers = self._step, self._environment.traits, len(self._trainers)
-        stored, gradients = costs.bytes_of(step.optimizer_variables), costs.bytes_of(step.parameters)
+        gradients = costs.bytes_of(step.parameters)
         by_rows = False
         worker_memory = 0
         if traits.coordinated:
@@ -218,9 +218,11 @@ class RecipeCheck:
                 SeedCounters(step, spec, workers if config.rules.updates.synchronous else 1)
                 own = costs.WorkerStep(step, spec, config.rules)
                 tables = own.tables()
+                costs.reset_peak()
+                before = costs.memory()
                 loss, sizes = own.take(batch, tables)
-                rows = costs.bytes_of([table.variable for table in tables.tables])
-                worker_memory, by_rows = costs.peak_memory() - stored - rows, bool(tables.tables)
+                worker_memory = base + costs.peak_memory() - before + sizes["pulled"]
+                by_rows = bool(tables.tables)
             for finding in own.findings(tables, self._place_of("model")):
                 self._add(finding)
             self._report.facts(
