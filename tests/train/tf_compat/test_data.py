@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import data_service_ops
 
+from tests.support.python_data import Rows, fake_torch, generated
 from tfdist_cli.train.tf_compat import data
 
 NUMBERS = tf.data.Dataset.range(12)
@@ -122,3 +123,19 @@ def test_class_weights_of_a_dataset():
     batches = tf.data.Dataset.from_tensors((tf.zeros([3, 2]), tf.constant([0, 1, 2])))
     ((_, _, weights),) = data.with_class_weights(batches, {2: 4.0}).take(1)
     assert weights.numpy().tolist() == [1.0, 1.0, 4.0]
+
+
+def test_what_keras_makes_of_data_that_python_code_yields(monkeypatch):
+    rows, weights = np.zeros((6, 2), np.float32), {1: 4.0}
+    spec, length, batches = data.python_batches(Rows(rows, np.arange(6), batch=4), weights)
+    assert [part.shape.as_list() for part in spec] == [[None, 2], [None], [None]]
+    assert length == 2
+    assert [weight.tolist() for _, _, weight in batches()] == [[1, 4, 1, 1], [1, 1]]
+    spec, length, batches = data.python_batches(generated(rows, batch=4, passes=1), None)
+    assert (len(spec), length) == (1, None)
+    assert [len(batch) for (batch,) in batches()] == [4, 2]
+    loader = fake_torch(monkeypatch)([rows])
+    assert data.is_loader(loader)
+    assert not data.is_loader(rows)
+    _, length, batches = data.python_batches(loader, None)
+    assert (length, [len(batch) for (batch,) in batches()]) == (1, [6])

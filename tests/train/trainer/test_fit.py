@@ -10,7 +10,12 @@ import tensorflow as tf
 from keras import layers
 
 import tfdist_cli as tfdist
+from tests.support.codes import raises
 from tests.support.compare import BATCH, CLASSES, FEATURES, assert_same, batches, classes, classifier
+from tests.support.python_data import Rows, generated
+from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.engine import fallback
+from tfdist_cli.train.optimizers.registry import KERNELS, Kernel
 
 X, Y = classes()
 OTHER_X, OTHER_Y = classes(20, seed=1)
@@ -83,6 +88,68 @@ def test_weights_of_several_outputs(weights):
         given = {"verbose": 0, "shuffle": False, "sample_weight": weights, "validation_split": 0.25}
         train(models[-1], x, y, epochs=2, **given)
     assert_same(*models)
+
+
+PYTHON: dict[str, tuple[Any, dict[str, Any]]] = {
+    "PyDataset": (lambda: Rows(X, Y), {"class_weight": BY_CLASS}),
+    "PyDataset of threads": (lambda: Rows(X, Y, scale=0.5, workers=2), {"epochs": 3}),
+    "PyDataset without end": (lambda: Rows(X, Y, endless=True), {"steps_per_epoch": 4}),
+    "PyDataset and steps": (lambda: Rows(X, Y), {"steps_per_epoch": 4, "epochs": 3}),
+    "PyDataset to validate": (lambda: Rows(X, Y), {"validation_data": lambda: Rows(OTHER_X, OTHER_Y)}),
+    "generator": (lambda: generated(X, Y), {"steps_per_epoch": 5, "epochs": 3}),
+    "generator to validate": (
+        lambda: generated(X, Y),
+        {
+            "steps_per_epoch": 6,
+            "epochs": 1,
+            "validation_steps": 3,
+            "validation_data": lambda: generated(OTHER_X, OTHER_Y),
+        },
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("case", PYTHON)
+def test_data_that_python_code_yields_is_trained_on_as_in_keras(case):
+    make, more = PYTHON[case]
+    models = []
+    for train in (keras.Model.fit, tfdist.fit):
+        keras.utils.set_random_seed(7)
+        models.append(classifier(optimizer=keras.optimizers.SGD(0.1)))
+        given = {name: value() if callable(value) else value for name, value in more.items()}
+        train(models[-1], make(), **{"epochs": 2, "verbose": 0, "shuffle": False} | given)
+    assert_same(*models)
+
+
+@pytest.mark.slow
+def test_a_generator_loses_nothing_when_the_first_execution_fails(monkeypatch):
+    failed = []
+
+    def fails(update):
+        failed.append(update)
+        changed = update.variable.assign_add(tf.ones_like(update.variable), read_value=False)
+        with tf.control_dependencies([changed]):
+            return tf.debugging.Assert(tf.reduce_any(update.gradient > 1e9), ["this kernel cannot be run"])
+
+    kernel = Kernel(fails, KERNELS[keras.optimizers.SGD].slots)
+    monkeypatch.setitem(KERNELS, keras.optimizers.SGD, kernel)
+    monkeypatch.setattr(fallback, "is_of_model", lambda error: isinstance(error, TrainingError))
+    models = []
+    for train in (keras.Model.fit, tfdist.fit):
+        keras.utils.set_random_seed(7)
+        models.append(classifier(optimizer=keras.optimizers.SGD(0.1)))
+        train(models[-1], generated(X, Y, passes=2), epochs=2, steps_per_epoch=6, verbose=0, shuffle=False)
+    assert failed
+    assert_same(*models)
+
+
+def test_a_generator_that_ends_early_is_an_error():
+    with raises(TrainingError, "data-ended-early"):
+        tfdist.fit(classifier(), generated(X, Y, passes=1), steps_per_epoch=8)
+    with raises(TrainingError, "unknown-data-length"):
+        tfdist.fit(classifier(), generated(X, Y))
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist_cli.errors import UsageError
 from tfdist_cli.train.data.arrays import as_arrays, is_array
 from tfdist_cli.train.data.pipeline import KERAS_BATCH, ArrayBatches, DatasetFunction, as_dataset_function
+from tfdist_cli.train.data.python_data import PythonData, is_python_data, source_of
 from tfdist_cli.train.tf_compat.data import packed_arrays, split_for_validation, with_class_weights
 
 _PARTS = ("x", "y", "sample_weight")
@@ -129,6 +130,9 @@ class Inputs:
                 code="batch-size-without-arrays",
                 hint=f"leave batch_size out; dataset.batch({batch_size}) makes batches",
             )
+        if is_python_data(self.x):
+            with _keras_errors("unsupported-python-data"):
+                return PythonData(source_of(self.x, self.class_weight, shuffle=shuffle))
         return self._weighted(as_dataset_function(self.x))
 
     def _weighted(self, function: DatasetFunction) -> DatasetFunction:

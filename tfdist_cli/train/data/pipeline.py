@@ -46,6 +46,27 @@ ALL = Shard()
 DatasetFunction = Callable[[Shard], tf.data.Dataset]
 """Makes the batches of a shard: each is `(x,)`, `(x, y)` or `(x, y, sample_weight)`."""
 
+
+@dataclass
+class Consumed:
+    """The batches of the data that were trained on.
+
+    Args:
+        data: the data.
+        batches: how many of them all workers together have consumed.
+    """
+
+    data: DatasetFunction | None = None
+    batches: int = 0
+
+    def count(self, batches: int) -> None:
+        """Counts batches of steps that are done, and lets `forget` of the data know: no step reads them again."""
+        self.batches += batches
+        forget = getattr(self.data, "forget", None)
+        if forget:
+            forget(self.batches)
+
+
 _IDENTITY = {"index", "count", "worker"}
 """The attributes that say which shard it is."""
 
@@ -308,10 +329,15 @@ def _sent(data: tf.data.Dataset, here: str) -> tf.data.Dataset:
 def repeated(function: DatasetFunction) -> DatasetFunction:
     """Returns a dataset function that repeats the data without end, starting after batch number `shard.step`.
 
-    `function` may ignore `shard.step`. The returned function raises a `TrainingError` for a shard without batches.
+    A function with a method `repeated` does so itself. `function` may ignore `shard.step`. The returned function raises
+    a `TrainingError` for a shard without batches.
     """
     if isinstance(function, ArrayBatches):
         return function.endless
+
+    repeats_itself = getattr(function, "repeated", None)
+    if repeats_itself:
+        return repeats_itself()
 
     def endless(shard: Shard) -> tf.data.Dataset:
         once = function(replace(shard, step=0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from tfdist_cli.spec.sections.recipe import Share
 from tfdist_cli.spec.sections.updates import EmbeddingRule, Jit, LearningRate, Updates, WireType
 from tfdist_cli.train.data.pipeline import DatasetFunction
 from tfdist_cli.train.model.metrics import MetricTotals
+
+Sharing = Share | Literal["chief"]
+"""What each worker sees of the data; `chief`: what the chief reads for it, since only the chief can read the data."""
 
 _Value = TypeVar("_Value")
 
@@ -144,13 +147,13 @@ class Engine(Protocol):
     def scope(self) -> AbstractContextManager[Any]:
         """The strategy's scope; engines enter it themselves. Callbacks run outside of it: they may create variables."""
 
-    def open(self, data: DatasetFunction, *, share: Share, step: int, batches: int) -> None:
+    def open(self, data: DatasetFunction, *, share: Sharing, step: int, batches: int) -> None:
         """Opens the data on each worker.
 
         Args:
             data: a shard → its batches.
             share: whether the workers divide the data (`split`), each sees all of it (`copy`), or each receives the
-                batches that are ready next (`service`).
+                batches that are ready next (`service`), or that the chief has read (`chief`).
             step: the global step that the training starts at.
             batches: how many batches all workers together have consumed by then; the data continues after them.
         """

@@ -9,11 +9,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist_cli.errors import TrainingError
+from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.protocol.records import emit
 from tfdist_cli.spec.strategies import EngineName
 from tfdist_cli.train.cluster.join import ClusterContext, join
-from tfdist_cli.train.data.pipeline import as_dataset_function
+from tfdist_cli.train.data.inputs import Inputs
+from tfdist_cli.train.data.python_data import PythonData, is_python_data
 from tfdist_cli.train.prediction.function import Leaves
 from tfdist_cli.train.prediction.groups import Groups
 from tfdist_cli.train.prediction.mirrored import predict_mirrored
@@ -50,7 +51,14 @@ def predict(model: keras.Model, data: Any, *, batch_size: int | None = None, ste
     enable_logging()
     context = join()
     check_is_no_evaluator(context, "call tfdist.predict in the program of the other tasks")
-    function = as_dataset_function(_with_inputs(data), batch_size)
+    inputs = Inputs.of(_with_inputs(data), name="data")
+    function = inputs.dataset_function(batch_size if inputs.arrays else None, shuffle=False)
+    if isinstance(function, PythonData) and context.environment.traits.coordinated:
+        raise UsageError(
+            "only the chief can read a generator, a PyDataset or a DataLoader, and every worker reads what it predicts",
+            code="python-data-on-workers",
+            hint="pass arrays, a dataset or a function of a tfdist.Shard; or call model.predict in the chief",
+        )
     with all_tasks_used(context, "tfdist.predict"), data_errors_explained(model):
         groups = Groups.of(function, len(worker_shards(context, "split")), steps)
         _build(context, model, groups.input_spec)
@@ -68,8 +76,12 @@ _PREDICTORS: Mapping[EngineName, _Predictor] = {
 
 
 def _with_inputs(data: Any) -> Any:
-    """Returns data that `as_dataset_function` takes: it knows no inputs without targets."""
-    if isinstance(data, (tf.data.Dataset, tuple)) or (callable(data) and not hasattr(data, "shape")):
+    """Returns data whose arrays are inputs: a tuple has targets, too."""
+    if (
+        isinstance(data, (tf.data.Dataset, tuple))
+        or is_python_data(data)
+        or (callable(data) and not hasattr(data, "shape"))
+    ):
         return data
     return (data,)
 

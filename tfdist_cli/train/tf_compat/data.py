@@ -5,12 +5,15 @@ What a pipeline is made of, how one is moved to another task, and what Keras mak
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from keras.src.trainers.data_adapters import get_data_adapter, is_grain_dataset, is_torch_dataloader
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.array_slicing import train_validation_split
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 from tensorflow.python.data.experimental.ops import data_service_ops
 from tensorflow.python.distribute.coordinator.values import deserialize_dataset_from_graph, serialize_dataset_to_graph
@@ -210,3 +213,41 @@ def with_class_weights(dataset: tf.data.Dataset, class_weight: Any) -> tf.data.D
         ValueError: the batches have sample weights, or several targets.
     """
     return dataset.map(make_class_weight_map_fn(class_weight))
+
+
+def is_loader(data: Any) -> bool:
+    """Whether data is a DataLoader of torch, or a dataset of grain.
+
+    Seen in Keras 3.15.1: `data_adapters.is_torch_dataloader` and `is_grain_dataset`. Reason: neither library has to be
+    installed, and Keras knows their classes without importing them. Replace with: a public function.
+    """
+    return bool(is_torch_dataloader(data) or is_grain_dataset(data))
+
+
+def python_batches(data: Any, class_weight: Any) -> tuple[Any, int | None, Callable[[], Iterator[Any]]]:
+    """Returns what Keras makes of data that Python code yields: a generator, a `PyDataset` or a DataLoader.
+
+    Seen in Keras 3.15.1: `data_adapters.get_data_adapter`, `PyDatasetAdapter._get_iterator` and
+    `GeneratorDataAdapter.generator`. Reason: Keras publishes only `fit`, and its adapters' datasets cannot continue
+    at a later batch. Replace with: public data adapters.
+
+    Returns:
+        The `tf.TypeSpec`s of a batch, the number of batches if it is known, and a function that returns the batches of
+        one pass. Those of a generator continue after the batches that were read before.
+
+    Raises:
+        ValueError: Keras does not take the data.
+    """
+    adapter = get_data_adapter(data, class_weight=class_weight)
+    spec = adapter.get_tf_dataset().element_spec
+    if isinstance(adapter, PyDatasetAdapter):
+        return spec, adapter.num_batches, lambda: _py_dataset_batches(adapter)
+    if isinstance(adapter, GeneratorDataAdapter):
+        return spec, None, adapter.generator
+    return spec, adapter.num_batches, adapter.get_numpy_iterator
+
+
+def _py_dataset_batches(adapter: Any) -> Iterator[Any]:
+    adapter.on_epoch_begin()
+    yield from adapter._get_iterator()
+    adapter.on_epoch_end()

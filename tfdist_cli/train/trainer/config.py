@@ -24,10 +24,14 @@ from tfdist_cli.train.cluster.data_service import DataService
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.data.inputs import Inputs
 from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, steps_in
-from tfdist_cli.train.engine.base import Rules
+from tfdist_cli.train.data.python_data import PythonData
+from tfdist_cli.train.engine.base import Rules, Sharing
 from tfdist_cli.train.trainer.arguments import as_callbacks, check_choice, check_counts, check_type
 
 DEFAULT_EMBEDDINGS = EmbeddingRule()
+
+ONE_READER = ("service", "chief")
+"""Ways to share data in which the workers' batches are those of one shard."""
 
 log = logging.getLogger("tfdist")
 
@@ -288,7 +292,7 @@ class TrainingConfig:
 
     data: DatasetFunction
     steps_per_epoch: int
-    share: Share = "split"
+    share: Sharing = "split"
     epochs: int | None = None
     max_steps: int | None = None
     steps_per_execution: int | None = None
@@ -409,24 +413,27 @@ class TrainingArguments:
         if self.checkpoints:
             environment = context.environment
             checkpoints = self.checkpoints.config(environment.run_dir, reads=not environment.is_chief)
+        share = self._share_of(source.one_pass(), coordinated=context.environment.traits.coordinated)
         repeat = self.steps_per_epoch is None if self.repeat is None else self.repeat
         steps_per_epoch, steps_per_pass = self.steps_per_epoch, None
         steps_of_pass: Callable[[int | None], int] | None = None
         if steps_per_epoch is None:
-            steps_of_pass = partial(steps_of_one_pass, context, source.one_pass(), rules, self.share)
+            steps_of_pass = partial(steps_of_one_pass, context, source.one_pass(), rules, share)
             steps_per_epoch = steps_of_pass(None)
         elif self.repeat is None:
-            steps_per_pass = known_steps_of_pass(context, source.one_pass(), rules, self.share)
+            steps_per_pass = known_steps_of_pass(context, source.one_pass(), rules, share)
             repeat = steps_per_pass is not None
             _warn_of_short_epochs(steps_per_epoch, steps_per_pass)
         if self.share == "service":
             data = source.served_batches(DataService.of(context.environment), repeat=repeat)
         else:
             data = source.batches(repeat=repeat)
+        if share == "chief" and isinstance(data, PythonData):
+            data = data.buffered()
         return TrainingConfig(
             data,
             steps_per_epoch,
-            share=self.share,
+            share=share,
             epochs=self.epochs,
             max_steps=self.max_steps,
             steps_per_execution=self.steps_per_execution,
@@ -438,6 +445,22 @@ class TrainingArguments:
             steps_per_pass=steps_per_pass,
             initial_epoch=self.initial_epoch,
         )
+
+    def _share_of(self, data: DatasetFunction, *, coordinated: bool) -> Sharing:
+        """Returns what each worker sees of some data.
+
+        Raises:
+            UsageError: only the chief can read it, and the workers have to.
+        """
+        if not isinstance(data, PythonData) or not coordinated:
+            return self.share
+        if self.share != "split" or (self.updates and self.updates.batch == "proportional"):
+            raise UsageError(
+                "only the chief can read a generator, a PyDataset or a DataLoader, and each worker would have to",
+                code="python-data-on-workers",
+                hint="remove share and updates.batch, or pass a function of a tfdist.Shard that returns a dataset",
+            )
+        return "chief"
 
 
 def _warn_of_short_epochs(steps_per_epoch: int, steps_per_pass: int | None) -> None:
@@ -451,7 +474,7 @@ def _warn_of_short_epochs(steps_per_epoch: int, steps_per_pass: int | None) -> N
 
 
 def steps_of_one_pass(
-    context: ClusterContext, data: DatasetFunction, rules: Rules, share: Share, workers: int | None = None
+    context: ClusterContext, data: DatasetFunction, rules: Rules, share: Sharing, workers: int | None = None
 ) -> int:
     """Returns the global steps of one pass over the data: by all workers together, or by each if each sees all of it.
 
@@ -476,7 +499,7 @@ def steps_of_one_pass(
 
 
 def known_steps_of_pass(
-    context: ClusterContext, data: DatasetFunction, rules: Rules, share: Share, workers: int | None = None
+    context: ClusterContext, data: DatasetFunction, rules: Rules, share: Sharing, workers: int | None = None
 ) -> int | None:
     """Returns what `steps_of_one_pass` does; None if the data has no known length.
 
@@ -500,7 +523,7 @@ def known_steps_of_pass(
     if asynchronous:
         return steps
     replicas = workers if coordinated else context.strategy.num_replicas_in_sync
-    return max(1, steps // (replicas if share == "service" else replicas // workers))
+    return max(1, steps // (replicas if share in ONE_READER else replicas // workers))
 
 
 def batches_per_step(context: ClusterContext, updates: Updates | None) -> int:
@@ -510,9 +533,9 @@ def batches_per_step(context: ClusterContext, updates: Updates | None) -> int:
     return _number_of_workers(context) if updates and updates.synchronous else 1
 
 
-def worker_shards(context: ClusterContext, share: Share, workers: int | None = None) -> list[Shard]:
+def worker_shards(context: ClusterContext, share: Sharing, workers: int | None = None) -> list[Shard]:
     """Returns each worker's shard of the data; a single shard with all of it if data workers prepare it."""
-    if share == "service":
+    if share in ONE_READER:
         return [Shard()]
     workers = workers or _number_of_workers(context)
     split = share == "split"

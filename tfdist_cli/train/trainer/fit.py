@@ -90,9 +90,10 @@ def fit(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras's ord
 
     Args:
         model: a compiled `keras.Model`.
-        x: the data: arrays, alone or in lists and dicts; a dataset, whose batches are divided among the workers; or a
-            function of a `tfdist.Shard` that returns a `tf.data.Dataset` of the shard's batches. A tuple without `y` is
-            `(x, y)` or `(x, y, sample_weight)`.
+        x: the data: arrays, alone or in lists and dicts; a dataset, whose batches are divided among the workers; a
+            `keras.utils.PyDataset`, a generator or a DataLoader, which the chief reads for the workers of parameter
+            servers; or a function of a `tfdist.Shard` that returns a `tf.data.Dataset` of the shard's batches. A tuple
+            without `y` is `(x, y)` or `(x, y, sample_weight)`.
         y: the targets of arrays.
         batch_size: examples in a worker's batch if the data is arrays; by default 32, or, if `steps_per_epoch` is
             given, as many as divide the examples into so many steps.
@@ -102,8 +103,8 @@ def fit(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras's ord
         validation_split: the part of arrays, 0 to 1, that the model is evaluated on instead of trained: the last ones.
         validation_data: like `x`, or `(x, y)` or `(x, y, sample_weight)`, or a `tfdist.Validation`; evaluated after
             each epoch, each example once.
-        shuffle: whether training data that is arrays is shuffled. Each worker and each pass over the data has its own
-            order, which is the same in every run.
+        shuffle: whether training data that is arrays, or the batches of a `PyDataset`, is shuffled. Each worker and
+            each pass over the data has its own order, which is the same in every run.
         class_weight: the weight of each class, by its number, in the loss.
         sample_weight: the weights of arrays' examples.
         initial_epoch: the epoch, counted from 0, to start with; a training that resumes from a checkpoint continues

@@ -21,6 +21,7 @@ from tfdist_cli.train.checkpoint.callback_state import CallbackStates, random_st
 from tfdist_cli.train.checkpoint.policy import CheckpointPolicy
 from tfdist_cli.train.checkpoint.store import TrainingState
 from tfdist_cli.train.checkpoint.writer import CheckpointContent, CheckpointWriter
+from tfdist_cli.train.data.python_data import advance
 from tfdist_cli.train.engine.base import Engine, Execution
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.train_step import ModelStep, last_build_spec
@@ -349,6 +350,7 @@ class TrainingLoop:
         evaluate = self._evaluate_batches if self._needs.each_test_batch else self._evaluate
         metrics = evaluate(validation).logs()
         self._callbacks.on_test_end(metrics)
+        advance(validation.data, validation.steps)
         self._reporter.report(validation.name, self._done, epoch + 1, metrics)
         emit("state", state="training")
         return {f"val_{name}": value for name, value in metrics.items()}

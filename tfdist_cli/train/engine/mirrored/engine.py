@@ -19,11 +19,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.spec.sections.recipe import Share
 from tfdist_cli.train.cluster.all_reduce import AllReduce
 from tfdist_cli.train.data.divided import DividedBatches, part
-from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, checked, ended_early, next_batch
-from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules
+from tfdist_cli.train.data.pipeline import Consumed, DatasetFunction, Shard, checked, ended_early, next_batch
+from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules, Sharing
 from tfdist_cli.train.engine.batch_sizes import BatchSizes
 from tfdist_cli.train.engine.fallback import FirstExecution, attempted, reason
 from tfdist_cli.train.engine.mirrored.gradient_packing import GradientPacking
@@ -85,6 +84,7 @@ class MirroredEngine:
     max_steps_per_execution = 10
     _iterator: Any = None
     _dataset: Any = None
+    _read = Consumed()
     _evaluation: Any = None
     _batch_evaluation: Any = None
 
@@ -152,9 +152,10 @@ class MirroredEngine:
         """See `Engine.scope`."""
         return self._strategy.scope()
 
-    def open(self, data: DatasetFunction, *, share: Share, step: int, batches: int) -> None:
+    def open(self, data: DatasetFunction, *, share: Sharing, step: int, batches: int) -> None:
         """Opens this task's part of the data."""
         self._seeds.start_at(step)
+        self._read = Consumed(data, batches)
         index, count = self._members.index, self.workers
         done = batches // self.workers
         shard = Shard(index, count, index, done) if share == "split" else Shard(0, 1, index, done)
@@ -180,7 +181,9 @@ class MirroredEngine:
         def executions(taken: int, count: int) -> Iterator[Execution]:
             return self._executions(count, first + taken, partial(self._size, size) if adapts else lambda: size, pause)
 
-        return self._first_execution.run(executions, steps, attempt=size, pause=pause)
+        for execution in self._first_execution.run(executions, steps, attempt=size, pause=pause):
+            self._read.count(len(execution.losses) * self._replicas)
+            yield execution
 
     def _executions(self, steps: int, first: int, wanted: Callable[[], int], pause: Pause) -> Iterator[Execution]:
         left, start = steps, first

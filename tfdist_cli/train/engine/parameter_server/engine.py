@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,11 +16,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.spec.sections.recipe import Share
 from tfdist_cli.train.cluster.membership import Membership, Refusal
 from tfdist_cli.train.data.divided import DividedBatches
-from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, checked
-from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules
+from tfdist_cli.train.data.pipeline import Consumed, DatasetFunction, Shard, checked
+from tfdist_cli.train.data.python_data import PythonData
+from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules, Sharing
 from tfdist_cli.train.engine.fallback import FirstExecution
 from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, ParameterServerContext, raise_cause
 from tfdist_cli.train.engine.parameter_server.transport import Transport
@@ -99,8 +99,8 @@ class ParameterServerEngine:
         """Synchronous updates by the number of workers that they are made for."""
         self._size = 1
         """Steps in an execution."""
-        self._batches = 0
-        """Batches of the data that all workers together have consumed."""
+        self._read = Consumed()
+        self._share: Sharing = "split"
         self._context = self._new_context(rules)
         self._updates = self._rule(self._context)
         self._choose_jit()
@@ -171,27 +171,33 @@ class ParameterServerEngine:
         """See `Engine.one_by_one`."""
         return self.synchronous or self.workers == self._context.rules.updates.steps_per_round == 1
 
-    def open(self, data: DatasetFunction, *, share: Share, step: int, batches: int) -> None:
+    def open(self, data: DatasetFunction, *, share: Sharing, step: int, batches: int) -> None:
         """Creates each worker's iterator on the worker; a restarted worker creates its own again."""
         self._reopen = partial(self.open, data, share=share, step=step, batches=batches)
         self._context.seeds.start_at(step)
-        self._batches = batches
+        self._read = Consumed(data, batches)
+        self._share = share
         self._divide = partial(self._divide_data, data, share)
         self._divide()
 
-    def _divide_data(self, data: DatasetFunction, share: Share) -> None:
+    def _divide_data(self, data: DatasetFunction, share: Sharing) -> None:
         """Divides the data that no worker has consumed yet among the workers of now."""
         self._sharing = self._workers.indices
-        if share == "service":
-            iterators = _shared_iterator(data, self._batches)
+        if share == "service" or (share == "chief" and not self.synchronous):
+            iterators = _shared_iterator(data, self._read.batches)
             self._workers.divide(WorkerData(lambda _worker, _place, _count: None, iterators))
         else:
             spec = self._element_spec
             if self._divided:
                 data, spec = self._divided.whole(data), self._divided.whole_spec
 
+            def read_by_chief(place: int, count: int) -> Any:
+                return _iterator(data, Shard(place, count, place, self._read.batches // count))
+
             def create(worker: Any, place: int, count: int) -> Any:
-                index, done = worker.worker_index, self._batches // count
+                if share == "chief":
+                    return self._context.run_on_worker(worker, partial(read_by_chief, place, count))
+                index, done = worker.worker_index, self._read.batches // count
                 shard = Shard(place, count, index, done) if share == "split" else Shard(0, 1, index, done)
                 if self._divided:
                     shard = Shard(step=done * count)
@@ -265,7 +271,7 @@ class ParameterServerEngine:
         done = first
         for execution in self._first_execution.run(executions, steps, attempt=attempt, pause=pause):
             done += len(execution.losses)
-            self._batches += len(execution.losses) * (self.sharers if self.synchronous else 1)
+            self._read.count(len(execution.losses) * (self.sharers if self.synchronous else 1))
             named = execution.renamed(self._workers.names) if self.synchronous else execution
             self._workers.begin(self._why_not, self._prepare if self.synchronous else None)
             self._workers.add_execution(named.steps, done)
@@ -278,6 +284,12 @@ class ParameterServerEngine:
                 self._rule.check(self._context.rules.updates, optimizer, workers)
         except TrainingError as error:
             return Refusal(error.message, code="not-elastic", hint=error.hint or "")
+        if self._share == "chief" and self.synchronous:
+            return Refusal(
+                "the chief reads the data, in parts for the workers of the start",
+                code="not-elastic",
+                hint="pass a function of a tfdist.Shard, whose data the workers read themselves",
+            )
         if not self._divided:
             return None
         return Refusal(
@@ -414,9 +426,16 @@ _kept_open: list[Any] = []
 
 
 def _iterator(data: DatasetFunction, shard: Shard, *, ends: bool = False) -> Any:
-    """Creates a worker's iterator on its device; `ends` if it is read to its end."""
-    dataset = checked(data, shard)
-    iterator = iter(dataset)
+    """Creates a worker's iterator on its device, or on the chief if only the chief can read the data.
+
+    Args:
+        data: a shard → its batches.
+        shard: the worker's.
+        ends: whether it is read to its end.
+    """
+    with tf.device(CHIEF_DEVICE) if isinstance(data, PythonData) else nullcontext():
+        dataset = checked(data, shard)
+        iterator = iter(dataset)
     if not ends and calls_python(dataset):
         _kept_open.append(iterator)
     return iterator
@@ -425,4 +444,8 @@ def _iterator(data: DatasetFunction, shard: Shard, *, ends: bool = False) -> Any
 def _shared_iterator(data: DatasetFunction, batches: int) -> Any:
     """One iterator for all workers, on the chief: the worker that asks first receives the next batch."""
     with tf.device(CHIEF_DEVICE):
-        return iter(checked(data, Shard(step=batches)))
+        dataset = checked(data, Shard(step=batches))
+        iterator = iter(dataset)
+    if calls_python(dataset):
+        _kept_open.append(iterator)
+    return iterator

@@ -1,0 +1,34 @@
+"""Data that only one process can read trains a cluster as it trains one process with the workers' batches together."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support.tasks import alone, program
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
+
+ENGINES = {
+    "mirrored": ({"worker": 2}, (2,)),
+    "sync": ({"chief": 1, "ps": 1, "worker": 2}, (2, "sync")),
+    "one": ({"chief": 1, "ps": 1, "worker": 1}, (1,)),
+    "async": ({"chief": 1, "ps": 1, "worker": 2}, (2, "async")),
+}
+
+
+@pytest.mark.parametrize(
+    "engine", [pytest.param(engine, marks=pytest.mark.rotates(4, day)) for day, engine in enumerate(ENGINES)]
+)
+def test_each_batch_is_trained_on_once_and_in_order(engine, cluster, tmp_path):
+    roles, arguments = ENGINES[engine]
+    tasks = cluster(**roles)
+    ended = tasks.start(program("inputs.py", 16, *arguments)).finish()
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
+    kerass = alone(tmp_path, program("inputs.py", 16, 1, *arguments[1:]))
+    assert kerass.code == 0, kerass.err
+    ours = ended[tasks.tasks[0]].result
+    assert ours.keys() == kerass.result.keys()
+    for case, expected in kerass.result.items():
+        assert ours[case]["history"].keys() == expected["history"].keys()
+        for one, other in zip(tf.nest.flatten(ours[case]), tf.nest.flatten(expected), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=case)

@@ -1,0 +1,148 @@
+"""Data that Python code yields: each batch once, in one order on all tasks, and from the right one on."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support.codes import raises
+from tests.support.python_data import Rows, fake_torch, generated
+from tfdist_cli.errors import TrainingError, UsageError
+from tfdist_cli.train.data import python_data
+from tfdist_cli.train.data.inputs import Inputs
+from tfdist_cli.train.data.pipeline import Consumed, Shard, cardinality, repeated
+
+ROWS = np.arange(20, dtype=np.float32)[:, None]
+"""Five batches, of 4 rows."""
+
+
+def data(given, *, shuffle=False, **more) -> Any:
+    return Inputs.of(given, **more).dataset_function(None, shuffle=shuffle)
+
+
+def numbers(dataset, most=None):
+    """The batches by their number: the first row, divided by the size of a batch."""
+    return [int(batch[0][0, 0]) // 4 for batch in dataset.take(most or -1)]
+
+
+@pytest.fixture(params=["PyDataset", "threads", "endless", "DataLoader", "generator"])
+def make(request, monkeypatch):
+    """Makes data of each kind, always with the same batches."""
+    if request.param == "DataLoader":
+        loader = fake_torch(monkeypatch)
+        monkeypatch.setattr(loader, "batch_size", 4)
+        return lambda: loader([ROWS])
+    if request.param == "generator":
+        return lambda: generated(ROWS, batch=4, passes=3)
+    options = {"threads": {"workers": 2}, "endless": {"endless": True}}.get(request.param, {})
+    return lambda: Rows(ROWS, batch=4, **options)
+
+
+def test_shares_have_each_batch_once(make):
+    shares = [numbers(repeated(data(make()))(Shard(index, 2, index)), 5) for index in range(2)]
+    assert shares == [[0, 2, 4, 1, 3], [1, 3, 0, 2, 4]]
+
+
+def test_a_resumed_training_continues_with_the_next_batch(make):
+    shares = [numbers(repeated(data(make()))(Shard(index, 2, index, step=3)), 4) for index in range(2)]
+    assert shares == [[1, 3, 0, 2], [2, 4, 1, 3]]
+
+
+def test_the_length_of_a_share():
+    rows = data(Rows(ROWS, batch=4))
+    assert [cardinality(rows(Shard(index, 2, index))) for index in range(2)] == [3, 2]
+    assert [numbers(rows(Shard(index, 2, index))) for index in range(2)] == [[0, 2, 4], [1, 3]]
+    assert numbers(rows(Shard(5, 6, 5))) == []
+    assert cardinality(data(generated(ROWS))(Shard())) is None
+    assert int(data(Rows(ROWS, endless=True))(Shard()).cardinality()) == tf.data.INFINITE_CARDINALITY
+
+
+def test_the_shuffled_order_is_the_same_on_all_tasks_and_new_in_each_pass():
+    def shares():
+        return [numbers(repeated(data(Rows(ROWS, batch=4), shuffle=True))(Shard(n, 2, n)), 5) for n in range(2)]
+
+    (first, second), again = shares(), shares()
+    assert [first, second] == again
+    whole = [number for pair in zip(first, second, strict=True) for number in pair]
+    assert sorted(whole[:5]) == sorted(whole[5:]) == list(range(5))
+    assert whole[:5] != whole[5:]
+
+
+def test_a_dataset_is_told_of_the_ends_of_passes_as_in_keras():
+    rows = Rows(ROWS, batch=4, scale=2.0)
+    first = [float(batch[0][1, 0]) for batch in repeated(data(rows))(Shard()).take(11)]
+    assert first[::5] == [2.0, 4.0, 8.0]  # as in Keras, an epoch also ends before the first one
+    assert rows.epochs[:6] == ["end", "begin", "end", "begin", "end", "begin"]
+    resumed = Rows(ROWS, batch=4, scale=2.0)
+    (batch,) = repeated(data(resumed))(Shard(step=10)).take(1)
+    assert float(batch[0][1, 0]) == 8.0
+
+
+def test_workers_of_one_process_read_a_dataset_once_for_all():
+    rows = Rows(ROWS, batch=4)
+    function: Any = repeated(data(rows).buffered())
+    assert [numbers(function(Shard(index, 2, index, step=5)), 3) for index in range(2)] == [[0, 2, 4], [1, 3, 0]]
+    assert rows.epochs[:6] == ["end", "begin", "end", "begin", "end", "begin"]
+    assert len(rows.epochs) < 12
+
+
+def test_class_weights_of_a_dataset():
+    rows = Rows(ROWS, np.arange(20), batch=4)
+    (batch,) = data(rows, class_weight={2: 3.0})(Shard()).take(1)
+    assert batch[2].numpy().tolist() == [1, 1, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "more"),
+    [
+        (lambda: generated(ROWS), {"class_weight": {0: 1.0}}),
+        (lambda: (row for row in [ROWS]), {}),
+        (lambda: generated(ROWS, passes=0), {}),
+        (lambda: Rows(ROWS[:0]), {}),
+    ],
+    ids=["class weights of a generator", "no tuples", "no batches", "an empty dataset"],
+)
+def test_what_keras_does_not_take(given, more):
+    with raises(UsageError, "unsupported-python-data"):
+        data(given(), **more)
+
+
+def test_targets_beside_a_generator():
+    with raises(UsageError, "targets-given-twice"):
+        data(generated(ROWS), y=ROWS)
+
+
+def test_what_a_failed_execution_has_read_is_read_again():
+    function = data(generated(ROWS, batch=4, passes=2))
+    assert numbers(function(Shard()), 3) == [0, 1, 2]
+    assert numbers(function(Shard()), 3) == [0, 1, 2]
+    consumed = Consumed(function)
+    consumed.count(2)
+    assert numbers(function(Shard(step=2)), 2) == [2, 3]
+    assert set(function.source._kept) >= {2, 3}
+    assert not {0, 1} & set(function.source._kept)
+
+
+def test_a_batch_that_is_gone_is_an_error():
+    source = data(generated(ROWS, batch=4, passes=2)).source
+    assert len(list(source.read(0, 0, 1, repeat=False))) == 10
+    source.forget(4)
+    assert len(list(source.read(4, 0, 1, repeat=False))) == 6
+    with raises(TrainingError, "generator-read-again"):
+        next(source.read(3, 0, 1, repeat=False))
+
+
+def test_an_evaluation_continues_a_generator():
+    function = data(generated(ROWS, batch=4, passes=2))
+    assert numbers(function(Shard()), 2) == [0, 1]
+    function.advance(2)
+    assert numbers(function(Shard(1, 2, 1)), 2) == [3, 0]
+
+
+def test_reading_ends_when_the_process_exits():
+    iterator = iter(data(generated(ROWS, batch=4))(Shard()))
+    next(iterator)
+    for reading in list(python_data._open):
+        reading.end()
+    assert len(list(iterator)) <= python_data._PREFETCHED + 1
