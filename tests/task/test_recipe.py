@@ -2,6 +2,7 @@
 
 import stat
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.task import recipe
 from tfdist_cli.train.cluster import join
+from tfdist_cli.train.data.pipeline import Shard
 from tfdist_cli.train.trainer import fit
 
 pytestmark = pytest.mark.slow
@@ -92,6 +94,30 @@ def test_a_recipe_and_fit_build_the_same_configuration(tmp_path, monkeypatch):
     assert replace(second.checkpoints, folder=first.checkpoints.folder) == first.checkpoints
     assert [(config.validation.steps, config.validation.every_epochs) for config in built] == [(None, 1)] * 2
     assert [[type(callback) for callback in config.callbacks] for config in built] == [[LambdaCallback]] * 2
+
+
+ARRAYS = "(np.ones((8, 3), np.float32), np.ones((8, 1), np.float32))"
+
+
+@pytest.mark.parametrize(
+    ("returned", "sizes"),
+    [
+        (f"tf.data.Dataset.from_tensor_slices({ARRAYS})", [[2] * 4, None]),
+        (ARRAYS, [[2] * 4, [2] * 2]),
+        ("tuple(part[: 2 + 2 * shard.count] for part in " + ARRAYS + ")", [[2] * 2, [2] * 3]),
+    ],
+)
+def test_arrays_are_divided_unless_the_recipe_has_done_so(returned, sizes, tmp_path, monkeypatch):
+    write_module(tmp_path, monkeypatch)
+    examples = f"tf.data.Dataset.from_tensor_slices({ARRAYS})"
+    (tmp_path / "one_layer.py").write_text(MODULE.replace(examples, returned))
+    spec = {"module": "one_layer", "module_dir": tmp_path, "params": {"removed": []}, "train": {"batch_size": 2}}
+    built = configurations(monkeypatch)
+    recipe.run_recipe(join.join(Environment(run_dir=tmp_path)), Recipe.model_validate(spec))
+    (config,) = built
+    for shards, expected in enumerate(sizes, start=1):
+        with nullcontext() if expected else raises(TrainingError, "shard-ignored"):
+            assert [len(x) for x, _ in config.data(Shard(0, shards, 0)).take(len(expected or [0]))] == expected
 
 
 def test_a_dataset_of_batches_is_named_even_if_there_is_no_batch_of_batches(tmp_path, monkeypatch):

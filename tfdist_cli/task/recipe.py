@@ -21,6 +21,7 @@ from tfdist_cli.train.checkpoint.export import export, upload_export
 from tfdist_cli.train.cluster.data_service import DataService
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.cluster.rendezvous import wait_until_exited
+from tfdist_cli.train.data.inputs import Inputs
 from tfdist_cli.train.data.mismatch import check_batched_once
 from tfdist_cli.train.data.pipeline import DatasetFunction, Pipeline, Shard, Sharded
 from tfdist_cli.train.trainer.checks import check_evaluator
@@ -159,14 +160,20 @@ def _examples(module: RecipeModule, split: str, shard: Shard) -> tf.data.Dataset
         TrainingError: the recipe's module does not return a dataset.
     """
     name = f"dataset(params, {split!r}, shard) in {module.module.__file__}"
-    examples = Sharded(partial(module.dataset, split), name)(shard)
+    examples = Sharded(partial(module.dataset, split), name, _examples_of_arrays)(shard)
     if isinstance(examples, tf.data.Dataset):
         return examples
     raise TrainingError(
-        f"{name} returned {type(examples).__name__}, not a tf.data.Dataset",
+        f"{name} returned {type(examples).__name__}, neither arrays nor a tf.data.Dataset",
         code="not-a-dataset",
-        hint="return a tf.data.Dataset of examples (x, y) or (x, y, sample_weight) for each split",
+        hint="return arrays or a tf.data.Dataset, (x, y) or (x, y, sample_weight), for each split; "
+        "a PyDataset or a generator needs a program that calls tfdist.fit",
     )
+
+
+def _examples_of_arrays(data: Any) -> tf.data.Dataset | None:
+    arrays = Inputs.of(data).arrays
+    return tf.data.Dataset.from_tensor_slices(arrays) if arrays else None
 
 
 def validation_of(recipe: Recipe, module: RecipeModule) -> Validation | None:

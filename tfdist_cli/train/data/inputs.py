@@ -164,8 +164,8 @@ def _as_floatx(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
     floatx = keras.config.floatx()
 
     def converted(array: Any) -> Any:
-        kind = keras.backend.standardize_dtype(array.dtype)
-        if "float" not in kind or kind == floatx:
+        kind = tf.as_dtype(array.dtype)
+        if not kind.is_floating or kind.name == floatx:
             return array
         return tf.cast(array, floatx) if tf.is_tensor(array) else array.astype(floatx)
 

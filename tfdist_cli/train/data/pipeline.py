@@ -93,10 +93,13 @@ class Sharded:
     Args:
         function: the user's function.
         name: the function's name in messages.
+        arrays: returns all examples of arrays that the function returned, None for anything else. tfdist divides arrays
+            if the function has not done so.
     """
 
-    function: Callable[[Shard], tf.data.Dataset]
+    function: Callable[[Shard], Any]
     name: str
+    arrays: Callable[[Any], tf.data.Dataset | None] = lambda _: None
 
     def __call__(self, shard: Shard) -> tf.data.Dataset:
         """Calls the function.
@@ -104,11 +107,12 @@ class Sharded:
         Raises:
             TrainingError: the function ignores the shard, and there are several.
         """
-        if shard.count == 1:
-            return self.function(shard)
         watched = _WatchedShard(shard.index, shard.count, shard.worker, shard.step)
-        dataset = self.function(watched)
-        if watched.is_read or not isinstance(dataset, tf.data.Dataset) or calls_python(dataset):
+        dataset = self.function(watched if shard.count > 1 else shard)
+        examples = self.arrays(dataset)
+        if examples is not None:
+            return examples if watched.is_read else examples.shard(shard.count, shard.index)
+        if shard.count == 1 or watched.is_read or not isinstance(dataset, tf.data.Dataset) or calls_python(dataset):
             return dataset
         raise TrainingError(
             f"{self.name} does not use the shard, so each of {shard.count} workers would train on all data",

@@ -14,8 +14,8 @@ from tfdist_cli.spec.sections.updates import EmbeddingRule, Jit, LearningRate, U
 from tfdist_cli.train.data.pipeline import DatasetFunction
 from tfdist_cli.train.model.metrics import MetricTotals
 
-Sharing = Share | Literal["chief"]
-"""What each worker sees of the data; `chief`: what the chief reads for it, since only the chief can read the data."""
+Sharing = Share | Literal["coordinator"]
+"""What each worker sees of the data; `coordinator`: what the chief reads for it, since no other task can."""
 
 _Value = TypeVar("_Value")
 
@@ -153,7 +153,7 @@ class Engine(Protocol):
         Args:
             data: a shard → its batches.
             share: whether the workers divide the data (`split`), each sees all of it (`copy`), or each receives the
-                batches that are ready next (`service`), or that the chief has read (`chief`).
+                batches that are ready next (`service`), or that the chief has read (`coordinator`).
             step: the global step that the training starts at.
             batches: how many batches all workers together have consumed by then; the data continues after them.
         """

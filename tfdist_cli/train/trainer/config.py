@@ -30,7 +30,7 @@ from tfdist_cli.train.trainer.arguments import as_callbacks, check_choice, check
 
 DEFAULT_EMBEDDINGS = EmbeddingRule()
 
-ONE_READER = ("service", "chief")
+ONE_READER = ("service", "coordinator")
 """Ways to share data in which the workers' batches are those of one shard."""
 
 log = logging.getLogger("tfdist")
@@ -428,7 +428,7 @@ class TrainingArguments:
             data = source.served_batches(DataService.of(context.environment), repeat=repeat)
         else:
             data = source.batches(repeat=repeat)
-        if share == "chief" and isinstance(data, PythonData):
+        if share == "coordinator" and isinstance(data, PythonData):
             data = data.buffered()
         return TrainingConfig(
             data,
@@ -460,7 +460,7 @@ class TrainingArguments:
                 code="python-data-on-workers",
                 hint="remove share and updates.batch, or pass a function of a tfdist.Shard that returns a dataset",
             )
-        return "chief"
+        return "coordinator"
 
 
 def _warn_of_short_epochs(steps_per_epoch: int, steps_per_pass: int | None) -> None:

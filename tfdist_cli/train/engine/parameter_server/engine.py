@@ -183,7 +183,7 @@ class ParameterServerEngine:
     def _divide_data(self, data: DatasetFunction, share: Sharing) -> None:
         """Divides the data that no worker has consumed yet among the workers of now."""
         self._sharing = self._workers.indices
-        if share == "service" or (share == "chief" and not self.synchronous):
+        if share == "service" or (share == "coordinator" and not self.synchronous):
             iterators = _shared_iterator(data, self._read.batches)
             self._workers.divide(WorkerData(lambda _worker, _place, _count: None, iterators))
         else:
@@ -195,7 +195,7 @@ class ParameterServerEngine:
                 return _iterator(data, Shard(place, count, place, self._read.batches // count))
 
             def create(worker: Any, place: int, count: int) -> Any:
-                if share == "chief":
+                if share == "coordinator":
                     return self._context.run_on_worker(worker, partial(read_by_chief, place, count))
                 index, done = worker.worker_index, self._read.batches // count
                 shard = Shard(place, count, index, done) if share == "split" else Shard(0, 1, index, done)
@@ -284,7 +284,7 @@ class ParameterServerEngine:
                 self._rule.check(self._context.rules.updates, optimizer, workers)
         except TrainingError as error:
             return Refusal(error.message, code="not-elastic", hint=error.hint or "")
-        if self._share == "chief" and self.synchronous:
+        if self._share == "coordinator" and self.synchronous:
             return Refusal(
                 "the chief reads the data, in parts for the workers of the start",
                 code="not-elastic",
