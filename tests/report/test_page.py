@@ -119,6 +119,13 @@ def test_half_a_line_and_values_that_are_no_numbers(tmp_path):
     assert "train 0.1" in page.of("plot")[0]["aria-label"]
 
 
+def test_half_a_surrogate_pair_in_the_settings_can_be_written(tmp_path):
+    run = RecordedRun(tmp_path / "run")
+    (run.path / "recipe.yaml").write_text('{"\\ud800": "\\udb30"}')
+    assert "?" in Page(run).words
+    assert Page(run).html.encode()
+
+
 def test_many_tasks_are_drawn_as_few_lines_and_rows(tmp_path):
     names = [f"worker:{index}" for index in range(100)]
     run = RecordedRun(tmp_path / "run", names)

@@ -54,7 +54,8 @@ def page(runs: Sequence[RunData], written: datetime) -> str:
     main = tag("main", body, foot)
     script = tag("script", Markup(_file("report.js")))
     html = tag("html", tag("head", *head), tag("body", main, script), lang="en")
-    return f"<!DOCTYPE html>\n{html}\n"
+    text = f"<!DOCTYPE html>\n{html}\n"
+    return text.encode("utf-8", "replace").decode("utf-8")  # YAML may contain half of a surrogate pair, UTF-8 may not
 
 
 def one_run(run: RunData) -> Markup:
