@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.codes import raises
+from tfdist_cli import requirements
 from tfdist_cli.doctor import probe
 from tfdist_cli.errors import UsageError
-from tfdist_cli.requirements import keras_backend, require_backend, require_tensorflow
+from tfdist_cli.requirements import keras_backend, require_backend, require_tensorflow, require_trackers
 
 
 def config(folder, text):
@@ -72,3 +73,25 @@ def test_the_tensorboard_callback_works_after_the_installation(extra):
     toml = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
     project = toml.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     assert any(package.startswith("tensorboard") for package in project["optional-dependencies"][extra])
+
+
+def test_trackers_whose_library_or_server_is_missing(monkeypatch):
+    installed = {"tensorboard", "mlflow"}
+    monkeypatch.setattr(requirements, "_is_installed", installed.__contains__)
+    require_trackers(["csv", "tensorboard"])
+    with raises(UsageError, "no-tracker-library"):
+        require_trackers(["csv", "wandb"])
+    with raises(UsageError, "unknown-tracker"):
+        require_trackers(["tensorbord"])
+    with raises(UsageError, "no-tracking-server"):
+        require_trackers(["mlflow"], {})
+    require_trackers(["mlflow"], {"MLFLOW_TRACKING_URI": "http://localhost:5000"})
+    installed.add("sqlalchemy")
+    require_trackers(["mlflow"], {})
+
+
+def test_a_folder_is_no_library(tmp_path, monkeypatch):
+    (tmp_path / "a_tracker_folder").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not requirements._is_installed("a_tracker_folder")
+    assert requirements._is_installed("json")

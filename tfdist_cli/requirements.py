@@ -1,4 +1,4 @@
-"""Checks that TensorFlow, and Keras with its TensorFlow backend, can train, before anything starts."""
+"""Checks what is installed before anything starts: TensorFlow, Keras with its TensorFlow backend, and trackers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tfdist_cli.errors import UsageError
+from tfdist_cli.spec.trackers import TRACKERS
 
 BACKEND = "KERAS_BACKEND"
 _TENSORFLOW = "tensorflow"
@@ -51,6 +52,38 @@ def require_backend(environ: Mapping[str, str] = os.environ) -> None:
         hint = f'write "backend": "tensorflow" in {where}, or set {BACKEND}=tensorflow'
     message = f"{where} selects the backend {backend} for Keras, and tfdist trains with TensorFlow"
     raise UsageError(message, code="keras-backend", hint=hint)
+
+
+def require_trackers(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> None:
+    """Checks that trackers' libraries are installed, without importing them, and that MLflow has a place to write.
+
+    Raises:
+        UsageError: one is not; or MLflow's client is installed alone, and no server is set; or a name is unknown.
+    """
+    for name in names:
+        if name not in TRACKERS:
+            known = ", ".join(TRACKERS)
+            raise UsageError(f"there is no tracker {name!r}", code="unknown-tracker", hint=f"choose one of {known}")
+        tracker = TRACKERS[name]
+        if tracker.module and not _is_installed(tracker.module):
+            raise UsageError(
+                f"{tracker.title} is not installed",
+                code="no-tracker-library",
+                hint=f"pip install 'tfdist-cli[{tracker.extra}]'",
+            )
+        if tracker.local_needs and not environ.get(tracker.server) and not _is_installed(tracker.local_needs):
+            raise UsageError(
+                f"{tracker.title} has no place to write to: {tracker.server} is not set",
+                code="no-tracking-server",
+                hint=f"set {tracker.server} to the address of a server, or pip install {tracker.module}, which brings "
+                "a local database",
+            )
+
+
+def _is_installed(module: str) -> bool:
+    spec = importlib.util.find_spec(module)
+    # A folder such as wandb/, which the library creates for its files, is found too, but has no origin.
+    return spec is not None and spec.origin is not None
 
 
 def keras_backend(environ: Mapping[str, str] = os.environ) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 """What a user sees of a whole training: launched by the command, read from its run directory."""
 
+import csv
 import json
 import os
 import re
@@ -31,9 +32,23 @@ print("same")
 """
 
 
+def check_tracked(done):
+    """The trackers have the numbers of the run's files."""
+    folder = done.run_dir / "tracking"
+    series_of = (("metrics", "train", "train"), ("metrics", "test", "test"), ("evaluation", "evaluator", None))
+    for source, series, split in series_of:
+        lines = [line for line in done.lines(f"{source}.jsonl") if split in (None, line["split"])]
+        expected = [(line["step"], (line.get("values") or line["metrics"])["loss"]) for line in lines]
+        with (folder / "csv" / f"{source}.csv").open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if (row["series"], row["name"]) == (series, "loss")]
+        assert [(int(row["step"]), float(row["value"])) for row in rows] == expected
+        assert list((folder / "tensorboard" / series).glob("*tfevents*"))
+    assert all(log.read_text() == "" for log in folder.glob("*.log"))
+
+
 def test_parameter_servers_train_score_save_and_export(tmp_path):
     folder = project(tmp_path / "Übung eins", PARAMETER_SERVER % ", evaluator: {}")
-    done = launch(folder)
+    done = launch(folder, "--track", "csv", "--track", "tensorboard")
     assert done.code == 0, done.stderr
     assert done.processes_left == []
     run = done.run_dir
@@ -52,6 +67,7 @@ def test_parameter_servers_train_score_save_and_export(tmp_path):
     assert {line["step"] for line in done.lines("evaluation.jsonl")} == {40, 80, 120, 128}
     assert done.lines("evaluation.jsonl")[-1]["final"]
     assert sorted(entry.name for entry in (run / "checkpoints").glob("step-*"))[-1] == "step-00000128"
+    check_tracked(done)
     exported = [run / "export" / "saved_model", run / "export" / "model.keras"]
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     shown = subprocess.run(

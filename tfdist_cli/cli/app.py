@@ -35,6 +35,7 @@ COMMANDS = {
     "status": "Show a run's tasks, its progress, and why it ended.",
     "logs": "Print the logs of a run's tasks.",
     "report": "Write one HTML file about a run, or about the differences of several runs.",
+    "tensorboard": "Open TensorBoard on the event files of runs.",
     "scale": "Change the number of tasks of a role while a run trains.",
     "stop": "Stop a run: the training saves a checkpoint and exits.",
     "role": "Run one task of a cluster in the foreground.",

@@ -33,10 +33,12 @@ from tfdist_cli.launch.supervisor.state import JobPolicy, Timeouts
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import RECIPE_FILE
 from tfdist_cli.plan.warnings import recipe_warnings, warnings_of
+from tfdist_cli.requirements import require_trackers
 
 EXAMPLES = (
     "tfdist launch configs/local.yaml",
     "tfdist launch cluster.yaml --recipe recipe.yaml --set train.epochs=3 --set roles.worker.replicas=4",
+    "tfdist launch configs/local.yaml --track tensorboard --track csv",
     "tfdist launch cluster.yaml -- python train.py --lr 0.1",
 )
 STALL_TIMEOUT = 600.0
@@ -77,6 +79,15 @@ def launch(  # noqa: PLR0913 a parameter is an option
             show_default=False,
         ),
     ] = None,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TRACKER",
+            help="Keep the run's metrics in another program, too: tensorboard, mlflow, wandb or csv. Adds to the "
+            "recipe's 'tracking'. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     max_restarts: Annotated[
         int | None,
         typer.Option(
@@ -108,11 +119,13 @@ def launch(  # noqa: PLR0913 a parameter is an option
         return
     job.check_module()
     _check_quickly(job)
+    trackers = tuple(dict.fromkeys((*(job.recipe.tracking if job.recipe else ()), *(track or ()))))
+    require_trackers(trackers)
     launcher.check(job.cluster, job.program)
     stall = (0.0 if job.program else STALL_TIMEOUT) if stall_timeout is None else stall_timeout
     timeouts = Timeouts(start_timeout, evaluator_timeout, shutdown_timeout, stall)
     rules = job.rules(timeouts, max_restarts)
-    report, path = launch_job(launcher, job, rules, quiet=quiet)
+    report, path = launch_job(launcher, job, rules, quiet=quiet, trackers=trackers)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the job has ended: a late Ctrl-C must not change the exit code
     with console.tolerating_closed_terminal():
         print_failure(report)
@@ -137,7 +150,9 @@ def _check_quickly(job: Job) -> None:
         raise typer.Exit(ExitCode.USAGE)
 
 
-def launch_job(launcher: Launcher, job: Job, rules: JobPolicy, *, quiet: bool) -> tuple[Report, Path]:
+def launch_job(
+    launcher: Launcher, job: Job, rules: JobPolicy, *, quiet: bool, trackers: Sequence[str] = ()
+) -> tuple[Report, Path]:
     """Runs a job until it ends.
 
     Returns:
@@ -149,7 +164,8 @@ def launch_job(launcher: Launcher, job: Job, rules: JobPolicy, *, quiet: bool) -
         with console.launcher_messages(quiet=quiet):
             planner = stack.enter_context(Planner(launcher, job.cluster, job.recipe, job.program).reserving())
         opened = stack.enter_context(open_run_dir(job.run_dir, job.parent, job.cluster.name, now, refuse_active_jobs))
-        planned = Launch(launcher, planner.plan(opened), opened, rules, secrets, RequestHandler(planner, opened))
+        handler = RequestHandler(planner, opened)
+        planned = Launch(launcher, planner.plan(opened), opened, rules, secrets, handler, trackers)
         snapshot = RunSnapshot()
         with _watchers(snapshot, quiet=quiet) as watchers:
             return planned.run(snapshot, watchers), opened.path

@@ -24,6 +24,7 @@ from tfdist_cli.launch.supervisor.events import Event, EventQueue, Exited, Start
 from tfdist_cli.launch.supervisor.launcher import LaunchContext, Launcher
 from tfdist_cli.launch.supervisor.machine import begin
 from tfdist_cli.launch.supervisor.state import JobPolicy, JobState, Status, shell_code
+from tfdist_cli.launch.tracking import start_trackers
 from tfdist_cli.launch.usage import UsageLog
 from tfdist_cli.plan.plan import Plan
 from tfdist_cli.plan.task_environment import start_environment
@@ -40,6 +41,7 @@ class Launch:
         policy: the user's configuration of timeouts and restarts.
         secrets: values that only the tasks may see.
         request_handler: answers requests to the launcher; None to accept none.
+        trackers: what tracks the run.
     """
 
     launcher: Launcher
@@ -48,6 +50,7 @@ class Launch:
     policy: JobPolicy
     secrets: Secrets = field(default_factory=Secrets)
     request_handler: RequestHandler | None = None
+    trackers: Sequence[str] = ()
 
     def run(self, snapshot: RunSnapshot, watchers: Sequence[Watcher] = ()) -> Report:
         """Runs the plan to its end, and records everything in the run's directory.
@@ -64,7 +67,7 @@ class Launch:
         folder = self.plan.recipe.module_dir if self.plan.recipe else None
         event_log.begin(provenance(folder or Path.cwd()))
         usage_log = UsageLog(self.run_dir.path, self.run_dir.attempt)
-        with _sigint_ignored():
+        with _sigint_ignored(), start_trackers(self.run_dir.path, self.trackers) as trackers:
             with closing(TaskLogs(self.run_dir.attempt_folder)) as logs:
                 errors = _ErrorFiles(self.run_dir, snapshot, logs)
                 last = _LastState(begin(self.policy, (planned.task for planned in self.plan.tasks), 0.0)[0])
@@ -78,7 +81,7 @@ class Launch:
                         self.run_dir.save_result(report.as_json())
                     raise
             report = make_report(state, snapshot, logs, time.monotonic() - started)
-            for problem in filter(None, (event_log.problem, usage_log.problem)):
+            for problem in filter(None, (event_log.problem, usage_log.problem, *trackers.finish(report.exit_code))):
                 report = report.with_warning(problem)
             try:
                 self.run_dir.save_result(report.as_json())

@@ -19,6 +19,7 @@ from tfdist_cli.spec.sections.updates import (
     Updates,
     WireType,
 )
+from tfdist_cli.spec.trackers import TrackerName
 
 
 def _check_module(name: str) -> str:
@@ -147,5 +148,7 @@ class Recipe(SpecModel):
     """How the model is evaluated; null for no evaluation."""
     export: Export | None = None
     """The files of the trained model. By default there are none."""
+    tracking: list[TrackerName] = []
+    """The programs that keep the metrics of the run: `tensorboard`, `mlflow`, `wandb` (Weights & Biases), `csv`."""
     module_dir: PathField | None = None
     """The folder with `module`, relative to this file. By default the folder of this file."""

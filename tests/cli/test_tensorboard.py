@@ -1,0 +1,62 @@
+"""`tfdist tensorboard`: TensorBoard on the folders of runs."""
+
+import os
+import sys
+
+import pytest
+
+from tests.support.codes import codes_in
+from tests.support.recorded import trained_run
+from tfdist_cli import requirements
+
+
+@pytest.fixture
+def tensorboard(tfdist, monkeypatch):
+    """The arguments that TensorBoard is started with, or the codes of the errors."""
+
+    def start(*arguments):
+        started = []
+
+        def execv(_, argv):
+            started.extend(argv)
+            sys.exit(0)
+
+        monkeypatch.setattr(os, "execv", execv)
+        result = tfdist("tensorboard", *arguments)
+        return started[3:] if result.code == 0 else codes_in(result.err)
+
+    return start
+
+
+def tracked(path, *folders):
+    run = trained_run(path).path
+    for folder in folders or ["tracking/tensorboard"]:
+        (run / folder / "train").mkdir(parents=True)
+        (run / folder / "train" / "events.out.tfevents.1.host").touch()
+    return run
+
+
+def test_the_latest_run_on_this_machine_only(tensorboard, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tracked(tmp_path / "runs" / "digits-1")
+    (tmp_path / "runs" / "latest").symlink_to("digits-1")
+    folder = str(run / "tracking" / "tensorboard")
+    assert tensorboard() == ["--logdir", folder, "--host", "127.0.0.1", "--port", "6006"]
+    assert tensorboard("--host", "0.0.0.0", "--port", 0)[2:] == ["--host", "0.0.0.0", "--port", "0"]
+
+
+def test_several_runs_and_the_callback_of_keras(tensorboard, tmp_path):
+    one = tracked(tmp_path / "a:1", "tracking/tensorboard", "tensorboard")
+    two = tracked(tmp_path / "b", "tensorboard")
+    assert tensorboard(one, two)[:2] == [
+        "--logdir_spec",
+        f"a-1/tensorboard:{one}/tensorboard,a-1:{one}/tracking/tensorboard,b/tensorboard:{two}/tensorboard",
+    ]
+
+
+def test_what_cannot_be_shown(tensorboard, tmp_path, monkeypatch):
+    assert tensorboard(tmp_path) == ["not-a-run-dir"]
+    assert tensorboard(trained_run(tmp_path / "plain").path) == ["no-event-files"]
+    assert tensorboard(tracked(tmp_path / "a,b"), tracked(tmp_path / "c")) == ["tensorboard-path"]
+    monkeypatch.setattr(requirements, "_is_installed", lambda _: False)
+    assert tensorboard(tmp_path / "c") == ["no-tracker-library"]

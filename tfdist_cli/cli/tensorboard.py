@@ -1,0 +1,91 @@
+"""`tfdist tensorboard`: opens TensorBoard on the event files of runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tfdist_cli.cli.options import LATEST
+from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.run.history import read_run
+from tfdist_cli.launch.tracking import TRACKING
+from tfdist_cli.requirements import require_trackers
+
+EXAMPLES = (
+    "tfdist tensorboard",
+    "tfdist tensorboard runs/digits-20260102-030405 --port 6007",
+    "tfdist tensorboard runs/digits-*",
+)
+_EVENT_FILES = "*tfevents*"
+_TRACKER = "tensorboard"
+
+
+def tensorboard(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN]...", help="Run directories; runs/latest by default.", show_default=False),
+    ] = None,
+    *,
+    host: Annotated[str, typer.Option(help="The address to listen on. TensorBoard has no password.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for a free one.")] = 6006,
+) -> None:
+    """Open TensorBoard on the event files of runs.
+
+    These are the files of `tfdist launch --track tensorboard`, or `tracking: [tensorboard]` in the recipe, and those of
+    Keras's TensorBoard callback in the run directory. Several runs are shown together. The page follows a run that
+    trains. Ctrl-C ends it.
+
+    TensorBoard listens on this machine only: through ssh, open it with `ssh -L 6006:localhost:6006 HOST`.
+    """
+    require_trackers([_TRACKER])
+    folders = [pair for run in runs or [LATEST] for pair in _event_folders(read_run(run).path)]
+    argv = [sys.executable, "-m", "tensorboard.main", *_logdir(folders), "--host", host, "--port", str(port)]
+    sys.stdout.flush()
+    os.execv(sys.executable, argv)  # noqa: S606 no shell: the arguments are as they are
+
+
+def _event_folders(run: Path) -> Iterator[tuple[str, Path]]:
+    """Yields a name and a folder for each folder of a run with event files.
+
+    Raises:
+        UsageError: there is none.
+    """
+    tracked = run / TRACKING / _TRACKER
+    found = {_top(run, path) for path in run.rglob(_EVENT_FILES)}
+    if not found:
+        raise UsageError(
+            f"{run} has no event files of TensorBoard",
+            code="no-event-files",
+            hint="launch with --track tensorboard, or set tracking: [tensorboard] in the recipe",
+        )
+    for folder in sorted(found):
+        yield run.name if folder == tracked else f"{run.name}/{folder.name}", folder
+
+
+def _top(run: Path, path: Path) -> Path:
+    """The tracker's folder, or the first folder in the run's directory."""
+    tracked = run / TRACKING / _TRACKER
+    return tracked if tracked in path.parents else run / path.relative_to(run).parts[0]
+
+
+def _logdir(folders: Sequence[tuple[str, Path]]) -> list[str]:
+    """The option for one folder, or for several.
+
+    Raises:
+        UsageError: TensorBoard cannot take the path of one of several folders.
+    """
+    if len(folders) == 1:
+        return ["--logdir", str(folders[0][1])]
+    for _, path in folders:
+        if "," in str(path):
+            raise UsageError(
+                f"TensorBoard shows several folders only if their paths have no comma: {path}",
+                code="tensorboard-path",
+                hint="open one run at a time, or rename the folder",
+            )
+    return ["--logdir_spec", ",".join(f"{name.replace(':', '-')}:{path}" for name, path in folders)]

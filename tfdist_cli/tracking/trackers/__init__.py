@@ -1,0 +1,1 @@
+"""The trackers: a module for each."""
