@@ -42,13 +42,17 @@ PARTS: dict[str, set[str]] = {
 INSIDE: dict[str, dict[str, set[str]]] = {
     "spec": {
         "address": set(),
+        "export_formats": set(),
         "roles": set(),
         "strategies": {"roles"},
         "task_id": {"roles"},
         "trackers": set(),
         "path_scheme": set(),
         "launchers": set(),
-        "sections": {"address", "launchers", "path_scheme", "roles", "strategies", "task_id", "trackers"},
+        "sections": {
+            *("address", "export_formats", "launchers", "path_scheme", "roles"),
+            *("strategies", "task_id", "trackers"),
+        },
         "loading": {"path_scheme", "roles", "sections", "strategies"},
         "schema": {"sections"},
     },

@@ -10,10 +10,13 @@ from keras.callbacks import LambdaCallback
 
 import tfdist_cli as tfdist
 from tests.support.codes import raises
-from tfdist_cli.errors import ResultNotSaved, TrainingError
+from tfdist_cli.errors import ResultNotSaved, TrainingError, UsageError
 from tfdist_cli.protocol.environment import Environment
-from tfdist_cli.spec.sections.recipe import Recipe
+from tfdist_cli.spec.sections.recipe import Export, Recipe
 from tfdist_cli.task import recipe
+from tfdist_cli.task.export import export_checkpoint
+from tfdist_cli.task.prediction.job import model_of
+from tfdist_cli.train.checkpoint import model_files
 from tfdist_cli.train.cluster import join
 from tfdist_cli.train.data.pipeline import Shard
 from tfdist_cli.train.trainer import fit
@@ -150,3 +153,36 @@ def test_the_model_is_exported_if_the_last_checkpoint_is_not_written(tmp_path, m
     assert (run_dir / "export" / "model.keras").is_file()
     assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700, "only the owner can read it"
     assert not checkpoints.parent.exists(), "a removed folder is not created again"
+
+
+def test_a_missing_library_of_an_export_is_an_error_before_the_training(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tf2onnx", None)
+    spec = {"module": "never_imported", "module_dir": tmp_path, "export": {"format": ["keras", "onnx"]}}
+    with raises(UsageError, "export-library-missing"):
+        recipe.run_recipe(join.join(Environment(run_dir=tmp_path)), Recipe.model_validate(spec))
+
+
+def test_a_format_that_lacks_an_operation_does_not_stop_the_others(tmp_path, monkeypatch):
+    write_module(tmp_path, monkeypatch)
+
+    def refused(*_):
+        raise ResultNotSaved("no such operation", code="export-not-converted")
+
+    monkeypatch.setattr(model_files, "_convert", refused)
+    spec = {
+        "module": "one_layer",
+        "module_dir": tmp_path,
+        "params": {"removed": []},
+        "evaluate": None,
+        "train": {"batch_size": 2},
+        "checkpoint": {"every_steps": 2},
+        "export": {"format": ["litert", "saved_model"], "versions": True},
+    }
+    with raises(ResultNotSaved, "export-not-converted"):
+        recipe.run_recipe(join.join(Environment(run_dir=tmp_path)), Recipe.model_validate(spec))
+    assert [each.name for each in (tmp_path / "export").iterdir()] == ["serving"]
+    (version,) = (tmp_path / "export" / "serving").iterdir()
+    assert int(version.name) > 0
+    assert model_of(tmp_path, tmp_path / "checkpoints", None) == (version, None)
+    again = export_checkpoint(Recipe.model_validate(spec), tmp_path, 2, Export(versions=True), tmp_path / "served")
+    assert again == tmp_path / "served" / "2"

@@ -8,10 +8,11 @@ import keras
 import tensorflow as tf
 
 from tfdist_cli.errors import UsageError
+from tfdist_cli.spec.export_formats import EXPORT_FORMATS, VERSIONS, require_export_libraries
 from tfdist_cli.spec.path_scheme import Location
-from tfdist_cli.spec.sections.recipe import Recipe
+from tfdist_cli.spec.sections.recipe import Export, Recipe
 from tfdist_cli.task.module import RecipeModule
-from tfdist_cli.task.recipe import CHECKPOINTS, EXPORT, EXPORT_NAMES
+from tfdist_cli.task.recipe import CHECKPOINTS, EXPORT
 from tfdist_cli.train.checkpoint.bucket import open_checkpoints
 from tfdist_cli.train.checkpoint.export import export
 from tfdist_cli.train.checkpoint.store import CheckpointFolder, DamagedCheckpoint, StoredCheckpoint
@@ -20,14 +21,14 @@ from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.trainer.reporting import enable_logging, log
 
 
-def export_checkpoint(recipe: Recipe, run_dir: Path, step: int | None, form: str, out: Location | None) -> Location:
+def export_checkpoint(recipe: Recipe, run_dir: Path, step: int | None, spec: Export, out: Location | None) -> Location:
     """Exports the model of a checkpoint.
 
     Args:
         recipe: the recipe of the training.
         run_dir: the run's directory.
         step: the checkpoint's step; None for the newest undamaged one.
-        form: the format; see `train.checkpoint.export.export`.
+        spec: what to write, in one format.
         out: where to write it; None for the run's export folder.
 
     Returns:
@@ -37,8 +38,12 @@ def export_checkpoint(recipe: Recipe, run_dir: Path, step: int | None, form: str
         UsageError: the checkpoint does not exist, or is damaged.
     """
     enable_logging()
-    model_step, module = restored(recipe, run_dir, step)
-    return export(model_step.model, out or run_dir / EXPORT / EXPORT_NAMES[form], format=form, rebuild=module.model)
+    (form,) = spec.formats
+    require_export_libraries([form])
+    model_step, module, found = restored(recipe, run_dir, step)
+    version = found if spec.versions else None
+    path = out or run_dir / EXPORT / (EXPORT_FORMATS[form].file_name if version is None else VERSIONS)
+    return export(model_step.model, path, format=form, rebuild=module.model, version=version, quantize=spec.quantize)
 
 
 def checkpoints_of(recipe: Recipe, run_dir: Path) -> Location:
@@ -47,8 +52,8 @@ def checkpoints_of(recipe: Recipe, run_dir: Path) -> Location:
     return spec.dir if spec and spec.dir else run_dir / CHECKPOINTS
 
 
-def restored(recipe: Recipe, run_dir: Path, step: int | None) -> tuple[ModelStep, RecipeModule]:
-    """Returns the model of a checkpoint, and the recipe's module.
+def restored(recipe: Recipe, run_dir: Path, step: int | None) -> tuple[ModelStep, RecipeModule, int]:
+    """Returns the model of a checkpoint, the recipe's module, and the checkpoint's step.
 
     Args:
         recipe: the recipe of the training.
@@ -69,7 +74,7 @@ def restored(recipe: Recipe, run_dir: Path, step: int | None) -> tuple[ModelStep
 
     model_step.build(checked(batches, Shard()).element_spec)
     folder.restore(checkpoint, model_step, optimizer=False)
-    return model_step, module
+    return model_step, module, checkpoint.state.step
 
 
 def _find(folder: CheckpointFolder, step: int | None) -> StoredCheckpoint:

@@ -14,10 +14,12 @@ import tensorflow as tf
 
 from tfdist_cli.errors import ResultNotSaved, TfdistError, TrainingError
 from tfdist_cli.protocol.records import emit
+from tfdist_cli.spec.export_formats import EXPORT_FORMATS, VERSIONS, require_export_libraries
 from tfdist_cli.spec.path_scheme import Location
 from tfdist_cli.spec.sections.recipe import Export, Recipe
 from tfdist_cli.task.module import RecipeModule
 from tfdist_cli.train.checkpoint.export import export, upload_export
+from tfdist_cli.train.checkpoint.model_files import require_quantization
 from tfdist_cli.train.cluster.data_service import DataService
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.cluster.rendezvous import wait_until_exited
@@ -33,7 +35,6 @@ from tfdist_cli.train.variables.placement import PlacementRules
 
 CHECKPOINTS = "checkpoints"
 EXPORT = "export"
-EXPORT_NAMES = {"saved_model": "saved_model", "keras": "model.keras"}
 
 
 def run_recipe(context: ClusterContext, recipe: Recipe) -> None:
@@ -44,6 +45,8 @@ def run_recipe(context: ClusterContext, recipe: Recipe) -> None:
         TrainingError: the data, the model or a checkpoint is at fault.
         ResultNotSaved: the training is complete, but its last checkpoint or its export could not be written.
     """
+    if recipe.export and context.environment.is_chief:
+        _check_export(recipe.export)
     module = RecipeModule.load(recipe)
     keras.utils.set_random_seed(recipe.train.seed)
     with context.scope(PlacementRules(recipe.placement, recipe.shard)):
@@ -63,30 +66,59 @@ def run_recipe(context: ClusterContext, recipe: Recipe) -> None:
     except ResultNotSaved as error:
         not_saved.append(error)  # the model is trained, and the export may be on another disk
     if recipe.export and context.environment.is_chief:
-        try:
-            _export(recipe.export, module, model, run_dir / EXPORT)
-        except ResultNotSaved as error:
-            not_saved.append(error)
+        not_saved += _export(recipe.export, module, model, run_dir / EXPORT)
     if not_saved:
         first = not_saved[0]
         message = "; ".join(error.message for error in not_saved)
         raise ResultNotSaved(message, code=first.code, hint=first.hint) from first
 
 
-def _export(spec: Export, module: RecipeModule, model: Any, folder: Path) -> None:
+def _check_export(spec: Export) -> None:
+    """Checks before the training that its result can be exported.
+
+    Raises:
+        UsageError: a library is missing, or too old.
+    """
+    require_export_libraries(spec.formats)
+    if spec.quantize:
+        require_quantization()
+
+
+def _export(spec: Export, module: RecipeModule, model: Any, folder: Path) -> list[ResultNotSaved]:
+    """Writes the exports of a trained model.
+
+    Returns:
+        The errors of the formats that could not be written.
+    """
     emit("state", state="saving")
     with suppress(OSError):  # `export` reports what is wrong
         # The user may have removed the run's directory.
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     paths: list[Location] = []
+    errors: list[ResultNotSaved] = []
     for name in spec.formats:
-        path = folder / EXPORT_NAMES[name]
-        paths.append(export(model, path, format=name, rebuild=module.model))
-        if spec.upload:
-            upload_export(path, spec.upload / EXPORT_NAMES[name])
-            paths.append(spec.upload / EXPORT_NAMES[name])
-    log.info("exported to %s", ", ".join(str(path) for path in paths))
-    emit("exported", paths=[str(path) for path in paths])
+        version = int(model.optimizer.iterations) if spec.versions and name == "saved_model" else None
+        file_name = EXPORT_FORMATS[name].file_name if version is None else VERSIONS
+        try:
+            written = export(
+                model,
+                folder / file_name,
+                format=name,
+                rebuild=module.model,
+                version=version,
+                quantize=spec.quantize,
+            )
+            paths.append(written)
+            if spec.upload:
+                url = spec.upload / file_name if version is None else spec.upload / file_name / str(version)
+                upload_export(Path(written), url, name)
+                paths.append(url)
+        except ResultNotSaved as error:
+            errors.append(error)
+    if paths:
+        log.info("exported to %s", ", ".join(map(str, paths)))
+        emit("exported", paths=[str(path) for path in paths])
+    return errors
 
 
 def training_arguments(

@@ -10,6 +10,7 @@ import tfdist_cli as tfdist
 from tests.support.codes import raises
 from tests.support.compare import classifier
 from tfdist_cli.errors import ResultNotSaved, TrainingError, UsageError
+from tfdist_cli.spec.export_formats import EXPORT_FORMATS
 
 X = np.random.default_rng(0).normal(50, 10, (24, 3)).astype(np.float32)
 Y = np.ones((24, 1), np.float32)
@@ -174,6 +175,102 @@ def test_an_export_predicts_as_the_model_does(kind, rebuilt, tmp_path):
     expected = np.array(model(first_examples(x)))
     assert_close(served.serve(first_examples(x)), expected)
     assert_close(loaded(first_examples(x)), expected)
+
+
+def onnx_outputs(path, x):
+    runtime = pytest.importorskip("onnxruntime")
+    session = runtime.InferenceSession(path)
+    return session.run(None, {session.get_inputs()[0].name: np.asarray(x)})[0]
+
+
+def litert_outputs(path, x):
+    interpreter = tf.lite.Interpreter(str(path))
+    runner = interpreter.get_signature_runner("serving_default")
+    (name,) = runner.get_input_details()
+    return runner(**{name: x})["output_0"]
+
+
+def openvino_outputs(path, x):
+    openvino = pytest.importorskip("openvino")
+    exact = {"INFERENCE_PRECISION_HINT": "f32"}  # processors with bfloat16 use it otherwise
+    return openvino.Core().compile_model(path / "model.xml", "CPU", exact)(np.asarray(x))[0]
+
+
+CONVERTED = {"onnx": onnx_outputs, "litert": litert_outputs, "openvino": openvino_outputs}
+
+
+def require_libraries(form):
+    for library in EXPORT_FORMATS[form].libraries:
+        pytest.importorskip(library)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("build", "quantize"), [(functional, "int8"), (sequential, None), (Subclassed, None)])
+@pytest.mark.parametrize("form", CONVERTED)
+def test_a_converted_model_predicts_as_the_model_does(form, build, quantize, tmp_path):
+    require_libraries(form)
+    model = trained(build, X)
+    path = tfdist.export(model, tmp_path / "out", format=form, quantize=quantize)
+    served = tf.saved_model.load(tfdist.export(model, tmp_path / "served", quantize=quantize))
+    examples = first_examples(X)
+    expected = served.serve(examples) if quantize else model(examples)
+    assert_close(CONVERTED[form](path, examples), np.array(expected))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["onnx", "openvino"])
+def test_an_operation_that_a_format_lacks_is_an_error(form, tmp_path):
+    require_libraries(form)
+    with raises(ResultNotSaved, "export-not-converted"):
+        tfdist.export(strings(), tmp_path / "out", format=form)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_quantized_weights_take_a_quarter_and_predict_nearly_the_same(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(2000, "relu"), layers.Dense(40), layers.Dense(1)])
+    model.compile("adam", "mse")
+    paths = [tfdist.export(model, tmp_path / str(each), quantize=each) for each in (None, "int8")]
+    sizes = [(path / "variables" / "variables.data-00000-of-00001").stat().st_size for path in paths]
+    assert sizes[1] < 0.35 * sizes[0]
+    loaded = [tf.saved_model.load(path) for path in paths]
+    served = [np.array(each.serve(X)) for each in loaded]
+    np.testing.assert_allclose(served[1], served[0], atol=0.05 * float(np.abs(served[0]).max()))
+    assert not np.array_equal(served[1], served[0])
+    assert np.array_equal(model(X), served[0]), "the model itself is not changed"
+
+
+def test_a_model_without_layers_to_quantize_is_an_error(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), layers.BatchNormalization()])
+    with raises(ResultNotSaved, "nothing-to-quantize"):
+        tfdist.export(model, tmp_path / "out", quantize="int8")
+    assert not list(tmp_path.iterdir())
+
+
+def test_versions_are_folders_that_serving_reads(tmp_path):
+    model = sequential()
+    paths = [tfdist.export(model, tmp_path / "digits", version=number) for number in (3, 12, 12)]
+    assert [path.relative_to(tmp_path).as_posix() for path in paths] == ["digits/3", "digits/12", "digits/12"]
+    assert sorted(each.name for each in (tmp_path / "digits").iterdir()) == ["12", "3"]
+    signatures = tf.saved_model.load(paths[-1]).signatures
+    (output,) = signatures["serving_default"](tf.constant(X)).values()
+    assert_close(output, np.array(model(X)))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"version": 1, "format": "keras"},
+        {"version": -1},
+        {"version": "1"},
+        {"quantize": "int4"},
+        {"quantize": "int8", "format": "keras"},
+        {"format": "h5"},
+    ],
+)
+def test_arguments_that_have_no_meaning_are_errors(given, tmp_path):
+    with raises(UsageError, "invalid-argument"):
+        tfdist.export(compiled(), tmp_path / "out", **given)
 
 
 @pytest.mark.parametrize("rebuild", [None, Subclassed])

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from tfdist_cli.errors import InvalidValue
+from tfdist_cli.spec.export_formats import FormatName, Quantization
 from tfdist_cli.spec.path_scheme import Url
 from tfdist_cli.spec.sections.model import Inconsistent, KeyProblem, LocationField, PathField, SpecModel, UrlField
 from tfdist_cli.spec.sections.updates import (
@@ -103,13 +104,31 @@ class Evaluate(SpecModel):
 class Export(SpecModel):
     """The files of the trained model for programs without tfdist."""
 
-    format: Literal["saved_model", "keras"] | list[Literal["saved_model", "keras"]] = "saved_model"
-    """`saved_model` for TensorFlow and TensorFlow Serving, `keras` for `keras.saving.load_model`, or a list of both."""
+    format: FormatName | list[FormatName] = "saved_model"
+    """`saved_model` for TensorFlow and TensorFlow Serving, `keras` for `keras.saving.load_model`, `onnx`, `litert` or
+    `openvino`, or a list of them. ONNX and OpenVINO need libraries: `pip install 'tfdist-cli[onnx]'` and
+    `'tfdist-cli[openvino]'`."""
+    versions: bool = False
+    """Whether a SavedModel is written to a folder of its step, `export/serving/1200`. TensorFlow Serving, started on
+    `export/serving`, serves the highest."""
+    quantize: Quantization | None = None
+    """`int8`: the weights of `Dense`, `EinsumDense` and `Embedding` layers take a quarter of the bytes. Activations
+    keep their type. The outputs differ slightly from those of the trained model. Not for `keras`."""
     upload: UrlField | None = None
     """The folder in a storage service, such as `s3://bucket/model`, for a copy of the files in the run directory."""
 
+    @model_validator(mode="after")
+    def _fits_the_formats(self) -> Export:
+        if self.quantize and "keras" in self.formats:
+            message = "the format keras has no quantized weights: choose other formats, or remove quantize"
+            raise Inconsistent([KeyProblem(("quantize",), message, code="export-not-quantizable")])
+        if self.versions and "saved_model" not in self.formats:
+            message = "only the format saved_model has versions: add it, or remove versions"
+            raise Inconsistent([KeyProblem(("versions",), message, code="export-has-no-versions")])
+        return self
+
     @property
-    def formats(self) -> tuple[str, ...]:
+    def formats(self) -> tuple[FormatName, ...]:
         """Each format once, in the order of the file."""
         return tuple(dict.fromkeys([self.format] if isinstance(self.format, str) else self.format))
 

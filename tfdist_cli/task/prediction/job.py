@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist_cli.errors import UsageError
+from tfdist_cli.spec.export_formats import EXPORT_FORMATS, VERSIONS
 from tfdist_cli.spec.path_scheme import Location
 from tfdist_cli.storage.remote import RemoteFolder
 
@@ -153,7 +154,7 @@ def model_of(run: Path, checkpoints: Location, step: int | None) -> tuple[Locati
         UsageError: the run has neither.
     """
     saved = _checkpoints(checkpoints)
-    exports = [path for path in (run / "export" / "saved_model", run / "export" / "model.keras") if path.exists()]
+    exports = _exports(run / "export")
     newest = step if step is not None else max(saved, default=None)
     if step is not None and step not in saved:
         raise UsageError(
@@ -170,6 +171,13 @@ def model_of(run: Path, checkpoints: Location, step: int | None) -> tuple[Locati
     if newest is None or (step is None and exports and _changed(exports[0]) >= saved[newest]):
         return exports[0], None
     return checkpoints / f"step-{newest:08d}", newest
+
+
+def _exports(folder: Path) -> list[Path]:
+    """Returns a run's exports that predict: SavedModels, newest first, and then the `.keras` file."""
+    served = [folder / EXPORT_FORMATS["saved_model"].file_name, *(folder / VERSIONS).glob("[0-9]*")]
+    whole = folder / EXPORT_FORMATS["keras"].file_name
+    return [*sorted(filter(Path.exists, served), key=_changed, reverse=True), *([whole] if whole.exists() else ())]
 
 
 def _checkpoints(folder: Location) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""Export of a trained model for programs without tfdist: as a SavedModel, or a `.keras` file."""
+"""Export of a trained model for programs without tfdist: weights of a cluster, written by one process."""
 
 from __future__ import annotations
 
@@ -17,16 +17,14 @@ import keras
 import tensorflow as tf
 
 from tfdist_cli.errors import ResultNotSaved, TrainingError, UsageError
+from tfdist_cli.spec.export_formats import EXPORT_FORMATS, FormatName, Quantization, require_export_libraries
 from tfdist_cli.spec.path_scheme import Location, Url, checked_location
 from tfdist_cli.storage.tree import check_replaceable, upload_result
+from tfdist_cli.train.checkpoint.model_files import quantize_weights, require_quantization, write_model
 from tfdist_cli.train.model.train_step import last_build_spec
 from tfdist_cli.train.tf_compat.keras_model import Functional, build_shapes, layers_of
 from tfdist_cli.train.tf_compat.op_errors import shortened
 from tfdist_cli.train.variables.sharding import Block, pieces
-
-FORMATS = ("saved_model", "keras")
-_SAVED_MODEL = {"saved_model.pb", "fingerprint.pb", "variables", "assets", "assets.extra"}
-"""The files and folders of a SavedModel."""
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOENT)
 
@@ -37,8 +35,10 @@ def export(
     model: keras.Model,
     path: str | Path,
     *,
-    format: str = "saved_model",  # noqa: A002 the name that Keras and recipes use
+    format: FormatName = "saved_model",  # noqa: A002 the name that Keras and recipes use
     rebuild: Callable[[], keras.Model] | None = None,
+    version: int | None = None,
+    quantize: Quantization | None = None,
 ) -> Location:
     """Exports a model with its current weights, on whichever tasks they are.
 
@@ -47,73 +47,100 @@ def export(
     Args:
         model: the trained model, built.
         path: where to write it, on this machine or in a storage service: `s3://bucket/model`. An earlier export there
-            is replaced. A `.keras` file gets that suffix.
-        format: `saved_model`, a folder for `tf.saved_model.load` and TensorFlow Serving, or `keras`, a file for
-            `keras.saving.load_model`. The file contains the loss, metrics and optimizer unless some of them are the
-            user's own.
+            is replaced. A file gets the suffix of its format.
+        format: `saved_model`, a folder for `tf.saved_model.load` and TensorFlow Serving; `keras`, a file for
+            `keras.saving.load_model`; `onnx`, a file for ONNX Runtime; `litert`, a `.tflite` file; or `openvino`, a
+            folder with `model.xml` and `model.bin`. A `.keras` file contains the loss, metrics and optimizer unless
+            some of them are the user's own.
         rebuild: returns a model of the same structure; by default it is rebuilt from its configuration.
+        version: writes a SavedModel to the folder `path/VERSION`. TensorFlow Serving serves the highest.
+        quantize: `int8` stores the weights of `Dense`, `EinsumDense` and `Embedding` layers in a quarter of the bytes,
+            in all formats but `keras`.
 
     Returns:
         The path or the address written.
 
     Raises:
-        UsageError: the format is unknown, the storage service cannot be used, or `path` exists and is not an export.
+        UsageError: the format is unknown, its library is not installed, the storage service cannot be used, or `path`
+            exists and is not an export.
         TrainingError: the model cannot be rebuilt from its configuration, `rebuild` returns another model, or the
             model's inputs are not known, since it is a subclassed model that was not trained by tfdist.
-        ResultNotSaved: the export cannot be written.
+        ResultNotSaved: the export cannot be written, or the format does not have the model's operations.
     """
-    if format not in FORMATS:
-        raise UsageError(f"format must be {' or '.join(map(repr, FORMATS))}, got {format!r}", code="invalid-argument")
+    _check_arguments(format, version, quantize)
     at = checked_location(path)
+    suffix = EXPORT_FORMATS[format].suffix
+    if suffix and not at.name.endswith(suffix):
+        at = Url(f"{at}{suffix}") if isinstance(at, Url) else at.with_name(f"{at.name}{suffix}")
+    if version is not None:
+        at = at / str(version)
     if isinstance(at, Url):
-        return _export_to_service(model, at, format, rebuild)
+        return _export_to_service(model, at, format, rebuild, quantize)
     path = at
-    if format == "keras":
-        path = path.with_name(path.name if path.suffix == ".keras" else f"{path.name}.keras")
     _check_replaceable(path, format)
     plain = rebuild() if rebuild else _rebuild(model)
     _build_like(model, plain)
     _check_same(model, plain)
     _copy(model, plain)
+    signature = None if format == "keras" else _signature(model)
+    if format == "keras":
+        _drop_custom_compile_config(model, plain)
+    if quantize:
+        quantize_weights(plain)
     with _written(path) as temporary:
-        if format == "keras":
-            _drop_custom_compile_config(model, plain)
-            plain.save(temporary)
-        else:
-            plain.export(str(temporary), verbose=False, input_signature=_signature(model))
+        write_model(plain, temporary, format, signature)
     return path
 
 
-def upload_export(path: Path, url: Url) -> None:
+def upload_export(path: Path, url: Url, format: FormatName) -> None:  # noqa: A002 as in `export`
     """Uploads an export.
 
     Args:
         path: the export.
         url: where it is stored; an earlier export there is replaced.
+        format: its format.
 
     Raises:
         UsageError: `url` exists and is not an export.
         ResultNotSaved: it could not be uploaded.
     """
-    if path.is_dir():
-        check_replaceable(url, _SAVED_MODEL)
-    upload_result(path, url, last="saved_model.pb")
+    if files := EXPORT_FORMATS[format].files:
+        check_replaceable(url, files)
+    upload_result(path, url, last="model.xml" if format == "openvino" else "saved_model.pb")
 
 
 def _export_to_service(
     model: keras.Model,
     url: Url,
-    format: str,  # noqa: A002 as in `export`
+    format: FormatName,  # noqa: A002 as in `export`
     rebuild: Callable[[], keras.Model] | None,
+    quantize: Quantization | None,
 ) -> Url:
-    if format == "keras" and not url.endswith(".keras"):
-        url = Url(f"{url}.keras")
     folder = Path(tempfile.mkdtemp(prefix="tfdist-export-"))
     path = folder / url.name
-    export(model, path, format=format, rebuild=rebuild)
-    upload_export(path, url)
+    export(model, path, format=format, rebuild=rebuild, quantize=quantize)
+    upload_export(path, url, format)
     _remove(folder)  # kept if it could not be uploaded
     return url
+
+
+def _check_arguments(format: Any, version: Any, quantize: Any) -> None:  # noqa: A002 as in `export`
+    problem = None
+    if format not in EXPORT_FORMATS:
+        problem = f"format must be {' or '.join(map(repr, EXPORT_FORMATS))}, got {format!r}"
+    elif quantize not in {None, "int8"}:
+        problem = f"quantize must be 'int8' or None, got {quantize!r}"
+    elif quantize and format == "keras":
+        problem = "a .keras file has no quantized weights"  # Keras could not load those of layers in other layers
+    elif version is not None and format != "saved_model":
+        problem = f"only a SavedModel has a version, and format is {format!r}"
+    elif version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < 0):
+        problem = f"version must be an integer of at least 0, got {version!r}"
+    if problem:
+        raise UsageError(problem, code="invalid-argument")
+    require_export_libraries([format])
+    if quantize:
+        require_quantization()
 
 
 @contextmanager
@@ -130,6 +157,9 @@ def _written(path: Path) -> Iterator[Path]:
         yield temporary
         _remove(path)
         temporary.rename(path)
+    except ResultNotSaved:
+        _remove(temporary)
+        raise
     except (OSError, tf.errors.OpError) as error:
         of_tensorflow = isinstance(error, tf.errors.OpError)
         reason = shortened(error).message if of_tensorflow else str(error)
@@ -144,14 +174,14 @@ def _written(path: Path) -> Iterator[Path]:
         ) from error
 
 
-def _check_replaceable(path: Path, format: str) -> None:  # noqa: A002 as in `export`
+def _check_replaceable(path: Path, format: FormatName) -> None:  # noqa: A002 as in `export`
     """Checks that nothing but an earlier export is replaced.
 
     Raises:
         UsageError: `path` exists, and is not an export.
     """
-    if format == "saved_model":
-        replaceable = not path.exists() or (path.is_dir() and {entry.name for entry in path.iterdir()} <= _SAVED_MODEL)
+    if files := EXPORT_FORMATS[format].files:
+        replaceable = not path.exists() or (path.is_dir() and {entry.name for entry in path.iterdir()} <= files)
     else:
         replaceable = not path.is_dir()
     if not replaceable:
@@ -248,7 +278,7 @@ def _signature(model: keras.Model) -> list[Any] | None:
     inputs = _inputs(model)
     if inputs is None:
         raise TrainingError(
-            f"the model {model.name!r} cannot be exported as a SavedModel: the types of its inputs are not known",
+            f"the model {model.name!r} cannot be exported without Keras: the types of its inputs are not known",
             code="model-inputs-unknown",
             hint="train or evaluate it with tfdist first, or export it with format='keras'",
         )
