@@ -16,14 +16,7 @@ def exists(url: Url) -> bool:
     Raises:
         UsageError: the service cannot be used.
     """
-    try:
-        return bool(RemoteFolder(url).sizes())
-    except OSError as error:
-        raise UsageError(
-            f"{url} cannot be read: {error.strerror or error}",
-            code="storage-unreachable",
-            hint="check the address and the credentials",
-        ) from error
+    return bool(_names(url))
 
 
 def check_replaceable(url: Url, entries: Collection[str]) -> None:
@@ -36,14 +29,7 @@ def check_replaceable(url: Url, entries: Collection[str]) -> None:
     Raises:
         UsageError: it has others, or the service cannot be used.
     """
-    try:
-        found = {name.partition("/")[0] for name in RemoteFolder(url).sizes()} - set(entries)
-    except OSError as error:
-        raise UsageError(
-            f"{url} cannot be read: {error.strerror or error}",
-            code="storage-unreachable",
-            hint="check the address and the credentials",
-        ) from error
+    found = {name.partition("/")[0] for name in _names(url)} - set(entries)
     if found:
         raise UsageError(
             f"{url} exists, and is not an earlier export: it has {min(found)}",
@@ -78,4 +64,16 @@ def upload_result(local: Path, url: Url, last: str = "") -> None:
             f"{local} could not be uploaded to {url}: {error.strerror or error}",
             code="result-not-uploaded",
             hint=f"it is in {local}: copy it to {url}, or call the command again",
+        ) from error
+
+
+def _names(url: Url) -> Collection[str]:
+    """Returns the names of all objects at an address, and below it."""
+    try:
+        return RemoteFolder(url).sizes().keys()
+    except OSError as error:
+        raise UsageError(
+            f"{url} cannot be read: {error.strerror or error}",
+            code="storage-unreachable",
+            hint="check the address and the credentials",
         ) from error
