@@ -5,12 +5,16 @@ FROM docker.io/library/python:3.11-slim-bookworm AS build
 ARG EXTRA=cpu
 WORKDIR /src
 RUN python -m venv /venv
-# The dependencies are a separate layer, so that a change of tfdist's code does not rebuild it. Headers for compiling
-# operations are removed.
+# The dependencies are a separate layer, so that a change of tfdist's code does not rebuild it: it is built without the
+# files of the demo, which the wheel includes. Headers for compiling operations are removed.
 COPY pyproject.toml constraints.txt README.md LICENSE ./
-RUN mkdir tfdist_cli && touch tfdist_cli/__init__.py \
+RUN sed -i '/force-include/,/^$/d' pyproject.toml \
+    && mkdir tfdist_cli && touch tfdist_cli/__init__.py \
     && /venv/bin/pip install --no-cache-dir -c constraints.txt ".[${EXTRA}]" \
     && rm -rf /venv/lib/python3*/site-packages/tensorflow/include
+COPY pyproject.toml ./
+COPY configs configs
+COPY recipes recipes
 COPY tfdist_cli tfdist_cli
 RUN /venv/bin/pip install --no-cache-dir --no-deps --force-reinstall .
 
