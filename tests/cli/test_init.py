@@ -52,6 +52,7 @@ def next_commands(out):
     return [shlex.split(line)[1:] for line in out.partition("Next:")[2].splitlines() if line.strip()]
 
 
+@pytest.mark.tensorflow
 def test_a_recipe(tfdist, here):
     result = tfdist("init", "project")
     assert (result.code, result.err) == (0, "")

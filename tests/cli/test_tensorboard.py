@@ -9,6 +9,8 @@ from tests.support.codes import codes_in
 from tests.support.recorded import trained_run
 from tfdist_cli import requirements
 
+pytestmark = pytest.mark.tensorflow  # which brings TensorBoard
+
 
 @pytest.fixture
 def tensorboard(tfdist, monkeypatch):
