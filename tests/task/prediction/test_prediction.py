@@ -152,7 +152,7 @@ def test_the_newest_form_of_the_model_is_used(tmp_path):
     with raises(UsageError, "no-model-in-run"):
         model_of(tmp_path, tmp_path / "checkpoints", None)
     export = tmp_path / "export" / "saved_model"
-    older, newer = (tmp_path / "checkpoints" / f"step-{step}" for step in (5, 30))
+    older, newer = (tmp_path / "checkpoints" / f"step-{step:08}" for step in (5, 30))
     for path in (older, newer, export):
         path.mkdir(parents=True)
     assert model_of(tmp_path, older.parent, None) == (export, None)

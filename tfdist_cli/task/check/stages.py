@@ -87,6 +87,8 @@ class RecipeCheck:
         self._environment = Environment(cluster.strategy, trainer, addresses, folder)
         self._trainers = [task for task in cluster.tasks if computes_gradients(cluster.strategy, task.role)]
         self._place = recipe.module
+        self._program: object = None
+        """The recipe's module, as Python has imported it."""
 
     @property
     def _context(self) -> ClusterContext:
@@ -99,6 +101,7 @@ class RecipeCheck:
         with contextlib.suppress(_Stop):
             with self._stage("importing the recipe's module"):
                 self._module = RecipeModule.load(self._recipe)
+            self._program = self._module.module
             self._place = str(self._module.module.__file__)
             self._step = self._built_model()
             self._draw_shards()
@@ -289,7 +292,7 @@ class RecipeCheck:
 
     def _place_of(self, function: str) -> str:
         """Returns the file and the line of a function of the recipe's module."""
-        code = getattr(getattr(getattr(self, "_module", None), "module", None), function, None)
+        code = getattr(self._program, function, None)
         code = getattr(code, "__code__", None)
         return f"{code.co_filename}:{code.co_firstlineno}" if code else self._place
 
