@@ -245,7 +245,8 @@ def after_failure():
     """Trains after a training whose data ended early on several workers."""
 
     def few(shard):
-        return tf.data.Dataset.from_tensor_slices((X[:63], Y[:63])).batch(BATCH).shard(shard.count, shard.index)
+        batches = tf.data.Dataset.from_tensor_slices((X[:63], Y[:63])).batch(BATCH).shard(shard.count, shard.index)
+        return batches.filter(lambda *_: True)  # so that their number is not known
 
     errors = error_of(few)
     return [errors, tfdist.fit(build(), data, steps_per_epoch=9).history["examples"]]

@@ -171,3 +171,14 @@ def test_counts_beyond_float32_are_exact():
 def test_a_model_without_metrics_reports_its_loss():
     history = tfdist.fit(classifier(metrics=[]), batches(), validation_data=batches())
     assert list(history.history) == ["loss", "val_loss"]
+
+
+def test_an_execution_that_only_reports_dropped_gradients_counts_nothing():
+    step = ModelStep(classifier(metrics=["accuracy"]))
+    step.build(batches().element_spec)
+    totals = MetricTotals(step)
+    totals.add(np.ones(totals.size))
+    before = totals.packed()
+    totals.add(0.0)
+    assert totals.packed() == before != [0.0] * totals.size
+    assert totals.following(0.0, 0.0) == 0.0

@@ -74,7 +74,14 @@ class MetricTotals:
         self._sums = self.following(self._sums, counted)
 
     def following(self, before: np.ndarray, counted: np.ndarray) -> np.ndarray:
-        """Returns what some steps and the next ones have counted together, each float64 of shape (size,)."""
+        """Returns what some steps and the next ones have counted together, each float64 of shape (size,).
+
+        Args:
+            before: the counts of some steps; 0 before the first one.
+            counted: those of the next ones; 0 if they have only reported gradients that were dropped.
+        """
+        if not np.ndim(counted):
+            return np.asarray(before)
         before = np.broadcast_to(before, counted.shape)  # 0.0 before the first step
         last = counted if counted[-1:].any() else before  # the number of batches; 0 if no step was taken
         return np.concatenate([before[: self.summed] + counted[: self.summed], last[self.summed :]])
