@@ -82,7 +82,7 @@ def test_a_script(tfdist, here):
     result = tfdist("init", "--from", "train.py")
     assert (result.code, result.err) == (0, "")
     assert (here / "train.py").read_text() == SCRIPT
-    assert "tfdist.fit(model, (x, x[:, :1]), epochs=2)" in (here / "train_tfdist.py").read_text()
+    assert "tfdist.fit(model, x, x[:, :1], epochs=2, verbose=0)" in (here / "train_tfdist.py").read_text()
     assert tfdist("validate", "cluster.yaml").code == 0
 
 

@@ -10,16 +10,6 @@ from tfdist_cli.errors import UsageError
 from tfdist_cli.init.model_code import KerasNames, model_statements
 from tfdist_cli.init.source_edits import Source
 
-KERAS_FIT = (
-    *("x", "y", "batch_size", "epochs", "verbose", "callbacks", "validation_split", "validation_data", "shuffle"),
-    *("class_weight", "sample_weight", "initial_epoch", "steps_per_epoch", "validation_steps"),
-    *("validation_batch_size", "validation_freq"),
-)
-"""The parameters of Keras's `fit`, in their order."""
-TFDIST_FIT = ("batch_size", "epochs", "callbacks", "validation_data", "shuffle", "steps_per_epoch")
-"""Those of them that `tfdist.fit` has."""
-_DATA = ("x", "y", "sample_weight")
-_DROPPED = ("verbose",)
 _IMPORT = "import tfdist_cli as tfdist"
 
 
@@ -62,9 +52,9 @@ def convert(text: str, name: str) -> Converted:
             code="no-fit-call",
             hint="name the script that trains, or start from a template: tfdist init --program",
         )
-    notes: list[tuple[int, str]] = []
     for call in calls:
-        notes += _replace_call(source, call)
+        _replace_call(source, call)
+    notes: list[tuple[int, str]] = []
     wrapped: list[tuple[int, int]] = []
     for model in dict.fromkeys(_receiver(call) for call in calls):
         lines = model_statements(tree, model)
@@ -113,29 +103,13 @@ def _receiver(call: ast.Call) -> str:
     return function.value.id
 
 
-def _replace_call(source: Source, call: ast.Call) -> list[tuple[int, str]]:
-    """Replaces `model.fit(x, y, …)` by `tfdist.fit(model, (x, y), …)`. Returns notes."""
-    starred = any(isinstance(each, ast.Starred) for each in call.args)
-    if starred or len(call.args) > len(KERAS_FIT):
-        return [(call.lineno, "write this call as tfdist.fit(model, (x, y), ...)")]
-    given = dict(zip(KERAS_FIT, call.args, strict=False)) | {each.arg: each.value for each in call.keywords if each.arg}
-    data = [source.of(given[name]) for name in _DATA if name in given and not _is_none(given[name])]
-    if not data:
-        return [(call.lineno, "write this call as tfdist.fit(model, data, ...)")]
-    if "sample_weight" in given and "y" not in given:
-        return [(call.lineno, "pass sample weights with the data: (x, y, sample_weight)")]
-    arguments = [_receiver(call), data[0] if len(data) == 1 else f"({', '.join(data)})"]
-    arguments += [f"{name}={source.of(value)}" for name, value in given.items() if name not in (*_DATA, *_DROPPED)]
-    arguments += [f"**{source.of(each.value)}" for each in call.keywords if each.arg is None]
-    source.replace_call(call, "tfdist.fit", arguments)
-    unknown = [name for name in given if name in KERAS_FIT and name not in (*TFDIST_FIT, *_DATA, *_DROPPED)]
-    return [
-        (call.lineno, f"tfdist.fit may not have the argument {name}: its error says what to write") for name in unknown
+def _replace_call(source: Source, call: ast.Call) -> None:
+    """Replaces `model.fit(x, y, …)` by `tfdist.fit(model, x, y, …)`, whose other arguments are Keras's."""
+    named = [
+        f"**{source.of(each.value)}" if each.arg is None else f"{each.arg}={source.of(each.value)}"
+        for each in call.keywords
     ]
-
-
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
+    source.replace_call(call, "tfdist.fit", [_receiver(call), *map(source.of, call.args), *named])
 
 
 def _imports_tfdist(tree: ast.Module) -> bool:
