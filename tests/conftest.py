@@ -3,6 +3,7 @@
 import datetime
 import os
 import signal
+from collections import defaultdict
 
 import hypothesis
 import pytest
@@ -30,15 +31,29 @@ def pytest_collection_modifyitems(config, items):
     """Deselects rotating tests on the days that are not theirs."""
     if os.environ.get("TFDIST_TEST_LONG") == "1":
         return
-    left_out = [item for item in items if not _runs_today(item)]
+    today, left_out = int(os.environ[_DAY]), set()
+    cases: defaultdict[str, list] = defaultdict(list)
+    for item in items:
+        marker = item.get_closest_marker("rotates")
+        if marker and (today - _day(item, marker, cases[item.nodeid.partition("[")[0]])) % marker.args[0]:
+            left_out.add(item)
     if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
 
 
-def _runs_today(item: pytest.Item) -> bool:
-    marker = item.get_closest_marker("rotates")
-    if marker is None:
-        return True
-    days, day = marker.args
-    return int(os.environ[_DAY]) % days == day
+def _day(item: pytest.Item, marker: pytest.Mark, cases: list) -> int:
+    """The day that the mark names, or the number of the case of a parametrized test.
+
+    Args:
+        item: the test.
+        marker: its mark.
+        cases: the cases of the same test before this one; a new case is added.
+    """
+    if len(marker.args) == 2:
+        return marker.args[1]
+    by = marker.kwargs.get("by")
+    case = item.callspec.params[by] if by else item.nodeid  # type: ignore[attr-defined] # of a parametrized test
+    if case not in cases:
+        cases.append(case)
+    return cases.index(case)

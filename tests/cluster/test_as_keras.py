@@ -6,9 +6,10 @@ import re
 import pytest
 import tensorflow as tf
 
+from tests.support.selected import selected
 from tests.support.tasks import alone, program
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700), pytest.mark.rotates(2, 1)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
 
 ENGINES = {"mirrored": {"worker": 2}, "sync": {"chief": 1, "ps": 1, "worker": 2}}
 LOSSES = (
@@ -35,9 +36,9 @@ CALLBACKS = (
 
 
 @pytest.fixture(scope="module")
-def keras_own(tmp_path_factory):
+def keras_own(request, tmp_path_factory):
     """The results of `keras.Model.fit`, by case."""
-    ended = alone(tmp_path_factory.mktemp("alone"), program("as_keras.py", "sync"))
+    ended = alone(tmp_path_factory.mktemp("alone"), program("as_keras.py", "sync", *selected(request, "case")))
     assert ended.code == 0, ended.err
     return ended.result
 
@@ -46,16 +47,18 @@ def keras_own(tmp_path_factory):
 def chief(request, module_cluster):
     """The results of the chief of a cluster, by case."""
     tasks = module_cluster(**ENGINES[request.param])
-    ended = tasks.start(program("as_keras.py", "sync")).finish()
+    ended = tasks.start(program("as_keras.py", "sync", *selected(request, "case"), "refused", "nested")).finish()
     assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
     return ended[tasks.tasks[0]].result
 
 
+@pytest.mark.rotates(4, by="case")
 @pytest.mark.parametrize("case", LOSSES)
 def test_the_loss_of_two_workers_is_that_of_their_batches_together(case, chief, keras_own):
     assert_equal(chief[case], keras_own[case], 1e-3 if case == "float16" else 1e-5)
 
 
+@pytest.mark.rotates(4, by="case")
 @pytest.mark.parametrize("case", CALLBACKS)
 def test_callbacks_and_state_are_as_in_one_process(case, chief, keras_own):
     assert_equal(chief[case], keras_own[case], 1e-5)

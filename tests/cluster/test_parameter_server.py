@@ -1,27 +1,23 @@
-"""Training on parameter servers: one worker equals one process, and the steps of several are counted exactly."""
-
-import os
-import re
+"""Training on parameter servers: one worker, or several that take turns, equal one process."""
 
 import numpy as np
 import pytest
 
 from tests.support.comparing import differences
+from tests.support.selected import selected
 from tests.support.tasks import alone, program
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
 
-RUNS = int(os.environ.get("TFDIST_TEST_RUNS", "1"))
-"""How many times the counts, which must hold in every run, are tested."""
 RECIPES = ("sgd", "momentum", "adam", "adagrad", "everything", "accumulation", "float16", "gradients", "frozen")
 
 
 @pytest.fixture(scope="module")
-def one_worker(module_cluster, tmp_path_factory):
+def one_worker(request, module_cluster, tmp_path_factory):
     """The results of 1 worker and 2 ps, and of one process, by recipe."""
     tasks = module_cluster(chief=1, ps=2, worker=1)
     folder = tmp_path_factory.mktemp("alone")
-    command = program("equivalence.py", "out", 16, *RECIPES)
+    command = program("equivalence.py", "out", 16, *selected(request, "recipe"))
     tasks.start(command)
     single = alone(folder, command)
     assert single.code == 0, single.err
@@ -30,6 +26,7 @@ def one_worker(module_cluster, tmp_path_factory):
     return np.load(tasks.folder / "out.npz"), np.load(folder / "out.npz")
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_one_worker_equals_one_process(recipe, one_worker):
     some, others = one_worker
@@ -38,125 +35,15 @@ def test_one_worker_equals_one_process(recipe, one_worker):
     assert worst["history"] < 1e-5
 
 
-def test_two_workers_that_take_turns_equal_one_process(cluster, tmp_path):
+@pytest.mark.rotates(3)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "everything"])
+def test_two_workers_that_take_turns_equal_one_process(optimizer, cluster, tmp_path):
     tasks = cluster(chief=1, ps=2, worker=2)
-    command = program("equivalence.py", "out", 480, "sgd", "adam", "everything")
+    command = program("equivalence.py", "out", 480, optimizer)
     ended = tasks.start(command).finish()
     assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
     single = alone(tmp_path, command)
     assert single.code == 0, single.err
-    for recipe in ("sgd", "adam", "everything"):
-        worst = differences(np.load(tasks.folder / "out.npz"), np.load(tmp_path / "out.npz"), recipe)
-        assert worst["variables"] < 1e-5
-        assert worst["history"] < 1e-5
-
-
-@pytest.fixture(scope="module")
-def facts(module_cluster):
-    """The results of 3 workers, by fact; the ps and the workers exit after the chief."""
-    tasks = module_cluster(chief=1, ps=1, worker=3)
-    names = ["counts"] * RUNS + ["generators", "validation", "callbacks", "chiefs_callbacks", "resumed", "refused"]
-    names += ["untrained", "scored_batches", "backup", "datasets", "after_failure", "rare_pushes", "broken_off"]
-    ended = tasks.start(program("facts.py", *names)).finish()
-    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
-    assert tasks.leftover_processes() == []
-    assert "retracing" not in ended["chief:0"].err
-    found = {name: [] for name in names}
-    for name, fact in ended["chief:0"].result:
-        found[name].append(fact)
-    return found
-
-
-def test_steps_updates_and_examples_are_counted_exactly(facts):
-    assert facts["counts"] == [[203, 203 * 7, 3]] * RUNS
-
-
-def test_validation_scores_each_example_once(facts):
-    ((examples, loss, own_loss, limited, after, loss_after),) = facts["validation"]
-    assert examples == 61
-    assert loss == pytest.approx(own_loss, rel=1e-5)
-    assert limited == 5 * 7
-    assert after == 61
-    assert loss_after == pytest.approx(own_loss, rel=1e-5)
-
-
-def test_callbacks_act_on_the_training(facts):
-    (found,) = facts["callbacks"]
-    assert found["epochs"] == 2
-    assert found["rates"] == [0.02, 0.01]
-    assert found["reduced"] == [0.02, 0.01, 0.005]
-
-
-def test_variables_that_no_step_assigns_keep_the_value_that_a_callback_assigns(facts):
-    ((asynchronous, synchronous),) = facts["untrained"]
-    assert asynchronous[:2] == synchronous[:2] == [7.0, True]
-
-
-def test_callbacks_on_batches_are_called_for_every_step(facts):
-    ((steps, same, _),) = facts["chiefs_callbacks"]
-    assert (steps, same) == (12, True)
-
-
-def test_callbacks_are_called_for_each_batch_of_the_validation(facts):
-    ((begun, ended, examples),) = facts["scored_batches"]
-    assert begun == list(range(9))
-    assert ended == [[batch, min(61, 7 * (batch + 1))] for batch in range(9)]
-    assert examples == [61]
-
-
-def test_training_continues_from_the_variables_that_a_callback_restored(facts):
-    ((epochs, iterations, _),) = facts["backup"]
-    assert (epochs, iterations) == ([2], 18)
-
-
-def test_training_resumes_at_the_exact_step(facts):
-    ((iterations, examples, kept, rate, _),) = facts["resumed"]
-    assert iterations == 61
-    assert examples == [23 * 7, 50 * 7, 11 * 7]  # the first epoch was cut short, then finished
-    assert kept == ["step-00000050", "step-00000060", "step-00000061"]
-    assert rate == 0.01
-
-
-def test_errors_of_a_training_have_codes(facts):
-    ((accumulation, not_finite, outside),) = facts["refused"]
-    assert accumulation[0] == "accumulation-needs-synchronous-workers"
-    assert "steps is 2" in accumulation[1]
-    assert not_finite[0] == "loss-not-finite"
-    assert re.search(r"(nan|inf) at step \d+ .*worker:\d", not_finite[1])
-    assert outside[0] == "created-outside-scope"
-    assert "'adam" in outside[1]
-
-
-def test_a_dataset_is_sent_to_the_workers(facts):
-    ((examples, scored, generated, outside, whole),) = facts["datasets"]
-    assert examples == [350, 350]
-    assert scored == [21, 21]
-    assert [code for code, _ in (generated, outside, whole)] == [
-        "python-code-in-data",
-        "dataset-outside-function",
-        "shard-ignored",
-    ]
-    assert "shard(shard.count, shard.index)" in generated[1]
-    assert "3 workers" in whole[1]
-
-
-def test_a_generator_on_the_chief_feeds_the_workers_in_several_trainings(facts):
-    ((trained, limited, trained_again, whole),) = facts["generators"]
-    assert trained == trained_again == [15 * 7] * 2
-    assert limited == [9 * 7] * 2
-    assert whole == [350, 350]
-
-
-def test_a_failed_training_does_not_affect_the_next_one(facts):
-    (((code, message), examples),) = facts["after_failure"]
-    assert code == "data-ended-early"
-    assert re.match(r"worker:\d", message)
-    assert examples == [9 * 7]
-
-
-def test_workers_may_push_rarely(facts):
-    assert facts["rare_pushes"] == [[2, [80 * 7]]]
-
-
-def test_a_synchronous_training_may_be_aborted(facts):
-    assert facts["broken_off"] == [["enough", 50, [3 * 50 * 7]]]
+    worst = differences(np.load(tasks.folder / "out.npz"), np.load(tmp_path / "out.npz"), optimizer)
+    assert worst["variables"] < 1e-5
+    assert worst["history"] < 1e-5

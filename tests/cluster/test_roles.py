@@ -90,6 +90,7 @@ def test_every_task_of_a_file_started_by_hand_is_a_launch(cluster, tmp_path):
     assert (tmp_path / "run" / "export" / "saved_model").is_dir()
 
 
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize(
     ("roles", "updates"),
     [
@@ -142,6 +143,7 @@ USERS = {
 }
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("name", USERS)
 def test_the_users_own_error_comes_out_once_as_a_traceback_of_the_users_code(name, train, tmp_path):
     tasks = train(PS | {"worker": 2}, module=USERS[name])
@@ -180,6 +182,7 @@ def test_data_that_ends_early_names_the_worker(train):
     assert "Traceback" not in ended["chief:0"].err
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("roles", [PS | {"worker": 2}, {"worker": 2}], ids=["parameter_server", "mirrored"])
 def test_a_task_that_never_starts_is_named(roles, train):
     tasks = train(roles, tasks=["worker:0"] if "ps" not in roles else ["chief:0", "ps:0", "worker:0"],
@@ -194,6 +197,7 @@ def test_a_task_that_never_starts_is_named(roles, train):
     assert "Traceback" not in waiting.err
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("role", ["worker", "ps"])
 def test_a_server_whose_chief_never_starts_reports_so(role, train):
     ended = train(PS, tasks=[f"{role}:0"], env={"TFDIST_START_TIMEOUT": "5"}).finish()
@@ -202,6 +206,7 @@ def test_a_server_whose_chief_never_starts_reports_so(role, train):
     assert "chief:0 at " in ended[f"{role}:0"].err
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize(("roles", "task"), [(PS, "ps:0"), (PS, "chief:0"), ({"worker": 2}, "worker:1")])
 def test_a_port_that_another_program_has_is_named(roles, task, train):
     with socket.create_server(("0.0.0.0", 0)) as taken:

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from tests.support.comparing import differences
+from tests.support.selected import selected
 from tests.support.tasks import alone, program
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700), pytest.mark.rotates(2, 1)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
 
 STEPS, BATCH = 36, 8
 """As in `programs/rules.py`."""
@@ -58,9 +59,10 @@ ONE_WORKER = {
     "compensated/tables/sgd/1/rows/spread": "async/tables/sgd/1",
 }
 """Cases of one worker, and the cases of one process that they equal; the number is how many batches it takes as one."""
-ONE_WORKERS_ROWS = ("async/tables/adagrad/1/rows", "async/tables/adagrad/1/rows/spread",
-                    "sync/tables/adagrad/1/rows/spread", "local 3/tables/adagrad/1/rows/spread")  # fmt: skip
 ONE_WORKERS_WHOLE = "async/tables/adagrad/1/whole"
+ONE_WORKERS_ROWS = dict.fromkeys(("async/tables/adagrad/1/rows", "async/tables/adagrad/1/rows/spread",
+                                  "sync/tables/adagrad/1/rows/spread", "local 3/tables/adagrad/1/rows/spread"),
+                                 ONE_WORKERS_WHOLE)  # fmt: skip
 """Keras squares the gradients of a row that is looked up twice one by one; here their sum is squared, rows or whole."""
 TWO_WORKERS = {
     "sync/dense/sgd/2": "async/dense/sgd/2",
@@ -80,28 +82,31 @@ BY_SPEED = {
     "proportional/tables/sgd/2/rows/spread": "async/tables/sgd/2",
 }
 """Their workers have batches of different sizes."""
-TWO_WORKERS_ROWS, TWO_WORKERS_WHOLE = "sync/tables/adagrad/2/rows/spread", "sync/tables/adagrad/2/whole"
+TWO_WORKERS_ROWS = {"sync/tables/adagrad/2/rows/spread": "sync/tables/adagrad/2/whole"}
 BACKUP, BEHIND = "sync 1/dense/adam/1/slow", "bounded 2/dense/sgd/1/slow"
 FAILS, ENDS = "sync/dense/sgd/1/fails", "sync/dense/sgd/1/ends"
 BY_KERAS = "local 3/dense/nadam/1"
-ROUNDED = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+ROUNDED = {"bfloat16/dense/adam/1": 2.0**-8, "float16/dense/adam/1": 2.0**-11}
 
 
 @pytest.fixture(scope="module")
-def one_process(tmp_path_factory):
+def one_process(request, tmp_path_factory):
     """The results of one process."""
     folder = tmp_path_factory.mktemp("alone")
-    cases = sorted({*ONE_WORKER.values(), *TWO_WORKERS.values()})
+    several = {*ONE_WORKERS_ROWS.values(), *TWO_WORKERS_ROWS.values()}
+    cases = [case for case in selected(request, "same") if case not in several]
     return Trained(folder, alone(folder, program("rules.py", "out", *cases)))
 
 
 @pytest.fixture(scope="module")
-def one_worker(module_cluster):
+def one_worker(request, module_cluster):
     """The results of 1 worker and 2 ps."""
-    others = [f"{wire}/dense/adam/1" for wire in ROUNDED] + ["prefetch/dense/adam/1", BY_KERAS]
-    return trained(module_cluster(chief=1, ps=2, worker=1), *ONE_WORKER, *ONE_WORKERS_ROWS, ONE_WORKERS_WHOLE, *others)
+    known = {*ONE_WORKER, *ONE_WORKERS_ROWS, ONE_WORKERS_WHOLE, *ROUNDED}
+    cases = [case for case in selected(request, "case", "same") if case in known]
+    return trained(module_cluster(chief=1, ps=2, worker=1), *cases, "prefetch/dense/adam/1", BY_KERAS)
 
 
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize(("case", "same"), ONE_WORKER.items())
 def test_one_worker_equals_one_process(case, same, one_worker, one_process):
     assert one_worker.is_close_to(case, one_process, same)
@@ -112,14 +117,17 @@ def test_one_worker_equals_one_process(case, same, one_worker, one_process):
     assert facts["workers"]["worker:0"]["staleness"] == [0] * STEPS
 
 
-@pytest.mark.parametrize("case", ONE_WORKERS_ROWS)
-def test_one_workers_rows_equal_whole_tables(case, one_worker):
-    assert one_worker.is_close_to(case, one_worker, ONE_WORKERS_WHOLE)
+@pytest.mark.rotates(4)
+@pytest.mark.parametrize(("case", "same"), ONE_WORKERS_ROWS.items())
+def test_one_workers_rows_equal_whole_tables(case, same, one_worker):
+    assert one_worker.is_close_to(case, one_worker, same)
 
 
-@pytest.mark.parametrize(("wire", "rounding"), ROUNDED.items())
-def test_a_narrow_wire_changes_no_more_than_its_rounding(wire, rounding, one_worker, one_process):
-    worst = differences(one_worker.written, one_process.written, f"{wire}/dense/adam/1", "async/dense/adam/1")
+@pytest.mark.rotates(2)
+@pytest.mark.parametrize(("case", "rounding"), ROUNDED.items())
+@pytest.mark.parametrize("same", ["async/dense/adam/1"])
+def test_a_narrow_wire_changes_no_more_than_its_rounding(case, same, rounding, one_worker, one_process):
+    worst = differences(one_worker.written, one_process.written, case, same)
     assert worst["variables"] > 0
     assert worst["history"] < 4 * rounding
 
@@ -137,13 +145,14 @@ def test_local_steps_need_an_optimizer_with_kernels(one_worker):
 
 
 @pytest.fixture(scope="module")
-def two_workers(module_cluster):
+def two_workers(request, module_cluster):
     """The results of 2 workers and 2 ps; after a training that fails, the same cluster continues with the next."""
-    rows = TWO_WORKERS_ROWS, TWO_WORKERS_WHOLE
-    cases = [*TWO_WORKERS, *BY_SPEED, *rows]
+    known = {*TWO_WORKERS, *BY_SPEED, *TWO_WORKERS_ROWS, *TWO_WORKERS_ROWS.values()}
+    cases = [case for case in selected(request, "case", "same") if case in known]
     return trained(module_cluster(chief=1, ps=2, worker=2), FAILS, ENDS, BACKUP, BEHIND, *cases)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(("case", "same"), BY_SPEED.items())
 def test_batches_of_different_sizes_equal_one_process_with_twice_the_batch(case, same, two_workers, one_process):
     assert two_workers.is_close_to(case, one_process, same)
@@ -153,6 +162,7 @@ def test_batches_of_different_sizes_equal_one_process_with_twice_the_batch(case,
     assert {worker["steps"] for worker in facts["workers"].values()} == {STEPS}
 
 
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize(("case", "same"), TWO_WORKERS.items())
 def test_two_workers_equal_one_process_with_twice_the_batch(case, same, two_workers, one_process):
     assert two_workers.is_close_to(case, one_process, same)
@@ -164,8 +174,10 @@ def test_two_workers_equal_one_process_with_twice_the_batch(case, same, two_work
     assert facts["validated"] == 61
 
 
-def test_two_workers_rows_equal_whole_tables(two_workers):
-    assert two_workers.is_close_to(TWO_WORKERS_ROWS, two_workers, TWO_WORKERS_WHOLE)
+@pytest.mark.rotates(2, 1)
+@pytest.mark.parametrize(("case", "same"), TWO_WORKERS_ROWS.items())
+def test_two_workers_rows_equal_whole_tables(case, same, two_workers):
+    assert two_workers.is_close_to(case, two_workers, same)
 
 
 def test_with_a_backup_worker_a_slow_one_delays_no_update(two_workers):
@@ -206,12 +218,13 @@ ASYNCHRONOUS = {"async": 37, "push 4": 10, "local 3": 37, "compensated": 37, "pr
 
 
 @pytest.fixture(scope="module")
-def three_workers(module_cluster):
+def three_workers(request, module_cluster):
     """The results of 3 workers."""
-    cases = [f"{rule}/tables/adam/1/rows/odd" for rule in ASYNCHRONOUS] + ["sync 2/tables/adam/1/rows/odd"]
+    cases = [f"{rule}/tables/adam/1/rows/odd" for rule in (*selected(request, "rule"), "sync 2")]
     return trained(module_cluster(chief=1, ps=1, worker=3), *cases)
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize(("rule", "updates"), ASYNCHRONOUS.items())
 def test_asynchronous_workers_count_exactly(rule, updates, three_workers):
     facts = three_workers.facts[f"{rule}/tables/adam/1/rows/odd"]
@@ -243,10 +256,11 @@ LONG = 10 * STEPS
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize(("rule", "together"), [("sync 1", 1), ("sync", 2)])
-def test_a_worker_may_be_killed(rule, together, cluster):
+@pytest.mark.rotates(2)
+@pytest.mark.parametrize(("mode", "together"), [("sync 1", 1), ("sync", 2)])
+def test_a_worker_may_be_killed(mode, together, cluster):
     """With a backup worker the training continues; without, all wait until the worker has been restarted."""
-    tasks, case = cluster(chief=1, ps=1, worker=2), f"{rule}/dense/adam/1/long"
+    tasks, case = cluster(chief=1, ps=1, worker=2), f"{mode}/dense/adam/1/long"
     command = program("rules.py", "out", case)
     tasks.start(command)
     tasks.await_text("chief:0", "epoch 2/20")

@@ -67,6 +67,7 @@ def await_end(lab, job):
     return state
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(
     "cluster", ["slurm.yaml", "local_multi_worker_mirrored.yaml"], ids=["parameter_server", "mirrored"]
 )
@@ -254,6 +255,7 @@ def scale(folder, *arguments):
     return asked.stdout
 
 
+@pytest.mark.rotates(2, 1)
 def test_workers_join_and_leave_a_job_that_runs(lab, tmp_path):
     """Each one that joins has a job of its own; each one leaves alone, also one of the first job."""
     folder = project(tmp_path, cluster=ELASTIC, recipe_yaml=LONG)
