@@ -412,7 +412,7 @@ def test_a_second_fit_continues_the_first():
         ({"max_steps": 17, "epochs": 2}, 12, [0, 1]),
         ({"max_steps": 7, "epochs": 20}, 7, [0, 1]),
         ({"epochs": 3, "steps_per_epoch": 7, "steps_per_execution": 5}, 21, [0, 1, 2]),
-        ({"epochs": 2, "steps_per_epoch": 40, "steps_per_execution": 40}, 80, [0, 1]),
+        ({"epochs": 2, "steps_per_epoch": 12, "steps_per_execution": 12}, 24, [0, 1]),
         ({"steps_per_epoch": 13}, 13, [0]),
         ({"max_steps": 11, "steps_per_epoch": 100}, 11, [0]),
         ({"max_steps": 13, "steps_per_epoch": 1}, 13, list(range(13))),
