@@ -12,12 +12,13 @@ TEST_PACKAGES := hypothesis jsonschema pytest pytest-timeout pytest-xdist
 # Other versions of TensorFlow and Keras than those of constraints.txt, each in an environment of its own.
 COMPAT := oldest newest
 SLOW := tests/chaos tests/cluster tests/zoo
+STAGES := oldest units clusters timed
 JOBS ?= auto
 # Tests start hundreds of Pythons: what the first has compiled, the others need not.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check compat $(COMPAT:%=compat-%) lint format bench clean
+.PHONY: help demo test $(STAGES:%=test-%) check compat $(COMPAT:%=compat-%) lint format bench clean
 .DELETE_ON_ERROR:
 
 help: ## Say what there is to make
@@ -26,17 +27,24 @@ help: ## Say what there is to make
 demo: $(INSTALLED) ## Train the digits on a cluster of five processes on this machine
 	$(RUN) tfdist_cli launch configs/local.yaml
 
-test: $(INSTALLED) $(OLDEST_INSTALLED) ## Run all tests
+test: $(STAGES:%=test-%) ## Run all tests
+
+test-oldest: $(OLDEST_INSTALLED)
 	$(OLDEST)/bin/python -m pytest -q -n $(JOBS) -m 'not slow and not tensorflow' tests/cli
+
+test-units: $(INSTALLED)
 	$(RUN) pytest -n $(JOBS) --dist worksteal $(addprefix --ignore=,$(SLOW))
+
+test-clusters: $(INSTALLED)
 	$(RUN) pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=20 -m 'not timed' $(SLOW)
+
+test-timed: $(INSTALLED)
 	$(RUN) pytest -m timed $(SLOW)
 
 check: lint ## Run linters and the tests that start no cluster, in under a minute
 	$(RUN) pytest -n $(JOBS) --dist worksteal -m 'not slow' $(addprefix --ignore=,$(SLOW))
 
-compat: $(OLDEST_INSTALLED) $(COMPAT:%=compat-%) ## Test with the oldest and the newest TensorFlow, Keras and other dependencies
-	$(OLDEST)/bin/python -m pytest -q -n $(JOBS) -m 'not slow and not tensorflow' tests/cli
+compat: test-oldest $(COMPAT:%=compat-%) ## Test with the oldest and the newest TensorFlow, Keras and other dependencies
 
 $(COMPAT:%=compat-%): compat-%: .venv-compat-%/.installed
 	$(<D)/bin/pip list --disable-pip-version-check 2>/dev/null | grep -E '^(keras|tensorflow)'
