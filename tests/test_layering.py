@@ -3,8 +3,10 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,21 +97,26 @@ LISTS = {"cli"}
 """Folders that are a plain list: one module for each command."""
 TRAINS = {"train", "task"}
 """The parts that may import TensorFlow."""
-PIPELINES = {PACKAGE / "datasets" / "criteo.py"}
+PIPELINES = {Path("datasets", "criteo.py")}
 """Data sets too large to be arrays: they are `tf.data`, and only recipes import them."""
-PROGRAMS = {PACKAGE / "task" / "health.py", PACKAGE / "datasets" / "click_generator.py"}
+PROGRAMS = {Path("task", "health.py"), Path("datasets", "click_generator.py")}
 """Modules that are programs of their own, with something to print."""
 
 
-def modules() -> Iterator[tuple[str, Path]]:
-    """Every module, with the part of the package it belongs to."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield path.relative_to(PACKAGE).parts[0].removesuffix(".py"), path
+@pytest.fixture(scope="module")
+def modules() -> dict[Path, ast.Module]:
+    """The syntax tree of every module, by its path in the package."""
+    return {path.relative_to(PACKAGE): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def imports(path: Path) -> Iterator[str]:
-    """The full names of what a module imports, anywhere in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
+@pytest.fixture(scope="module")
+def imports(modules) -> dict[Path, set[str]]:
+    """The full names of what each module imports, anywhere in it."""
+    return {path: set(imported(path, tree)) for path, tree in modules.items()}
+
+
+def imported(path: Path, tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -117,10 +124,9 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def each_module(test):
-    return pytest.mark.parametrize(
-        ("part", "path"), [pytest.param(*both, id=str(both[1].relative_to(PACKAGE))) for both in modules()]
-    )(test)
+def part_of(path: Path) -> str:
+    """The part of the package that a module belongs to."""
+    return path.parts[0].removesuffix(".py")
 
 
 def folder_of(part: str, module: list[str]) -> str:
@@ -128,20 +134,29 @@ def folder_of(part: str, module: list[str]) -> str:
     return module[1] if module[:1] == [part] and len(module) > 1 else ""
 
 
-@each_module
-def test_imports_run_downwards(part, path):
-    own = {name.split(".")[1] for name in imports(path) if name.startswith("tfdist_cli.")}
-    assert own <= PARTS[part] | {part}, f"{part} may not import {own - PARTS[part] - {part}}"
+def only_those(found: dict[Path, Any]) -> dict[Path, Any]:
+    """The modules in which something was found."""
+    return {path: what for path, what in found.items() if what}
 
 
-@each_module
-def test_imports_inside_a_part_run_downwards(part, path):
-    folder = folder_of(part, list(path.relative_to(PACKAGE).with_suffix("").parts))
-    if part not in INSIDE or folder in ("", "__init__"):
-        return
-    names = [name.split(".")[1:] for name in imports(path) if name.startswith(f"tfdist_cli.{part}.")]
-    own = {folder_of(part, name) for name in names} - {folder}
-    assert own <= INSIDE[part][folder], f"{part}/{folder} may not import {own - INSIDE[part][folder]}"
+def test_imports_run_downwards(imports):
+    def upward(path: Path) -> set[str]:
+        part = part_of(path)
+        return {name.split(".")[1] for name in imports[path] if name.startswith("tfdist_cli.")} - PARTS[part] - {part}
+
+    assert not only_those({path: upward(path) for path in imports})
+
+
+def test_imports_inside_a_part_run_downwards(imports):
+    def upward(path: Path) -> set[str]:
+        part = part_of(path)
+        folder = folder_of(part, list(path.with_suffix("").parts))
+        if part not in INSIDE or folder in ("", "__init__"):
+            return set()
+        names = [name.split(".")[1:] for name in imports[path] if name.startswith(f"tfdist_cli.{part}.")]
+        return {folder_of(part, name) for name in names} - {folder} - INSIDE[part][folder]
+
+    assert not only_those({path: upward(path) for path in imports})
 
 
 @pytest.mark.parametrize("allowed", [PARTS, *INSIDE.values()], ids=["parts", *INSIDE])
@@ -161,36 +176,40 @@ def test_every_folder_says_what_it_imports(part):
     assert found == set(INSIDE[part])
 
 
-def test_folders_have_few_modules():
-    folders = {path.parent for _, path in modules()}
-    counts = {
-        str(folder.relative_to(PACKAGE)): sum(path.stem not in ("__init__", "__main__") for path in folder.glob("*.py"))
-        for folder in folders
-    }
-    assert not {name: count for name, count in counts.items() if count > MOST_MODULES and name not in LISTS}
+def test_folders_have_few_modules(modules):
+    counts = Counter(path.parent for path in modules if path.stem not in ("__init__", "__main__"))
+    assert not {name: count for name, count in counts.items() if count > MOST_MODULES and str(name) not in LISTS}
 
 
-@each_module
-def test_only_training_imports_tensorflow(part, path):
-    if part not in TRAINS and path not in PIPELINES:
-        assert not {name for name in imports(path) if name.split(".")[0] in ("tensorflow", "keras")}
+def test_only_training_imports_tensorflow(imports):
+    others = {path: names for path, names in imports.items() if part_of(path) not in TRAINS and path not in PIPELINES}
+    assert not only_those({path: libraries(names, "tensorflow", "keras") for path, names in others.items()})
 
 
-@each_module
-def test_only_cli_prints(part, path):
-    if part == "cli" or path in PROGRAMS:
-        return
-    assert "print" not in {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
-    assert not {name for name in imports(path) if name.split(".")[0] in ("rich", "typer")}
+def libraries(names: set[str], *those: str) -> set[str]:
+    """The imported names that belong to some libraries."""
+    return {name for name in names if name.split(".")[0] in those}
 
 
-@each_module
-def test_functions_are_short(part, path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            body = node.body[1:] if ast.get_docstring(node) else node.body
-            lines = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
-            assert lines <= 45, f"{node.name} has {lines} lines"
+def test_only_cli_prints(modules, imports):
+    def prints(path: Path) -> set[str]:
+        names = {node.id for node in ast.walk(modules[path]) if isinstance(node, ast.Name)}
+        return names & {"print"} | libraries(imports[path], "rich", "typer")
+
+    others = [path for path in modules if part_of(path) != "cli" and path not in PROGRAMS]
+    assert not only_those({path: prints(path) for path in others})
+
+
+def test_functions_are_short(modules):
+    def long_ones(tree: ast.Module) -> Iterator[str]:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                lines = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+                if lines > 45:
+                    yield f"{node.name} has {lines} lines"
+
+    assert not only_those({path: list(long_ones(tree)) for path, tree in modules.items()})
 
 
 IMPORTED_BY = """
@@ -234,14 +253,14 @@ def test_plain_commands_start_without_rich_and_asyncio(tmp_path):
     assert not {"rich.console", "asyncio", "psutil"} & imported
 
 
-TABLES = {PACKAGE / "spec" / "roles.py", PACKAGE / "spec" / "strategies.py"}
+TABLES = {Path("spec", "roles.py"), Path("spec", "strategies.py")}
 """The modules that may ask what a role or a strategy is called: all others ask for its traits."""
 NAMES = {*ROLES, *STRATEGIES}
 
 
-def compared_names(source: str) -> Iterator[str]:
+def compared_names(tree: ast.Module) -> Iterator[str]:
     """The names of roles and strategies that code compares a value with, or keeps a collection of to do so."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         compared: list[ast.expr | ast.pattern] = []
         if isinstance(node, ast.Compare):
             compared = [node.left, *node.comparators]
@@ -255,10 +274,10 @@ def compared_names(source: str) -> Iterator[str]:
             yield from (value for value in values if value in NAMES)
 
 
-@each_module
-def test_only_the_tables_compare_names_of_roles_and_strategies(part, path):
-    if path not in TABLES:
-        assert not list(compared_names(path.read_text())), "use the traits of tfdist_cli.spec.roles and strategies"
+def test_only_the_tables_compare_names_of_roles_and_strategies(modules):
+    others = {path: tree for path, tree in modules.items() if path not in TABLES}
+    found = only_those({path: list(compared_names(tree)) for path, tree in others.items()})
+    assert not found, "use the traits of tfdist_cli.spec.roles and strategies"
 
 
 @pytest.mark.parametrize(
@@ -272,4 +291,4 @@ def test_only_the_tables_compare_names_of_roles_and_strategies(part, path):
     ],
 )
 def test_compared_names_are_noticed(source):
-    assert list(compared_names(source))
+    assert list(compared_names(ast.parse(source)))

@@ -3,10 +3,6 @@
 import ast
 import re
 from dataclasses import fields
-from functools import cache
-from pathlib import Path
-
-import pytest
 
 from tests.support.messages import PACKAGE, PAGE, messages, page
 from tests.support.prose import asserts_of_prose
@@ -22,7 +18,6 @@ PRIVATE_WORDS = re.compile(
 CODE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
-@cache
 def error_classes() -> set[str]:
     """The names of all errors for users."""
     found, before = {"TfdistError"}, set()
@@ -40,11 +35,11 @@ def error_classes() -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_every_error_has_a_code(path):
+def test_every_error_has_a_code():
     names = error_classes() - {"SpecError"} | {"Problem"}  # a SpecError has its problems' codes
     without = [
-        f"{node.func.id}, line {node.lineno}"
+        f"{node.func.id}, {path}:{node.lineno}"
+        for path in PACKAGE.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
         if not any(keyword.arg in ("code", None) for keyword in node.keywords)
@@ -66,6 +61,6 @@ def test_tests_compare_codes_and_values():
     assert len(found) <= MOST_ASSERTS_OF_PROSE, found
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_words_are_the_fields(path: Path):
-    assert not PRIVATE_WORDS.findall(path.read_text())
+def test_words_are_the_fields():
+    found = {path: PRIVATE_WORDS.findall(path.read_text()) for path in PACKAGE.rglob("*.py")}
+    assert not {path: words for path, words in found.items() if words}
