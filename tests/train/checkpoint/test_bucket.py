@@ -292,9 +292,9 @@ def fit(scratch, monkeypatch, **given):
     return model
 
 
-@pytest.mark.parametrize(
-    "fault", [pytest.param(fault, marks=pytest.mark.rotates(3, day % 3)) for day, fault in enumerate(FAULTS)]
-)
+@pytest.mark.slow
+@pytest.mark.rotates(6)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_training_survives_faults(fault, s3, tmp_path, monkeypatch):
     """One of six requests fails, in a training and in the one that resumes it on another machine."""
     whole = fit(None, monkeypatch, max_steps=11)
