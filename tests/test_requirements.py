@@ -48,6 +48,7 @@ def test_another_backend_is_named_with_its_place(tmp_path):
     require_backend({"KERAS_BACKEND": "tensorflow"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "argv",
     [

@@ -209,6 +209,7 @@ def test_a_line_that_is_wrong(line, alone):
         check(parent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [DEEP, '{"tasks": ' + DEEP, '{"a":' * 90 + "1" + "}" * 90, "9" * 5000, "\xff"])
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_that_is_nested_or_no_json(name, content):

@@ -228,6 +228,7 @@ def test_another_machine(tfdist, mirrored, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_lets_the_tasks_save_and_end(start, mirrored, tmp_path, signum, code):
     saver = """
@@ -251,6 +252,7 @@ def test_a_signal_lets_the_tasks_save_and_end(start, mirrored, tmp_path, signum,
     assert result_of(tmp_path)["exit_code"] == code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["--json", "--start-timeout=60"], ids=["json", "text"])
 def test_a_terminal_that_is_closed_ends_the_job_and_does_not_change_its_exit_code(form, start, mirrored, tmp_path):
     """As a window or an ssh session does; what is printed after that raises an error."""
@@ -267,6 +269,7 @@ def test_a_terminal_that_is_closed_ends_the_job_and_does_not_change_its_exit_cod
     assert result_of(tmp_path)["exit_code"] == 129
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_kills_at_once(start, mirrored):
     process = start(mirrored, "--", "sh", "-c", "trap '' TERM; echo ready; while true; do sleep 1; done")
     when_said(process, "ready", 2)
@@ -288,6 +291,7 @@ def test_no_process_outlives_a_launcher_that_is_killed(start, mirrored):
     assert [task for task in alive if task.status() != psutil.STATUS_ZOMBIE] == []
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_no_training(start, mirrored, tmp_path):
     reading, writing = os.pipe()
     process = start(mirrored, "--", "sh", "-c", "seq 1 5000; touch done-$$", stderr=writing)

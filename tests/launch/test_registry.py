@@ -81,12 +81,14 @@ def test_the_file_is_checked_against_the_table(tmp_path, monkeypatch):
     assert load_cluster(tmp_path / "cluster.yaml", ["launcher=slrum"]).launcher == "slrum"
 
 
+@pytest.mark.slow
 def test_a_new_launcher_is_offered_and_rendered(tfdist):
     assert "toy" in tfdist("launch", "--help").stdout
     rendered = tfdist("render", "cluster.yaml", "--to", "toy", "--", "echo", "a b")
     assert rendered.stdout.splitlines() == [f"toy worker:{index}: echo 'a b'" for index in range(3)]
 
 
+@pytest.mark.slow
 def test_a_new_launcher_starts_tasks(tfdist, tmp_path):
     done = tfdist("launch", "cluster.yaml", "--on", "toy", "--json", "--", sys.executable, "-c", PROGRAM)
     report = json.loads(done.stdout)

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.support.histories import CHIEF
 from tests.support.histories import W0 as WORKER
 from tfdist_cli.launch.run.snapshot import RunSnapshot
@@ -47,6 +49,7 @@ def test_a_line_has_the_means_of_rates_and_the_largest_memory(tmp_path):
     assert job.snapshot.of(CHIEF).usage.gpus == {"0": GpuUsage(100, None)}
 
 
+@pytest.mark.slow
 def test_lines_of_a_long_run_are_about_a_longer_time(tmp_path):
     job = Job(tmp_path)
     for now in range(0, 40_000, 2):

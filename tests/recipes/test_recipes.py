@@ -80,6 +80,7 @@ def test_the_model_is_compiled_and_gives_logits(contract, module):
     assert model.output_shape == (None, *contract.output)
 
 
+@pytest.mark.slow
 def test_the_dataset_has_single_examples_that_the_model_takes(contract, module):
     model = module.model()
     for split in ("train", "test"):
@@ -89,6 +90,7 @@ def test_the_dataset_has_single_examples_that_the_model_takes(contract, module):
         assert (y.shape, y.dtype) == (contract.label, contract.label_type)
 
 
+@pytest.mark.slow
 def test_shards_divide_the_data(contract, module):
     whole = examples(module.dataset("train", Shard()))
     parts = [examples(module.dataset("train", Shard(index, 3, index))) for index in range(3)]

@@ -63,6 +63,7 @@ def with_greeter(folder: Path, *arguments: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=100)
 
 
+@pytest.mark.slow
 def test_a_row_makes_a_role_that_files_and_plans_know(tmp_path):
     done = with_greeter(tmp_path, "plan", "c.yaml", "--json", "--", "true")
     assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "tfdist_cli"
@@ -20,11 +21,19 @@ def packages(folder: Path) -> list[str]:
 def imports(folder: Path) -> Iterator[str]:
     """Yields the full names that the modules of a folder import."""
     for path in sorted(folder.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                yield from (alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        yield from imports_of(path)
+
+
+@cache
+def imports_of(path: Path) -> list[str]:
+    """Returns the full names that a module imports."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += (f"{node.module}.{alias.name}" for alias in node.names)
+    return found
 
 
 def graph(folder: Path) -> dict[str, set[str]]:

@@ -6,6 +6,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -56,8 +57,13 @@ def template(node: ast.AST | None, variables: Variables) -> str:
     return "…" if node is not None else ""
 
 
-def messages() -> Iterator[Message]:
+@cache
+def messages() -> tuple[Message, ...]:
     """Every call in the package that names a code."""
+    return tuple(_read_messages())
+
+
+def _read_messages() -> Iterator[Message]:
     for path in sorted(PACKAGE.rglob("*.py")):
         nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assign | ast.Call)]
         variables: Variables = {}

@@ -80,6 +80,7 @@ def plan_of(folder, wanted):
     return make_plan(wanted, None, addresses=addresses, run_dir=folder, machine=Machine(2), command=("train",))
 
 
+@pytest.mark.slow
 def test_a_pod_joins_while_the_others_run(run, kubectl):
     second = TaskId("worker", 1)
 
@@ -101,6 +102,7 @@ def test_a_pod_joins_while_the_others_run(run, kubectl):
     assert [each["port"] for each in policy["spec"]["ingress"][0]["ports"]] == [2222, 2223]
 
 
+@pytest.mark.slow
 def test_a_job_ends_with_its_chief(run):
     outcome = run(chief=TRAINS)
     assert outcome.state.exit_code == 0
@@ -111,6 +113,7 @@ def test_a_job_ends_with_its_chief(run):
     assert outcome.calls[-1].split()[:2] == ["delete", "pods,services,configmaps,networkpolicies"]
 
 
+@pytest.mark.slow
 def test_pods_that_exit_after_the_chief_are_not_deleted_before(run, monkeypatch):
     monkeypatch.setattr(run_module, "_EXIT_SECONDS", 20.0)
     follows = [["running", 0], ["follows", ["it-chief-0-1", 0]]]
@@ -121,12 +124,14 @@ def test_pods_that_exit_after_the_chief_are_not_deleted_before(run, monkeypatch)
     assert all(call.endswith("--grace-period=0 --force") for call in deleted)  # exited pods
 
 
+@pytest.mark.slow
 def test_a_deleted_pod_that_disappears_was_terminated(run):
     outcome = run(chief=TRAINS, worker=[["running", 0], ["gone_when_deleted", 0]])
     assert Exited(WORKER, 143) in outcome.events
     assert outcome.state.exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_killed_ps_is_reported_before_the_chief_that_fails_as_a_consequence(run):
     fails = [["running", 0], ["follows", ["it-ps-0-3", 1]]]
     outcome = run(chief=fails, ps=[["running", 0], ["exits", 137]])
@@ -134,6 +139,7 @@ def test_a_killed_ps_is_reported_before_the_chief_that_fails_as_a_consequence(ru
     assert outcome.state.failures[0] == PS
 
 
+@pytest.mark.slow
 def test_created_objects(run):
     outcome = run(chief=TRAINS)
     made = {path.name.rpartition(".")[0] for path in outcome.folder.glob("*.yaml")}
@@ -147,6 +153,7 @@ def test_created_objects(run):
     assert not {"TFDIST_LAUNCHER_PID", "TFDIST_TASK_DIR"} & names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("problem", "reason"),
     [
@@ -169,11 +176,13 @@ def test_the_reason_why_a_pod_does_not_start_is_shown_once(run, problem, reason)
     assert any(call[-1] == "it-worker-0-2" and "--force" not in call for call in deleted)
 
 
+@pytest.mark.slow
 def test_a_container_that_is_being_created_is_not_a_problem(run):
     outcome = run(chief=[["waiting", "ContainerCreating"], *TRAINS])
     assert not [line for line in outcome.lines(stream=None) if "ContainerCreating" in line]
 
 
+@pytest.mark.slow
 def test_a_pod_that_fails_ends_the_job_with_its_code(run, monkeypatch):
     monkeypatch.setattr(run_module, "_FIRST_EXIT_TIMEOUT", 0.05)
     outcome = run(worker=[["running", 0], ["exits", 7]])
@@ -181,6 +190,7 @@ def test_a_pod_that_fails_ends_the_job_with_its_code(run, monkeypatch):
     assert outcome.state.failures == (WORKER,)
 
 
+@pytest.mark.slow
 def test_a_pod_that_disappears_is_replaced(run, monkeypatch):
     monkeypatch.setattr(run_module, "_FIRST_EXIT_TIMEOUT", 0.05)
     left = [SignalReceived(signal.SIGINT)]
@@ -197,6 +207,7 @@ def test_a_pod_that_disappears_is_replaced(run, monkeypatch):
     assert outcome.state.exit_code == 130
 
 
+@pytest.mark.slow
 def test_a_watch_that_ends_is_repeated(run, monkeypatch):
     monkeypatch.setattr(run_module, "_WATCH_PAUSE", 0.0)
     outcome = run(chief=[["running", 0], ["watch_ends", 0], ["exits", 0]])
@@ -204,6 +215,7 @@ def test_a_watch_that_ends_is_repeated(run, monkeypatch):
     assert sum(call.split()[:3] == ["get", "pod", "it-chief-0-1"] for call in outcome.calls) == 2
 
 
+@pytest.mark.slow
 def test_watches_without_events(run, monkeypatch):
     monkeypatch.setattr(run_module, "_WATCH_PAUSE", 0.0)
     with raises(TfdistError, "kubernetes-unreachable") as caught:

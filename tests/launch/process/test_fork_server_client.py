@@ -121,6 +121,7 @@ RUNPY_FRAME = re.compile(rb'  File "[^"]*runpy[^"]*".*\n(    .*\n)*')
 """A frame of the interpreter itself, which shows how it runs `-m`."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["fail()", "sys.exit('bye')", "os.kill(os.getpid(), signal.SIGINT)", "pass"])
 @pytest.mark.parametrize("as_module", [False, True])
 def test_a_program_cannot_tell_a_fork_from_an_interpreter(run, program, tmp_path, monkeypatch, ending, as_module):

@@ -1,7 +1,7 @@
 """A task's id and addresses, from Slurm's variables alone."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.codes import raises
@@ -112,6 +112,7 @@ def test_every_task_of_a_step_finds_the_same_cluster():
     assert len({tuple(each.addresses.items()) for each in found}) == 1
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 2**26), st.integers(1, 300))
 def test_ports_are_below_those_of_outgoing_connections(job, workers):
     many = cluster(chief=1, worker=workers, ps=1)

@@ -295,6 +295,7 @@ def test_a_flood_of_output_is_received_completely(run, make_cluster):
     assert ran.lines(TaskId("chief")) == [str(number) for number in range(1, 300_001)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hosts", "error", "code", "values", "hint"),
     [

@@ -453,7 +453,7 @@ POLICIES = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@settings(max_examples=300)  # a busy machine is no reason to fail
+@settings(max_examples=100)  # a busy machine is no reason to fail
 @given(
     strategy=st.sampled_from(sorted(CLUSTERS)),
     reports=st.booleans(),

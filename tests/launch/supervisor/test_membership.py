@@ -359,7 +359,7 @@ EVENTS = st.sampled_from(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.lists(EVENTS, max_size=25), st.integers(0, 3))
 def test_any_history_with_changes_comes_to_an_end(events, most):
     job = CheckedHistory(*PS_TASKS, policy=make_policy(reports=True, max_restarts=most))

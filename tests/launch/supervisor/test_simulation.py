@@ -33,6 +33,7 @@ def harsh(seed, tasks, max_restarts=10_000, **options):
     return replace(drawn, tasks=tasks, behaviour=behaviour, policy=policy, **{"signal_at": float("inf"), **options})
 
 
+@pytest.mark.slow
 def test_a_hundred_tasks_with_losses_and_resizes():
     outcome = simulate(harsh(3, 100, resize_period=60.0))
     assert outcome.starts > 200

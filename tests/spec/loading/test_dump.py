@@ -85,7 +85,7 @@ def parser(request, monkeypatch):
     monkeypatch.setattr(positions, "_Loader", getattr(yaml, request.param))
 
 
-@settings(suppress_health_check=list(HealthCheck), max_examples=100)
+@settings(suppress_health_check=list(HealthCheck), max_examples=30)
 @given(recipe=RECIPES)
 def test_a_recipe_comes_back(tmp_path, recipe):
     path = tmp_path / "r.yaml"

@@ -138,7 +138,7 @@ def test_half_a_surrogate_pair_is_refused(parser):
         assert error.code == "not-yaml"  # noqa: PT017
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     st.one_of(
         st.text(), st.text("ab:-[]{}&*!|>'\"%@`#?,~ \n\t$0"), st.binary().map(lambda data: data.decode("latin-1"))

@@ -90,6 +90,7 @@ def test_a_split_of_the_recipe_is_predicted(run, tfdist):  # noqa: F811
     assert codes_in(ended.err) == ["prediction-data-shuffled"]
 
 
+@pytest.mark.slow
 def test_an_export_as_saved_model_predicts_as_its_model(run, x, tfdist, tmp_path):  # noqa: F811
     folder, model = run
     model.export(folder / "export" / "saved_model", verbose=False)
@@ -110,6 +111,7 @@ def test_an_export_as_saved_model_has_its_own_names(run, tfdist, tmp_path):  # n
     assert Path("o.csv").read_text().split() == ["first,sum_0,sum_1", "10.0,11.0,12.0", "20.0,23.0,24.0"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_predicts_as_the_model_that_was_saved(run, x, tfdist, tmp_path, monkeypatch):  # noqa: F811
     folder, _ = run
     monkeypatch.syspath_prepend(str(folder))

@@ -247,6 +247,7 @@ def test_a_model_without_layers_to_quantize_is_an_error(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_versions_are_folders_that_serving_reads(tmp_path):
     model = sequential()
     paths = [tfdist.export(model, tmp_path / "digits", version=number) for number in (3, 12, 12)]

@@ -259,6 +259,7 @@ def test_a_real_full_disk(asynchronous, small_disk, records, log):
     assert [path.name for path in (small_disk / "checkpoints").iterdir()] == ["step-00000020"]
 
 
+@pytest.mark.slow
 def test_the_last_good_checkpoint_stays_if_the_disk_stays_full(small_disk, records):
     model, data = classifier(keras.layers.Dense(64)), batches(*classes(160))
     checkpoints = Checkpoints(small_disk / "checkpoints", every_steps=4, keep=1)
@@ -273,6 +274,7 @@ def test_the_last_good_checkpoint_stays_if_the_disk_stays_full(small_disk, recor
     assert CheckpointFolder(small_disk / "checkpoints").steps() == [20]
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_not_an_error_at_the_start(small_disk, log):
     fill(small_disk / "ballast")
     with raises(ResultNotSaved, "checkpoint-not-written"):

@@ -78,6 +78,7 @@ def test_a_narrow_type_is_rounded_once_however_many_tasks_there_are(dtype, conne
     np.testing.assert_array_equal(sums(connected(5), own), exact.astype(dtype.as_numpy_dtype))
 
 
+@pytest.mark.slow
 def test_more_than_connections_hold_crosses_both_ways_at_once(connected):
     own = [np.full(3_000_001, place, np.float32) for place in (1, 2, 4)]
     assert set(sums(connected(3), [tf.constant(value) for value in own])) == {7}

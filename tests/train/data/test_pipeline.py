@@ -33,6 +33,7 @@ def taken(pipeline, size, shard=ALONE, count=10, examples=None):
     return [list(map(int, batch)) for batch in pipeline.batches(data, shard).take(count).as_numpy_iterator()]
 
 
+@pytest.mark.slow
 @UNHURRIED
 @given(
     size=st.integers(1, 23), batch=st.integers(1, 30), shuffle=st.sampled_from([None, 0, 1, 7]), seed=st.integers(0, 9)
@@ -46,6 +47,7 @@ def test_each_pass_shows_each_example_once(size, batch, shuffle, seed):
         assert sorted(shown[number * size : (number + 1) * size]) == list(range(size))
 
 
+@pytest.mark.slow
 @UNHURRIED
 @given(
     size=st.integers(1, 23),

@@ -39,16 +39,19 @@ def make(request, monkeypatch):
     return lambda: Rows(ROWS, batch=4, **options)
 
 
+@pytest.mark.slow
 def test_shares_have_each_batch_once(make):
     shares = [numbers(repeated(data(make()))(Shard(index, 2, index)), 5) for index in range(2)]
     assert shares == [[0, 2, 4, 1, 3], [1, 3, 0, 2, 4]]
 
 
+@pytest.mark.slow
 def test_a_resumed_training_continues_with_the_next_batch(make):
     shares = [numbers(repeated(data(make()))(Shard(index, 2, index, step=3)), 4) for index in range(2)]
     assert shares == [[1, 3, 0, 2], [2, 4, 1, 3]]
 
 
+@pytest.mark.slow
 def test_the_length_of_a_share():
     rows = data(Rows(ROWS, batch=4))
     assert [cardinality(rows(Shard(index, 2, index))) for index in range(2)] == [3, 2]
@@ -58,6 +61,7 @@ def test_the_length_of_a_share():
     assert int(data(Rows(ROWS, endless=True))(Shard()).cardinality()) == tf.data.INFINITE_CARDINALITY
 
 
+@pytest.mark.slow
 def test_the_shuffled_order_is_the_same_on_all_tasks_and_new_in_each_pass():
     def shares():
         return [numbers(repeated(data(Rows(ROWS, batch=4), shuffle=True))(Shard(n, 2, n)), 5) for n in range(2)]

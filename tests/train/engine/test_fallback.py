@@ -61,12 +61,14 @@ class Strict(keras.layers.Layer):
             return tf.identity(x)
 
 
+@pytest.mark.slow
 def test_an_error_of_the_model_itself_is_raised_unchanged(log):
     with pytest.raises(tf.errors.InvalidArgumentError, match="my own rule"):
         tfdist.fit(classifier(Strict()), batches())
     assert not [line for line in log if OFF in line]
 
 
+@pytest.mark.slow
 def test_labels_that_the_loss_rejects_are_an_error_of_the_model(log):
     x, _ = classes()
     model = classifier(keras.layers.Dense(4))

@@ -168,6 +168,7 @@ def test_counts_beyond_float32_are_exact():
     assert totals.logs()["zz_examples"] == 3 * (2**24 + 1) + 1
 
 
+@pytest.mark.slow
 def test_a_model_without_metrics_reports_its_loss():
     history = tfdist.fit(classifier(metrics=[]), batches(), validation_data=batches())
     assert list(history.history) == ["loss", "val_loss"]

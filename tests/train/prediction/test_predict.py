@@ -32,6 +32,7 @@ def assert_same(ours, kerass):
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "data",
     [
@@ -136,6 +137,7 @@ def test_several_tasks_refuse_shuffled_data():
         Groups.of(lambda _: ordered.shuffle(5).batch(4), 2, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_tasks_take_groups_in_turn_and_can_continue_at_any(count):
     groups = Groups.of(lambda _: tf.data.Dataset.range(100).batch(3), count, steps=31)

@@ -14,6 +14,7 @@ from tfdist_cli.train.cluster import join
 from tfdist_cli.train.cluster.join import ClusterContext
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [{}, {"batch_size": 7}])
 def test_metrics_equal_keras(given):
     model, data = classifier(), classes(45)
@@ -23,6 +24,7 @@ def test_metrics_equal_keras(given):
     assert metrics == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_infinite_data_needs_a_number_of_batches():
     model, data = classifier(), classes(16)
     metrics = tfdist.evaluate(model, batches(*data).repeat(), steps=2)

@@ -145,6 +145,7 @@ def test_a_generator_loses_nothing_when_the_first_execution_fails(monkeypatch):
     assert_same(*models)
 
 
+@pytest.mark.slow
 def test_a_generator_that_ends_early_is_an_error():
     with raises(TrainingError, "data-ended-early"):
         tfdist.fit(classifier(), generated(X, Y, passes=1), steps_per_epoch=8)
@@ -168,6 +169,7 @@ def logged(caplog):
     log.removeHandler(caplog.handler)
 
 
+@pytest.mark.slow
 def test_progress_is_not_logged_if_verbose_is_0(logged):
     tfdist.fit(classifier(), X, Y, verbose=0)
     assert not logged()
@@ -175,6 +177,7 @@ def test_progress_is_not_logged_if_verbose_is_0(logged):
     assert logged()
 
 
+@pytest.mark.slow
 def test_steps_that_do_not_divide_the_data_are_warned_of(logged):
     tfdist.fit(classifier(), batches(), steps_per_epoch=3, epochs=2)
     assert logging.WARNING not in logged()

@@ -141,6 +141,7 @@ def test_the_bytes_are_counted(servers):
     assert sum(strategy.placement.bytes) == sum(variable.numpy().nbytes for variable in variables)
 
 
+@pytest.mark.slow
 def test_keras_uses_sharded_variables_like_others(sharded, tmp_path):
     plain = network(keras.optimizers.Adam(use_ema=True))
     for ours, theirs in zip(

@@ -16,6 +16,7 @@ def test_training_equals_kerass(name):
     assert_same(plain, ours, tolerance=3e-6)
 
 
+@pytest.mark.slow
 def test_training_that_starts_with_single_steps_equals_kerass(monkeypatch):
     built: list[int] = []
     build = MirroredEngine._execution_function

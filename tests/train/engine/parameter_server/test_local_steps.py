@@ -131,6 +131,7 @@ def one_by_one(rounds):
     return [[steps] for steps in rounds]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "count"), [("adam", 3), ("ftrl", 1)])
 def test_one_workers_rounds_equal_updates(name, count, servers):
     """Two of the optimizers in `test_every_rule`."""
@@ -163,6 +164,7 @@ def test_slots_are_merged_as_if_all_gradients_had_arrived_one_after_the_other(na
     assert difference(found[1].variables[2:], wanted[1].variables[2:]) < 1e-6
 
 
+@pytest.mark.slow
 def test_sgds_copies_add_up(servers):
     with servers(3, shard=ShardRule(min_bytes=50)).scope():
         wanted = on_the_ps(OPTIMIZERS["sgd"], gradients())

@@ -47,6 +47,7 @@ def moved(value, momentum, targets):
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.0, 0.9, 1.0])
 def test_an_execution_that_nobody_interferes_with_leaves_exactly_its_value(rate):
     kept = Kept(rate, START)
