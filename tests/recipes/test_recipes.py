@@ -100,6 +100,7 @@ def test_shards_divide_the_data(contract, module):
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(4)
 def test_a_step_trains(module):
     model = module.model()
     batch = next(iter(module.dataset("train", Shard()).batch(32)))

@@ -156,6 +156,7 @@ def assert_close(actual, expected):
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("rebuilt", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_export_predicts_as_the_model_does(kind, rebuilt, tmp_path):
@@ -205,6 +206,7 @@ def require_libraries(form):
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize(("build", "quantize"), [(functional, "int8"), (sequential, None), (Subclassed, None)])
 @pytest.mark.parametrize("form", CONVERTED)
 def test_a_converted_model_predicts_as_the_model_does(form, build, quantize, tmp_path):

@@ -191,6 +191,7 @@ LOOKED_UP = {
 }
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("name", LOOKED_UP)
 def test_fetched_rows_give_the_result_of_the_complete_table(name, log):
     build, x, count = LOOKED_UP[name]
@@ -379,6 +380,7 @@ if hasattr(layers, "ReversibleEmbedding"):
     NOT_LOOKED_UP["reversible"] = lambda: functional(layers.ReversibleEmbedding(ROWS, WIDTH)), ANOTHER_LAYER
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("name", WHOLE)
 def test_tables_with_other_uses_are_fetched_completely(name, log):
     build, reason = WHOLE[name]
@@ -392,6 +394,7 @@ def test_tables_with_other_uses_are_fetched_completely(name, log):
         assert_same_as_whole(step, tables, (IDS, Y))
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("name", NOT_LOOKED_UP)
 def test_tables_of_other_layers_are_fetched_completely(name, log):
     build, reason = NOT_LOOKED_UP[name]

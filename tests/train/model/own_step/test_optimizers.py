@@ -38,6 +38,7 @@ def batches(arrays):
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("case", TRAINED)
 def test_one_process_equals_keras(case):
     build, arrays = TRAINED[case]
@@ -56,6 +57,7 @@ def test_one_process_equals_keras(case):
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("case", ["gan", "critic_gan", "distiller", "averaged"])
 @pytest.mark.parametrize("optimized", [True, False])
 def test_one_asynchronous_worker_equals_keras(case, optimized, servers, monkeypatch):
