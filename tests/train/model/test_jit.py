@@ -7,7 +7,9 @@ import tensorflow as tf
 
 import tfdist_cli as tfdist
 from tests.support.codes import raises
+from tests.support.compare import assert_same, classifier, train_both
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.engine.mirrored import engine
 from tfdist_cli.train.model import jit
 from tfdist_cli.train.model.train_step import ModelStep
 
@@ -64,6 +66,43 @@ def test_a_compiled_step_is_marked_in_its_graph():
     step.jit = True
     loss = tf.function(loss.python_function, autograph=False)
     assert compiled()
+
+
+class ThroughText(keras.optimizers.SGD):
+    """Has an update that XLA cannot compile."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        text = tf.strings.as_string(tf.convert_to_tensor(gradient))
+        super().update_step(tf.reshape(tf.strings.to_number(text), variable.shape), variable, learning_rate)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "compiled"),
+    [
+        (lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=3), True),
+        (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), True),
+        (lambda: ThroughText(0.1), False),
+    ],
+)
+def test_xla_compiles_updates_of_one_process_where_it_can(optimizer, compiled, monkeypatch):
+    chosen = []
+
+    def compiles(*args):
+        chosen.append(jit.compiles(*args))
+        return chosen[-1]
+
+    monkeypatch.setattr(engine, "compiles", compiles)
+    plain, ours = train_both(lambda: classifier(optimizer=optimizer()), jit=True)
+    assert_same(plain, ours)
+    assert chosen == [compiled]
+
+
+def test_updates_of_rows_are_not_compiled(monkeypatch):
+    monkeypatch.setattr(engine, "compiles", None)  # not called
+    inputs = keras.Input([3], dtype="int64")
+    model = keras.Model(inputs, keras.layers.Flatten()(keras.layers.Embedding(20, 4)(inputs)))
+    model.compile("adagrad", "mse")
+    tfdist.fit(model, (np.arange(24).reshape(8, 3) % 20, np.ones((8, 12))), jit=True)
 
 
 def nodes(function):

@@ -52,8 +52,8 @@ class Train(SpecModel):
     steps_per_execution: Count | Literal["auto"] = "auto"
     """Number of steps that a worker runs between two reports to the chief. `auto`: a number that suits the strategy."""
     jit: Jit = False
-    """Whether XLA compiles the forward and backward pass. `auto`: measures both before the training and uses
-    the faster one."""
+    """Whether XLA compiles the forward and backward pass, and in one process the update. `auto`: measures the pass with
+    and without XLA before the training, and uses the faster one."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """The seed of the weights' initial values, of shuffling and of dropout."""
     share: Share = "split"

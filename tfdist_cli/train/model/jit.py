@@ -70,6 +70,30 @@ def choose_xla(step: ModelStep, element_spec: Any, setting: Jit, run: Runner) ->
     return chosen
 
 
+def compiles(function: Any, *args: Any) -> bool:
+    """Whether XLA can compile a function, which is traced for that, and not run.
+
+    Args:
+        function: a `tf.function` with `jit_compile`.
+        args: its arguments: tensors, or `tf.TypeSpec`s of them.
+    """
+
+    @tf.function(jit_compile=True, autograph=False)
+    def flat(*tensors: tf.Tensor) -> Any:
+        return function(*tf.nest.pack_sequence_as(args, tensors, expand_composites=True))
+
+    try:
+        specs = [
+            tf.TensorSpec([size or _DEFAULT_DIMENSION for size in each.shape], each.dtype)
+            for each in tf.nest.flatten(args, expand_composites=True)
+        ]
+        flat.experimental_get_compiler_ir(*specs)(stage="hlo")
+    except Exception as error:  # noqa: BLE001 it is raised where the same operations run without XLA
+        log.debug("XLA does not compile updates: %s", error)
+        return False
+    return True
+
+
 def _timed(steps: Callable[[], tf.Tensor], run: Runner) -> float:
     """Returns the shortest time of the steps in seconds, after a first run that compiles them."""
     run(steps)

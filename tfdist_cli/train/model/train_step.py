@@ -331,6 +331,14 @@ class ModelStep:
         """
         return self._traced(element_spec).operation_count
 
+    def looks_up_rows(self, element_spec: Any) -> bool:
+        """Returns whether a gradient has only the rows of a table that the batch looks up.
+
+        Args:
+            element_spec: the `tf.TypeSpec`s of a batch.
+        """
+        return self._traced(element_spec).looks_up
+
     def graph(self, element_spec: Any) -> tf.Graph:
         """Returns the graph of a train step, without the update.
 

@@ -30,7 +30,7 @@ from tfdist_cli.train.engine.step_timer import StepTimer, time_of
 from tfdist_cli.train.engine.unrolling import unrolled_steps
 from tfdist_cli.train.model.evaluation import batch_evaluation_function, evaluation_function
 from tfdist_cli.train.model.evaluation_state import EvaluationState
-from tfdist_cli.train.model.jit import choose_xla, run_locally
+from tfdist_cli.train.model.jit import choose_xla, compiles, run_locally
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.rng import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep, values
@@ -132,6 +132,7 @@ class MirroredEngine:
             disable_gradient_reduction(optimizer)
         self._check_accumulation()
         step.jit, self._operations = self._chiefs_path()
+        self._updates_by_xla = self._updates_compile()
         self._taken = 0  # steps of this launch
         self._first_execution = FirstExecution(
             lambda: [*step.parameters, *step.state, *step.optimizer_variables],
@@ -213,6 +214,18 @@ class MirroredEngine:
         operations = self._step.operation_count(self._element_spec)
         decided = self.total(np.array([faster, operations], np.float64) * self.is_chief)
         return bool(decided[0]), int(decided[1])
+
+    def _updates_compile(self) -> bool:
+        """Whether XLA compiles steps together with their updates: those of one replica, which no all-reduce parts.
+
+        It takes far longer to sum the gradients of the same row than TensorFlow's own operations.
+        """
+        fast = self._replicas == 1 and self._rules.optimized and not self._measures_phases
+        if not (self._step.jit and fast) or self._step.looks_up_rows(self._element_spec):
+            return False
+        numbers, step = tf.TensorSpec([], tf.int64), self._step
+        with self.scope():
+            return compiles(self._xla_steps(), [self._element_spec], numbers, step.state, self._totals.initial_values())
 
     def _size(self, wanted: int) -> int:
         """Steps in the next execution, the same on all tasks."""
@@ -327,7 +340,7 @@ class MirroredEngine:
 
     def _take_standard_path(self) -> None:
         self._rules = replace(self._rules, optimized=False)
-        self._step.jit = self._rules.jit is True
+        self._step.jit, self._updates_by_xla = self._rules.jit is True, False
         self._functions.clear()
         if self._data:
             self._iterator = iter(self._data())
@@ -381,40 +394,28 @@ class MirroredEngine:
 
     def _execution_function(self, count: int) -> Any:
         """`count` steps of all replicas as one function."""
-        step, seeds, totals, replicas = self._step, self._seeds, self._totals, self._replicas
+        step, totals, replicas = self._step, self._totals, self._replicas
         averaged, whole = self._averaged, self._weight_of_all
+        together, take = count, self._take_steps
+        if self._updates_by_xla:
+            together, take = unrolled_steps(count, self._operations, 0), partial(_taken, self._xla_steps())
 
         def replica_steps(batches: Any, first: tf.Tensor, vote: tf.Tensor, *bounds: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()
             replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
-            state, metrics = values(step.state), totals.initial_values()
-            losses, overflows, seconds = [], [], []
-            examples, weight = tf.zeros([], tf.int64), self._weight(replica, bounds)
-            timer = StepTimer(self._measures_phases)
-            for number, batch in enumerate(batches):
-                timer.end("data", batch)
-                state = seeds.state_for_step(state, first + number, replica)
-                parameters = values(step.parameters)
-                begun = [time_of(parameters, batch)] if bounds else []
-                updates = _ReplicaUpdates(self, context, timer)
-                result = step.train(parameters, state, metrics, _used_after(batch, begun), update=updates.update)
-                timer.end("compute", result.gradients)
-                ended = [_time_of_one_number(result.gradients) for _ in begun]
-                seconds += [end - start for start, end in zip(begun, ended, strict=True)]
-                if not step.updates_within:
-                    updates.make(step.optimizer, _used_after(result.gradients, ended), step.parameters)
-                state, metrics = result.state, result.metrics
-                examples += result.examples
-                losses.append(result.loss)
-                overflows.append(updates.overflow)
+            weight, timer = self._weight(replica, bounds), StepTimer(self._measures_phases)
+            taken = _Taken(values(step.state), totals.initial_values())
+            for start in range(0, count, together):
+                some = batches[start : start + together]
+                taken += take(some, first + start, taken.state, taken.metrics, timer, bounds)
             own = tf.one_hot(replica, replicas, dtype=tf.float64)
-            total = [tf.reshape(tf.cast(state[index], tf.float64), [-1]) * weight for index in averaged]
-            losses = tf.cast(tf.stack(losses), tf.float64) * weight / whole
+            total = [tf.reshape(tf.cast(taken.state[index], tf.float64), [-1]) * weight for index in averaged]
+            losses = tf.cast(tf.stack(taken.losses), tf.float64) * weight / whole
             # Every local replica votes for its task: any vote at all is one.
-            counted = [tf.cast(tf.stack(overflows), tf.float64), totals.pack(metrics, result.logs)]
+            counted = [tf.cast(tf.stack(taken.overflows), tf.float64), totals.pack(taken.metrics, list(taken.logs))]
             phases = [tf.reshape(own[:, None] * each, [-1]) for each in timer.totals()]
-            times = [own * each for each in seconds]
-            parts = [losses, *counted, own * tf.cast(examples, tf.float64), vote[None], *times, *phases, *total]
+            times = [own * each for each in taken.seconds]
+            parts = [losses, *counted, own * tf.cast(taken.examples, tf.float64), vote[None], *times, *phases, *total]
             return self._all_reduce(tf.concat(parts, axis=0), context)
 
         @tf.function(autograph=False)
@@ -425,6 +426,50 @@ class MirroredEngine:
             return self._state_kept(summary)
 
         return execute
+
+    def _take_steps(
+        self,
+        batches: Sequence[Any],
+        first: tf.Tensor,
+        state: list[tf.Tensor],
+        metrics: list[tf.Tensor],
+        timer: StepTimer,
+        bounds: Sequence[tf.Tensor],
+    ) -> _Taken:
+        """Takes a step of a replica with each batch, with its updates; `first` is the number of the first step."""
+        step, context = self._step, tf.distribute.get_replica_context()
+        replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
+        taken = _Taken(state, metrics)
+        for number, batch in enumerate(batches):
+            timer.end("data", batch)
+            state = self._seeds.state_for_step(taken.state, first + number, replica)
+            parameters = values(step.parameters)
+            begun = [time_of(parameters, batch)] if bounds else []
+            updates = _ReplicaUpdates(self, context, timer)
+            result = step.train(parameters, state, taken.metrics, _used_after(batch, begun), update=updates.update)
+            timer.end("compute", result.gradients)
+            ended = [_time_of_one_number(result.gradients) for _ in begun]
+            if not step.updates_within:
+                updates.make(step.optimizer, _used_after(result.gradients, ended), step.parameters)
+            seconds = [end - start for start, end in zip(begun, ended, strict=True)]
+            taken += _Taken(
+                result.state,
+                result.metrics,
+                [result.loss],
+                [updates.overflow],
+                seconds,
+                result.examples,
+                result.logs,
+            )
+        return taken
+
+    def _xla_steps(self) -> Any:
+        """`_take_steps` with all operations of the steps and of their updates in one program of XLA."""
+
+        def take(batches: Any, first: tf.Tensor, state: Any, metrics: Any) -> Any:
+            return vars(self._take_steps(batches, first, state, metrics, StepTimer(on=False), ()))
+
+        return tf.function(take, jit_compile=True, autograph=False)
 
     def _state_kept(self, summary: tf.Tensor) -> tf.Tensor:
         """Assigns the mean of the replicas' state, whose sum is at the end of a summary; returns what is before it."""
@@ -550,6 +595,45 @@ class MirroredEngine:
             return self._strategy.experimental_local_results(self._strategy.run(once, args=(value,)))[0]
 
         return total
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What a replica's steps have resulted in.
+
+    Attributes:
+        state: the values of the model's state.
+        metrics: the values of the metrics' variables.
+        losses: of each step, shape ().
+        overflows: of each step, whether gradients exceed the range of the wire's type.
+        seconds: of each step, if measured.
+        examples: the examples of all steps.
+        logs: see `StepResult`; of the last step.
+    """
+
+    state: list[tf.Tensor]
+    metrics: list[tf.Tensor]
+    losses: Sequence[tf.Tensor] = ()
+    overflows: Sequence[tf.Tensor] = ()
+    seconds: Sequence[tf.Tensor] = ()
+    examples: tf.Tensor | int = 0
+    logs: Sequence[tf.Tensor] = ()
+
+    def __add__(self, later: _Taken) -> _Taken:
+        return _Taken(
+            later.state,
+            later.metrics,
+            (*self.losses, *later.losses),
+            (*self.overflows, *later.overflows),
+            (*self.seconds, *later.seconds),
+            self.examples + later.examples,
+            later.logs,
+        )
+
+
+def _taken(compiled: Any, batches: Any, first: tf.Tensor, state: Any, metrics: Any, *_: Any) -> _Taken:
+    """What steps compiled by XLA have resulted in."""
+    return _Taken(**compiled(batches, first, state, metrics))
 
 
 class _ReplicaUpdates:
