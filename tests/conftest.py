@@ -10,6 +10,7 @@ import pytest
 
 hypothesis.settings.register_profile("tfdist", deadline=None)
 hypothesis.settings.load_profile("tfdist")  # an example takes as long as the machine's load lets it
+pytest_plugins = ("tests.support.s3_fixtures",)
 _DAY = "TFDIST_TEST_DAY"
 """The number of the day, which chooses the rotating tests. One process sets it for all, also when midnight comes."""
 

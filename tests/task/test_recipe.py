@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
+import tensorflow as tf
 from keras.callbacks import LambdaCallback
 
 import tfdist_cli as tfdist
@@ -45,6 +46,9 @@ def callbacks(params):
             shutil.rmtree(folder + ".gone", ignore_errors=True)
 
     return [keras.callbacks.LambdaCallback(on_epoch_end=remove)]
+
+def signatures(model):
+    return {"doubled": (lambda x: 2 * model(x), [tf.TensorSpec([None, 3])])}
 """
 
 
@@ -162,6 +166,13 @@ def test_a_missing_library_of_an_export_is_an_error_before_the_training(tmp_path
         recipe.run_recipe(join.join(Environment(run_dir=tmp_path)), Recipe.model_validate(spec))
 
 
+def test_a_missing_function_of_signatures_is_an_error_before_the_training(tmp_path, monkeypatch):
+    write_module(tmp_path, monkeypatch)
+    spec = {"module": "one_layer", "module_dir": tmp_path, "export": {"signatures": "missing"}}
+    with raises(UsageError, "recipe-function-missing"):
+        recipe.run_recipe(join.join(Environment(run_dir=tmp_path)), Recipe.model_validate(spec))
+
+
 def test_a_format_that_lacks_an_operation_does_not_stop_the_others(tmp_path, monkeypatch):
     write_module(tmp_path, monkeypatch)
 
@@ -176,13 +187,14 @@ def test_a_format_that_lacks_an_operation_does_not_stop_the_others(tmp_path, mon
         "evaluate": None,
         "train": {"batch_size": 2},
         "checkpoint": {"every_steps": 2},
-        "export": {"format": ["litert", "saved_model"], "versions": True},
+        "export": {"format": ["litert", "saved_model"], "versions": True, "signatures": "signatures"},
     }
     with raises(ResultNotSaved, "export-not-converted"):
         recipe.run_recipe(join.join(Environment(run_dir=tmp_path)), Recipe.model_validate(spec))
     assert [each.name for each in (tmp_path / "export").iterdir()] == ["serving"]
     (version,) = (tmp_path / "export" / "serving").iterdir()
     assert int(version.name) > 0
+    assert "doubled" in tf.saved_model.load(str(version)).signatures
     assert model_of(tmp_path, tmp_path / "checkpoints", None) == (version, None)
     again = export_checkpoint(Recipe.model_validate(spec), tmp_path, 2, Export(versions=True), tmp_path / "served")
     assert again == tmp_path / "served" / "2"

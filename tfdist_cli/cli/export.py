@@ -79,9 +79,12 @@ def export(
         raise UsageError("--versions needs --format saved_model", code="export-has-no-versions")
     if quantize and format is Format.keras:
         raise UsageError("--quantize needs another format than keras", code="export-not-quantizable")
-    spec = Export(format=format.value, versions=versions, quantize=quantize.value if quantize else None)
-    require_export_libraries(spec.formats)
     recipe = load_recipe(recipe_file)
+    named = recipe.export.signatures if recipe.export and format is Format.saved_model else None
+    spec = Export(
+        format=format.value, versions=versions, quantize=quantize.value if quantize else None, signatures=named
+    )
+    require_export_libraries(spec.formats)
     require_tensorflow()
     from tfdist_cli.task.export import export_checkpoint  # noqa: PLC0415 it imports TensorFlow
 

@@ -43,7 +43,15 @@ def export_checkpoint(recipe: Recipe, run_dir: Path, step: int | None, spec: Exp
     model_step, module, found = restored(recipe, run_dir, step)
     version = found if spec.versions else None
     path = out or run_dir / EXPORT / (EXPORT_FORMATS[form].file_name if version is None else VERSIONS)
-    return export(model_step.model, path, format=form, rebuild=module.model, version=version, quantize=spec.quantize)
+    return export(
+        model_step.model,
+        path,
+        format=form,
+        rebuild=module.model,
+        version=version,
+        quantize=spec.quantize,
+        signatures=module.signatures(spec),
+    )
 
 
 def checkpoints_of(recipe: Recipe, run_dir: Path) -> Location:

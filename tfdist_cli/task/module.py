@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.spec.sections.recipe import Recipe
+from tfdist_cli.spec.sections.recipe import Export, Recipe
 
 
 @dataclass(frozen=True)
@@ -67,3 +67,20 @@ class RecipeModule:
         """Returns the Keras callbacks that the module defines; None if it defines none."""
         define = getattr(self.module, "callbacks", None)
         return define(deepcopy(self.params)) if define else None
+
+    def signatures(self, spec: Export) -> Any:
+        """Returns the function that an export names for its signatures; None if it names none.
+
+        Raises:
+            UsageError: the module has no such function.
+        """
+        if spec.signatures is None:
+            return None
+        found = getattr(self.module, spec.signatures, None)
+        if not callable(found):
+            raise UsageError(
+                f"{self.module.__file__} has no function {spec.signatures!r}",
+                code="recipe-function-missing",
+                hint=f"define {spec.signatures}(model) in it, or remove export.signatures",
+            )
+        return found

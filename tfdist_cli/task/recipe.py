@@ -48,6 +48,8 @@ def run_recipe(context: ClusterContext, recipe: Recipe) -> None:
     if recipe.export and context.environment.is_chief:
         _check_export(recipe.export)
     module = RecipeModule.load(recipe)
+    if recipe.export:
+        module.signatures(recipe.export)  # before the training: a missing function is an error
     keras.utils.set_random_seed(recipe.train.seed)
     with context.scope(PlacementRules(recipe.placement, recipe.shard)):
         model = module.model()
@@ -107,6 +109,7 @@ def _export(spec: Export, module: RecipeModule, model: Any, folder: Path) -> lis
                 rebuild=module.model,
                 version=version,
                 quantize=spec.quantize,
+                signatures=module.signatures(spec) if name == "saved_model" else None,
             )
             paths.append(written)
             if spec.upload:

@@ -12,7 +12,7 @@ import pytest
 import tfdist_cli as tfdist
 from tests.support.codes import raises
 from tests.support.compare import batches, classes, classifier, difference
-from tests.support.s3 import FAULTS, s3_server
+from tests.support.s3 import FAULTS
 from tfdist_cli.errors import ResultNotSaved, TrainingError
 from tfdist_cli.spec.path_scheme import Url
 from tfdist_cli.storage import remote, retry
@@ -268,19 +268,11 @@ def test_training_does_not_wait_for_uploads(step, url, tmp_path, monkeypatch, re
     assert saving.unsaved is None
 
 
-@pytest.fixture(scope="module")
-def server():
-    with s3_server() as s3:
-        yield s3
-
-
 @pytest.fixture
-def s3(server, monkeypatch):
-    server.clear()
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
+def s3(s3, monkeypatch):
+    """The server, with short time-outs."""
     monkeypatch.setattr(remote, "_READ_SECONDS", 0.5)
-    return server
+    return s3
 
 
 def fit(scratch, monkeypatch, **given):

@@ -32,8 +32,16 @@ def _check_module(name: str) -> str:
     return name
 
 
+def _check_function(name: str) -> str:
+    if not name.isidentifier() or iskeyword(name):
+        message = f"{name!r} is not the name of a function of the module"
+        raise InvalidValue(message, code="invalid-function")
+    return name
+
+
 Count = Annotated[int, Field(ge=1)]
 Share = Literal["split", "copy", "service"]
+FunctionName = Annotated[str, AfterValidator(_check_function), Field(json_schema_extra={"minLength": 1})]
 ModuleName = Annotated[str, AfterValidator(_check_module), Field(json_schema_extra={"minLength": 1})]
 
 
@@ -114,6 +122,9 @@ class Export(SpecModel):
     quantize: Quantization | None = None
     """`int8`: the weights of `Dense`, `EinsumDense` and `Embedding` layers take a quarter of the bytes. Activations
     keep their type. The outputs differ slightly from those of the trained model. Not for `keras`."""
+    signatures: FunctionName | None = None
+    """The function of the module that returns further signatures of a SavedModel: `signatures` for
+    `def signatures(model)`. The model itself is the signature `serving_default`."""
     upload: UrlField | None = None
     """The folder in a storage service, such as `s3://bucket/model`, for a copy of the files in the run directory."""
 
@@ -122,9 +133,10 @@ class Export(SpecModel):
         if self.quantize and "keras" in self.formats:
             message = "the format keras has no quantized weights: choose other formats, or remove quantize"
             raise Inconsistent([KeyProblem(("quantize",), message, code="export-not-quantizable")])
-        if self.versions and "saved_model" not in self.formats:
-            message = "only the format saved_model has versions: add it, or remove versions"
-            raise Inconsistent([KeyProblem(("versions",), message, code="export-has-no-versions")])
+        for key in ("versions", "signatures"):
+            if getattr(self, key) and "saved_model" not in self.formats:
+                message = f"only the format saved_model has {key}: add it, or remove {key}"
+                raise Inconsistent([KeyProblem((key,), message, code=f"export-has-no-{key}")])
         return self
 
     @property

@@ -21,6 +21,7 @@ from tfdist_cli.spec.export_formats import EXPORT_FORMATS, FormatName, Quantizat
 from tfdist_cli.spec.path_scheme import Location, Url, checked_location
 from tfdist_cli.storage.tree import check_replaceable, upload_result
 from tfdist_cli.train.checkpoint.model_files import quantize_weights, require_quantization, write_model
+from tfdist_cli.train.checkpoint.signatures import Signatures, write_saved_model
 from tfdist_cli.train.model.train_step import last_build_spec
 from tfdist_cli.train.tf_compat.keras_model import Functional, build_shapes, layers_of
 from tfdist_cli.train.tf_compat.op_errors import shortened
@@ -39,6 +40,7 @@ def export(
     rebuild: Callable[[], keras.Model] | None = None,
     version: int | None = None,
     quantize: Quantization | None = None,
+    signatures: Signatures | None = None,
 ) -> Location:
     """Exports a model with its current weights, on whichever tasks they are.
 
@@ -56,18 +58,21 @@ def export(
         version: writes a SavedModel to the folder `path/VERSION`. TensorFlow Serving serves the highest.
         quantize: `int8` stores the weights of `Dense`, `EinsumDense` and `Embedding` layers in a quarter of the bytes,
             in all formats but `keras`.
+        signatures: a function of a model that returns further signatures of a SavedModel by their names: a Keras model,
+            a `tf.function` with an `input_signature`, or a function and its input signature. It is called with the
+            model that is written. The model itself is `serve`, and `serving_default` unless that is among them.
 
     Returns:
         The path or the address written.
 
     Raises:
-        UsageError: the format is unknown, its library is not installed, the storage service cannot be used, or `path`
-            exists and is not an export.
+        UsageError: the format is unknown, its library is not installed, the storage service cannot be used, `path`
+            exists and is not an export, or the signatures are invalid.
         TrainingError: the model cannot be rebuilt from its configuration, `rebuild` returns another model, or the
             model's inputs are not known, since it is a subclassed model that was not trained by tfdist.
         ResultNotSaved: the export cannot be written, or the format does not have the model's operations.
     """
-    _check_arguments(format, version, quantize)
+    _check_arguments(format, version, quantize, signatures)
     at = checked_location(path)
     suffix = EXPORT_FORMATS[format].suffix
     if suffix and not at.name.endswith(suffix):
@@ -75,20 +80,23 @@ def export(
     if version is not None:
         at = at / str(version)
     if isinstance(at, Url):
-        return _export_to_service(model, at, format, rebuild, quantize)
+        return _export_to_service(model, at, format, rebuild, quantize, signatures)
     path = at
     _check_replaceable(path, format)
     plain = rebuild() if rebuild else _rebuild(model)
     _build_like(model, plain)
     _check_same(model, plain)
     _copy(model, plain)
-    signature = None if format == "keras" else _signature(model)
+    input_signature = None if format == "keras" else _signature(model)
     if format == "keras":
         _drop_custom_compile_config(model, plain)
     if quantize:
         quantize_weights(plain)
     with _written(path) as temporary:
-        write_model(plain, temporary, format, signature)
+        if signatures:
+            write_saved_model(plain, temporary, input_signature, signatures)
+        else:
+            write_model(plain, temporary, format, input_signature)
     return path
 
 
@@ -115,16 +123,17 @@ def _export_to_service(
     format: FormatName,  # noqa: A002 as in `export`
     rebuild: Callable[[], keras.Model] | None,
     quantize: Quantization | None,
+    signatures: Signatures | None,
 ) -> Url:
     folder = Path(tempfile.mkdtemp(prefix="tfdist-export-"))
     path = folder / url.name
-    export(model, path, format=format, rebuild=rebuild, quantize=quantize)
+    export(model, path, format=format, rebuild=rebuild, quantize=quantize, signatures=signatures)
     upload_export(path, url, format)
     _remove(folder)  # kept if it could not be uploaded
     return url
 
 
-def _check_arguments(format: Any, version: Any, quantize: Any) -> None:  # noqa: A002 as in `export`
+def _check_arguments(format: Any, version: Any, quantize: Any, signatures: Any) -> None:  # noqa: A002 as in `export`
     problem = None
     if format not in EXPORT_FORMATS:
         problem = f"format must be {' or '.join(map(repr, EXPORT_FORMATS))}, got {format!r}"
@@ -136,6 +145,10 @@ def _check_arguments(format: Any, version: Any, quantize: Any) -> None:  # noqa:
         problem = f"only a SavedModel has a version, and format is {format!r}"
     elif version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < 0):
         problem = f"version must be an integer of at least 0, got {version!r}"
+    elif signatures is not None and format != "saved_model":
+        problem = f"only a SavedModel has signatures, and format is {format!r}"
+    elif signatures is not None and not callable(signatures):
+        problem = f"signatures must be a function of the model, got {signatures!r}"
     if problem:
         raise UsageError(problem, code="invalid-argument")
     require_export_libraries([format])
@@ -157,7 +170,7 @@ def _written(path: Path) -> Iterator[Path]:
         yield temporary
         _remove(path)
         temporary.rename(path)
-    except ResultNotSaved:
+    except (ResultNotSaved, UsageError):
         _remove(temporary)
         raise
     except (OSError, tf.errors.OpError) as error:
