@@ -24,6 +24,7 @@ PARTS: dict[str, set[str]] = {
     "storage": {"errors", "spec"},
     "requirements": {"errors", "spec"},
     "launch": {"errors", "plan", "protocol", "requirements", "spec"},
+    "run_storage": {"errors", "launch", "protocol", "spec", "storage"},
     "doctor": {"errors", "finding", "launch", "spec"},
     "check": {"errors", "finding", "launch", "protocol", "requirements", "spec"},
     "tracking": {"protocol"},
@@ -35,7 +36,7 @@ PARTS: dict[str, set[str]] = {
     "init": {"errors", "spec"},
     "cli": {
         *("bench", "check", "doctor", "errors", "finding", "init"),
-        *("launch", "plan", "protocol", "report", "requirements", "spec", "storage", "task"),
+        *("launch", "plan", "protocol", "report", "requirements", "run_storage", "spec", "storage", "task"),
     },
     "__init__": {"errors", "launch", "protocol", "requirements", "spec", "train"},
     "__main__": {"cli"},

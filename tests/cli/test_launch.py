@@ -491,9 +491,7 @@ def test_a_run_directory_of_another_recipe_is_warned_of(tfdist, cluster_file, tm
     "arguments",
     [
         ("launch", "gs://bucket/cluster.yaml"),
-        ("launch", "cluster.yaml", "--run-dir", "gs://bucket/cluster.yaml"),
         ("launch", "cluster.yaml", "--recipe", "gs://bucket/cluster.yaml"),
-        ("plan", "cluster.yaml", "-s", "run_dir=gs://bucket/cluster.yaml"),
         ("plan", "cluster.yaml", "-s", "recipe=gs://bucket/cluster.yaml"),
         (
             "plan",
@@ -504,9 +502,6 @@ def test_a_run_directory_of_another_recipe_is_warned_of(tfdist, cluster_file, tm
             "module_dir=gs://bucket/cluster.yaml",
         ),
         ("role", "--task", "ps:0", "-c", "cluster.yaml", "--run-dir", "gs://bucket/cluster.yaml"),
-        ("list", "gs://bucket/cluster.yaml"),
-        ("status", "gs://bucket/cluster.yaml"),
-        ("logs", "gs://bucket/cluster.yaml"),
         ("stop", "gs://bucket/cluster.yaml"),
         ("scale", "gs://bucket/cluster.yaml", "worker=1"),
         ("export", "gs://bucket/cluster.yaml"),

@@ -9,12 +9,15 @@ from pathlib import Path
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.restart_rules import default_max_restarts, restart_rules
+from tfdist_cli.launch.run.directory import run_location
 from tfdist_cli.launch.supervisor.launcher import Launcher
 from tfdist_cli.launch.supervisor.state import JobPolicy, Timeouts
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import Plan, make_plan
+from tfdist_cli.run_storage.stored_run import in_service
 from tfdist_cli.spec.loading.load import load_run
 from tfdist_cli.spec.loading.recipe_module import check_module
+from tfdist_cli.spec.path_scheme import Url, checked_location
 from tfdist_cli.spec.roles import ROLES
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
@@ -28,18 +31,20 @@ class Job:
         cluster: the cluster specification.
         recipe: the recipe to train; None for a program.
         program: argv of the user's program; empty for a recipe.
-        run_dir: the run directory; None for a new one.
+        run_dir: the run directory on this machine; None for a new one.
+        url: its address in a storage service; None if it is only here.
     """
 
     cluster: Cluster
     recipe: Recipe | None
     program: tuple[str, ...]
     run_dir: Path | None
+    url: Url | None = None
 
     @property
     def parent(self) -> Path:
         """The folder that holds the runs."""
-        return self.cluster.run_dir or Path.cwd() / "runs"
+        return self.cluster.local_runs or Path.cwd() / "runs"
 
     def preview(self, launcher: Launcher) -> Plan:
         """Returns the plan as far as it is known before the start. Ports that are chosen at the start are 0."""
@@ -79,7 +84,7 @@ def load_job(
     recipe: Path | None,
     overrides: Sequence[str],
     command: Sequence[str] | None,
-    run_dir: Path | None = None,
+    run_dir: str | None = None,
 ) -> Job:
     """Loads the files of a job.
 
@@ -88,7 +93,7 @@ def load_job(
         recipe: the recipe file; by default the one that the cluster file names.
         overrides: `PATH=VALUE` strings of `--set`.
         command: argv of a program to run instead of a recipe.
-        run_dir: the run directory; by default a new one.
+        run_dir: the run directory, or its address in a storage service; by default a new one.
 
     Raises:
         UsageError: a file is invalid, there is nothing to run, or both a recipe and a program are given.
@@ -105,4 +110,9 @@ def load_job(
             code="nothing-to-run",
             hint="set 'recipe' in the file, pass --recipe FILE, or pass a program after '--'",
         )
-    return Job(spec, None if program else trained, program, run_dir)
+    at, local = run_location(None if run_dir is None else checked_location(run_dir), spec)
+    recipe_to_train = None if program else trained
+    if isinstance(at, Url):
+        stored = in_service(recipe_to_train, at) if recipe_to_train else None
+        return Job(spec, stored, program, local, at)
+    return Job(spec, recipe_to_train, program, at)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ from tfdist_cli.cli.plan import print_plan
 from tfdist_cli.errors import ExitCode
 from tfdist_cli.launch.documents import to_json
 from tfdist_cli.launch.registry import launcher_of, refuse_active_jobs
-from tfdist_cli.launch.run.directory import open_run_dir
+from tfdist_cli.launch.run.directory import RunDir, open_run_dir
 from tfdist_cli.launch.run.event_loop import Watcher
 from tfdist_cli.launch.run.planner import Planner, RequestHandler
 from tfdist_cli.launch.run.report import Report
@@ -34,11 +34,13 @@ from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import RECIPE_FILE
 from tfdist_cli.plan.warnings import recipe_warnings, warnings_of
 from tfdist_cli.requirements import require_trackers
+from tfdist_cli.run_storage.stored_run import StoredRun, UploadProcess
 
 EXAMPLES = (
     "tfdist launch configs/local.yaml",
     "tfdist launch cluster.yaml --recipe recipe.yaml --set train.epochs=3 --set roles.worker.replicas=4",
     "tfdist launch configs/local.yaml --track tensorboard --track csv",
+    "tfdist launch cluster.yaml --run-dir s3://bucket/runs/digits",
     "tfdist launch cluster.yaml -- python train.py --lr 0.1",
 )
 STALL_TIMEOUT = 600.0
@@ -53,8 +55,12 @@ def launch(  # noqa: PLR0913 a parameter is an option
     overrides: SetOption = None,
     on: OnOption = None,
     run_dir: Annotated[
-        Path | None,
-        typer.Option(help="The run directory. An existing one continues that run; by default a new one below runs/."),
+        str | None,
+        typer.Option(
+            metavar="PATH|URL",
+            help="The run directory, also in a bucket: s3://bucket/run. An existing one continues that run; by "
+            "default a new one below runs/.",
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and what would be started; start nothing.")
@@ -110,8 +116,8 @@ def launch(  # noqa: PLR0913 a parameter is an option
     job = load_job(cluster, recipe, settings(overrides, on), command, run_dir)
     launcher = launcher_of(job.cluster)
     console.print_warnings(warnings_of(job.cluster, Machine.here()))
-    if run_dir:
-        console.print_warnings(recipe_warnings(run_dir / RECIPE_FILE, job.recipe))
+    if job.run_dir and not job.url:
+        console.print_warnings(recipe_warnings(job.run_dir / RECIPE_FILE, job.recipe))
     if dry_run:
         preview = job.preview(launcher)
         print_plan(preview)
@@ -132,7 +138,7 @@ def launch(  # noqa: PLR0913 a parameter is an option
         if as_json:
             console.write(to_json(report.as_json() | {"run_dir": str(path)}, indent=2))
         else:
-            print_report(report, path)
+            print_report(report, job.url or path)
     raise typer.Exit(report.exit_code)
 
 
@@ -163,12 +169,37 @@ def launch_job(
     with ExitStack() as stack:
         with console.launcher_messages(quiet=quiet):
             planner = stack.enter_context(Planner(launcher, job.cluster, job.recipe, job.program).reserving())
+        stored = _prepare(job)
         opened = stack.enter_context(open_run_dir(job.run_dir, job.parent, job.cluster.name, now, refuse_active_jobs))
+        upload = stack.enter_context(stored.uploading(opened.path)) if stored else None
         handler = RequestHandler(planner, opened)
         planned = Launch(launcher, planner.plan(opened), opened, rules, secrets, handler, trackers)
         snapshot = RunSnapshot()
         with _watchers(snapshot, quiet=quiet) as watchers:
-            return planned.run(snapshot, watchers), opened.path
+            report = planned.run(snapshot, watchers)
+        return (_complete(upload, report, opened, quiet=quiet) if upload else report), opened.path
+
+
+def _prepare(job: Job) -> StoredRun | None:
+    """Takes a run directory in a storage service for this launch, and downloads it if it is not here."""
+    if job.url is None or job.run_dir is None:
+        return None
+    stored = StoredRun.prepare(job.url, job.run_dir, job.recipe)
+    console.print_warnings(recipe_warnings(job.run_dir / RECIPE_FILE, job.recipe))
+    return stored
+
+
+def _complete(upload: UploadProcess, report: Report, opened: RunDir, *, quiet: bool) -> Report:
+    """Uploads the rest of the run directory."""
+    if not quiet:
+        console.err.print(f"uploading the run to {upload.url}", markup=False, soft_wrap=True)
+    problem = upload.finish(report.exit_code)
+    if problem:
+        again = f"the run is in {opened.path}: launch again with the same --run-dir to upload it"
+        report = report.not_uploaded(f"the run is not complete in {upload.url}: {problem}; {again}")
+        with suppress(OSError):  # the problem is printed
+            opened.save_result(report.as_json())
+    return report
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,11 +11,13 @@ from rich.text import Text
 from tfdist_cli.cli.console import console
 from tfdist_cli.cli.console.lines import neutral
 from tfdist_cli.cli.console.progress import duration, metrics_text
+from tfdist_cli.cli.run_copies import open_run, runs_at
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.documents import to_json
 from tfdist_cli.launch.run.history import Outcome, RunView, read_run, runs_in
+from tfdist_cli.spec.path_scheme import Url, checked_location
 
-EXAMPLES = ("tfdist list", "tfdist list /mnt/runs --json")
+EXAMPLES = ("tfdist list", "tfdist list /mnt/runs --json", "tfdist list s3://bucket/runs")
 OUTCOME_COLOURS = {
     Outcome.RUNNING: "cyan",
     Outcome.DONE: "green",
@@ -28,13 +29,19 @@ OUTCOME_COLOURS = {
 
 def list(  # noqa: A001 the command's name
     parent: Annotated[
-        Path, typer.Argument(metavar="[FOLDER]", help="The folder that holds the runs.", show_default=False)
-    ] = Path("runs"),
+        str,
+        typer.Argument(
+            metavar="[FOLDER]", help="The folder that holds the runs, also s3://bucket/runs.", show_default=False
+        ),
+    ] = "runs",
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """List the runs in a folder, newest last. The default folder is runs/."""
-    paths = [*runs_in(parent)]
+    at = checked_location(parent)
+    paths = runs_at(at) if isinstance(at, Url) else [str(path) for path in runs_in(at)]
     found = [*_read(paths)]
+    if isinstance(at, Url):
+        found.sort(key=lambda run: run.began.timestamp() if run.began else 0.0)
     if as_json:
         console.write(to_json([run.as_json() for run in found], indent=2))
         return
@@ -54,11 +61,12 @@ def list(  # noqa: A001 the command's name
         console.out.print(line, soft_wrap=True)
 
 
-def _read(paths: Iterable[Path]) -> Iterator[RunView]:
+def _read(paths: Iterable[str]) -> Iterator[RunView]:
     """Yields the readable runs; reports the others on stderr."""
     for path in paths:
         try:
-            yield read_run(path)
+            with open_run(path) as source:
+                yield read_run(source.path)
         except UsageError as error:
             console.err.print(Text(f"skipped: {neutral(error.message)}"), soft_wrap=True)
 

@@ -13,10 +13,11 @@ from rich.text import Text
 
 from tfdist_cli.cli.console import console
 from tfdist_cli.cli.console.lines import TaskLines, neutral
-from tfdist_cli.cli.options import RunArgument
+from tfdist_cli.cli.options import RunLocation
+from tfdist_cli.cli.run_copies import RunSource, open_run
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.process.task_output import GREETINGS, shown
-from tfdist_cli.launch.run.history import find_task, launcher_of, log_files, read_run
+from tfdist_cli.launch.run.history import Outcome, find_task, launcher_of, log_files, read_run
 from tfdist_cli.protocol.run_files import open_file
 from tfdist_cli.spec.task_id import TaskId
 
@@ -27,10 +28,12 @@ EXAMPLES = (
 )
 _PERIOD = 0.25
 """Seconds between two reads: no portable event reports writes by another process."""
+_REMOTE_PERIOD = 5.0
+"""The same for a run in a storage service."""
 
 
 def logs(
-    run: RunArgument,
+    run: RunLocation,
     *,
     tasks: Annotated[
         list[str] | None,
@@ -48,25 +51,33 @@ def logs(
 
     The default run is runs/latest, the last run launched. The files are RUN/attempt_N/TASK/stdout.log and stderr.log.
     """
-    view = read_run(run)
-    wanted = {find_task(view, name) for name in tasks or ()}
-    log_reader = _Logs(view.path, attempt, lines)
-    while True:
-        over = (
-            launcher_of(view.path) is None
-        )  # checked before reading, so that everything written before the end is read
-        for task, texts in log_reader.read(last=over or not follow):
-            if not wanted or task in wanted:
-                _print(task, texts)
-        if over or not follow:
-            break
-        time.sleep(_PERIOD)
+    with open_run(run, ["attempt_*/*/*.log"]) as source:
+        view = read_run(source.path)
+        wanted = {find_task(view, name) for name in tasks or ()}
+        log_reader = _Logs(view.path, attempt, lines)
+        while True:
+            # Checked before reading, so that everything written before the end is read.
+            over = _is_over(source)
+            for task, texts in log_reader.read(last=over or not follow):
+                if not wanted or task in wanted:
+                    _print(task, texts)
+            if over or not follow:
+                break
+            time.sleep(_REMOTE_PERIOD if source.copy else _PERIOD)
+            source.refresh()
     if not log_reader.found:
         raise UsageError(
             f"{view.path.name} has no logs" + (f" of attempt {attempt}" if attempt else ""),
             code="no-logs",
             hint="tfdist status shows whether its tasks were started",
         )
+
+
+def _is_over(source: RunSource) -> bool:
+    """Whether the run has ended."""
+    if source.copy:
+        return read_run(source.path).outcome is not Outcome.RUNNING
+    return launcher_of(source.path) is None
 
 
 class _Logs:

@@ -56,6 +56,22 @@ RunArgument = Annotated[
     Path,
     typer.Argument(metavar="[RUN]", help="The run directory; runs/latest by default.", default_factory=lambda: LATEST),
 ]
+RunLocation = Annotated[
+    str,
+    typer.Argument(
+        metavar="[RUN]",
+        help="The run directory, also in a bucket: s3://bucket/run; runs/latest by default.",
+        default_factory=lambda: str(LATEST),
+    ),
+]
+RunLocations = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[RUN]...",
+        help="Run directories, also in a bucket: s3://bucket/run; runs/latest by default.",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
 
 

@@ -40,7 +40,7 @@ def render(
     For this machine and for ssh hosts that is one shell command per task. Nothing is started. The output can be
     edited and run without `tfdist launch`.
     """
-    job = load_job(cluster, recipe, settings(overrides, to), command, run_dir)
+    job = load_job(cluster, recipe, settings(overrides, to), command, str(run_dir) if run_dir else None)
     launcher = launcher_of(job.cluster)
     text = launcher.render(job.preview(launcher))
     if output is None:

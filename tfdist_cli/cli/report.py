@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from tfdist_cli.cli.console import console
-from tfdist_cli.cli.options import LATEST
+from tfdist_cli.cli.options import RunLocations
+from tfdist_cli.cli.run_copies import open_runs
 from tfdist_cli.errors import UsageError
 from tfdist_cli.report.data import read_data
 from tfdist_cli.report.page import page
@@ -20,12 +21,11 @@ EXAMPLES = (
     "tfdist report runs/digits-* --output comparison.html",
 )
 
+_FILES = ("*.jsonl", "cluster.yaml", "recipe.yaml")
+
 
 def report(
-    runs: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[RUN]...", help="Run directories; runs/latest by default.", show_default=False),
-    ] = None,
+    runs: RunLocations = None,
     *,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("report.html"),
 ) -> None:
@@ -35,7 +35,8 @@ def report(
     and what each task used. It needs no network and no other file, and can be sent by mail. The command reads
     only the run directories: it works during a run, after it, and after a failure. What was not recorded is named.
     """
-    written = page([read_data(run) for run in runs or [LATEST]], datetime.now().astimezone())
+    with open_runs(runs, _FILES) as sources:
+        written = page([read_data(source.path) for source in sources], datetime.now().astimezone())
     try:
         output.write_text(written, encoding="utf-8")
     except OSError as error:

@@ -227,7 +227,7 @@ def _gpus_in_step(cluster: Cluster, spec: RoleSpec, place: StepTask) -> tuple[st
 
 def _run_dir(cluster: Cluster, chosen: Path | None) -> Path:
     given = os.environ.get(RUN_DIR)
-    return (chosen or (Path(given) if given else (cluster.run_dir or DEFAULT_RUNS) / cluster.name)).absolute()
+    return (chosen or (Path(given) if given else (cluster.local_runs or DEFAULT_RUNS) / cluster.name)).absolute()
 
 
 def _task_environment(own: PlannedTask, slot: _Slot | None) -> Mapping[str, str]:

@@ -13,21 +13,28 @@ from tfdist_cli.cli.console.lines import neutral
 from tfdist_cli.cli.console.progress import duration, metrics_text, scaled_text
 from tfdist_cli.cli.console.usage import usage_cells
 from tfdist_cli.cli.list import OUTCOME_COLOURS
-from tfdist_cli.cli.options import JsonOption, RunArgument
+from tfdist_cli.cli.options import JsonOption, RunLocation
+from tfdist_cli.cli.run_copies import open_run
 from tfdist_cli.launch.documents import to_json
 from tfdist_cli.launch.run.history import Outcome, RunView, TaskView, leftover_processes, read_run
 from tfdist_cli.launch.run.report import format_replicas
 
-EXAMPLES = ("tfdist status", "tfdist status runs/digits-20260102-030405 --json")
+EXAMPLES = (
+    "tfdist status",
+    "tfdist status runs/digits-20260102-030405 --json",
+    "tfdist status s3://bucket/runs/digits",
+)
 
 
-def status(run: RunArgument, as_json: JsonOption = False) -> None:
+def status(run: RunLocation, as_json: JsonOption = False) -> None:
     """Show a run's tasks, its progress, and why it ended.
 
     The default run is runs/latest, the last run launched. The command reads only the run directory: it works from any
-    terminal, during the run and after it, also when the launcher was killed.
+    terminal, during the run and after it, also when the launcher was killed. A run in a bucket is shown as it was when
+    it was uploaded last, a few seconds ago.
     """
-    view = read_run(run)
+    with open_run(run) as source:
+        view = read_run(source.path)
     if as_json:
         console.write(to_json(view.as_json(), indent=2))
         return
@@ -80,5 +87,5 @@ def _facts(view: RunView) -> Iterator[tuple[str, str]]:
         alive = len(leftover_processes(view))
         yield "launcher", "not running, and left no result" + (f"; {alive} of its tasks still run" if alive else "")
     if view.can_resume:
-        yield "resume", f"launch again with --run-dir {view.path}"
-    yield "run", str(view.path)
+        yield "resume", f"launch again with --run-dir {view.shown}"
+    yield "run", view.shown

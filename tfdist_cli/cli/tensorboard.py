@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tfdist_cli.cli.options import LATEST
+from tfdist_cli.cli.options import RunLocations
+from tfdist_cli.cli.run_copies import RunSource, open_runs
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.run.history import read_run
 from tfdist_cli.launch.tracking import TRACKING
@@ -23,13 +26,12 @@ EXAMPLES = (
 )
 _EVENT_FILES = "*tfevents*"
 _TRACKER = "tensorboard"
+_PERIOD = 30.0
+"""Seconds between two downloads of a run in a storage service."""
 
 
 def tensorboard(
-    runs: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[RUN]...", help="Run directories; runs/latest by default.", show_default=False),
-    ] = None,
+    runs: RunLocations = None,
     *,
     host: Annotated[str, typer.Option(help="The address to listen on. TensorBoard has no password.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for a free one.")] = 6006,
@@ -43,10 +45,27 @@ def tensorboard(
     TensorBoard listens on this machine only: through ssh, open it with `ssh -L 6006:localhost:6006 HOST`.
     """
     require_trackers([_TRACKER])
-    folders = [pair for run in runs or [LATEST] for pair in _event_folders(read_run(run).path)]
-    argv = [sys.executable, "-m", "tensorboard.main", *_logdir(folders), "--host", host, "--port", str(port)]
-    sys.stdout.flush()
-    os.execv(sys.executable, argv)  # noqa: S606 no shell: the arguments are as they are
+    with open_runs(runs, [_EVENT_FILES]) as sources:
+        folders = [pair for source in sources for pair in _event_folders(read_run(source.path).path)]
+        argv = [sys.executable, "-m", "tensorboard.main", *_logdir(folders), "--host", host, "--port", str(port)]
+        sys.stdout.flush()
+        copies = [source for source in sources if source.copy]
+        if copies:
+            raise typer.Exit(_show(argv, copies))
+        os.execv(sys.executable, argv)  # noqa: S606 no shell: the arguments are as they are
+
+
+def _show(argv: Sequence[str], copies: Sequence[RunSource]) -> int:
+    """Runs TensorBoard, and downloads what has changed until it ends. Returns its exit code."""
+    with subprocess.Popen(argv) as process:
+        try:
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    return process.wait(_PERIOD)
+                for copy in copies:
+                    copy.refresh()
+        finally:
+            process.terminate()
 
 
 def _event_folders(run: Path) -> Iterator[tuple[str, Path]]:

@@ -109,4 +109,4 @@ def _runs(cluster: Cluster, host: HostSpec | None, runs: str) -> str:
     """Returns the folder of run directories on a host."""
     if cluster.launcher_traits.uses_hosts and host and not cluster.over_ssh.shared:
         return cluster.over_ssh.run_dir or "~/.tfdist/runs"
-    return str(cluster.run_dir) if cluster.run_dir else runs if not host or cluster.over_ssh.shared else "~"
+    return str(cluster.local_runs) if cluster.local_runs else runs if not host or cluster.over_ssh.shared else "~"

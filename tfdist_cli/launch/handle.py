@@ -22,12 +22,13 @@ from typing import IO, Any, Literal
 import psutil
 
 from tfdist_cli.errors import RunFailed, TimeoutExceeded, UsageError
-from tfdist_cli.launch.run.directory import EVENTS_FILE, new_run_dir
+from tfdist_cli.launch.run.directory import EVENTS_FILE, new_run_dir, run_location
 from tfdist_cli.launch.run.history import METRICS_FILE, Outcome, RunView, find_task, log_files, read_run
 from tfdist_cli.launch.run.snapshot import numbers
 from tfdist_cli.launch.stopping import is_over, stop_run
 from tfdist_cli.protocol.run_files import read_bytes, read_lines, timestamp
 from tfdist_cli.spec.loading.load import load_run
+from tfdist_cli.spec.path_scheme import checked_location
 
 _PERIOD = 0.05
 """Seconds between two looks at a launcher, whose start no portable event reports."""
@@ -222,7 +223,8 @@ def launch(
         command: argv of a program to run in place of a recipe.
         set: keys of either file to override, such as `{"train.epochs": 3}`.
         on: the launcher; by default the one of the cluster file.
-        run_dir: the run directory. An existing one continues that run; by default a new one below `runs/`.
+        run_dir: the run directory, or its address in a storage service. An existing one continues that run; by default
+            a new one below `runs/`.
         max_restarts: the maximum number of restarts.
 
     Returns:
@@ -236,10 +238,11 @@ def launch(
     overrides = [f"{path}={_as_yaml(value)}" for path, value in (set or {}).items()]
     overrides += [] if on is None else [f"launcher={on}"]
     spec, _ = load_run(Path(cluster), None if recipe is None else Path(recipe), overrides)
-    own = run_dir is None
-    parent = spec.run_dir or Path.cwd() / "runs"
-    path = new_run_dir(parent, spec.name, datetime.now().astimezone()) if run_dir is None else Path(run_dir)
-    argv = [sys.executable, "-m", "tfdist_cli", "launch", str(cluster), "--quiet", "--run-dir", str(path)]
+    at, path = run_location(None if run_dir is None else checked_location(run_dir), spec)
+    own = at is None
+    if at is None:
+        at = path = new_run_dir(path, spec.name, datetime.now().astimezone())
+    argv = [sys.executable, "-m", "tfdist_cli", "launch", str(cluster), "--quiet", "--run-dir", str(at)]
     argv += [] if recipe is None else ["--recipe", str(recipe)]
     argv += [] if max_restarts is None else ["--max-restarts", str(max_restarts)]
     argv += [argument for override in overrides for argument in ("--set", override)]

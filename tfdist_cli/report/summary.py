@@ -96,7 +96,7 @@ def _facts(run: RunData) -> Iterator[tuple[str, str]]:
     yield "commit", commit(run)
     yield "versions", versions(run)
     yield "launcher's host", str(launch.get("host") or _UNKNOWN)
-    yield "directory", str(run.view.path)
+    yield "directory", run.view.shown
 
 
 def _launcher(run: RunData) -> str:

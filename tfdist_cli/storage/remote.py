@@ -46,13 +46,24 @@ class RemoteFolder:
         """
         return self._retry(f"listing {self.url}", partial(self._sizes, below))
 
-    def read(self, name: str) -> bytes:
-        """Returns the content of an object.
+    def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
+        """Returns the content of an object, or its bytes from `start` up to `end`.
 
         Raises:
             FileNotFoundError: it does not exist.
+            StorageError: it is shorter.
         """
-        return bytes(self._retry(f"reading {self.url / name}", partial(self._files.cat_file, self._path(name))))
+        path = self._path(name)
+
+        def read() -> bytes:
+            if start is None or end is None:
+                return bytes(self._files.cat_file(path))
+            found = bytes(self._files.cat_file(path, start=start, end=end))
+            if len(found) != end - start:
+                raise StorageError(f"{len(found)} bytes arrived instead of {end - start}")
+            return found
+
+        return self._retry(f"reading {self.url / name}", read)
 
     def write(self, name: str, content: bytes) -> None:
         """Writes an object, and replaces an existing one, completely or not at all."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import chain, groupby, repeat
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from tfdist_cli.launch.run.report import Failure, Report, TaskExit
     from tfdist_cli.launch.run.snapshot import WorkerFigures
     from tfdist_cli.launch.supervisor.state import Resize
+    from tfdist_cli.spec.path_scheme import Location
 
 _CONSEQUENCES = 10
 """Maximum number of further failures to print; result.json has all of them."""
@@ -55,7 +55,7 @@ def print_failure(report: Report) -> None:
         _print_labelled("warning:", warning)
 
 
-def print_report(report: Report, run_dir: Path) -> None:
+def print_report(report: Report, run_dir: Location) -> None:
     """Prints the result of the run on stdout."""
     table = Table.grid(padding=(0, 2))
     for row in _task_rows(report):
@@ -138,7 +138,7 @@ def _names(ends: list[TaskExit]) -> str:
     return str(first) if len(ends) == 1 else f"{first}-{last.index}"
 
 
-def _facts(report: Report, run_dir: Path) -> Iterator[tuple[str, str]]:
+def _facts(report: Report, run_dir: Location) -> Iterator[tuple[str, str]]:
     result = report.result
     if result:
         step, examples, seconds = (result.get(key) for key in ("step", "examples", "seconds"))

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,8 +18,10 @@ from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.documents import to_json
 from tfdist_cli.launch.run.logs import ERROR_FILE
 from tfdist_cli.plan.plan import CLUSTER_FILE, RECIPE_FILE, Plan
+from tfdist_cli.protocol.run_files import read_object
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.loading.dump import dump
+from tfdist_cli.spec.path_scheme import Location, Url
 from tfdist_cli.spec.roles import ROLES, Role
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
@@ -29,6 +32,10 @@ PLAN_FILE = "plan.json"
 EVENTS_FILE = "events.jsonl"
 RESULT_FILE = "result.json"
 LOCK_FILE = "launcher.lock"
+LEASE_FILE = "launcher.json"
+"""In a storage service: which launcher writes to the run directory."""
+ORIGIN_FILE = "bucket.json"
+"""In a local run directory: the address of the storage service to which it is uploaded."""
 CHECKPOINTS = "checkpoints"
 LATEST = "latest"
 _ATTEMPT = re.compile(r"attempt_([0-9]+)")
@@ -124,7 +131,7 @@ def open_run_dir(
         UsageError: it cannot be created, it contains other files, or another launcher has locked it.
     """
     with _file_errors(chosen or parent):
-        path = _follow_links(chosen or _make_new(parent, _stem(name, now)))
+        path = _follow_links(chosen or _make_new(parent, new_name(name, now)))
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_ours(path)
         if not any(path.iterdir()):
@@ -156,6 +163,26 @@ def _with_hosts(cluster: Cluster, role: Role, addresses: Mapping[TaskId, Address
     return spec.model_copy(update={"hosts": hosts, "replicas": spec.count, "max": len(hosts)})
 
 
+def run_location(chosen: Location | None, cluster: Cluster) -> tuple[Location | None, Path]:
+    """Returns where a run is stored, and the folder for it on this machine.
+
+    Args:
+        chosen: the run directory that the user names; None for a new one.
+        cluster: the cluster.
+
+    Returns:
+        The address or the path, and its local folder. None and the folder of runs for a new directory there.
+    """
+    runs = cluster.local_runs or Path.cwd() / "runs"
+    if chosen is None and isinstance(cluster.run_dir, Url):
+        name = new_name(cluster.name, datetime.now().astimezone())
+        chosen = cluster.run_dir / f"{name}-{secrets.token_hex(2)}"  # others may launch in the same second
+    if isinstance(chosen, Path):
+        with suppress(OSError, ValueError, KeyError):  # a run that was stored continues so
+            return Url(read_object(chosen / ORIGIN_FILE)["url"]), chosen
+    return chosen, runs if chosen is None else runs / chosen.name if isinstance(chosen, Url) else chosen
+
+
 def new_run_dir(parent: Path, name: str, now: datetime) -> Path:
     """Creates the directory of a new run, for a launcher that is about to start.
 
@@ -163,10 +190,11 @@ def new_run_dir(parent: Path, name: str, now: datetime) -> Path:
         UsageError: it cannot be created.
     """
     with _file_errors(parent):
-        return _make_new(parent, _stem(name, now)).absolute()
+        return _make_new(parent, new_name(name, now)).absolute()
 
 
-def _stem(name: str, now: datetime) -> str:
+def new_name(name: str, now: datetime) -> str:
+    """Returns the name of a new run's directory."""
     return f"{name}-{now:%Y%m%d-%H%M%S}"
 
 
@@ -204,7 +232,8 @@ def _check_ours(path: Path) -> None:
                 code="not-a-run-dir",
                 hint="remove it, or choose another --run-dir",
             )
-    found = sorted(each.name for each in path.iterdir() if each.name != LOCK_FILE and not _ATTEMPT.fullmatch(each.name))
+    own = (LOCK_FILE, ORIGIN_FILE)
+    found = sorted(each.name for each in path.iterdir() if each.name not in own and not _ATTEMPT.fullmatch(each.name))
     if found and PLAN_FILE not in found:
         raise UsageError(
             f"{path} is not a run's directory: it contains {found[0]} and no {PLAN_FILE}",

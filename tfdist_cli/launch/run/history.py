@@ -16,7 +16,15 @@ from typing import Any
 import psutil
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.run.directory import CHECKPOINTS, EVENTS_FILE, LOCK_FILE, PLAN_FILE, RESULT_FILE
+from tfdist_cli.launch.run.directory import (
+    CHECKPOINTS,
+    EVENTS_FILE,
+    LEASE_FILE,
+    LOCK_FILE,
+    ORIGIN_FILE,
+    PLAN_FILE,
+    RESULT_FILE,
+)
 from tfdist_cli.launch.run.snapshot import numbers
 from tfdist_cli.launch.usage import RESOURCES_FILE, TaskUsage
 from tfdist_cli.protocol.records import TASK_DIR, TASK_FILE
@@ -26,6 +34,8 @@ from tfdist_cli.spec.task_id import TaskId
 METRICS_FILE = "metrics.jsonl"
 RESOURCES = ("gpus", "gpu_memory", "intra_op_threads", "inter_op_threads", "cpus", "memory")
 """The keys of a task's share in the plan."""
+LEASE_SECONDS = 60.0
+"""Seconds after its last sign of life until a launcher on another machine counts as dead."""
 _PIDS = 2**31
 """Larger than any process id."""
 
@@ -82,6 +92,7 @@ class RunView:
         step: the last step in the metrics; None before the first.
         metrics: the training's metrics at that step.
         result: `result.json` of this launch; empty if there is none.
+        url: the run's address in a storage service, to which it is uploaded; None if it is only here.
         scaled: for each accepted `tfdist scale` in this launch: `replicas` {role: [before, after]}, `seconds`: when,
             `live`: whether the others continued meanwhile, `took`: seconds until the training had the new size,
             `resumed`: the step from which it resumed if all tasks started anew, and the lists `joined`, `left` and
@@ -101,6 +112,12 @@ class RunView:
     metrics: Mapping[str, float] = field(default_factory=dict)
     result: Mapping[str, Any] = field(default_factory=dict)
     scaled: tuple[Mapping[str, Any], ...] = ()
+    url: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """The address or the path by which other commands find the run."""
+        return self.url or str(self.path)
 
     @property
     def headline(self) -> str:
@@ -117,7 +134,7 @@ class RunView:
     def as_json(self) -> dict[str, Any]:
         """The state in plain JSON types."""
         return {
-            "run_dir": str(self.path),
+            "run_dir": self.shown,
             "name": self.name,
             "strategy": self.strategy,
             "state": self.outcome.value,
@@ -197,17 +214,18 @@ def _read_run(path: Path) -> RunView:
         with suppress(OSError, ValueError):  # the file is missing if the plan has all resources
             attempt = whole(events[-1].get("attempt")) if events else None
             task.resources = _resources(read_object(path / f"attempt_{attempt}" / task.task.slug / TASK_FILE))
-    if launcher is not None and events:
+    elsewhere = launcher is None and _runs_elsewhere(path)
+    if (launcher is not None or elsewhere) and events:
         _add_usage(path / RESOURCES_FILE, str(events[0]["time"]), tasks)
     phase = next((str(event.get("phase")) for event in reversed(events) if event.get("event") == "phase"), "running")
     ended = phase == "ended"
     last = _last_of_training(path / METRICS_FILE)
-    result = _result(path / RESULT_FILE) if ended and launcher is None else {}
+    result = _result(path / RESULT_FILE) if ended and launcher is None and not elsewhere else {}
     return RunView(
         path,
         str(plan.get("name", path.name)),
         str(plan.get("strategy", "")),
-        _outcome(launcher, ended, result),
+        Outcome.RUNNING if elsewhere else _outcome(launcher, ended, result),
         launcher,
         timestamp(events[0]["time"]) if events else None,
         _seconds(events, launcher),
@@ -217,7 +235,26 @@ def _read_run(path: Path) -> RunView:
         numbers(last.get("values")),
         result,
         _scaled(events),
+        _url_of(path),
     )
+
+
+def _runs_elsewhere(path: Path) -> bool:
+    """Whether this is the copy of a run whose launcher, on another machine, gave a sign of life a short while ago."""
+    if (path / LOCK_FILE).exists():
+        return False
+    with suppress(OSError, ValueError):
+        lease = read_object(path / LEASE_FILE)
+        told = timestamp(lease.get("time"))
+        if lease.get("state") == "running" and told is not None:
+            return (datetime.now(timezone.utc) - told).total_seconds() < LEASE_SECONDS
+    return False
+
+
+def _url_of(path: Path) -> str | None:
+    with suppress(OSError, ValueError, KeyError):
+        return str(read_object(path / ORIGIN_FILE)["url"])
+    return None
 
 
 def _resources(task: Mapping[str, Any]) -> dict[str, Any]:

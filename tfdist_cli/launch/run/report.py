@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tfdist_cli.errors import ExitCode
 from tfdist_cli.launch.run.logs import TaskLogs
 from tfdist_cli.launch.run.snapshot import RunSnapshot, WorkerFigures, numbers
 from tfdist_cli.launch.supervisor.state import JobState, LostTask, Resize, Status, TaskState
@@ -138,6 +139,12 @@ class Report:
     def with_warning(self, warning: str) -> Report:
         """The report with one more warning."""
         return replace(self, warnings=(*self.warnings, warning))
+
+    def not_uploaded(self, problem: str) -> Report:
+        """The report of a run whose directory is not complete in the storage service."""
+        if self.exit_code:
+            return self.with_warning(problem)
+        return replace(self, exit_code=ExitCode.FAILED, headline=problem, code="run-not-uploaded")
 
     def as_json(self) -> dict[str, Any]:
         """The report in plain JSON types, as in result.json."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
@@ -13,7 +14,14 @@ from tfdist_cli.spec.launchers import LAUNCHERS, LauncherTraits, check_launcher
 from tfdist_cli.spec.roles import ROLES, Role
 from tfdist_cli.spec.sections.compose import Compose
 from tfdist_cli.spec.sections.kubernetes import Kubernetes
-from tfdist_cli.spec.sections.model import VARIABLE_SCHEMA, Inconsistent, KeyProblem, PathField, SpecModel
+from tfdist_cli.spec.sections.model import (
+    VARIABLE_SCHEMA,
+    Inconsistent,
+    KeyProblem,
+    LocationField,
+    PathField,
+    SpecModel,
+)
 from tfdist_cli.spec.sections.role_spec import RestartSpec, Roles, RoleSpec, default_restart
 from tfdist_cli.spec.sections.slurm import SlurmSpec
 from tfdist_cli.spec.sections.ssh import HostName, HostSpec, SshSpec
@@ -74,9 +82,9 @@ class Cluster(SpecModel):
     """The pods of `launcher: kubernetes`."""
     recipe: PathField | None = None
     """The recipe to train, a path relative to this file."""
-    run_dir: PathField | None = None
-    """The folder in which each run gets its run directory, relative to this file. By default `runs` in the current
-    folder."""
+    run_dir: LocationField | None = None
+    """The folder in which each run gets its run directory, relative to this file, or in a storage service:
+    `s3://bucket/runs`. Each is then uploaded from its folder in `runs`. By default `runs` in the current folder."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Cluster:
@@ -84,6 +92,11 @@ class Cluster(SpecModel):
         if problems:
             raise Inconsistent(problems)
         return self
+
+    @property
+    def local_runs(self) -> Path | None:
+        """The folder of run directories on this machine; None for the default."""
+        return self.run_dir if isinstance(self.run_dir, Path) else None
 
     @property
     def launcher_traits(self) -> LauncherTraits:

@@ -1,0 +1,82 @@
+"""The process that uploads a run, in this process: the end of the job, a service that fails, and another launch."""
+
+import os
+import threading
+import uuid
+
+import pytest
+
+from tfdist_cli.run_storage import process
+from tfdist_cli.run_storage.lease import ENDED, LOST, Lease
+from tfdist_cli.run_storage.process import Task, upload_run
+from tfdist_cli.spec.path_scheme import Url
+from tfdist_cli.storage.remote import RemoteFolder
+
+
+@pytest.fixture
+def task(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "nice", lambda _: None)
+    (tmp_path / "plan.json").write_text("{}")
+    url = Url(f"memory://{uuid.uuid4()}")
+    return Task(tmp_path, url, Lease.new().written(RemoteFolder(url)), period=60, patience=0.0)
+
+
+@pytest.fixture
+def uploading(task):
+    """Uploads until the pipe is closed."""
+    receive, send = os.pipe()
+    problems = []
+    with os.fdopen(receive, "rb") as pipe:
+        thread = threading.Thread(target=lambda: problems.append(upload_run(task, pipe)))
+        thread.start()
+
+        def end(text=b""):
+            os.write(send, text)
+            os.close(send)
+            thread.join(30)
+            return problems.pop()
+
+        yield end
+
+
+def test_a_task_is_an_argument(task):
+    assert Task.of_argument(task.as_argument()) == task
+
+
+@pytest.mark.parametrize(("text", "state"), [(b"0\n", ENDED), (b"", LOST)], ids=["ended", "killed"])
+def test_the_end_of_the_job(text, state, task, uploading):
+    remote = RemoteFolder(task.url)
+    (task.local / "late").write_text("at the end")
+    assert uploading(text) == ""
+    assert remote.read("late") == b"at the end"
+    assert Lease.read(remote).state == state
+
+
+def test_signs_of_life(task, monkeypatch, request):
+    monkeypatch.setattr(process, "RENEWAL_SECONDS", 0.01)
+    uploading = request.getfixturevalue("uploading")
+    remote, changed = RemoteFolder(task.url), threading.Event()
+    for _ in range(1000):
+        if Lease.read(remote) != task.lease:
+            break
+        changed.wait(0.01)
+    assert uploading(b"0\n") == ""
+    assert Lease.read(remote).time > task.lease.time
+
+
+def test_a_service_that_is_down_is_told_at_the_end(task, uploading, monkeypatch):
+    def fail(*_):
+        raise ConnectionResetError
+
+    monkeypatch.setattr(type(RemoteFolder(task.url)._files), "put_file", fail)
+    (task.local / "late").write_text("at the end")
+    assert str(task.url) in uploading(b"0\n")
+
+
+def test_another_launch_takes_over(task, uploading):
+    remote = RemoteFolder(task.url)
+    other = Lease.new().written(remote)
+    (task.local / "late").write_text("of the first launch")
+    assert str(task.url) in uploading(b"0\n")
+    assert Lease.read(remote) == other
+    assert "late" not in remote.sizes()

@@ -1,0 +1,157 @@
+"""Copies of run directories in storage services: to resume a run, and for the commands that read runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.run.directory import (
+    CHECKPOINTS,
+    EVENTS_FILE,
+    LEASE_FILE,
+    LOCK_FILE,
+    ORIGIN_FILE,
+    PLAN_FILE,
+    RESULT_FILE,
+)
+from tfdist_cli.launch.run.history import METRICS_FILE
+from tfdist_cli.launch.usage import RESOURCES_FILE
+from tfdist_cli.protocol.records import TASK_FILE
+from tfdist_cli.protocol.run_files import read_object
+from tfdist_cli.run_storage.upload import stamps, write_sent
+from tfdist_cli.spec.path_scheme import Url
+from tfdist_cli.storage.remote import RemoteFolder
+
+STATE = (
+    *(PLAN_FILE, LEASE_FILE, EVENTS_FILE, METRICS_FILE, RESULT_FILE, RESOURCES_FILE),
+    f"attempt_*/*/{TASK_FILE}",
+)
+"""Patterns of the files that have the state of a run."""
+_GROWS = re.compile(r".*\.(jsonl|log)|.*tfevents[^/]*")
+"""Names of files to which data is appended: of these only new bytes are downloaded."""
+_FIRST = (LEASE_FILE, EVENTS_FILE)
+"""The files that are uploaded last are downloaded first: then they mention nothing that is not there yet."""
+_ATTEMPT = re.compile(r"(attempt_[0-9]+)/")
+_SEAL = re.compile(rf"({CHECKPOINTS}/step-[0-9]+)/state\.json")
+
+
+class RunCopy:
+    """A copy of a run directory, or of a part of it.
+
+    Args:
+        url: the run's address.
+        folder: where the copy is.
+        wanted: patterns of the files that it has.
+    """
+
+    def __init__(self, url: Url, folder: Path, wanted: Sequence[str]) -> None:
+        self._remote = RemoteFolder(url)
+        self._wanted = tuple(wanted)
+        self.path = folder
+
+    def refresh(self) -> None:
+        """Downloads what has changed.
+
+        Raises:
+            UsageError: there is no run, or the service cannot be used.
+        """
+        try:
+            sizes = self._remote.sizes()
+            if PLAN_FILE not in sizes:
+                raise UsageError(
+                    f"there is no run in {self._remote.url}: it has no {PLAN_FILE}",
+                    code="not-a-run-dir",
+                    hint="give an address that `tfdist list` shows, such as s3://bucket/runs/digits-20260102-030405",
+                )
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_origin(self.path, self._remote.url)
+            chosen = [name for name in sizes if any(fnmatchcase(name, pattern) for pattern in self._wanted)]
+            for name in sorted(chosen, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST)):
+                with suppress(FileNotFoundError):  # it was removed meanwhile
+                    self._update(name, sizes[name])
+        except OSError as error:
+            raise unreachable(self._remote.url, error) from error
+        make_folders(self.path, sizes)
+
+    def _update(self, name: str, size: int) -> None:
+        file = self.path / name
+        before = file.stat().st_size if file.exists() else 0
+        if _GROWS.fullmatch(name) and 0 < before <= size:
+            if before < size:
+                with file.open("ab") as opened:
+                    opened.write(self._remote.read(name, before, size))
+        elif before != size or file.suffix == ".json":
+            self._remote.download(name, file)
+
+
+def download_run(remote: RemoteFolder, folder: Path, sizes: Mapping[str, int], skipped: Sequence[str]) -> None:
+    """Downloads a run directory so that a launch can resume it here, without the logs of its earlier attempts.
+
+    Args:
+        remote: the run directory.
+        folder: a folder that does not exist.
+        sizes: the objects in it.
+        skipped: names of folders that the tasks download themselves.
+
+    Raises:
+        OSError: it could not be downloaded.
+    """
+    left_out = tuple(f"{name}/" for name in skipped)
+    for name in sizes:
+        if not name.startswith(left_out) and not _ATTEMPT.match(name) and name not in (LEASE_FILE, LOCK_FILE):
+            remote.download(name, folder / name)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    make_folders(folder, sizes)
+    write_sent(folder, stamps(folder))
+
+
+def make_folders(folder: Path, names: Mapping[str, int]) -> None:
+    """Makes the folders that tell of a run's attempts and complete checkpoints, also where their files are missing."""
+    for name in names:
+        if found := _ATTEMPT.match(name) or _SEAL.fullmatch(name):
+            (folder / found[1]).mkdir(parents=True, exist_ok=True)
+
+
+def runs_in_service(url: Url) -> Iterator[Url]:
+    """Yields the runs in a folder of a storage service, by name.
+
+    Raises:
+        UsageError: the service cannot be used.
+    """
+    try:
+        names = RemoteFolder(url).sizes()
+    except OSError as error:
+        raise unreachable(url, error) from error
+    for name in names:
+        run, _, file = name.partition("/")
+        if file == PLAN_FILE:
+            yield url / run
+
+
+def write_origin(local: Path, url: Url, launch: str = "") -> None:
+    """Writes where a local run directory is stored, and the launch that has uploaded it last."""
+    text = json.dumps({"url": str(url), "launch": launch})
+    (local / ORIGIN_FILE).write_text(text, encoding="utf-8")
+
+
+def origin_of(local: Path) -> tuple[Url, str] | None:
+    """Returns where a local run directory is stored, and the launch that has uploaded it last; None if nowhere."""
+    with suppress(OSError, ValueError, KeyError):
+        found = read_object(local / ORIGIN_FILE)
+        return Url(found["url"]), str(found["launch"])
+    return None
+
+
+def unreachable(url: Url, error: OSError) -> UsageError:
+    """The error of a service that cannot be used."""
+    return UsageError(
+        f"{url} cannot be used: {error.strerror or error}",
+        code="storage-unreachable",
+        hint="check the address, the network and the credentials",
+    )
