@@ -29,7 +29,7 @@ PARTS: dict[str, set[str]] = {
     "check": {"errors", "finding", "launch", "protocol", "requirements", "spec"},
     "tracking": {"protocol"},
     "report": {"launch", "plan", "protocol"},
-    "datasets": {"errors"},
+    "datasets": {"errors", "spec", "storage", "train"},
     "bench": {"errors", "plan", "protocol", "spec"},
     "train": {"errors", "protocol", "spec", "storage"},
     "task": {"errors", "finding", "protocol", "spec", "storage", "train"},

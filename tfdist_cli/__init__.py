@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tfdist_cli.spec.sections.updates import EmbeddingRule, LearningRate, ShardRule, Updates
     from tfdist_cli.train.checkpoint.export import export
     from tfdist_cli.train.cluster.join import is_chief, scope
+    from tfdist_cli.train.data.files import list_files, read_file, read_lines, read_records
     from tfdist_cli.train.data.pipeline import Shard
     from tfdist_cli.train.prediction.predict import predict
     from tfdist_cli.train.trainer.config import Checkpoints, Validation
@@ -42,7 +43,11 @@ _MODULES = {
     "export": "tfdist_cli.train.checkpoint.export",
     "fit": "tfdist_cli.train.trainer.fit",
     "is_chief": "tfdist_cli.train.cluster.join",
+    "list_files": "tfdist_cli.train.data.files",
     "predict": "tfdist_cli.train.prediction.predict",
+    "read_file": "tfdist_cli.train.data.files",
+    "read_lines": "tfdist_cli.train.data.files",
+    "read_records": "tfdist_cli.train.data.files",
     "run_dir": "tfdist_cli.protocol.environment",
     "scope": "tfdist_cli.train.cluster.join",
 }
@@ -61,7 +66,11 @@ __all__ = [
     "fit",
     "is_chief",
     "launch",
+    "list_files",
     "predict",
+    "read_file",
+    "read_lines",
+    "read_records",
     "run_dir",
     "scope",
 ]

@@ -491,8 +491,6 @@ def test_a_run_directory_of_another_recipe_is_warned_of(tfdist, cluster_file, tm
     "arguments",
     [
         ("launch", "gs://bucket/cluster.yaml"),
-        ("launch", "cluster.yaml", "--recipe", "gs://bucket/cluster.yaml"),
-        ("plan", "cluster.yaml", "-s", "recipe=gs://bucket/cluster.yaml"),
         (
             "plan",
             "cluster.yaml",
@@ -516,6 +514,13 @@ def test_a_bucket_is_no_path(arguments, tfdist, cluster_file, tmp_path):
     assert codes_in(result.err) == ["unsupported-scheme"]
     assert "'gs://bucket/cluster.yaml'" in result.err
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("option", [["--recipe", "gs://bucket/r.yaml"], ["-s", "recipe=gs://bucket/r.yaml"]], ids=str)
+@pytest.mark.parametrize("command", ["launch", "plan"])
+def test_a_recipe_is_not_taken_from_a_bucket(command, option, tfdist, cluster_file):
+    result = tfdist(command, cluster_file, *option)
+    assert (result.code, codes_in(result.err)) == (2, ["recipe-in-bucket"])
 
 
 def test_data_may_be_in_a_bucket(tfdist, cluster_file, tmp_path):

@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import uuid
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import tensorflow as tf
 from tests.support.codes import raises
 from tfdist_cli.datasets import criteo
 from tfdist_cli.errors import TrainingError, UsageError
+from tfdist_cli.spec.path_scheme import Url
+from tfdist_cli.storage.remote import RemoteFolder
 
 pytestmark = pytest.mark.slow
 
@@ -117,6 +120,17 @@ def test_several_files_are_sharded_by_file(write, tmp_path):
         write(f"day_{day}.gz", [numbered(10 * day + number) for number in range(2)])
     shards = [first_numbers(criteo.read(tmp_path / "day_*", ROWS, index=index, count=2)) for index in range(2)]
     assert shards == [[0, 1, 20, 21], [10, 11]]
+
+
+def test_files_in_a_storage_service(write):
+    folder = RemoteFolder(Url(f"memory://{uuid.uuid4()}"))
+    for day, name in enumerate(("day_0", "day_1.gz", "day_2")):
+        folder.write(name, write(name, [numbered(10 * day + number) for number in range(2)]).read_bytes())
+    shards = [first_numbers(criteo.read(folder.url / "day_*", ROWS, index=index, count=2)) for index in range(2)]
+    assert shards == [[0, 1, 20, 21], [10, 11]]
+    folder.write("bad", b"1\t2\n")
+    with raises(TrainingError, "data-malformed"):
+        criteo.read(folder.url / "bad", ROWS)
 
 
 def test_a_list_of_files_and_patterns_keeps_its_order(write, tmp_path):

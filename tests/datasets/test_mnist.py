@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+import uuid
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from tests.support.codes import raises
 from tfdist_cli.datasets import mnist
 from tfdist_cli.errors import TfdistError, TrainingError, UsageError
+from tfdist_cli.spec.path_scheme import Url
+from tfdist_cli.storage.remote import RemoteFolder
 
 TRAIN, TEST = 12, 4
 
@@ -71,6 +74,17 @@ def test_idx_files_equal_npz(tmp_path, arrays, npz, mark, compress):
             mnist.load(folder, split, validation=5), mnist.load(npz, split, validation=5), strict=True
         ):
             np.testing.assert_array_equal(from_idx, from_npz)
+
+
+@pytest.mark.parametrize("name", ["idx", "mnist.npz"])
+def test_files_in_a_storage_service(name, folder, npz):
+    url = Url(f"memory://{uuid.uuid4()}")
+    for path in (npz, *folder.iterdir()):
+        RemoteFolder(url).write(str(path.relative_to(npz.parent)), path.read_bytes())
+    for found, expected in zip(mnist.load(url / name, "test"), mnist.load(npz, "test"), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    with raises(UsageError, "no-such-file"):
+        mnist.load(url / "missing", "test")
 
 
 def test_validation_has_the_first_training_images(npz, arrays):

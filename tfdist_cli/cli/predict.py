@@ -44,7 +44,8 @@ def predict(  # noqa: PLR0913 a parameter is an option
     data: Annotated[
         str,
         typer.Option(
-            help="A .npy, .npz, .csv or .parquet file of inputs, or a split of the recipe's dataset, such as test.",
+            help="A .npy, .npz, .csv or .parquet file of inputs, also in a bucket: s3://bucket/users.parquet; or a "
+            "split of the recipe's dataset, such as test.",
             show_default=False,
         ),
     ],

@@ -17,6 +17,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError, UsageError
+from tfdist_cli.spec.path_scheme import Location, Url, checked_location
+from tfdist_cli.storage.remote_file import open_location
+from tfdist_cli.train.data.files import list_files, read_lines
 
 NUMBERS = 13
 CATEGORIES = 26
@@ -40,7 +43,7 @@ def read(files: Files, rows: int, *, index: int = 0, count: int = 1) -> tf.data.
 
     Args:
         files: a path, a pattern such as `clicks/day_*.gz`, or a list of these. A leading `~` is the home folder. The
-            files have the same path on the chief and on every worker.
+            files have the same path on the chief and on every worker. Also in a storage service: `s3://bucket/day_*`.
         rows: the rows of the embedding table that the categories' ids refer to.
         index: the shard's index, from 0.
         count: the number of shards.
@@ -61,12 +64,12 @@ def read(files: Files, rows: int, *, index: int = 0, count: int = 1) -> tf.data.
     _check_rows(rows)
     paths = find(files)
     gzipped = [_check_first_line(path) for path in paths]
-    by_file = len(paths) >= count
+    by_file, remote = len(paths) >= count, any(isinstance(path, Url) for path in paths)
     if by_file:
         paths, gzipped = paths[index::count], gzipped[index::count]
 
     def of_file(path: tf.Tensor, compression: tf.Tensor) -> tf.data.Dataset:
-        lines = tf.data.TextLineDataset(path, compression)
+        lines = read_lines(path) if remote else tf.data.TextLineDataset(path, compression)
         if by_file:
             return _parsed(lines, rows, path, 0, 1)
         return _parsed(lines.shard(count, index), rows, path, index, count)
@@ -100,7 +103,7 @@ def from_lines(
     return examples.apply(tf.data.experimental.assert_cardinality(len(own)))
 
 
-def find(files: Files) -> list[Path]:
+def find(files: Files) -> list[Location]:
     """Returns the files that paths and patterns match; those of a pattern are sorted by name.
 
     Raises:
@@ -113,9 +116,13 @@ def find(files: Files) -> list[Path]:
             code="invalid-argument",
             hint="give a file of clicks, or a pattern such as clicks/day_*",
         )
-    found: list[Path] = []
+    found: list[Location] = []
     for one in given:
-        path = Path(one).expanduser()
+        at = checked_location(os.fspath(one))
+        if isinstance(at, Url):
+            found += map(Url, list_files(at))
+            continue
+        path = at.expanduser()
         matches = [path] if path.is_file() else [Path(match) for match in sorted(glob.glob(str(path)))]  # noqa: PTH207 - Path.glob refuses absolute patterns
         matches = [match for match in matches if match.is_file()]
         if not matches:
@@ -137,17 +144,17 @@ def _check_rows(rows: int) -> None:
         )
 
 
-def _check_first_line(path: Path) -> bool:
+def _check_first_line(path: Location) -> bool:
     """Checks the first line of a file, before the training starts. Returns whether the file is gzipped.
 
     Raises:
         TrainingError: the file cannot be read, is empty, or its first line is malformed.
     """
     try:
-        with path.open("rb") as file:
+        with open_location(path) as file:
             gzipped = file.read(2) == _GZIP
-        with gzip.open(path) if gzipped else path.open("rb") as file:
-            first = file.readline(_LONG_LINE)
+            file.seek(0)
+            first = (gzip.GzipFile(fileobj=file) if gzipped else file).readline(_LONG_LINE)
     except (OSError, EOFError, zlib.error) as error:
         raise TrainingError(f"{path} cannot be read: {error}", code="unreadable-file") from error
     if not first:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 from tfdist_cli.datasets.split import check_split
 from tfdist_cli.errors import TrainingError, UsageError
+from tfdist_cli.spec.path_scheme import checked_location
+from tfdist_cli.storage.tree import fetched
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +40,8 @@ def load(
     Args:
         path: `mnist.npz`, or a folder with `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`,
             `t10k-images-idx3-ubyte` and `t10k-labels-idx1-ubyte`; also with a dot before `idx`
-            (`train-images.idx3-ubyte`), and with `.gz`. A leading `~` is the home folder.
+            (`train-images.idx3-ubyte`), and with `.gz`. A leading `~` is the home folder. Also in a storage service:
+            `s3://bucket/mnist`.
         split: `train`, `validation` or `test`.
         validation: how many of the 60,000 training images, from the first on, are the `validation` split. With 5,000,
             `train` has the 55,000 images of TensorFlow 1's tutorials; with 0 it has all of them.
@@ -54,7 +57,9 @@ def load(
 
     check_split(split, SPLITS, data="MNIST")
     part = "test" if split == "test" else "train"
-    images, labels = _read(Path(path).expanduser(), part)
+    at = checked_location(os.fspath(path))
+    with fetched(at.expanduser() if isinstance(at, Path) else at) as local:
+        images, labels = _read(local, part)
     if split != "test":
         if not 0 <= validation <= len(images):
             raise UsageError(

@@ -7,6 +7,7 @@ import hashlib
 import importlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,19 @@ from tfdist_cli.storage.retry import Retry, StorageError, reason_of
 _BLOCK = 1 << 20
 _CONNECT_SECONDS, _READ_SECONDS = 5, 20
 """How long a connection, or an answer of S3, is awaited before the request is sent again."""
+
+
+@dataclass(frozen=True)
+class ObjectState:
+    """What tells whether an object has changed.
+
+    Args:
+        size: its bytes.
+        version: the service's name for its content.
+    """
+
+    size: int
+    version: str
 
 
 class RemoteFolder:
@@ -64,6 +78,24 @@ class RemoteFolder:
             return found
 
         return self._retry(f"reading {self.url / name}", read)
+
+    def describe(self, name: str) -> ObjectState:
+        """Returns what tells whether an object has changed.
+
+        Raises:
+            FileNotFoundError: it does not exist.
+        """
+        path = self._path(name)
+
+        def describe() -> ObjectState:
+            self._files.invalidate_cache()
+            info = self._files.info(path)
+            if info.get("type") == "directory":
+                raise FileNotFoundError(path)
+            versions = (info.get(key) for key in ("ETag", "etag", "generation", "mtime"))
+            return ObjectState(int(info["size"]), str(next(filter(None, versions), "")))
+
+        return self._retry(f"examining {self.url / name}", describe)
 
     def write(self, name: str, content: bytes) -> None:
         """Writes an object, and replaces an existing one, completely or not at all."""

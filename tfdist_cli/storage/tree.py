@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tfdist_cli.errors import ResultNotSaved, UsageError
-from tfdist_cli.spec.path_scheme import Url
+from tfdist_cli.spec.path_scheme import Location, Url
 from tfdist_cli.storage.remote import RemoteFolder
 
 
@@ -67,13 +69,50 @@ def upload_result(local: Path, url: Url, last: str = "") -> None:
         ) from error
 
 
+@contextmanager
+def fetched(at: Location) -> Iterator[Path]:
+    """Yields a file or a folder on this machine: of one in a storage service a copy, which is removed afterwards.
+
+    Raises:
+        UsageError: the service cannot be used, or has nothing there.
+    """
+    if isinstance(at, Path):
+        yield at
+        return
+    with tempfile.TemporaryDirectory(prefix="tfdist-fetched-") as folder:
+        copy = Path(folder) / at.name
+        try:
+            _fetch(at, copy)
+        except OSError as error:
+            raise _unreachable(at, error) from error
+        yield copy
+
+
+def _fetch(url: Url, copy: Path) -> None:
+    try:
+        RemoteFolder(url.parent).describe(url.name)
+    except FileNotFoundError:
+        names = _names(url)
+        for name in names:
+            RemoteFolder(url).download(name, copy / name)
+    else:
+        names = [url.name]
+        RemoteFolder(url.parent).download(url.name, copy)
+    if not names:
+        raise UsageError(f"there is no file or folder {url}", code="no-such-file", hint="check the address")
+
+
 def _names(url: Url) -> Collection[str]:
     """Returns the names of all objects at an address, and below it."""
     try:
         return RemoteFolder(url).sizes().keys()
     except OSError as error:
-        raise UsageError(
-            f"{url} cannot be read: {error.strerror or error}",
-            code="storage-unreachable",
-            hint="check the address and the credentials",
-        ) from error
+        raise _unreachable(url, error) from error
+
+
+def _unreachable(url: Url, error: OSError) -> UsageError:
+    return UsageError(
+        f"{url} cannot be read: {error.strerror or error}",
+        code="storage-unreachable",
+        hint="check the address and the credentials",
+    )

@@ -3,6 +3,7 @@
 import csv
 import importlib
 import sys
+import uuid
 from pathlib import Path
 
 import keras
@@ -15,6 +16,8 @@ import tfdist_cli as api
 from tests.cli.conftest import tfdist  # noqa: F401 a fixture
 from tests.support.codes import codes_in, raises
 from tfdist_cli.errors import UsageError
+from tfdist_cli.spec.path_scheme import Url
+from tfdist_cli.storage.remote import RemoteFolder
 from tfdist_cli.task.prediction.inputs import READERS, Reading, bound, read
 from tfdist_cli.task.prediction.job import PredictionJob, Shard, model_of
 from tfdist_cli.task.prediction.outputs import FORMATS, seal
@@ -174,16 +177,40 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("suffix", sorted(READERS))
-def test_readers_count_examples_and_skip_parts(suffix, x, tmp_path):
+def test_readers_count_examples_and_skip_parts(suffix, stored, x, tmp_path):
     path, rows = tmp_path / f"d{suffix}", []
     write(path, x)
-    found = dict(read(path, Reading(20, Shard(1, 2).takes), rows.append))
+    at = Url(f"memory://{uuid.uuid4()}") / path.name if stored else path
+    if stored:
+        RemoteFolder(at.parent).upload(path, at.name)
+    found = dict(read(at, Reading(20, Shard(1, 2).takes), rows.append))
     assert rows == [107]
     for part, arrays in found.items():
         given = bound(arrays, {"x": ((3,), np.float32)})["x"]
         np.testing.assert_allclose(given, x[part * 20 : part * 20 + 20], rtol=1e-6)
     assert list(found) == [1, 3, 5]
+
+
+def test_an_array_in_a_storage_service_is_stored_by_rows(tmp_path):
+    folder = RemoteFolder(Url(f"memory://{uuid.uuid4()}"))
+    np.save(tmp_path / "x.npy", np.ones((3, 2)).T)
+    folder.upload(tmp_path / "x.npy", "x.npy")
+    with raises(UsageError, "unknown-data-file"):
+        list(read(folder.url / "x.npy", Reading(2, lambda _: True), print))
+
+
+def test_data_in_a_storage_service_that_has_changed(tmp_path):
+    folder = RemoteFolder(Url(f"memory://{uuid.uuid4()}"))
+    job = PredictionJob(tmp_path, None, str(folder.url / "x.csv"), (), tmp_path / "y.csv", 2)
+    with raises(UsageError, "no-data-file"):
+        job.open()
+    folder.write("x.csv", b"a\n1\n")
+    job.open()
+    folder.write("x.csv", b"a\n1\n2\n")
+    with raises(UsageError, "other-predictions"):
+        job.open()
 
 
 def test_texts_and_types_survive(tmp_path):

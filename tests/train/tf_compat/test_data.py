@@ -25,6 +25,13 @@ def test_python_code_in_a_pipeline():
     assert data.calls_python(NUMBERS.map(lambda value: tf.py_function(abs, [value], tf.int64)).batch(2))
 
 
+def test_a_function_that_every_process_registers():
+    data.register_python("doubled", lambda value: 2 * value)
+    numbers = NUMBERS.map(lambda value: data.call_registered("doubled", value, tf.int64))
+    assert [int(each) for each in numbers] == [2 * int(each) for each in NUMBERS]
+    assert not data.calls_python(numbers)
+
+
 @pytest.mark.parametrize(
     ("dataset", "counting", "grouping"),
     [

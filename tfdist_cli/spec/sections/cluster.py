@@ -19,7 +19,7 @@ from tfdist_cli.spec.sections.model import (
     Inconsistent,
     KeyProblem,
     LocationField,
-    PathField,
+    RecipeField,
     SpecModel,
 )
 from tfdist_cli.spec.sections.role_spec import RestartSpec, Roles, RoleSpec, default_restart
@@ -80,7 +80,7 @@ class Cluster(SpecModel):
     """The containers of `launcher: compose`."""
     kubernetes: Kubernetes | None = None
     """The pods of `launcher: kubernetes`."""
-    recipe: PathField | None = None
+    recipe: RecipeField | None = None
     """The recipe to train, a path relative to this file."""
     run_dir: LocationField | None = None
     """The folder in which each run gets its run directory, relative to this file, or in a storage service:

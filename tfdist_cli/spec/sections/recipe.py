@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from keyword import iskeyword
 from typing import Annotated, Literal
 
@@ -9,7 +11,7 @@ from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from tfdist_cli.errors import InvalidValue
 from tfdist_cli.spec.export_formats import FormatName, Quantization
-from tfdist_cli.spec.path_scheme import Url
+from tfdist_cli.spec.path_scheme import Location, Url, location
 from tfdist_cli.spec.sections.model import Inconsistent, KeyProblem, LocationField, PathField, SpecModel, UrlField
 from tfdist_cli.spec.sections.updates import (
     EmbeddingRule,
@@ -146,9 +148,19 @@ class Export(SpecModel):
 
 
 def services_of(recipe: Recipe) -> tuple[Url, ...]:
-    """Returns the addresses in storage services that a recipe uses."""
+    """Returns the addresses in storage services that a recipe uses; its `params` may have those of data."""
     named = (recipe.checkpoint.dir if recipe.checkpoint else None, recipe.export.upload if recipe.export else None)
-    return tuple(each for each in named if isinstance(each, Url))
+    return tuple(each for each in (*named, *_addresses(recipe.params)) if isinstance(each, Url))
+
+
+def _addresses(value: JsonValue) -> Iterator[Location | None]:
+    """Yields the addresses and paths among the texts of a value."""
+    if isinstance(value, str):
+        with suppress(InvalidValue):  # a text that looks like an address
+            yield location(value)
+    elif isinstance(value, (dict, list)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _addresses(each)
 
 
 class Recipe(SpecModel):

@@ -7,13 +7,16 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from tfdist_cli.errors import UsageError
+from tfdist_cli.spec.path_scheme import Location
+from tfdist_cli.storage.remote_file import open_location
 
 Arrays = Mapping[str, Any]
 """The columns or arrays of some examples by name."""
@@ -45,29 +48,39 @@ class Reading:
                 yield part, part * self.part_size, min(rows, (part + 1) * self.part_size)
 
 
-def read(path: Path, reading: Reading, ended: Callable[[int], None]) -> Iterator[Part]:
+def read(path: Location, reading: Reading, ended: Callable[[int], None]) -> Iterator[Part]:
     """Yields the wanted parts of a file in order.
 
     Args:
-        path: a .npy, .npz, .csv or .parquet file.
+        path: a .npy, .npz, .csv or .parquet file, also in a storage service.
         reading: how it is read.
         ended: called with the number of examples, as soon as it is known.
 
     Raises:
         UsageError: the file does not exist, is of another kind, or lacks a column.
     """
-    if path.suffix not in READERS:
+    suffix = Path(path.name).suffix
+    if suffix not in READERS:
         raise UsageError(
             f"{path} is none of the files that can be read: {', '.join(READERS)}",
             code="unknown-data-file",
             hint="convert it; or name a split of the recipe's dataset(params, split, shard), which reads anything",
         )
-    if not path.is_file():
-        raise UsageError(f"there is no file {path}", code="no-data-file", hint="give --data a file or a split")
-    return READERS[path.suffix](path, reading, ended)
+    try:
+        file = open_location(path)
+    except (FileNotFoundError, IsADirectoryError):
+        raise UsageError(
+            f"there is no file {path}", code="no-data-file", hint="give --data a file or a split"
+        ) from None
+    return _read(file, READERS[suffix](file, path, reading, ended))
 
 
-def _chosen(names: Sequence[str], reading: Reading, path: Path) -> list[str]:
+def _read(file: BinaryIO, parts: Iterator[Part]) -> Iterator[Part]:
+    with file:
+        yield from parts
+
+
+def _chosen(names: Sequence[str], reading: Reading, path: Location) -> list[str]:
     missing = [name for name in reading.columns if name not in names]
     if missing:
         raise UsageError(
@@ -78,15 +91,43 @@ def _chosen(names: Sequence[str], reading: Reading, path: Path) -> list[str]:
     return list(reading.columns or names)
 
 
-def _npy(path: Path, reading: Reading, ended: Callable[[int], None]) -> Iterator[Part]:
-    array = np.load(path, mmap_mode="r")
-    ended(len(array))
-    for part, first, last in reading.bounds(len(array)):
-        yield part, {ONLY: np.asarray(array[first:last])}
+def _npy(file: BinaryIO, path: Location, reading: Reading, ended: Callable[[int], None]) -> Iterator[Part]:
+    if isinstance(path, Path):
+        array = np.load(path, mmap_mode="r")
+        rows, slices = len(array), array.__getitem__
+    else:
+        rows, slices = _remote_array(file, path)
+    ended(rows)
+    for part, first, last in reading.bounds(rows):
+        yield part, {ONLY: np.asarray(slices(slice(first, last)))}
 
 
-def _npz(path: Path, reading: Reading, ended: Callable[[int], None]) -> Iterator[Part]:
-    with np.load(path) as found:
+def _remote_array(file: BinaryIO, path: Location) -> tuple[int, Callable[[slice], np.ndarray]]:
+    """Returns the length of an array, and a function that reads a slice of it.
+
+    Format: NumPy enhancement proposal 1, "A simple file format for NumPy arrays".
+    """
+    headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    version = np.lib.format.read_magic(file)
+    shape, column_major, dtype = headers[version](file)
+    if column_major or dtype.hasobject or not shape:
+        raise UsageError(
+            f"{path} is {'column-major' if column_major else f'an array of {dtype}, shape {shape}'}",
+            code="unknown-data-file",
+            hint="save it with numpy.save(file, numpy.ascontiguousarray(array)), or download it first",
+        )
+    start, row = file.tell(), int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
+
+    def read(rows: slice) -> np.ndarray:
+        file.seek(start + rows.start * row)
+        content = file.read((rows.stop - rows.start) * row)
+        return np.frombuffer(content, dtype).reshape(-1, *shape[1:])
+
+    return shape[0], read
+
+
+def _npz(file: BinaryIO, path: Location, reading: Reading, ended: Callable[[int], None]) -> Iterator[Part]:
+    with np.load(file) as found:
         arrays = {name: found[name] for name in _chosen(found.files, reading, path)}
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
@@ -101,9 +142,9 @@ def _npz(path: Path, reading: Reading, ended: Callable[[int], None]) -> Iterator
         yield part, {name: array[first:last] for name, array in arrays.items()}
 
 
-def _csv(path: Path, reading: Reading, ended: Callable[[int], None]) -> Iterator[Part]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = csv.reader(file)
+def _csv(file: BinaryIO, path: Location, reading: Reading, ended: Callable[[int], None]) -> Iterator[Part]:
+    with TextIOWrapper(file, "utf-8-sig", newline="") as text:
+        rows = csv.reader(text)
         header = next(rows, [])
         names = _chosen(header, reading, path)
         places = [header.index(name) for name in names]
@@ -125,16 +166,16 @@ def _csv(path: Path, reading: Reading, ended: Callable[[int], None]) -> Iterator
                 return
 
 
-def _parquet(path: Path, reading: Reading, ended: Callable[[int], None]) -> Iterator[Part]:
+def _parquet(file: BinaryIO, path: Location, reading: Reading, ended: Callable[[int], None]) -> Iterator[Part]:
     parquet = pyarrow_parquet()
-    with parquet.ParquetFile(path) as file:
-        names = _chosen(file.schema_arrow.names, reading, path)
-        sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+    with parquet.ParquetFile(file) as opened:
+        names = _chosen(opened.schema_arrow.names, reading, path)
+        sizes = [opened.metadata.row_group(number).num_rows for number in range(opened.num_row_groups)]
         starts = np.cumsum([0, *sizes])
         ended(int(starts[-1]))
         for part, first, last in reading.bounds(int(starts[-1])):
             groups = [number for number in range(len(sizes)) if starts[number] < last and starts[number + 1] > first]
-            table = file.read_row_groups(groups, columns=names)
+            table = opened.read_row_groups(groups, columns=names)
             table = table.slice(first - int(starts[groups[0]]), last - first)
             yield part, {name: _column(table.column(name)) for name in names}
 
@@ -162,7 +203,7 @@ def pyarrow_parquet() -> Any:
     return parquet
 
 
-READERS: Mapping[str, Callable[[Path, Reading, Callable[[int], None]], Iterator[Part]]] = {
+READERS: Mapping[str, Callable[[BinaryIO, Location, Reading, Callable[[int], None]], Iterator[Part]]] = {
     ".npy": _npy,
     ".npz": _npz,
     ".csv": _csv,

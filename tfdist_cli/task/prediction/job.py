@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.export_formats import EXPORT_FORMATS, VERSIONS
-from tfdist_cli.spec.path_scheme import Location
+from tfdist_cli.spec.path_scheme import Location, checked_location
 from tfdist_cli.storage.remote import RemoteFolder
 
 _JOB, _ROWS = "job.json", "rows.json"
@@ -121,7 +121,8 @@ class PredictionJob:
     def _identity(self) -> dict[str, Any]:
         """What all parts must have in common: with the same files, not only the same names."""
         fields = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
-        files = {"data files": Path(self.data)} | ({"model files": self.model} if isinstance(self.model, Path) else {})
+        files = {"data files": checked_location(self.data)}
+        files |= {"model files": self.model} if isinstance(self.model, Path) else {}
         return json.loads(json.dumps(fields)) | {key: _stamp(path) for key, path in files.items()}
 
     def set_rows(self, rows: int) -> None:
@@ -131,8 +132,18 @@ class PredictionJob:
         temporary.replace(self.folder / _ROWS)
 
 
-def _stamp(path: Path) -> list[int]:
-    """Returns the size and the time of the last change of a file; of a folder, the time."""
+def _stamp(path: Location) -> list[Any]:
+    """Returns the size and the time of the last change of a file; of a folder, the time; of an object, its version."""
+    if not isinstance(path, Path):
+        try:
+            return list(astuple(RemoteFolder(path.parent).describe(path.name)))
+        except OSError as error:
+            missing = isinstance(error, FileNotFoundError)
+            raise UsageError(
+                f"{path} cannot be read: {error.strerror or error}",
+                code="no-data-file" if missing else "storage-unreachable",
+                hint="check the address and the credentials",
+            ) from error
     if not path.exists():
         return []
     found = path.stat()

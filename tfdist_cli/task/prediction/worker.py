@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.spec.path_scheme import checked_location
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.task.module import RecipeModule
 from tfdist_cli.task.prediction.inputs import READERS, Reading, read
@@ -38,7 +39,7 @@ def predict_parts(
     complete = job.done()
     reading = Reading(job.part_size, lambda part: shard.takes(part) and part not in complete, job.columns)
     from_file = Path(job.data).suffix in READERS
-    parts = read(Path(job.data), reading, job.set_rows) if from_file else _split(job, recipe, reading)
+    parts = read(checked_location(job.data), reading, job.set_rows) if from_file else _split(job, recipe, reading)
     first = next(parts, None)
     if first is None:
         return

@@ -43,6 +43,7 @@ from tfdist_cli.train.cluster.rendezvous import (
     wait_until_exited,
 )
 from tfdist_cli.train.cluster.runtime import configure_runtime
+from tfdist_cli.train.data import files
 from tfdist_cli.train.tf_compat import eager_context, exit_hooks, keras_model
 from tfdist_cli.train.variables import replicas
 from tfdist_cli.train.variables.placement import DEFAULT_PLACEMENT, Placement, PlacementRules
@@ -133,6 +134,7 @@ def join(
     if _joined is None:
         heartbeat.start()
         _send_versions()
+        files.register()
         environment = environment or Environment.read()
         if environment.serves:
             try:

@@ -17,8 +17,12 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 from tensorflow.python.data.experimental.ops import data_service_ops
 from tensorflow.python.distribute.coordinator.values import deserialize_dataset_from_graph, serialize_dataset_to_graph
+from tensorflow.python.ops import script_ops
 
 _CALLS_PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+_IN_EVERY_PROCESS = "tfdist-"
+"""The beginning of the names of functions that every process of a cluster knows."""
+_registered: dict[str, Callable[..., Any]] = {}
 _SHUFFLES = {"_ShuffleDataset", "_ShuffleAndRepeatDataset"}
 _IN_ANY_ORDER = "false"
 _SHARD = "_ShardDataset"
@@ -62,14 +66,43 @@ def calls_python(dataset: tf.data.Dataset) -> bool:
     Seen in TensorFlow 2.21.0: `DatasetV2._functions`. Reason: a dataset does not publish its functions. Replace with: a
     public property.
     """
-    return any(_CALLS_PYTHON & set(_operations(part)) for part in transformations(dataset))
+    return any(
+        node.op in _CALLS_PYTHON and not node.attr["token"].s.startswith(_IN_EVERY_PROCESS.encode())
+        for part in transformations(dataset)
+        for node in _operations(part)
+    )
 
 
-def _operations(part: Any) -> Iterator[str]:
+def _operations(part: Any) -> Iterator[Any]:
     for wrapper in part._functions():
         graph = wrapper.function.graph.as_graph_def()
         for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
-            yield from (node.op for node in nodes)
+            yield from nodes
+
+
+def register_python(name: str, function: Callable[..., Any]) -> None:
+    """Makes a function of arrays known to this process, for `call_registered` of any process of the cluster.
+
+    Seen in TensorFlow 2.21.0: `script_ops._py_funcs._funcs`, a dictionary of weak references. Reason:
+    `tf.numpy_function` gives a function a name that only its own process knows. Replace with: a public registry.
+    """
+    _registered[name] = function
+    script_ops._py_funcs._funcs[f"{_IN_EVERY_PROCESS}{name}"] = function
+
+
+def call_registered(name: str, argument: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Calls a function by the name under which the process that runs the operation has registered it.
+
+    Args:
+        name: the name.
+        argument: its argument.
+        dtype: the type of its result.
+
+    Returns:
+        The result, of unknown shape.
+    """
+    (result,) = tf.raw_ops.PyFunc(input=[argument], token=f"{_IN_EVERY_PROCESS}{name}", Tout=[dtype])
+    return result
 
 
 def in_random_order(dataset: tf.data.Dataset) -> bool:

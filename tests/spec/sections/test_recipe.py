@@ -1,0 +1,18 @@
+"""The sections of a recipe."""
+
+import pytest
+from pydantic import ValidationError
+
+from tfdist_cli.spec.sections.recipe import Export, Recipe, services_of
+
+
+def test_the_services_that_a_recipe_uses():
+    params = {"data": ["s3://bucket/a", {"test": "gs://bucket/b"}], "text": "x: y", "page": "http://host/x", "n": 3}
+    recipe = Recipe.model_validate({"module": "m", "params": params, "export": {"upload": "s3://bucket/model"}})
+    assert services_of(recipe) == ("s3://bucket/model", "s3://bucket/a", "gs://bucket/b")
+
+
+@pytest.mark.parametrize("export", [{"signatures": "no function"}, {"format": "keras", "signatures": "signatures"}])
+def test_signatures_that_cannot_be(export):
+    with pytest.raises(ValidationError):
+        Export.model_validate(export)

@@ -1,0 +1,276 @@
+"""Files of datasets, on this machine or in a storage service: listed, divided among workers, and read as streams.
+
+TensorFlow itself reads `gs://` only. These functions read every scheme of tfdist, on whichever task the pipeline runs:
+each task of a cluster registers the Python functions at the end of this module by the same names.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import os
+import re
+import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.spec.path_scheme import Url, checked_location, location
+from tfdist_cli.storage.remote import RemoteFolder
+from tfdist_cli.storage.remote_file import PART, open_location, open_object
+from tfdist_cli.train.data.pipeline import Shard
+from tfdist_cli.train.tf_compat.data import call_registered, register_python
+
+Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+_MAGIC = re.compile(r"[*?\[]")
+_GZIP = b"\x1f\x8b"
+_RECORD_HEAD, _RECORD_TAIL = struct.Struct("<QI"), 4
+_RECORDS = 1024
+"""Records that go to TensorFlow together, at most."""
+_OPEN = 1024
+"""Streams that are open at most: those that nobody reads any more are never closed by TensorFlow."""
+
+
+def list_files(pattern: Files, shard: Shard | None = None) -> list[str]:
+    """Returns the files that a pattern matches, sorted by name.
+
+    Args:
+        pattern: a path or an address, such as `data/*.csv` or `s3://bucket/data/*.tfrecord`, or a list of them. `*` and
+            `?` match within one folder.
+        shard: returns only every `shard.count`-th file, from file `shard.index` on; None for all.
+
+    Raises:
+        UsageError: a pattern matches no file, or the service cannot be used.
+    """
+    given = [pattern] if isinstance(pattern, (str, os.PathLike)) else list(pattern)
+    found = [file for each in given for file in _matches(os.fspath(each))]
+    return found[shard.index :: shard.count] if shard else found
+
+
+def read_lines(files: Any) -> tf.data.Dataset:
+    """Returns the lines of text files, without their ends, like `tf.data.TextLineDataset`. Gzipped files are unpacked.
+
+    Args:
+        files: a file or a list of files, or a string tensor: `dataset.interleave(tfdist.read_lines)`.
+    """
+    return _streamed(files, "lines")
+
+
+def read_records(files: Any) -> tf.data.Dataset:
+    """Returns the records of TFRecord files, like `tf.data.TFRecordDataset`. Gzipped files are unpacked.
+
+    Args:
+        files: a file or a list of files, or a string tensor: `dataset.interleave(tfdist.read_records)`.
+    """
+    return _streamed(files, "records")
+
+
+def read_file(file: Any) -> tf.Tensor:
+    """Returns the content of a file as a string tensor, like `tf.io.read_file`.
+
+    Args:
+        file: its path or address, a string or a string tensor.
+    """
+    register()
+    return tf.ensure_shape(call_registered("read", tf.convert_to_tensor(file), tf.string), [])
+
+
+def _streamed(files: Any, kind: str) -> tf.data.Dataset:
+    register()
+    if isinstance(files, os.PathLike):
+        files = os.fspath(files)
+    elif not tf.is_tensor(files) and not isinstance(files, str):
+        files = [os.fspath(each) for each in files]
+    names = tf.convert_to_tensor(files, tf.string)
+    if names.shape.rank == 0:
+        return _stream(names, kind)
+    return tf.data.Dataset.from_tensor_slices(names).flat_map(partial(_stream, kind=kind))
+
+
+def _stream(name: tf.Tensor, kind: str) -> tf.data.Dataset:
+    """Returns the elements of one file. Chunks of many cross from Python to TensorFlow."""
+
+    def opened(file: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(call_registered(kind, file, tf.int64), [])
+
+    def chunks(stream: tf.Tensor) -> tf.data.Dataset:
+        def following(_: tf.Tensor) -> tf.Tensor:
+            return tf.ensure_shape(call_registered("next", stream, tf.string), [None])
+
+        return tf.data.Dataset.counter().map(following).take_while(lambda chunk: tf.size(chunk) > 0).unbatch()
+
+    return tf.data.Dataset.from_tensors(name).map(opened).flat_map(chunks)
+
+
+def _matches(pattern: str) -> list[str]:
+    at = checked_location(pattern)
+    found = _remote_matches(at) if isinstance(at, Url) else _local_matches(at.expanduser())
+    if not found:
+        raise UsageError(
+            f"there is no file {pattern}", code="no-such-file", hint="give a file, or a pattern such as data/*.csv"
+        )
+    return found
+
+
+def _local_matches(path: Path) -> list[str]:
+    matches = [str(path)] if path.is_file() else sorted(glob.glob(str(path)))  # noqa: PTH207 - Path.glob refuses absolute patterns
+    return [match for match in matches if Path(match).is_file()]
+
+
+def _remote_matches(url: Url) -> list[str]:
+    scheme, _, rest = url.partition("://")
+    parts = rest.split("/")
+    fixed = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts) - 1)
+    folder, pattern = Url(f"{scheme}://{'/'.join(parts[: max(fixed, 1)])}"), parts[max(fixed, 1) :]
+    try:
+        names = RemoteFolder(folder).sizes()
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be listed: {error.strerror or error}",
+            code="storage-unreachable",
+            hint="check the address and the credentials",
+        ) from error
+    return [str(folder / name) for name in names if _fits(name.split("/"), pattern)]
+
+
+def _fits(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    return len(parts) == len(pattern) and all(map(fnmatchcase, parts, pattern))
+
+
+# What each task runs, in Python.
+
+
+def _open(name: bytes) -> BinaryIO:
+    file = _file(location(name.decode()))
+    if file.peek(len(_GZIP)).startswith(_GZIP):  # type: ignore[attr-defined]
+        return gzip.open(file)  # type: ignore[return-value]
+    return file
+
+
+def _file(at: Any) -> BinaryIO:
+    if isinstance(at, Path):
+        return open_location(at)
+    scheme, _, rest = at.partition("://")
+    bucket, _, path = rest.partition("/")
+    return open_object(_folder(f"{scheme}://{bucket}"), path)
+
+
+@lru_cache(maxsize=16)
+def _folder(url: str) -> RemoteFolder:
+    """Returns a bucket: its connections are used for all of its files."""
+    return RemoteFolder(Url(url))
+
+
+def _lines(file: BinaryIO) -> Iterator[list[bytes]]:
+    rest = b""
+    while block := file.read(PART):
+        *whole, rest = (rest + block).split(b"\n")
+        if whole:
+            yield [line.removesuffix(b"\r") for line in whole]
+    if rest:
+        yield [rest]
+
+
+def _records(file: BinaryIO) -> Iterator[list[bytes]]:
+    chunk: list[bytes] = []
+    size = 0
+    while head := file.read(_RECORD_HEAD.size):
+        length, checksum = _RECORD_HEAD.unpack(head) if len(head) == _RECORD_HEAD.size else (0, None)
+        if checksum != _masked_crc(head[:8]):
+            raise ValueError(f"{_name(file)} is no TFRecord file, or is damaged")
+        record = file.read(length)
+        if len(record) != length or len(file.read(_RECORD_TAIL)) != _RECORD_TAIL:
+            raise ValueError(f"{_name(file)} is truncated")
+        chunk.append(record)
+        size += length
+        if len(chunk) == _RECORDS or size >= PART:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _name(file: Any) -> str:
+    return str(getattr(file, "name", "the file"))
+
+
+@lru_cache(maxsize=1)
+def _crc_table() -> list[int]:
+    """CRC-32C, G. Castagnoli et al., "Optimization of cyclic redundancy-check codes with 24 and 32 parity bits"."""
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)  # noqa: PLW2901 the loop is the formula
+        table.append(value)
+    return table
+
+
+def _masked_crc(data: bytes) -> int:
+    table, crc = _crc_table(), 0xFFFFFFFF
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+class _Streams:
+    """The streams that pipelines read, by number."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, Iterator[list[bytes]]] = OrderedDict()
+        self._last = 0
+
+    def add(self, chunks: Iterator[list[bytes]]) -> np.int64:
+        with self._lock:
+            self._last += 1
+            self._open[self._last] = chunks
+            if len(self._open) > _OPEN:
+                self._open.popitem(last=False)  # the one that was read least recently
+            return np.int64(self._last)
+
+    def next(self, number: np.int64) -> Any:
+        """Returns the next chunk of a stream; an empty one at its end, which closes it."""
+        key = int(number)
+        with self._lock:
+            chunks = self._open[key]
+            self._open.move_to_end(key)
+        chunk = next(chunks, [])
+        if not chunk:
+            with self._lock:
+                self._open.pop(key, None)
+        return np.array(chunk, dtype=object)
+
+
+_streams = _Streams()
+
+
+def _open_lines(name: bytes) -> np.int64:
+    return _streams.add(_lines(_open(name)))
+
+
+def _open_records(name: bytes) -> np.int64:
+    return _streams.add(_records(_open(name)))
+
+
+def _read(name: bytes) -> bytes:
+    with _file(location(name.decode())) as file:
+        return file.read()
+
+
+def _next(number: np.int64) -> Any:
+    return _streams.next(number)
+
+
+def register() -> None:
+    """Makes this process able to read files for pipelines that another process may have made."""
+    for name, function in (("lines", _open_lines), ("records", _open_records), ("read", _read), ("next", _next)):
+        register_python(name, function)
