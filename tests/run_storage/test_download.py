@@ -124,6 +124,7 @@ def test_the_checkpoints_of_a_program_are_downloaded(run, remote, tmp_path):
     assert (tmp_path / "digits" / "checkpoints" / "step-00000010" / "state.json").read_bytes() == b"{}"
 
 
+@pytest.mark.slow
 def test_the_local_folder_is_used_while_it_is_the_newest(run, remote, tmp_path):
     local = tmp_path / "digits"
     first = prepare(remote, local)

@@ -13,11 +13,13 @@ import pytest
 
 from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.run.directory import LATEST, open_run_dir
+from tfdist_cli.launch.run.directory import LATEST, open_run_dir, run_location
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import CLUSTER_FILE, RECIPE_FILE, make_plan
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.loading.load import load_run
+from tfdist_cli.spec.path_scheme import Url
+from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.spec.task_id import TaskId
 
@@ -241,3 +243,18 @@ def test_an_error_that_the_task_has_written_itself_is_kept(tmp_path):
         run_dir.save_error(run_dir.attempt_folder() / "worker-1", {"message": "no"})
         assert own.read_text() == "{}"
         assert json.loads((run_dir.attempt_folder() / "worker-1" / "error.json").read_text()) == {"message": "no"}
+
+
+def test_where_a_run_is_stored(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    local = Cluster.model_validate({"strategy": "single", "roles": {"chief": {}}, "name": "digits"})
+    stored = local.model_copy(update={"run_dir": Url("s3://bucket/runs")})
+    url, runs = Url("s3://bucket/other/a"), tmp_path / "runs"
+    assert run_location(None, local) == (None, runs)
+    assert run_location(tmp_path, stored) == (tmp_path, tmp_path)
+    assert run_location(url, local) == (url, runs / "a")
+    (at, path), (again, _) = run_location(None, stored), run_location(None, stored)
+    assert (str(at).startswith("s3://bucket/runs/digits-"), path) == (True, runs / at.name)
+    assert at != again
+    (tmp_path / "bucket.json").write_text(f'{{"url": "{url}"}}')
+    assert run_location(tmp_path, local) == (url, tmp_path), "a run that was stored continues so"

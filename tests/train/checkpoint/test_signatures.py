@@ -9,6 +9,8 @@ import tfdist_cli as tfdist
 from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 X = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
 NAMES = tf.constant(["cat", "dog"])
 

@@ -14,6 +14,8 @@ from tfdist_cli.storage.remote import RemoteFolder
 from tfdist_cli.train.data import files
 from tfdist_cli.train.tf_compat.data import calls_python
 
+pytestmark = pytest.mark.slow
+
 TEXT = b"one\r\ntwo\n\nfour, without an end"
 RECORDS = [b"", b"a record", b"\n\x00" * 1000, *(str(n).encode() for n in range(3000))]
 
