@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ _GROWS = (".jsonl", ".log", ".csv")
 """Files to which lines are appended: they are uploaded up to the end of a line."""
 _SMALL = 16 << 20
 """A file of fewer bytes is copied before it is uploaded, since it may change meanwhile."""
+_BLOCK = 1 << 20
 _QUIET = 10.0
 """Seconds after which a larger file that has not changed is taken to be complete."""
 _LAST = ("saved_model.pb", "model.xml", "state.json")
@@ -180,11 +180,25 @@ def _stamp(path: Path) -> Stamp:
 def _copied(file: _File) -> IO[bytes]:
     """Copies a file as it was when it was listed; of lines only whole ones."""
     copy = tempfile.NamedTemporaryFile(prefix="tfdist-upload-")  # noqa: SIM115 the caller closes it
+    left = file.stamp[0]
     with file.path.open("rb") as source:
-        if file.path.suffix in _GROWS:
-            content = source.read(file.stamp[0])
-            copy.write(content[: content.rfind(b"\n") + 1])
-        else:
-            shutil.copyfileobj(source, copy)
+        while left > 0 and (block := source.read(min(left, _BLOCK))):
+            copy.write(block)
+            left -= len(block)
+    if file.path.suffix in _GROWS:
+        copy.truncate(_end_of_lines(copy))
     copy.flush()
     return copy
+
+
+def _end_of_lines(file: IO[bytes]) -> int:
+    """Returns the position after the last line end."""
+    at = file.tell()
+    while at > 0:
+        start = max(0, at - _BLOCK)
+        file.seek(start)
+        found = file.read(at - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        at = start
+    return 0
