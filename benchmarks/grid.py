@@ -212,6 +212,7 @@ def _itself() -> dict[str, Contest]:
     contests = {}
     for full, ours, peer, changes in (
         ("table_8:ps_async:table", "table_8", "table", {}),
+        ("bag_rs:ps_async:bag", "bag_rs", "bag", {}),
         ("table_10m:ps_async:table_100k", "table_10m", "table_100k", {}),
         ("table_10m:ps_spread:table_100k", "table_10m", "table_100k", {"spread": 2**20}),
     ):

@@ -33,6 +33,7 @@ class Size:
         widths: of hidden layers, or of a transformer's blocks.
         rows: of each table.
         width: values in a row of a table.
+        pooled: the layer that looks up a `table`, and the rows of an example are averaged; by default, they are not.
     """
 
     title: str
@@ -44,6 +45,7 @@ class Size:
     widths: tuple[int, ...] = ()
     rows: tuple[int, ...] = ()
     width: int = 0
+    pooled: Literal["", "Embedding", "DistributedEmbedding"] = ""
 
     @property
     def sparse(self) -> bool:
@@ -51,8 +53,10 @@ class Size:
         return bool(self.rows)
 
 
-def _table(title: str, rows: int, tables: int = 1) -> Size:
-    return Size(title, "table", 256, ps=2, rows=(rows // tables,) * tables, width=32)
+def _table(
+    title: str, rows: int, tables: int = 1, *, pooled: Literal["", "Embedding", "DistributedEmbedding"] = ""
+) -> Size:
+    return Size(title, "table", 256, ps=2, rows=(rows // tables,) * tables, width=32, pooled=pooled)
 
 
 SIZES = {
@@ -87,7 +91,9 @@ SIZES = {
     ),
     "table": _table("1 table of 1M × 32, batch 256", 1_000_000),
     "table_8": _table("8 tables of 125k × 32, batch 256", 1_000_000, 8),
+    "bag": _table("1 table of 1M × 32, mean of 16 rows, batch 256", 1_000_000, pooled="Embedding"),
+    "bag_rs": _table("the same with KerasRS", 1_000_000, pooled="DistributedEmbedding"),
     "table_100k": _table("1 table of 100k × 32, batch 256", 100_000),
     "table_10m": _table("1 table of 10M × 32, batch 256", 10_000_000),
 }
-"""All models; the grid has those without `table` in their name."""
+"""All models; the grid has those that are not of the kind `table`."""

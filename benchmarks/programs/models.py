@@ -104,12 +104,25 @@ def _wide_deep(keras: Any, size: Size) -> Any:
 
 def _table(keras: Any, size: Size) -> Any:
     ids = keras.Input([IDS], dtype="int32")
+    if size.pooled:
+        return keras.Model(ids, keras.layers.Dense(CLASSES)(_pooled(keras, size, ids)))
     each = IDS // len(size.rows)
     found = [
         keras.layers.Embedding(rows, size.width)(ids[:, n * each : (n + 1) * each]) for n, rows in enumerate(size.rows)
     ]
     joined = keras.layers.Concatenate(axis=1)(found) if len(found) > 1 else found[0]
     return keras.Model(ids, keras.layers.Dense(CLASSES)(keras.layers.Flatten()(joined)))
+
+
+def _pooled(keras: Any, size: Size, ids: Any) -> Any:
+    """Returns the mean of an example's rows."""
+    (rows,) = size.rows
+    if size.pooled == "Embedding":
+        return keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(rows, size.width)(ids))
+    from keras_rs import layers  # noqa: PLC0415 the other models do not need it
+
+    table = layers.TableConfig("table", rows, size.width, initializer="uniform", combiner="mean")
+    return layers.DistributedEmbedding(layers.FeatureConfig("ids", table, (None, IDS), (None, size.width)))(ids)
 
 
 MODELS: dict[str, Callable[[Any, Size], Any]] = {

@@ -1,5 +1,6 @@
 """Each update rule on parameter servers trains as its definition says, and counts exactly."""
 
+import importlib.util
 import signal
 
 import numpy as np
@@ -77,6 +78,9 @@ TWO_WORKERS = {
     "sync/dense/clipped/2/spread": "async/dense/clipped/2",
     "bounded 0/tables/sgd/2/rows": "async/tables/sgd/2",
 }
+if importlib.util.find_spec("keras_rs"):  # needs Python 3.11
+    ONE_WORKER["async/features/sgd/1/rows/spread"] = "async/features/sgd/1"
+    TWO_WORKERS["sync/features/sgd/2/rows/spread"] = "async/features/sgd/2"
 BY_SPEED = {
     "proportional/dense/adam/2": "async/dense/adam/2",
     "proportional/tables/sgd/2/rows/spread": "async/tables/sgd/2",

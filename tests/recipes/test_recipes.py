@@ -20,6 +20,8 @@ SMALLER = {
     "ctr": ["params.examples={train: 700, test: 40}", "params.rows=2000"],
     "crnn": ["params.lines={train: 700, test: 40}"],
     "digits_augmented": ["params.shift=0"],
+    "dlrm": ["params.examples={train: 700, test: 40}", "params.rows=2000"],
+    "two_tower": ["params.examples={train: 700, test: 40}", "params.users=300", "params.items=100"],
 }
 
 
@@ -37,6 +39,8 @@ CONTRACTS = {
     "mnist": Contract(60, (10,), (), "int64"),
     "ctr": Contract(700, (1,), (), "float32"),
     "crnn": Contract(700, (16, 11), (6,), "int32"),
+    "dlrm": Contract(700, (1,), (), "float32"),
+    "two": Contract(700, (1,), (), "float32"),
 }
 
 
@@ -61,6 +65,8 @@ def contract(request):
 
 @pytest.fixture
 def module(recipe, monkeypatch):
+    if recipe.module == "two_tower":
+        pytest.importorskip("keras_rs")
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, recipe.module, raising=False)
     yield RecipeModule.load(recipe)

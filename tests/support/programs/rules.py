@@ -82,6 +82,31 @@ def frozen():
     return keras.Model(ids, layers.Dense(3)(layers.BatchNormalization()(vectors)))
 
 
+class Positioned(layers.Embedding):
+    """Adds the row of each position, and scales the sum."""
+
+    def build(self, input_shape=None):
+        super().build(input_shape)
+        self.positions = self.add_weight(shape=(4, self.output_dim), name="positions")
+
+    def call(self, inputs):
+        rows = super().call(inputs) + keras.ops.take(self.positions, keras.ops.arange(4), axis=0)
+        return rows * self.output_dim**0.5
+
+
+def features():
+    from keras_rs.layers import DistributedEmbedding, FeatureConfig, TableConfig  # noqa: PLC0415 not for Python 3.10
+
+    ids = keras.Input((4,), dtype="int32")
+    # The default initializer is drawn once, at the import: it does not depend on the seed of a case.
+    shared = TableConfig("shared", ROWS, 8, initializer="uniform", combiner="sqrtn")
+    configs = [FeatureConfig("one", shared, (None,), (None, 8)), FeatureConfig("all", shared, (None, 4), (None, 8))]
+    weights = keras.ops.cast(ids, "float32") / ROWS + 1.0
+    looked_up = DistributedEmbedding(configs)([ids[:, 1], ids], [weights[:, 1], weights])
+    positioned = layers.Flatten()(Positioned(ROWS, 3)(ids))
+    return keras.Model(ids, layers.Dense(3)(layers.Concatenate()([*looked_up, positioned])))
+
+
 OPTIMIZERS = {
     "sgd": lambda: optimizers.SGD(0.1),
     "steady": lambda: optimizers.SGD(optimizers.schedules.PolynomialDecay(0.1, 1, 0.1)),
@@ -117,8 +142,9 @@ NETWORKS = {
     "tables": tables,
     "looked": looked,
     "frozen": frozen,
+    "features": features,
 }
-OF_IDS = "tables", "looked", "frozen"
+OF_IDS = "tables", "looked", "frozen", "features"
 
 
 def inputs(network):

@@ -199,6 +199,20 @@ def test_tables_that_are_fetched_completely(check, constraint, optimizer):
     assert (network["pulled_bytes"] < 1000) == by_rows
 
 
+def test_tables_of_keras_rs_are_fetched_by_rows_and_do_not_use_their_own_optimizer(check):
+    pytest.importorskip("keras_rs")
+    layer = """import keras_rs.layers as rs
+TABLE = rs.TableConfig("table", 10_000, 8, optimizer="sgd")
+LAYER = lambda: rs.DistributedEmbedding(rs.FeatureConfig("ids", TABLE, (None, 2), (None, 8)))
+"""
+    code = TABLES.format(constraint="None", optimizer="'adagrad'")
+    code = code.replace("keras.layers.Embedding(10_000, 8, embeddings_constraint=None)", "LAYER()")
+    report = check(layer + textwrap.dedent(code), "embeddings.min_bytes=1000")
+    assert [each.code for each in report.findings] == ["table-optimizer-not-used"]
+    assert report.facts["network"]["tables_by_rows"] == 1
+    assert report.facts["network"]["pulled_bytes"] < 1000
+
+
 def test_the_data_of_a_task_alone(check):
     report = check(tasks=["worker:1"])
     assert report.facts["shards"] == {"count": 2, "examples": [48]}

@@ -10,7 +10,7 @@ from keras import layers, ops
 
 from tfdist_cli.spec.sections.updates import ShardRule
 from tfdist_cli.train.engine.parameter_server.transport import Transport, dense
-from tfdist_cli.train.model.embeddings import EmbeddingTables
+from tfdist_cli.train.model.embeddings import EmbeddingTables, unused_table_optimizers
 from tfdist_cli.train.model.train_step import ModelStep, values
 from tfdist_cli.train.variables.sharding import parts
 
@@ -45,13 +45,15 @@ def functional(function, dtype="int32", shape=(LENGTH,)):
 
 def tensors(*batch):
     """The tensors of a batch."""
-    return tf.nest.map_structure(tf.convert_to_tensor, batch)
+    return tf.nest.map_structure(lambda each: tf.constant(each) if isinstance(each, np.ndarray) else each, batch)
 
 
 def spec_of(batch):
     def spec(array):
         if isinstance(array, tf.RaggedTensor):
             return tf.RaggedTensorSpec([None, None], array.dtype, ragged_rank=1)
+        if isinstance(array, tf.SparseTensor):
+            return tf.SparseTensorSpec([None, array.shape[1]], array.dtype)
         return tf.TensorSpec([None, *array.shape[1:]], array.dtype)
 
     return tf.nest.map_structure(spec, batch)
@@ -168,6 +170,53 @@ def masked():
     return functional(lambda ids: layers.GlobalAveragePooling1D()(Renamed(ROWS, WIDTH)(ids)))
 
 
+class Doubled(layers.Embedding):
+    """Multiplies the looked-up rows."""
+
+    def call(self, inputs):
+        return super().call(inputs) * 2
+
+
+class Normalized(layers.Embedding):
+    """Looks up by TensorFlow's function, and normalizes; also has a call argument of its own."""
+
+    def call(self, inputs, scale=2.0):
+        rows = tf.gather(self.embeddings, inputs)
+        return ops.normalize(rows, axis=-1) * scale
+
+
+class Padded(layers.Embedding):
+    """Has one row more than it is asked for, and returns zeros for id 0."""
+
+    def __init__(self, rows, width, **kwargs):
+        super().__init__(rows + 1, width, **kwargs)
+
+    def call(self, inputs):
+        kept = ops.cast(ops.not_equal(inputs, 0), self.compute_dtype)
+        return ops.take(self.embeddings, inputs, axis=0) * kept[..., None]
+
+
+class WithPositions(layers.Embedding):
+    """Adds the row of each position in a second table."""
+
+    def build(self, input_shape=None):
+        super().build(input_shape)
+        self.positions = self.add_weight(shape=(LENGTH, self.output_dim), name="positions")
+
+    def call(self, inputs):
+        return super().call(inputs) + ops.take(self.positions, ops.arange(ops.shape(inputs)[1]), axis=0)
+
+
+def with_call_of_its_own():
+    table = embedding()
+    table.call = lambda x: ops.take(table.embeddings, x, axis=0) * 3
+    return functional(table)
+
+
+def of_class(kind):
+    return lambda: functional(kind(ROWS, WIDTH))
+
+
 ragged = tf.RaggedTensor.from_row_lengths(IDS.ravel()[:12], [3, 0, 4, 1, 2, 2])
 LOOKED_UP = {
     "plain": (sequential, IDS, 1),
@@ -179,6 +228,11 @@ LOOKED_UP = {
     "three axes": (sequential, IDS.reshape(EXAMPLES, LENGTH, 1), 1),
     "mask": (lambda: functional(lambda ids: layers.GRU(3)(embedding(mask_zero=True)(ids))), IDS % 3, 1),
     "own mask": (masked, IDS, 1),
+    "call of its class": (of_class(Doubled), IDS, 1),
+    "tf.gather": (of_class(Normalized), IDS, 1),
+    "padded": (of_class(Padded), IDS, 1),
+    "with positions": (of_class(WithPositions), IDS, 2),
+    "call of its own": (with_call_of_its_own, IDS, 1),
     "computed": (lambda: functional(lambda ids: embedding()((ids * 7 + 3) % ROWS)), IDS, 1),
     "hashed": (lambda: functional(lambda ids: embedding()(layers.Hashing(ROWS)(ids))), IDS, 1),
     "shared": (shared, IDS, 1),
@@ -220,6 +274,73 @@ def test_other_types(policy):
     assert ours.gradients[0].dtype == plain.gradients[0].dtype
 
 
+RAGGED = tf.RaggedTensor.from_row_lengths(IDS.ravel()[:12], [3, 1, 4, 1, 2, 1])
+SPARSE = tf.sparse.from_dense(IDS * (random.random(IDS.shape) < 0.7))
+FEW = random.random(IDS.shape).astype(np.float32)
+OF_KERAS_RS = {
+    "mean": ("mean", {"a": IDS, "b": IDS[:, :2]}, None),
+    "sum": ("sum", {"a": IDS, "b": IDS[:, 0]}, None),
+    "sqrtn": ("sqrtn", {"a": IDS[:, 1:], "b": IDS[:, :1]}, None),
+    "weights": ("sqrtn", {"a": IDS, "b": IDS[:, :2]}, {"a": FEW, "b": FEW[:, :2]}),
+    "ragged": ("mean", {"a": RAGGED, "b": IDS}, None),
+    "ragged weights": ("sum", {"a": RAGGED, "b": IDS}, {"a": RAGGED.with_values(FEW.ravel()[:12]), "b": FEW}),
+    "sparse": ("mean", {"a": IDS, "b": SPARSE}, None),
+}
+
+
+class Features(keras.Model):
+    """Two features of KerasRS's layer that share a table, and a third one with its own."""
+
+    def __init__(self, combiner, ids):
+        super().__init__()
+        self.embed, self.out = of_keras_rs(combiner, {**ids, "c": ids["a"]}), layers.Dense(1)
+
+    def call(self, x):
+        looked_up = self.embed(*({**part, "c": part["a"]} for part in x))
+        return self.out(ops.concatenate([looked_up[name] for name in "abc"], axis=-1))
+
+
+def of_keras_rs(combiner, ids):
+    rs = pytest.importorskip("keras_rs").layers
+    shared = rs.TableConfig("shared", ROWS, WIDTH, combiner=combiner)
+    tables = {"a": shared, "b": shared, "c": rs.TableConfig("own", ROWS, 2)}
+    return rs.DistributedEmbedding(
+        {
+            name: rs.FeatureConfig(name, tables[name], tuple(own.shape), (EXAMPLES, tables[name].embedding_dim))
+            for name, own in ids.items()
+        }
+    )
+
+
+@pytest.mark.rotates(3)
+@pytest.mark.parametrize("name", OF_KERAS_RS)
+def test_features_of_keras_rs_look_up_rows(name, log):
+    combiner, ids, weights = OF_KERAS_RS[name]
+    keras.utils.set_random_seed(4)
+    batch = (ids, weights) if weights else (ids,), Y
+    step, tables = found(compiled(Features(combiner, ids)), batch)
+    assert {table.variable.path.split("/")[-2] for table in tables.tables} == {"shared", "own"}, log
+    assert_same_as_whole(step, tables, batch)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "own", "unused"),
+    [
+        ("adagrad", "adam", None),
+        (keras.optimizers.Adagrad(0.1), keras.optimizers.Adagrad(0.1, name="own"), None),
+        ("adagrad", "Adagrad", None),
+        ("adagrad", keras.optimizers.Adagrad(0.1), "Adagrad"),
+        ("adagrad", "sgd", "sgd"),
+    ],
+)
+def test_optimizers_of_tables_that_are_not_used(optimizer, own, unused):
+    rs = pytest.importorskip("keras_rs").layers
+    config = rs.FeatureConfig("ids", rs.TableConfig("table", ROWS, WIDTH, optimizer=own), (None,), (None, WIDTH))
+    model = keras.Sequential([keras.Input((), dtype="int32"), rs.DistributedEmbedding(config)])
+    model.compile(optimizer, "mse")
+    assert unused_table_optimizers(model) == ({"table": unused} if unused else {})
+
+
 def test_ragged_ids():
     class Bag(keras.Model):
         def __init__(self):
@@ -255,6 +376,60 @@ class Tied(keras.Model):
 
     def call(self, x):
         return ops.mean(ops.matmul(self.table(x), ops.transpose(self.table.embeddings)), axis=(1, 2))[:, None]
+
+
+class Reversed(keras.Model):
+    """Its logits are scores of the table's rows, by the layer's own method."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = layers.ReversibleEmbedding(ROWS, WIDTH, name="table")
+
+    def call(self, x):
+        return ops.mean(self.table(self.table(x), reverse=True), axis=(1, 2))[:, None]
+
+
+class Retrieval(keras.Model):
+    """Scores all rows of the table of items in test steps; train steps look up the item that the target names."""
+
+    def __init__(self):
+        super().__init__()
+        self.users, self.items = layers.Embedding(5, WIDTH, name="users"), embedding()
+
+    def build(self, shape):
+        self.users.build(shape)
+        self.items.build(shape)
+
+    def call(self, x, training=False):
+        users = self.users(x)
+        return users if training else ops.matmul(users, ops.transpose(self.items.embeddings))
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        scores = ops.sum(y_pred * self.items(y), axis=-1) if training else ops.max(y_pred, axis=-1)
+        return ops.mean((scores - 1) ** 2)
+
+
+def test_a_table_that_only_test_steps_read_completely(servers, log):
+    keras.utils.set_random_seed(4)
+    batch = IDS[:, 0] % 5, IDS[:, 1]
+    with servers(2, shard=ShardRule(min_bytes=60)).scope():
+        model = Retrieval()
+        model.compile(keras.optimizers.SGD(0.1))
+        step, tables = found(model, batch)
+    assert len(tables.tables) == 2
+    assert ["evaluation fetches retrieval/table/embeddings completely" in line for line in log] == [True]
+    parameters, state, metrics = values(step.parameters), values(step.state), values(step.metrics)
+    assert [sum(map(len, tables.lookup_of_evaluation().rows)), *tables.evaluated_completely] == [ROWS, 1]
+    whole = tables.tables[1].variable.value
+    for training, run in ((True, step.train), (False, step.evaluate)):
+        lookup = tables.lookup([tensors(*batch)], training=training)
+        rows = iter(lookup.rows)
+        pulled = [tf.concat([tf.gather(part, next(rows)) for part in parts(each)], 0) for each in step.parameters]
+        if not training:
+            pulled[1] = tf.convert_to_tensor(whole)
+        scope = tables.parameter_scope(lookup.positions[0], training=training)
+        ours = run(pulled, state, metrics, tensors(*batch), scope)
+        np.testing.assert_array_equal(ours.loss, run(parameters, state, metrics, tensors(*batch)).loss)
 
 
 class Chained(keras.Model):
@@ -295,25 +470,12 @@ class CellOfRows(layers.Layer):
         self.inner.build((None,))
 
 
-class Doubled(layers.Embedding):
-    """Multiplies the looked-up rows."""
-
-    def call(self, inputs):
-        return super().call(inputs) * 2
-
-
 class OtherRows(layers.Embedding):
     """Looks up in a function of the stored table."""
 
     @property
     def embeddings(self):
         return ops.tanh(self._embeddings)
-
-
-def with_call_of_its_own():
-    table = embedding()
-    table.call = lambda x: ops.take(table.embeddings, x, axis=0) * 3
-    return functional(table)
 
 
 def lora():
@@ -338,7 +500,7 @@ def in_a_cell():
     return functional(lambda ids: layers.RNN(CellOfRows())(ops.cast(ids, "float32")[..., None]))
 
 
-IDS_VARY, OTHER_READERS = "more than the batch", "not only Embedding layers"
+IDS_VARY, OTHER_READERS = "more than the batch", "not only lookups"
 WHOLE = {
     "tied": (lambda: compiled(Tied()), OTHER_READERS),
     "regularized": (lambda: sequential(embeddings_regularizer="l2"), OTHER_READERS),
@@ -365,19 +527,17 @@ WHOLE = {
         IDS_VARY,
     ),
     "in a cell": (in_a_cell, IDS_VARY),
-}
-ANOTHER_LAYER = "not Keras's own Embedding"
-NOT_LOOKED_UP = {
-    "constraint": (lambda: sequential(embeddings_constraint="unit_norm"), "a constraint"),
-    "call of its class": (lambda: functional(Doubled(ROWS, WIDTH)), ANOTHER_LAYER),
-    "call of its own": (with_call_of_its_own, ANOTHER_LAYER),
-    "other rows": (lambda: functional(OtherRows(ROWS, WIDTH)), ANOTHER_LAYER),
-    "lora": (lora, "LoRA"),
-    "frozen": (frozen, "not trainable"),
-    "quantized": (quantized, "not trainable"),
+    "other rows": (lambda: functional(OtherRows(ROWS, WIDTH, name="table")), OTHER_READERS),
 }
 if hasattr(layers, "ReversibleEmbedding"):
-    NOT_LOOKED_UP["reversible"] = lambda: functional(layers.ReversibleEmbedding(ROWS, WIDTH)), ANOTHER_LAYER
+    LOOKED_UP["reversible"] = of_class(layers.ReversibleEmbedding), IDS, 1
+    WHOLE["reversed"] = lambda: compiled(Reversed()), OTHER_READERS
+NOT_UPDATED_BY_ROWS = {
+    "constraint": (lambda: sequential(embeddings_constraint="unit_norm"), "a constraint"),
+    "lora": (lora, "LoRA"),
+    "frozen": (frozen, "not trainable"),
+    "quantized": (quantized, "quantized"),
+}
 
 
 @pytest.mark.rotates(3)
@@ -395,9 +555,9 @@ def test_tables_with_other_uses_are_fetched_completely(name, log):
 
 
 @pytest.mark.rotates(3)
-@pytest.mark.parametrize("name", NOT_LOOKED_UP)
-def test_tables_of_other_layers_are_fetched_completely(name, log):
-    build, reason = NOT_LOOKED_UP[name]
+@pytest.mark.parametrize("name", NOT_UPDATED_BY_ROWS)
+def test_tables_that_are_not_updated_by_rows_are_fetched_completely(name, log):
+    build, reason = NOT_UPDATED_BY_ROWS[name]
     keras.utils.set_random_seed(4)
     step, tables = found(build(), (IDS, Y))
     assert tables.tables == []
@@ -490,7 +650,7 @@ def test_rows_of_sharded_tables_are_found_in_each_shard(servers, size):
         counts[table.rows] = len(looked_up)
         np.testing.assert_array_equal(np.concatenate(looked_up)[places[place]], numbers[table.rows].ravel())
     assert (counts, next(rows, None)) == ({ROWS: 3, 5: 3, 7: 1}, None)
-    assert [rows.shape for rows in tables.empty_lookup().rows] == [(0,)] * 7
+    assert [rows.shape for rows in tables.lookup_of_evaluation().rows] == [(0,)] * 7
 
 
 def test_an_error_for_an_invalid_id_names_the_right_one_of_several_tables():

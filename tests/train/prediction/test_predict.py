@@ -9,6 +9,7 @@ from keras import layers
 import tfdist_cli as tfdist
 from tests.support.codes import raises
 from tfdist_cli.errors import TrainingError, UsageError
+from tfdist_cli.train.prediction.function import PredictionFunction
 from tfdist_cli.train.prediction.groups import Groups
 
 X = np.random.default_rng(0).normal(size=(45, 3)).astype("float32")
@@ -62,10 +63,35 @@ def test_several_inputs_in_a_list():
     assert_same(tfdist.predict(model, [X, X]), 2 * X)
 
 
-def test_an_embedding_reads_its_rows():
-    model = keras.Sequential([keras.Input((4,), dtype="int32"), layers.Embedding(50_000, 8), layers.Flatten()])
-    ids = np.random.default_rng(1).integers(0, 50_000, (33, 4))
-    assert_same(tfdist.predict(model, ids), model.predict(ids, verbose=0))
+class Doubled(layers.Embedding):
+    """Has a `call` of its own."""
+
+    def call(self, inputs):
+        return 2 * super().call(inputs)
+
+
+class Tied(layers.Embedding):
+    """Reads the whole table, too."""
+
+    def call(self, inputs):
+        return super().call(inputs) + keras.ops.mean(self.embeddings)
+
+
+@pytest.mark.parametrize("mode", [None, "int8"])
+def test_embeddings_read_their_rows_if_only_lookups_read_the_table(mode):
+    ids = keras.Input((4,), dtype="int32")
+    tables = [kind(500, 8, name=kind.__name__) for kind in (layers.Embedding, Doubled, Tied)]
+    model = keras.Model(ids, layers.Concatenate()([layers.Flatten()(table(ids)) for table in tables]))
+    if mode:
+        tables[0].quantize(mode)
+    data = tf.data.Dataset.from_tensor_slices(np.random.default_rng(1).integers(-500, 500, (33, 4))).batch(8)
+    function = PredictionFunction(model, data.element_spec, tables_bytes=1000)
+    batches, predicted = function.compiled(9)(iter(data))
+    assert int(batches) == 5
+    assert_same(predicted.numpy(), model.predict(data, verbose=0))
+    by_rows = {table.path for table in function._tables.tables}
+    scale = ["Embedding/embeddings_scale"] if mode else []
+    assert by_rows == {"Embedding/embeddings", "Doubled/embeddings", *scale}
 
 
 def test_strings_are_predicted():

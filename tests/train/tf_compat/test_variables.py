@@ -11,7 +11,7 @@ from keras.src.backend.tensorflow import core
 from tensorflow.python.ops import stateful_random_ops
 
 from tfdist_cli.train.tf_compat import variables
-from tfdist_cli.train.tf_compat.variables import Read, ShardedVariable, WeightTensor, stored
+from tfdist_cli.train.tf_compat.variables import Read, ShardedVariable, WeightTensor, rows_looked_up, stored
 
 
 def test_sharded_variables_have_no_public_class():
@@ -28,6 +28,28 @@ def test_what_stores_a_variable_within_a_stateless_scope():
     with keras.StatelessScope(state_mapping=[(variable, tf.constant(2.0))]):
         assert isinstance(stored(variable), tf.Variable)
         assert not isinstance(variable.value, tf.Variable), "the public value is the variable now"
+
+
+def test_lookups_get_rows_from_a_function():
+    table, other = keras.Variable(np.zeros((5, 2))), keras.Variable(np.ones((5, 2)))
+    found = []
+
+    def gather(variable, ids):
+        assert variable is table
+        found.append(ids.numpy().tolist())
+        return tf.fill([len(ids), 2], 7.0)
+
+    ids = np.array([[1, -1], [4, 1]])
+    assert not hasattr(table, "sparse_read"), "Keras's variables can be read by rows now"
+    with rows_looked_up([table], gather):
+        for lookup in (keras.ops.take(table, ids, axis=0), tf.gather(table, tf.constant(ids))):
+            np.testing.assert_array_equal(lookup, np.full((2, 2, 2), 7.0))
+        ragged = keras.ops.take(table, tf.ragged.constant([[1], [2, 3]]), axis=0)
+        assert ragged.row_lengths().numpy().tolist() == [1, 2]
+        np.testing.assert_array_equal(keras.ops.take(table, ids), np.zeros((2, 2)))
+        np.testing.assert_array_equal(keras.ops.take(other, ids, axis=0), np.ones((2, 2, 2)))
+    assert found == [[1, -1, 4, 1], [1, -1, 4, 1], [1, 2, 3]]
+    np.testing.assert_array_equal(keras.ops.take(table, ids, axis=0), np.zeros((2, 2, 2)))
 
 
 def gradient_by_hand(weight):

@@ -100,8 +100,8 @@ class WorkerStep:
                 place=place,
                 message=f"each step fetches the whole table {table.path}, {_size(table) / 1e6:,.1f} MB, and not only "
                 f"the rows of its batch: {why}",
-                fix="use a plain keras.layers.Embedding whose ids come from the batch, and an optimizer with row "
-                "updates; see docs/explanation/variables.md",
+                fix="read the table by keras.ops.take only, as keras.layers.Embedding does, with ids that come from "
+                "the batch, and use an optimizer with row updates; see docs/explanation/variables.md",
             )
 
     def _min_bytes(self) -> int | None:

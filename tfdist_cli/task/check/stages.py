@@ -34,6 +34,7 @@ from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, cardinality, 
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.mirrored.engine import Membership, MirroredEngine
 from tfdist_cli.train.engine.parameter_server.update_rule import check_updates_within, rule_of
+from tfdist_cli.train.model.embeddings import unused_table_optimizers
 from tfdist_cli.train.model.rng import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.tf_compat.op_errors import is_users
@@ -197,6 +198,18 @@ class RecipeCheck:
             weights_bytes=costs.bytes_of(model.variables),
             slots_bytes=costs.bytes_of(step.optimizer_variables),
         )
+        for table, optimizer in unused_table_optimizers(model).items():
+            self._add(
+                Finding(
+                    code="table-optimizer-not-used",
+                    level="warning",
+                    place=self._place_of("model"),
+                    message=f"the table {table} has {optimizer} as its optimizer, which KerasRS uses on TPUs only: the "
+                    f"model's {type(model.optimizer).__name__} updates it",
+                    fix="compile the model with a keras.optimizers.MultiOptimizer, which has an optimizer for each "
+                    "table; see docs/how-to/recommenders.md",
+                )
+            )
         size = tf.nest.flatten(batch)[0].shape[0]
         epochs = None if config.epochs is None and config.max_steps else config.epochs or 1
         self._report.facts(

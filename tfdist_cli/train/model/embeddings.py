@@ -2,17 +2,19 @@
 
 Keras's `Embedding` reads the whole table as a tensor, so the whole table would cross the network in every step. Here
 the ids that a batch looks up are computed first, from the batch alone. Their rows are fetched, each row once, and the
-layer uses them in place of the table. The gradient and the update consist of these rows, too.
+lookup returns them in place of the table's. The gradient and the update consist of these rows, too.
 
-A table can be looked up this way if only `Embedding` layers read it, and if their ids depend on the batch alone. Both
-conditions are checked in the model's graph. Any other table, for example one that is regularized or tied to the output
-layer, is fetched completely, as other variables are.
+A table is a variable of an `Embedding` layer or of a class derived from it, such as those of KerasRS, whatever their
+`call` does. It can be looked up this way if only `keras.ops.take` and `tf.gather` read it, and if the ids depend on the
+batch alone. Both conditions are checked in the model's graph. Any other table, for example one that is regularized or
+tied to the output layer, is fetched completely, as other variables are.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,9 +26,9 @@ import tensorflow as tf
 from tfdist_cli.train.model.additivity import dependents
 from tfdist_cli.train.model.step_trace import placeholder_for
 from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, Tensors
+from tfdist_cli.train.optimizers.apply import innermost, leaf_optimizers
 from tfdist_cli.train.tf_compat.keras_model import embeddings_of, layers_of
-from tfdist_cli.train.tf_compat.patching import replaced
-from tfdist_cli.train.tf_compat.variables import WeightTensor
+from tfdist_cli.train.tf_compat.variables import WeightTensor, rows_looked_up
 from tfdist_cli.train.variables.sharding import parts
 
 log = logging.getLogger("tfdist")
@@ -56,8 +58,8 @@ class Lookup:
 
     Args:
         rows: for each shard of each table, the indices of its rows within the shard, each once, int32, shape (n,).
-        positions: for each batch and each call of an `Embedding` layer, the position of each id in the `rows` of its
-            table, those of all its shards concatenated, int32, shape (ids,).
+        positions: for each batch and each lookup in a table, the position of each id in the `rows` of its table, those
+            of all its shards concatenated, int32, shape (ids,).
     """
 
     rows: list[tf.Tensor]
@@ -66,11 +68,11 @@ class Lookup:
 
 @dataclass(frozen=True)
 class _Calls:
-    """The calls of `Embedding` layers in a forward pass, in their order.
+    """The lookups in a forward pass, in their order.
 
     Args:
-        tables: for each call, the index of its table in `EmbeddingTables.tables`.
-        ids: a function from the tensors of a batch to the flat ids of each call.
+        tables: for each lookup, the index of its table in `EmbeddingTables.tables`.
+        ids: a function from the tensors of a batch to the flat ids of each lookup.
     """
 
     tables: list[int]
@@ -92,16 +94,18 @@ class EmbeddingTables:
         self.tables: list[Table] = []
         self.whole: list[tuple[keras.Variable, str]] = []
         """The large tables that are fetched completely, each with the reason."""
+        self.evaluated_completely: set[int] = set()
+        """Those that test steps read completely, as indices of parameters: tables whose rows are all scored, say."""
         self._calls: dict[bool, _Calls] = {}
         indices = {id(variable): index for index, variable in enumerate(step.parameters)}
-        self._layers = []
-        for layer in [] if min_bytes is None else _large_embeddings(step.model, min_bytes):
-            if reason := _why_not_only_looked_up(layer, trainable=id(embeddings_of(layer)) in indices):
-                self._fetch_completely(embeddings_of(layer), reason)
-            else:
-                self._layers.append(layer)
-        if self._layers:
-            self._find_tables(indices)
+        candidates = []
+        for each in [] if min_bytes is None else _large_variables(step.model, min_bytes):
+            if id(each.variable) in indices and each.variable.constraint is None:
+                candidates.append(each)
+            elif each.main:
+                self._fetch_completely(each.variable, each.why_not_updated_by_rows())
+        if candidates:
+            self._find_tables(candidates, indices)
         self._shards = [[int(part.shape[0]) for part in parts(table.variable)] for table in self.tables]
 
     @property
@@ -122,6 +126,9 @@ class EmbeddingTables:
         ids = [calls.ids(*tf.nest.flatten(batch, expand_composites=True)) for batch in batches]
         # Sorted by table. All ids are processed at once, since the overhead of an operation exceeds its work here.
         order = sorted((table, n, call) for n in range(len(batches)) for call, table in enumerate(calls.tables))
+        if not order:
+            none = [tf.zeros([0], tf.int32) for shards in self._shards for _ in shards]
+            return Lookup(none, [[] for _ in batches])
         flat = [ids[n][call] for _, n, call in order]
         sizes = [tf.size(part) for part in flat]
         owners = _repeated([table for table, _, _ in order], sizes) if len(self.tables) > 1 else tf.constant(0)
@@ -133,9 +140,11 @@ class EmbeddingTables:
             positions[n][call] = part
         return Lookup(rows, positions)
 
-    def empty_lookup(self) -> Lookup:
-        """Returns a lookup of no rows."""
-        return Lookup([tf.zeros([0], tf.int32) for shards in self._shards for _ in shards], [])
+    def lookup_of_evaluation(self) -> Lookup:
+        """Returns what all test steps look up: all rows of the tables that they read completely."""
+        whole = self.evaluated_completely
+        shards = [(table, size) for table, sizes in zip(self.tables, self._shards, strict=True) for size in sizes]
+        return Lookup([tf.range(size if table.parameter_index in whole else 0) for table, size in shards], [])
 
     def parameter_scope(self, positions: list[tf.Tensor], *, training: bool = True) -> ParameterScope:
         """Returns the scope in which a forward pass uses fetched rows in place of the tables.
@@ -150,15 +159,17 @@ class EmbeddingTables:
             tables = self._calls[training].tables if self.tables else []
             calls = iter(zip(tables, positions, strict=True))
 
-            def gather(_layer: Any, _ids: tf.Tensor) -> tf.Tensor:
+            def gather(_table: keras.Variable, _ids: tf.Tensor) -> tf.Tensor:
                 table, where = next(calls)
                 index = self.tables[table].parameter_index
                 return _gathered(parameters[index], where, self.tables[table].variable)
 
             weights = list(parameters)
-            for table in self.tables:  # a placeholder for Keras, which is never computed
+            whole = set() if training else self.evaluated_completely
+            looked_up = [table for table in self.tables if table.parameter_index not in whole]
+            for table in looked_up:  # a placeholder for Keras, which is never computed
                 weights[table.parameter_index] = tf.zeros(table.variable.shape, table.variable.dtype)
-            with _calls_replaced(self._layers, gather):
+            with rows_looked_up([table.variable for table in looked_up], gather):
                 yield weights
 
         return scope
@@ -209,26 +220,34 @@ class EmbeddingTables:
         log.info("each step fetches %s completely: %s", table.path, reason)
         self.whole.append((table, reason))
 
-    def _find_tables(self, indices: dict[int, int]) -> None:
-        """Traces the model and keeps the tables that nothing else reads.
+    def _find_tables(self, candidates: Sequence[_Variable], indices: dict[int, int]) -> None:
+        """Traces the model and keeps the tables that nothing but lookups reads.
 
         Args:
+            candidates: the tables that can be updated row by row.
             indices: the index of each parameter, by the `id` of its variable.
         """
+        variables = [each.variable for each in candidates]
         traces = {
-            training: _Trace(self._step, self._element_spec, self._layers, training=training)
-            for training in (True, False)
+            training: _Trace(self._step, self._element_spec, variables, training=training) for training in (True, False)
         }
-        for layer in dict.fromkeys(self._layers):
-            table = embeddings_of(layer)
-            reason = next(filter(None, (trace.why_not_by_rows(table) for trace in traces.values())), None)
-            if reason:
-                self._fetch_completely(table, reason)
-                self._layers = [other for other in self._layers if embeddings_of(other) is not table]
-        kept = {id(embeddings_of(layer)): embeddings_of(layer) for layer in self._layers}
-        self.tables = [Table(indices[key], variable) for key, variable in kept.items()]
-        table_index = {key: index for index, key in enumerate(kept)}
+        for each in candidates:
+            reason, test_reason = (traces[training].why_not_by_rows(each.variable) for training in (True, False))
+            looked_up = any(trace.looks_up(each.variable) for trace in traces.values())
+            if looked_up and not reason:
+                self.tables.append(Table(indices[id(each.variable)], each.variable))
+                if test_reason:
+                    log.info("each evaluation fetches %s completely: %s", each.variable.path, test_reason)
+                    self.evaluated_completely.add(self.tables[-1].parameter_index)
+            elif looked_up or each.main:
+                self._fetch_completely(each.variable, reason or "no lookup reads it")
         for training, trace in traces.items():
+            whole = set() if training else self.evaluated_completely
+            table_index = {
+                id(table.variable): index
+                for index, table in enumerate(self.tables)
+                if table.parameter_index not in whole
+            }
             calls = [(table_index[id(call.table)], call.ids) for call in trace.calls if id(call.table) in table_index]
             ids = trace.function.prune(trace.inputs, [ids for _, ids in calls])
             self._calls[training] = _Calls([table for table, _ in calls], ids)
@@ -236,29 +255,27 @@ class EmbeddingTables:
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of an `Embedding` layer: its table and its flat ids."""
+    """One lookup: its table and its flat ids."""
 
     table: keras.Variable
     ids: tf.Tensor
 
 
 class _Trace:
-    """The graph of a step, which shows the ids that `Embedding` layers look up and what else reads their tables."""
+    """The graph of a step, which shows the ids that are looked up in tables and what else reads the tables."""
 
-    def __init__(self, step: ModelStep, element_spec: Any, layers: list[Any], *, training: bool) -> None:
+    def __init__(self, step: ModelStep, element_spec: Any, tables: Sequence[keras.Variable], *, training: bool) -> None:
         self.calls: list[_Call] = []
         self.inputs: list[tf.Tensor] = []
-        self._step, self._layers, self._training = step, layers, training
-        self._element_spec = element_spec
+        self._step, self._training = step, training
+        self._element_spec = tf.nest.map_structure(_of_any_size, element_spec)
         self._indices = {id(variable): index for index, variable in enumerate(step.parameters)}
-        self._tables = {id(embeddings_of(layer)): embeddings_of(layer) for layer in layers}
+        self._tables = {id(table): table for table in tables}
         self._whole: dict[int, tf.Tensor] = {}
         """The placeholder of each complete table, which anything but a lookup reads."""
         self._dense: set[int] = set()
         self._variables: list[tf.Tensor] = []
-        flat = tf.nest.flatten(element_spec, expand_composites=True)
-        # The batches of evaluation may have another size than those of training.
-        specs = [tf.TensorSpec(spec.shape and [None, *spec.shape[1:]], spec.dtype) for spec in flat]
+        specs = tf.nest.flatten(self._element_spec, expand_composites=True)
         self.function = tf.compat.v1.wrap_function(self._traced, specs)
         # Ids must not depend on variables, which the step may change, nor on operations that give another result when
         # they are computed again, such as random ones: ids are computed before the step.
@@ -286,20 +303,23 @@ class _Trace:
     def _parameter_scope(self, parameters: Tensors) -> Iterator[Tensors]:
         """As `EmbeddingTables.parameter_scope`: lookups use fetched rows, and all else reads another placeholder."""
 
-        def gather(layer: Any, ids: tf.Tensor) -> tf.Tensor:
-            table = embeddings_of(layer)
+        def gather(table: keras.Variable, ids: tf.Tensor) -> tf.Tensor:
             self.calls.append(_Call(table, ids))
             return _gathered(parameters[self._indices[id(table)]], tf.zeros_like(ids), table)
 
         self._whole = {key: placeholder_for(table) for key, table in self._tables.items()}
         pairs = zip(self._step.parameters, parameters, strict=True)
-        with _calls_replaced(self._layers, gather):
+        with rows_looked_up(list(self._tables.values()), gather):
             yield [self._whole.get(id(variable), value) for variable, value in pairs]
 
     def _placeholder(self, variable: keras.Variable) -> tf.Tensor:
         """A placeholder for what a worker fetches of a parameter: of a table, any number of rows."""
         shape = [None, *variable.shape[1:]] if id(variable) in self._tables else variable.shape
         return tf.compat.v1.placeholder(variable.dtype, shape)
+
+    def looks_up(self, table: keras.Variable) -> bool:
+        """Whether the step looks up rows of a table."""
+        return any(call.table is table for call in self.calls)
 
     def why_not_by_rows(self, table: keras.Variable) -> str | None:
         """Returns the reason why a table has to be fetched completely, or None."""
@@ -310,45 +330,48 @@ class _Trace:
         if id(table) in self._dense:
             return "its gradient is dense"
         if dependents([self._whole[id(table)]]) & {output.op.name for output in self.function.outputs}:
-            return "not only Embedding layers read it"
+            return "not only lookups of rows read it"
         return None
 
 
 @dataclass(frozen=True)
 class RowReads:
-    """`Embedding` layers that read the rows that they look up where their tables are stored, and no others.
+    """Tables of which lookups read single rows where these are stored.
 
     Only the forward pass can do so: the rows have no gradients.
 
     Args:
-        layers: the layers.
+        tables: the tables.
     """
 
-    layers: tuple[Any, ...]
+    tables: tuple[keras.Variable, ...]
 
     @property
     def variables(self) -> set[int]:
         """The `id`s of the tables."""
-        return {id(embeddings_of(layer)) for layer in self.layers}
+        return {id(table) for table in self.tables}
+
+    def without(self, variables: set[int]) -> RowReads:
+        """Returns these tables but for some, given by their `id`s."""
+        return RowReads(tuple(table for table in self.tables if id(table) not in variables))
 
     def replaced(self) -> contextlib.AbstractContextManager[None]:
-        """Within the context, the layers do so."""
-        return _calls_replaced(self.layers, _read_rows)
+        """Within the context, lookups do so."""
+        return rows_looked_up(self.tables, _read_rows)
 
 
 def rows_read_from_tables(model: keras.Model, min_bytes: int | None) -> RowReads:
-    """Returns the layers of a model that can read single rows.
+    """Returns the tables of a model of which single rows can be read, trained or not.
 
     Args:
         model: the model, built.
-        min_bytes: layers with smaller tables read all of them; None: all layers do.
+        min_bytes: smaller tables are read completely; None: all are.
     """
-    found = () if min_bytes is None else _large_embeddings(model, min_bytes)
-    return RowReads(tuple(layer for layer in found if not _why_not_only_looked_up(layer, trainable=True)))
+    found = () if min_bytes is None else _large_variables(model, min_bytes)
+    return RowReads(tuple(each.variable for each in found))
 
 
-def _read_rows(layer: Any, ids: tf.Tensor) -> tf.Tensor:
-    table = embeddings_of(layer)
+def _read_rows(table: keras.Variable, ids: tf.Tensor) -> tf.Tensor:
     rows = int(table.shape[0])
     ids = tf.where(ids < 0, ids + rows, ids)
     inside = tf.reduce_all((ids >= 0) & (ids < rows))
@@ -365,67 +388,73 @@ def _read_rows(layer: Any, ids: tf.Tensor) -> tf.Tensor:
     return tf.dynamic_stitch(places, [shard.sparse_read(tf.gather(ids, own) - first) for shard, first, own in pairs])
 
 
-def _large_embeddings(model: keras.Model, min_bytes: int) -> Iterator[Any]:
-    """Yields the `Embedding` layers whose tables have at least `min_bytes` bytes."""
-    for layer in layers_of(model):
-        table = embeddings_of(layer) if isinstance(layer, keras.layers.Embedding) else None
-        if table is not None and layer.built and _bytes(table) >= min_bytes:
-            yield layer
+def unused_table_optimizers(model: keras.Model) -> dict[str, str]:
+    """Returns KerasRS's tables whose own optimizer is not used, each with the class of that optimizer.
 
-
-def _why_not_only_looked_up(layer: Any, *, trainable: bool) -> str | None:
-    """Returns why an `Embedding` layer does not do just what Keras's own does, with a trainable table; None if it does.
+    KerasRS uses `TableConfig.optimizer` on TPUs only. Elsewhere the model's optimizer updates all tables.
 
     Args:
-        layer: the layer.
-        trainable: whether its table is a parameter of the model.
+        model: the model, compiled.
     """
-    reasons = {
-        "its layer is not Keras's own Embedding": type(layer).call is not keras.layers.Embedding.call
-        or type(layer).embeddings is not keras.layers.Embedding.embeddings
-        or "call" in vars(layer),
-        "LoRA adds to it": layer.lora_enabled,
-        "it is not trainable": not trainable,
-        "it has a constraint": embeddings_of(layer).constraint is not None,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    keras_rs = sys.modules.get("keras_rs")  # a model can have its layers only if it has been imported
+    if keras_rs is None or len(leaf_optimizers(model.optimizer)) > 1:  # each table may have an optimizer of its own
+        return {}
+    layers = [layer for layer in layers_of(model) if isinstance(layer, keras_rs.layers.DistributedEmbedding)]
+    tables = {table["name"]: table["optimizer"] for layer in layers for table in layer.get_config()["tables"]}
+    models = keras.saving.serialize_keras_object(innermost(model.optimizer))
+    given = {name: own for name, own in tables.items() if own != "adam" and not _is_same(own, models)}  # the default
+    return {name: own if isinstance(own, str) else own["class_name"] for name, own in given.items()}
 
 
-@contextlib.contextmanager
-def _calls_replaced(layers: Sequence[Any], gather: Callable[[Any, tf.Tensor], tf.Tensor]) -> Iterator[None]:
-    """Within the context, `Embedding` layers get their rows from a function, not from their tables.
+def _is_same(table: Any, models: dict[str, Any]) -> bool:
+    """Whether the serialized optimizer of a table is that of the model; by default it is Keras's of this name."""
+    if isinstance(table, str):
+        return table.lower() == models["class_name"].lower()
+    one, other = ({**each["config"], "name": None} for each in (table, models))
+    return table["class_name"] == models["class_name"] and one == other
+
+
+@dataclass(frozen=True)
+class _Variable:
+    """A large variable of an `Embedding` layer.
 
     Args:
-        layers: the layers.
-        gather: takes the layer and its flat ids, int32, shape (n,); returns the rows, shape (n, width).
+        layer: the layer, or one of another class derived from `Embedding`.
+        variable: the variable.
     """
 
-    def call_of(layer: Any) -> Callable[[Any], Any]:
-        def call(inputs: Any) -> Any:
-            if isinstance(inputs, tf.RaggedTensor):
-                flat = gather(layer, _as_int32(inputs.flat_values))
-                return inputs.with_flat_values(tf.cast(flat, layer.compute_dtype))
-            inputs = tf.convert_to_tensor(inputs)
-            rows = gather(layer, tf.reshape(_as_int32(inputs), [-1]))
-            static = inputs.shape.rank > 0 and all(inputs.shape[1:])
-            shape: Any = [-1, *inputs.shape[1:], layer.output_dim]
-            if not static:
-                shape = tf.concat([tf.shape(inputs), [layer.output_dim]], axis=0)
-            rows = tf.ensure_shape(tf.reshape(rows, shape), [*inputs.shape, layer.output_dim])
-            return tf.cast(rows, layer.compute_dtype)
+    layer: Any
+    variable: keras.Variable
 
-        return call
+    @property
+    def main(self) -> bool:
+        """Whether it is the layer's table, and not a variable that the class has added."""
+        return self.variable is embeddings_of(self.layer)
 
-    with contextlib.ExitStack() as replacements:
-        for layer in layers:
-            replacements.enter_context(replaced(layer, {"call": call_of(layer)}))
-        yield
+    def why_not_updated_by_rows(self) -> str:
+        """Returns why single rows of it cannot be updated, if it is not a parameter or has a constraint."""
+        if self.layer.quantization_mode is not None:
+            return "it is quantized, and not trainable"
+        if self.layer.lora_enabled:
+            return "LoRA trains what is added to it"
+        return "it is not trainable" if self.variable.constraint is None else "it has a constraint"
 
 
-def _as_int32(ids: tf.Tensor) -> tf.Tensor:
-    """Casts ids to int32. Ids that do not fit become ids that no table has."""
-    wider = ids.dtype.is_integer and ids.dtype.max > tf.int32.max
-    return tf.saturate_cast(ids, tf.int32) if wider else tf.cast(ids, tf.int32)
+def _large_variables(model: keras.Model, min_bytes: int) -> list[_Variable]:
+    """Returns the variables of at least `min_bytes` bytes that `Embedding` layers have, each once."""
+    embeddings = [layer for layer in layers_of(model) if isinstance(layer, keras.layers.Embedding) and layer.built]
+    found = {id(variable): _Variable(layer, variable) for layer in embeddings for variable in layer.variables}
+    return [each for each in found.values() if _bytes(each.variable) >= min_bytes and each.variable.shape.rank]
+
+
+def _of_any_size(spec: Any) -> Any:
+    """Returns the spec of batches of any size: those of evaluation may have another size than those of training."""
+    if not isinstance(spec, tf.TensorSpec | tf.SparseTensorSpec | tf.RaggedTensorSpec) or not spec.shape.rank:
+        return spec
+    shape = [None, *spec.shape[1:]]
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+    return type(spec)(shape, spec.dtype)
 
 
 def _repeated(values: list[int], counts: list[tf.Tensor]) -> tf.Tensor:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.model.assignments import Assignments, seeded_draws_only
 from tfdist_cli.train.model.compute_device import DeviceScope
-from tfdist_cli.train.model.embeddings import rows_read_from_tables
+from tfdist_cli.train.model.embeddings import RowReads, rows_read_from_tables
 from tfdist_cli.train.model.train_step import values
 from tfdist_cli.train.tf_compat.functions import functions_inlined
 
@@ -22,13 +22,34 @@ Leaves = list[np.ndarray]
 """The predictions of some examples: an array for each output, all of the same length."""
 
 
+class _Scope(Assignments):
+    """The scope of a forward pass, which knows what read a table completely.
+
+    Args:
+        values: the variables but for tables, each with its value.
+        tables: the tables of which lookups read rows.
+    """
+
+    def __init__(self, values: _Variables, tables: RowReads) -> None:
+        super().__init__(values)
+        self.read_completely: set[int] = set()
+        """The `id`s of tables of which something else than a lookup reads the value."""
+        self._tables = tables.variables
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """See `keras.StatelessScope`."""
+        self.read_completely |= self._tables & {id(variable)}
+        return super().get_current_value(variable)
+
+
 class PredictionFunction:
     """Predicts groups of batches.
 
     Args:
         model: the model, built.
         input_spec: the `tf.TypeSpec`s of a batch's inputs.
-        tables_bytes: `Embedding` tables of at least so many bytes are read row by row; None for none.
+        tables_bytes: `Embedding` tables of at least so many bytes are read row by row, if only lookups read them; None
+            for none.
         device_scope: the device scope in which the model is computed.
     """
 
@@ -41,8 +62,9 @@ class PredictionFunction:
     ) -> None:
         self._model = model
         self._input_spec = input_spec
-        self._tables_bytes = tables_bytes
         self._device_scope = device_scope
+        self._tables = rows_read_from_tables(model, tables_bytes)
+        self._read_completely: set[int] = set()
         self.outputs = self._traced_outputs()
         """The outputs, as `tf.TensorSpec`s in the structure that the model returns."""
 
@@ -96,6 +118,7 @@ class PredictionFunction:
             return self._reading_once()(batch)
 
         outputs = once.get_concrete_function(self._input_spec).structured_outputs
+        self._tables = self._tables.without(self._read_completely)
         for each in tf.nest.flatten(outputs):
             if not isinstance(each, tf.Tensor) or each.shape.rank == 0:
                 raise TrainingError(
@@ -107,7 +130,7 @@ class PredictionFunction:
 
     def _reading_once(self) -> Callable[[Any], Any]:
         """Returns a function that predicts a batch. The variables are read here, but for tables."""
-        tables = rows_read_from_tables(self._model, self._tables_bytes)
+        tables = self._tables
         variables = [each for each in self._model.variables if id(each) not in tables.variables]
         held: _Variables = list(zip(variables, values(variables), strict=True))
 
@@ -115,8 +138,9 @@ class PredictionFunction:
             with ExitStack() as contexts:
                 for context in (self._device_scope(), tables.replaced(), seeded_draws_only(), functions_inlined()):
                     contexts.enter_context(context)
-                scope = contexts.enter_context(Assignments(held))
+                scope = contexts.enter_context(_Scope(held, tables))
                 predicted = self._model.predict_step((batch,))
+            self._read_completely |= scope.read_completely
             if scope.assigns:
                 raise TrainingError(
                     f"the model {self._model.name!r} assigns variables while it predicts",

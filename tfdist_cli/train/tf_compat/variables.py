@@ -1,14 +1,15 @@
-"""Variables of TensorFlow and Keras: what stores their values, tensors in place of variables, initializers."""
+"""Variables of TensorFlow and Keras: what stores their values, tensors in their place, lookups, initializers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import core
+from keras.src.backend.tensorflow import numpy as keras_numpy
 from keras.src.backend.tensorflow.random import _cast_seed
 from keras.src.initializers import random_initializers
 from keras.src.random.seed_generator import draw_seed
@@ -17,6 +18,10 @@ from tensorflow.python.eager import tape
 from tensorflow.python.ops import stateful_random_ops
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
+from tfdist_cli.train.tf_compat.patching import original, replaced
+
+Gather = Callable[[keras.Variable, tf.Tensor], tf.Tensor]
+"""Returns rows of a variable, shape (n, …), for flat ids, int32, shape (n,)."""
 ShardedVariable = _ShardedVariable
 """A variable that is cut into rows. Seen in TensorFlow 2.21.0: `sharded_variable.ShardedVariable`. Reason: strategies
 create them, and the class is exported as `tf.__internal__.distribute.ShardedVariable` only. Replace with: a public
@@ -70,6 +75,57 @@ class WeightTensor(BaseResourceVariable):
     def gather_nd(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
         """See `tf.Variable`."""
         return tf.gather_nd(self._read_variable_op(), indices, name=name)
+
+
+@contextmanager
+def rows_looked_up(tables: Sequence[keras.Variable], gather: Gather) -> Iterator[None]:
+    """Within the context, lookups in some variables get the rows from a function, not from the whole variable.
+
+    A lookup is `keras.ops.take(variable, ids, axis=0)`, as in `Embedding.call`, with dense, ragged or sparse ids; or
+    `tf.gather(variable, ids)`, which calls `sparse_read` of its first argument. All else reads the whole variable.
+
+    Seen in Keras 3.15.1: `backend.tensorflow.numpy.take`. Reason: `Embedding` and the classes derived from it read the
+    whole table, and look up rows in it. Replace with: nothing, once Keras reads single rows of a variable.
+
+    Args:
+        tables: the variables.
+        gather: returns their rows.
+    """
+    by_keras = original(keras_numpy, "take")
+
+    def take(x: Any, indices: Any, axis: int | None = None) -> Any:
+        read = getattr(x, "sparse_read", None) if isinstance(x, keras.Variable) and axis == 0 else None
+        return read(indices) if read else by_keras(x, indices, axis)
+
+    def read_of(table: keras.Variable) -> Callable[..., Any]:
+        return lambda indices, name=None: _rows(table, indices, gather)  # noqa: ARG005 TensorFlow passes a name
+
+    with ExitStack() as replacements:
+        replacements.enter_context(replaced(keras_numpy, {"take": take}))
+        for table in tables:
+            replacements.enter_context(replaced(table, {"sparse_read": read_of(table)}))
+        yield
+
+
+def _rows(table: keras.Variable, ids: Any, gather: Gather) -> Any:
+    """Returns the rows for ids of any shape."""
+    if isinstance(ids, tf.RaggedTensor):
+        return ids.with_flat_values(_rows(table, ids.flat_values, gather))
+    if isinstance(ids, tf.SparseTensor):  # Keras looks up row 0 where there is no id
+        ids = tf.ensure_shape(tf.sparse.to_dense(ids), ids.shape)
+    ids = tf.convert_to_tensor(ids)
+    rows = gather(table, tf.reshape(_as_int32(ids), [-1]))
+    width = table.shape[1:].as_list()
+    static = ids.shape.rank and all(ids.shape[1:])
+    shape: Any = [-1, *ids.shape[1:], *width] if static else tf.concat([tf.shape(ids), width], axis=0)
+    rows = tf.ensure_shape(tf.reshape(rows, shape), [*ids.shape, *width])
+    return tf.cast(rows, table.dtype)  # that of the autocast scope
+
+
+def _as_int32(ids: tf.Tensor) -> tf.Tensor:
+    """Casts ids to int32. Ids that do not fit become ids that no table has."""
+    wider = ids.dtype.is_integer and ids.dtype.max > tf.int32.max
+    return tf.saturate_cast(ids, tf.int32) if wider else tf.cast(ids, tf.int32)
 
 
 def local_variable(value: tf.Tensor) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,8 +17,11 @@ from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.data.mismatch import found_in_step
 from tfdist_cli.train.data.pipeline import check_ends, checked
 from tfdist_cli.train.engine.base import Engine
+from tfdist_cli.train.model.embeddings import unused_table_optimizers
 from tfdist_cli.train.tf_compat.keras_model import has_compiled_loss
 from tfdist_cli.train.trainer.config import TrainingConfig, Validation, worker_shards
+
+log = logging.getLogger("tfdist")
 
 _running: list[str] = []
 """The call of tfdist that this process is in, if it uses all tasks."""
@@ -114,6 +118,18 @@ def check_targets(model: keras.Model, spec: Any) -> None:
             "the data has inputs but no targets, which the loss needs",
             code="no-targets",
             hint="yield (x, y), or compile the model without a loss and add its own with add_loss or compute_loss",
+        )
+
+
+def warn_of_unused_optimizers(model: keras.Model) -> None:
+    """Logs the tables of KerasRS whose own optimizer does not update them."""
+    for table, optimizer in unused_table_optimizers(model).items():
+        log.warning(
+            "the table %s has %s as its optimizer, which KerasRS uses on TPUs only: the model's %s updates it; give "
+            "model.compile a keras.optimizers.MultiOptimizer to update it by its own",
+            table,
+            optimizer,
+            type(model.optimizer).__name__,
         )
 
 

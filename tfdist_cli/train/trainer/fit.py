@@ -31,6 +31,7 @@ from tfdist_cli.train.trainer.checks import (
     check_tasks_agree,
     check_validation,
     data_errors_explained,
+    warn_of_unused_optimizers,
 )
 from tfdist_cli.train.trainer.config import (
     DEFAULT_EMBEDDINGS,
@@ -190,6 +191,8 @@ def train(context: ClusterContext, model: keras.Model, config: TrainingConfig) -
             if context.placement:
                 context.placement.report(model, step.optimizer_variables)
             engine = select_engine(context, step, spec, config.rules)
+            if engine.is_chief:
+                warn_of_unused_optimizers(model)
             start = restore_checkpoint(engine, step, config)
         schedule = _schedule(config, engine, model, start)
         reporter = ProgressReporter(

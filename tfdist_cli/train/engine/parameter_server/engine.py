@@ -389,15 +389,18 @@ class ParameterServerEngine:
         return self._evaluations[each_batch]
 
     def _reading(self) -> Callable[[Any], tuple[Tensors, ParameterScope]]:
-        """Returns a function that reads the parameters of a batch; those that are no tables are read only once."""
+        """Returns a function that reads the parameters of a batch; all but rows are read only once."""
         tables = self._context.tables
         # The stored values are scored, not those that the wire's type rounds them to.
         transport = Transport(self._step.parameters, tables.parameter_indices, device_scope=self._step.device_scope)
-        held = transport.pull(tables.empty_lookup()).values
+        held = transport.pull(tables.lookup_of_evaluation()).values
 
         def reading(batch: Any) -> tuple[Tensors, ParameterScope]:
             lookup = tables.lookup([batch], training=False)
-            return transport.pull(lookup, held).values, tables.parameter_scope(lookup.positions[0], training=False)
+            values = transport.pull(lookup, held).values
+            for index in tables.evaluated_completely:
+                values[index] = tf.ensure_shape(held[index], self._step.parameters[index].shape)
+            return values, tables.parameter_scope(lookup.positions[0], training=False)
 
         return reading
 
