@@ -11,7 +11,7 @@ BOUNDS := $(shell sed -n 's/^dependencies = \[\(.*\)\]/\1/p' pyproject.toml | tr
 TEST_PACKAGES := hypothesis jsonschema pytest pytest-timeout pytest-xdist
 # Other versions of TensorFlow and Keras than those of constraints.txt, each in an environment of its own.
 COMPAT := oldest newest
-SLOW := tests/chaos tests/cluster tests/zoo
+SLOW := tests/zoo tests/chaos tests/cluster
 STAGES := oldest units clusters timed
 JOBS ?= auto
 # Tests start hundreds of Pythons: what the first has compiled, the others need not.

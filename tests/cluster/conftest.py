@@ -6,6 +6,13 @@ from tests.support.lab import containers
 from tests.support.lab.hosts import make_hosts
 from tests.support.tasks import Tasks
 
+LONGEST = ("test_rules", "test_slurm", "test_mirrored_fit", "test_parameter_server_fit", "test_recipes", "test_roles")
+
+
+def pytest_collection_modifyitems(items):
+    """Begins with the files that take longest, so that the processes that run the tests end at about the same time."""
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
+
 
 @pytest.fixture
 def cluster(tmp_path):

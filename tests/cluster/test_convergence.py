@@ -30,7 +30,7 @@ def accuracies(request, tmp_path_factory):
     return {"one process": single.result["async"], **found}
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_learns_as_well_as_one_process(rule, accuracies):
     assert accuracies["one process"] > 0.96

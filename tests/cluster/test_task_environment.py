@@ -198,22 +198,23 @@ ON_HOSTS = [
 
 
 @pytest.mark.skipif(bool(no_hosts()), reason=no_hosts())
-def test_ssh_tasks(check, lab, tmp_path):
+@pytest.mark.rotates(2)
+@pytest.mark.parametrize("case", ON_HOSTS, ids=lambda case: case.visible)
+def test_ssh_tasks(case, check, lab, tmp_path):
     """Several on each host, whose GPUs and proxies are its own."""
-    for number, case in enumerate(ON_HOSTS):
-        folder = lab.here / f"environment{number}"
-        hosts = []
-        for host, visible in zip(lab.hosts, case.visible.split("|"), strict=False):
-            python = lab.config.parent / f"{host.name}-python{number}"
-            python.write_text(HOST.format(visible=visible, python=sys.executable))
-            python.chmod(0o755)
-            hosts.append({"address": host.name, "python": str(python)})
-        case.write(folder, launcher="ssh", hosts=hosts, ssh={"config": str(lab.config)})
-        plan, real = launched(folder, env={"no_proxy": "of the launcher"})
-        check(case, plan, real, renamed=("TFDIST_RUN_DIR",))
-        assert {env["no_proxy"].partition(",")[0] for env in real.values()} == {"internal"}
-        by_role = dict.fromkeys(env["TFDIST_RUN_DIR"] for env in real.values())
-        assert all(".tfdist/runs/run/" in path for path in by_role)
+    folder = lab.here / tmp_path.name
+    hosts = []
+    for host, visible in zip(lab.hosts, case.visible.split("|"), strict=False):
+        python = lab.config.parent / f"{host.name}-{tmp_path.name}-python"
+        python.write_text(HOST.format(visible=visible, python=sys.executable))
+        python.chmod(0o755)
+        hosts.append({"address": host.name, "python": str(python)})
+    case.write(folder, launcher="ssh", hosts=hosts, ssh={"config": str(lab.config)})
+    plan, real = launched(folder, env={"no_proxy": "of the launcher"})
+    check(case, plan, real, renamed=("TFDIST_RUN_DIR",))
+    assert {env["no_proxy"].partition(",")[0] for env in real.values()} == {"internal"}
+    by_role = dict.fromkeys(env["TFDIST_RUN_DIR"] for env in real.values())
+    assert all(".tfdist/runs/run/" in path for path in by_role)
 
 
 TWO_A_NODE = "--ntasks-per-node=2"
