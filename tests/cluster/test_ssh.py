@@ -78,6 +78,7 @@ def await_event(folder, wanted, count=1, seconds=60):
     return found[-1]
 
 
+@pytest.mark.rotates(2, 0)
 def test_the_digits_are_learned_on_three_hosts(lab, folder):
     launched = finish(start(folder("parameter_server", "{chief: {}, ps: {}, worker: {replicas: 3}}")), 250)
     assert launched.code == 0, launched.stderr
@@ -120,6 +121,7 @@ def test_ctrl_c_stops_the_tasks_of_every_host(lab, begin):
     assert not lab.processes()
 
 
+@pytest.mark.rotates(2, 1)
 def test_a_link_that_is_cut_and_mended(lab, begin):
     """The cause names the host. Its tasks are killed there, and start again when it can be reached."""
     script = "case $TFDIST_TASK_DIR in *attempt_1*) exec sleep 1000;; esac"

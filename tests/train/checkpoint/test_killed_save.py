@@ -21,7 +21,7 @@ from tfdist_cli.train.model.train_step import ModelStep
 
 pytestmark = pytest.mark.slow
 
-TRIALS = int(os.environ.get("TFDIST_TEST_TRIALS", "20"))
+TRIALS = int(os.environ.get("TFDIST_TEST_TRIALS", "10"))
 PROGRAM = Path(__file__).parents[2] / "support" / "programs" / "saves.py"
 
 
