@@ -36,7 +36,7 @@ def dataset(params, split, shard):
 '''
 RECIPE_YAML = """
 module: four_classes
-train: {epochs: 4, batch_size: 16}
+train: {epochs: 4, batch_size: 16, steps_per_execution: 4}
 checkpoint: {every_steps: 40}
 export: {format: [saved_model, keras]}
 """

@@ -1,4 +1,4 @@
-"""Each test trains in a process that is in no cluster, whatever the one that runs the tests is in."""
+"""Each test trains in a process that is in no cluster, with few steps in a function."""
 
 import logging
 import subprocess
@@ -8,6 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tfdist_cli.train.cluster import join
+from tfdist_cli.train.engine.mirrored.engine import MirroredEngine
+from tfdist_cli.train.engine.parameter_server.engine import ParameterServerEngine
 from tfdist_cli.train.variables.placement import Placement, PlacementRules
 
 
@@ -16,6 +18,8 @@ def _alone(monkeypatch):
     for name in ("TF_CONFIG", "TFDIST_STRATEGY", "TFDIST_RUN_DIR", "TFDIST_RECORDS", "TFDIST_START_TIMEOUT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(join, "_joined", None)
+    for engine in (MirroredEngine, ParameterServerEngine):
+        monkeypatch.setattr(engine, "max_steps_per_execution", 2)  # tracing is most of the time of a short training
     yield
     keras.config.set_dtype_policy("float32")
 

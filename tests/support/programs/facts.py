@@ -15,7 +15,11 @@ import tensorflow as tf
 import tfdist_cli as tfdist
 from tfdist_cli.datasets import digits
 from tfdist_cli.errors import TfdistError
+from tfdist_cli.train.engine.mirrored.engine import MirroredEngine
+from tfdist_cli.train.engine.parameter_server.engine import ParameterServerEngine
 
+for engine in (MirroredEngine, ParameterServerEngine):
+    engine.max_steps_per_execution = 2  # tracing is most of the time of a short training
 BATCH = 7
 random = np.random.default_rng(0)
 X = random.normal(size=(350, 4)).astype(np.float32)
