@@ -284,7 +284,6 @@ def fit(scratch, monkeypatch, **given):
     return model
 
 
-@pytest.mark.slow
 @pytest.mark.rotates(6)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_training_survives_faults(fault, s3, tmp_path, monkeypatch):
