@@ -204,8 +204,8 @@ def model("""
 def test_a_training_of_slow_steps_saves_and_ends_soon_when_reported_to(tmp_path):
     module = RECIPE.replace("def model(", SLOW).replace("keras.Input((8,)),", "keras.Input((8,)), Slow(),")
     folder = project(tmp_path, recipe=module)
-    long = ("--set", "checkpoint.every_steps=100000", "--set", "train.steps_per_epoch=1000")
-    process = start(folder, "--run-dir", "run", *long)
+    long = ("checkpoint.every_steps=100000", "train.steps_per_epoch=1000", "train.steps_per_execution=auto")
+    process = start(folder, "--run-dir", "run", *(f"--set={each}" for each in long))
     watcher = folder / "run" / "metrics.jsonl"
 
     def far_enough():

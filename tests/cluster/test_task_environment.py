@@ -202,10 +202,11 @@ ON_HOSTS = [
 @pytest.mark.parametrize("case", ON_HOSTS, ids=lambda case: case.visible)
 def test_ssh_tasks(case, check, lab, tmp_path):
     """Several on each host, whose GPUs and proxies are its own."""
-    folder = lab.here / tmp_path.name
+    name = f"environment{ON_HOSTS.index(case)}"
+    folder = lab.here / name
     hosts = []
     for host, visible in zip(lab.hosts, case.visible.split("|"), strict=False):
-        python = lab.config.parent / f"{host.name}-{tmp_path.name}-python"
+        python = lab.config.parent / f"{host.name}-{name}-python"
         python.write_text(HOST.format(visible=visible, python=sys.executable))
         python.chmod(0o755)
         hosts.append({"address": host.name, "python": str(python)})

@@ -17,11 +17,7 @@ from keras import layers, ops
 
 import tfdist_cli as tfdist
 from tfdist_cli.errors import UsageError
-from tfdist_cli.train.engine.mirrored.engine import MirroredEngine
-from tfdist_cli.train.engine.parameter_server.engine import ParameterServerEngine
 
-for engine in (MirroredEngine, ParameterServerEngine):
-    engine.max_steps_per_execution = 2  # tracing is most of the time of a short training
 IN_CLUSTER = "TF_CONFIG" in os.environ
 MODE = sys.argv[1]
 BATCH, STEPS = 4, 6
