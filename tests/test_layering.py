@@ -28,6 +28,7 @@ PARTS: dict[str, set[str]] = {
     "doctor": {"errors", "finding", "launch", "spec"},
     "check": {"errors", "finding", "launch", "protocol", "requirements", "spec"},
     "tracking": {"protocol"},
+    "profiling": set(),
     "report": {"launch", "plan", "protocol"},
     "datasets": {"errors", "spec", "storage", "train"},
     "bench": {"errors", "plan", "protocol", "spec"},
@@ -36,7 +37,8 @@ PARTS: dict[str, set[str]] = {
     "init": {"errors", "spec"},
     "cli": {
         *("bench", "check", "doctor", "errors", "finding", "init"),
-        *("launch", "plan", "protocol", "report", "requirements", "run_storage", "spec", "storage", "task"),
+        *("launch", "plan", "profiling", "protocol", "report", "requirements", "run_storage", "spec"),
+        *("storage", "task"),
     },
     "__init__": {"errors", "launch", "protocol", "requirements", "spec", "train"},
     "__main__": {"cli"},

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 
 from benchmarks.scale.simulated_tasks import SimulatedTasks
-from tfdist_cli.launch.supervisor.events import Action, Event, Exited, SignalReceived, Stop, StopSignal, Tick
+from tfdist_cli.launch.supervisor.events import Action, Event, Exited, Profile, SignalReceived, Stop, StopSignal, Tick
 from tfdist_cli.launch.supervisor.state import KILL_TIMEOUT, JobState, Phase, Status
 from tfdist_cli.spec.task_id import TaskId
 
@@ -121,6 +121,9 @@ class Invariants:
             self._require(process is not None and not process.exited, "a signal is for a task that runs")
             again = process is not None and process.stopped in (action.signal, StopSignal.KILL)
             self._require(not again, "no signal is sent twice, and none after SIGKILL")
+            return
+        if isinstance(action, Profile):
+            self._require(process is not None and not process.exited, "a task that is profiled runs")
             return
         self._require(process is None or process.exited, "a task that runs is not started")
         self._require(self._signalled_at is None, "nothing is started after a signal")

@@ -21,6 +21,7 @@ from tfdist_cli.launch.supervisor.events import (
     RecordReceived,
     Start,
     Started,
+    Stop,
     StopSignal,
 )
 from tfdist_cli.launch.supervisor.membership import LEFT
@@ -157,7 +158,10 @@ class SimulatedTasks:
         """Carries out an action of the supervisor."""
         if isinstance(action, Start):
             self._start(action.task, now)
-            return
+        elif isinstance(action, Stop):
+            self._stop(action, now)
+
+    def _stop(self, action: Stop, now: float) -> None:
         process = self.processes[action.task]
         process.stopped = action.signal
         if action.signal is StopSignal.KILL:

@@ -8,6 +8,7 @@ import pytest
 from tests.support.codes import codes_in
 from tests.support.recorded import trained_run
 from tfdist_cli import requirements
+from tfdist_cli.protocol.profile_order import PROFILE_SUFFIX, PROFILES
 
 pytestmark = pytest.mark.tensorflow  # which brings TensorBoard
 
@@ -54,6 +55,16 @@ def test_several_runs_and_the_callback_of_keras(tensorboard, tmp_path):
         "--logdir_spec",
         f"a-1/tensorboard:{one}/tensorboard,a-1:{one}/tracking/tensorboard,b/tensorboard:{two}/tensorboard",
     ]
+
+
+def test_one_run_is_one_folder_as_the_plugin_for_profiles_needs_it(tensorboard, tmp_path):
+    run = trained_run(tmp_path / "a").path
+    (run / PROFILES / "now").mkdir(parents=True)
+    (run / PROFILES / "now" / f"worker-1{PROFILE_SUFFIX}").touch()
+    assert tensorboard(run)[:2] == ["--logdir", str(run / "profile")]
+    (run / "tensorboard").mkdir()
+    (run / "tensorboard" / "events.out.tfevents.1.host").touch()
+    assert tensorboard(run)[:2] == ["--logdir", str(run)]
 
 
 def test_what_cannot_be_shown(tensorboard, tmp_path, monkeypatch):

@@ -40,8 +40,9 @@ def run(plan_for, make_cluster):
     def run(*command, cluster=None, shutdown=20.0, react=lambda event, state: None, keep=True, max_restarts=0):
         plan = plan_for(cluster or make_cluster(worker=1), *command)
         rules = JobPolicy(plan.strategy, timeouts=Timeouts(shutdown=shutdown), max_restarts=max_restarts)
+        own = {"TFDIST_TASK_DIR": str(plan.run_dir)}
         return Outcome(react, keep=keep).run(
-            LocalLauncher(), plan, rules, lambda start: {"OWN": f"{start.task} {start.attempt}"}
+            LocalLauncher(), plan, rules, lambda start: {**own, "OWN": f"{start.task} {start.attempt}"}
         )
 
     return run

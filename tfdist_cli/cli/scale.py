@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import re
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
-import psutil
 import typer
 
 from tfdist_cli.cli.console import console
 from tfdist_cli.cli.console.progress import scaled_text
 from tfdist_cli.cli.options import LATEST
 from tfdist_cli.errors import TfdistError, TimeoutExceeded, UsageError
-from tfdist_cli.launch.run.directory import EVENTS_FILE
-from tfdist_cli.launch.run.history import RunView, launcher_of, read_run
+from tfdist_cli.launch.run.history import RunView, read_run
 from tfdist_cli.launch.run.report import format_replicas
-from tfdist_cli.launch.run.requests import SIGNAL, Request, post_request
-from tfdist_cli.protocol.run_files import open_file, parse_lines
+from tfdist_cli.launch.run.requests import Answers, ScaleRequest, new_id, post_request
 from tfdist_cli.spec.path_scheme import refuse_scheme
 from tfdist_cli.spec.roles import ROLES, Role
 
@@ -31,8 +26,6 @@ EXAMPLES = (
     "tfdist scale runs/digits-20260102-030405 worker=3 ps=2",
     "tfdist scale worker=4 --dry-run",
 )
-_PERIOD = 0.1
-"""Seconds between two reads of a file that another process writes."""
 _HOW = "write ROLE=N, such as worker=4"
 _NUMBER = re.compile(r"[a-z_]+=.*", re.DOTALL)
 
@@ -73,16 +66,20 @@ def scale(
             code="run-not-running",
             hint=f"tfdist launch CLUSTER --run-dir {run} {_settings(replicas)} continues from its last checkpoint",
         )
-    answers = _Answers(view, time.monotonic() + timeout)
-    with post_request(view.path, replicas, dry_run=dry_run) as request:
-        answers.number = request.number
-        answer = answers.wait("scale")
+    request = ScaleRequest(new_id(), replicas, dry_run)
+    answers = Answers(view, request.request, "scaled", time.monotonic() + timeout)
+    with post_request(view.path, request):
+        answer = answers.first("scale")
+    if answer is None:
+        raise _timeout("the launcher has not answered in time", view)
     if _print_answer(answer, request):
         return
     what = format_replicas(answer["replicas"])
     console.write(f"{what}: {_way(answer)}")
     if wait:
-        scaled = answers.wait("scaled")
+        scaled = answers.next("scaled")
+        if scaled is None:
+            raise _timeout("the training has not continued yet", view)
         if scaled["failed"]:
             names = ", ".join(scaled["failed"])
             raise TfdistError(
@@ -91,6 +88,10 @@ def scale(
                 hint=f"tfdist logs {view.path} --task {scaled['failed'][0]} shows why",
             )
         console.write(f"{what}: {scaled_text(scaled)}")
+
+
+def _timeout(message: str, view: RunView) -> TimeoutExceeded:
+    return TimeoutExceeded(message, code="scale-timeout", hint=f"tfdist status {view.path} shows its state")
 
 
 def _way(answer: Mapping[str, Any]) -> str:
@@ -136,7 +137,7 @@ def _settings(replicas: Mapping[Role, int]) -> str:
     return " ".join(f"--set roles.{role}.replicas={number}" for role, number in replicas.items())
 
 
-def _print_answer(answer: Mapping[str, Any], request: Request) -> bool:
+def _print_answer(answer: Mapping[str, Any], request: ScaleRequest) -> bool:
     """Prints an answer that ends the command; returns False if the launcher has accepted the request.
 
     Raises:
@@ -154,72 +155,3 @@ def _print_answer(answer: Mapping[str, Any], request: Request) -> bool:
         case _:
             return False
     return True
-
-
-class _Answers:
-    """The launcher's events about a request, read from `events.jsonl`.
-
-    Args:
-        view: the run.
-        deadline: end of the wait, by the monotonic clock.
-    """
-
-    def __init__(self, view: RunView, deadline: float) -> None:
-        self._view = view
-        self._deadline = deadline
-        self._path = view.path / EVENTS_FILE
-        self._read = self._path.stat().st_size if self._path.exists() else 0
-        self._events: deque[dict[str, Any]] = deque()
-        """Events that were read and not looked at: the answer and its result may be written at once."""
-        self.number = ""
-
-    def wait(self, kind: str) -> Mapping[str, Any]:
-        """Waits for an event about the request and returns it.
-
-        Raises:
-            TfdistError: the run ended first.
-            TimeoutExceeded: the deadline has passed.
-        """
-        while True:
-            alive = launcher_of(self._view.path) == self._view.launcher
-            if alive and kind == "scale":
-                self._signal_launcher()
-            self._events.extend(self._new())
-            while self._events:
-                event = self._events.popleft()
-                if event.get("event") == kind and event.get("request") == self.number:
-                    return event
-                if event.get("event") == "phase" and event.get("phase") == "ended":
-                    alive = False
-            if not alive:
-                raise TfdistError(
-                    f"{self._view.path.name} ended before it was scaled",
-                    code="run-ended",
-                    hint=f"tfdist status {self._view.path} shows why",
-                )
-            if time.monotonic() >= self._deadline:
-                raise TimeoutExceeded(
-                    "the launcher has not answered in time"
-                    if kind == "scale"
-                    else "the training has not continued yet",
-                    code="scale-timeout",
-                    hint=f"tfdist status {self._view.path} shows its state",
-                )
-            time.sleep(_PERIOD)
-
-    def _signal_launcher(self) -> None:
-        """Signals the launcher again: one that has just started may have missed the first signal."""
-        with suppress(psutil.NoSuchProcess):
-            psutil.Process(self._view.launcher).send_signal(SIGNAL)
-
-    def _new(self) -> Iterator[dict[str, Any]]:
-        """Yields the new events, complete lines only."""
-        try:
-            file = open_file(self._path)
-        except FileNotFoundError:
-            return  # no event yet
-        with file:
-            file.seek(self._read)
-            text, line_feed, _ = file.read().rpartition(b"\n")
-        self._read += len(text + line_feed)
-        yield from parse_lines(text.split(b"\n"))

@@ -1,4 +1,4 @@
-"""`tfdist tensorboard`: opens TensorBoard on the event files of runs."""
+"""`tfdist tensorboard`: opens TensorBoard on the event files and profiles of runs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tfdist_cli.cli.run_copies import RunSource, open_runs
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.run.history import read_run
 from tfdist_cli.launch.tracking import TRACKING
+from tfdist_cli.protocol.profile_order import PROFILE_SUFFIX
 from tfdist_cli.requirements import require_trackers
 
 EXAMPLES = (
@@ -24,7 +25,7 @@ EXAMPLES = (
     "tfdist tensorboard runs/digits-20260102-030405 --port 6007",
     "tfdist tensorboard runs/digits-*",
 )
-_EVENT_FILES = "*tfevents*"
+_FILES = ("*tfevents*", f"*{PROFILE_SUFFIX}")
 _TRACKER = "tensorboard"
 _PERIOD = 30.0
 """Seconds between two downloads of a run in a storage service."""
@@ -36,17 +37,23 @@ def tensorboard(
     host: Annotated[str, typer.Option(help="The address to listen on. TensorBoard has no password.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for a free one.")] = 6006,
 ) -> None:
-    """Open TensorBoard on the event files of runs.
+    """Open TensorBoard on the event files and profiles of runs.
 
     These are the files of `tfdist launch --track tensorboard`, or `tracking: [tensorboard]` in the recipe, and those of
     Keras's TensorBoard callback in the run directory. Several runs are shown together. The page follows a run that
     trains. Ctrl-C ends it.
 
+    Profiles of tfdist profile are shown if the package xprof, a plugin of TensorBoard, is installed (pip install
+    xprof), and only of a single run.
+
     TensorBoard listens on this machine only: through ssh, open it with `ssh -L 6006:localhost:6006 HOST`.
     """
     require_trackers([_TRACKER])
-    with open_runs(runs, [_EVENT_FILES]) as sources:
-        folders = [pair for source in sources for pair in _event_folders(read_run(source.path).path)]
+    with open_runs(runs, _FILES) as sources:
+        paths = [read_run(source.path).path for source in sources]
+        folders = [pair for path in paths for pair in _event_folders(path)]
+        if len(paths) == 1 and len(folders) > 1:
+            folders = [(paths[0].name, paths[0])]  # the plugin for profiles knows no list of folders
         argv = [sys.executable, "-m", "tensorboard.main", *_logdir(folders), "--host", host, "--port", str(port)]
         sys.stdout.flush()
         copies = [source for source in sources if source.copy]
@@ -69,18 +76,18 @@ def _show(argv: Sequence[str], copies: Sequence[RunSource]) -> int:
 
 
 def _event_folders(run: Path) -> Iterator[tuple[str, Path]]:
-    """Yields a name and a folder for each folder of a run with event files.
+    """Yields a name and a folder for each folder of a run with event files or profiles.
 
     Raises:
         UsageError: there is none.
     """
     tracked = run / TRACKING / _TRACKER
-    found = {_top(run, path) for path in run.rglob(_EVENT_FILES)}
+    found = {_top(run, path) for pattern in _FILES for path in run.rglob(pattern)}
     if not found:
         raise UsageError(
-            f"{run} has no event files of TensorBoard",
+            f"{run} has no event files of TensorBoard, and no profile",
             code="no-event-files",
-            hint="launch with --track tensorboard, or set tracking: [tensorboard] in the recipe",
+            hint="launch with --track tensorboard, set tracking: [tensorboard] in the recipe, or call tfdist profile",
         )
     for folder in sorted(found):
         yield run.name if folder == tracked else f"{run.name}/{folder.name}", folder

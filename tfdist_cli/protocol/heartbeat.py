@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from tfdist_cli.protocol import liveness_probe
@@ -29,12 +30,16 @@ log = logging.getLogger("tfdist")
 _started = threading.Event()
 
 
-def start() -> None:
-    """Sends heartbeats from now on, if a launcher reads them. The second call does nothing."""
+def start(each_time: Callable[[], None] = lambda: None) -> None:
+    """Sends heartbeats from now on, if a launcher reads them. The second call does nothing.
+
+    Args:
+        each_time: called with each heartbeat, in its thread; must neither wait nor fail.
+    """
     if os.environ.get(ENABLED) != "1" or _started.is_set():
         return
     _started.set()
-    threading.Thread(target=_beat, args=(_start_probe(),), name="heartbeat", daemon=True).start()
+    threading.Thread(target=_beat, args=(_start_probe(), each_time), name="heartbeat", daemon=True).start()
 
 
 def _start_probe() -> int | None:
@@ -66,7 +71,7 @@ def _start_probe() -> int | None:
     return writing
 
 
-def _beat(probe: int | None) -> None:
+def _beat(probe: int | None, each_time: Callable[[], None]) -> None:
     never = threading.Event()
     meter = UsageMeter()
     while True:
@@ -80,4 +85,5 @@ def _beat(probe: int | None) -> None:
         if probe is not None:
             with suppress(BlockingIOError, BrokenPipeError):  # it is stopped, or has been killed
                 os.write(probe, b".")
+        each_time()
         never.wait(PERIOD)

@@ -27,6 +27,8 @@ The kinds, with their keys beside `kind`:
 * `checkpoint_damaged`: `step`, `reason`: it is skipped.
 * `resumed`: `step`, `path`: the checkpoint from which the training resumes.
 * `evaluation`: `step`, `final`, `metrics`: an evaluator's score of a checkpoint.
+* `profiled`: `request`, `recorded`: for how many seconds, `bytes` of the file, `took`: seconds to save it.
+* `profile_failed`: `request`, `reason`, `code`, `hint`: no profile was taken; the training continues.
 * `workers`: `workers` {"worker:0": [steps, examples, steps per second]} of the whole training, the rate null if it was
   not measured. Before the `result`, in as many records as they need.
 * `result`: `step`, `metrics`, `seconds`, `examples`.

@@ -32,6 +32,7 @@ class LauncherTraits:
             together, except for those that join and leave.
         tasks_join: whether a task that the launch did not have can be started, or one of its tasks ended, while the
             others run.
+        profiles_tasks: whether the launcher can hand a running task the order to profile itself, a file in its folder.
         run_lasts: whether a run can go on with a plan that has other addresses, once all tasks have exited.
     """
 
@@ -46,6 +47,7 @@ class LauncherTraits:
     jobs: str = ""
     restarts_tasks: bool = True
     tasks_join: bool = False
+    profiles_tasks: bool = False
     run_lasts: bool = False
 
 
@@ -55,6 +57,7 @@ LAUNCHERS: dict[str, LauncherTraits] = {
         summary="this machine",
         local_processes=True,
         tasks_join=True,
+        profiles_tasks=True,
         run_lasts=True,
     ),
     "ssh": LauncherTraits(
@@ -62,6 +65,7 @@ LAUNCHERS: dict[str, LauncherTraits] = {
         summary="the machines that `hosts` names",
         uses_hosts=True,
         tasks_join=True,
+        profiles_tasks=True,
     ),
     "slurm": LauncherTraits(
         "tfdist_cli.launch.slurm.launcher:SlurmLauncher",
@@ -71,12 +75,14 @@ LAUNCHERS: dict[str, LauncherTraits] = {
         jobs="tfdist_cli.launch.slurm.jobs:SlurmJobs",
         restarts_tasks=False,
         tasks_join=True,
+        profiles_tasks=True,
     ),
     "compose": LauncherTraits(
         "tfdist_cli.launch.compose.launcher:ComposeLauncher",
         summary="containers of this machine",
         containers=True,
         tasks_join=True,
+        profiles_tasks=True,
         run_lasts=True,
     ),
     "kubernetes": LauncherTraits(

@@ -18,6 +18,8 @@ from tfdist_cli.launch.run.snapshot import Progress, RunSnapshot
 from tfdist_cli.launch.supervisor.events import (
     Exited,
     Output,
+    ProfileAccepted,
+    ProfileRefused,
     RecordReceived,
     RequestAnswered,
     ResizeAccepted,
@@ -26,6 +28,7 @@ from tfdist_cli.launch.supervisor.events import (
 )
 from tfdist_cli.launch.supervisor.machine import begin, step
 from tfdist_cli.launch.supervisor.state import JobPolicy
+from tfdist_cli.protocol.profile_order import ProfileOrder
 from tfdist_cli.spec.task_id import TaskId
 
 ROOT = str(Path(__file__).parents[3])
@@ -98,6 +101,10 @@ def test_what_the_launcher_does_is_told():
     assert saving.startswith("[tfdist] SIGINT: ")
     assert " 30 s " in saving
     assert killing.endswith(": chief:0, ps:0")
+    profile = (ProfileAccepted(PS, ProfileOrder("a", 2.0, "x")), ProfileRefused("b", PS, "no", "", "x"))
+    accepted, refused = plain(CHIEF, PS).at(1, *profile).text.splitlines()
+    assert accepted.endswith(" ps:0 for 2 s")
+    assert refused.endswith(" ps:0: no")
     asked = (RequestAnswered("a", "refused", reason="no"), ResizeAccepted("b", {"ps": (1, 0)}, (CHIEF,)))
     rejected, scaled, saving = plain(CHIEF, PS).at(1, *asked).text.splitlines()
     assert rejected.endswith(": no")

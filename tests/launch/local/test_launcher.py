@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support import profiled
 from tfdist_cli.launch.local import launcher
 from tfdist_cli.launch.process import process, stream
 from tfdist_cli.launch.supervisor.events import Exited, Output, RecordReceived, SignalReceived, Started
@@ -52,6 +53,12 @@ def test_how_a_task_ends(run, script, code, expected):
     outcome = run("sh", "-c", script)
     assert outcome.of(Exited) == [Exited(W0, code)]
     assert outcome.state.exit_code == expected
+
+
+def test_a_task_gets_the_order_to_profile_itself(run, tmp_path):
+    outcome = run("sh", "-c", profiled.SCRIPT, react=profiled.order_when_ready(W0))
+    assert outcome.of(RecordReceived) == [RecordReceived(W0, {"kind": "profiled", "request": "a"})]
+    assert outcome.state.exit_code == 0
 
 
 @pytest.mark.parametrize(("program", "code"), [("/nonexistent/program", 127), ("/", 126), (__file__, 126)])

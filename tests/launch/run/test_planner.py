@@ -8,13 +8,21 @@ from datetime import datetime, timezone
 
 import pytest
 
-from tests.support.histories import CHIEF, EVALUATOR, PS, W0, W1, W2, History
+from tests.support.histories import CHIEF, EVALUATOR, PS, W0, W1, W2, History, beat
 from tfdist_cli.launch.local.launcher import LocalLauncher
 from tfdist_cli.launch.run.directory import open_run_dir
 from tfdist_cli.launch.run.planner import Planner, RequestHandler
-from tfdist_cli.launch.run.requests import Request
-from tfdist_cli.launch.supervisor.events import Exited, RecordReceived, RequestAnswered, ResizeAccepted
+from tfdist_cli.launch.run.requests import ProfileRequest, ScaleRequest
+from tfdist_cli.launch.supervisor.events import (
+    Exited,
+    ProfileAccepted,
+    ProfileRefused,
+    RecordReceived,
+    RequestAnswered,
+    ResizeAccepted,
+)
 from tfdist_cli.plan.machine import Machine
+from tfdist_cli.protocol.profile_order import ProfileOrder
 from tfdist_cli.spec.launchers import LAUNCHERS
 from tfdist_cli.spec.loading.load import load_run
 from tfdist_cli.spec.sections.recipe import Recipe
@@ -36,7 +44,7 @@ def make_handler(tmp_path, make_cluster):
         opened.enter_context(planner.reserving())
         run_dir = opened.enter_context(open_run_dir(tmp_path / "run", tmp_path, "x", now))
         planner.plan(run_dir)
-        return RequestHandler(planner, run_dir)
+        return RequestHandler(planner, run_dir, lambda: datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc))
 
     with ExitStack() as opened:
         yield make
@@ -44,7 +52,7 @@ def make_handler(tmp_path, make_cluster):
 
 def test_a_request_that_can_be_met_has_a_plan_with_addresses_of_its_own(make_handler, tmp_path):
     request_handler = make_handler()
-    event = request_handler.answer(Request("a", {"worker": 3, "ps": 1}), RUNNING)
+    event = request_handler.answer(ScaleRequest("a", {"worker": 3, "ps": 1}), RUNNING)
     assert replace(event, because="") == ResizeAccepted("a", {"worker": (1, 3)}, (CHIEF, W0, W1, W2, PS))
     assert "worker:1" in event.because
     plan = request_handler.plan()
@@ -54,18 +62,18 @@ def test_a_request_that_can_be_met_has_a_plan_with_addresses_of_its_own(make_han
     assert [task["task"] for task in written["tasks"]] == [str(task) for task in event.tasks]
     assert load_run(tmp_path / "run" / "cluster.yaml")[0].roles.count("worker") == 3
     larger = History(*event.tasks).state
-    assert request_handler.answer(Request("b", {"worker": 3}), larger) == RequestAnswered("b", "unchanged")
+    assert request_handler.answer(ScaleRequest("b", {"worker": 3}), larger) == RequestAnswered("b", "unchanged")
 
 
 def test_a_port_that_is_given_is_let_go_and_taken_again(make_handler):
     request_handler = make_handler(chief=["127.0.0.1:23456"])
-    request_handler.answer(Request("a", {"worker": 2}), RUNNING)
+    request_handler.answer(ScaleRequest("a", {"worker": 2}), RUNNING)
     assert str(request_handler.plan()[CHIEF].address) == "127.0.0.1:23456"
 
 
 def test_whether_it_could_be_met_changes_nothing(make_handler):
     request_handler = make_handler()
-    assert request_handler.answer(Request("a", {"ps": 2}, dry_run=True), RUNNING) == RequestAnswered(
+    assert request_handler.answer(ScaleRequest("a", {"ps": 2}, dry_run=True), RUNNING) == RequestAnswered(
         "a", "possible", {"ps": (1, 2)}
     )
     with pytest.raises(RuntimeError, match="no request"):
@@ -83,7 +91,7 @@ def test_whether_it_could_be_met_changes_nothing(make_handler):
     ],
 )
 def test_what_is_refused(options, replicas, reason, make_handler):
-    event = make_handler(**options).answer(Request("a", replicas), RUNNING)
+    event = make_handler(**options).answer(ScaleRequest("a", replicas), RUNNING)
     assert (event.request, event.answer) == ("a", "refused")
     assert reason in event.reason
 
@@ -94,7 +102,7 @@ def test_more_gpus_than_the_machine_has_are_refused_before_anything_ends(make_ha
     roles = request_handler._planner.cluster.roles
     one = roles.model_copy(update={"worker": RoleSpec(replicas=1, gpus=1)})
     request_handler._planner.cluster = request_handler._planner.cluster.model_copy(update={"roles": one})
-    event = request_handler.answer(Request("a", {"worker": 2}), RUNNING)
+    event = request_handler.answer(ScaleRequest("a", {"worker": 2}), RUNNING)
     assert event.answer == "refused"
     assert "GPUs" in event.reason
 
@@ -104,7 +112,7 @@ def test_more_open_files_than_the_launcher_may_have_are_refused_before_anything_
     monkeypatch.setattr(resource, "getrlimit", lambda limit: (300, 300))
     monkeypatch.setattr(resource, "setrlimit", lambda limit, wanted: None)
     for dry_run in (True, False):
-        event = request_handler.answer(Request("a", {"worker": 30}, dry_run=dry_run), RUNNING)
+        event = request_handler.answer(ScaleRequest("a", {"worker": 30}, dry_run=dry_run), RUNNING)
         assert (event.answer, event.replicas) == ("refused", {})
         assert event.code == "too-few-open-files"
         assert all(number in event.reason for number in ("32", "320", "300"))
@@ -114,7 +122,7 @@ def test_more_open_files_than_the_launcher_may_have_are_refused_before_anything_
 def test_a_job_that_does_something_else_is_not_resized(make_handler):
     job = History(CHIEF, W0, PS)
     job.at(5, Exited(CHIEF, 0))
-    event = make_handler().answer(Request("a", {"worker": 2}), job.state)
+    event = make_handler().answer(ScaleRequest("a", {"worker": 2}), job.state)
     assert (event.answer, event.code) == ("refused", "job-not-resizable")
 
 
@@ -131,7 +139,7 @@ MANY = {"replicas": 1, "max": 3}
 def test_workers_join_with_the_addresses_that_the_launch_has_reserved(make_handler, tmp_path):
     request_handler = make_handler(checkpoint="", worker=MANY)
     before = request_handler._planner.plan(request_handler._run_dir)
-    event = request_handler.answer(Request("a", {"worker": 3}), elastic(CHIEF, W0, PS))
+    event = request_handler.answer(ScaleRequest("a", {"worker": 3}), elastic(CHIEF, W0, PS))
     assert event == ResizeAccepted("a", {"worker": (1, 3)}, (CHIEF, W0, W1, W2, PS), joins=(W1, W2))
     plan = request_handler.extended
     assert [planned.task for planned in plan.tasks] == list(event.tasks)
@@ -148,20 +156,20 @@ def test_workers_join_with_the_addresses_that_the_launch_has_reserved(make_handl
 
 def test_workers_leave_and_come_back_without_a_max(make_handler, tmp_path):
     request_handler = make_handler(worker=3)
-    event = request_handler.answer(Request("a", {"worker": 1}), elastic(CHIEF, W0, W1, W2, PS))
+    event = request_handler.answer(ScaleRequest("a", {"worker": 1}), elastic(CHIEF, W0, W1, W2, PS))
     assert event == ResizeAccepted("a", {"worker": (3, 1)}, (CHIEF, W0, PS), leaves=(W1, W2))
     written = load_run(tmp_path / "run" / "cluster.yaml")[0]
     assert (written.roles.count("worker"), written.roles.capacity("worker")) == (1, 3)
-    event = request_handler.answer(Request("b", {"worker": 2}), elastic(CHIEF, W0, PS))
+    event = request_handler.answer(ScaleRequest("b", {"worker": 2}), elastic(CHIEF, W0, PS))
     assert event.joins == (W1,)
-    event = request_handler.answer(Request("c", {"worker": 4}), elastic(CHIEF, W0, W1, PS))
+    event = request_handler.answer(ScaleRequest("c", {"worker": 4}), elastic(CHIEF, W0, W1, PS))
     assert not event.is_live  # no address is reserved for a fourth
     assert "worker:3" in event.because
 
 
 def test_workers_with_hosts_leave(make_handler):
     request_handler = make_handler(worker=["127.0.0.1:23471", "127.0.0.1:23472"])
-    event = request_handler.answer(Request("a", {"worker": 1}), elastic(CHIEF, W0, W1, PS))
+    event = request_handler.answer(ScaleRequest("a", {"worker": 1}), elastic(CHIEF, W0, W1, PS))
     assert event.leaves == (W1,)
 
 
@@ -170,8 +178,8 @@ def test_a_worker_that_has_left_by_itself_comes_back(make_handler):
     job.at(1, RecordReceived(CHIEF, {"kind": "elastic", "joins": True}))
     job.at(2, RecordReceived(W1, {"kind": "state", "state": "left"}), Exited(W1, 0))
     request_handler = make_handler(worker=3)
-    assert request_handler.answer(Request("a", {"worker": 2}), job.state).answer == "unchanged"
-    event = request_handler.answer(Request("b", {"worker": 3}), job.state)
+    assert request_handler.answer(ScaleRequest("a", {"worker": 2}), job.state).answer == "unchanged"
+    event = request_handler.answer(ScaleRequest("b", {"worker": 3}), job.state)
     assert (event.replicas, event.joins, event.leaves) == ({"worker": (2, 3)}, (W1,), ())
 
 
@@ -186,9 +194,9 @@ def test_a_worker_that_has_left_by_itself_comes_back(make_handler):
 )
 def test_what_needs_a_checkpoint(roles, record, replicas, why, make_handler):
     request_handler, state = make_handler(**roles), elastic(CHIEF, W0, PS, **record)
-    answer = request_handler.answer(Request("b", replicas, dry_run=True), state)
+    answer = request_handler.answer(ScaleRequest("b", replicas, dry_run=True), state)
     assert (answer.answer, answer.live) == ("possible", False)
-    event = request_handler.answer(Request("a", replicas), state)
+    event = request_handler.answer(ScaleRequest("a", replicas), state)
     assert answer.reason == event.because
     assert isinstance(event, ResizeAccepted)
     assert not event.is_live
@@ -198,7 +206,7 @@ def test_what_needs_a_checkpoint(roles, record, replicas, why, make_handler):
 
 def test_a_dry_run_of_a_join_changes_nothing(make_handler):
     request_handler = make_handler(worker=MANY)
-    answer = request_handler.answer(Request("a", {"worker": 2}, dry_run=True), elastic(CHIEF, W0, PS))
+    answer = request_handler.answer(ScaleRequest("a", {"worker": 2}, dry_run=True), elastic(CHIEF, W0, PS))
     assert answer == RequestAnswered("a", "possible", {"worker": (1, 2)}, live=True)
     assert request_handler.extended is None
 
@@ -206,13 +214,13 @@ def test_a_dry_run_of_a_join_changes_nothing(make_handler):
 def test_other_launchers_than_those_that_start_single_tasks_need_a_checkpoint(make_handler, monkeypatch):
     monkeypatch.setitem(LAUNCHERS, "local", replace(LAUNCHERS["local"], tasks_join=False))
     request_handler = make_handler(worker=MANY)
-    event = request_handler.answer(Request("a", {"worker": 2}), elastic(CHIEF, W0, PS))
+    event = request_handler.answer(ScaleRequest("a", {"worker": 2}), elastic(CHIEF, W0, PS))
     assert not event.is_live
     assert "local" in event.because
 
 
 def test_above_max_is_refused(make_handler):
-    event = make_handler(worker=MANY).answer(Request("a", {"worker": 4}), elastic(CHIEF, W0, PS))
+    event = make_handler(worker=MANY).answer(ScaleRequest("a", {"worker": 4}), elastic(CHIEF, W0, PS))
     assert event.answer == "refused"
     assert "max is 3" in event.reason
 
@@ -220,7 +228,7 @@ def test_above_max_is_refused(make_handler):
 def test_gpus_that_would_be_divided_anew_need_a_checkpoint(make_handler, monkeypatch):
     monkeypatch.setattr(Machine, "here", lambda: Machine(2, ("0", "1", "2", "3")))
     request_handler = make_handler(worker=MANY)
-    event = request_handler.answer(Request("a", {"worker": 2}), elastic(CHIEF, W0, PS))
+    event = request_handler.answer(ScaleRequest("a", {"worker": 2}), elastic(CHIEF, W0, PS))
     assert not event.is_live
     assert "GPU" in event.because
 
@@ -228,16 +236,32 @@ def test_gpus_that_would_be_divided_anew_need_a_checkpoint(make_handler, monkeyp
 def test_a_worker_with_gpus_of_its_own_joins(make_handler, monkeypatch):
     monkeypatch.setattr(Machine, "here", lambda: Machine(2, ("0", "1")))
     request_handler = make_handler(worker=MANY | {"gpus": 1})
-    event = request_handler.answer(Request("a", {"worker": 2}), elastic(CHIEF, W0, PS))
+    event = request_handler.answer(ScaleRequest("a", {"worker": 2}), elastic(CHIEF, W0, PS))
     assert event.joins == (W1,)
     assert [request_handler.extended[task].resources.gpus for task in (W0, W1)] == [("0",), ("1",)]
 
 
 def test_an_evaluator_joins_without_an_address(make_handler, tmp_path):
     request_handler = make_handler()
-    event = request_handler.answer(Request("a", {"evaluator": 1}), RUNNING)
+    event = request_handler.answer(ScaleRequest("a", {"evaluator": 1}), RUNNING)
     assert event.joins == (EVALUATOR,)
     assert "evaluator" in json.loads(request_handler.extended[EVALUATOR].env["TF_CONFIG"])["cluster"]
     assert load_run(tmp_path / "run" / "cluster.yaml")[0].roles.count("evaluator") == 1
-    event = request_handler.answer(Request("b", {"evaluator": 0}), History(*event.tasks).state)
+    event = request_handler.answer(ScaleRequest("b", {"evaluator": 0}), History(*event.tasks).state)
     assert event.leaves == (EVALUATOR,)
+
+
+def test_a_profile_is_stored_where_tensorboard_finds_it(make_handler):
+    job = History(CHIEF, W0, PS)
+    job.at(1, beat(W0))
+    request_handler = make_handler()
+    order = ProfileOrder("a", 2.0, "profile/plugins/profile/2026_01_02_03_04_05/worker-0.xplane.pb")
+    assert request_handler.answer(ProfileRequest("a", "worker:0", 2.0), job.state) == ProfileAccepted(W0, order)
+    answer = request_handler.answer(ProfileRequest("b", "ps", 2.0), job.state)
+    assert (type(answer), answer.task, answer.code) == (ProfileRefused, PS, "task-not-ready")
+
+
+def test_a_launcher_may_not_reach_running_tasks(make_handler, monkeypatch):
+    monkeypatch.setitem(LAUNCHERS, "local", replace(LAUNCHERS["local"], profiles_tasks=False))
+    answer = make_handler().answer(ProfileRequest("a", "worker:0", 2.0), RUNNING)
+    assert answer.code == "launcher-cannot-profile"

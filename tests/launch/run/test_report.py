@@ -23,6 +23,8 @@ from tfdist_cli.launch.supervisor.events import (
     Exited,
     NetworkReady,
     Output,
+    ProfileAccepted,
+    ProfileRefused,
     RecordReceived,
     RequestAnswered,
     ResizeAccepted,
@@ -32,6 +34,7 @@ from tfdist_cli.launch.supervisor.events import (
 )
 from tfdist_cli.launch.supervisor.machine import begin, step
 from tfdist_cli.launch.supervisor.state import JobPolicy, Status, Timeouts
+from tfdist_cli.protocol.profile_order import ProfileOrder
 from tfdist_cli.spec.task_id import TaskId
 
 CHIEF, PS, WORKER, EVALUATOR = (TaskId.parse(role) for role in ("chief", "ps", "worker", "evaluator"))
@@ -401,6 +404,22 @@ def test_other_numbers_of_tasks(played):
         {"replicas": {"worker": [1, 2]}, "attempt": 1, "seconds": 3, "step": 7, "resumed": 9, "trained": 6, "took": 3}
         | {"joined": [], "left": [], "failed": []}
     ]
+
+
+def test_profiles_and_what_a_program_may_not_write(played):
+    job = played(CHIEF, PS)
+    order = ProfileOrder("a", 2.0, "profile/x")
+    job.at(3, ProfileAccepted(PS, order), ProfileRefused("b", PS, "why", "try", "profile-in-progress"))
+    job.at(5, record(PS, "profiled", request="a", recorded=2.0), record(PS, "profile", request="a", answer="refused"))
+    lines = [line for line in job.lines if line["event"] in ("profile", "profiled", "record")]
+    assert [(line["event"], line["task"], line.get("answer"), line.get("request")) for line in lines] == [
+        ("profile", "ps:0", "accepted", "a"),
+        ("profile", "ps:0", "refused", "b"),
+        ("profiled", "ps:0", None, "a"),
+        ("record", "ps:0", None, None),
+    ]
+    assert (lines[0]["path"], lines[0]["duration"], lines[2]["recorded"]) == ("profile/x", 2.0, 2.0)
+    assert (lines[1]["reason"], lines[1]["hint"], lines[1]["code"]) == ("why", "try", "profile-in-progress")
 
 
 def test_tasks_that_cannot_be_ended_for_others(played):

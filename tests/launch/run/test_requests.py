@@ -4,27 +4,37 @@ import json
 
 import pytest
 
-from tfdist_cli.launch.run.requests import Request, post_request, take_requests
+from tfdist_cli.launch.run.requests import ProfileRequest, ScaleRequest, post_request, take_requests
 
 
-def test_a_request_is_taken_once(tmp_path):
-    with post_request(tmp_path, {"worker": 4, "ps": 2}, dry_run=True) as request:
-        assert list(take_requests(tmp_path)) == [Request(request.number, {"worker": 4, "ps": 2}, dry_run=True)]
+@pytest.mark.parametrize(
+    "request_", [ScaleRequest("a", {"worker": 4, "ps": 2}, dry_run=True), ProfileRequest("b", "worker:1", 0.5)]
+)
+def test_a_request_is_taken_once(request_, tmp_path):
+    with post_request(tmp_path, request_):
+        assert list(take_requests(tmp_path)) == [request_]
         assert list(take_requests(tmp_path)) == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_one_that_no_process_has_taken_is_taken_back(tmp_path):
-    with pytest.raises(KeyboardInterrupt), post_request(tmp_path, {"worker": 4}, dry_run=False):
+    with pytest.raises(KeyboardInterrupt), post_request(tmp_path, ScaleRequest("a", {"worker": 4})):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", "{}", json.dumps({"replicas": {"boss": 3}}), "[" * 9999, '{"replicas": {"ps": "2"}}']
+    "text",
+    [
+        *("{", "[]", "{}", "[" * 9999),
+        json.dumps({"kind": "scale", "replicas": {"boss": 3}}),
+        json.dumps({"kind": "scale", "replicas": {"ps": "2"}}),
+        json.dumps({"kind": "profile", "task": "boss:x", "seconds": 1}),
+        json.dumps({"kind": "profile", "task": "worker:1", "seconds": "long"}),
+    ],
 )
 def test_what_is_no_request_is_thrown_away(text, tmp_path):
     (tmp_path / "request-x.json").write_text(text)
-    with post_request(tmp_path, {"ps": 1}, dry_run=False) as request:
-        assert list(take_requests(tmp_path)) == [Request(request.number, {"ps": 1})]
+    with post_request(tmp_path, ScaleRequest("a", {"ps": 1})):
+        assert list(take_requests(tmp_path)) == [ScaleRequest("a", {"ps": 1})]
     assert list(take_requests(tmp_path)) == []

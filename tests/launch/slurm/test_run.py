@@ -16,6 +16,7 @@ from tfdist_cli.launch.supervisor.events import (
     EventQueue,
     Exited,
     Output,
+    Profile,
     Queued,
     RecordReceived,
     Start,
@@ -25,6 +26,7 @@ from tfdist_cli.launch.supervisor.events import (
     Tick,
 )
 from tfdist_cli.launch.supervisor.launcher import LaunchContext
+from tfdist_cli.protocol.profile_order import ProfileOrder, take_order
 from tfdist_cli.protocol.records import RECORD_SEPARATOR, TASK_DIR
 from tfdist_cli.spec.task_id import TaskId
 
@@ -167,6 +169,22 @@ def test_a_job_from_its_submission_to_its_end(followed, slurm, tmp_path):
     assert log.splitlines()[1:] == ["hello", "half a line", "the end"]
     assert not list(tmp_path.rglob("*.raw"))
     assert (tmp_path / "slurm_job").read_text() == "12\n"
+
+
+def test_a_task_gets_the_order_to_profile_itself(followed, tmp_path):
+    order = ProfileOrder("a", 2.0, "x")
+
+    async def scenario(on):
+        on.start()
+        await on.next(Output)
+        on.run.act(Profile(on.tasks[1], order))
+        assert take_order(tmp_path / "attempt_1" / on.tasks[1].slug) == order
+        assert take_order(tmp_path / "attempt_1" / on.tasks[0].slug) is None
+        for task in on.tasks:
+            writes(tmp_path, 1, task, exited(0))
+            await on.next(Exited)
+
+    followed(scenario)
 
 
 def test_a_file_is_reopened_because_nfs_shows_additions_only_then(followed, slurm, tmp_path):

@@ -15,6 +15,7 @@ import psutil
 import pytest
 import yaml
 
+from tests.support import profiled
 from tests.support.codes import raises
 from tests.support.outcome import OneJoin, Outcome
 from tfdist_cli.errors import UsageError
@@ -110,6 +111,24 @@ def test_tasks_run_on_their_hosts(run, make_cluster, fake_ssh):
     assert Path(python).parent == Path(sys.executable).parent
     assert ran.plan.as_json()["tasks"][1]["address"].startswith("192.0.2.2:")
     assert re.findall(r"\d+(?= of| bytes)|h\d:", ran.lines(W1, "stderr")[0]) == ["1", "6", "h2:"]
+
+
+@pytest.mark.slow
+def test_a_profile_is_copied_before_it_is_reported(run, make_cluster, fake_ssh):
+    """In pieces: it is larger than one."""
+    cluster = make_cluster("single", hosts=["h1"], chief=1, ssh={"python": sys.executable})
+    found = []
+
+    def react(event, state):
+        if isinstance(event, RecordReceived) and event.record["kind"] == "profiled":
+            found.append((ran_dir / profiled.ORDER.path).read_bytes())
+        return profiled.order_when_ready(TaskId("chief"))(event, state)
+
+    ran_dir = Path("runs/x").absolute()
+    ran = run(cluster, "sh", "-c", profiled.SCRIPT, react=react)
+    assert ran.state.exit_code == 0
+    assert found == [profiled.expected()]
+    assert [path.name for path in (ran_dir / profiled.ORDER.path).parent.iterdir()] == ["worker-0.xplane.pb"]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from tfdist_cli.launch.addresses import RemoteAddresses
 from tfdist_cli.launch.process.background_tasks import BackgroundTasks
 from tfdist_cli.launch.process.process import SIGNALS
 from tfdist_cli.launch.process.stream import TaskStream
-from tfdist_cli.launch.supervisor.events import Exited, Start, Started
+from tfdist_cli.launch.supervisor.events import Exited, Start, Started, Stop
 from tfdist_cli.spec.address import LOOPBACK, Address
 
 
@@ -47,7 +47,7 @@ class ToyRun:
         if isinstance(action, Start):
             env = {**os.environ, **self.plan[action.task].env, **self.context.prepare(action)}
             self.background.start(self.run_task(action.task, env))
-        elif action.task in self.processes:
+        elif isinstance(action, Stop) and action.task in self.processes:
             with suppress(ProcessLookupError):  # it has exited, and that is reported
                 self.processes[action.task].send_signal(SIGNALS[action.signal])
 

@@ -24,6 +24,8 @@ from tfdist_cli.launch.supervisor.events import (
     Exited,
     NetworkReady,
     Output,
+    ProfileAccepted,
+    ProfileRefused,
     RecordReceived,
     RequestAnswered,
     ResizeAccepted,
@@ -222,8 +224,12 @@ def _restart(loss: LostTask, state: JobState) -> str:
 
 
 def _request_notices(event: Event) -> Iterator[str]:
-    """Yields notices about requests of `tfdist scale`."""
+    """Yields notices about requests of `tfdist scale` and `tfdist profile`."""
     match event:
+        case ProfileAccepted(task, order):
+            yield f"profiling {task} for {order.seconds:g} s"
+        case ProfileRefused(_, task, reason):
+            yield f"rejected a request to profile {task}: {reason}"
         case ResizeAccepted(_, replicas, _, joins, leaves) if event.is_live:
             names = ", ".join(str(task) for task in (*joins, *leaves))
             yield f"scaling {format_replicas(replicas)}: {names}; the others continue"

@@ -26,11 +26,12 @@ from tfdist_cli.launch.compose.services import (
 from tfdist_cli.launch.process.background_tasks import BackgroundTasks
 from tfdist_cli.launch.process.orphans import Watchdog
 from tfdist_cli.launch.process.stream import TaskStream
-from tfdist_cli.launch.supervisor.events import Action, Exited, Start, Started, StopSignal, Stream
+from tfdist_cli.launch.supervisor.events import Action, Exited, Profile, Start, Started, StopSignal, Stream
 from tfdist_cli.launch.supervisor.exit_ordering import ExitOrdering
 from tfdist_cli.launch.supervisor.launcher import LaunchContext
 from tfdist_cli.plan.plan import Plan
-from tfdist_cli.protocol.records import LAUNCHER_PID
+from tfdist_cli.protocol.profile_order import write_order
+from tfdist_cli.protocol.records import LAUNCHER_PID, TASK_DIR
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.compose import Compose
@@ -93,6 +94,8 @@ class ComposeRun:
         self._engine = engine
         self._project = f"{project_name(plan.run_dir)}-{os.getpid()}"
         self._containers: dict[TaskId, _Container] = {}
+        self._prepared: dict[TaskId, Mapping[str, str]] = {}
+        """The variables of each task's last start."""
         self._pending_signals: dict[TaskId, StopSignal] = {}
         """The signals for tasks whose client has not been started yet."""
         self._starts = 0
@@ -121,12 +124,15 @@ class ComposeRun:
             )
 
     def act(self, action: Action) -> None:
-        """Starts a task's container, or signals it."""
-        if isinstance(action, Start):
+        """Starts a task's container, signals it, or has it profiled."""
+        if isinstance(action, Profile):
+            write_order(Path(self._prepared[action.task][TASK_DIR]), action.order)
+        elif isinstance(action, Start):
             self._exit_ordering.task_started(action.task)
             self._containers.pop(action.task, None)
             self._pending_signals.pop(action.task, None)
-            self._background.start(self._run_task(action.task, self._context.prepare(action)))
+            variables = self._prepared[action.task] = self._context.prepare(action)
+            self._background.start(self._run_task(action.task, variables))
         else:
             self._stop(action.task, action.signal)
 

@@ -17,7 +17,7 @@ from tfdist_cli.launch.kubernetes.pods import CONTAINER, job_name, settings
 from tfdist_cli.launch.process.background_tasks import BackgroundTasks
 from tfdist_cli.launch.process.orphans import Watchdog
 from tfdist_cli.launch.process.stream import TaskStream
-from tfdist_cli.launch.supervisor.events import Action, Exited, Output, Start, Started, StopSignal
+from tfdist_cli.launch.supervisor.events import Action, Exited, Output, Start, Started, Stop, StopSignal
 from tfdist_cli.launch.supervisor.exit_ordering import ExitOrdering
 from tfdist_cli.launch.supervisor.launcher import LaunchContext
 from tfdist_cli.plan.plan import Plan
@@ -89,7 +89,7 @@ class PodsRun:
             self._names[action.task] = name
             self._exited[name] = asyncio.Event()
             self._background.start(self._run_task(action.task, name, self._context.prepare(action)))
-        else:
+        elif isinstance(action, Stop):
             self._background.start(self._delete(self._names[action.task], action.signal))
 
     def follow(self, plan: Plan) -> None:

@@ -33,10 +33,12 @@ from tfdist_cli.launch.process.orphans import Watchdog, adopting, end_orphans, r
 from tfdist_cli.launch.process.ports import hold
 from tfdist_cli.launch.process.process import SIGNALS, Process, Program, Spawned
 from tfdist_cli.launch.process.stream import TaskStream
-from tfdist_cli.launch.supervisor.events import Action, Exited, Output, Start, Started, Stop, StopSignal
+from tfdist_cli.launch.supervisor.events import Action, Exited, Output, Profile, Start, Started, Stop, StopSignal
 from tfdist_cli.launch.supervisor.launcher import LaunchContext
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import Plan, PlannedTask
+from tfdist_cli.protocol.profile_order import write_order
+from tfdist_cli.protocol.records import TASK_DIR
 from tfdist_cli.requirements import require_tensorflow
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.cluster import Cluster
@@ -132,6 +134,8 @@ class LocalRun:
         self._watchdog = watchdog
         self._scratch = {} if scratch is None else {"TMPDIR": scratch}
         self._processes: dict[TaskId, Process] = {}
+        self._prepared: dict[TaskId, Mapping[str, str]] = {}
+        """The variables of each task's last start."""
         self._starting: dict[TaskId, asyncio.Future[StopSignal]] = {}
         """The tasks that are being started, and the stop signals that came before they were."""
         self._fork_servers: dict[tuple[tuple[str, str], ...], ForkServerClient] = {}
@@ -150,10 +154,13 @@ class LocalRun:
         self._reaping: asyncio.TimerHandle | None = None
 
     def act(self, action: Action) -> None:
-        """Starts or stops a task."""
-        if isinstance(action, Start):
+        """Starts, stops or profiles a task."""
+        if isinstance(action, Profile):
+            write_order(Path(self._prepared[action.task][TASK_DIR]), action.order)
+        elif isinstance(action, Start):
             planned, own = self._plan[action.task], self._context.prepare(action)
             self._processes.pop(action.task, None)
+            self._prepared[action.task] = own
             self._starting[action.task] = asyncio.get_running_loop().create_future()
             self._background.start(self._start(planned, {**os.environ, **self._scratch, **planned.env, **own}))
         elif action.task in self._starting:

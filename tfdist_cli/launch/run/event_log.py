@@ -15,6 +15,8 @@ from tfdist_cli.launch.supervisor.events import (
     Event,
     Exited,
     NetworkReady,
+    ProfileAccepted,
+    ProfileRefused,
     RecordReceived,
     RequestAnswered,
     ResizeAccepted,
@@ -27,7 +29,10 @@ from tfdist_cli.spec.task_id import TaskId
 _FREQUENT = ("progress", "rates", "beat")
 """Kinds of records that are left out because they are frequent; metrics.jsonl and resources.jsonl have them."""
 
-_RESERVED = ("launch", "started", "exited", "loss", "kill", "phase", "network", "signal", "scale", "scaled", "record")
+_RESERVED = (
+    *("launch", "started", "exited", "loss", "kill", "phase", "network", "signal", "scale", "scaled", "profile"),
+    "record",
+)
 """Events that only the launcher may write. A program's record of such a kind is written as an event `record`."""
 
 
@@ -160,6 +165,12 @@ def _line_of_job(event: Event) -> dict[str, Any]:
             return {"event": "signal", "signal": signal_name(signum)}
         case ResizeAccepted() | RequestAnswered():
             return _answer(event)
+        case ProfileAccepted(task, order):
+            line = {"event": "profile", "request": order.request, "task": str(task), "answer": "accepted"}
+            return line | {"path": order.path, "duration": order.seconds}
+        case ProfileRefused(request, task, reason, hint, code):
+            line = {"event": "profile", "request": request, "task": str(task), "answer": "refused"}
+            return line | {"reason": reason, "hint": hint, "code": code}
     return {}
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.run.directory import RunDir
-from tfdist_cli.launch.run.requests import Request, take_requests
-from tfdist_cli.launch.supervisor.events import RequestAnswered, ResizeAccepted
+from tfdist_cli.launch.run.requests import ProfileRequest, Request, ScaleRequest, take_requests
+from tfdist_cli.launch.supervisor.events import ProfileAccepted, ProfileRefused, RequestAnswered, ResizeAccepted
 from tfdist_cli.launch.supervisor.launcher import Launcher
+from tfdist_cli.launch.supervisor.profiling import check_profile
 from tfdist_cli.launch.supervisor.state import JobState
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import Plan, make_plan
 from tfdist_cli.plan.resources import Resources, allocate
+from tfdist_cli.protocol.profile_order import PROFILE_SUFFIX, PROFILES, ProfileOrder
 from tfdist_cli.spec.address import LOOPBACK, Address
 from tfdist_cli.spec.loading.load import resized
 from tfdist_cli.spec.roles import Role
@@ -23,6 +26,8 @@ from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.spec.strategies import joins_cluster, may_join, may_leave
 from tfdist_cli.spec.task_id import TaskId
+
+Answer = ResizeAccepted | RequestAnswered | ProfileAccepted | ProfileRefused
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ class Planner:
         self._gpus = {planned.task: planned.resources.gpus for planned in plan.tasks}
         return plan
 
-    def resized(self, request: Request) -> Cluster:
+    def resized(self, request: ScaleRequest) -> Cluster:
         """The cluster with the numbers of tasks that a request asks for.
 
         Raises:
@@ -168,17 +173,37 @@ class Planner:
         self._addresses = self._reservation.enter_context(self._launcher.reserve(self.cluster))
 
 
+def _local_time() -> datetime:
+    return datetime.now(timezone.utc).astimezone()
+
+
+def _check_launcher(cluster: Cluster) -> None:
+    """Checks that the launcher of a cluster can profile tasks.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if not cluster.launcher_traits.profiles_tasks:
+        raise UsageError(
+            f"the launcher {cluster.launcher} cannot profile a running task",
+            code="launcher-cannot-profile",
+            hint="launch the same cluster with another launcher, such as --on local",
+        )
+
+
 class RequestHandler:
     """Answers the requests in a run's directory.
 
     Args:
         planner: has the cluster.
         run_dir: the directory.
+        clock: the time of day.
     """
 
-    def __init__(self, planner: Planner, run_dir: RunDir) -> None:
+    def __init__(self, planner: Planner, run_dir: RunDir, clock: Callable[[], datetime] = _local_time) -> None:
         self._planner = planner
         self._run_dir = run_dir
+        self._clock = clock
         self._wanted: Cluster | None = None
         self.extended: Plan | None = None
         """The plan after the last accepted change of a running job."""
@@ -187,14 +212,26 @@ class RequestHandler:
         """Takes the current requests out of the directory."""
         return take_requests(self._run_dir.path)
 
-    def answer(self, request: Request, state: JobState) -> ResizeAccepted | RequestAnswered:
+    def answer(self, request: Request, state: JobState) -> Answer:
         """Answers a request with an event."""
+        if isinstance(request, ProfileRequest):
+            return self._answer_profile(request, state)
         try:
-            return self._answer(request, state)
+            return self._answer_scale(request, state)
         except UsageError as error:
-            return RequestAnswered(request.number, "refused", {}, error.message, error.hint or "", error.code)
+            return RequestAnswered(request.request, "refused", {}, error.message, error.hint or "", error.code)
 
-    def _answer(self, request: Request, state: JobState) -> ResizeAccepted | RequestAnswered:
+    def _answer_profile(self, request: ProfileRequest, state: JobState) -> ProfileAccepted | ProfileRefused:
+        task = TaskId.parse(request.task)
+        try:
+            _check_launcher(self._planner.cluster)
+            check_profile(state, task)
+        except UsageError as error:
+            return ProfileRefused(request.request, task, error.message, error.hint or "", error.code)
+        path = PROFILES / f"{self._clock():%Y_%m_%d_%H_%M_%S}" / f"{task.slug}{PROFILE_SUFFIX}"
+        return ProfileAccepted(task, ProfileOrder(request.request, request.seconds, path.as_posix()))
+
+    def _answer_scale(self, request: ScaleRequest, state: JobState) -> ResizeAccepted | RequestAnswered:
         wanted, now = self._planner.resized(request), Counter(task.role for task in state.present)
         changes = {
             role: (now[role], wanted.roles.count(role))
@@ -202,21 +239,21 @@ class RequestHandler:
             if now[role] != wanted.roles.count(role)
         }
         if not changes:
-            return RequestAnswered(request.number, "unchanged")
+            return RequestAnswered(request.request, "unchanged")
         if state.not_resizable_because:
             reason = f"the job cannot be resized now: {state.not_resizable_because}"
             hint = "try again while it trains; `tfdist status` shows its state"
-            return RequestAnswered(request.number, "refused", changes, reason, hint, "job-not-resizable")
+            return RequestAnswered(request.request, "refused", changes, reason, hint, "job-not-resizable")
         change = self._planner.change(wanted, changes, state)
         because, is_live = change.needs_checkpoint or "", change.needs_checkpoint is None
         if request.dry_run:
-            return RequestAnswered(request.number, "possible", changes, because, live=is_live)
+            return RequestAnswered(request.request, "possible", changes, because, live=is_live)
         self._wanted = wanted
         if not is_live:
-            return ResizeAccepted(request.number, changes, wanted.tasks, because=because)
+            return ResizeAccepted(request.request, changes, wanted.tasks, because=because)
         self._planner.extend_to(wanted)
         self.extended = self._planner.plan(self._run_dir)
-        return ResizeAccepted(request.number, changes, wanted.tasks, change.joins, change.leaves)
+        return ResizeAccepted(request.request, changes, wanted.tasks, change.joins, change.leaves)
 
     def plan(self) -> Plan:
         """The plan of the last accepted resize; all earlier tasks have exited.

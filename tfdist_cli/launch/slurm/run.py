@@ -25,11 +25,12 @@ from tfdist_cli.launch.slurm.files import TaskFiles
 from tfdist_cli.launch.slurm.jobs import JOB_FILE
 from tfdist_cli.launch.slurm.script import LOG_FILE, SCRIPT_FILE, render_script
 from tfdist_cli.launch.slurm.task_job import TaskJob, attempt_of, write_stop
-from tfdist_cli.launch.supervisor.events import Action, Exited, Output, Queued, Start, StopSignal
+from tfdist_cli.launch.supervisor.events import Action, Exited, Output, Profile, Queued, Start, StopSignal
 from tfdist_cli.launch.supervisor.launcher import LaunchContext
 from tfdist_cli.plan.plan import Plan
 from tfdist_cli.protocol.environment import START_TIMEOUT
 from tfdist_cli.protocol.masking import RUN_SECRET
+from tfdist_cli.protocol.profile_order import write_order
 from tfdist_cli.protocol.records import TASK_DIR
 from tfdist_cli.spec.strategies import may_leave
 from tfdist_cli.spec.task_id import TaskId
@@ -89,7 +90,7 @@ class SlurmRun:
         """Whether this launcher has cancelled the job."""
 
     def act(self, action: Action) -> None:
-        """Starts all tasks when the last of them has been named, adds one, or stops some.
+        """Starts all tasks when the last of them has been named, adds one, stops some, or has one profiled.
 
         A signal goes to all tasks if one of those that get it cannot leave alone.
         """
@@ -107,6 +108,9 @@ class SlurmRun:
                 folders, self._folders = self._folders, {}
                 self._started, self._added = folder.parent, {}
                 self._attempt = self._background.start(self._run_attempt(folders, self._attempt))
+            return
+        if isinstance(action, Profile):
+            write_order((self._added.get(action.task) or self._files[action.task]).folder, action.order)
             return
         if not (self._pending_signal or self._leaving):
             self._background.start(self._stop())

@@ -60,8 +60,8 @@ class TaskJob:
         self._task = task
         self._variables = variables
         self._context = context
-        self._folder = Path(variables[TASK_DIR])
-        self._files = TaskFiles(task, self._folder, context)
+        self.folder = Path(variables[TASK_DIR])
+        self._files = TaskFiles(task, self.folder, context)
         self._job = Job("PENDING")
         self._stop_requested = False
         self._cancelled_here = False
@@ -97,7 +97,7 @@ class TaskJob:
         self._stop_requested = True
         if not self.job_id or self.is_over:
             return
-        write_stop(self._folder, stop_signal)
+        write_stop(self.folder, stop_signal)
         job = await commands.query(self.job_id) or self._job
         if job.is_pending or stop_signal is StopSignal.KILL:
             await self._cancel()
@@ -114,9 +114,9 @@ class TaskJob:
     async def _submit(self) -> str:
         run_dir = self._plan.run_dir
         script = run_dir / f"slurm_{self._task.slug}.sh"
-        (self._folder / STOP_FILE).unlink(missing_ok=True)
+        (self.folder / STOP_FILE).unlink(missing_ok=True)
         script.write_text(render_task_script(self._plan, self._task) + "\n", encoding="utf-8")
-        arguments = [str(attempt_of(self._folder)), self._variables.get(START_TIMEOUT, "")]
+        arguments = [str(attempt_of(self.folder)), self._variables.get(START_TIMEOUT, "")]
         env = {name: self._variables[name] for name in (RUN_SECRET,) if name in self._variables}
         return await commands.submit(script, run_dir / LOG_FILE, arguments, env)
 

@@ -13,7 +13,7 @@ import queue
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -23,7 +23,7 @@ from tfdist_cli.launch.local.launcher import LocalLauncher
 from tfdist_cli.launch.process.ports import hold_addresses
 from tfdist_cli.launch.process.watchdog import GRACE
 from tfdist_cli.launch.run.history import METRICS_FILE
-from tfdist_cli.launch.ssh.files import FileList, IncomingFile, lacking, remove_former, write_whole
+from tfdist_cli.launch.ssh.files import CHUNK, FileList, IncomingFile, lacking, remove_former, write_whole
 from tfdist_cli.launch.ssh.frames import Channel, ConnectionEnded, Frame
 from tfdist_cli.launch.ssh.versions import installed
 from tfdist_cli.launch.supervisor.events import (
@@ -31,6 +31,7 @@ from tfdist_cli.launch.supervisor.events import (
     EventQueue,
     Exited,
     Output,
+    Profile,
     RecordReceived,
     Start,
     Started,
@@ -42,6 +43,7 @@ from tfdist_cli.launch.supervisor.launcher import LaunchContext, Run
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import CLUSTER_FILE, Plan, PlannedTask
 from tfdist_cli.plan.resources import Resources
+from tfdist_cli.protocol.profile_order import ProfileOrder
 from tfdist_cli.protocol.records import LAUNCHER_PID, RECORD_SEPARATOR, TASK_DIR
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.loading.load import load_run
@@ -230,6 +232,8 @@ class _TaskRunner:
         self._alive: set[TaskId] = set()
         self._none_alive = asyncio.Event()
         self._unsent = _Unsent()
+        self._profiles: dict[str, str] = {}
+        """By the requests, where in the run directory the tasks store their profiles."""
         _enter(Path(frame["start"]), make=frame["copied"])
 
     async def run(self) -> None:
@@ -275,6 +279,10 @@ class _TaskRunner:
         elif frame.kind == "follow":
             self._plan = _read_plan(frame, self._run_dir)
             run.follow(self._plan)
+        elif frame.kind == "profile":
+            order = ProfileOrder(**frame["order"])
+            self._profiles[order.request] = order.path
+            run.act(Profile(TaskId.parse(frame["task"]), order))
         elif frame.kind == "end":
             run.act(Stop(TaskId.parse(frame["task"]), StopSignal(frame["how"])))
 
@@ -292,7 +300,9 @@ class _TaskRunner:
                 self._alive.discard(event.task)
                 if not self._alive:
                     self._none_alive.set()
-            for frame in (*self._new_metrics(), *self._frames(event)):
+            for frame in (*self._new_metrics(), *self._profile(event)):
+                await sender.send(frame)
+            for frame in self._frames(event):
                 await sender.send(frame)
 
     def _frames(self, event: Event) -> list[Frame]:
@@ -308,6 +318,21 @@ class _TaskRunner:
                 rest = [*self._output(task, "stdout"), *self._output(task, "stderr")]
                 return [*rest, Frame("exited", {"task": str(task), **_end(event)})]
         return []
+
+    def _profile(self, event: Event) -> Iterator[Frame]:
+        """Yields the pieces of a profile that a task has stored, before it is reported."""
+        record = event.record if isinstance(event, RecordReceived) else {}
+        path = self._profiles.pop(str(record.get("request")), None)
+        if path is None or record.get("kind") != "profiled":
+            return
+        with suppress(OSError), (self._run_dir / path).open("rb") as file:  # the launcher misses what was removed
+            left = os.fstat(file.fileno()).st_size
+            first = True
+            while first or left > 0:
+                piece = file.read(CHUNK)
+                left = left - len(piece) if piece else 0
+                yield Frame("profile", {"path": path, "first": first, "last": left <= 0}, piece)
+                first = False
 
     def _output(self, task: TaskId, stream: Stream) -> list[Frame]:
         data = self._unsent.pop(task, stream)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,6 +23,7 @@ from tfdist_cli.launch.ssh.paths import PathMap
 from tfdist_cli.launch.supervisor.events import (
     Action,
     Exited,
+    Profile,
     RecordReceived,
     Start,
     Started,
@@ -81,7 +82,7 @@ class SshRun:
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
 
     def act(self, action: Action) -> None:
-        """Starts or stops a task."""
+        """Starts, stops or profiles a task."""
         self._host_of[action.task].act(action)
 
     def follow(self, plan: Plan) -> None:
@@ -115,13 +116,19 @@ class _Host:
         self._alive: dict[TaskId, dict[Stream, OutputParser]] = {}
         self._waiting: dict[TaskId, Frame] = {}
         """Tasks that start as soon as the host is connected again."""
+        self._profiles: set[str] = set()
+        """Where profiles of the host's tasks are stored in the run directory."""
         self._reconnecting: asyncio.Task[None] | None = None
         self._closing = False
         self._attach(host.link)
 
     def act(self, action: Action) -> None:
-        """Starts or stops a task."""
-        if isinstance(action, Start):
+        """Starts, stops or profiles a task."""
+        if isinstance(action, Profile):
+            self._profiles.add(action.order.path)
+            if self._link:
+                self._link.send(Frame("profile", {"task": str(action.task), "order": asdict(action.order)}))
+        elif isinstance(action, Start):
             env = {name: self._host.paths.there(value) for name, value in self._context.prepare(action).items()}
             frame = Frame("start", {"task": str(action.task), "attempt": action.attempt, "env": env})
             if self._link:
@@ -192,6 +199,9 @@ class _Host:
         if frame.kind == "metrics":
             await self._keep_metrics(frame)
             return
+        if frame.kind == "profile":
+            self._keep_profile(frame)
+            return
         task = TaskId.parse(frame["task"])
         match frame.kind:
             case "started":
@@ -210,6 +220,19 @@ class _Host:
         except OSError as error:  # a full disk here must not end the training there
             record = {"kind": "metrics_failed", "reason": f"{path} is incomplete: {error.strerror}"}
             await self._context.events.put_output(RecordReceived(self._plan.tasks[0].task, record))
+
+    def _keep_profile(self, frame: Frame) -> None:
+        """Adds a piece to the copy of a profile. A full disk here must not end the training there."""
+        if frame["path"] not in self._profiles:
+            return
+        path = self._plan.run_dir / frame["path"]
+        new = path.with_name(f".{path.name}.new")
+        with suppress(OSError):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with new.open("wb" if frame["first"] else "ab") as file:
+                file.write(frame.payload)
+            if frame["last"]:
+                new.replace(path)
 
     async def _forward(self, task: TaskId, stream: Stream, parsed: Parsed, unfinished: str) -> None:
         parsed.records = [self._located(record) for record in parsed.records]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
 
+from tfdist_cli.protocol.profile_order import ProfileOrder
 from tfdist_cli.spec.roles import Role
 from tfdist_cli.spec.task_id import TaskId
 
@@ -141,6 +142,38 @@ class RequestAnswered:
 
 
 @dataclass(frozen=True)
+class ProfileAccepted:
+    """A task is to be profiled.
+
+    Args:
+        task: the task.
+        order: what it gets.
+    """
+
+    task: TaskId
+    order: ProfileOrder
+
+
+@dataclass(frozen=True)
+class ProfileRefused:
+    """A task cannot be profiled.
+
+    Args:
+        request: the request's id.
+        task: the task.
+        reason: why.
+        hint: what the user can do about it.
+        code: the problem's code.
+    """
+
+    request: str
+    task: TaskId
+    reason: str
+    hint: str
+    code: str
+
+
+@dataclass(frozen=True)
 class Tick:
     """Time has passed without another event."""
 
@@ -168,6 +201,8 @@ Event = (
     | RequestReceived
     | ResizeAccepted
     | RequestAnswered
+    | ProfileAccepted
+    | ProfileRefused
     | NetworkReady
     | Tick
 )
@@ -201,7 +236,18 @@ class Stop:
     signal: StopSignal
 
 
-Action = Start | Stop
+@dataclass(frozen=True)
+class Profile:
+    """Hand a task the order to profile itself.
+
+    Only the runs of launchers whose trait `profiles_tasks` is set are asked to.
+    """
+
+    task: TaskId
+    order: ProfileOrder
+
+
+Action = Start | Stop | Profile
 
 
 class EventQueue:

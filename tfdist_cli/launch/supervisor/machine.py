@@ -29,6 +29,8 @@ from tfdist_cli.launch.supervisor.events import (
     Action,
     Event,
     Exited,
+    Profile,
+    ProfileAccepted,
     Queued,
     RecordReceived,
     ResizeAccepted,
@@ -47,6 +49,7 @@ from tfdist_cli.launch.supervisor.membership import (
     with_finished_change,
     with_record,
 )
+from tfdist_cli.launch.supervisor.profiling import ANSWERS, with_profile, without_profile
 from tfdist_cli.launch.supervisor.restarts import decide_restart
 from tfdist_cli.launch.supervisor.stall import find_stalled, with_heartbeat, with_progress, with_silent_tasks
 from tfdist_cli.launch.supervisor.state import (
@@ -90,11 +93,18 @@ def _after(state: JobState, event: Event, now: float) -> Step:
             return _reported(state, event, now), ()
         case SignalReceived():
             return _signalled(state, event.signum, now)
-        case ResizeAccepted() if not state.not_resizable_because:
-            return _resized(state, event, now)
+        case ResizeAccepted() | ProfileAccepted():
+            return _requested(state, event, now)
         case Tick() if state.deadline is not None and now >= state.deadline:
             return _timed_out(state, now)
     return state, ()
+
+
+def _requested(state: JobState, event: ResizeAccepted | ProfileAccepted, now: float) -> Step:
+    """After a request for a profile, or for other numbers of tasks."""
+    if isinstance(event, ProfileAccepted):
+        return with_profile(state, event), (Profile(event.task, event.order),)
+    return (state, ()) if state.not_resizable_because else _resized(state, event, now)
 
 
 def _resized(state: JobState, event: ResizeAccepted, now: float) -> Step:
@@ -113,6 +123,8 @@ def _reported(state: JobState, event: Queued | Started | RecordReceived, now: fl
 
     The start timeout of a queued task begins when it leaves the queue.
     """
+    if isinstance(event, RecordReceived) and event.record.get("kind") in ANSWERS:
+        return without_profile(state, event.task)
     if isinstance(event, RecordReceived):
         return _recorded(state, event.task, event.record, now)
     task = state.tasks[event.task]

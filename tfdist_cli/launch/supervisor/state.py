@@ -134,6 +134,7 @@ class TaskState:
         not_restarted_because: why it was not restarted after it failed, although restarts are allowed.
         cause: why it counts as exited although its program did not exit by itself, such as a lost host.
         cancelled: whether its job was cancelled from outside, so that it must not be restarted.
+        profile: the request for the profile that is taken of it; empty if none is.
     """
 
     status: Status = Status.STARTING
@@ -161,6 +162,7 @@ class TaskState:
     not_restarted_because: str = ""
     cause: str = ""
     cancelled: bool = False
+    profile: str = ""
 
     @property
     def failed_at(self) -> float:

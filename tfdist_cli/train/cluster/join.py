@@ -28,7 +28,7 @@ from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.updates import PlacementRule, ShardRule
 from tfdist_cli.spec.strategies import Strategy
 from tfdist_cli.spec.task_id import TaskId
-from tfdist_cli.train.cluster import data_service, keep_alive, membership
+from tfdist_cli.train.cluster import data_service, keep_alive, membership, profiler
 from tfdist_cli.train.cluster.all_reduce import AllReduce
 from tfdist_cli.train.cluster.gpus import has_library, log_missing_gpus
 from tfdist_cli.train.cluster.membership import JoinListener, Membership
@@ -132,7 +132,7 @@ def join(
     """
     global _joined  # noqa: PLW0603 a process joins one cluster, once
     if _joined is None:
-        heartbeat.start()
+        heartbeat.start(profiler.look_for_order)
         _send_versions()
         files.register()
         environment = environment or Environment.read()
@@ -199,7 +199,7 @@ def serve(environment: Environment) -> None:
         ChiefLost: the chief exited before its work was done, and there is no launcher to report it.
     """
     task = environment.task
-    heartbeat.start()
+    heartbeat.start(profiler.look_for_order)
     server = None
     keep_alive.watch(environment.addresses.values())
     if task.traits.server:

@@ -20,6 +20,7 @@ from tfdist_cli.train.engine.base import Engine
 from tfdist_cli.train.engine.pacing import auto_steps_per_execution
 from tfdist_cli.train.engine.select import select_engine
 from tfdist_cli.train.model.train_step import ModelStep
+from tfdist_cli.train.tf_compat.keras_model import profiles_batches
 from tfdist_cli.train.trainer.arguments import check_choice, check_counts, refuse_unknown
 from tfdist_cli.train.trainer.batch_callbacks import acts_on_batches
 from tfdist_cli.train.trainer.checks import (
@@ -181,6 +182,7 @@ def train(context: ClusterContext, model: keras.Model, config: TrainingConfig) -
     config = config.within_keras_limits()
     check_strategy_scope(context)
     check_callbacks(config)
+    _log_profiled_task(context, config)
     step = ModelStep(model)
     check_validation(context, config.validation)
     spec = checked(config.data, worker_shards(context, config.share)[0]).element_spec
@@ -214,6 +216,17 @@ def train(context: ClusterContext, model: keras.Model, config: TrainingConfig) -
         reporter.finish()
         loop.check_saved()
     return history
+
+
+def _log_profiled_task(context: ClusterContext, config: TrainingConfig) -> None:
+    """Logs which task Keras's callback profiles: the one that runs it."""
+    environment = context.environment
+    boards = [each for each in config.callbacks if isinstance(each, keras.callbacks.TensorBoard)]
+    if environment.is_chief and environment.addresses and any(map(profiles_batches, boards)):
+        log.info(
+            "TensorBoard(profile_batch=...) profiles %s alone; `tfdist profile --task ROLE:INDEX` profiles any task",
+            environment.task,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Reads the profiles of TensorFlow's profiler, without TensorFlow."""
