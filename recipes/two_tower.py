@@ -40,7 +40,7 @@ def model(params):
     ]
     recommender = keras.Model(inputs, keras.layers.Dot(axes=1)(towers))
     recommender.compile(
-        optimizer=keras.optimizers.Adagrad(params["learning_rate"], initial_accumulator_value=1e-4),
+        optimizer=keras.optimizers.Adam(params["learning_rate"]),
         loss=keras.losses.BinaryCrossentropy(from_logits=True),
         metrics=[keras.metrics.AUC(from_logits=True, name="auc")],
     )
