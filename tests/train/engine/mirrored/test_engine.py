@@ -27,6 +27,7 @@ def test_training_that_starts_with_single_steps_equals_kerass(monkeypatch):
         return build(self, count)
 
     monkeypatch.setattr(MirroredEngine, "_execution_function", recorded)
+    monkeypatch.setattr(MirroredEngine, "max_steps_per_execution", 6)
     monkeypatch.setattr(unrolling, "FIRST_OPERATIONS", 1)
     monkeypatch.setattr(unrolling, "_STEPS_TO_SAVE", 1e-6)
     plain, ours = train_both(lambda: classifier(keras.layers.Dropout(0.5)), steps_per_execution=None)
