@@ -175,3 +175,36 @@ def test_tasks_take_groups_in_turn_and_can_continue_at_any(count):
                 seen.setdefault(group, {}).setdefault(number % groups.size, set()).add(tuple(batch.numpy()))
     ordered = [seen[group][place] for group in sorted(seen) for place in sorted(seen[group])]
     assert [batch for one in ordered for batch in one] == [tuple(range(3 * n, min(3 * n + 3, 100))) for n in range(31)]
+
+
+class Predicts(keras.callbacks.Callback):
+    """Records the hooks of a prediction, changes a weight after each batch, and ends the prediction after some."""
+
+    def __init__(self, ends_at=None):
+        super().__init__()
+        self.calls, self.ends_at = [], ends_at
+
+    def on_predict_begin(self, logs=None):
+        self.calls.append("begin")
+
+    def on_predict_batch_begin(self, batch, logs=None):
+        self.calls.append(batch)
+
+    def on_predict_batch_end(self, batch, logs=None):
+        self.calls.append((batch, np.asarray(logs["outputs"]).round(4).tolist()))
+        self.model.layers[-1].bias.assign_add([1.0])
+        self.model.stop_predicting = batch == self.ends_at
+
+    def on_predict_end(self, logs=None):
+        self.calls.append("end")
+
+
+@pytest.mark.parametrize(("size", "ends_at"), [(1, None), (1, 2), (3, None)])
+def test_callbacks_are_called_as_in_keras(size, ends_at):
+    model, ours, expected = dense(), Predicts(ends_at), Predicts(ends_at)
+    model.compile(steps_per_execution=size)
+    before = model.get_weights()
+    own = tfdist.predict(model, X, batch_size=10, callbacks=[ours])
+    model.set_weights(before)
+    assert_same(own, model.predict(X, batch_size=10, callbacks=[expected], verbose=0))
+    assert ours.calls == expected.calls

@@ -41,6 +41,22 @@ def test_keras_has_no_public_name_for_functional_models():
     assert not hasattr(keras.models, "Functional")
 
 
+class MixedIn(TensorFlowTrainer, keras.layers.Dense):
+    """A layer that Keras trains, as Keras's own tests make them."""
+
+    def __init__(self):
+        keras.layers.Dense.__init__(self, 2)
+        TensorFlowTrainer.__init__(self)
+
+
+def test_a_layer_with_the_trainer_is_a_model():
+    assert keras_model.is_model(classifier())
+    assert keras_model.is_model(MixedIn())
+    assert not isinstance(MixedIn(), keras.Model), "the public class is enough now"
+    assert not keras_model.is_model(keras.layers.Dense(2))
+    assert not keras_model.is_model(3)
+
+
 def test_layers_at_any_depth():
     model = classifier()
     names = [type(layer).__name__ for layer in keras_model.layers_of(model)]

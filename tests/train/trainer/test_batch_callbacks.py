@@ -1,8 +1,9 @@
 """Tests of batch hooks: one call for each group of batches, with the batch numbers that Keras passes."""
 
+import keras
 import pytest
 
-from tfdist_cli.train.trainer.batch_callbacks import BatchGroup
+from tfdist_cli.train.trainer.batch_callbacks import BatchGroup, acts_on_batches
 
 
 def calls_of(group_size, batches, pause_after=()):
@@ -35,3 +36,34 @@ def test_groups_are_numbered_as_in_keras(size, batches, calls):
 
 def test_before_a_pause_a_group_ends_with_the_last_batch():
     assert calls_of(4, 6, pause_after={1}) == [("begin", 0), ("end", 1), ("begin", 2), ("end", 5)]
+
+
+class Logger(keras.callbacks.Callback):
+    """Logs batches or epochs, like the callback of another library whose name it gets."""
+
+    def __init__(self, **attributes):
+        super().__init__()
+        self.__dict__.update(attributes)
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Returns at once if it logs epochs."""
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "epochs", "batches"),
+    [
+        ("mlflow.keras.callback", "MlflowCallback", {"log_every_n_steps": None}, {"log_every_n_steps": 5}),
+        (
+            "wandb.integration.keras.callbacks.metrics_logger",
+            "WandbMetricsLogger",
+            {"logging_batch_wise": False},
+            {"logging_batch_wise": True},
+        ),
+    ],
+)
+def test_a_tracker_of_epochs_does_not_slow_the_steps(module, name, epochs, batches):
+    kind = type(name, (Logger,), {"__module__": module, "on_train_batch_end": lambda *_: None})
+    assert not acts_on_batches(kind(**epochs))
+    assert acts_on_batches(kind(**batches))
+    changed = type("Own", (kind,), {"on_train_batch_end": lambda *_: None})
+    assert acts_on_batches(changed(**epochs))

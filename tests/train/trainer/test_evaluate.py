@@ -2,6 +2,7 @@
 
 import json
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -39,6 +40,37 @@ def test_the_model_is_unchanged():
     tfdist.evaluate(model, classes())
     assert all((one == other).all() for one, other in zip(before, model.get_weights(), strict=True))
     assert int(model.optimizer.iterations) == 0
+
+
+class Batches(keras.callbacks.Callback):
+    """Records the hooks of an evaluation, and ends it after some batches."""
+
+    def __init__(self, ends_at=None):
+        super().__init__()
+        self.calls, self.ends_at = [], ends_at
+
+    def on_test_begin(self, logs=None):
+        self.calls.append("begin")
+        self.model.layers[-1].bias.assign_add([1.0, 0.0, 0.0])
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.calls.append((batch, {name: round(value, 5) for name, value in logs.items()}))
+        self.model.stop_evaluating = batch == self.ends_at
+
+    def on_test_end(self, logs=None):
+        self.calls.append({name: round(value, 5) for name, value in logs.items()})
+
+
+@pytest.mark.parametrize("given", [{}, {"ends_at": 1}])
+def test_callbacks_are_called_as_in_keras(given):
+    model, (x, y) = classifier(), classes(45)
+    ours, expected = Batches(**given), Batches(**given)
+    before = model.get_weights()
+    metrics = tfdist.evaluate(model, x, y, batch_size=8, callbacks=ours)
+    model.set_weights(before)
+    model.evaluate(x, y, batch_size=8, callbacks=[expected], verbose=0)
+    assert ours.calls == expected.calls
+    assert metrics == pytest.approx(ours.calls[-1], abs=1e-5)
 
 
 def test_an_evaluator_is_refused(monkeypatch):

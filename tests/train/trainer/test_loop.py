@@ -65,9 +65,9 @@ def test_callbacks_are_called_as_in_keras(kind):
     plain = classifier()
     plain.fit(batches(), epochs=2, verbose=0, shuffle=False, callbacks=[expected], validation_data=VALIDATION)
     keras.utils.set_random_seed(7)
-    tfdist.fit(classifier(), batches(), epochs=2, callbacks=[ours], validation_data=VALIDATION)
+    tfdist.fit(classifier(), batches(), epochs=2, verbose=0, callbacks=[ours], validation_data=VALIDATION)
     assert ours.calls == expected.calls
-    assert ours.params == expected.params | {"verbose": 0}
+    assert ours.params == expected.params
 
 
 class TestBatchRecorder(BatchRecorder):
@@ -385,11 +385,47 @@ def test_a_callback_stops_the_training_within_an_epoch():
     assert_same(plain, ours)
 
 
-def test_stopping_before_the_first_step_trains_nothing():
-    stop = kc.LambdaCallback(on_epoch_begin=lambda epoch, logs: setattr(model, "stop_training", True))
-    model = classifier()
-    tfdist.fit(model, batches(), epochs=3, callbacks=[stop])
-    assert int(model.optimizer.iterations) == 0
+@pytest.mark.parametrize("hook", ["on_train_begin", "on_epoch_begin"])
+def test_a_request_to_stop_before_a_batch_ends_the_training_after_it_as_in_keras(hook):
+    def train(fit):
+        keras.utils.set_random_seed(7)
+        model = classifier()
+        stop = kc.LambdaCallback(**{hook: lambda *_: setattr(model, "stop_training", True)})
+        fit(model, batches(), epochs=3, shuffle=False, callbacks=kc.CallbackList([stop], add_history=True, model=model))
+        return model
+
+    plain, ours = train(keras.Model.fit), train(tfdist.fit)
+    assert int(ours.optimizer.iterations) == 1
+    assert_same(plain, ours)
+
+
+class Own(kc.Callback):
+    """A program's callback that decides everything by itself."""
+
+    def on_train_begin(self, logs=None):
+        self.steps, self.rates = self.params["steps"], []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.optimizer.learning_rate = 0.1 * (self.steps - batch) / self.steps * min(1, logs["loss"])
+        self.rates.append(float(self.model.optimizer.learning_rate.numpy()))
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["rate"] = self.rates[-1]
+        self.model.set_weights([0.5 * weight for weight in self.model.get_weights()])
+        self.model.stop_training = epoch == 1
+
+
+def test_a_callback_of_the_programs_own_changes_rate_weights_logs_and_length():
+    def train(fit):
+        keras.utils.set_random_seed(7)
+        model, own = classifier(optimizer="sgd"), Own()
+        fit(model, batches(), epochs=4, callbacks=own, verbose=0, shuffle=False)
+        return model, own
+
+    (plain, expected), (ours, own) = train(keras.Model.fit), train(tfdist.fit)
+    assert own.rates == pytest.approx(expected.rates, rel=1e-5)
+    assert len(ours.history.history["rate"]) == 2
+    assert_same(plain, ours)
 
 
 def test_a_second_fit_continues_the_first():

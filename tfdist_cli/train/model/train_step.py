@@ -534,7 +534,7 @@ def _batch_size(x: Any) -> tf.Tensor:
 
 
 def _check(model: Any) -> None:
-    if not isinstance(model, keras.Model):
+    if not keras_model.is_model(model):
         raise TrainingError(
             f"expected a keras.Model, got {type(model).__name__}",
             code="not-a-keras-model",

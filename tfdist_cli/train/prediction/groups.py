@@ -31,16 +31,24 @@ class Groups:
         size: batches in a group; the last one may have fewer.
         count: how many tasks predict.
         steps: batches to predict; None for all.
+        length: how many batches there are in all; None if this is not known.
     """
 
     function: DatasetFunction
     size: int
     count: int
     steps: int | None = None
+    length: int | None = None
 
     @classmethod
-    def of(cls, function: DatasetFunction, count: int, steps: int | None) -> Groups:
+    def of(cls, function: DatasetFunction, count: int, steps: int | None, size: int | None = None) -> Groups:
         """Divides data into groups.
+
+        Args:
+            function: a shard → its batches.
+            count: how many tasks predict.
+            steps: batches to predict; None for all.
+            size: batches in a group; None lets it follow from the data.
 
         Raises:
             TrainingError: the data never ends, or several tasks would read it in different orders.
@@ -61,8 +69,10 @@ class Groups:
         batches = cardinality(whole)
         if steps is not None:
             batches = steps if batches is None else min(batches, steps)
-        size = _UNKNOWN_BATCHES if batches is None else -(-batches // (_GROUPS_EACH * count))
-        return cls(function, max(1, min(size, MOST_BATCHES)), count, steps)
+        if size is None:
+            size = _UNKNOWN_BATCHES if batches is None else -(-batches // (_GROUPS_EACH * count))
+            size = max(1, min(size, MOST_BATCHES))
+        return cls(function, size, count, steps, batches)
 
     @property
     def input_spec(self) -> Any:

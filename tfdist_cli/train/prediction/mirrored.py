@@ -13,7 +13,7 @@ from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.prediction.function import Leaves, PredictionFunction
 from tfdist_cli.train.prediction.groups import Groups
 
-_WORD = 8
+WORD = 8
 """Bytes of the integers in which predictions are sent."""
 
 
@@ -31,7 +31,7 @@ def predict_mirrored(context: ClusterContext, model: keras.Model, groups: Groups
         with context.strategy.scope():
             return predict(iterator)
 
-    found = _alone(predicted) if groups.count == 1 else _together(predicted, index, groups, _summing(context), function)
+    found = _alone(predicted) if groups.count == 1 else _together(predicted, index, groups, summing(context), function)
     return function.outputs, found
 
 
@@ -60,15 +60,15 @@ def _together(
         lengths = np.asarray(sums(tf.constant(lengths)))
         if not lengths.any():
             return
-        words = -(-lengths.sum(axis=1) // _WORD)
-        ends = np.cumsum(words) * _WORD
+        words = -(-lengths.sum(axis=1) // WORD)
+        ends = np.cumsum(words) * WORD
         room = np.zeros(int(ends[-1]), np.uint8)
         own = np.frombuffer(b"".join(sent), np.uint8)
-        start = int(ends[index] - words[index] * _WORD)
+        start = int(ends[index] - words[index] * WORD)
         room[start : start + len(own)] = own
         received = np.asarray(sums(tf.constant(room.view(np.int64)))).view(np.uint8).tobytes()
         for task in np.flatnonzero(words):
-            yield _parsed(received, int(ends[task] - words[task] * _WORD), lengths[task], types)
+            yield _parsed(received, int(ends[task] - words[task] * WORD), lengths[task], types)
 
 
 def _parsed(received: bytes, start: int, lengths: np.ndarray, types: list[tf.DType]) -> Leaves:
@@ -77,7 +77,7 @@ def _parsed(received: bytes, start: int, lengths: np.ndarray, types: list[tf.DTy
     return [tf.io.parse_tensor(piece, dtype).numpy() for piece, dtype in zip(pieces, types, strict=True)]
 
 
-def _summing(context: ClusterContext) -> Callable[[tf.Tensor], tf.Tensor]:
+def summing(context: ClusterContext) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns a function that sums integers over all tasks."""
     if context.all_reduce:
         return context.all_reduce.sum

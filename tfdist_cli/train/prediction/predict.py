@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 import keras
 import numpy as np
@@ -17,16 +18,24 @@ from tfdist_cli.train.data.inputs import Inputs
 from tfdist_cli.train.data.python_data import PythonData, is_python_data
 from tfdist_cli.train.prediction.function import Leaves
 from tfdist_cli.train.prediction.groups import Groups
+from tfdist_cli.train.prediction.hooks import Hooks
 from tfdist_cli.train.prediction.mirrored import predict_mirrored
 from tfdist_cli.train.prediction.parameter_server import predict_on_workers
 from tfdist_cli.train.tf_compat.distribute import strategy_of
-from tfdist_cli.train.trainer.arguments import check_counts
+from tfdist_cli.train.trainer.arguments import as_callbacks, check_choice, check_counts
 from tfdist_cli.train.trainer.checks import all_tasks_used, check_is_no_evaluator, data_errors_explained
-from tfdist_cli.train.trainer.config import worker_shards
+from tfdist_cli.train.trainer.config import Verbose, worker_shards
 from tfdist_cli.train.trainer.reporting import enable_logging
 
 
-def predict(model: keras.Model, data: Any, *, batch_size: int | None = None, steps: int | None = None) -> Any:
+def predict(
+    model: keras.Model,
+    data: Any,
+    batch_size: int | None = None,
+    verbose: Verbose = "auto",
+    steps: int | None = None,
+    callbacks: Any = None,
+) -> Any:
     """Predicts with a Keras 3 model on the cluster that this process is in, or in this process alone.
 
     Every worker reads all of the data and predicts some of its batches, so each example is predicted once. Call it on
@@ -37,7 +46,9 @@ def predict(model: keras.Model, data: Any, *, batch_size: int | None = None, ste
         data: inputs `x`: an array, or several in a list or dict; or what `tfdist.fit` takes, whose targets are ignored.
             A function is called with a `tfdist.Shard` of all the data. It has the same order on every task.
         batch_size: examples in a batch if the data is arrays; by default 32.
+        verbose: what callbacks read in `self.params`; nothing is printed.
         steps: batches to predict; by default all of them.
+        callbacks: Keras callbacks, whose predict hooks run on the chief: a list, or one.
 
     Returns:
         The predictions in the order of the data, as `keras.Model.predict` returns them: an array, or several in the
@@ -48,6 +59,8 @@ def predict(model: keras.Model, data: Any, *, batch_size: int | None = None, ste
         TrainingError: the data or the model is at fault.
     """
     check_counts(1, batch_size=batch_size, steps=steps)
+    check_choice(get_args(Verbose), verbose=verbose)
+    listed = as_callbacks(callbacks)
     enable_logging()
     context = join()
     check_is_no_evaluator(context, "call tfdist.predict in the program of the other tasks")
@@ -60,11 +73,14 @@ def predict(model: keras.Model, data: Any, *, batch_size: int | None = None, ste
             hint="pass arrays, a dataset or a function of a tfdist.Shard; or call model.predict in the chief",
         )
     with all_tasks_used(context, "tfdist.predict"), data_errors_explained(model):
-        groups = Groups.of(function, len(worker_shards(context, "split")), steps)
+        hooks = Hooks(context, model, listed, verbose)
+        size = model.steps_per_execution if hooks.each_batch else None
+        groups = Groups.of(function, len(worker_shards(context, "split")), steps, size)
         _build(context, model, groups.input_spec)
         emit("state", state="predicting")
-        outputs, found = _PREDICTORS[context.environment.traits.engine](context, model, groups)
-        return _whole(outputs, list(found))
+        predictor = _PREDICTORS[context.environment.traits.engine]
+        outputs, found = hooks.called(groups, partial(predictor, context, model, groups))
+        return _whole(outputs, found)
 
 
 _Predictor = Callable[[ClusterContext, keras.Model, Groups], tuple[Any, Iterator[Leaves]]]

@@ -47,6 +47,15 @@ TENSORBOARD_PROCESS_ATTRIBUTES = {
 Reason: callbacks do not publish their state. Replace with: a public way to save a callback's state."""
 
 
+def is_model(candidate: Any) -> bool:
+    """Whether an object is a model that Keras trains: a `keras.Model`, or another layer with Keras's trainer mixed in.
+
+    Seen in Keras 3.15.1: `TensorFlowTrainer`. Reason: `fit` and `compile` come from there. Replace with: a public
+    class.
+    """
+    return isinstance(candidate, TensorFlowTrainer) and isinstance(candidate, keras.Layer)
+
+
 def layers_of(model: keras.Model) -> list[Any]:
     """Returns a model and all layers in it, at any depth.
 

@@ -74,6 +74,8 @@ def as_callbacks(callbacks: Any) -> list[keras.callbacks.Callback]:
     """
     if callbacks is None:
         return []
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
     flat = keras.tree.flatten(callbacks)
     for callback in flat:
         if not isinstance(callback, keras.callbacks.Callback):

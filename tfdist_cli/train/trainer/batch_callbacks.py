@@ -1,17 +1,20 @@
-"""Batch hooks of Keras callbacks: which callbacks use them, and when they are called."""
+"""What Keras callbacks need of a training or an evaluation: which hooks they use, and when batch hooks are called."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 
+from tfdist_cli.train.engine.base import Engine
 from tfdist_cli.train.tf_compat.keras_model import is_default, profiles_batches
 
 _TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
+_PREDICT_HOOKS = ("on_predict_batch_begin", "on_predict_batch_end")
 
 
 def acts_on_batches(callback: Any) -> bool:
@@ -24,22 +27,79 @@ def acts_on_test_batches(callback: Any) -> bool:
     return any(_acts(callback, hook) for hook in _TEST_HOOKS)
 
 
+def acts_on_predicted_batches(callback: Any) -> bool:
+    """Returns whether a Keras callback acts on the batches of a prediction."""
+    return any(_acts(callback, hook) for hook in _PREDICT_HOOKS)
+
+
 def _acts(callback: Any, hook: str) -> bool:
-    """Returns whether a hook does something. Some of Keras's callbacks return from it at once if they act on epochs."""
+    """Returns whether a hook does something. Some callbacks return from it at once if they act on epochs."""
     method = getattr(callback, hook)
     if is_default(method):
         return False
-    kind = next((kind for kind in _ACTS_ON_EPOCHS if isinstance(callback, kind)), None)
-    inherited = kind and getattr(kind, hook, None) is getattr(method, "__func__", None)
-    return not (inherited and _ACTS_ON_EPOCHS[kind](callback))
+    for kind in type(callback).__mro__:
+        if acts_on_epochs := _ACTS_ON_EPOCHS.get(_name(kind)):
+            inherited = getattr(kind, hook, None) is getattr(method, "__func__", None)
+            return not (inherited and acts_on_epochs(callback))
+    return True
 
 
-_ACTS_ON_EPOCHS: dict[Any, Callable[[Any], bool]] = {
-    keras.callbacks.ModelCheckpoint: lambda callback: callback.save_freq == "epoch",
-    keras.callbacks.BackupAndRestore: lambda callback: callback.save_freq == "epoch",
-    keras.callbacks.TensorBoard: lambda callback: callback.update_freq == "epoch" and not profiles_batches(callback),
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _saves_epochs(callback: Any) -> bool:
+    return callback.save_freq == "epoch"
+
+
+_WANDB = "wandb.integration.keras.callbacks"
+_ACTS_ON_EPOCHS: dict[str, Callable[[Any], bool]] = {
+    _name(keras.callbacks.ModelCheckpoint): _saves_epochs,
+    _name(keras.callbacks.BackupAndRestore): _saves_epochs,
+    "keras.src.callbacks.orbax_checkpoint.OrbaxCheckpoint": _saves_epochs,  # in Keras 3.13 and later
+    _name(keras.callbacks.TensorBoard): lambda callback: (
+        callback.update_freq == "epoch" and not profiles_batches(callback)
+    ),
+    "mlflow.keras.callback.MlflowCallback": lambda callback: callback.log_every_n_steps is None,
+    f"{_WANDB}.metrics_logger.WandbMetricsLogger": lambda callback: not callback.logging_batch_wise,
+    f"{_WANDB}.model_checkpoint.WandbModelCheckpoint": _saves_epochs,
 }
-"""Keras's callbacks that act on batches only if configured to; the function returns whether one is not."""
+"""Callbacks that act on batches only if configured to, by the names of their classes: other libraries' are not
+imported. The function returns whether a callback is not configured to."""
+
+
+def chief_requests(engine: Engine, own: bool) -> bool:
+    """Returns the chief's request on every task. All tasks that run the engine's loop have to call it."""
+    return bool(engine.total(np.array([float(own and engine.is_chief)]))[0])
+
+
+@dataclass(frozen=True)
+class CallbackNeeds:
+    """What the chief's callbacks need of all tasks.
+
+    Args:
+        callbacks: whether there are callbacks.
+        each_batch: whether one acts on training batches.
+        each_test_batch: whether one acts on validation batches.
+        end_on_nan: whether one ends the training at a loss that is not finite.
+    """
+
+    callbacks: bool
+    each_batch: bool
+    each_test_batch: bool
+    end_on_nan: bool
+
+    @classmethod
+    def of_chief(cls, engine: Engine, callbacks: Sequence[Any]) -> CallbackNeeds:
+        """Returns what the chief's callbacks need; a program may give callbacks to its chief alone."""
+        own = (
+            bool(callbacks),
+            any(map(acts_on_batches, callbacks)),
+            any(map(acts_on_test_batches, callbacks)),
+            any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in callbacks),
+        )
+        chiefs = engine.total(np.array(own, np.float64) * engine.is_chief) > 0
+        return cls(*map(bool, chiefs))
 
 
 @dataclass

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import keras
 
@@ -29,6 +29,8 @@ from tfdist_cli.train.engine.base import Rules, Sharing
 from tfdist_cli.train.trainer.arguments import as_callbacks, check_choice, check_counts, check_type
 
 DEFAULT_EMBEDDINGS = EmbeddingRule()
+Verbose = Literal["auto", 0, 1, 2]
+"""Keras's values of `verbose`."""
 
 ONE_READER = ("service", "coordinator")
 """Ways to share data in which the workers' batches are those of one shard."""
@@ -288,6 +290,7 @@ class TrainingConfig:
         steps_per_pass: the steps of one pass over data that starts again, if the user gave the steps of an epoch; see
             `Schedule`.
         initial_epoch: the epoch, counted from 0, that a training without a checkpoint starts with.
+        verbose: what callbacks read as `params["verbose"]`.
     """
 
     data: DatasetFunction
@@ -303,6 +306,7 @@ class TrainingConfig:
     steps_of_pass: Callable[[int | None], int] | None = None
     steps_per_pass: int | None = None
     initial_epoch: int = 0
+    verbose: Verbose = "auto"
 
     def within_keras_limits(self) -> TrainingConfig:
         """Returns this configuration, shortened to Keras's own limits for trials (`keras.config.set_max_epochs`)."""
@@ -376,6 +380,7 @@ class TrainingArguments:
     jit: Jit = False
     phases: bool = False
     initial_epoch: int = 0
+    verbose: Verbose = "auto"
 
     def __post_init__(self) -> None:
         check_counts(0, epochs=self.epochs, max_steps=self.max_steps, initial_epoch=self.initial_epoch)
@@ -383,6 +388,7 @@ class TrainingArguments:
         check_choice(get_args(Share), share=self.share)
         check_choice(get_args(WireType), wire=self.wire)
         check_choice((True, False, "auto"), jit=self.jit)
+        check_choice(get_args(Verbose), verbose=self.verbose)
         check_type(Updates, updates=self.updates)
         check_type(LearningRate, learning_rate=self.learning_rate)
         check_type(EmbeddingRule, embeddings=self.embeddings)
@@ -444,6 +450,7 @@ class TrainingArguments:
             steps_of_pass=steps_of_pass,
             steps_per_pass=steps_per_pass,
             initial_epoch=self.initial_epoch,
+            verbose=self.verbose,
         )
 
     def _share_of(self, data: DatasetFunction, *, coordinated: bool) -> Sharing:

@@ -1,8 +1,9 @@
-"""`evaluate`: Keras's `Model.evaluate` on the cluster that this process is in."""
+"""`evaluate`: Keras's `Model.evaluate` on the cluster that this process is in, and the hooks of its callbacks."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, get_args
 
 import keras
 
@@ -10,29 +11,33 @@ from tfdist_cli.protocol.records import emit
 from tfdist_cli.train.cluster.join import join
 from tfdist_cli.train.data.inputs import Inputs
 from tfdist_cli.train.data.pipeline import Shard, checked
-from tfdist_cli.train.engine.base import Rules
+from tfdist_cli.train.engine.base import Engine, Rules
 from tfdist_cli.train.engine.select import select_engine
+from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.train_step import ModelStep
-from tfdist_cli.train.trainer.arguments import check_counts
+from tfdist_cli.train.trainer.arguments import as_callbacks, check_choice, check_counts
+from tfdist_cli.train.trainer.batch_callbacks import BatchGroup, CallbackNeeds, chief_requests
 from tfdist_cli.train.trainer.checks import (
     all_tasks_used,
     check_is_no_evaluator,
     check_validation,
     data_errors_explained,
 )
-from tfdist_cli.train.trainer.config import Validation
+from tfdist_cli.train.trainer.config import Validation, Verbose
 from tfdist_cli.train.trainer.reporting import enable_logging
 
 
-def evaluate(
+def evaluate(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras's order
     model: keras.Model,
     x: Any,
     y: Any = None,
-    *,
     batch_size: int | None = None,
+    verbose: Verbose = "auto",
     sample_weight: Any = None,
     steps: int | None = None,
-) -> dict[str, Any]:
+    callbacks: Any = None,
+    return_dict: bool = True,
+) -> Any:
     """Evaluates a compiled Keras 3 model on the cluster that this process is in, or in this process alone.
 
     The data is divided among the workers; each example is evaluated once. Call it on every task, as `tfdist.fit`.
@@ -42,12 +47,16 @@ def evaluate(
         x: the data, as for `tfdist.fit`.
         y: the targets of arrays.
         batch_size: examples in a worker's batch if the data is arrays; by default 32.
+        verbose: what callbacks read in `self.params`; nothing is printed.
         sample_weight: the weights of arrays' examples.
         steps: batches to evaluate, of all workers together; by default all of them.
+        callbacks: Keras callbacks, whose test hooks run on the chief: a list, or one.
+        return_dict: whether the values have names; otherwise they are a list, or a single value, as by default in
+            Keras.
 
     Returns:
-        The loss and the metrics by name, as `keras.Model.evaluate(..., return_dict=True)` does: floats, or arrays if a
-        metric has several values. The same on every task.
+        The loss and the metrics, as `keras.Model.evaluate` does: floats, or arrays if a metric has several values. The
+        same on every task.
 
     Raises:
         UsageError: an argument is invalid, this task is an evaluator, which evaluates checkpoints, or a callback of
@@ -55,6 +64,9 @@ def evaluate(
         TrainingError: the data or the model is at fault.
     """
     check_counts(1, batch_size=batch_size, steps=steps)
+    check_choice(get_args(Verbose), verbose=verbose)
+    check_choice((True, False), return_dict=return_dict)
+    listed = as_callbacks(callbacks)
     enable_logging()
     context = join()
     check_is_no_evaluator(context, "call tfdist.evaluate after tfdist.fit")
@@ -67,5 +79,62 @@ def evaluate(
             step.build(spec)
             engine = select_engine(context, step, spec, Rules())
         emit("state", state="evaluating")
+        needs = CallbackNeeds.of_chief(engine, listed)
+        own = listed if engine.is_chief else []
+        called = keras.callbacks.CallbackList(own, model=model, verbose=verbose, epochs=1, steps=steps)
         with data_errors_explained(model):
-            return engine.evaluate(function, steps=steps).logs()
+            logs = Evaluation(engine, step, called, needs, model.steps_per_execution).run(Validation(function, steps))
+        if needs.callbacks:
+            engine.share_changes()
+        if return_dict:
+            return logs
+        return list(logs.values()) if len(logs) > 1 else next(iter(logs.values()), [])
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Evaluates data, and calls the test hooks of callbacks. All tasks that run the engine's loop use it alike.
+
+    Args:
+        engine: evaluates the batches.
+        step: the model's step, built.
+        callbacks: this task's callbacks: none on other tasks than the chief.
+        needs: what the chief's callbacks need of all tasks.
+        group_size: the batches between two calls of batch hooks.
+    """
+
+    engine: Engine
+    step: ModelStep
+    callbacks: keras.callbacks.CallbackList
+    needs: CallbackNeeds
+    group_size: int = 1
+
+    def run(self, validation: Validation) -> dict[str, Any]:
+        """Returns the metrics by name."""
+        self.step.model.stop_evaluating = False
+        self.callbacks.on_test_begin()
+        if self.needs.callbacks:
+            self.engine.share_changes()
+        totals = self._batch_by_batch(validation) if self.needs.each_test_batch else self._at_once(validation)
+        logs = totals.logs()
+        self.callbacks.on_test_end(logs)
+        return logs
+
+    def _at_once(self, validation: Validation) -> MetricTotals:
+        return self.engine.evaluate(validation.data, steps=validation.steps)
+
+    def _batch_by_batch(self, validation: Validation) -> MetricTotals:
+        """Evaluates batch by batch, and calls the batch hooks. A callback may end the evaluation."""
+        totals, done = MetricTotals(self.step, training=False), 0
+        group = BatchGroup(self.callbacks.on_test_batch_begin, self.callbacks.on_test_batch_end, self.group_size)
+        for evaluate_batch in self.engine.test_steps(validation.data, steps=validation.steps):
+            if group.begin(done):
+                self.engine.share_changes()
+            totals.add(evaluate_batch())
+            done += 1
+            if group.is_full(done - 1):
+                group.end(done - 1, totals.logs())
+                if chief_requests(self.engine, self.step.model.stop_evaluating):
+                    break
+        group.end(done - 1, totals.logs(), data_ended=True)
+        return totals

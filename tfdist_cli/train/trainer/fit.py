@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
@@ -42,6 +42,7 @@ from tfdist_cli.train.trainer.config import (
     TrainingConfig,
     Validation,
     ValidationArguments,
+    Verbose,
     batches_per_step,
     worker_shards,
 )
@@ -61,7 +62,7 @@ def fit(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras's ord
     y: Any = None,
     batch_size: int | None = None,
     epochs: int | None = None,
-    verbose: Literal["auto", 0, 1, 2] = "auto",
+    verbose: Verbose = "auto",
     callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
     validation_split: float = 0.0,
     validation_data: Any = None,
@@ -100,7 +101,7 @@ def fit(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras's ord
         batch_size: examples in a worker's batch if the data is arrays; by default 32, or, if `steps_per_epoch` is
             given, as many as divide the examples into so many steps.
         epochs: the epoch to train to, each of `steps_per_epoch` steps; 1 if `max_steps` isn't given either.
-        verbose: 0 logs no progress.
+        verbose: 0 logs no progress. Callbacks read it in `self.params`, as in Keras.
         callbacks: Keras callbacks, run on the chief: a list, or one.
         validation_split: the part of arrays, 0 to 1, that the model is evaluated on instead of trained: the last ones.
         validation_data: like `x`, or `(x, y)` or `(x, y, sample_weight)`, or a `tfdist.Validation`; evaluated after
@@ -153,10 +154,10 @@ def fit(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras's ord
         embeddings=embeddings,
         jit=jit,
         initial_epoch=initial_epoch,
+        verbose=verbose,
     )
     check_counts(1, batch_size=batch_size)
     check_choice((True, False), shuffle=shuffle)
-    check_choice(("auto", 0, 1, 2), verbose=verbose)
     validating = ValidationArguments(
         validation_data, validation_split, validation_steps, validation_batch_size, validation_freq, batch_size
     )

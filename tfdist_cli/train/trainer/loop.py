@@ -7,10 +7,10 @@ sent to the other tasks through the engine before any task acts on it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import keras
 import numpy as np
@@ -27,8 +27,9 @@ from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.train_step import ModelStep, last_build_spec
 from tfdist_cli.train.optimizers.apply import leaf_optimizers
 from tfdist_cli.train.tf_compat.keras_model import initial_epoch, write_train_graph
-from tfdist_cli.train.trainer.batch_callbacks import BatchGroup, acts_on_batches, acts_on_test_batches
-from tfdist_cli.train.trainer.config import Schedule, TrainingConfig, Validation
+from tfdist_cli.train.trainer.batch_callbacks import BatchGroup, CallbackNeeds, chief_requests
+from tfdist_cli.train.trainer.config import Schedule, TrainingConfig
+from tfdist_cli.train.trainer.evaluate import Evaluation
 from tfdist_cli.train.trainer.reporting import ProgressReporter
 from tfdist_cli.train.trainer.resume import (
     EpochPosition,
@@ -78,7 +79,7 @@ class TrainingLoop:
         if config.checkpoints and engine.is_chief:
             self._writer = CheckpointWriter(config.checkpoints.folder, step, config.checkpoints.asynchronous)
         self._totals = MetricTotals(step)
-        self._needs = _chiefs_needs(engine, config.callbacks)
+        self._needs = CallbackNeeds.of_chief(engine, config.callbacks)
         # The end of a training may change the variables after the last step.
         self._end_changes = self._needs.callbacks or any(
             inner.use_ema for inner in leaf_optimizers(self._model.optimizer)
@@ -91,14 +92,14 @@ class TrainingLoop:
             list(config.callbacks) if engine.is_chief else [],
             add_history=True,
             model=step.model,
-            verbose=0,
+            verbose=config.verbose,
             epochs=schedule.epochs,
             steps=schedule.steps_per_epoch,
         )
         call = self._callbacks
         self._group = BatchGroup(call.on_train_batch_begin, call.on_train_batch_end, schedule.steps_per_execution)
-        size = 1 if schedule.adapts else schedule.steps_per_execution
-        self._test_group = BatchGroup(call.on_test_batch_begin, call.on_test_batch_end, size)
+        self._group_size = 1 if schedule.adapts else schedule.steps_per_execution
+        self._evaluation = Evaluation(engine, step, call, self._needs, self._group_size)
 
     @property
     def done(self) -> int:
@@ -219,9 +220,12 @@ class TrainingLoop:
         self._callbacks.on_epoch_begin(epoch)
         if self._is_within_epoch() and self._restore_state:
             self._restore_state()  # saved after this epoch's `on_epoch_begin`, which has just changed it a second time
+        stops_at = sys.maxsize
         if self._needs.callbacks:
             self._engine.share_variables()  # callbacks may have changed some, such as the learning rate
-            self._agree_to_stop()
+            if chief_requests(self._engine, self._is_stopped()):
+                stops_at = self._done + self._group_size  # Keras looks at it after the next execution
+            self._model.stop_training = False
         self._totals.reset()
         if resumes:
             self._totals.add(position.totals)
@@ -229,9 +233,10 @@ class TrainingLoop:
         if not resumes:
             with self._engine.scope():
                 self._engine.begin_epoch()
-        while self._done < (target := self._schedule.last_step(epoch)) and not self._is_stopped():
+        while self._done < (target := min(self._schedule.last_step(epoch), stops_at)) and not self._is_stopped():
             self._train(epoch, self._policy.last_step(self._done, target))
             self._save_or_terminate()
+        self._model.stop_training |= self._done >= stops_at
         logs = self._totals.logs()
         self._reporter.report("train", self._done, epoch + 1, logs, done=True)
         self._engine.settle(self._done)
@@ -344,46 +349,18 @@ class TrainingLoop:
         if validation is None or not validation.is_due(epoch + 1, last=self._is_complete()):
             return {}
         emit("state", state="evaluating")
-        self._callbacks.on_test_begin()
-        if self._needs.callbacks:
-            self._engine.share_changes()
-        evaluate = self._evaluate_batches if self._needs.each_test_batch else self._evaluate
-        metrics = evaluate(validation).logs()
-        self._callbacks.on_test_end(metrics)
+        metrics = self._evaluation.run(validation)
         advance(validation.data, validation.steps)
         self._reporter.report(validation.name, self._done, epoch + 1, metrics)
         emit("state", state="training")
         return {f"val_{name}": value for name, value in metrics.items()}
 
-    def _evaluate(self, validation: Validation) -> MetricTotals:
-        return self._engine.evaluate(validation.data, steps=validation.steps)
-
-    def _evaluate_batches(self, validation: Validation) -> MetricTotals:
-        """Evaluates batch by batch, and calls the batch hooks of callbacks. A callback may end the evaluation."""
-        totals, group, done = MetricTotals(self._step, training=False), self._test_group, 0
-        self._model.stop_evaluating = False
-        for evaluate_batch in self._engine.test_steps(validation.data, steps=validation.steps):
-            if group.begin(done):
-                self._engine.share_changes()
-            totals.add(evaluate_batch())
-            done += 1
-            if group.is_full(done - 1):
-                group.end(done - 1, totals.logs())
-                if self._chief_requests(self._model.stop_evaluating):
-                    break
-        group.end(done - 1, totals.logs(), data_ended=True)
-        return totals
-
     def _is_stopped(self) -> bool:
         return bool(self._model.stop_training)
 
-    def _chief_requests(self, own: bool) -> bool:
-        """Returns the chief's request on every task. All tasks have to call it."""
-        return bool(self._engine.total(np.array([float(own and self._engine.is_chief)]))[0])
-
     def _agree_to_stop(self) -> None:
         """Sets `stop_training` on every task to the chief's. All tasks have to call it."""
-        self._model.stop_training = self._chief_requests(self._is_stopped())
+        self._model.stop_training = chief_requests(self._engine, self._is_stopped())
         if self._is_stopped():
             self._pause.agree()
 
@@ -449,32 +426,3 @@ def _checkpoint_policy(config: TrainingConfig, engine: Engine, sigterm: SigtermR
         every_seconds=checkpoints.every_seconds if checkpoints and engine.is_chief else None,
         termination_requested=sigterm.is_received,
     )
-
-
-@dataclass(frozen=True)
-class _CallbackNeeds:
-    """What the chief's callbacks need of all tasks.
-
-    Args:
-        callbacks: whether there are callbacks.
-        each_batch: whether one acts on training batches.
-        each_test_batch: whether one acts on validation batches.
-        end_on_nan: whether one ends the training at a loss that is not finite.
-    """
-
-    callbacks: bool
-    each_batch: bool
-    each_test_batch: bool
-    end_on_nan: bool
-
-
-def _chiefs_needs(engine: Engine, callbacks: Sequence[Any]) -> _CallbackNeeds:
-    """Returns what the chief's callbacks need; a program may give callbacks to its chief alone."""
-    own = (
-        bool(callbacks),
-        any(map(acts_on_batches, callbacks)),
-        any(map(acts_on_test_batches, callbacks)),
-        any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in callbacks),
-    )
-    chiefs = engine.total(np.array(own, np.float64) * engine.is_chief) > 0
-    return _CallbackNeeds(*map(bool, chiefs))
