@@ -329,6 +329,84 @@ def nested():
     return {"noted": calls.noted, "after": tfdist.evaluate(model, (X, Y))["loss"]}
 
 
+class Own(keras.callbacks.Callback):
+    """A program's callback that decides everything by itself, and counts the calls of its hooks."""
+
+    calls = 0
+
+    def on_train_begin(self, logs=None):
+        self.noted = [self.params["epochs"], self.params["steps"]]
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.calls += 1
+        rate = 0.1 / (batch + 1) * min(1.0, logs["loss"])
+        self.model.optimizer.learning_rate = rate
+        self.noted.append(float(self.model.optimizer.learning_rate.numpy()))
+        self.model.stop_training = self.calls == STEPS // 2 + 2
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["batches"] = self.calls
+        self.model.set_weights([0.5 * weight for weight in self.model.get_weights()])
+
+
+def own():
+    with tfdist.scope():
+        model = compiled(linear())
+    callback = Own()
+    history = fit(model, X, Y, callbacks=[callback], epochs=4)
+    return {**found(model, history), "noted": getattr(callback, "noted", []), "calls": callback.calls}
+
+
+class Scores(keras.callbacks.Callback):
+    """Evaluates and predicts with other weights, and notes the batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.tested, self.predicted = [], []
+
+    def shift(self, by):
+        self.model.set_weights([weight + by for weight in self.model.get_weights()])
+
+    def on_test_begin(self, logs=None):
+        self.shift(1)
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.tested.append(batch)
+
+    def on_test_end(self, logs=None):
+        self.shift(-1)
+
+    def on_predict_begin(self, logs=None):
+        self.shift(2)
+
+    def on_predict_batch_end(self, batch, logs=None):
+        self.predicted.append([batch, float(np.sum(logs["outputs"]))])
+        self.model.stop_predicting = batch == 2
+
+    def on_predict_end(self, logs=None):
+        self.shift(-2)
+
+
+def hooks():
+    """The results of evaluations and predictions with callbacks, and the batches for which these were called."""
+    with tfdist.scope():
+        model = compiled(linear())
+    scores = Scores()
+    if IN_CLUSTER:
+        loss = tfdist.evaluate(model, X, Y, batch_size=BATCH, callbacks=[scores])["loss"]
+        predicted = tfdist.predict(model, X, batch_size=BATCH, callbacks=[scores])
+    else:
+        loss = model.evaluate(X, Y, batch_size=BATCH, callbacks=[scores], verbose=0)
+        predicted = model.predict(X, batch_size=BATCH, callbacks=[scores], verbose=0)
+    return {
+        "loss": loss,
+        "outputs": predicted.tolist(),
+        "after": [weight.tolist() for weight in model.get_weights()],
+        "predicted": scores.predicted,
+        "tested": scores.tested,
+    }
+
+
 CASES = {
     "a mean": lambda: reduced("sum_over_batch_size"),
     "a mean with weights": lambda: reduced("mean_with_sample_weight", X, Y, WEIGHTS),
@@ -347,6 +425,8 @@ CASES = {
     "state": counted,
     "state of scores": scored,
     "predictions": predicted,
+    "a callback of its own": own,
+    "hooks of scores": hooks,
     **({"refused": refused, "nested": nested} if IN_CLUSTER else {}),
 }
 
