@@ -37,6 +37,10 @@ SECONDS = 600
 """A test that takes longer has failed."""
 OF_KERASS_CODE = {
     "test_fit_sparse": "it looks into Keras's update of sparse gradients; tfdist updates with fused kernels",
+    "test_retracing": "it counts how often Keras traces the step; tfdist traces each step of an execution",
+    "test_evaluate_with_custom_compute_loss": "Keras traces no train step to evaluate; tfdist does",
+    "test_steps_per_execution_steps_per_epoch_match_multi_epoch": "Keras rounds steps_per_epoch up to a multiple of "
+    "steps_per_execution; tfdist takes exactly as many steps",
 }
 """Tests of Keras's implementation, by the start of their names, and why they say nothing of another one."""
 _MARKERS = ("requires_trainable_backend", "requires_tpu", "multi_device", "skip_if_backend")

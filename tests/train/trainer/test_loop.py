@@ -572,3 +572,17 @@ def test_training_without_graph_optimizers():
         assert_same(*train_both(classifier))
     finally:
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False, **before})
+
+
+class SinceTheStart(keras.metrics.MeanMetricWrapper):
+    """The accuracy over all epochs."""
+
+    def __init__(self):
+        super().__init__(keras.metrics.sparse_categorical_accuracy, name="since_the_start")
+
+    def reset_state(self):
+        """Keeps what was counted."""
+
+
+def test_a_metric_that_resets_nothing_continues_in_the_next_epoch():
+    assert_same(*train_both(lambda: classifier(metrics=[SinceTheStart()]), epochs=3))

@@ -57,13 +57,17 @@ class MetricTotals:
             for variable, start in zip(self._variables, starts, strict=True)
         ]
         self._sizes = [array.size for array in self.initial]
+        self._kept = np.repeat(np.array([start is None for start in starts], bool), np.array(self._sizes, int))
+        """Which numbers `reset` keeps: those of variables that the metric's `reset_state` leaves as they are."""
         self.summed = sum(self._sizes)
         self.size = self.summed + (1 + len(self._of_batch) if self._of_batch else 0)
-        self.reset()
+        self._sums = np.zeros(self.size, np.float64)
 
     def reset(self) -> None:
-        """Sets all totals to 0."""
+        """Sets the totals to 0 that the metrics reset at the start of an epoch."""
+        before = self._sums[: self.summed]
         self._sums = np.zeros(self.size, np.float64)
+        self._sums[: self.summed] = np.where(self._kept, before, 0.0)
 
     def add(self, counted: np.ndarray) -> None:
         """Adds the counts of an execution.

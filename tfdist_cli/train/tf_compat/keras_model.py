@@ -66,8 +66,9 @@ def layers_of(model: keras.Model) -> list[Any]:
 
 
 def layers_are_built(model: keras.Model) -> bool:
-    """Whether all layers in a model have created their variables; the model itself may have no `call`."""
-    return all(layer.built for layer in layers_of(model) if layer is not model)
+    """Whether all layers in a model have created their variables; a model without own ones may have no `call`."""
+    has_own = type(model).build is not keras.Model.build
+    return all(layer.built for layer in layers_of(model) if layer is not model or has_own)
 
 
 def seed_generators(layer: Any) -> list[Any]:
