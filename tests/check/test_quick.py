@@ -77,8 +77,8 @@ def test_the_backend_of_kerass_file(found, tmp_path):
 
 
 def test_errors_come_first(found):
-    text = GOOD.replace("make(shard)", "make(shard).batch(2)").replace("(params):", "():")
-    assert [code for code, _ in found(text)] == ["recipe-function-parameters", "batched-in-dataset"]
+    text = GOOD.replace("make(shard)", "make()").replace("(params):", "():")
+    assert [code for code, _ in found(text)] == ["recipe-function-parameters", "shard-ignored"]
 
 
 def test_data_that_each_worker_sees_whole_has_no_shards(found):

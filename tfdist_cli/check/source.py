@@ -12,9 +12,6 @@ from tfdist_cli.finding import Finding
 FUNCTIONS = {"model": ("params",), "dataset": ("params", "split", "shard"), "callbacks": ("params",)}
 """The functions that a recipe's module defines, each with its parameters."""
 _OPTIONAL = {"callbacks"}
-_KEEPS_BATCHES = {"apply", "cache", "prefetch", "repeat", "shard", "shuffle", "skip", "take", "with_options"}
-"""Methods of `tf.data.Dataset` whose result has batches if the dataset has."""
-_BATCHES = {"batch", "padded_batch", "ragged_batch"}
 _CALLS_PYTHON = {"from_generator", "numpy_function", "py_function"}
 """Functions of tf.data whose Python code may choose the shard later."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -91,7 +88,7 @@ def function_findings(source: ModuleSource) -> Iterator[Finding]:
 
 
 def data_findings(source: ModuleSource, shards: int) -> Iterator[Finding]:
-    """Yields what is wrong with `dataset`: it ignores its shard, or makes batches.
+    """Yields what is wrong with `dataset`: it ignores its shard.
 
     Args:
         source: the module.
@@ -102,24 +99,21 @@ def data_findings(source: ModuleSource, shards: int) -> Iterator[Finding]:
         return
     read = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
     parameters = [*function.args.posonlyargs, *function.args.args]
+    used = len(parameters) != 3 or parameters[2].arg in read | {"_"} or "locals" in read
+    yields = any(isinstance(node, ast.Yield | ast.YieldFrom) for node in _own_nodes(function.body))
+    if shards == 1 or used or yields:
+        return
+    own = {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)}
     calls_python = any(isinstance(node, ast.Attribute) and node.attr in _CALLS_PYTHON for node in ast.walk(source.tree))
-    if shards > 1 and len(parameters) == 3 and parameters[2].arg not in read | {"_"} and "locals" not in read:
-        yield Finding(
-            code="shard-ignored",
-            level="warning" if calls_python else "error",
-            place=source.place("dataset"),
-            message=f"dataset() does not use its shard, so each of {shards} workers would train on all data",
-            fix="return dataset.shard(shard.count, shard.index); if each worker is to train on all data, write "
-            "train: {share: copy} in the recipe",
-        )
-    for line in _returned_batches(function):
-        yield Finding(
-            code="batched-in-dataset",
-            level="warning",
-            place=f"{source.path}:{line}",
-            message="dataset() returns batches, and tfdist batches what it returns",
-            fix="return single examples, without .batch(); train.batch_size in the recipe sets the batch size",
-        )
+    yield Finding(
+        code="shard-ignored",
+        level="error" if "Dataset" in own and not calls_python else "warning",
+        place=source.place("dataset"),
+        message=f"dataset() does not use its shard. If it returns a tf.data.Dataset, each of {shards} workers would "
+        "train on all data",
+        fix="return dataset.shard(shard.count, shard.index); if each worker is to train on all data, write "
+        "train: {share: copy} in the recipe",
+    )
 
 
 def _names(tree: ast.Module) -> set[str] | None:
@@ -148,17 +142,6 @@ def _takes(function: _Function, count: int) -> bool:
     least = positional - len(arguments.defaults)
     required = any(default is None for default in arguments.kw_defaults)
     return least <= count and (count <= positional or arguments.vararg is not None) and not required
-
-
-def _returned_batches(function: _Function) -> Iterator[int]:
-    """Yields the lines of `return ….batch(…)`, where nothing that could take the batches apart follows."""
-    for node in _own_nodes(function.body):
-        value = node.value if isinstance(node, ast.Return) else None
-        while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
-            if value.func.attr in _BATCHES:
-                yield value.func.end_lineno or value.lineno
-                break
-            value = value.func.value if value.func.attr in _KEEPS_BATCHES else None
 
 
 def _own_nodes(body: Sequence[ast.AST]) -> Iterator[ast.AST]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import keras
-import tensorflow as tf
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.export_formats import EXPORT_FORMATS, VERSIONS, require_export_libraries
 from tfdist_cli.spec.path_scheme import Location
 from tfdist_cli.spec.sections.recipe import Export, Recipe
+from tfdist_cli.task.data import RecipeData
 from tfdist_cli.task.module import RecipeModule
 from tfdist_cli.task.recipe import CHECKPOINTS, EXPORT
 from tfdist_cli.train.checkpoint.bucket import open_checkpoints
@@ -77,10 +77,10 @@ def restored(recipe: Recipe, run_dir: Path, step: int | None) -> tuple[ModelStep
     keras.utils.set_random_seed(recipe.train.seed)
     model_step = ModelStep(module.model())
 
-    def batches(shard: Shard) -> tf.data.Dataset:
-        return module.dataset("train", shard).batch(recipe.train.batch_size)
-
-    model_step.build(checked(batches, Shard()).element_spec)
+    data = RecipeData(recipe, module, model_step.model)
+    spec = checked(data.source.one_pass(), Shard()).element_spec
+    model_step.build(spec)
+    model_step.plan_updates(spec)  # its state is that of the checkpoint
     folder.restore(checkpoint, model_step, optimizer=False)
     return model_step, module, checkpoint.state.step
 

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import keras
-import tensorflow as tf
 
-from tfdist_cli.errors import ResultNotSaved, TfdistError, TrainingError
+from tfdist_cli.errors import ResultNotSaved, TfdistError
 from tfdist_cli.protocol.records import emit
 from tfdist_cli.spec.export_formats import EXPORT_FORMATS, VERSIONS, require_export_libraries
 from tfdist_cli.spec.path_scheme import Location
 from tfdist_cli.spec.sections.recipe import Export, Recipe
+from tfdist_cli.task.data import RecipeData
 from tfdist_cli.task.module import RecipeModule
 from tfdist_cli.train.checkpoint.export import export, upload_export
 from tfdist_cli.train.checkpoint.model_files import require_quantization
-from tfdist_cli.train.cluster.data_service import DataService
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.cluster.rendezvous import wait_until_exited
-from tfdist_cli.train.data.inputs import Inputs
-from tfdist_cli.train.data.mismatch import check_batched_once
-from tfdist_cli.train.data.pipeline import DatasetFunction, Pipeline, Shard, Sharded
 from tfdist_cli.train.trainer.checks import check_evaluator
 from tfdist_cli.train.trainer.config import Checkpoints, TrainingArguments, Validation
 from tfdist_cli.train.trainer.evaluator import run_evaluator
@@ -55,13 +49,13 @@ def run_recipe(context: ClusterContext, recipe: Recipe) -> None:
         model = module.model()
     run_dir = context.environment.run_dir or Path.cwd()
     checkpoints = checkpoints_of_run(recipe, run_dir)
-    validation = validation_of(recipe, module)
+    data = RecipeData(recipe, module, model)
     if context.environment.task.traits.evaluates:
-        _evaluate_checkpoints(context, model, validation, checkpoints)
+        _evaluate_checkpoints(context, model, data.validation, checkpoints)
         return
     arguments = training_arguments(recipe, module, checkpoints, phases=context.environment.phases)
     validates = recipe.evaluate is not None and recipe.evaluate.every_epochs is not None
-    config = arguments.configure(context, ExampleSource.of(recipe, module, model), validation if validates else None)
+    config = arguments.configure(context, data.source, data.validation if validates else None)
     not_saved: list[ResultNotSaved] = []
     try:
         train(context, model, config)
@@ -144,85 +138,8 @@ def training_arguments(
         embeddings=recipe.embeddings,
         jit=spec.jit,
         phases=phases,
+        initial_epoch=spec.initial_epoch,
     )
-
-
-@dataclass(frozen=True)
-class ExampleSource:
-    """`config.DataSource` of a recipe: a function that maps a shard to its examples, and a pipeline that batches them.
-
-    Args:
-        examples: the function.
-        pipeline: the pipeline; the training sets whether it repeats.
-        model: the model that trains on them.
-    """
-
-    examples: DatasetFunction
-    pipeline: Pipeline
-    model: keras.Model
-
-    @classmethod
-    def of(cls, recipe: Recipe, module: RecipeModule, model: keras.Model) -> ExampleSource:
-        """Returns the training data of a recipe."""
-        spec = recipe.train
-        shuffle = None if spec.shuffle == "auto" else spec.shuffle
-        return cls(partial(_examples, module, "train"), Pipeline(spec.batch_size, shuffle, spec.seed), model)
-
-    def one_pass(self) -> DatasetFunction:
-        """Returns the full batches of one pass over the data."""
-
-        def batches(shard: Shard) -> tf.data.Dataset:
-            data = self.examples(shard).batch(self.pipeline.batch_size, drop_remainder=True)
-            check_batched_once(self.model, data.element_spec)
-            return data
-
-        return batches
-
-    def batches(self, *, repeat: bool) -> DatasetFunction:
-        """Returns the batches to train on."""
-        pipeline = replace(self.pipeline, repeat=repeat)
-        return lambda shard: pipeline.batches(self.examples(shard), shard)
-
-    def served_batches(self, service: DataService, *, repeat: bool) -> DatasetFunction:
-        """Returns the batches to train on, prepared by the cluster's data workers."""
-        return service.batches(self.examples, replace(self.pipeline, repeat=repeat))
-
-
-def _examples(module: RecipeModule, split: str, shard: Shard) -> tf.data.Dataset:
-    """Returns a shard's examples.
-
-    Raises:
-        TrainingError: the recipe's module does not return a dataset.
-    """
-    name = f"dataset(params, {split!r}, shard) in {module.module.__file__}"
-    examples = Sharded(partial(module.dataset, split), name, _examples_of_arrays)(shard)
-    if isinstance(examples, tf.data.Dataset):
-        return examples
-    raise TrainingError(
-        f"{name} returned {type(examples).__name__}, neither arrays nor a tf.data.Dataset",
-        code="not-a-dataset",
-        hint="return arrays or a tf.data.Dataset, (x, y) or (x, y, sample_weight), for each split; "
-        "a PyDataset or a generator needs a program that calls tfdist.fit",
-    )
-
-
-def _examples_of_arrays(data: Any) -> tf.data.Dataset | None:
-    arrays = Inputs.of(data).arrays
-    return tf.data.Dataset.from_tensor_slices(arrays) if arrays else None
-
-
-def validation_of(recipe: Recipe, module: RecipeModule) -> Validation | None:
-    """Returns the data that a recipe's model is evaluated on; None if it is not evaluated."""
-    spec = recipe.evaluate
-    if spec is None:
-        return None
-
-    def batches(shard: Shard) -> tf.data.Dataset:
-        examples = _examples(module, spec.split, shard)
-        return examples.batch(recipe.train.batch_size).prefetch(tf.data.AUTOTUNE)
-
-    steps = None if spec.steps == "auto" else spec.steps
-    return Validation(batches, steps, spec.every_epochs or 1, spec.split)
 
 
 def checkpoints_of_run(recipe: Recipe, run_dir: Path) -> Checkpoints | None:

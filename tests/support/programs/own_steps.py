@@ -22,6 +22,7 @@ import tfdist_cli as tfdist
 from tfdist_cli.errors import TrainingError
 
 SIZE, LATENT, CLASSES = 6, 3, 4
+BATCH = 8
 
 
 def points(examples: int = 96, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -131,6 +132,35 @@ def critic_gan() -> keras.Model:
     """Returns a compiled Wasserstein GAN of small networks."""
     model = CriticGAN(_dense(SIZE, 8, 1), _dense(LATENT, 8, SIZE))
     model.compile(*(keras.optimizers.Adam(0.01, beta_1=0.5, beta_2=0.9) for _ in range(2)))
+    return model
+
+
+class SpectralGAN(GAN):
+    """A GAN whose discriminator's weights are normalized in each call, which assigns them: three times in a step."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        real, noise = data
+        fakes, reals = ops.ones((ops.shape(real)[0], 1)), ops.zeros((ops.shape(real)[0], 1))
+        with tf.GradientTape() as tape:
+            d_loss = self.loss_fn(reals, self.discriminator(real, training=True))
+            d_loss += self.loss_fn(fakes, self.discriminator(self.generator(noise), training=True))
+        gradients = tape.gradient(d_loss, self.discriminator.trainable_weights)
+        self.d_optimizer.apply(gradients, self.discriminator.trainable_weights)
+        with tf.GradientTape() as tape:
+            g_loss = self.loss_fn(reals, self.discriminator(self.generator(noise), training=True))
+        gradients = tape.gradient(g_loss, self.generator.trainable_weights)
+        self.g_optimizer.apply(gradients, self.generator.trainable_weights)
+        self.d_loss_metric.update_state(d_loss)
+        self.g_loss_metric.update_state(g_loss)
+        return {"d_loss": self.d_loss_metric.result(), "g_loss": self.g_loss_metric.result()}
+
+
+def spectral_gan() -> keras.Model:
+    """Returns a compiled GAN with spectral normalization."""
+    normalized = [layers.SpectralNormalization(layers.Dense(units, "tanh")) for units in (8, 1)]
+    model = SpectralGAN(keras.Sequential([keras.Input((SIZE,)), *normalized]), _dense(LATENT, 8, SIZE), draws=False)
+    optimizers = keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.02)
+    model.compile(*optimizers, keras.losses.BinaryCrossentropy(from_logits=True))
     return model
 
 
@@ -268,17 +298,26 @@ def own(*normalizing: Any) -> keras.Model:
     return model
 
 
+def stateful() -> keras.Model:
+    """Returns a compiled model whose recurrent layer continues from batch to batch; each worker has its own state."""
+    inputs = keras.Input(batch_shape=(BATCH if "TF_CONFIG" in os.environ else 2 * BATCH, SIZE, 1))
+    model = keras.Model(inputs, layers.Dense(CLASSES)(layers.GRU(4, stateful=True)(inputs)))
+    model.compile(keras.optimizers.Adam(0.02), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 NOISE = np.random.default_rng(5).normal(size=(96, LATENT)).astype(np.float32)
 X, Y = points()
 CASES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "gan": (gan, (X, NOISE)),
     "critic_gan": (critic_gan, (X, NOISE)),
+    "spectral_gan": (spectral_gan, (X, NOISE)),
     "distiller": (distiller, (X, Y)),
     "averaged": (averaged, (X, Y)),
     "own": (own, (X, Y)),
+    "stateful": (stateful, (X[:, :, None], Y)),
 }
 """Functions that make the models, and the data to train them on."""
-BATCH = 8
 
 
 def optimizer_variables(model: Any) -> list[Any]:

@@ -102,7 +102,7 @@ MISTAKES = {
         """,
     "batched-twice": """
         def dataset(params, split, shard):
-            return tf.data.Dataset.from_tensor_slices((X, X[:, :1])).shard(shard.count, shard.index).batch(8)
+            return tf.data.Dataset.from_tensor_slices((X, X[:, :1])).shard(shard.count, shard.index).batch(8).batch(2)
         """,
     "not-a-dataset": "def dataset(params, split, shard):\n    return 3",
     "model-not-compiled": "def model(params):\n    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])",

@@ -415,18 +415,6 @@ def test_images_of_any_size():
     assert np.isfinite(history.history["loss"][0])
 
 
-class Unseeded(layers.Layer):
-    def call(self, x, training=False):
-        return x + keras.random.normal(ops.shape(x)) if training else x
-
-
-def test_random_numbers_without_a_seed_are_refused():
-    keras.random.normal((1,))  # creates the process-wide seed generator
-    with pytest.raises(ValueError, match=r"Unseeded(.|\n)*SeedGenerator"):
-        tfdist.fit(classifier(Unseeded()), batches())
-    keras.random.normal((1,))
-
-
 def test_a_model_that_is_not_compiled_is_refused():
     with raises(TrainingError, "model-not-compiled") as caught:
         tfdist.fit(keras.Sequential([keras.Input((FEATURES,)), layers.Dense(1)], name="bare"), classes())
@@ -531,6 +519,7 @@ SUBCLASSED = {
     "metrics that it counts in when called": Watched,
     "random numbers and metrics in its loss": Statistic,
     "a model in a model": lambda: Plain(Plain(layers.Dense(4, "relu"), layers.Dropout(0.5))),
+    "spectral normalization": lambda: Plain(layers.SpectralNormalization(layers.Dense(4))),
     "spectral normalization that is frozen": lambda: Plain(
         layers.SpectralNormalization(layers.Dense(4, trainable=False))
     ),
@@ -602,13 +591,14 @@ def untracked_seeds():
 
 
 LOST = {
-    "kernel": (lambda: classifier(layers.SpectralNormalization(layers.Dense(4))), "assigns-trainable-variable"),
     "untracked": (lambda: classifier(Untracked()), "assigns-untracked-variable"),
-    "lstm": (stateful, "assigns-untracked-variable"),
     "seed_generator_state": (untracked_seeds, "assigns-untracked-variable"),
 }
-if keras.__version__.startswith("3.12."):
-    del LOST["lstm"]  # fit() of that version cannot train it on TensorFlow either
+
+
+@pytest.mark.skipif(keras.__version__.startswith("3.12."), reason="fit() of this version cannot train it either")
+def test_a_recurrent_layer_continues_from_batch_to_batch():
+    assert_same(*train_both(stateful, batches(*classes(44), batch=4), validation=batches(*classes(20), batch=4)))
 
 
 @pytest.mark.parametrize("variable", LOST)

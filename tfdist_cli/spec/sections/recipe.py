@@ -7,7 +7,7 @@ from contextlib import suppress
 from keyword import iskeyword
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
 from tfdist_cli.errors import InvalidValue
 from tfdist_cli.spec.export_formats import FormatName, Quantization
@@ -41,7 +41,13 @@ def _check_function(name: str) -> str:
     return name
 
 
+def _class_number(key: object) -> object:
+    """Keys of a map are words in JSON."""
+    return int(key) if isinstance(key, str) and key.isdecimal() else key
+
+
 Count = Annotated[int, Field(ge=1)]
+ClassNumber = Annotated[int, BeforeValidator(_class_number), Field(ge=0)]
 Share = Literal["split", "copy", "service"]
 FunctionName = Annotated[str, AfterValidator(_check_function), Field(json_schema_extra={"minLength": 1})]
 ModuleName = Annotated[str, AfterValidator(_check_module), Field(json_schema_extra={"minLength": 1})]
@@ -53,7 +59,7 @@ class Train(SpecModel):
     epochs: Count | None = None
     """Number of epochs, each of `steps_per_epoch` steps. By default 1, or as many as `max_steps` needs."""
     batch_size: Count = 32
-    """Number of examples in each batch of one worker."""
+    """Number of examples in each batch of one worker. If `dataset()` returns batches, they stay as they are."""
     steps_per_epoch: Count | Literal["auto"] = "auto"
     """Number of steps of all workers together in an epoch. `auto`: as many as it takes to show each training example
     once."""
@@ -70,9 +76,14 @@ class Train(SpecModel):
     """The data that each worker sees. `split`: its own part. `copy`: all of it, in an order of its own. `service`:
     batches from the cluster's data workers, with each example in one batch of one worker."""
     shuffle: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
-    """Number of examples in the shuffle buffer; 0 keeps their order. `auto`: all examples, but at most 10,000."""
+    """Number of examples in the shuffle buffer; 0 keeps their order. `auto`: all examples, but at most 10,000. If
+    `dataset()` returns batches, 0 keeps the order of a `PyDataset`'s, and other batches are never shuffled."""
     repeat: bool = True
     """Whether the data starts again when it ends. Otherwise it is an error if the data ends before the training."""
+    class_weight: dict[ClassNumber, float] | None = None
+    """The weight of each class, by its number, in the loss: `{0: 1.0, 1: 4.5}`."""
+    initial_epoch: Annotated[int, Field(ge=0)] = 0
+    """The epoch, counted from 0, to start with. A training that resumes from a checkpoint continues instead."""
 
 
 class Checkpoint(SpecModel):
@@ -104,9 +115,12 @@ class Evaluate(SpecModel):
 
     split: str = "test"
     """The `split` argument of the recipe's `dataset`."""
-    every_epochs: Count | None = 1
-    """Number of epochs between two evaluations by the tasks that train, which also evaluate at the end. null: only the
-    evaluator evaluates."""
+    validation_split: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """The part of the arrays of the split `train`, such as 0.2, that the model is evaluated on instead of trained: the
+    last ones. It takes the place of `split`."""
+    every_epochs: Count | list[Count] | None = 1
+    """Number of epochs between two evaluations by the tasks that train, which also evaluate at the end; or a list of
+    the epochs, counted from 1, to evaluate after. null: only the evaluator evaluates."""
     steps: Count | Literal["auto"] = "auto"
     """Number of batches to evaluate. `auto`: the whole split."""
 

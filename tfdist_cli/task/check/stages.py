@@ -26,21 +26,22 @@ from tfdist_cli.spec.strategies import computes_gradients
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.task.check import costs
 from tfdist_cli.task.check.examples import digests, same_examples
+from tfdist_cli.task.data import RecipeData
 from tfdist_cli.task.module import RecipeModule
-from tfdist_cli.task.recipe import ExampleSource, checkpoints_of_run, training_arguments, validation_of
+from tfdist_cli.task.recipe import checkpoints_of_run, training_arguments
 from tfdist_cli.train.cluster.join import ClusterContext, check_weight_type
 from tfdist_cli.train.data import mismatch
 from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, cardinality, checked
-from tfdist_cli.train.engine.base import Rules
+from tfdist_cli.train.engine.base import Rules, Sharing
 from tfdist_cli.train.engine.mirrored.engine import Membership, MirroredEngine
 from tfdist_cli.train.engine.parameter_server.update_rule import check_updates_within, rule_of
 from tfdist_cli.train.model.embeddings import unused_table_optimizers
-from tfdist_cli.train.model.rng import SeedCounters
+from tfdist_cli.train.model.rng.counters import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.tf_compat.op_errors import is_users
 from tfdist_cli.train.trainer.arguments import as_callbacks
 from tfdist_cli.train.trainer.checks import check_callbacks, check_targets, check_validation, data_errors_explained
-from tfdist_cli.train.trainer.config import TrainingConfig, steps_of_one_pass, worker_shards
+from tfdist_cli.train.trainer.config import TrainingArguments, TrainingConfig, steps_of_one_pass, worker_shards
 
 MOST_SHARDS = 16
 """The most shards of which a batch is drawn."""
@@ -123,19 +124,30 @@ class RecipeCheck:
             return ModelStep(self._module.model())
 
     @cached_property
-    def _source(self) -> ExampleSource:
-        return ExampleSource.of(self._recipe, self._module, self._step.model)
+    def _data(self) -> RecipeData:
+        return RecipeData(self._recipe, self._module, self._step.model)
+
+    @cached_property
+    def _share(self) -> Sharing:
+        """What each worker sees of the data."""
+        coordinated = self._environment.traits.coordinated
+        return self._arguments.share_of(self._data.source.one_pass(), coordinated=coordinated)
+
+    @cached_property
+    def _arguments(self) -> TrainingArguments:
+        checkpoints = checkpoints_of_run(self._recipe, self._folder)
+        return training_arguments(self._recipe, self._module, checkpoints, phases=False)
 
     @cached_property
     def _shards(self) -> list[Shard]:
-        return worker_shards(self._context, self._recipe.train.share, len(self._trainers))
+        return worker_shards(self._context, self._share, len(self._trainers))
 
     def _draw_shards(self) -> None:
         """Draws a batch of each worker's shard."""
         drawn, sizes = [], []
         for shard in self._chosen_shards():
             with self._stage(f"drawing a batch of shard {shard.index} of {shard.count}", "dataset"):
-                examples = self._source.examples(shard)
+                examples = self._data.drawn(shard)
                 sizes.append(cardinality(examples))
                 found = digests(examples, self._recipe.train.batch_size)
             if not found:
@@ -151,7 +163,7 @@ class RecipeCheck:
                 raise _Stop
             drawn.append((shard.index, found))
         self._report.facts("shards", count=len(self._shards), examples=sizes)
-        if self._recipe.train.share == "split":
+        if self._share == "split":
             for finding in same_examples(drawn, len(self._shards), self._place_of("dataset")):
                 self._add(finding)
 
@@ -165,21 +177,18 @@ class RecipeCheck:
 
     def _configure(self) -> TrainingConfig:
         """Returns the configuration of the training, checked."""
-        arguments = training_arguments(
-            self._recipe, self._module, checkpoints_of_run(self._recipe, self._folder), phases=False
-        )
-        recipe, train = self._recipe, self._recipe.train
+        arguments, recipe, train = self._arguments, self._recipe, self._recipe.train
         rules = Rules(recipe.updates, recipe.learning_rate, recipe.wire, recipe.embeddings, train.jit is True)
-        source, steps = self._source, arguments.steps_per_epoch
+        source, steps = self._data.source, arguments.steps_per_epoch
         if steps is None:
-            steps = steps_of_one_pass(self._context, source.one_pass(), rules, train.share, len(self._trainers))
+            steps = steps_of_one_pass(self._context, source.one_pass(), rules, self._share, len(self._trainers))
         config = TrainingConfig(
             source.batches(repeat=train.repeat),
             steps,
-            share=train.share,
+            share=self._share,
             epochs=train.epochs,
             max_steps=train.max_steps,
-            validation=validation_of(recipe, self._module),
+            validation=self._data.validation,
             callbacks=as_callbacks(arguments.callbacks),
             checkpoints=arguments.checkpoints.config() if arguments.checkpoints else None,
             rules=rules,
@@ -230,7 +239,7 @@ class RecipeCheck:
             with self._stage("taking a worker's step", "model"), data_errors_explained(step.model):
                 for optimizer in step.optimizers:
                     rule_of(config.rules.updates).check(config.rules.updates, optimizer, workers)
-                check_updates_within(step, config.rules.updates)
+                check_updates_within(step, spec, config.rules)
                 SeedCounters(step, spec, workers if config.rules.updates.synchronous else 1)
                 own = costs.WorkerStep(step, spec, config.rules)
                 tables = own.tables()

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.path_scheme import checked_location
 from tfdist_cli.spec.sections.recipe import Recipe
+from tfdist_cli.task.data import RecipeData
 from tfdist_cli.task.module import RecipeModule
 from tfdist_cli.task.prediction.inputs import READERS, Reading, read
 from tfdist_cli.task.prediction.job import PredictionJob, Shard
@@ -61,7 +62,7 @@ def _split(job: PredictionJob, recipe: Recipe, reading: Reading) -> Iterator[tup
         TrainingError: it is no dataset, never ends, or is shuffled: parts of several processes would not fit.
     """
     module = RecipeModule.load(recipe)
-    examples = pipeline.checked(partial(module.dataset, job.data), pipeline.Shard())
+    examples = pipeline.checked(partial(RecipeData(recipe, module).examples, job.data), pipeline.Shard())
     endless = tf.get_static_value(examples.cardinality()) == tf.data.INFINITE_CARDINALITY
     if endless or in_random_order(examples):
         raise TrainingError(

@@ -133,21 +133,25 @@ class Inputs:
         if is_python_data(self.x):
             with _keras_errors("unsupported-python-data"):
                 return PythonData(source_of(self.x, self.class_weight, shuffle=shuffle))
-        return self._weighted(as_dataset_function(self.x))
+        return weighted(as_dataset_function(self.x), self.class_weight)
 
-    def _weighted(self, function: DatasetFunction) -> DatasetFunction:
-        if self.class_weight is None:
-            return function
-        weights = dict(self.class_weight)
 
-        def weighted(shard: Any) -> tf.data.Dataset:
-            dataset = function(shard)
-            if not isinstance(dataset, tf.data.Dataset):
-                return dataset
-            with _keras_errors("invalid-weights"):
-                return with_class_weights(dataset, weights)
+def weighted(function: DatasetFunction, class_weight: Mapping[int, float] | None) -> DatasetFunction:
+    """Returns a function whose batches have the sample weights that follow from the class weights, if there are any.
 
-        return weighted
+    The returned function raises a `UsageError` if the batches have sample weights, or several targets.
+    """
+    if class_weight is None:
+        return function
+    weights = dict(class_weight)
+    return lambda shard: _with_weights(weights, function(shard))
+
+
+def _with_weights(weights: dict[int, float], dataset: Any) -> Any:
+    if not isinstance(dataset, tf.data.Dataset):
+        return dataset  # an error of its own
+    with _keras_errors("invalid-weights"):
+        return with_class_weights(dataset, weights)
 
 
 @contextmanager

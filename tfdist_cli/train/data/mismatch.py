@@ -11,10 +11,11 @@ import keras
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.tf_compat.data import BATCHING, grouping_method
 from tfdist_cli.train.tf_compat.keras_model import COMPUTES_LOSS, layers_of, structure_of
 
 _PARTS = ("x", "y", "sample_weight")
-_BATCHED_TWICE = "batch the examples once: in a recipe, dataset() returns single examples; tfdist.fit takes batches"
+_BATCHED_TWICE = "batch the examples once"
 _ID = re.compile(
     r"Detected at node (?P<node>\S+) [\s\S]*?indices\[[\d,]*\] = (?P<id>-?\d+) is not in \[0, (?P<rows>\d+)\)"
 )
@@ -50,15 +51,10 @@ def check_types(model: keras.Model, element_spec: Any) -> None:
     Raises:
         TrainingError: a target, a sample weight, or an input that takes numbers, has strings.
     """
-    x, y, weight = keras.utils.unpack_x_y_sample_weight(element_spec)
-    given, inputs = list(leaves(x, "x")), _inputs(model)
-    taken: list[Any] = [None] * len(given)
-    if isinstance(x, Mapping):
-        by_name = {f"x[{each.name!r}]": each for each in inputs}
-        taken = [by_name.get(name) for name, _ in given]
-    elif len(inputs) == len(given):
-        taken = inputs
-    wrong = [name for (name, spec), own in zip(given, taken, strict=True) if own is not None and _is_text(spec, own)]
+    _, y, weight = keras.utils.unpack_x_y_sample_weight(element_spec)
+    wrong = [
+        name for name, spec, own in _given_and_taken(model, element_spec) if own is not None and _is_text(spec, own)
+    ]
     if type(model).compute_loss is keras.Model.compute_loss:
         wrong += [name for name, spec in [*leaves(y, "y"), *leaves(weight, "sample_weight")] if _is_text(spec)]
     if wrong:
@@ -67,6 +63,43 @@ def check_types(model: keras.Model, element_spec: Any) -> None:
             code="strings-for-numbers",
             hint="convert it to numbers with keras.layers.StringLookup, or read it as numbers",
         )
+
+
+def comes_in_batches(model: keras.Model | None, dataset: tf.data.Dataset) -> bool:
+    """Whether the elements of a dataset are batches that a model takes, and not single examples.
+
+    If the model's inputs are known, they decide. Otherwise the dataset's last transformation that makes one element of
+    several does.
+
+    Args:
+        model: the model; None if it is not known.
+        dataset: the dataset.
+    """
+    pairs = _given_and_taken(model, dataset.element_spec) if model is not None else []
+    shapes = [(tuple(spec.shape), tuple(own.shape)) for _, spec, own in pairs if own is not None and _has_rank(spec)]
+    if shapes and all(len(given) == len(taken) and _fits(given[1:], taken[1:]) for given, taken in shapes):
+        return True
+    if shapes and all(_fits(given, taken[1:]) for given, taken in shapes):
+        return False
+    return grouping_method(dataset) in BATCHING
+
+
+def _given_and_taken(model: keras.Model, element_spec: Any) -> list[tuple[str, Any, Any]]:
+    """Returns the name and the `tf.TypeSpec` of each array in the inputs, and the model's input, None if not known."""
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
+    given, inputs = list(leaves(x, "x")), _inputs(model)
+    taken: list[Any] = [None] * len(given)
+    if isinstance(x, Mapping):
+        by_name = {f"x[{each.name!r}]": each for each in inputs}
+        taken = [by_name.get(name) for name, _ in given]
+    elif len(inputs) == len(given):
+        taken = inputs
+    return [(name, spec, own) for (name, spec), own in zip(given, taken, strict=True)]
+
+
+def _has_rank(spec: Any) -> bool:
+    shape = getattr(spec, "shape", None)
+    return shape is not None and shape.rank is not None
 
 
 def check_batched_once(model: keras.Model, element_spec: Any) -> None:

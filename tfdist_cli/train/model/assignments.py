@@ -19,8 +19,11 @@ from tfdist_cli.train.tf_compat.keras_model import compiled_metrics, global_seed
 from tfdist_cli.train.tf_compat.variables import WeightTensor, stored
 
 Optimizer: TypeAlias = keras.optimizers.Optimizer
-Update = Callable[[Optimizer, list[Any], list[keras.Variable]], list[tf.Tensor]]
-"""Applies gradients of one replica or worker to variables by an optimizer; returns the variables' new values."""
+Assigned = list[tuple[keras.Variable, tf.Tensor]]
+"""Parameters that a step has assigned, each with its value."""
+Update = Callable[[Optimizer | None, list[Any], list[keras.Variable], Assigned], list[tf.Tensor]]
+"""Assigns parameters, and then applies gradients of one replica or worker to variables by an optimizer; returns the
+variables' new values. Without an optimizer it only assigns."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,18 @@ class OptimizerUpdate:
         optimizer: the optimizer.
         variables: the variables that it updates.
         gradients: their gradients, None for variables without one.
+        assigned: the parameters that the step has assigned since the update before.
     """
 
     optimizer: Optimizer
     variables: list[keras.Variable]
     gradients: list[Any]
+    assigned: list[keras.Variable]
+
+    @property
+    def given(self) -> list[keras.Variable]:
+        """The variables with a gradient."""
+        return [each for each, gradient in zip(self.variables, self.gradients, strict=True) if gradient is not None]
 
 
 class Assignments(keras.StatelessScope):
@@ -44,20 +54,32 @@ class Assignments(keras.StatelessScope):
     Args:
         values: the variables, each with the value that it has at the start of the step.
         update: makes the updates of optimizers within the step; by default, they are only collected.
+        parameters: the variables among these that optimizers update. The step may assign them, too.
 
     Attributes:
         updates: those of optimizers, in the order of the step.
         reads_updated: whether the step reads a variable after an optimizer has updated it.
+        reads_last: whether it reads one that the last update has updated, after that.
+        assigns_parameters: whether it assigns a parameter.
         metrics_before: the values of the metric variables at the start of the step.
     """
 
-    def __init__(self, values: list[tuple[keras.Variable, tf.Tensor]], update: Update | None = None) -> None:
+    def __init__(
+        self,
+        values: list[tuple[keras.Variable, tf.Tensor]],
+        update: Update | None = None,
+        parameters: Sequence[keras.Variable] = (),
+    ) -> None:
         super().__init__(state_mapping=values, collect_losses=True)
         self.updates: list[OptimizerUpdate] = []
-        self.reads_updated = False
+        self.reads_updated = self.reads_last = self.assigns_parameters = False
         self.metrics_before: list[tf.Tensor] = []
         self._update = update
         self._updated: set[int] = set()
+        self._updated_last: set[int] = set()
+        self._parameters = {id(variable) for variable in parameters}
+        self._pending: dict[int, keras.Variable] = {}
+        """The parameters that were assigned since the last update."""
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._assigned: dict[int, keras.Variable] = {}
         for variable, _ in values:
@@ -99,27 +121,56 @@ class Assignments(keras.StatelessScope):
                 code="no-gradients",
                 hint="compute the loss within tf.GradientTape, from the weights that the optimizer updates",
             )
-        self.updates.append(OptimizerUpdate(optimizer, variables, gradients))
+        self.updates.append(OptimizerUpdate(optimizer, variables, gradients, self.assigned))
         if self._update is not None:
             given, updated = map(list, zip(*[pair for pair in pairs if pair[0] is not None], strict=True))
+            assigned = self._values_of(self.assigned)
             with without_stateless_scope():
-                values = self._update(optimizer, given, updated)
+                values = self._update(optimizer, given, updated, assigned)
             for variable, value in zip(updated, values, strict=True):
                 self._set(variable, value)
+        self._pending.clear()
         rates = {id(rate) for rate in learning_rates(optimizer)}
-        self._updated |= {id(each) for each in (*variables, *optimizer.variables)} - rates
+        self._updated_last = {id(each) for each in (*variables, *optimizer.variables)} - rates
+        self._updated |= self._updated_last
+        self.reads_last = False
+
+    @property
+    def assigned(self) -> list[keras.Variable]:
+        """The parameters that the step has assigned since the last update."""
+        return list(self._pending.values())
+
+    def assign_parameters(self) -> None:
+        """At the end of the step: assigns the parameters that it has assigned since its last update."""
+        if self._update is not None and self._pending:
+            assigned = self._values_of(self.assigned)
+            with without_stateless_scope():
+                self._update(None, [], [], assigned)
+
+    def _values_of(self, variables: list[keras.Variable]) -> Assigned:
+        return list(zip(variables, self.current(variables), strict=True))
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         """See `keras.StatelessScope`."""
         self.reads_updated = self.reads_updated or id(variable) in self._updated
+        self.reads_last = self.reads_last or id(variable) in self._updated_last
         return super().get_current_value(variable)
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """See `keras.StatelessScope`."""
         variable, value = update
+        if id(variable) in self._parameters:
+            self._assign_parameter(variable, tf.stop_gradient(value))
+            return
         # As with a variable that is assigned and read again: no gradient flows through the assignment.
         super().add_update((variable, tf.stop_gradient(value)))
         self._assigned[id(variable)] = variable
+
+    def _assign_parameter(self, variable: keras.Variable, value: tf.Tensor) -> None:
+        weight = self.state_mapping[id(variable)]
+        self.state_mapping[id(variable)] = WeightTensor(weight.handle, variable.path, value)
+        self._pending[id(variable)] = variable
+        self.assigns_parameters = True
 
     @property
     def assigns(self) -> bool:
@@ -129,7 +180,7 @@ class Assignments(keras.StatelessScope):
     def current(self, variables: list[keras.Variable]) -> list[tf.Tensor]:
         """Returns the current values of variables."""
         current = [super(Assignments, self).get_current_value(variable) for variable in variables]
-        return [value.handle if isinstance(value, WeightTensor) else value for value in current]
+        return [value.current if isinstance(value, WeightTensor) else value for value in current]
 
     def check(self, model: keras.Model, state: Sequence[keras.Variable]) -> None:
         """Rejects assignments that would be lost.
@@ -152,14 +203,14 @@ class Assignments(keras.StatelessScope):
                 raise TrainingError(
                     f"a step assigns {variable.path!r}, which is trainable",
                     code="assigns-trainable-variable",
-                    hint="assign only variables that add_weight(trainable=False) has created; SpectralNormalization "
-                    "cannot be trained",
+                    hint="assign trainable variables in train steps only, and others anywhere: those that "
+                    "add_weight(trainable=False) has created",
                 )
             raise TrainingError(
                 f"a step assigns {variable.path!r}, which is not a variable of the model or of its metrics",
                 code="assigns-untracked-variable",
                 hint="create the variable with add_weight(trainable=False) of a layer or the model, and keep seed "
-                "generators and metrics as attributes; stateful RNNs cannot be trained",
+                "generators and metrics as attributes",
             )
 
 
@@ -170,11 +221,11 @@ def seeded_draws_only() -> Iterator[None]:
     They would use Keras's process-wide seed generator. It is not part of the model's state, so every step would draw
     the same values.
     """
-    with global_seed_generator(_ProcessWideSeeds()):
+    with global_seed_generator(_Refused()):
         yield
 
 
-class _ProcessWideSeeds:
+class _Refused:
     """Replaces Keras's process-wide seed generator."""
 
     def next(self, **_: Any) -> None:

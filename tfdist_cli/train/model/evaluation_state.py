@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist_cli.train.model.rng import SeedCounters
+from tfdist_cli.train.model.rng.counters import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep, Tensors
 from tfdist_cli.train.variables.sharding import assign
 
@@ -32,6 +32,9 @@ class EvaluationState:
         self._indices = seeds.exclude(tuple(adds))
         self._adds = [adds[index] for index in self._indices]
         self._variables = [step.state[index] for index in self._indices]
+        own = {id(variable) for variable in step.recurrent_state} if seeds.counts[0] > 1 else set()
+        self._own = [id(variable) in own for variable in self._variables]
+        """Which of them are the states of recurrent layers: each replica has its own."""
         self._sizes = [int(np.prod(variable.shape)) for variable in self._variables]
         self.size = sum(self._sizes) + 1
         """The size of the result of `pack`."""
@@ -74,18 +77,21 @@ class EvaluationState:
         ]
         return tf.concat([*changed, count[None]], axis=0)
 
-    def apply(self, packed: np.ndarray) -> None:
+    def apply(self, packed: np.ndarray, own: np.ndarray | None = None) -> None:
         """Applies the changes to the variables. Call it within the strategy's scope.
 
         Args:
             packed: the sum of `pack` over all workers.
+            own: that of this worker; None if it is the sum.
         """
         *changes, (batches,) = np.split(packed, np.cumsum(self._sizes))
         if not batches:
             return
+        *own_changes, (own_batches,) = np.split(packed if own is None else own, np.cumsum(self._sizes))
         self._seeds.advance(int(batches))
-        for variable, change, adds in zip(self._variables, changes, self._adds, strict=True):
+        for n, (variable, adds) in enumerate(zip(self._variables, self._adds, strict=True)):
+            change, count = (own_changes[n], max(1.0, own_batches)) if self._own[n] else (changes[n], batches)
             value = np.asarray(variable.numpy(), np.float64) + np.reshape(change, variable.shape) / (
-                1.0 if adds else batches
+                1.0 if adds else count
             )
             assign(variable, value if tf.as_dtype(variable.dtype).is_floating else np.rint(value))

@@ -47,7 +47,8 @@ def choose_xla(step: ModelStep, element_spec: Any, setting: Jit, run: Runner) ->
     if step.updates_within:
         if setting is True:
             raise TrainingError(
-                "XLA cannot compile a train_step that makes several updates, or reads a variable after its update",
+                "XLA cannot compile a step that makes several updates, reads a variable after its update, or assigns a "
+                "trainable weight",
                 code="xla-cannot-compile",
                 hint="remove jit, or set it to auto",
             )

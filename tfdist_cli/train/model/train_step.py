@@ -27,7 +27,13 @@ from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.data import mismatch
 from tfdist_cli.train.model import losses
 from tfdist_cli.train.model.additivity import adds_up
-from tfdist_cli.train.model.assignments import Assignments, Optimizer, OptimizerUpdate, Update, seeded_draws_only
+from tfdist_cli.train.model.assignments import (
+    Assigned,
+    Assignments,
+    Optimizer,
+    OptimizerUpdate,
+    Update,
+)
 from tfdist_cli.train.model.compute_device import DeviceScope
 from tfdist_cli.train.model.many_classes import fewer_passes
 from tfdist_cli.train.model.own_step.logs import step_logs
@@ -38,6 +44,7 @@ from tfdist_cli.train.model.own_step.optimizers import (
     scaled,
     updates_handed_over,
 )
+from tfdist_cli.train.model.rng.unseeded import UnseededDraws
 from tfdist_cli.train.model.step_trace import StepTrace, placeholder_for
 from tfdist_cli.train.optimizers.apply import innermost
 from tfdist_cli.train.tf_compat import keras_model
@@ -80,6 +87,22 @@ class StepResult:
     logs: Tensors
 
 
+@dataclass(frozen=True)
+class PlannedUpdate:
+    """A call of the function `update` in a step that makes its updates itself, see `assignments.Update`.
+
+    Args:
+        optimizer: the optimizer. None if the rest of the step, after the last update, assigns parameters or reads
+            updated ones.
+        variables: the variables that it updates.
+        assigned: the parameters that are assigned before.
+    """
+
+    optimizer: Optimizer | None
+    variables: list[keras.Variable]
+    assigned: list[keras.Variable]
+
+
 class ModelStep:
     """The pure train and test step of one model.
 
@@ -92,10 +115,12 @@ class ModelStep:
     Attributes:
         own_step: whether the model has a `train_step` of its own.
         updates_within: whether this step makes its updates itself, by the function `update` that it is given: there are
-            several, or it reads a variable after its update. Otherwise the engine updates `parameters` after the step,
-            with `optimizer`.
+            several, it reads a variable after its update, or it assigns a parameter. Otherwise the engine updates
+            `parameters` after the step, with `optimizer`. Known after `plan_updates`.
+        updates: the calls of `update` in a step with `updates_within`.
         optimizer: the optimizer of the first update.
         optimizers: all optimizers whose variables are part of the training.
+        unseeded: the random values that steps draw without a seed.
         logs_of_batch: the names of logs that do not follow from metrics.
         log_names: the names of all logs of a train step (True) and a test step (False), if the model has its own.
     """
@@ -105,6 +130,8 @@ class ModelStep:
         self.model = model
         self.own_step = overrides(model, "train_step")
         self.updates_within = False
+        self.updates: tuple[PlannedUpdate, ...] = ()
+        self.unseeded = UnseededDraws()
         self.optimizer: Optimizer = model.optimizer
         self.optimizers: list[Optimizer] = [model.optimizer]
         self.logs_of_batch: tuple[str, ...] = ()
@@ -164,14 +191,24 @@ class ModelStep:
         if self.own_step:
             self._traced(element_spec)
 
+    def plan_updates(self, element_spec: Any) -> None:
+        """Finds out whether the step makes its updates itself; a model without a step of its own may as well.
+
+        Args:
+            element_spec: the `tf.TypeSpec`s of a batch.
+        """
+        self._traced(element_spec)
+
     def _build_own_step(self, element_spec: Any) -> None:
         """Builds metrics, and the optimizers for what they update in the model's own step."""
         known = [*self.model.variables, *self.model.metrics_variables]
         updates: list[OptimizerUpdate] = []
 
         def run(batch: Any) -> None:
-            scope = Assignments([(variable, placeholder_for(variable)) for variable in known])
-            with scope, functions_inlined(), seeded_draws_only(), updates_handed_over(optimizers_of(self.model)):
+            values = [(variable, placeholder_for(variable)) for variable in known]
+            scope = Assignments(values, parameters=self.model.trainable_variables)
+            watched, handed_over = self.unseeded.watched(), updates_handed_over(optimizers_of(self.model))
+            with watched, self.unseeded.allowed(), handed_over, scope, functions_inlined():
                 self.model.train_step(batch)
             updates.extend(scope.updates)
 
@@ -194,6 +231,11 @@ class ModelStep:
         self.updates_within = len(updates) > 1
 
     @property
+    def assigns_parameters(self) -> bool:
+        """Whether a train step assigns parameters; known after `plan_updates`."""
+        return any(update.assigned for update in self.updates)
+
+    @property
     def parameters(self) -> list[keras.Variable]:
         """The variables that optimizers update: the trainable ones, or those that the model's own step updates."""
         return list(self.model.trainable_variables if self._updated is None else self._updated)
@@ -201,11 +243,18 @@ class ModelStep:
     @property
     def state(self) -> list[keras.Variable]:
         """All other variables: moving statistics, seeds of random generators, and frozen weights."""
+        more = [*self.recurrent_state, *([self.unseeded.generator.state] if self.unseeded.generator else [])]
         if self._updated is None:
-            return list(self.model.non_trainable_variables)
+            return [*self.model.non_trainable_variables, *more]
         updated = {id(variable) for variable in self._updated}
         variables = [*self.model.trainable_variables, *self.model.non_trainable_variables]
-        return [variable for variable in variables if id(variable) not in updated]
+        return [*(variable for variable in variables if id(variable) not in updated), *more]
+
+    @property
+    def recurrent_state(self) -> list[keras.Variable]:
+        """The part of the state that stateful recurrent layers keep from batch to batch: each replica has its own."""
+        found = [each for layer in keras_model.layers_of(self.model) for each in keras_model.recurrent_states(layer)]
+        return list({id(variable): variable for variable in found}.values())
 
     @property
     def optimizer_variables(self) -> list[keras.Variable]:
@@ -243,7 +292,7 @@ class ModelStep:
         if self.jit:
             return self.train_with_xla(parameters, state, metrics, batch)
         with self.device_scope(), fewer_passes():
-            return StepResult(*self._train(parameters, state, metrics, batch, parameter_scope))
+            return StepResult(*self._train(parameters, state, metrics, batch, parameter_scope, update))
 
     def train_with_xla(self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any) -> StepResult:
         """Runs the same pass, compiled by XLA."""
@@ -251,11 +300,18 @@ class ModelStep:
             return StepResult(*self._compiled(parameters, state, metrics, batch))
 
     def _train(
-        self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any, parameter_scope: ParameterScope
+        self,
+        parameters: Tensors,
+        state: Tensors,
+        metrics: Tensors,
+        batch: Any,
+        parameter_scope: ParameterScope,
+        update: Update | None = None,
     ) -> tuple[Any, ...]:
         if self.own_step:
             return self._train_by_own_step(parameters, state, metrics, batch)
-        with parameter_scope(parameters) as weights, self._with_values(weights, state, metrics) as scope:
+        within = update if self.updates_within else None
+        with parameter_scope(parameters) as weights, self._with_values(weights, state, metrics, within) as scope:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(parameters)
                 minimized, reported = self.compute_losses(batch, training=True)
@@ -264,6 +320,9 @@ class ModelStep:
                 loss = self.model.optimizer.scale_loss(weighted / self.batches_per_update if divides else weighted)
             # Within the scope: a gradient function that recomputes a part of the model calls its layers again.
             gradients = tape.gradient(loss, parameters)
+            if scope.assigns_parameters:
+                scope.apply_gradients(self.model.optimizer, gradients, self.parameters)
+            self._plan(scope)
         return _fields(self._result(batch, reported, scope, gradients))
 
     def _train_by_own_step(
@@ -273,9 +332,13 @@ class ModelStep:
         x = keras.utils.unpack_x_y_sample_weight(batch)[0]
 
         def shared(
-            make: Update, optimizer: Optimizer, gradients: list[Any], variables: list[keras.Variable]
+            make: Update,
+            optimizer: Optimizer | None,
+            gradients: list[Any],
+            variables: list[keras.Variable],
+            assigned: Assigned,
         ) -> Tensors:
-            return make(optimizer, [self._share(each, x) for each in gradients], variables)
+            return make(optimizer, [self._share(each, x) for each in gradients], variables, assigned)
 
         within = partial(shared, update) if update and self.updates_within else None
         with (
@@ -284,8 +347,8 @@ class ModelStep:
             losses.batches_per_update(self._relative_update_size(x)),
         ):
             logs = step_logs(self.model, self.model.train_step(batch), scope, training=True)
+            self._plan(scope)
         self.log_names[True], self.logs_of_batch = logs.names, tuple(logs.of_batch)
-        self.updates_within = self.updates_within or scope.reads_updated
         given = {
             id(variable): gradient
             for each in scope.updates
@@ -293,6 +356,17 @@ class ModelStep:
         }
         gradients = [self._share(given.get(id(variable)), x) for variable in self.parameters]
         return _fields(self._result(batch, logs.loss, scope, gradients, list(logs.of_batch.values())))
+
+    def _plan(self, scope: Assignments) -> None:
+        """Ends the updates of a step that has been traced, and notes which ones it makes itself."""
+        scope.assign_parameters()
+        several = len(scope.updates) > 1
+        self.updates_within = self.updates_within or several or scope.reads_updated or scope.assigns_parameters
+        if self.updates_within and not self.updates:
+            planned = [PlannedUpdate(each.optimizer, each.given, each.assigned) for each in scope.updates]
+            if scope.reads_last or scope.assigned:
+                planned.append(PlannedUpdate(None, [], scope.assigned))
+            self.updates = tuple(planned)
 
     def _share(self, gradient: Any, x: Any) -> Any:
         """Returns a gradient of the model's own step as a part of the update that it is combined into."""
@@ -314,7 +388,7 @@ class ModelStep:
             self.device_scope(),
             fewer_passes(),
             parameter_scope(parameters) as weights,
-            self._with_values(weights, state, metrics) as scope,
+            self._with_values(weights, state, metrics, training=False) as scope,
         ):
             if overrides(self.model, "test_step"):
                 logs = step_logs(self.model, self.model.test_step(batch), scope, training=False)
@@ -403,7 +477,12 @@ class ModelStep:
         key = repr(element_spec), training
         trace = self._traces.get(key)
         if trace is None:
-            trace = self._traces[key] = StepTrace(self, element_spec, training=training)
+            with self.unseeded.watched():
+                trace = StepTrace(self, element_spec, training=training)
+            if self.unseeded.create():  # the state has one variable more
+                self._traces.clear()
+                trace = StepTrace(self, element_spec, training=training)
+            self._traces[key] = trace
             if training and not self.own_step:
                 self._check_trained(element_spec, trace.untrained)
         return trace
@@ -435,13 +514,23 @@ class ModelStep:
 
     @contextlib.contextmanager
     def _with_values(
-        self, parameters: Tensors, state: Tensors, metrics: Tensors, update: Update | None = None
+        self,
+        parameters: Tensors,
+        state: Tensors,
+        metrics: Tensors,
+        update: Update | None = None,
+        *,
+        training: bool = True,
     ) -> Iterator[Assignments]:
         """Gives the model's variables these values within the context. The scope collects what is assigned to them."""
         metrics = [tf.identity(value) for value in metrics]  # distinct tensors, which can be followed in the graph
         variables = [*self.parameters, *self.state, *self.metrics]
         pairs = list(zip(variables, [*parameters, *state, *metrics], strict=True))
-        with Assignments(pairs, update) as scope, seeded_draws_only(), functions_inlined():
+        with (
+            Assignments(pairs, update, self.parameters if training else ()) as scope,
+            self.unseeded.allowed(),
+            functions_inlined(),
+        ):
             scope.metrics_before = metrics
             yield scope
         scope.check(self.model, self.state)
@@ -503,8 +592,8 @@ def _trained_by_keras(step: ModelStep, element_spec: Any, indices: Sequence[int]
         batch = tf.nest.pack_sequence_as(element_spec, flat, expand_composites=True)
         kept = [*step.state, *step.metrics]
         replica = tf.distribute.ReplicaContext(tf.distribute.get_strategy(), replica_id_in_sync_group=0)
-        with replica, Assignments([(variable, placeholder_for(variable)) for variable in kept]), seeded_draws_only():
-            with functions_inlined(), tf.GradientTape() as tape:
+        with replica, Assignments([(variable, placeholder_for(variable)) for variable in kept]):
+            with step.unseeded.allowed(), functions_inlined(), tf.GradientTape() as tape:
                 loss, _ = step.compute_losses(batch, training=True)
             gradients = tape.gradient(loss, stored)
         found.update(index for index, each in gradients.items() if any(gradient is not None for gradient in each))

@@ -46,6 +46,8 @@ _GROUPING = {
     "_WindowDataset": "window",
     _GROUP_BY_WINDOW: "group_by_window (or bucket_by_sequence_length)",
 }
+BATCHING = ("batch", "padded_batch", "map_and_batch", "rebatch")
+"""The methods, as `grouping_method` names them, that make batches of examples."""
 _UNGROUPING = {"_UnbatchDataset", "_FlatMapDataset", "_InterleaveDataset", "_ParallelInterleaveDataset"}
 
 

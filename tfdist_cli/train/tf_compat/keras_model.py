@@ -15,6 +15,7 @@ from keras.src.backend.tensorflow.core import compute_output_spec
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.losses import loss as keras_losses
 from keras.src.models.functional import Functional as _Functional
+from keras.src.random import seed_generator
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.train.tf_compat.distribute import without_strategy
@@ -78,6 +79,16 @@ def seed_generators(layer: Any) -> list[Any]:
     others. Replace with: a public attribute.
     """
     return list(layer._seed_generators)
+
+
+def recurrent_states(layer: Any) -> list[keras.Variable]:
+    """Returns the states of a recurrent layer with `stateful=True`; [] for any other layer, and before it is built.
+
+    Seen in Keras 3.15.1: `RNN.states`. Reason: Keras does not count them among the layer's variables. Replace with: a
+    public list of them.
+    """
+    found = keras.tree.flatten(getattr(layer, "states", None)) if getattr(layer, "stateful", False) is True else []
+    return [each for each in found if isinstance(each, keras.Variable)]
 
 
 def embeddings_of(layer: Any) -> Any:
@@ -296,6 +307,21 @@ def write_train_graph(callback: keras.callbacks.TensorBoard, graph: Callable[[],
         callback._should_write_train_graph = False
         with callback._train_writer.as_default():
             tf.summary.graph(graph())
+
+
+def process_wide_seeds() -> keras.random.SeedGenerator:
+    """Returns the generator that random operations without a seed draw from.
+
+    Seen in Keras 3.15.1: `random.seed_generator.global_seed_generator`. Reason: Keras publishes no state of it. Replace
+    with: a public function.
+    """
+    return seed_generator.global_seed_generator()
+
+
+UNSEEDED_FACTOR, UNSEEDED_MODULUS = 5387, 933199
+"""A draw without a seed changes each number x of the generator's state to (x + 1) · factor mod modulus. Seen in Keras
+3.15.1: `SeedGenerator.next(ordered=False)`. Reason: a step starts where earlier ones have ended, without taking them.
+Replace with: a public function of the state after n draws."""
 
 
 @contextlib.contextmanager

@@ -52,16 +52,22 @@ class WeightTensor(BaseResourceVariable):
     Args:
         value: the tensor. Gradients with respect to the variable are gradients with respect to this tensor.
         name: the variable's name, for messages.
+        assigned: what the step has assigned to the variable: the variable's value from then on. As with a variable that
+            is assigned, no gradient flows through the assignment, and gradients are those with respect to the variable.
+
+    Attributes:
+        current: its value, which a look at does not record.
     """
 
-    def __init__(self, value: tf.Tensor, name: str) -> None:
+    def __init__(self, value: tf.Tensor, name: str, assigned: tf.Tensor | None = None) -> None:
         super().__init__(
             trainable=True, shape=value.shape, dtype=value.dtype, handle=value, name=name, handle_name=name
         )
+        self.current = value if assigned is None else assigned
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:  # noqa: ARG002 TensorFlow's parameter
         self.accessed()
-        return self._handle
+        return self._handle if self.current is self._handle else _in_place_of(self._handle, self.current)
 
     def accessed(self) -> None:
         """Records the read with tapes and gradient functions."""
@@ -126,6 +132,12 @@ def _as_int32(ids: tf.Tensor) -> tf.Tensor:
     """Casts ids to int32. Ids that do not fit become ids that no table has."""
     wider = ids.dtype.is_integer and ids.dtype.max > tf.int32.max
     return tf.saturate_cast(ids, tf.int32) if wider else tf.cast(ids, tf.int32)
+
+
+@tf.custom_gradient
+def _in_place_of(weight: tf.Tensor, assigned: tf.Tensor) -> Any:  # noqa: ARG001 for its gradient
+    """Returns what was assigned to a weight; gradients with respect to it are those with respect to the weight."""
+    return tf.identity(assigned), lambda gradient: (gradient, None)
 
 
 def local_variable(value: tf.Tensor) -> Any:

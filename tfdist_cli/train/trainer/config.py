@@ -419,7 +419,7 @@ class TrainingArguments:
         if self.checkpoints:
             environment = context.environment
             checkpoints = self.checkpoints.config(environment.run_dir, reads=not environment.is_chief)
-        share = self._share_of(source.one_pass(), coordinated=context.environment.traits.coordinated)
+        share = self.share_of(source.one_pass(), coordinated=context.environment.traits.coordinated)
         repeat = self.steps_per_epoch is None if self.repeat is None else self.repeat
         steps_per_epoch, steps_per_pass = self.steps_per_epoch, None
         steps_of_pass: Callable[[int | None], int] | None = None
@@ -453,7 +453,7 @@ class TrainingArguments:
             verbose=self.verbose,
         )
 
-    def _share_of(self, data: DatasetFunction, *, coordinated: bool) -> Sharing:
+    def share_of(self, data: DatasetFunction, *, coordinated: bool) -> Sharing:
         """Returns what each worker sees of some data.
 
         Raises:

@@ -28,11 +28,12 @@ from tfdist_cli.train.engine.fallback import FirstExecution, attempted, reason
 from tfdist_cli.train.engine.mirrored.gradient_packing import GradientPacking
 from tfdist_cli.train.engine.step_timer import StepTimer, time_of
 from tfdist_cli.train.engine.unrolling import unrolled_steps
+from tfdist_cli.train.model.assignments import Assigned
 from tfdist_cli.train.model.evaluation import batch_evaluation_function, evaluation_function
 from tfdist_cli.train.model.evaluation_state import EvaluationState
 from tfdist_cli.train.model.jit import choose_xla, compiles, run_locally
 from tfdist_cli.train.model.metrics import MetricTotals
-from tfdist_cli.train.model.rng import SeedCounters
+from tfdist_cli.train.model.rng.counters import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep, values
 from tfdist_cli.train.optimizers.apply import (
     disable_gradient_reduction,
@@ -118,11 +119,7 @@ class MirroredEngine:
         self.sharers = self._replicas
         self._totals = MetricTotals(step)
         self._seeds = SeedCounters(step, element_spec, self._replicas)
-        self._averaged = self._seeds.exclude(step.assigned_state(element_spec))
-        """The indices of state variables that become the mean over the replicas; seeds are computed.
-
-        Integer state is the same on all replicas, and so is its mean.
-        """
+        self._own, self._averaged = self._assigned_state()
         self._functions: dict[int, tuple[Any, str]] = {}
         self._executor_logged = False
         self._scored_state: EvaluationState | None = None
@@ -141,6 +138,16 @@ class MirroredEngine:
             self._take_standard_path,
             logs=self.is_chief,
         )
+
+    def _assigned_state(self) -> tuple[list[int], tuple[int, ...]]:
+        """The indices of state variables of which each replica keeps its own, and of those that become the mean.
+
+        Seeds are computed. Other integers are the same on all replicas, and so is their mean.
+        """
+        recurrent = {id(variable) for variable in self._step.recurrent_state} if self._replicas > 1 else set()
+        own = [index for index, variable in enumerate(self._step.state) if id(variable) in recurrent]
+        assigned = self._step.assigned_state(self._element_spec)
+        return own, self._seeds.exclude([index for index in assigned if index not in own])
 
     def _new_division(self, element_spec: Any) -> tuple[DividedBatches | None, BatchSizes | None]:
         """How the examples of a step are divided among the replicas, if by speed."""
@@ -332,10 +339,11 @@ class MirroredEngine:
 
     def _summed_counts(self, counted: np.ndarray) -> np.ndarray:
         """The sum over all tasks of what was counted; applies the changes that they have made to the state."""
+        own = counted[self._totals.size :]
         counted, changed = np.split(self.total(counted), [self._totals.size])
         with self.scope(), self._assigned.paused():
             if self._scored_state:
-                self._scored_state.apply(changed)
+                self._scored_state.apply(changed, own)
         return counted
 
     def _take_standard_path(self) -> None:
@@ -408,6 +416,8 @@ class MirroredEngine:
             for start in range(0, count, together):
                 some = batches[start : start + together]
                 taken += take(some, first + start, taken.state, taken.metrics, timer, bounds)
+            for index in self._own:
+                tf.raw_ops.AssignVariableOp(resource=step.state[index].value.handle, value=taken.state[index])
             own = tf.one_hot(replica, replicas, dtype=tf.float64)
             total = [tf.reshape(tf.cast(taken.state[index], tf.float64), [-1]) * weight for index in averaged]
             losses = tf.cast(tf.stack(taken.losses), tf.float64) * weight / whole
@@ -561,6 +571,29 @@ class MirroredEngine:
                 hint="use wire: bfloat16, which has the range of float32, and continue from the last checkpoint",
             )
 
+    def assign(
+        self, variables: Sequence[keras.Variable], own: Sequence[tf.Tensor], context: Any, before: list[Any]
+    ) -> list[tf.Tensor]:
+        """Assigns the mean over all replicas to the replica's own copies of variables.
+
+        Args:
+            variables: the variables.
+            own: the replica's values.
+            context: the replica's context.
+            before: awaited before.
+
+        Returns:
+            The means.
+        """
+        carrier = tf.float64 if any(value.dtype == tf.float64 for value in own) else tf.float32
+        flat = tf.concat([tf.reshape(tf.cast(value, carrier), [-1]) for value in own], axis=0)
+        means = self._all_reduce(after(flat, before), context) / self._replicas
+        pieces = tf.split(means, [int(np.prod(variable.shape)) for variable in variables])
+        for variable, piece in zip(variables, pieces, strict=True):
+            value = tf.cast(tf.reshape(piece, variable.shape), variable.dtype)
+            tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=value)
+        return pieces
+
     def summed(
         self, gradients: list[Any], variables: list[keras.Variable], context: Any, timer: StepTimer
     ) -> tuple[list[Any], tf.Tensor]:
@@ -666,11 +699,20 @@ class _ReplicaUpdates:
             self._engine.apply(optimizer, summed, variables)
 
     def update(
-        self, optimizer: keras.optimizers.Optimizer, gradients: list[Any], variables: list[keras.Variable]
+        self,
+        optimizer: keras.optimizers.Optimizer | None,
+        gradients: list[Any],
+        variables: list[keras.Variable],
+        assigned: Assigned,
     ) -> list[tf.Tensor]:
         """Makes an update within the step, see `assignments.Update`."""
-        self._timer.end("compute", gradients)
-        self.make(optimizer, gradients, variables)
+        self._timer.end("compute", gradients, [value for _, value in assigned])
+        if assigned:
+            own, given = zip(*assigned, strict=True)
+            self._before = self._engine.assign(own, given, self._context, self._before)
+            self._timer.end("all_reduce", self._before)
+        if optimizer is not None:
+            self.make(optimizer, gradients, variables)
         return values(variables)
 
 

@@ -20,7 +20,7 @@ from tfdist_cli.train.engine.parameter_server.workers import Workers
 from tfdist_cli.train.model.assignments import Optimizer
 from tfdist_cli.train.model.embeddings import EmbeddingTables
 from tfdist_cli.train.model.metrics import MetricTotals
-from tfdist_cli.train.model.rng import SeedCounters
+from tfdist_cli.train.model.rng.counters import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep, Tensors
 from tfdist_cli.train.optimizers.apply import apply
 from tfdist_cli.train.optimizers.learning_rate import RateScaling

@@ -32,7 +32,7 @@ from tfdist_cli.train.model.evaluation import evaluation_function
 from tfdist_cli.train.model.evaluation_state import EvaluationState
 from tfdist_cli.train.model.jit import choose_xla
 from tfdist_cli.train.model.metrics import MetricTotals
-from tfdist_cli.train.model.rng import SeedCounters
+from tfdist_cli.train.model.rng.counters import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, Tensors
 from tfdist_cli.train.optimizers.apply import disable_gradient_reduction, supports_sparse_updates, why_not_fused
 from tfdist_cli.train.optimizers.learning_rate import RateScaling
@@ -79,7 +79,7 @@ class ParameterServerEngine:
         self._rule = rule_of(rules.updates)
         for optimizer in step.optimizers:
             self._rule.check(rules.updates, optimizer, self.workers)
-        check_updates_within(step, rules.updates)
+        check_updates_within(step, element_spec, rules)
         self._divided: DividedBatches | None = None
         if rules.updates.batch == "proportional" and self.workers > 1:
             self._divided = DividedBatches.of(element_spec, self.workers)
@@ -119,7 +119,11 @@ class ParameterServerEngine:
         step, element_spec = self._step, self._element_spec
         optimizer, parameters = step.optimizer, step.parameters
         # A step of the model's own computes gradients of whole tables.
-        rows = not step.own_step and supports_sparse_updates(optimizer, parameters) and rules.embeddings is not None
+        rows = (
+            not (step.own_step or step.updates_within)
+            and supports_sparse_updates(optimizer, parameters)
+            and rules.embeddings is not None
+        )
         seeds = SeedCounters(step, element_spec, self.workers if self.synchronous else 1)
         retained = step.retained_state(element_spec)
         tables = EmbeddingTables(step, element_spec, rules.embeddings.min_bytes if rows and rules.embeddings else None)

@@ -10,17 +10,19 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.protocol.phases import COLUMNS
 from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.messages import ReportLayout
-from tfdist_cli.train.engine.parameter_server.transport import Piggyback, PushedGradients
+from tfdist_cli.train.engine.parameter_server.transport import Piggyback, PushedGradients, Transport
 from tfdist_cli.train.engine.step_timer import StepTimer, time_of
-from tfdist_cli.train.model.train_step import Tensors, values
+from tfdist_cli.train.model.assignments import Assigned, Optimizer
+from tfdist_cli.train.model.train_step import StepResult, Tensors, values
 from tfdist_cli.train.optimizers.apply import innermost
 from tfdist_cli.train.tf_compat.control_flow import unordered
 from tfdist_cli.train.tf_compat.keras_optimizer import iterations
@@ -62,6 +64,73 @@ class StoredGradient:
     report: tf.Tensor
 
 
+class Staging:
+    """The place on the ps where the gradients of some variables are stored under keys.
+
+    Args:
+        transport: moves them.
+        name: distinguishes the place.
+    """
+
+    def __init__(self, transport: Transport, name: str) -> None:
+        self._buckets, self._name = transport.buckets, name
+
+    def put(self, pushed: PushedGradients, keys: OnEachPs) -> dict[str, list[Any]]:
+        """Stores a worker's gradients under a key; returns the operations on each ps."""
+        stored: dict[str, list[Any]] = {}
+        for index, (bucket, packed, rows) in enumerate(zip(self._buckets, pushed.packed, pushed.rows, strict=True)):
+            dtypes, name = self._stored(index)
+            with tf.device(bucket.device):
+                tensors, indices = [packed, *rows], tf.range(1 + len(rows))
+                staged = tf.raw_ops.MapStage(
+                    key=keys[bucket.device], indices=indices, values=tensors, dtypes=dtypes, shared_name=name
+                )
+                stored.setdefault(bucket.device, []).append(unordered(staged))
+        return stored
+
+    def take(self, keys: OnEachPs) -> PushedGradients:
+        """Takes the gradients that are stored under a key."""
+        packed, rows = [], []
+        for index, bucket in enumerate(self._buckets):
+            dtypes, name = self._stored(index)
+            with tf.device(bucket.device):
+                key = keys[bucket.device]
+                taken = tf.raw_ops.MapUnstage(key=key, indices=tf.range(len(dtypes)), dtypes=dtypes, shared_name=name)
+                own, *own_rows = unordered(taken)
+                packed.append(own)
+                rows.append([tf.reshape(each, [-1]) for each in own_rows])
+        return PushedGradients(packed, rows)
+
+    def clear(self) -> None:
+        """Drops all of them."""
+        for index, bucket in enumerate(self._buckets):
+            dtypes, name = self._stored(index)
+            with tf.device(bucket.device):
+                tf.raw_ops.MapClear(dtypes=dtypes, shared_name=name)
+
+    def _stored(self, index: int) -> tuple[list[tf.DType], str]:
+        """The types of what is stored for a bucket, and the name it is stored under."""
+        bucket = self._buckets[index]
+        return [bucket.dtype, *[tf.int32] * len(bucket.tables)], f"{self._name}-{index}"
+
+
+class UpdatesWithin(Protocol):
+    """Makes the updates of a step that makes them itself, see `WorkerParts`."""
+
+    stored: dict[str, list[Any]]
+
+    def begin(self, read: Tensors) -> None:
+        """Begins the step with values that were read from the ps."""
+
+    def update(
+        self, optimizer: Optimizer | None, gradients: list[Any], variables: list[keras.Variable], assigned: Assigned
+    ) -> Tensors:
+        """Makes the next update."""
+
+    def end(self) -> None:
+        """Ends the step."""
+
+
 class GradientStore:
     """Computes gradients, stores them on the ps, and applies them.
 
@@ -72,13 +141,15 @@ class GradientStore:
     Attributes:
         context: the model on its cluster.
         devices: the ps; first the leader, which counts updates.
+        name: distinguishes the store.
         layout: how step reports are packed.
         measures_phases: whether the phases of steps are measured.
     """
 
     def __init__(self, context: ParameterServerContext, *, reports_to_leader: bool = False) -> None:
         self.context = context
-        self._name = f"tfdist-{next(_names)}"
+        self.name = f"tfdist-{next(_names)}"
+        self._staging = Staging(context.transport, self.name)
         self._present: list[bool] = []
         """Which parameters have a gradient; known when a worker's function has been traced, which happens first."""
         state = context.assigned_of(context.step.state)
@@ -106,6 +177,7 @@ class GradientStore:
         keys: OnEachPs,
         before: Tensors,
         timer: StepTimer,
+        within: UpdatesWithin | None = None,
     ) -> StoredGradient:
         """Computes a gradient of the next batch and stores it on the ps.
 
@@ -116,6 +188,7 @@ class GradientStore:
             keys: the keys to store it under.
             before: awaited before the batch is read.
             timer: measures the phases.
+            within: makes the updates of a step that makes them itself.
         """
         context, (*draws, batches) = self.context, numbers.counts
         divided = context.step.examples_per_batch is not None  # such workers stay as they are
@@ -129,17 +202,22 @@ class GradientStore:
         timer.end("pull", pulled.values)
         state = context.seeds.state_for_step(self._state(ready), numbers.step, numbers.worker, draws)
         scope = context.tables.parameter_scope(lookup.positions[0])
-        result = step.train(pulled.values, state, context.totals.initial_values(), batch, scope)
+        metrics = context.totals.initial_values()
+        if within:
+            within.begin(pulled.values)
+            result = step.train(pulled.values, state, metrics, batch, scope, within.update)
+            within.end()
+            report = self._report(result)
+            timer.end("compute", report)
+            timer.add_bytes(lambda: context.transport.sizes(lookup))
+            return StoredGradient(result.loss, within.stored, tf.concat([report, *timer.totals()], axis=0))
+        result = step.train(pulled.values, state, metrics, batch, scope)
         self._present = [gradient is not None for gradient in result.gradients]
         timer.end("compute", result.gradients)
-        metrics, assigned = context.totals.pack(result.metrics, result.logs), context.assigned_of(result.state)
-        report = self.layout.pack(result.loss, result.examples, metrics, assigned)
+        report = self._report(result)
         piggyback = None if self._piggyback_bucket is None else Piggyback(self._piggyback_bucket, report)
         pushed = context.transport.push(result.gradients, pulled, piggyback)
-        stored: dict[str, list[Any]] = {device: [] for device in self.devices}
-        buckets = context.transport.buckets
-        for index, (bucket, packed, rows) in enumerate(zip(buckets, pushed.packed, pushed.rows, strict=True)):
-            stored[bucket.device].append(self._stage(index, keys[bucket.device], [packed, *rows]))
+        stored = {**{device: [] for device in self.devices}, **self._staging.put(pushed, keys)}
         timer.end("push", stored)
         timer.add_bytes(lambda: context.transport.sizes(lookup))
         if pushed.piggyback is None:
@@ -147,43 +225,47 @@ class GradientStore:
         with tf.device(self.devices[0]):
             return StoredGradient(result.loss, stored, tf.concat([pushed.piggyback, *timer.totals()], axis=0))
 
-    def apply(self, keys: OnEachPs, state: tf.Tensor) -> list[tf.Operation]:
+    def _report(self, result: StepResult) -> tf.Tensor:
+        """The packed report of a step, without its phases."""
+        metrics = self.context.totals.pack(result.metrics, result.logs)
+        return self.layout.pack(result.loss, result.examples, metrics, self.context.assigned_of(result.state))
+
+    def apply(
+        self,
+        keys: OnEachPs,
+        state: tf.Tensor | None,
+        make: Callable[[ParameterServerContext, list[OnEachPs]], None] | None = None,
+    ) -> list[tf.Operation]:
         """Applies the mean of stored gradients; returns the operations that change variables.
 
         Args:
             keys: their keys, int64, shape (gradients,).
-            state: the model's new state, flat, float64.
+            state: the model's new state, flat, float64; None if it stays.
+            make: makes the update of gradients that are stored elsewhere, from the keys of each worker.
         """
         context = self.context
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
         number = next(iter(keys.values())).shape[0]
         each = self.on_each_ps(tf.unstack, keys)
-        pushed = [self.take({device: own[index] for device, own in each.items()}) for index in range(number)]
-        context.apply(context.transport.gradients(pushed, self._piggyback_bucket), self._present)
-        context.assign_state(tf.split(state, self._state_sizes) if self._state_sizes else [])
+        by_worker = [{device: own[index] for device, own in each.items()} for index in range(number)]
+        if make:
+            make(context, by_worker)
+        else:
+            pushed = [self.take(own) for own in by_worker]
+            context.apply(context.transport.gradients(pushed, self._piggyback_bucket), self._present)
+        if state is not None:
+            context.assign_state(tf.split(state, self._state_sizes) if self._state_sizes else [])
         made = graph.get_operations()[before:]
         return [each for each in made if any(part.dtype == tf.resource for part in each.inputs)]
 
     def take(self, keys: OnEachPs) -> PushedGradients:
         """Takes the gradient that is stored under a key from the store."""
-        packed, rows = [], []
-        for index, bucket in enumerate(self.context.transport.buckets):
-            dtypes, name = self._stored(index)
-            with tf.device(bucket.device):
-                key = keys[bucket.device]
-                taken = tf.raw_ops.MapUnstage(key=key, indices=tf.range(len(dtypes)), dtypes=dtypes, shared_name=name)
-                own, *own_rows = unordered(taken)
-                packed.append(own)
-                rows.append([tf.reshape(each, [-1]) for each in own_rows])
-        return PushedGradients(packed, rows)
+        return self._staging.take(keys)
 
     def clear(self) -> None:
         """Drops all stored gradients."""
-        for index, bucket in enumerate(self.context.transport.buckets):
-            dtypes, name = self._stored(index)
-            with tf.device(bucket.device):
-                tf.raw_ops.MapClear(dtypes=dtypes, shared_name=name)
+        self._staging.clear()
 
     def on_device(self, device: str, operations: list[tf.Operation]) -> list[tf.Operation]:
         """The operations of an update that one ps may run: its own, and those that are bound to no ps."""
@@ -214,16 +296,3 @@ class GradientStore:
             with tf.control_dependencies([awaited for device, awaited in ready.items() if device in devices]):
                 state += values([variable])
         return state
-
-    def _stored(self, index: int) -> tuple[list[tf.DType], str]:
-        """The types of what is stored for a bucket, and the name it is stored under."""
-        bucket = self.context.transport.buckets[index]
-        return [bucket.dtype, *[tf.int32] * len(bucket.tables)], f"{self._name}-{index}"
-
-    def _stage(self, index: int, key: tf.Tensor, tensors: Tensors) -> Any:
-        dtypes, name = self._stored(index)
-        with tf.device(self.context.transport.buckets[index].device):
-            staged = tf.raw_ops.MapStage(
-                key=key, indices=tf.range(len(tensors)), values=tensors, dtypes=dtypes, shared_name=name
-            )
-            return unordered(staged)

@@ -10,7 +10,7 @@ import keras
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.updates import UPDATE_MODES, Updates
-from tfdist_cli.train.engine.base import Execution, Pause
+from tfdist_cli.train.engine.base import Execution, Pause, Rules
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
 from tfdist_cli.train.model.train_step import ModelStep
 
@@ -70,20 +70,53 @@ class UpdateRule(Protocol):
         """
 
 
-def check_updates_within(step: ModelStep, updates: Updates) -> None:
-    """Checks that a rule can train a model whose step makes its updates itself, see `ModelStep.updates_within`.
+def check_updates_within(step: ModelStep, element_spec: Any, rules: Rules) -> None:
+    """Checks that the rules can train a model whose step makes its updates itself, see `ModelStep.updates_within`.
+
+    In lockstep, all workers make each of its updates together. By itself, a worker makes them one after the other.
+    Other rules drop gradients, or compute them with parameters that lack an earlier update of the same step.
+
+    Args:
+        step: the model's step, built.
+        element_spec: the `tf.TypeSpec`s of a batch.
+        rules: the rules.
 
     Raises:
-        TrainingError: the rule combines several gradients into an update, or delays it.
+        TrainingError: they cannot.
     """
-    combines = updates.synchronous or updates.steps_per_round > 1 or updates.prefetch or updates.delay_compensation
-    if step.updates_within and combines:
+    if step.recurrent_state:
         raise TrainingError(
-            f"train_step() of {type(step.model).__name__} makes several updates, or reads variables after its update, "
-            "which parameter servers can only do with updates: {mode: async}",
+            f"{type(step.model).__name__} has a recurrent layer with stateful=True, and workers of parameter servers "
+            "keep no state from one batch to the next",
+            code="stateful-layer",
+            hint="use strategy: multi_worker_mirrored, or whole sequences in one example",
+        )
+    step.plan_updates(element_spec)
+    updates, name = rules.updates, type(step.model).__name__
+    lockstep = updates.synchronous and not updates.staleness and updates.aggregate is None
+    alone = not (updates.synchronous or updates.steps_per_round > 1 or updates.prefetch or updates.delay_compensation)
+    if step.updates_within and step.assigns_parameters:
+        if not lockstep:
+            raise TrainingError(
+                f"a train step of {name} assigns weights that the optimizer trains: what one asynchronous worker "
+                "assigns would overwrite the updates of the others",
+                code="assigns-trainable-variable",
+                hint="use updates: {mode: sync} without aggregate, or strategy: multi_worker_mirrored",
+            )
+        if rules.wire != "float32":
+            raise TrainingError(
+                f"a train step of {name} computes new values of weights, which wire: {rules.wire} would round in each "
+                "step",
+                code="wire-rounds-weights",
+                hint="use wire: float32",
+            )
+    elif step.updates_within and not (lockstep or alone):
+        raise TrainingError(
+            f"train_step() of {name} makes several updates, or reads variables after its update, and this update rule "
+            "has no meaning for it",
             code="several-updates-in-a-step",
-            hint="use updates: {mode: async} without push_every, local_steps, prefetch and delay_compensation, or "
-            "strategy: multi_worker_mirrored, whose workers make each update together",
+            hint="use updates: {mode: sync} without aggregate, {mode: async} without push_every, local_steps, "
+            "prefetch and delay_compensation, or strategy: multi_worker_mirrored",
         )
 
 

@@ -24,7 +24,7 @@ from tfdist_cli.train.engine.parameter_server.local_steps import LocalSteps
 from tfdist_cli.train.engine.parameter_server.state_merging import merge_state
 from tfdist_cli.train.engine.parameter_server.transport import Pulled, dense
 from tfdist_cli.train.engine.step_timer import StepTimer, time_of
-from tfdist_cli.train.model.assignments import Optimizer, Update
+from tfdist_cli.train.model.assignments import Assigned, Optimizer, Update
 from tfdist_cli.train.model.embeddings import Lookup
 from tfdist_cli.train.model.train_step import Tensors, values
 from tfdist_cli.train.optimizers.apply import innermost
@@ -238,7 +238,11 @@ class WorkerExecutions:
         """Like `_update`, by a step that makes its updates itself: it reads what it has updated from the ps again."""
         counts: Tensors = []
 
-        def update(optimizer: Optimizer, gradients: list[Any], variables: list[keras.Variable]) -> Tensors:
+        def update(
+            optimizer: Optimizer | None, gradients: list[Any], variables: list[keras.Variable], _: Assigned
+        ) -> Tensors:
+            if optimizer is None:
+                return []
             trace.timer.end("compute", gradients)
             with tf.device(None), trace.timer.during("update"):  # not on the worker's GPU
                 number = self._context.apply_within(optimizer, gradients, variables)

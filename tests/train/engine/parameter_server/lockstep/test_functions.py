@@ -93,31 +93,66 @@ def test_a_worker_knows_whether_it_has_started_a_run_before(two):
     assert not token_queues.restarts(two.of(1)["started"][0], tf.constant(FIRST, tf.int64))
 
 
+class Part:
+    """A part of a step that has no variables."""
+
+    def __init__(self, number, made):
+        self.number, self.made = number, made
+
+    def is_of(self, *_):
+        return True
+
+    def send(self, gradients, assigned, keys, before):
+        return {HERE: list(gradients)}
+
+    def read(self, ready):
+        return [tf.identity(ready[HERE])]
+
+    def apply(self):
+        return [self.made.assign(tf.concat([self.made, tf.constant([self.number], tf.int64)], axis=0)).op]
+
+    def clear(self):
+        pass
+
+
 class Lockstep:
     """The functions of two workers that compute nothing: the loss of a step is its number.
 
+    Args:
+        parts: how many updates a step makes.
+
     Attributes:
-        fails: a worker and the step in which its function fails, once.
+        fails: a worker, the step and its part in which the worker's function fails, once.
+        made: the parts that were made, in order.
     """
 
-    def __init__(self, monkeypatch):
+    def __init__(self, monkeypatch, parts=1):
         monkeypatch.setattr(token_queues, "CHIEF_DEVICE", HERE)
-        self.fails = tf.Variable([-1, -1], dtype=tf.int64)
+        self.fails = tf.Variable([-1, -1, -1], dtype=tf.int64)
+        self.made = tf.Variable(tf.zeros([0], tf.int64), shape=[None])
+        self.parts = parts
         self.queues = TokenQueues([HERE], 2, report=2)
         store = GradientStore.__new__(GradientStore)
         store.devices, store.layout, store.measures_phases = [HERE], ReportLayout(0, 0, 0), False
         monkeypatch.setattr(store, "store", self._stored)
-        monkeypatch.setattr(store, "apply", lambda keys, state: [])
+        monkeypatch.setattr(store, "apply", lambda keys, state, *make: [each for one in make for each in one()])
+        monkeypatch.setattr(store, "clear", lambda: None)
+        own = [Part(number, self.made) for number in range(parts)] if parts > 1 else []
+        monkeypatch.setattr(LockstepFunctions, "_step_parts", lambda *_: own)
         monkeypatch.setattr(functions, "GradientStore", lambda context, **_: store)
         self.functions = LockstepFunctions(SimpleNamespace(worker_count=2, workers=SimpleNamespace(most=2)))
 
-    def _stored(self, iterator, numbers, ready, keys, before, timer):
+    def _stored(self, iterator, numbers, ready, keys, before, timer, within=None):
         worker, number = numbers.worker, numbers.step
-        with tf.control_dependencies([*ready.values(), *before]):
-            loss = tf.cast(number, tf.float64)
-            failed = tf.reduce_all(self.fails == tf.stack([worker, number]))
-        with tf.control_dependencies([tf.debugging.assert_equal(failed, False, "lost")]):
-            return StoredGradient(tf.identity(loss), {HERE: [tf.identity(loss)]}, tf.stack([loss, 0.0]))
+        loss = tf.cast(number, tf.float64)
+        awaited = [*ready.values(), *before]
+        for part in range(self.parts):
+            with tf.control_dependencies(awaited):
+                failed = tf.reduce_all(self.fails == tf.stack([worker, number, part]))
+            with tf.control_dependencies([tf.debugging.assert_equal(failed, False, "lost")]):
+                loss = tf.identity(loss)
+            awaited = within.update(None, [loss], [], []) if within else []
+        return StoredGradient(loss, {HERE: [tf.identity(loss)]}, tf.stack([loss, 0.0]))
 
     def work(self, worker, size, first=FIRST):
         """Runs a worker's function, and again while it fails."""
@@ -125,7 +160,7 @@ class Lockstep:
             try:
                 return self.functions.work(size)(None, tf.constant([worker, first], tf.int64), self.queues.of(worker))
             except tf.errors.InvalidArgumentError:
-                self.fails.assign([-1, -1])
+                self.fails.assign([-1, -1, -1])
 
     def run(self, orders, size, first=FIRST):
         """Runs some orders; returns the reports of each."""
@@ -167,10 +202,21 @@ def test_a_run_follows_another_one(lockstep):
 @pytest.mark.rotates(3)
 @pytest.mark.parametrize("step", range(30, 40))
 def test_a_worker_that_restarts_continues_where_the_others_are(lockstep, step):
-    lockstep.fails.assign([1, step])
+    lockstep.fails.assign([1, step, 0])
     reports = lockstep.run([SINGLE, CHUNK, CHUNK, CHUNK, END], size=3)
-    assert lockstep.fails.numpy().tolist() == [-1, -1]
+    assert lockstep.fails.numpy().tolist() == [-1, -1, -1]
     assert steps_of(reports) == [[number, number] for number in range(30, 40)]
+
+
+@pytest.mark.parametrize(("step", "part"), [(10, 1), (13, 1), (16, 2)])
+def test_a_worker_that_restarts_within_a_step_of_several_updates(step, part, monkeypatch):
+    """It begins the step anew, and each update is made once."""
+    lockstep = Lockstep(monkeypatch, parts=3)
+    lockstep.fails.assign([1, step, part])
+    reports = lockstep.run([SINGLE, CHUNK, CHUNK, END], size=3, first=7 * RUN + 10 * 3)
+    assert lockstep.fails.numpy().tolist() == [-1, -1, -1]
+    assert steps_of(reports) == [[number, number] for number in range(10, 17)]
+    assert lockstep.made.numpy().tolist() == [0, 1, 2] * 7
 
 
 @pytest.mark.parametrize("tokens", [1, 0])
@@ -216,10 +262,10 @@ def test_a_wait_for_a_commit_that_never_comes_fails(two):
 
 
 def test_keys_of_two_workers_and_of_two_functions_of_one_differ(lockstep):
-    lockstep.fails.assign([1, 33])
+    lockstep.fails.assign([1, 33, 0])
     seen = tf.Variable(tf.zeros([0, 2], tf.int64), shape=[None, 2])
 
-    def note(keys, state):
+    def note(keys, state, *_):
         return [seen.assign(tf.concat([seen, keys[HERE][None]], axis=0)).op]
 
     lockstep.functions.store.apply = note

@@ -17,6 +17,7 @@ from tfdist_cli.train.data.pipeline import next_batch
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.gradient_store import GradientStore, OnEachPs, StepNumbers
 from tfdist_cli.train.engine.parameter_server.lockstep import token_queues
+from tfdist_cli.train.engine.parameter_server.lockstep.step_updates import Operations, StepPart, WorkerParts
 from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN, Handles
 from tfdist_cli.train.engine.parameter_server.messages import Commit, LockstepState, StepKind, Token
 from tfdist_cli.train.engine.step_timer import StepTimer, time_of
@@ -42,6 +43,8 @@ class LockstepFunctions:
 
     Attributes:
         store: the stored gradients.
+        parts: those of a step that makes its updates itself, each of which has a sequence number; [] for other steps.
+        sequences: how many sequence numbers a step has.
         devices: the ps, the leader first.
         layout: how step reports are packed. If examples are divided, the seconds of the worker's step follow; and then
             an update's seconds, if measured.
@@ -61,9 +64,20 @@ class LockstepFunctions:
             before.store.resized(context) if before else GradientStore(context, reports_to_leader=True)
         )
         self.devices, self.layout = self.store.devices, self.store.layout
+        self.parts: list[StepPart] = before.parts if before else self._step_parts(context)
+        self.sequences = max(1, len(self.parts))
         self.work: Callable[[int], Any] = before.work if before else cache(self._worker_function)
         self.updates = cache(self._update_function)
-        self.clear: Callable[[], None] = before.clear if before else tf.function(self.store.clear, autograph=False)
+        self.clear: Callable[[], None] = before.clear if before else tf.function(self._clear, autograph=False)
+
+    def _step_parts(self, context: ParameterServerContext) -> list[StepPart]:
+        planned = context.step.updates if context.step.updates_within else ()
+        return [StepPart(context, each, f"{self.store.name}-part{number}") for number, each in enumerate(planned)]
+
+    def _clear(self) -> None:
+        self.store.clear()
+        for each in self.parts:
+            each.clear()
 
     def _worker_function(self, size: int) -> Any:
         @tf.function(autograph=False)
@@ -73,11 +87,12 @@ class LockstepFunctions:
 
             def steps(count: int, packed: tf.Tensor, others: Tensors, *start: tf.Tensor) -> list[Any]:
                 before: Tensors = []
-                number, carried = LockstepState(packed).sequence % RUN, (self.store.copied(packed), others)
+                number = LockstepState(packed).sequence % RUN // self.sequences
+                carried = self.store.copied(packed), others
                 for index in range(count):
                     timer = StepTimer(self.store.measures_phases, *start)
                     own = StepNumbers(worker, number + index, counts)
-                    before = self._step(iterator, own, carried, handles, before, timer)
+                    before, carried = self._step(iterator, own, carried, handles, before, timer, in_chunk=count > 1)
                     start = tuple(timer.last_time)
                     carried = self._next(carried, handles, in_chunk=index + 1 < count)
                 states, others = carried
@@ -107,6 +122,7 @@ class LockstepFunctions:
         A worker that restarts within the run goes on where the leader is. It may have received the leader's last token
         before, or not, so it looks it up. Another ps may be one step further: a gradient for a sequence number whose
         update is being made is ignored. If the run is over, or there is another one by now, there is no step for it.
+        A step that makes several updates begins anew: what it commits for those that were made is ignored.
 
         Returns:
             What it carries: its packed `LockstepState`, on itself, and the last token that it has received from each
@@ -118,6 +134,7 @@ class LockstepFunctions:
             restarts = token_queues.restarts(handles["started"][0], first)
             seen = Token(tf.where(restarts, token_queues.last_token(handles["last"][0]), none_yet))
             sequence = tf.maximum(seen.sequence, first)
+            sequence -= sequence % RUN % self.sequences
             over = sequence // RUN != first // RUN
             kind = tf.where(over, tf.constant(_END, tf.int64), seen.kind)
             key = (microseconds + sequence % RUN) * self._most + worker
@@ -151,6 +168,25 @@ class LockstepFunctions:
             following[leader] = LockstepState(following[leader]).received(Token(tokens[0]))
         return following, tokens[1:]
 
+    def _next_part(self, carried: _Carried, handles: Handles, *, in_chunk: bool) -> _Carried:
+        """Like `_next`, for the next update of the same step. A worker that has restarted may look tokens up."""
+        if in_chunk:
+            return self._next(carried, handles, in_chunk=True)
+        states, others = carried
+        leader, queues = self.devices[0], zip(self.devices, handles["tokens"], handles["last"], strict=True)
+        following = self.store.on_each_ps(lambda packed: LockstepState(packed).next(self._most), states)
+        tokens = []
+        for number, (device, queue, last) in enumerate(queues):
+            with tf.device(device):
+                state = LockstepState(following[device])
+                received = others[number - 1] if number else LockstepState(states[leader]).token.packed
+                begins = tf.equal(state.single_steps, _SINGLE_STEPS)
+                known = tf.where(begins, token_queues.last_token(last), received)
+                tokens.append(token_queues.token_of(queue, known, state.sequence))
+        with tf.device(leader):
+            following[leader] = LockstepState(following[leader]).received(Token(tokens[0]))
+        return following, tokens[1:]
+
     def _step(
         self,
         iterator: Any,
@@ -159,21 +195,46 @@ class LockstepFunctions:
         handles: Handles,
         before: Tensors,
         timer: StepTimer,
-    ) -> Tensors:
-        """Takes a step. Its batch is read after `before`; returns what the next batch is read after."""
-        store, leader = self.store, self.devices[0]
+        *,
+        in_chunk: bool,
+    ) -> tuple[Tensors, _Carried]:
+        """Takes a step. Its batch is read after `before`.
+
+        Returns:
+            What the next batch is read after, and what the worker carries at the end of the step.
+        """
+        store, now = self.store, carried
+
+        def together(operations: Operations) -> tuple[OnEachPs, OnEachPs]:
+            nonlocal now
+            with tf.device(self.devices[0]):
+                nothing = tf.zeros([self.layout.size], tf.float64)
+            self._commit(now, operations, nothing, handles)
+            now = self._next_part(now, handles, in_chunk=in_chunk)
+            return self._tokens(now), self._keys(now)
+
+        tokens, keys = self._tokens(carried), self._keys(carried)
+        read = partial(self._read, iterator, numbers.worker, tokens[self.devices[0]], handles["bounds"])
+        within = [WorkerParts(self.parts, keys, together, timer)] if self.parts else []
+        stored = store.store(read, numbers, tokens, keys, before, timer, *within)
+        self._commit(now, stored.operations, stored.report, handles)
+        return [stored.loss], now
+
+    def _tokens(self, carried: _Carried) -> OnEachPs:
         states, others = carried
-        tokens = dict(zip(self.devices, [states[leader], *others], strict=True))
-        keys = store.on_each_ps(lambda packed: LockstepState(packed).key, states)
-        read = partial(self._read, iterator, numbers.worker, states[leader], handles["bounds"])
-        stored = store.store(read, numbers, tokens, keys, before, timer)
-        operations = [each for own in stored.operations.values() for each in own]
-        with tf.device(leader):
-            state = LockstepState(states[leader])
+        return dict(zip(self.devices, [states[self.devices[0]], *others], strict=True))
+
+    def _keys(self, carried: _Carried) -> OnEachPs:
+        return self.store.on_each_ps(lambda packed: LockstepState(packed).key, carried[0])
+
+    def _commit(self, carried: _Carried, stored: Operations, report: tf.Tensor, handles: Handles) -> None:
+        """Commits what these operations have stored."""
+        operations = [each for own in stored.values() for each in own]
+        with tf.device(self.devices[0]):
+            state = LockstepState(carried[0][self.devices[0]])
             time = _microseconds(time_of(operations)) if self._divides else tf.zeros([], tf.int64)
             head = after(Commit.pack(state.sequence, state.key, time), operations)
-            token_queues.commit(handles["commits"][0], head, stored.report)
-        return [stored.loss]
+            token_queues.commit(handles["commits"][0], head, report)
 
     def _read(self, iterator: Any, worker: tf.Tensor, token: tf.Tensor, bounds: Tensors) -> Any:
         """Reads a worker's next batch, or its part of an update's examples."""
@@ -191,9 +252,7 @@ class LockstepFunctions:
             (following, bounds), reports = token_queues.next_order(handles), []
             done: dict[str, list[Any]] = {}
             for number in range(count):
-                with tf.device(leader):
-                    sequence = first + number
-                report, applied, done = self._update(handles, sequence, begun)
+                report, applied, done = self._updates_of_step(handles, first, number, begun)
                 reports.append(report)
                 is_last = number + 1 == count
                 begun = self._begin(handles, applied, done, bounds if is_last else [])
@@ -201,7 +260,7 @@ class LockstepFunctions:
             with tf.device(leader):
                 result = after(tf.stack(reports), [each for own in done.values() for each in own])
             token_queues.send_results(handles, result)
-            return [following, first + count, *begun]
+            return [following, first + count * self.sequences, *begun]
 
         def goes_on(kind: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
             return kind != _END
@@ -224,32 +283,61 @@ class LockstepFunctions:
 
         return updates
 
-    def _update(
-        self, handles: Handles, sequence: tf.Tensor, begun: Sequence[tf.Tensor]
+    def _updates_of_step(
+        self, handles: Handles, first: tf.Tensor, number: int, begun: Sequence[tf.Tensor]
     ) -> tuple[tf.Tensor, OnEachPs, dict[str, list[Any]]]:
+        """Applies the updates of a step, of which most have one.
+
+        Args:
+            handles: see `TokenQueues.handles`.
+            first: the first sequence number of the chunk.
+            number: the step's number in the chunk.
+            begun: what `_begin` returned.
+
+        Returns:
+            The step reports, on the leader, shape (workers, numbers); the last sequence number and the keys behind it,
+            on each ps; and what is available on each ps when it has made its part of the last update.
+        """
+        leader, spent, seconds = self.devices[0], [], []
+        for place in range(self.sequences):
+            with tf.device(leader):
+                sequence = first + (number * self.sequences + place)
+            commits, reports, applied, done, took = self._update(handles, sequence, place)
+            with tf.device(leader):
+                if not place:  # the times of later parts have waits for the other workers in them
+                    spent = [tf.cast(commits.microseconds - start, tf.float64) / 1e6 for start in begun]
+                seconds += took
+            if place + 1 < self.sequences:
+                self._give_tokens(handles, applied, _IN_CHUNK, done)
+        with tf.device(leader):
+            more = [each[:, None] for each in spent]
+            more += [tf.fill([reports.shape[0], 1], tf.add_n(seconds))] if seconds else []
+            return tf.concat([reports, *more], axis=1), applied, done
+
+    def _update(
+        self, handles: Handles, sequence: tf.Tensor, place: int
+    ) -> tuple[Commit, tf.Tensor, OnEachPs, dict[str, list[Any]], list[tf.Tensor]]:
         """Applies an update of what all workers commit for a sequence number.
 
         Args:
             handles: see `TokenQueues.handles`.
             sequence: the sequence number.
-            begun: what `_begin` returned.
+            place: which update of its step it is.
 
         Returns:
-            The step reports, on the leader, shape (workers, numbers); the sequence number and the keys behind it, on
-            each ps; and what is available on each ps when it has made its part of the update.
+            The commits; the reports; the sequence number and the keys behind it, on each ps; what is available on each
+            ps when it has made its part of the update; and the seconds that the update took, if measured.
         """
         store, leader = self.store, self.devices[0]
         with tf.device(leader):
             commits, reports = token_queues.committed(handles["commits"], sequence, self.layout.size)
             weights = self.layout.examples_of(reports) if self._divides else tf.ones([reports.shape[0]], tf.float64)
-            state = self.layout.mean_state(reports, weights)
+            state = self.layout.mean_state(reports, weights) if place + 1 == self.sequences else None
             packed = tf.concat([sequence[None], commits.key], axis=0)
-            for start in begun:
-                spent = tf.cast(commits.microseconds - start, tf.float64) / 1e6
-                reports = tf.concat([reports, spent[:, None]], axis=1)
         applied = store.copied(packed)
         arrived = {device: store.time_of(device, own) for device, own in applied.items()}
-        changed = store.apply(store.on_each_ps(lambda own: own[1:], applied), state)
+        make = [self.parts[place].apply] if self.parts else []
+        changed = store.apply(store.on_each_ps(lambda own: own[1:], applied), state, *make)
         # The numbers, too: a ps may have no part in the update.
         done = {device: [own, *store.on_device(device, changed)] for device, own in applied.items()}
         spans = []
@@ -257,9 +345,7 @@ class LockstepFunctions:
             ended = store.time_of(device, done[device])
             spans += [now - then for now, then in zip(ended, arrived[device], strict=True)]
         with tf.device(leader):
-            for seconds in [tf.reduce_max(tf.stack(spans))] if spans else []:
-                reports = tf.concat([reports, tf.fill([reports.shape[0], 1], seconds)], axis=1)
-        return reports, applied, done
+            return commits, reports, applied, done, [tf.reduce_max(tf.stack(spans))] if spans else []
 
     def _begin(
         self, handles: Handles, applied: OnEachPs, done: dict[str, list[Any]], bounds: Tensors

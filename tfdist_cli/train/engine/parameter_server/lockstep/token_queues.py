@@ -1,10 +1,10 @@
 """The queues of a training in lockstep: tokens, which each ps gives, and commits, which the leader takes.
 
 A *sequence number* is the number of a run of the engine and of a step in one: it grows from step to step and from run
-to run. On each ps a worker waits for the *token* of its step's sequence number, which tells whether there is such a
-step. A ps gives the token when it has made its part of the update before. A worker that has stored its gradient on all
-ps *commits* it on the first of them, the leader, in one message: before the commit nothing of the gradient counts,
-after it all of it does.
+to run. A step that makes several updates has a sequence number for each. On each ps a worker waits for the *token* of
+its step's sequence number, which tells whether there is such a step. A ps gives the token when it has made its part of
+the update before. A worker that has stored its gradient on all ps *commits* it on the first of them, the leader, in one
+message: before the commit nothing of the gradient counts, after it all of it does.
 
 A worker that is restarted finds on the ps what it needs to go on: each ps keeps its last token, so that it does not
 matter which ones the worker had received. It may commit a gradient for a sequence number twice: the first one counts.

@@ -100,7 +100,7 @@ class LockstepUpdates:
         """See `UpdateRule.run`; it pauses as soon as all ordered updates are applied."""
         context, workers = self._context, self._context.worker_count
         queues = self._queues = self._queues or self._new_queues()
-        sequence = next(_runs) * RUN + first
+        sequence = next(_runs) * RUN + first * self.functions.sequences
         with context.coordinator.strategy.scope():
             queues.start(sequence)
         functions = WorkerFunctions(workers, partial(self._start, queues, iterators, size, sequence))
@@ -206,7 +206,7 @@ class LockstepUpdates:
             self._order(queues, StepKind.END)
             threads["updates"].join(GRACE_SECONDS)
             self._queues = None
-            _try_briefly(partial(queues.abort, size + 1))
+            _try_briefly(partial(queues.abort, size * self.functions.sequences + 1))
             if threads["updates"].is_alive():
                 end_at_exit(partial(_try_briefly, queues.close_commits), threads["updates"])
 

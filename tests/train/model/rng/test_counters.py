@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist_cli.train.model.rng import SeedCounters
+from tfdist_cli.train.model.rng.counters import SeedCounters
+from tfdist_cli.train.model.rng.unseeded import UnseededDraws
 
 
 class Step:
@@ -12,7 +13,11 @@ class Step:
 
     def __init__(self):
         self.model, self.layer = None, keras.layers.Dropout(0.5)
+        self.unseeded = UnseededDraws()
         self.state = [self.layer.seed_generator.state]
+
+    def plan_updates(self, _spec):
+        pass
 
     def increments(self, _spec, indices, *, training=True):
         return [np.array([0, 3 * training]) for _ in indices]
@@ -28,7 +33,7 @@ def counts(counters, replicas, steps):
 
 def test_counts_go_on_where_they_were_when_the_number_of_replicas_changes(monkeypatch):
     step = Step()
-    monkeypatch.setattr("tfdist_cli.train.model.rng.layers_of", lambda _: [step.layer])
+    monkeypatch.setattr("tfdist_cli.train.model.rng.counters.layers_of", lambda _: [step.layer])
     counters = SeedCounters(step, None, replicas=1)
     drawn = counts(counters, 1, range(4))
     counters.resize(4, 3)

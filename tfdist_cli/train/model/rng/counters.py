@@ -17,8 +17,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist_cli.train.model.rng.unseeded import draws_between, state_after
 from tfdist_cli.train.model.train_step import ModelStep, Tensors, values
-from tfdist_cli.train.tf_compat.keras_model import layers_of, seed_generators
+from tfdist_cli.train.tf_compat.keras_model import layers_of, process_wide_seeds, seed_generators
 
 
 class SeedCounters:
@@ -36,14 +37,17 @@ class SeedCounters:
     """
 
     def __init__(self, step: ModelStep, element_spec: Any, replicas: int = 1) -> None:
-        generators = {id(state) for state in _states(step.model)}
+        step.plan_updates(element_spec)  # which finds draws without a seed
+        self._unseeded = step.unseeded
+        drawn = [self._unseeded.generator.state] if self._unseeded.generator else []
+        generators = {id(state) for state in [*_states(step.model), *drawn]}
         self._variables = [variable for variable in step.state if id(variable) in generators]
         self._indices = [index for index, variable in enumerate(step.state) if id(variable) in generators]
         self.counts = replicas, 0
         self._starts = [value.numpy() for value in values(self._variables)]
         self._first_step = self.passed_over = 0
-        self._draws = step.increments(element_spec, self._indices)
-        self._evaluation_draws = step.increments(element_spec, self._indices, training=False)
+        self._draws = self._per_step(step.increments(element_spec, self._indices))
+        self._evaluation_draws = self._per_step(step.increments(element_spec, self._indices, training=False))
 
     def start_at(self, step: int) -> None:
         """Takes the current values of the variables as the counters of a step.
@@ -85,7 +89,7 @@ class SeedCounters:
         counters = zip(self._indices, self._variables, self._starts, self._draws, self._evaluation_draws, strict=True)
         for index, variable, start, draws, evaluation_draws in counters:
             first = values([variable])[0] if np.any(evaluation_draws) else tf.constant(start)
-            state[index] = first + tf.cast(steps * draws, start.dtype)
+            state[index] = self._later(variable, first, steps * draws)
         return state
 
     def state_for_evaluation(self, state: Tensors, number: tf.Tensor) -> Tensors:
@@ -96,8 +100,8 @@ class SeedCounters:
             number: the number of batches evaluated before, int64, shape ().
         """
         state = list(state)
-        for index, draws in zip(self._indices, self._evaluation_draws, strict=True):
-            state[index] += tf.cast(number * draws, state[index].dtype)
+        for index, variable, draws in zip(self._indices, self._variables, self._evaluation_draws, strict=True):
+            state[index] = self._later(variable, state[index], number * draws)
         return state
 
     def advance(self, batches: int) -> None:
@@ -107,10 +111,9 @@ class SeedCounters:
             batches: the number of evaluated batches.
         """
         for n, (variable, draws) in enumerate(zip(self._variables, self._evaluation_draws, strict=True)):
-            added = (batches * draws).astype(variable.dtype)
-            self._starts[n] = self._starts[n] + added
-            if np.any(added):
-                variable.value.assign(values([variable])[0] + added)
+            if np.any(batches * draws):
+                self._starts[n] = np.asarray(self._later(variable, tf.constant(self._starts[n]), batches * draws))
+                variable.value.assign(self._later(variable, values([variable])[0], batches * draws))
 
     def write_starts(self) -> None:
         """Assigns the start of each counter that evaluation moves to its variable, from which steps read it."""
@@ -127,7 +130,26 @@ class SeedCounters:
         replicas, ahead = self.counts
         steps = (step + self.passed_over - self._first_step) * replicas + ahead
         for variable, start, draws in zip(self._variables, self._starts, self._draws, strict=True):
-            variable.value.assign(start + (steps * draws).astype(start.dtype))
+            variable.value.assign(self._later(variable, tf.constant(start), steps * draws))
+        if self._unseeded.generator:
+            process_wide_seeds().state.assign(keras.ops.convert_to_numpy(self._unseeded.generator.state))
+
+    def _per_step(self, increments: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """What a step adds to each counter; for draws without a seed, their number."""
+        return [
+            np.array(draws_between(np.zeros_like(added), added)) if self._is_unseeded(variable) else added
+            for variable, added in zip(self._variables, increments, strict=True)
+        ]
+
+    def _is_unseeded(self, variable: keras.Variable) -> bool:
+        generator = self._unseeded.generator
+        return generator is not None and variable is generator.state
+
+    def _later(self, variable: keras.Variable, count: tf.Tensor, draws: Any) -> tf.Tensor:
+        """Returns a counter after some draws from it."""
+        if self._is_unseeded(variable):
+            return state_after(count, tf.cast(draws, tf.int64))
+        return count + tf.cast(draws, count.dtype)
 
     def exclude(self, indices: Sequence[int]) -> tuple[int, ...]:
         """Returns those of some indices in the state that are not of seed counters."""
