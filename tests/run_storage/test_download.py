@@ -28,14 +28,16 @@ def run(tmp_path, remote):
     run = trained_run(tmp_path / "original")
     (run.path / "attempt_1" / "ps-0").mkdir(parents=True)
     (run.path / "attempt_1" / "ps-0" / "stdout.log").write_text("a line\n")
+    (run.path / "empty").touch()
     FolderUpload(run.path, remote).upload_changes()
     return run
 
 
 def test_a_copy_is_read_as_the_original(run, remote, tmp_path):
     Lease.new().written(remote, ENDED)
-    copy = RunCopy(remote.url, tmp_path / "copy", STATE)
+    copy = RunCopy(remote.url, tmp_path / "copy", (*STATE, "empty"))
     copy.refresh()
+    assert (copy.path / "empty").read_bytes() == b""
     found, original = read_run(copy.path), read_run(run.path)
     assert (found.outcome, found.result, found.metrics) == (original.outcome, original.result, original.metrics)
     assert (found.shown, found.as_json()["run_dir"]) == (remote.url, remote.url)

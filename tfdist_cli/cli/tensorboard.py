@@ -15,7 +15,7 @@ import typer
 from tfdist_cli.cli.options import RunLocations
 from tfdist_cli.cli.run_copies import RunSource, open_runs
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.run.history import read_run
+from tfdist_cli.launch.run.history import RunView, read_run
 from tfdist_cli.launch.tracking import TRACKING
 from tfdist_cli.protocol.profile_order import PROFILE_SUFFIX
 from tfdist_cli.requirements import require_trackers
@@ -50,10 +50,10 @@ def tensorboard(
     """
     require_trackers([_TRACKER])
     with open_runs(runs, _FILES) as sources:
-        paths = [read_run(source.path).path for source in sources]
-        folders = [pair for path in paths for pair in _event_folders(path)]
-        if len(paths) == 1 and len(folders) > 1:
-            folders = [(paths[0].name, paths[0])]  # the plugin for profiles knows no list of folders
+        views = [read_run(source.path) for source in sources]
+        folders = [pair for view in views for pair in _event_folders(view)]
+        if len(views) == 1 and len(folders) > 1:
+            folders = [(views[0].path.name, views[0].path)]  # the plugin for profiles knows no list of folders
         argv = [sys.executable, "-m", "tensorboard.main", *_logdir(folders), "--host", host, "--port", str(port)]
         sys.stdout.flush()
         copies = [source for source in sources if source.copy]
@@ -75,17 +75,18 @@ def _show(argv: Sequence[str], copies: Sequence[RunSource]) -> int:
             process.terminate()
 
 
-def _event_folders(run: Path) -> Iterator[tuple[str, Path]]:
+def _event_folders(view: RunView) -> Iterator[tuple[str, Path]]:
     """Yields a name and a folder for each folder of a run with event files or profiles.
 
     Raises:
         UsageError: there is none.
     """
+    run = view.path
     tracked = run / TRACKING / _TRACKER
     found = {_top(run, path) for pattern in _FILES for path in run.rglob(pattern)}
     if not found:
         raise UsageError(
-            f"{run} has no event files of TensorBoard, and no profile",
+            f"{view.shown} has no event files of TensorBoard, and no profile",
             code="no-event-files",
             hint="launch with --track tensorboard, set tracking: [tensorboard] in the recipe, or call tfdist profile",
         )

@@ -80,7 +80,7 @@ class RunCopy:
 
     def _update(self, name: str, size: int) -> None:
         file = self.path / name
-        before = file.stat().st_size if file.exists() else 0
+        before = file.stat().st_size if file.exists() else -1
         if _GROWS.fullmatch(name) and 0 < before <= size:
             if before < size:
                 with file.open("ab") as opened:
