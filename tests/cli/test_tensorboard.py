@@ -1,7 +1,11 @@
 """`tfdist tensorboard`: TensorBoard on the folders of runs."""
 
 import os
+import signal
+import subprocess
 import sys
+import uuid
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +13,9 @@ from tests.support.codes import codes_in
 from tests.support.recorded import trained_run
 from tfdist_cli import requirements
 from tfdist_cli.protocol.profile_order import PROFILE_SUFFIX, PROFILES
+from tfdist_cli.run_storage.upload import FolderUpload
+from tfdist_cli.spec.path_scheme import Url
+from tfdist_cli.storage.remote import RemoteFolder
 
 pytestmark = pytest.mark.tensorflow  # which brings TensorBoard
 
@@ -73,3 +80,39 @@ def test_what_cannot_be_shown(tensorboard, tmp_path, monkeypatch):
     assert tensorboard(tracked(tmp_path / "a,b"), tracked(tmp_path / "c")) == ["tensorboard-path"]
     monkeypatch.setattr(requirements, "_is_installed", lambda _: False)
     assert tensorboard(tmp_path / "c") == ["no-tracker-library"]
+
+
+def test_a_stored_run_is_followed(tfdist, tmp_path, monkeypatch):
+    remote, run = RemoteFolder(Url(f"memory://{uuid.uuid4()}/a")), tracked(tmp_path / "a")
+    FolderUpload(run, remote).upload_changes()
+    shown = []
+
+    class Started:
+        def __init__(self, argv):
+            shown.append(Path(argv[argv.index("--logdir") + 1]))
+
+        def wait(self, seconds):
+            shown.append([path.name for path in shown[0].rglob("*tfevents*")])
+            if len(shown) > 2:
+                return 0
+            (run / "tracking" / "tensorboard" / "later.tfevents.2").touch()
+            FolderUpload(run, remote).upload_changes()
+            raise subprocess.TimeoutExpired("tensorboard", seconds)
+
+        def terminate(self):
+            shown.append("ended")
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr(subprocess, "Popen", Started)
+    before = signal.getsignal(signal.SIGTERM)
+    assert tfdist("tensorboard", remote.url).code == 0
+    signal.signal(signal.SIGTERM, before)
+    first = "events.out.tfevents.1.host"
+    assert [sorted(each) for each in shown[1:3]] == [[first], [first, "later.tfevents.2"]]
+    assert shown[3] == "ended"
+    assert not shown[0].exists(), "the copy is removed"

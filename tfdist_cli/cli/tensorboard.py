@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
 
 from tfdist_cli.cli.options import RunLocations
 from tfdist_cli.cli.run_copies import RunSource, open_runs
-from tfdist_cli.errors import UsageError
+from tfdist_cli.errors import ExitCode, UsageError
 from tfdist_cli.launch.run.history import RunView, read_run
 from tfdist_cli.launch.tracking import TRACKING
 from tfdist_cli.protocol.profile_order import PROFILE_SUFFIX
@@ -64,6 +66,7 @@ def tensorboard(
 
 def _show(argv: Sequence[str], copies: Sequence[RunSource]) -> int:
     """Runs TensorBoard, and downloads what has changed until it ends. Returns its exit code."""
+    signal.signal(signal.SIGTERM, _terminated)
     with subprocess.Popen(argv) as process:
         try:
             while True:
@@ -73,6 +76,11 @@ def _show(argv: Sequence[str], copies: Sequence[RunSource]) -> int:
                     copy.refresh()
         finally:
             process.terminate()
+
+
+def _terminated(_number: int, _frame: FrameType | None) -> None:
+    """Handles SIGTERM: TensorBoard ends, too, and the copies are removed."""
+    sys.exit(ExitCode.TERMINATED)
 
 
 def _event_folders(view: RunView) -> Iterator[tuple[str, Path]]:
