@@ -6,6 +6,7 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,7 +86,7 @@ def test_what_cannot_be_shown(tensorboard, tmp_path, monkeypatch):
 def test_a_stored_run_is_followed(tfdist, tmp_path, monkeypatch):
     remote, run = RemoteFolder(Url(f"memory://{uuid.uuid4()}/a")), tracked(tmp_path / "a")
     FolderUpload(run, remote).upload_changes()
-    shown = []
+    shown: list[Any] = []
 
     class Started:
         def __init__(self, argv):
