@@ -73,10 +73,9 @@ def test_a_service_that_is_down_is_told_at_the_end(task, uploading, monkeypatch)
     assert str(task.url) in uploading(b"0\n")
 
 
-def test_another_launch_takes_over(task, uploading):
+def test_another_launch_takes_over(task, request):
     remote = RemoteFolder(task.url)
     other = Lease.new().written(remote)
-    (task.local / "late").write_text("of the first launch")
+    uploading = request.getfixturevalue("uploading")
     assert str(task.url) in uploading(b"0\n")
     assert Lease.read(remote) == other
-    assert "late" not in remote.sizes()
