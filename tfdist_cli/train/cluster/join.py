@@ -200,6 +200,7 @@ def serve(environment: Environment) -> None:
     """
     task = environment.task
     heartbeat.start(profiler.look_for_order)
+    files.register()  # pipelines that the chief makes run here
     server = None
     keep_alive.watch(environment.addresses.values())
     if task.traits.server:
