@@ -159,6 +159,8 @@ class Assignments(keras.StatelessScope):
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """See `keras.StatelessScope`."""
         variable, value = update
+        value = tf.convert_to_tensor(value)
+        value.set_shape(variable.shape)  # the parts of a queue have lengths that only the step knows
         if id(variable) in self._parameters:
             self._assign_parameter(variable, tf.stop_gradient(value))
             return

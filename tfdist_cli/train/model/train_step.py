@@ -179,8 +179,10 @@ class ModelStep:
         _build_specs[self.model] = element_spec
         # Keras has no public method that builds model, metrics and optimizer from a type specification.
         try:
-            if not self.own_step or not keras_model.layers_are_built(self.model):
+            if not self.own_step:
                 keras_model.build(self.model, element_spec)
+            elif not keras_model.layers_are_built(self.model):
+                self._build_layers(element_spec)
             if self.own_step:
                 self._build_own_step(element_spec)
         except (ValueError, RuntimeError, TypeError) as error:
@@ -198,6 +200,17 @@ class ModelStep:
             element_spec: the `tf.TypeSpec`s of a batch.
         """
         self._traced(element_spec)
+
+    def _build_layers(self, element_spec: Any) -> None:
+        """Creates the variables of layers by the model's own step, which need not call the model with the batch's x."""
+        try:
+            keras_model.traced_symbolically(self.model.train_step, element_spec)
+        except Exception:
+            # Expected, after the forward pass: variables that are only being created have no gradients. All other
+            # errors are raised again, with the layers built, or without.
+            log.debug("train_step() of %s while layers are built", type(self.model).__name__, exc_info=True)
+        if not keras_model.layers_are_built(self.model):
+            keras_model.build(self.model, element_spec)
 
     def _build_own_step(self, element_spec: Any) -> None:
         """Builds metrics, and the optimizers for what they update in the model's own step."""

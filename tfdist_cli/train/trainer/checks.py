@@ -18,6 +18,7 @@ from tfdist_cli.train.data.mismatch import found_in_step
 from tfdist_cli.train.data.pipeline import check_ends, checked
 from tfdist_cli.train.engine.base import Engine
 from tfdist_cli.train.model.embeddings import unused_table_optimizers
+from tfdist_cli.train.model.own_step.optimizers import overrides
 from tfdist_cli.train.tf_compat.keras_model import has_compiled_loss
 from tfdist_cli.train.trainer.config import TrainingConfig, Validation, worker_shards
 
@@ -103,7 +104,7 @@ def check_callbacks(config: TrainingConfig) -> None:
 
 
 def check_targets(model: keras.Model, spec: Any) -> None:
-    """Checks that the data has targets if the model's loss needs them.
+    """Checks that the data has targets if the model's loss needs them; a `train_step` of its own may make them.
 
     Args:
         model: the compiled model.
@@ -112,7 +113,7 @@ def check_targets(model: keras.Model, spec: Any) -> None:
     Raises:
         TrainingError: there are none.
     """
-    inputs_only = not isinstance(spec, tuple) or len(spec) == 1
+    inputs_only = (not isinstance(spec, tuple) or len(spec) == 1) and not overrides(model, "train_step")
     if inputs_only and has_compiled_loss(model) and type(model).compute_loss is keras.Model.compute_loss:
         raise TrainingError(
             "the data has inputs but no targets, which the loss needs",

@@ -8,7 +8,7 @@ from keras import layers
 
 import tfdist_cli as tfdist
 from tests.support.codes import raises
-from tests.support.compare import difference
+from tests.support.compare import assert_same, difference, train_both
 from tests.support.local_coordinator import NoPause, local_engine
 from tests.support.programs.own_steps import (
     CASES,
@@ -79,6 +79,38 @@ def test_one_process_equals_keras(case):
     assert plain.history.history.keys() == ours.history.history.keys()
     for name, values in plain.history.history.items():
         np.testing.assert_allclose(ours.history.history[name], values, rtol=2e-5, err_msg=name)
+
+
+class Remembering(keras.Model):
+    """Has no targets but its own inputs, is called with more than these, and remembers the last ones in a queue."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(SIZE)
+        self.queue = self.add_weight(shape=(20, SIZE), initializer="zeros", trainable=False, name="queue")
+
+    def call(self, pair):
+        remembered, x = pair
+        return self.dense(x) - tf.reduce_mean(remembered, axis=0)
+
+    def train_step(self, x):
+        with tf.GradientTape() as tape:
+            y_pred = self([tf.convert_to_tensor(self.queue), x], training=True)
+            loss = self.compute_loss(y=x, y_pred=y_pred)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        self.queue.assign(tf.concat([x, self.queue[: -tf.shape(x)[0]]], axis=0))
+        return self.compute_metrics(None, x, y_pred)
+
+
+def remembering():
+    model = Remembering()
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.slow
+def test_a_step_may_make_its_targets_and_the_inputs_that_it_calls_the_model_with():
+    assert_same(*train_both(remembering, batches(X)))
 
 
 @pytest.mark.slow
