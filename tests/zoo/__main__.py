@@ -1,4 +1,4 @@
-"""Trains the zoo and prints the results: `python -m tests.zoo [--engines single,async] [MODEL...]`."""
+"""Trains the zoo and prints the results: `python -m tests.zoo [--examples] [--engines single,async] [MODEL...]`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections import Counter
 from pathlib import Path
 
 from tests.zoo.coverage import NOT_TRAINED, covered
-from tests.zoo.engines import ENGINES, LIMIT, REFERENCES, Result, judge, train
+from tests.zoo.engines import ENGINES, LIMIT, REFERENCES, Result, engines_of, judge, train
 from tests.zoo.models import CASES
-from tests.zoo.table import put, table
+from tests.zoo.table import EXAMPLES, MODELS, examples_table, put, table
 
 
 def run(names: list[str], keys: list[str], folder: Path, limit: float = LIMIT) -> dict[str, dict[str, Result]]:
@@ -37,7 +37,8 @@ def trained(names: list[str], keys: list[str], folder: Path, limit: float) -> di
     problems: dict[str, dict[str, str]] = {}
     several = any(ENGINES[key].workers > 1 for key in keys)
     for key, own_folder in folders.items():
-        own = [name for name in names if key != "keras2" or (several and not CASES[name].copies)]
+        own = [name for name in names if key in REFERENCES or key in engines_of(CASES[name])]
+        own = [name for name in own if key != "keras2" or (several and not CASES[name].copies)]
         own = [name for name in own if not list(own_folder.glob(f"*/{name}.*"))]
         start = time.monotonic()
         problems[key] = train(REFERENCES.get(key) or ENGINES[key], key, own, own_folder, limit)
@@ -51,7 +52,11 @@ def judged(
     """Returns the results by model and engine."""
     folders = {key: folder / key for key in (*REFERENCES, *keys)}
     return {
-        name: {key: judge(CASES[name], name, key, folders, problems.get(key, {}).get(name)) for key in keys}
+        name: {
+            key: judge(CASES[name], name, key, folders, problems.get(key, {}).get(name))
+            for key in keys
+            if key in engines_of(CASES[name])
+        }
         for name in names
     }
 
@@ -59,13 +64,15 @@ def judged(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo")
     parser.add_argument("models", nargs="*", help="names of models; default: all")
+    parser.add_argument("--examples", action="store_true", help="the models of Keras's examples")
     parser.add_argument("--engines", default=",".join(ENGINES), help="names separated by commas; default: %(default)s")
     parser.add_argument("--limit", type=float, default=LIMIT, help="time limit for one model in seconds")
     parser.add_argument("--keep", type=Path, help="folder for the results; results that exist are not computed again")
     parser.add_argument("--found", action="store_true", help="only compare the results in the folder of --keep")
     parser.add_argument("--page", action="store_true", help="write the results to docs/reference/models.md")
     given = parser.parse_args()
-    names, keys = given.models or list(CASES), given.engines.split(",")
+    names = given.models or [name for name, case in CASES.items() if case.example or not given.examples]
+    keys = given.engines.split(",")
     unknown = sorted({*names, *keys} - {*CASES, *ENGINES})
     if unknown:
         parser.error(f"unknown model or engine: {', '.join(unknown)}")
@@ -81,7 +88,11 @@ def main() -> None:
     for key in keys:
         print(f"{ENGINES[key].title:24}", *(f"{state} {n}" for (other, state), n in counts.items() if other == key))
     if given.page:
-        put(table(found, covered(CASES.items()), list(NOT_TRAINED)))
+        examples = {name: results for name, results in found.items() if CASES[name].example}
+        put(examples_table(examples), EXAMPLES)
+        if not given.examples:
+            models = {name: case for name, case in CASES.items() if name not in examples}
+            put(table({name: found[name] for name in models}, covered(models.items()), list(NOT_TRAINED)), MODELS)
 
 
 if __name__ == "__main__":

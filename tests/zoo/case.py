@@ -33,10 +33,14 @@ class Case:
         refused: the code of the error with which the model is refused, by engine, or by "" for all engines.
         why: the reason for `copies`, `tolerance` or `refused`.
         scored: the number of validation examples. With 6, the last batch has 2 examples. With 8, all batches have 4,
-            which is required where Keras takes the mean over batches regardless of their sizes.
-        pipeline: returns a Keras layer that is mapped over the batches.
-        fit: further arguments of `tfdist.fit`.
+            which is required where Keras takes the mean over batches regardless of their sizes. With 0, the training
+            has no validation.
+        validation: returns the arrays of the validation, if they differ from the first examples of `data`.
+        pipeline: returns a Keras layer that is mapped over the batches, and draws random numbers.
+        prepare: returns a function that is mapped over the batches, and draws none.
+        fit: returns further arguments of both `fit`s, such as callbacks.
         policy: the dtype policy of Keras.
+        example: the page below https://keras.io/examples, or of Keras's guides, whose model and training this is.
         traced_at_random: whether Python code draws random values while the model is traced, so that two trainings by
             Keras differ as well.
     """
@@ -48,9 +52,12 @@ class Case:
     refused: dict[str, str] = field(default_factory=dict)
     why: str = ""
     scored: int = 6
+    validation: Callable[[], Any] | None = None
     pipeline: Callable[[], Any] | None = None
-    fit: dict[str, Any] = field(default_factory=dict)
+    prepare: Callable[[], Any] | None = None
+    fit: Callable[[], dict[str, Any]] = dict
     policy: str = "float32"
+    example: str = ""
     traced_at_random: bool = False
 
     def refusal(self, engine: str) -> str:
@@ -146,8 +153,16 @@ def numbers() -> Any:
 
 
 def sgd() -> keras.optimizers.Optimizer:
-    """An optimizer that does not amplify rounding errors, unlike those that divide by the size of the gradient."""
+    """An optimizer that does not amplify rounding errors, unlike those that divide by the size of the gradient.
+
+    It is linear, too: the sparse gradients of rows that a batch looks up twice may be added or applied one by one.
+    """
     return keras.optimizers.SGD(0.05, momentum=0.9)
+
+
+def adam() -> keras.optimizers.Optimizer:
+    """Adam with an epsilon above the rounding errors, which it would otherwise amplify where a gradient is zero."""
+    return keras.optimizers.Adam(1e-3, epsilon=1e-4)
 
 
 def classifier(inputs: Any, features: Any, optimizer: Any = None, **compiled: Any) -> keras.Model:

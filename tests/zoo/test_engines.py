@@ -86,6 +86,16 @@ def test_scores_of_copied_batches_are_not_compared(judged):
     assert judged("single", other, case=case).state == "wrong"
 
 
+def test_workers_that_race_have_to_count_updates_and_come_close(judged):
+    right = {"variable/001/adam/iteration": np.array(12), **RIGHT}
+    near = right | {"history/loss": np.array([0.6]), "variable/000/kernel": np.ones(2)}
+    assert judged("async2", near, right=right) == Result("close", pytest.approx(0.1))
+    assert judged("async2", near | {"history/loss": np.array([0.9])}, right=right).state == "wrong"
+    assert judged("async2", near | {"variable/001/adam/iteration": np.array(13)}, right=right).state == "wrong"
+    assert judged("async2", near | {"variable/000/kernel": np.array([1, np.nan])}, right=right).state == "wrong"
+    assert judged("async2", near | {"history/more": np.ones(1)}, right=right).state == "wrong"
+
+
 def test_errors(judged):
     refused = {"type": "TrainingError", "message": "cannot", "code": "not-possible"}
     raw = {"type": "KeyError", "message": "'x'", "code": None}
@@ -104,11 +114,14 @@ import os, sys, threading
 from pathlib import Path
 _, engine, folder, *names = sys.argv
 for name in names:
+    Path(folder, name).touch()
     if name == "hangs":
         threading.Event().wait()
     if name == "exits":
         os._exit(3)
     Path(folder, name + ".json").write_text("{}")
+    if name == "fails":
+        os._exit(1)
 """
 
 
@@ -118,6 +131,8 @@ def test_models_are_trained_after_one_that_hangs_or_exits(tmp_path, monkeypatch)
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     monkeypatch.setattr(engines, "PROGRAM", program)
-    problems = train(ENGINES["single"], "single", ["one", "exits", "two", "hangs", "three"], tmp_path / "out", limit=5)
+    problems = train(
+        ENGINES["single"], "single", ["one", "exits", "fails", "two", "hangs", "three"], tmp_path / "out", limit=5
+    )
     assert problems == {"exits": "exit codes {'the process': 3}", "hangs": "hung: no result in 5 s"}
     assert all((results(tmp_path / "out", "") / f"{name}.json").exists() for name in ("one", "two", "three"))

@@ -23,8 +23,10 @@ def chosen():
     named = os.environ.get("TFDIST_TEST_ZOO", "").split()
     if named or os.environ.get("TFDIST_TEST_LONG") == "1":
         return named or list(CASES)
-    names, parts = sorted(CASES), -(-len(CASES) // EACH_DAY)
-    return names[datetime.datetime.now(datetime.timezone.utc).toordinal() % parts :: parts]
+    # Models of one kind a day: the two kinds have other engines, and each engine takes the time to start a cluster.
+    names = sorted(CASES, key=lambda name: (bool(CASES[name].example), name))
+    first = EACH_DAY * datetime.datetime.now(datetime.timezone.utc).toordinal() % len(names)
+    return names[first : first + EACH_DAY]
 
 
 def test_models_train_as_by_keras_or_are_refused(tmp_path):
@@ -45,4 +47,4 @@ def as_expected(name, key, result):
     expected = CASES[name].refusal(key)
     if expected:
         return (result.state, result.code) == ("refused", expected)
-    return result.state in ("ok", "random")
+    return result.state in ("ok", "random", "close")

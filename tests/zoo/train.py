@@ -78,26 +78,30 @@ def trained(engine: str, wanted: Case) -> dict[str, np.ndarray]:
     keras.config.set_dtype_policy(wanted.policy)
     arrays = wanted.data()
     keras.utils.set_random_seed(SEED)
-    pipeline = wanted.pipeline() if wanted.pipeline else None
+    pipeline = (wanted.pipeline or wanted.prepare or (lambda: None))()
+    checked = wanted.validation() if wanted.validation else scored(arrays, wanted.scored)
+    mapped = None if wanted.validation else pipeline
     if engine.startswith("keras"):
         model = wanted.build()
         size = BATCH * int(engine.removeprefix("keras"))
+        validation = {"validation_data": batches(checked, mapped, BATCH)} if wanted.scored else {}
         history = model.fit(batches(arrays, pipeline, size), epochs=EPOCHS, shuffle=False, verbose=0,
-                            validation_data=batches(scored(arrays, wanted.scored), pipeline, BATCH))  # fmt: skip
+                            **validation, **wanted.fit())  # fmt: skip
     else:
         with tfdist.scope():
             model = wanted.build()
-        share = "copy" if wanted.copies else "split"
-        updates = {"updates": tfdist.Updates(mode="sync")} if engine == "sync" else {}
+        share = "copy" if wanted.copies and engine != "async2" else "split"
+        given: dict[str, Any] = {"updates": tfdist.Updates(mode="sync")} if engine == "sync" else {}
+        if wanted.scored:
+            given["validation_data"] = lambda shard: batches(checked, mapped, BATCH, shard)
         history = tfdist.fit(
             model,
             lambda shard: batches(arrays, pipeline, BATCH, shard),
             epochs=EPOCHS,
             steps_per_execution=STEPS_PER_EXECUTION.get(engine, 1),
             share=share,
-            validation_data=lambda shard: batches(scored(arrays, wanted.scored), pipeline, BATCH, shard),
-            **updates,
-            **wanted.fit,
+            **given,
+            **wanted.fit(),
         )
     return outcome(model, history)
 
@@ -125,13 +129,20 @@ def outcome(model: keras.Model, history: Any) -> dict[str, np.ndarray]:
     """Returns everything that is compared, by name."""
     generators = {id(generator.state) for layer in model._flatten_layers() for generator in layer._seed_generators}
     found = {}
-    for number, variable in enumerate([*model.variables, *model.optimizer.variables]):
+    of_optimizers = [variable for optimizer in optimizers(model) for variable in optimizer.variables]
+    for number, variable in enumerate([*model.variables, *of_optimizers]):
         kind = "seed" if id(variable) in generators else "variable"
         value = variable.numpy()
         found[f"{kind}/{number:03}/{variable.path}"] = value if value.dtype.kind in "biuf" else np.float64(value)
     for name, values in history.history.items():
         found[f"history/{name}"] = np.array(values, np.float64)
     return found
+
+
+def optimizers(model: keras.Model) -> list[Any]:
+    """Returns the compiled optimizer, and those that are attributes of the model."""
+    found = [model.optimizer, *(each for each in vars(model).values() if isinstance(each, keras.optimizers.Optimizer))]
+    return list({id(optimizer): optimizer for optimizer in found}.values())
 
 
 assert EXAMPLES % (2 * BATCH) == 0
