@@ -54,6 +54,8 @@ def _all(found: Mapping[str, Mapping[str, Result]], keys: Sequence[str]) -> str:
 
 
 def _with_difference(result: Result) -> str:
+    if result.state == "not run":
+        return "-"
     if result.state == "ok":
         return f"ok {result.difference:.0e}"
     return f"{result.state} {result.difference:.1g}" if result.state in ("random", "close") else result.state

@@ -306,7 +306,7 @@ def _mean_absolute_error(y_true: Any, y_pred: Any) -> Any:
     return ops.mean(ops.abs(y_true - y_pred))
 
 
-@case(_images, scored=8, example="generative/ddim")
+@case(_images, scored=8, refused=SEVERAL, example="generative/ddim")
 def diffusion():
     model = Diffusion()
     model.normalizer.adapt(_images())

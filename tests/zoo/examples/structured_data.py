@@ -112,7 +112,8 @@ def gated_residual_and_variable_selection():
 @case(
     weighed_people,
     copies=True,
-    why="each worker normalizes by its own batch",
+    tolerance=1e-3,
+    why="each worker normalizes by its own batch; normalizing four examples amplifies rounding",
     example="structured_data/tabtransformer",
 )
 def tab_transformer_of_texts():
