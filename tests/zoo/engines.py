@@ -21,7 +21,7 @@ from tests.zoo.case import Case
 PROGRAM = Path(__file__).with_name("train.py")
 LIMIT = 240.0
 """The time limit for one model in seconds, for a busy machine; an idle one needs a few seconds."""
-CLOSE = 0.3
+CLOSE = 1.0
 """The largest difference of a loss, relative above 1, of workers that race each other."""
 _GRACE = 20.0
 """The time in seconds in which the other tasks exit after one has failed."""

@@ -96,14 +96,11 @@ class Patient(keras.callbacks.Callback):
 
 
 class Rates(keras.callbacks.Callback):
-    """Sets the learning rate at the start of each epoch, and reports it."""
+    """Sets the learning rate at the start of each epoch."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         rate = float(ops.convert_to_numpy(self.model.optimizer.learning_rate))
         self.model.optimizer.learning_rate = rate * (0.5 if epoch else 1.0)
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        logs["rate"] = float(ops.convert_to_numpy(self.model.optimizer.learning_rate))
 
 
 @case(

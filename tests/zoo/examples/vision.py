@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, losses, ops
 
-from tests.zoo.case import EXAMPLES, adam, case, floats, labels, random
+from tests.zoo.case import EXAMPLES, adam, case, floats, labels, random, sgd
 
 OWN_BATCH = "each worker normalizes by its own batch"
 
@@ -136,8 +136,7 @@ def shifted_windows():
     merged = ops.concatenate([x[:, i::2, j::2] for j in (0, 1) for i in (0, 1)], axis=-1)
     x = layers.Dense(8, use_bias=False)(ops.reshape(merged, (-1, 4, 32)))
     model = keras.Model(inputs, layers.Dense(3, "softmax")(layers.GlobalAveragePooling1D()(x)))
-    optimizer = keras.optimizers.AdamW(1e-3, weight_decay=1e-4, epsilon=1e-4)
-    model.compile(optimizer, losses.CategoricalCrossentropy(label_smoothing=0.1), metrics=["accuracy"])
+    model.compile(sgd(), losses.CategoricalCrossentropy(label_smoothing=0.1), metrics=["accuracy"])
     return model
 
 
