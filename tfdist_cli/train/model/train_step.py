@@ -404,7 +404,8 @@ class ModelStep:
             self._with_values(weights, state, metrics, training=False) as scope,
         ):
             if overrides(self.model, "test_step"):
-                logs = step_logs(self.model, self.model.test_step(batch), scope, training=False)
+                with losses.batches_per_update(1):
+                    logs = step_logs(self.model, self.model.test_step(batch), scope, training=False)
                 self.log_names[False], loss = logs.names, logs.loss
             else:
                 _, loss = self.compute_losses(batch, training=False)
