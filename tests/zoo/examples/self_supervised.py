@@ -151,14 +151,10 @@ class Contrastive(keras.Model):
         return {metric.name: metric.result() for metric in self.metrics[2:]}
 
 
-SEVERAL = {"sync": "several-updates-in-a-step"}
-
-
 @case(
     _two_sources,
     copies=True,
     validation=lambda: (_photos()[:8], labels()[:8]),
-    refused=SEVERAL,
     tolerance=1e-4,
     why="images are contrasted within a batch; squares of gradients of 10",
     example="vision/semisupervised_simclr",
@@ -197,7 +193,6 @@ class NearestNeighbors(Contrastive):
     _two_sources,
     copies=True,
     validation=lambda: (_photos()[:8], labels()[:8]),
-    refused=SEVERAL,
     tolerance=1e-4,
     why="images are contrasted within a batch; squares of gradients of 10",
     example="vision/nnclr",
