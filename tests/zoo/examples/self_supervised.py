@@ -193,7 +193,7 @@ class NearestNeighbors(Contrastive):
     _two_sources,
     copies=True,
     validation=lambda: (_photos()[:8], labels()[:8]),
-    tolerance=1e-4,
+    tolerance=1e-3,
     why="images are contrasted within a batch; squares of gradients of 10",
     example="vision/nnclr",
 )
