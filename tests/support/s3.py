@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-import boto3
-from moto.server import ThreadedMotoServer
+from typing import Any
 
 BUCKET = "bucket"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "key-of-a-test", "AWS_SECRET_ACCESS_KEY": "secret-of-a-test"}
@@ -112,7 +110,9 @@ class _Handler(BaseHTTPRequestHandler):
 class S3:
     """The server, the proxy in front of it, and a client that bypasses the proxy."""
 
-    def __init__(self, server: ThreadedMotoServer, proxy: Proxy) -> None:
+    def __init__(self, server: Any, proxy: Proxy) -> None:
+        import boto3  # noqa: PLC0415 takes 1 s, and tests without it import this module
+
         port = server.get_host_and_port()[1]
         self.proxy = proxy
         self.client = boto3.client(
@@ -144,6 +144,8 @@ class S3:
 @contextmanager
 def s3_server() -> Iterator[S3]:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
+    from moto.server import ThreadedMotoServer  # noqa: PLC0415 as boto3
+
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     proxy = Proxy(server.get_host_and_port()[1])
