@@ -64,6 +64,25 @@ def test_layers_at_any_depth():
     assert len(model.layers) == 2, "the public list has all layers now"
 
 
+def test_the_states_of_recurrent_layers():
+    layer = keras.layers.GRU(3, stateful=True)
+    assert not keras_model.recurrent_states(layer), "they are made when the layer is built"
+    layer.build((2, 5, 4))
+    (state,) = keras_model.recurrent_states(layer)
+    assert state.shape == (2, 3)
+    assert not any(each is state for each in layer.variables), "the public list has them now"
+    assert not keras_model.recurrent_states(keras.layers.Dense(2))
+
+
+def test_draws_without_a_seed_come_from_the_process_wide_generator():
+    keras.utils.set_random_seed(3)
+    before = keras.ops.convert_to_numpy(keras_model.process_wide_seeds().state)
+    keras.random.normal((2,))
+    after = keras.ops.convert_to_numpy(keras_model.process_wide_seeds().state)
+    factor, modulus = keras_model.UNSEEDED_FACTOR, keras_model.UNSEEDED_MODULUS
+    np.testing.assert_array_equal(after, (before.astype(np.int64) + 1) * factor % modulus)
+
+
 def test_seed_generators_of_one_layer():
     model = classifier()
     found = [generator for layer in keras_model.layers_of(model) for generator in keras_model.seed_generators(layer)]

@@ -145,7 +145,9 @@ class RecipeCheck:
     def _draw_shards(self) -> None:
         """Draws a batch of each worker's shard."""
         drawn, sizes = [], []
-        for shard in self._chosen_shards():
+        with self._stage("calling dataset()", "dataset"):
+            shards = self._chosen_shards()
+        for shard in shards:
             with self._stage(f"drawing a batch of shard {shard.index} of {shard.count}", "dataset"):
                 examples = self._data.drawn(shard)
                 sizes.append(cardinality(examples))

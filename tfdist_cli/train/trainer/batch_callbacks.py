@@ -56,7 +56,6 @@ _WANDB = "wandb.integration.keras.callbacks"
 _ACTS_ON_EPOCHS: dict[str, Callable[[Any], bool]] = {
     _name(keras.callbacks.ModelCheckpoint): _saves_epochs,
     _name(keras.callbacks.BackupAndRestore): _saves_epochs,
-    "keras.src.callbacks.orbax_checkpoint.OrbaxCheckpoint": _saves_epochs,  # in Keras 3.13 and later
     _name(keras.callbacks.TensorBoard): lambda callback: (
         callback.update_freq == "epoch" and not profiles_batches(callback)
     ),
@@ -66,6 +65,8 @@ _ACTS_ON_EPOCHS: dict[str, Callable[[Any], bool]] = {
 }
 """Callbacks that act on batches only if configured to, by the names of their classes: other libraries' are not
 imported. The function returns whether a callback is not configured to."""
+if hasattr(keras.callbacks, "OrbaxCheckpoint"):  # in Keras 3.13 and later
+    _ACTS_ON_EPOCHS[_name(keras.callbacks.OrbaxCheckpoint)] = _saves_epochs
 
 
 def chief_requests(engine: Engine, own: bool) -> bool:
