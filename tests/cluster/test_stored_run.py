@@ -49,4 +49,4 @@ def test_a_training_resumes_after_its_disk_is_gone(s3, tmp_path):
     content = s3.client.get_object(Bucket=BUCKET, Key="runs/a/metrics.jsonl")["Body"].read()
     steps = [json.loads(line)["step"] for line in content.splitlines() if json.loads(line)["split"] == "train"]
     assert (steps[0] < 80, steps[-1], steps) == (True, 120, sorted(steps)), "one file, in which the second continues"
-    assert "tracking/metrics.csv" in names
+    assert "tracking/csv/metrics.csv" in names
