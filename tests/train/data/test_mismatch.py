@@ -8,6 +8,7 @@ import tensorflow as tf
 import tfdist_cli as tfdist
 from tests.support.codes import raises
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.data.mismatch import check_batched_once
 
 pytestmark = pytest.mark.slow
 
@@ -23,6 +24,15 @@ def dense(inputs=8, outputs=1, loss="mse"):
 def two_inputs():
     a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
     model = keras.Model({"a": a, "b": b}, keras.layers.Dense(1)(a + b))
+    model.compile("sgd", "mse")
+    return model
+
+
+def numbers_and_histories():
+    """Has named inputs of other ranks, not in the order of their names."""
+    user, history = keras.Input((), name="user"), keras.Input((4,), name="history")
+    both = keras.layers.Concatenate()([keras.layers.Reshape((1,))(user), history])
+    model = keras.Model({"user": user, "history": history}, keras.layers.Dense(1)(both))
     model.compile("sgd", "mse")
     return model
 
@@ -129,3 +139,11 @@ def test_an_evaluation_names_it_too():
 )
 def test_what_keras_takes_is_trained_on(build, data):
     assert len(tfdist.fit(build(), data).epoch) == 1
+
+
+def test_named_inputs_are_compared_by_their_names():
+    spec = {"user": tf.TensorSpec((None,)), "history": tf.TensorSpec((None, 4))}
+    check_batched_once(numbers_and_histories(), (spec, tf.TensorSpec((None,))))
+    twice = spec | {"user": tf.TensorSpec((None, 8))}
+    with raises(TrainingError, "batched-twice"):
+        check_batched_once(numbers_and_histories(), (twice, tf.TensorSpec((None,))))

@@ -90,7 +90,9 @@ def _given_and_taken(model: keras.Model, element_spec: Any) -> list[tuple[str, A
     given, inputs = list(leaves(x, "x")), _inputs(model)
     taken: list[Any] = [None] * len(given)
     if isinstance(x, Mapping):
-        by_name = {f"x[{each.name!r}]": each for each in inputs}
+        structure = structure_of(model, "inputs")
+        by_key = dict(leaves(structure, "x")) if isinstance(structure, Mapping) else {}
+        by_name = {f"x[{each.name!r}]": each for each in inputs} | by_key
         taken = [by_name.get(name) for name, _ in given]
     elif len(inputs) == len(given):
         taken = inputs
@@ -112,8 +114,9 @@ def check_batched_once(model: keras.Model, element_spec: Any) -> None:
     Raises:
         TrainingError: an input has one dimension more than the model takes.
     """
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
-    for (name, spec), own in zip(leaves(x, "x"), _inputs(model), strict=False):
+    for name, spec, own in _given_and_taken(model, element_spec):
+        if own is None:
+            continue
         squeezable = spec.shape.rank and spec.shape[-1] == 1  # Keras removes this dimension
         if not squeezable and (error := _batched_twice(name, spec, own)):
             raise error
@@ -137,7 +140,9 @@ def explained(model: keras.Model, element_spec: Any, error: Exception) -> Traini
     if why:
         hint = f"the data's batches are {describe(element_spec)}"
         return TrainingError(why, code="inputs-do-not-fit", hint=hint)
-    for (name, spec), own in zip(leaves(x, "x"), _inputs(model), strict=False):
+    for name, spec, own in _given_and_taken(model, element_spec):
+        if own is None:
+            continue
         if twice := _batched_twice(name, spec, own):
             return twice
         given, taken = tuple(spec.shape), tuple(own.shape)
