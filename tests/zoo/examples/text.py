@@ -239,7 +239,12 @@ def _language() -> Any:
     return ids[:, :-1], ids[:, 1:], (ids[:, 1:] > 2).astype(np.float32)
 
 
-@case(_language, example="nlp/parameter_efficient_finetuning_of_gpt2_with_lora")
+@case(
+    _language,
+    refused={"async2": "accumulation-needs-synchronous-workers"},
+    why="the optimizer accumulates the gradients of two steps",
+    example="nlp/parameter_efficient_finetuning_of_gpt2_with_lora",
+)
 def low_rank_adaptation():
     inputs = keras.Input((6,), dtype="int32")
     table = layers.Embedding(WORDS, 8, trainable=False)

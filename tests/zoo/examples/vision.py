@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, losses, ops
 
-from tests.zoo.case import EXAMPLES, adam, case, floats, labels, random, sgd
+from tests.zoo.case import EXAMPLES, adam, case, floats, labels, random
 
 OWN_BATCH = "each worker normalizes by its own batch"
 
@@ -136,7 +136,11 @@ def shifted_windows():
     merged = ops.concatenate([x[:, i::2, j::2] for j in (0, 1) for i in (0, 1)], axis=-1)
     x = layers.Dense(8, use_bias=False)(ops.reshape(merged, (-1, 4, 32)))
     model = keras.Model(inputs, layers.Dense(3, "softmax")(layers.GlobalAveragePooling1D()(x)))
-    model.compile(sgd(), losses.CategoricalCrossentropy(label_smoothing=0.1), metrics=["accuracy"])
+    model.compile(
+        keras.optimizers.SGD(1e-3, momentum=0.9),
+        losses.CategoricalCrossentropy(label_smoothing=0.1),
+        metrics=["accuracy"],
+    )
     return model
 
 
