@@ -7,8 +7,9 @@ import pytest
 import tensorflow as tf
 
 from tests.recipes.reading import BLANK, distance, greedy
+from tests.support.chaos import Fault, Training
 from tests.support.launching import launch
-from tfdist_cli.datasets import click_generator, lines
+from tfdist_cli.datasets import click_generator, digits_as_mnist, lines
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -80,12 +81,29 @@ def test_clicks_reach_nearly_the_best_auc_on_parameter_servers(tmp_path):
     assert f"test AUC {reached:.4f} of a best possible {best:.4f}" in launched.stderr
 
 
-@pytest.mark.rotates(2, 1)
-def test_three_asynchronous_workers_with_share_copy(tmp_path, mnist):
-    changes = ["--set=train.share=copy", "--set=train.max_steps=null", "--set=train.epochs=4"]
-    report = launch_config(tmp_path, "local_mnist.yaml", *changes).report
-    assert report["step"] == 3 * 4 * 12
-    assert report["examples"] == 3 * 4 * 1_200
+@pytest.mark.rotates(4, 1)
+def test_each_asynchronous_worker_takes_all_rows_as_often_through_losses_and_a_restart(tmp_path, monkeypatch):
+    digits_as_mnist.write(tmp_path / "mnist")
+    monkeypatch.setenv("MNIST", str(tmp_path / "mnist"))
+    cluster = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {replicas: 3}}\nrecipe: recipe.yaml\n"
+    recipe = ROOT / "recipes" / "mnist_softmax_async.yaml"
+    changes = ["--set=train.epochs=5", "--set=checkpoint={every_steps: 2000}"]
+    training = Training(tmp_path, cluster, "--recipe", recipe, *changes)
+    try:
+        assert training.inject(Fault("worker:1", 1_000))
+        assert training.inject(Fault("ps:0", 5_000))
+        done = training.finish()
+    finally:
+        training.stop()
+    assert done.code == 0, done.stderr
+    lost = [(loss["task"], loss["restarts"]) for loss in done.report["losses"]]
+    assert lost == [("worker:1", "task"), ("ps:0", "job")]
+    assert done.report["step"] == 3 * 5 * 550
+    local_steps = {}
+    for line in done.lines("metrics.jsonl"):
+        local_steps |= {name: worker["local_step"] for name, worker in line.get("workers", {}).items()}
+    assert local_steps == {f"worker:{index}": 5 * 550 for index in range(3)}
+    assert done.report["metrics"]["test_accuracy"] > 0.7
 
 
 @pytest.mark.rotates(2)

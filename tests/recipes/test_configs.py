@@ -51,10 +51,9 @@ def test_each_recipe_loads_on_a_cluster_of_this_machine(path):
     assert recipe.train.epochs or recipe.train.max_steps
 
 
-def test_asynchronous_steps_of_the_documented_command():
-    page = (ROOT / "docs" / "how-to" / "migrate-from-tensorflow-1.md").read_text(encoding="utf-8")
-    [command] = re.findall(r"^tfdist launch (configs/local_mnist.yaml) (.*share=copy.*)$", page, re.MULTILINE)
-    _, recipe = load_run(ROOT / command[0], None, re.findall(r"--set (\S+)", command[1]))
+def test_the_asynchronous_recipe_takes_the_steps_that_are_documented():
+    _, recipe = load_run(ROOT / "configs" / "local_mnist.yaml", ROOT / "recipes" / "mnist_softmax_async.yaml")
     assert recipe is not None
+    assert (recipe.train.share, recipe.updates.worker_steps) == ("copy", "equal")
     steps = 55_000 // recipe.train.batch_size * (recipe.train.epochs or 0)
     assert (steps, 3 * steps, recipe.params["learning_rate"]) == (27_500, 82_500, 0.01)

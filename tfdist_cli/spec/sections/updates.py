@@ -12,6 +12,7 @@ from tfdist_cli.spec.sections.model import Inconsistent, KeyProblem, SpecModel
 
 Jit = bool | Literal["auto"]
 WireType = Literal["float32", "bfloat16", "float16"]
+StepDivision = Literal["dynamic", "equal"]
 BatchDivision = Literal["equal", "proportional"]
 PlacementRule = Literal["greedy", "round_robin"]
 _Count = Annotated[int, Field(ge=1)]
@@ -45,7 +46,7 @@ UPDATE_MODES = {
         "each worker sends its gradients as soon as it has them",
         f"{_RULES}.asynchronous:AsynchronousUpdates",
         synchronous=False,
-        keys=("local_steps", "push_every", "delay_compensation", "prefetch"),
+        keys=("worker_steps", "local_steps", "push_every", "delay_compensation", "prefetch"),
         exclusive=(
             ("prefetch", "push_every"),
             ("push_every", "local_steps"),
@@ -84,6 +85,9 @@ class Updates(SpecModel):
     mode: Annotated[str, _OneOfTheModes()] = Field(
         default="async", description="; ".join(f"`{name}`: {mode.meaning}" for name, mode in UPDATE_MODES.items()) + "."
     )
+    worker_steps: StepDivision = "dynamic"
+    """async: how the steps are divided among the workers. `dynamic`: the worker that is free next takes the next steps.
+    `equal`: each worker takes the same number; those that are done wait for the others at the end of each epoch."""
     local_steps: _Count = 1
     """async: number of steps that a worker trains on its local copy of the variables before it sends the changes to
     the ps."""

@@ -70,6 +70,8 @@ class TrainingState:
         shapes: `[path, dtype, shape]` of each variable, in the order in which they are saved.
         files: `{name: [bytes, SHA-256]}`.
         steps_per_pass: the steps of a pass over the data, within which epochs end; 0 if epochs continue across passes.
+        local_steps: the steps that each worker has taken, for reports.
+        worker_steps: `Engine.worker_steps`.
     """
 
     step: int
@@ -88,6 +90,8 @@ class TrainingState:
     files: dict[str, list[Any]] = field(default_factory=dict)
     format: int = _FORMAT
     steps_per_pass: int = 0
+    local_steps: dict[str, int] = field(default_factory=dict)
+    worker_steps: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

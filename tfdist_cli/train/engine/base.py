@@ -158,6 +158,17 @@ class Engine(Protocol):
             batches: how many batches all workers together have consumed by then; the data continues after them.
         """
 
+    def resume_workers(self, taken: Mapping[str, int]) -> None:
+        """Continues to count the steps of each worker, before the first one.
+
+        Args:
+            taken: what `worker_steps` was when the checkpoint was saved; empty without one.
+        """
+
+    @property
+    def worker_steps(self) -> dict[str, int]:
+        """The steps by which equal shares of the workers are computed; empty if workers have no shares."""
+
     def begin_epoch(self) -> None:
         """Divides the data anew at the start of an epoch if workers have joined or left. No step is in flight."""
 

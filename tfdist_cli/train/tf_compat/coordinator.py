@@ -142,13 +142,16 @@ def run_for_result(worker: Any, function: Any, args: Sequence[Any]) -> Any:
     soon as the function is done, before the worker runs anything else.
 
     Seen in TensorFlow 2.21.0: `cluster_coordinator.ResourceClosure`, `Closure.maybe_call_with_output_remote_value`,
-    `Worker._register_and_schedule_resource_closure`. Reason: above. Replace with: `ClusterCoordinator.schedule` for one
-    worker.
+    `Worker._register_and_schedule_resource_closure`, `Worker._resource_remote_value_refs`. Reason: above. Replace with:
+    `ClusterCoordinator.schedule` for one worker.
 
     Returns:
         The `RemoteValue`; it is aborted if the worker fails before the result is here, see `is_aborted`.
     """
     manager = worker._cluster.resource_cancellation_mgr
+    with worker._resource_tracking_lock:  # the coordinator never removes those of values that are gone
+        alive = [reference for reference in worker._resource_remote_value_refs if reference() is not None]
+        worker._resource_remote_value_refs = alive
     return worker._register_and_schedule_resource_closure(_ResultClosure(function, manager, args=args))
 
 

@@ -173,7 +173,9 @@ class TrainingLoop:
                 self._done,
             )
         self._recorded = position.recorded
-        self._reporter.begin(position.recorded)
+        state = start.checkpoint.state if start.checkpoint else TrainingState(0, 0)
+        self._reporter.begin(position.recorded, state.local_steps)
+        self._engine.resume_workers(state.worker_steps)
         if checkpoint := start.checkpoint:
             self._restore_state = partial(
                 restore_process_state, self._engine, checkpoint, self._model, self._states, rates
@@ -390,6 +392,8 @@ class TrainingLoop:
             callbacks,
             random_states(),
             steps_per_pass=self._schedule.steps_per_pass or 0,
+            local_steps=self._reporter.local_steps,
+            worker_steps=self._engine.worker_steps,
         )
         with self._engine.scope():
             self._writer.save(CheckpointContent(state, arrays, self._end_changes), wait=last or final)

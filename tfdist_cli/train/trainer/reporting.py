@@ -114,6 +114,7 @@ class ProgressReporter:
         self._epochs = epochs
         self._done = 0
         self._steps: dict[str, int] = {}
+        self._earlier: dict[str, int] = {}
         self._interval: dict[str, WorkerTotals] = defaultdict(WorkerTotals)
         self._workers: dict[str, WorkerTotals] = defaultdict(WorkerTotals)
         self._phases: dict[str, Any] = {}
@@ -125,18 +126,27 @@ class ProgressReporter:
         self._begun = time.monotonic()
         self._last = self._epoch = self._counts()
 
-    def begin(self, epochs_recorded: int) -> None:
+    def begin(self, epochs_recorded: int, local_steps: Mapping[str, int] | None = None) -> None:
         """Removes the lines of steps that are trained again from metrics.jsonl.
 
         Args:
             epochs_recorded: epochs whose end is recorded.
+            local_steps: the steps of each worker in earlier launches.
         """
+        self._earlier = dict(local_steps or {})
         if self._file:
             self._file.truncate(self._first, epochs_recorded)
 
     def set_length(self, total: int, epochs: int) -> None:
         """Sets the global step at which the training ends, and the number of epochs."""
         self._total, self._epochs = total, epochs
+
+    @property
+    def local_steps(self) -> dict[str, int]:
+        """The steps that each worker has taken, in earlier launches too."""
+        return {
+            name: self._earlier.get(name, 0) + self._steps.get(name, 0) for name in {**self._earlier, **self._steps}
+        }
 
     def count(self, execution: Execution) -> None:
         """Adds the steps and examples of an execution."""
@@ -234,11 +244,9 @@ class ProgressReporter:
             emit("workers", workers=figures)
 
     def _worker_values(self, workers: Mapping[str, WorkerTotals]) -> dict[str, dict[str, Any]]:
-        """Returns each worker's values for metrics.jsonl, with the steps that it took in this launch."""
-        return {
-            name: {"local_step": self._steps.get(name, 0), **totals.values()}
-            for name, totals in sorted(workers.items())
-        }
+        """Returns each worker's values for metrics.jsonl, with the steps that it has taken."""
+        steps = self.local_steps
+        return {name: {"local_step": steps.get(name, 0), **totals.values()} for name, totals in sorted(workers.items())}
 
     def _final_metrics(self) -> dict[str, float]:
         """Returns the last epoch's metrics, and those of the validations after the last step."""

@@ -8,7 +8,7 @@ examples, moving statistics and votes for a pause are summed once at the end of 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -172,6 +172,14 @@ class MirroredEngine:
             self._data = partial(self._divided.whole(data), Shard(step=batches))
         self._dataset = self._data()
         self._iterator = iter(self._dataset)
+
+    def resume_workers(self, taken: Mapping[str, int]) -> None:
+        """Does nothing: all workers take each step."""
+
+    @property
+    def worker_steps(self) -> dict[str, int]:
+        """See `Engine.worker_steps`."""
+        return {}
 
     def begin_epoch(self) -> None:
         """Does nothing: mirrored workers stay the same."""

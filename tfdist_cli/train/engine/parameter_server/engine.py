@@ -6,7 +6,7 @@ How gradients become updates is the business of an `UpdateRule`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -213,6 +213,15 @@ class ParameterServerEngine:
             iterators = per_worker_iterators(remotes, spec, self._workers.most)
             self._workers.divide(WorkerData(create, iterators))
         self._iterators = iterators
+
+    def resume_workers(self, taken: Mapping[str, int]) -> None:
+        """See `Engine.resume_workers`."""
+        self._workers.resume(taken)
+
+    @property
+    def worker_steps(self) -> dict[str, int]:
+        """See `Engine.worker_steps`."""
+        return self._workers.steps_taken
 
     def begin_epoch(self) -> None:
         """See `Engine.begin_epoch`."""

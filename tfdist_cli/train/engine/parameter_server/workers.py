@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -102,6 +102,7 @@ class Workers(Sequence[Any]):
         self._goes_on = threading.Event()
         """Set while the training goes on with the workers as they are."""
         self._steps = 0
+        self._taken: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._active)
@@ -118,6 +119,19 @@ class Workers(Sequence[Any]):
     def indices(self) -> tuple[int, ...]:
         """The workers' indices."""
         return tuple(worker.worker_index for worker in self._active)
+
+    def resume(self, taken: Mapping[str, int]) -> None:
+        """Continues to count the steps of each worker, if a checkpoint has those of the same workers."""
+        self._taken = Counter(taken) if set(taken) == set(self.names) else Counter()
+
+    def taken(self, worker: Any) -> int:
+        """Returns the steps that a worker has taken; one that has joined begins with the mean of the others."""
+        return self._taken[f"worker:{worker.worker_index}"]
+
+    @property
+    def steps_taken(self) -> dict[str, int]:
+        """The same by the workers' names."""
+        return {name: self._taken[name] for name in self.names}
 
     def divide(self, data: WorkerData) -> None:
         """The data is divided among the workers as they are now."""
@@ -186,6 +200,7 @@ class Workers(Sequence[Any]):
             done: global steps done by then.
         """
         self._steps = done
+        self._taken.update(steps)
         self._goes_on.set()
         for name in steps.keys() & self._joined.keys():
             request = self._joined.pop(name)
@@ -195,6 +210,7 @@ class Workers(Sequence[Any]):
 
     def _take(self, newcomer: _Newcomer) -> Any:
         worker, index = newcomer.worker, newcomer.worker.worker_index
+        self._taken[f"worker:{index}"] = sum(self.steps_taken.values()) // max(1, len(self))
         self._active = sorted([*self._active, worker], key=lambda each: each.worker_index)
         if self._data and newcomer.data is not self._data:
             newcomer.opened = self._data.open(worker, *self._place(worker))

@@ -1,6 +1,5 @@
 """Dividing steps into executions, pausing between two steps, and fetching results if a worker fails meanwhile."""
 
-import threading
 import time
 from collections import Counter
 
@@ -16,7 +15,7 @@ from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.pacing import Pacing
 from tfdist_cli.train.engine.parameter_server.update_rules import asynchronous
-from tfdist_cli.train.engine.parameter_server.update_rules.asynchronous import _fetched, _Schedule
+from tfdist_cli.train.engine.parameter_server.update_rules.asynchronous import _fetched
 
 
 class Remote:
@@ -55,82 +54,6 @@ def test_an_execution_that_fails_while_it_is_fetched_is_raised():
 
 def test_an_execution_that_is_aborted_with_its_worker_has_no_result():
     assert _fetched(Remote(LOST, ABORTED)) is None
-
-
-class Scheduled:
-    """A remote value that is ready when it is told."""
-
-    def __init__(self, number, count, *, unrolled):
-        self.number, self.count, self.unrolled = number, count, unrolled
-        self._status_available_event = threading.Event()
-
-    def ready(self):
-        self._status_available_event.set()
-
-
-def executions(steps, size, step_seconds, *, workers=2, every=1, adapts=True, loops=True, first=0):
-    """The numbers of steps of a run's executions, with a mark of those that are loops."""
-    pace = Pacing(workers)
-    if step_seconds:
-        pace.took(1, step_seconds)
-    schedule, found, following = _Schedule(pace, every, steps, first), [], first
-    while schedule.may_add:
-        schedule.add(Scheduled, size, adapts=adapts, loops=loops)
-        remote = schedule.in_flight.pop().remote
-        assert remote.number == following
-        following += remote.count
-        found.append(remote.count if remote.unrolled else f"{remote.count} in a loop")
-    assert following == first + steps
-    return Counter(found)
-
-
-@pytest.mark.parametrize(
-    ("steps", "step_seconds", "options", "expected"),
-    [
-        (6, None, {}, {"1 in a loop": 6}),
-        (200, 0.001, {}, {20: 10}),
-        (50, 0.001, {}, {20: 1, "15 in a loop": 2}),  # both workers end together
-        (200, 0.1, {}, {"20 in a loop": 10}),
-        (240, 0.1, {"workers": 8}, {"15 in a loop": 16}),
-        (20, 1, {}, {"5 in a loop": 4}),
-        (4, 60, {}, {"1 in a loop": 4}),
-        (50, None, {"adapts": False}, {20: 2, "10 in a loop": 1}),
-        (50, 0.001, {"adapts": False}, {20: 2, "10 in a loop": 1}),
-        (50, 9, {"adapts": False}, {"20 in a loop": 2, "10 in a loop": 1}),
-        (3, 0.001, {"loops": False}, {1: 3}),
-        (50, 0.001, {"every": 4}, {20: 1, "16 in a loop": 1, "12 in a loop": 1, 2: 1}),
-        (11, 60, {"every": 4}, {"4 in a loop": 2, 3: 1}),
-        (11, 0.001, {"every": 4, "loops": False}, {4: 2, 3: 1}),
-    ],
-)
-def test_a_run_is_divided_into_executions(steps, step_seconds, options, expected):
-    assert executions(steps, 20, step_seconds, first=7, **options) == expected
-
-
-def test_an_execution_that_is_done_does_not_wait_for_an_earlier_one(monkeypatch):
-    monkeypatch.setattr(asynchronous, "_POLL_SECONDS", 0.01)
-    schedule = _Schedule(Pacing(2), 1, 2, 0)
-    while schedule.may_add:
-        schedule.add(Scheduled, 1, adapts=True, loops=True)
-    first, second = (each.remote for each in schedule.in_flight)
-    assert schedule.next_done() is None
-    second.ready()
-    assert schedule.next_done().remote is second
-    first.ready()
-    assert schedule.next_done().remote is first
-    assert not schedule.in_flight
-
-
-def test_a_new_workers_first_execution_runs_elsewhere_if_the_worker_is_lost():
-    schedule = _Schedule(Pacing(2), 1, 12, 7)
-    schedule.add_first(Scheduled, 20, unrolled=True)  # more steps than there are
-    schedule.add_first(Scheduled, 5, unrolled=True)
-    lost = schedule.in_flight.pop()
-    schedule.add_again(lost, Scheduled)
-    (again,) = schedule.in_flight
-    assert again.remote is not lost.remote
-    assert (again.remote.number, again.remote.count, again.remote.unrolled) == (7, 5, True)
-    assert schedule.next_number == 12
 
 
 class PauseAtUpdate:
@@ -200,3 +123,17 @@ def test_executions_grow_from_single_steps_and_all_steps_are_counted(updates, se
     assert 4 in {len(each.losses) for each in executions}
     assert sum(len(each.losses) for each in executions) == 43
     assert int(model.optimizer.iterations) == (22 if updates.push_every == 2 else 43)
+
+
+@pytest.mark.slow
+def test_each_worker_takes_as_many_steps(servers, monkeypatch):
+    monkeypatch.setattr(asynchronous, "run_for_result", lambda worker, *call: worker.create_resource(*call))
+    rules = Rules(updates=Updates(worker_steps="equal"))
+    engine, model = local_engine(monkeypatch, servers(2), classifier, batches().repeat(), rules)
+    taken = Counter()
+    engine.resume_workers({"worker:0": 9, "worker:1": 4})
+    for execution in engine.run(45, first=0, size=4, adapts=True, pause=NoPause()):
+        taken.update(execution.steps)
+    assert taken == {"worker:0": 20, "worker:1": 25}
+    assert int(model.optimizer.iterations) == 45
+    assert engine.worker_steps == {"worker:0": 29, "worker:1": 29}

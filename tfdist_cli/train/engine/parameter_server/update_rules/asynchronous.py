@@ -7,11 +7,11 @@ chief, `iterations` is an atomic addition, and seeds follow from the step's numb
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil
 from typing import Any
 
 import keras
@@ -23,17 +23,19 @@ from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.train.engine.base import Execution, Pause, WorkerReport
 from tfdist_cli.train.engine.pacing import Pacing
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext, raise_cause
+from tfdist_cli.train.engine.parameter_server.update_rules.schedule import Lane, Schedule, Scheduled, equal_shares
 from tfdist_cli.train.engine.parameter_server.worker_execution import ExecutionReport, WorkerExecutions
 from tfdist_cli.train.optimizers.apply import innermost, leaf_optimizers
-from tfdist_cli.train.tf_compat.coordinator import error_of, is_aborted, run_for_result, wait_for
+from tfdist_cli.train.tf_compat.coordinator import error_of, is_aborted, run_for_result
 
 _RETRY_SECONDS = 0.05
-_POLL_SECONDS = 0.1
-"""How often it is looked whether the training is to pause, and whether a later execution is done before the first."""
+_CAUSE_SECONDS = 2.0
+"""How long to wait for the error that others were cancelled for."""
+log = logging.getLogger("tfdist")
 
 
 class AsynchronousUpdates:
-    """Schedules executions of a few steps on the worker that is free next.
+    """Schedules executions of a few steps: on the worker that is free next, or on each worker as many.
 
     Args:
         context: the model on its cluster.
@@ -79,24 +81,27 @@ class AsynchronousUpdates:
         two steps draw with the same one.
         """
         seeds, done, votes = self._context.seeds, 0, 0
-        schedule = _Schedule(self._pace, self._updates.steps_per_round, steps, first + seeds.passed_over)
-        used, pauses = schedule.next_number, False
+        lanes = self._lanes(iterators, steps)
+        schedule = Schedule(self._pace, self._updates.steps_per_round, lanes, first + seeds.passed_over)
+        used, pauses, waits = schedule.next_number, False, False
         self._executions.allow()
         while True:
             pauses = pauses or pause.wanted() or pause.agreed()
             if pauses:
                 self._executions.stop()
+                schedule.drop_waiting()
             else:
                 self._take_workers(iterators, schedule)
             while not pauses and schedule.may_add:
-                schedule.add(partial(self._schedule, iterators), size, adapts=adapts, loops=self._loops)
-            if not schedule.in_flight:
+                schedule.add(size, adapts=adapts, loops=self._loops)
+            if not schedule.in_flight and (pauses or not schedule.left):
                 break
             if (scheduled := schedule.next_done()) is None:
+                waits = self._note_waiting(schedule, waits)
                 continue
-            fetched = self._raising_cause(partial(_fetched, scheduled.remote))
-            if fetched is None:  # a new worker's own, see `_take_workers`
-                schedule.add_again(scheduled, partial(self._schedule, iterators))
+            fetched = self._raising_cause(schedule, partial(_fetched, scheduled.remote))
+            if fetched is None:
+                self._recover(scheduled, schedule)
                 continue
             report = self._executions.report(fetched)
             if report.steps:
@@ -109,19 +114,58 @@ class AsynchronousUpdates:
         if pauses and not votes:
             yield Execution(first + done, np.zeros(0), np.zeros(self._context.totals.size), {}, {}, int(pause.wanted()))
 
-    def _take_workers(self, iterators: Any, schedule: _Schedule) -> None:
+    def _lanes(self, iterators: Any, steps: int, schedule: Schedule | None = None) -> list[Lane]:
+        """Divides steps among the workers of now.
+
+        Args:
+            iterators: each worker's data.
+            steps: how many steps.
+            schedule: what is in flight counts as taken.
+        """
+        workers = self._context.workers
+        if self._updates.worker_steps == "dynamic":
+            return [Lane(partial(self._schedule, iterators), steps, len(workers))]
+        taken = [workers.taken(each) + (schedule.steps_in_flight(each) if schedule else 0) for each in workers]
+        shares = equal_shares(taken, steps)
+        return [
+            Lane(partial(self._run_on, worker, iterators), share, worker=worker)
+            for worker, share in zip(workers, shares, strict=True)
+        ]
+
+    def _take_workers(self, iterators: Any, schedule: Schedule) -> None:
         """Takes workers that have joined, and lets go of those that leave.
 
         TensorFlow compiles a function on each worker when it first runs there, which takes as long as many executions.
         So a new worker begins with executions of its own, one of each form that is in use.
         """
         workers = self._context.workers
+        if not workers.change:
+            return
+        dynamic = self._updates.worker_steps == "dynamic"
         for worker in workers.take_changes():
             own = partial(self._run_on, worker, iterators)
-            for count, unrolled in sorted(self._forms):
+            for count, unrolled in sorted(self._forms) if dynamic else []:
                 schedule.add_first(own, count, unrolled=unrolled)
             workers.admit(worker)
         self._pace.resize(len(workers))
+        schedule.divide(self._lanes(iterators, schedule.left, schedule))
+
+    def _recover(self, scheduled: Scheduled, schedule: Schedule) -> None:
+        """After an execution's worker was lost: it runs the execution again when it is back, if the steps are its own.
+
+        In a dynamic run, only the executions of a worker that has just joined come here, see `_take_workers`.
+        """
+        if any(worker is scheduled.worker for worker in self._context.workers):
+            schedule.keep(scheduled)
+        else:
+            schedule.add_again(scheduled)
+
+    @staticmethod
+    def _note_waiting(schedule: Schedule, noted: bool) -> bool:
+        """Logs once that all other workers have taken their steps, and wait for lost ones."""
+        if schedule.waits and not noted:
+            log.info("the other workers have taken their steps, and wait for a lost worker's (worker_steps: equal)")
+        return schedule.waits
 
     @property
     def _loops(self) -> bool:
@@ -131,7 +175,7 @@ class AsynchronousUpdates:
     def _schedule(self, iterators: Any, number: int, count: int, *, unrolled: bool) -> Any:
         self._forms.add((count if unrolled else self._updates.steps_per_round, unrolled))
         function, args = self._call(iterators, number, count, unrolled=unrolled)
-        return self._raising_cause(lambda: self._context.coordinator.schedule(function, args=args))
+        return self._raising_cause(None, lambda: self._context.coordinator.schedule(function, args=args))
 
     def _run_on(self, worker: Any, iterators: Any, number: int, count: int, *, unrolled: bool) -> Any:
         function, args = self._call(iterators, number, count, unrolled=unrolled)
@@ -143,125 +187,26 @@ class AsynchronousUpdates:
         numbers = [number] if unrolled else [number, count]
         return function, (iterators, *(tf.constant(each, tf.int64) for each in numbers))
 
-    def _raising_cause(self, call: Callable[[], Any]) -> Any:
+    def _raising_cause(self, schedule: Schedule | None, call: Callable[[], Any]) -> Any:
         """Calls a function; if an execution has failed, raises its error, not the cancellation of the others."""
         try:
             return call()
-        except tf.errors.CancelledError:
+        except tf.errors.CancelledError as error:
             self._context.coordinator.join()  # raises the error that the others were cancelled for
-            raise
+            raise_cause(_cause(schedule, error) if schedule else error)
         except Exception as error:  # noqa: BLE001 it is raised again, or its cause
             raise_cause(error)
 
 
-@dataclass(frozen=True)
-class _Scheduled:
-    """An execution in flight.
-
-    Args:
-        number: of its first step.
-        count: how many steps it is to take.
-        unrolled: whether these are unrolled.
-        remote: its `RemoteValue`.
-    """
-
-    number: int
-    count: int
-    unrolled: bool
-    remote: Any
-
-
-class _Schedule:
-    """Divides the steps of a run into executions, and keeps those in flight.
-
-    Args:
-        pace: decides how many steps are scheduled at once.
-        every: steps in a round, see `Updates.steps_per_round`.
-        steps: how many steps there are.
-        number: of the first one.
-    """
-
-    def __init__(self, pace: Pacing, every: int, steps: int, number: int) -> None:
-        self._pace, self._every = pace, every
-        self._left, self.next_number = steps, number
-        self._shared = self._share = 0
-        """The size that shares were computed for, and the steps of a share."""
-        self.in_flight: list[_Scheduled] = []
-
-    @property
-    def may_add(self) -> bool:
-        """Whether another execution may be in flight."""
-        return self._left > 0 and len(self.in_flight) < self._pace.in_flight
-
-    def add(self, schedule: Callable[..., Any], size: int, *, adapts: bool, loops: bool) -> None:
-        """Schedules an execution.
-
-        Args:
-            schedule: the number of the first step, the number of steps, and whether they are unrolled → the remote
-                value.
-            size: steps in an execution.
-            adapts: whether it may have fewer steps.
-            loops: whether executions may be loops.
-        """
-        size = self._whole_rounds(size)
-        count, unrolled = self._count(size, adapts=adapts, loops=loops)
-        self._add(schedule, count, unrolled=unrolled)
-
-    def add_first(self, schedule: Callable[..., Any], count: int, *, unrolled: bool) -> None:
-        """Schedules an execution of a form that is in use, if there are steps for it."""
-        if count <= self._left:
-            self._add(schedule, count, unrolled=unrolled)
-
-    def add_again(self, scheduled: _Scheduled, schedule: Callable[..., Any]) -> None:
-        """Schedules an execution whose worker was lost."""
-        remote = schedule(scheduled.number, scheduled.count, unrolled=scheduled.unrolled)
-        self.in_flight.append(replace(scheduled, remote=remote))
-
-    def _add(self, schedule: Callable[..., Any], count: int, *, unrolled: bool) -> None:
-        remote = schedule(self.next_number, count, unrolled=unrolled)
-        self.in_flight.append(_Scheduled(self.next_number, count, unrolled, remote))
-        self._left, self.next_number = self._left - count, self.next_number + count
-
-    def _count(self, size: int, *, adapts: bool, loops: bool) -> tuple[int, bool]:
-        """Steps in the next execution, and whether they are unrolled: a loop takes whole rounds."""
-        if self._left < self._every:
-            return self._left, True
-        if not loops:
-            return self._every, True
-        short = self._pace.unrolls(size) if adapts or self._pace.step_seconds is not None else True
-        wanted = size if short or not adapts else self._whole_rounds(self._pace.loop_size(size))
-        wanted = self._fair(wanted, keeps_size=short) if adapts else wanted
-        count = wanted if self._left >= wanted else self._left - self._left % self._every
-        return count, short and count == size
-
-    def _fair(self, size: int, *, keeps_size: bool) -> int:
-        """Up to `size` steps, so that all workers get as many: none waits at the end of a run for another's execution.
-
-        Args:
-            size: the most steps.
-            keeps_size: whether only the last executions may have fewer.
-        """
-        workers = self._pace.workers
-        if keeps_size and self._left > size * workers:
-            return size
-        if self._shared != size:
-            executions = ceil(self._left / (size * workers)) * workers
-            self._shared, self._share = size, self._whole_rounds(ceil(self._left / executions))
-        return min(size, self._share)
-
-    def _whole_rounds(self, steps: int) -> int:
-        return steps + -steps % self._every
-
-    def next_done(self) -> _Scheduled | None:
-        """Takes one of the executions that are done; None if none is after a while.
-
-        Those of a worker that is slow, or stopped for a while, do not delay those of the others.
-        """
-        wait_for(self.in_flight[0].remote, _POLL_SECONDS)
-        for index, scheduled in enumerate(self.in_flight):
-            if wait_for(scheduled.remote, 0):
-                return self.in_flight.pop(index)
-        return None
+def _cause(schedule: Schedule, cancelled: Exception) -> Exception:
+    """Returns the error of one worker's own execution that the others were cancelled for."""
+    pause, end = threading.Event(), time.monotonic() + _CAUSE_SECONDS
+    while time.monotonic() < end:
+        for error in schedule.failures():
+            if not isinstance(error, tf.errors.CancelledError):
+                return error
+        pause.wait(_RETRY_SECONDS)  # the cause may be reported after the cancellation
+    return cancelled
 
 
 def _execution(report: ExecutionReport, first: int, votes: int) -> Execution:
