@@ -26,7 +26,7 @@ RECIPES = (
 )
 ROUNDED = {"on bfloat16": 2.0**-8, "on float16": 2.0**-11}
 """The relative rounding of these types of the wire."""
-ENVIRONMENTS = {"mesh": {"TF_NUM_INTRAOP_THREADS": "1"}, "collectives": {"NO_CIRCLE": "yes"}}
+ENVIRONMENTS = {"mesh": {"TF_NUM_INTRAOP_THREADS": "1"}, "collectives": {"TFDIST_COMMUNICATION": "ring"}}
 """The environment of worker 1: a single thread, as the launcher's plan has it here, or no all-reduce of our own."""
 
 

@@ -8,6 +8,7 @@ from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.resources import allocate
 from tfdist_cli.plan.task_environment import MALLOC, planned_environment, start_environment
 from tfdist_cli.protocol.environment import Environment
+from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.task_id import TaskId
 
@@ -104,3 +105,17 @@ def test_the_documentation_names_every_variable():
     text = (ROOT / "docs" / "reference" / "task-environment.md").read_text(encoding="utf-8")
     every = {*planned("compose", gpu_memory=0.5, secrets={"A": {"env": "B"}}), *start_environment(Path("/x"), 1.0, {})}
     assert not [name for name in sorted(every) if f"`{name}`" not in text]
+
+
+@pytest.mark.parametrize(("communication", "read"), [(None, "auto"), ("ring", "ring")])
+def test_the_communication_of_mirrored_workers(communication, read):
+    roles = {"worker": {"replicas": 2}}
+    cluster = Cluster.model_validate(
+        {"strategy": "multi_worker_mirrored", "communication": communication, "roles": roles}
+    )
+    addresses, machine = {task: Address("a", 2222 + task.index) for task in cluster.tasks}, Machine(8, ())
+    shares = allocate(cluster, addresses, machine)
+    for task in cluster.tasks:
+        env = planned_environment(cluster, task, addresses, shares[task], Path("/run"), machine, {})
+        assert env.get("TFDIST_COMMUNICATION") == communication
+        assert Environment.read(env).communication == read

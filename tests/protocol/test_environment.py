@@ -144,7 +144,7 @@ def test_what_cannot_be_meant_is_named(text, reason):
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["TFDIST_STRATEGY", "TFDIST_START_TIMEOUT"])
+@pytest.mark.parametrize("name", ["TFDIST_STRATEGY", "TFDIST_COMMUNICATION", "TFDIST_START_TIMEOUT"])
 def test_a_variable_of_ours_that_cannot_be_meant_is_named(name):
     with raises(UsageError, "invalid-environment-variable") as caught:
         Environment.read({name: "x"})

@@ -15,7 +15,14 @@ from tfdist_cli.train.variables.placement import Placement, PlacementRules
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch):
-    for name in ("TF_CONFIG", "TFDIST_STRATEGY", "TFDIST_RUN_DIR", "TFDIST_RECORDS", "TFDIST_START_TIMEOUT"):
+    for name in (
+        "TF_CONFIG",
+        "TFDIST_STRATEGY",
+        "TFDIST_COMMUNICATION",
+        "TFDIST_RUN_DIR",
+        "TFDIST_RECORDS",
+        "TFDIST_START_TIMEOUT",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(join, "_joined", None)
     for engine in (MirroredEngine, ParameterServerEngine):

@@ -15,7 +15,7 @@ from tfdist_cli.plan.join_address import join_address
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.resources import ALL_GPUS, Resources
 from tfdist_cli.plan.tf_config import tf_config_json
-from tfdist_cli.protocol.environment import JOIN_ADDRESS, MAX_WORKERS, RUN_DIR, START_TIMEOUT, STRATEGY
+from tfdist_cli.protocol.environment import COMMUNICATION, JOIN_ADDRESS, MAX_WORKERS, RUN_DIR, START_TIMEOUT, STRATEGY
 from tfdist_cli.protocol.masking import SECRETS
 from tfdist_cli.protocol.records import ENABLED, LAUNCHER_PID, TASK_DIR
 from tfdist_cli.spec.address import Address
@@ -57,6 +57,7 @@ def planned_environment(
         **({"HOME": "/tmp"} if traits.containers else {}),  # noqa: S108 the container's own
         "TF_CONFIG": tf_config_json({each: addresses[each] for each in cluster.listed_for(task)}, task),
         STRATEGY: cluster.strategy,
+        **({COMMUNICATION: cluster.communication} if cluster.communication else {}),
         **_of_joining(cluster, addresses),
         RUN_DIR: str(run_dir),
         **_of_resources(resources, renumbered=traits.containers),

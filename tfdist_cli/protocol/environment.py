@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.protocol.phases import WATCH
@@ -16,10 +16,11 @@ from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.path_scheme import refuse_scheme
 from tfdist_cli.spec.roles import CLUSTER_KEY, DATA_KEY, ROLES
 from tfdist_cli.spec.sections.resources import GPU_MEMORY, GPUS, Size
-from tfdist_cli.spec.strategies import STRATEGIES, Strategy, StrategyTraits, infer_strategy, serves
+from tfdist_cli.spec.strategies import STRATEGIES, Communication, Strategy, StrategyTraits, infer_strategy, serves
 from tfdist_cli.spec.task_id import TaskId
 
 STRATEGY = "TFDIST_STRATEGY"
+COMMUNICATION = "TFDIST_COMMUNICATION"
 RUN_DIR = "TFDIST_RUN_DIR"
 START_TIMEOUT = "TFDIST_START_TIMEOUT"
 JOIN_ADDRESS = "TFDIST_JOIN_ADDRESS"
@@ -28,6 +29,7 @@ MAX_WORKERS = "TFDIST_MAX_WORKERS"
 DEFAULT_START_TIMEOUT = 120.0
 
 
+_Choice = TypeVar("_Choice", bound=str)
 SINGLE_TASK = TaskId("chief")
 """The task of a process without a cluster."""
 
@@ -51,6 +53,7 @@ class Environment:
         gpu_memory: the share of each GPU's memory for this process; None leaves that to TensorFlow.
         join_address: where the chief takes workers that join and leave; None if it takes none.
         max_workers: the most workers that it takes; 0 if it takes none.
+        communication: how mirrored workers sum their gradients.
         phases: whether to time each phase of a step, for `tfdist bench`.
     """
 
@@ -64,6 +67,7 @@ class Environment:
     phases: bool = False
     gpus: int = 0
     gpu_memory: float | Size | None = None
+    communication: Communication = "auto"
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Environment:
@@ -76,7 +80,8 @@ class Environment:
         run_dir = environ.get(RUN_DIR)
         refuse_scheme(run_dir or "")
         return cls(
-            strategy=_strategy(environ.get(STRATEGY), addresses),
+            strategy=_choice(STRATEGY, environ.get(STRATEGY), tuple(STRATEGIES))
+            or infer_strategy(task.role for task in addresses),
             task=task,
             addresses=addresses,
             run_dir=Path(run_dir) if run_dir else None,
@@ -86,6 +91,7 @@ class Environment:
             phases=environ.get(WATCH) == "1",
             gpus=_gpus(environ.get(GPUS)),
             gpu_memory=_gpu_memory(environ.get(GPU_MEMORY)),
+            communication=_choice(COMMUNICATION, environ.get(COMMUNICATION), get_args(Communication)) or "auto",
         )
 
     @property
@@ -175,17 +181,18 @@ def _addresses(cluster: Mapping[str, list[str]]) -> dict[TaskId, Address]:
     return found
 
 
-def _strategy(named: str | None, addresses: Mapping[TaskId, Address]) -> Strategy:
-    for strategy in STRATEGIES:
-        if named == strategy:
-            return strategy
-    if named:
+def _choice(name: str, text: str | None, known: tuple[_Choice, ...]) -> _Choice | None:
+    """One of several values; None if the variable is not set."""
+    for choice in known:
+        if text == choice:
+            return choice
+    if text:
         raise UsageError(
-            f"{STRATEGY} is {named!r}",
+            f"{name} is {text!r}",
             code="invalid-environment-variable",
-            hint=f"set it to one of {', '.join(STRATEGIES)}, or remove it",
+            hint=f"set it to one of {', '.join(known)}, or remove it",
         )
-    return infer_strategy(task.role for task in addresses)
+    return None
 
 
 def _gpus(text: str | None) -> int:

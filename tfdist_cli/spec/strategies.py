@@ -9,6 +9,7 @@ from typing import Literal
 from tfdist_cli.spec.roles import ROLES, Role
 
 Strategy = Literal["parameter_server", "multi_worker_mirrored", "mirrored", "single"]
+Communication = Literal["auto", "ring", "nccl"]
 EngineName = Literal["parameter_server", "mirrored"]
 CoreUse = Literal["gradients", "updates", "data", ""]
 

@@ -113,3 +113,13 @@ def test_roles_that_do_not_fit_are_told_with_their_keys(strategy, roles, problem
     reason = details["ctx"]["error"]
     assert isinstance(reason, Inconsistent)
     assert {problem.keys: problem.code for problem in reason.problems} == problems
+
+
+def test_only_mirrored_workers_have_a_communication():
+    roles = {"worker": {"replicas": 2}}
+    spec = Cluster.model_validate({"strategy": "multi_worker_mirrored", "communication": "ring", "roles": roles})
+    assert spec.communication == "ring"
+    with pytest.raises(ValidationError) as caught:
+        Cluster.model_validate({"strategy": "single", "communication": "nccl", "roles": {"chief": {}}})
+    [details] = caught.value.errors()
+    assert [problem.code for problem in details["ctx"]["error"].problems] == ["communication-not-used"]

@@ -3,8 +3,7 @@
 equivalence.py OUT BATCH RECIPE...
 
 A batch of all the data, 480, is the same for every worker: steps that follow each other then have the same result on
-any worker, and asynchronous workers are made to take turns. With NO_CIRCLE in its environment a task pretends to have a
-GPU, so that the tasks use TensorFlow's collectives.
+any worker, and asynchronous workers are made to take turns.
 """
 
 import os
@@ -17,11 +16,7 @@ from gradient_layers import Dropping, Penalized, every  # type: ignore[import-no
 
 import tfdist_cli as tfdist
 from tfdist_cli.train.cluster import join
-from tfdist_cli.train.cluster.rendezvous import NO_GROUP
 from tfdist_cli.train.engine.pacing import Pacing
-
-if "NO_CIRCLE" in os.environ:
-    join._all_reduce_group = lambda environment: NO_GROUP
 
 out, batch, names = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 STEPS = 50

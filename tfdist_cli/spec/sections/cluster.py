@@ -25,7 +25,7 @@ from tfdist_cli.spec.sections.model import (
 from tfdist_cli.spec.sections.role_spec import RestartSpec, Roles, RoleSpec, default_restart
 from tfdist_cli.spec.sections.slurm import SlurmSpec
 from tfdist_cli.spec.sections.ssh import HostName, HostSpec, SshSpec
-from tfdist_cli.spec.strategies import STRATEGIES, Strategy, is_replaceable, may_join, serves
+from tfdist_cli.spec.strategies import STRATEGIES, Communication, Strategy, is_replaceable, may_join, serves
 from tfdist_cli.spec.task_id import TaskId
 
 LauncherName = Annotated[
@@ -62,6 +62,10 @@ class Cluster(SpecModel):
     name: Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_check_name)] = "cluster"
     """The name of the cluster in run directories and tables. By default the file's name without its suffix."""
     strategy: Strategy = Field(description=_STRATEGY_HELP)
+    communication: Communication | None = None
+    """How the tasks of `multi_worker_mirrored` sum their gradients. `auto`, the default: over direct connections
+    between the tasks; if they have GPUs, by NCCL, or by `ring` if NCCL is not installed. `ring`: TensorFlow's ring
+    all-reduce over gRPC. `nccl`: NVIDIA's library; it is an error if a task has no GPU."""
     launcher: LauncherName = Field(default="local", description=_LAUNCHER_HELP)
     network: Literal["private", "host"] | None = None
     """The network of the tasks on this machine. `private`: a network namespace; no other process reaches the tasks, and
@@ -218,6 +222,9 @@ def _strategy_problems(cluster: Cluster) -> Iterator[KeyProblem]:
         if ROLES[role].holds_variables and not traits.coordinated:
             message = f"{strategy} has no parameter servers: remove {role}, or use 'strategy: parameter_server'"
             yield KeyProblem(("roles", role), message, code="role-not-used")
+    if cluster.communication and not traits.together:
+        message = f"{strategy} does not sum gradients over tasks: remove it, or use 'strategy: multi_worker_mirrored'"
+        yield KeyProblem(("communication",), message, code="communication-not-used")
     training = sum(count for role, count in counts.items() if ROLES[role].trains)
     if traits.one_process and training != 1:
         many = f"{training} in chief and worker together" if training else "none"

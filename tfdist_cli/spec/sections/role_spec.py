@@ -16,6 +16,7 @@ from tfdist_cli.spec.strategies import Strategy, is_replaceable
 _SET_BY_TFDIST = {
     "TF_CONFIG": "",
     "TFDIST_STRATEGY": "",
+    "TFDIST_COMMUNICATION": "communication",
     "TFDIST_RUN_DIR": "run_dir",
     "TFDIST_JOIN_ADDRESS": "",
     "TFDIST_MAX_WORKERS": "max",

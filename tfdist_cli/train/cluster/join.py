@@ -26,7 +26,7 @@ from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.protocol.records import emit, records_enabled
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.updates import PlacementRule, ShardRule
-from tfdist_cli.spec.strategies import Strategy
+from tfdist_cli.spec.strategies import Communication, Strategy
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster import data_service, keep_alive, membership, profiler
 from tfdist_cli.train.cluster.all_reduce import AllReduce
@@ -259,7 +259,26 @@ def _configure(environment: Environment) -> tf.compat.v1.ConfigProto:
     """Configures TensorFlow for this task before it is initialized."""
     config = configure_runtime(environment.gpu_memory, exchanges=environment.traits.coordinated)
     log_missing_gpus(environment.task, environment.gpus)
+    if environment.communication == "nccl":
+        _check_nccl(environment.task)
     return config
+
+
+def _check_nccl(task: TaskId) -> None:
+    """Checks that this task can sum by NCCL.
+
+    Raises:
+        UsageError: it has no GPU, or NCCL is not installed.
+    """
+    hint = "use communication: ring, or auto"
+    if not tf.config.list_physical_devices("GPU"):
+        raise UsageError(f"{task} has no GPU, which communication: nccl needs", code="nccl-without-gpu", hint=hint)
+    if not has_library("nccl"):
+        raise UsageError(
+            f"NCCL is not installed where {task} runs",
+            code="nccl-not-installed",
+            hint=f"pip install 'tensorflow[and-cuda]', or {hint}",
+        )
 
 
 def _tensorflow_server(environment: Environment) -> tf.distribute.Server:
@@ -373,9 +392,9 @@ def _later_workers(environment: Environment) -> list[TaskId]:
 
 
 def _all_reduce_group(environment: Environment) -> Mapping[TaskId, Address]:
-    """Returns the tasks of the direct all-reduce; none if there are GPUs, which use NCCL."""
+    """Returns the tasks of the direct all-reduce; none if there are GPUs, which use NCCL, or another one is wanted."""
     several = environment.traits.together and len(environment.members) > 1
-    if not several or tf.config.list_physical_devices("GPU"):
+    if not several or environment.communication != "auto" or tf.config.list_physical_devices("GPU"):
         return NO_GROUP
     return {task: environment.addresses[task] for task in environment.members}
 
@@ -393,11 +412,15 @@ def _make_all_reduce(environment: Environment, links: Mapping[TaskId, socket.soc
     return AllReduce(members.index(environment.task), [str(task) for task in members], places, answers)
 
 
-def communication_options() -> tf.distribute.experimental.CommunicationOptions:
-    """Returns how TensorFlow sums over replicas: between GPUs by NCCL, or by its own ring if NCCL is not installed."""
+def communication_options(wanted: Communication = "auto") -> tf.distribute.experimental.CommunicationOptions:
+    """Returns how TensorFlow sums over replicas: by default between GPUs by NCCL, or by its ring without NCCL.
+
+    Args:
+        wanted: `ring`, `nccl`, or `auto` for the default.
+    """
     implementations = tf.distribute.experimental.CommunicationImplementation
-    chosen = implementations.AUTO
-    if tf.config.list_physical_devices("GPU") and not has_library("nccl"):
+    chosen = implementations[wanted.upper()]
+    if wanted == "auto" and tf.config.list_physical_devices("GPU") and not has_library("nccl"):
         log.warning(
             "NCCL is not installed: sums between GPUs pass through the CPU, which is slower; "
             "`pip install 'tensorflow[and-cuda]'` installs it"
@@ -423,7 +446,8 @@ def _multi_worker_strategy(environment: Environment) -> tf.distribute.Strategy:
     leader = f"/job:{environment.chief.role}/replica:0/task:0"
     eager_context.configure_coordination_service(leader, dict(members), environment.start_timeout)
     try:
-        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication_options())
+        options = communication_options(environment.communication)
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except RuntimeError as error:
         if "program startup" not in str(error):
             raise
