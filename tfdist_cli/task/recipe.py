@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdist_cli.errors import ResultNotSaved, TfdistError
 from tfdist_cli.protocol.records import emit
@@ -18,6 +19,7 @@ from tfdist_cli.task.data import RecipeData
 from tfdist_cli.task.module import RecipeModule
 from tfdist_cli.train.checkpoint.export import export, upload_export
 from tfdist_cli.train.checkpoint.model_files import require_quantization
+from tfdist_cli.train.checkpoint.scores import CheckpointScores
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.cluster.rendezvous import wait_until_exited
 from tfdist_cli.train.trainer.checks import check_evaluator
@@ -29,6 +31,8 @@ from tfdist_cli.train.variables.placement import PlacementRules
 
 CHECKPOINTS = "checkpoints"
 EXPORT = "export"
+BEST = "best"
+"""The folder in that of exports for the best checkpoint."""
 
 
 def run_recipe(context: ClusterContext, recipe: Recipe) -> None:
@@ -39,7 +43,8 @@ def run_recipe(context: ClusterContext, recipe: Recipe) -> None:
         TrainingError: the data, the model or a checkpoint is at fault.
         ResultNotSaved: the training is complete, but its last checkpoint or its export could not be written.
     """
-    if recipe.export and context.environment.is_chief:
+    evaluates = context.environment.task.traits.evaluates
+    if recipe.export and (context.environment.is_chief or (evaluates and recipe.export.best)):
         _check_export(recipe.export)
     module = RecipeModule.load(recipe)
     if recipe.export:
@@ -50,8 +55,9 @@ def run_recipe(context: ClusterContext, recipe: Recipe) -> None:
     run_dir = context.environment.run_dir or Path.cwd()
     checkpoints = checkpoints_of_run(recipe, run_dir)
     data = RecipeData(recipe, module, model)
-    if context.environment.task.traits.evaluates:
-        _evaluate_checkpoints(context, model, data.validation, checkpoints)
+    if evaluates:
+        best = _BestExport(recipe.export, module, model, run_dir) if recipe.export and recipe.export.best else None
+        _evaluate_checkpoints(context, model, data.validation, checkpoints, _scores(recipe), best)
         return
     arguments = training_arguments(recipe, module, checkpoints, phases=context.environment.phases)
     validates = recipe.evaluate is not None and recipe.evaluate.every_epochs is not None
@@ -62,11 +68,56 @@ def run_recipe(context: ClusterContext, recipe: Recipe) -> None:
     except ResultNotSaved as error:
         not_saved.append(error)  # the model is trained, and the export may be on another disk
     if recipe.export and context.environment.is_chief:
-        not_saved += _export(recipe.export, module, model, run_dir / EXPORT)
-    if not_saved:
-        first = not_saved[0]
-        message = "; ".join(error.message for error in not_saved)
+        emit("state", state="saving")
+        not_saved += _export(recipe.export, module, model, run_dir / EXPORT, _updates(model))
+    _check_saved(not_saved)
+
+
+def _updates(model: Any) -> int:
+    """Returns how many updates a model has had; of mirrored workers, the counter is a variable of each."""
+    return int(tf.convert_to_tensor(model.optimizer.iterations.value))
+
+
+def _check_saved(errors: list[ResultNotSaved]) -> None:
+    """Raises one error for several."""
+    if errors:
+        first = errors[0]
+        message = "; ".join(error.message for error in errors)
         raise ResultNotSaved(message, code=first.code, hint=first.hint) from first
+
+
+def _scores(recipe: Recipe) -> CheckpointScores | None:
+    """Returns what the evaluator compares checkpoints by; None if nothing depends on it."""
+    spec = recipe.evaluate
+    if spec is None or not (spec.patience or (recipe.export and recipe.export.best)):
+        return None
+    return CheckpointScores(spec.monitor, maximizes=spec.maximizes, patience=spec.patience)
+
+
+class _BestExport:
+    """Exports the best checkpoint so far, on the evaluator.
+
+    Args:
+        spec: what to write.
+        module: the recipe's module.
+        model: has the weights of the checkpoint.
+        run_dir: the run's directory.
+
+    Attributes:
+        errors: the formats of the last export that could not be written.
+    """
+
+    def __init__(self, spec: Export, module: RecipeModule, model: Any, run_dir: Path) -> None:
+        upload = spec.upload and spec.upload / BEST
+        self._spec, self._module = spec.model_copy(update={"upload": upload}), module
+        self._model, self._folder = model, run_dir / EXPORT / BEST
+        self.errors: list[ResultNotSaved] = []
+
+    def __call__(self, step: int) -> None:
+        """Exports the model; what cannot be written is an error only if no better checkpoint follows."""
+        self.errors = _export(self._spec, self._module, self._model, self._folder, step)
+        for error in self.errors:
+            log.warning("the best checkpoint is not exported: %s", error.message)
 
 
 def _check_export(spec: Export) -> None:
@@ -80,20 +131,26 @@ def _check_export(spec: Export) -> None:
         require_quantization()
 
 
-def _export(spec: Export, module: RecipeModule, model: Any, folder: Path) -> list[ResultNotSaved]:
+def _export(spec: Export, module: RecipeModule, model: Any, folder: Path, step: int) -> list[ResultNotSaved]:
     """Writes the exports of a trained model.
+
+    Args:
+        spec: what to write.
+        module: the recipe's module.
+        model: the model.
+        folder: the folder for the exports.
+        step: its updates.
 
     Returns:
         The errors of the formats that could not be written.
     """
-    emit("state", state="saving")
     with suppress(OSError):  # `export` reports what is wrong
         # The user may have removed the run's directory.
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     paths: list[Location] = []
     errors: list[ResultNotSaved] = []
     for name in spec.formats:
-        version = int(model.optimizer.iterations) if spec.versions and name == "saved_model" else None
+        version = step if spec.versions and name == "saved_model" else None
         file_name = EXPORT_FORMATS[name].file_name if version is None else VERSIONS
         try:
             written = export(
@@ -139,6 +196,7 @@ def training_arguments(
         jit=spec.jit,
         phases=phases,
         initial_epoch=spec.initial_epoch,
+        evaluator_stops=bool(recipe.evaluate and recipe.evaluate.patience),
     )
 
 
@@ -153,7 +211,12 @@ def checkpoints_of_run(recipe: Recipe, run_dir: Path) -> Checkpoints | None:
 
 
 def _evaluate_checkpoints(
-    context: ClusterContext, model: Any, validation: Validation | None, checkpoints: Checkpoints | None
+    context: ClusterContext,
+    model: Any,
+    validation: Validation | None,
+    checkpoints: Checkpoints | None,
+    scores: CheckpointScores | None,
+    best: _BestExport | None,
 ) -> None:
     data, folder = check_evaluator(validation, checkpoints.config(reads=True).folder if checkpoints else None)
     environment, training_ended = context.environment, threading.Event()
@@ -168,6 +231,8 @@ def _evaluate_checkpoints(
 
     if environment.addresses:
         threading.Thread(target=watch_chief, name="chief-watch", daemon=True).start()
-    run_evaluator(model, data, folder, environment.run_dir, training_ended=training_ended)
+    export = best or (lambda _step: None)
+    run_evaluator(model, data, folder, environment.run_dir, training_ended=training_ended, scores=scores, export=export)
     for failure in failures:
         raise failure
+    _check_saved(best.errors if best else [])

@@ -293,6 +293,14 @@ def test_an_evaluator_needs_checkpoints_to_score(folder):
     assert load_run("c.yaml", "recipes/recipe.yaml", ["checkpoint.every_steps=5"])[1].checkpoint.every_steps == 5
 
 
+@pytest.mark.parametrize("override", ["evaluate.patience=3", "export={best: true}"])
+def test_what_the_evaluator_does_needs_one(override, folder):
+    given = ["checkpoint.every_steps=5", override]
+    [problem] = problems_of(load_run, "cluster.yaml", "recipes/recipe.yaml", given)
+    assert problem.code == "missing-role"
+    assert load_run("cluster.yaml", "recipes/recipe.yaml", [*given, "roles.evaluator={}"])[0].roles.evaluator
+
+
 def test_it_is_bad_usage(folder):
     with raises(SpecError, "unknown-key") as caught:
         load_cluster("cluster.yaml", ["roles.ps.replicas=x", "nam=y"])

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from tfdist_cli.spec.sections.recipe import Export, Recipe, services_of
+from tfdist_cli.spec.sections.recipe import Evaluate, Export, Recipe, services_of
 
 
 def test_the_services_that_a_recipe_uses():
@@ -16,3 +16,24 @@ def test_the_services_that_a_recipe_uses():
 def test_signatures_that_cannot_be(export):
     with pytest.raises(ValidationError):
         Export.model_validate(export)
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "maximizes"),
+    [
+        ({}, False),
+        ({"monitor": "val_accuracy"}, True),
+        ({"monitor": "val_mean_absolute_error"}, False),
+        ({"monitor": "val_clicks", "mode": "max"}, True),
+        ({"monitor": "val_accuracy", "mode": "min"}, False),
+    ],
+)
+def test_whether_a_higher_value_is_better(evaluate, maximizes):
+    assert Evaluate.model_validate(evaluate).maximizes == maximizes
+
+
+def test_a_monitor_whose_direction_is_not_known():
+    with pytest.raises(ValidationError) as caught:
+        Evaluate.model_validate({"monitor": "val_clicks"})
+    [details] = caught.value.errors()
+    assert [problem.code for problem in details["ctx"]["error"].problems] == ["monitor-without-mode"]

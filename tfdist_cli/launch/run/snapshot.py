@@ -188,7 +188,8 @@ class RunSnapshot:
                 self._damaged[str(record.get("reason"))] = str(record.get("reason"))
             case "exported":
                 paths = record.get("paths")
-                self.exports += [str(path) for path in paths] if isinstance(paths, list) else []
+                known = [str(path) for path in paths] if isinstance(paths, list) else []
+                self.exports += [path for path in known if path not in self.exports]  # a better one takes its place
 
 
 def numbers(value: object) -> dict[str, float]:

@@ -303,6 +303,11 @@ def _mismatches(cluster: Cluster, recipe: Recipe, recipe_file: str) -> Iterator[
     if cluster.roles.count("evaluator") and missing:
         message = f"an evaluator scores checkpoints: it needs {' and '.join(map(repr, missing))} in {recipe_file}"
         yield KeyProblem(("roles", "evaluator"), message, code="nothing-to-evaluate")
+    best, patience = recipe.export and recipe.export.best, recipe.evaluate and recipe.evaluate.patience
+    if (best or patience) and not cluster.roles.count("evaluator"):
+        key = "export.best" if best else "evaluate.patience"
+        message = f"{recipe_file} has {key}, which needs an evaluator: write 'evaluator: {{}}' in roles"
+        yield KeyProblem(("roles", "evaluator"), message, code="missing-role")
     least, workers = recipe.updates.aggregate, cluster.roles.count("worker")
     if least is not None and least > workers and STRATEGIES[cluster.strategy].coordinated:
         message = f"{recipe_file} has updates.aggregate: {least}, but there are {workers} workers"

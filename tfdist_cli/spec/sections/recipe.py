@@ -110,6 +110,13 @@ class Checkpoint(SpecModel):
         return self
 
 
+_DIRECTIONS = {
+    "min": ("loss", "error", "mse", "mae", "mape", "msle", "rmse", "crossentropy", "hinge", "divergence", "perplexity"),
+    "max": ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2", "similarity", "positives"),
+}
+"""Parts of metrics' names that tell which values are better."""
+
+
 class Evaluate(SpecModel):
     """How the model is evaluated on data that it is not trained on."""
 
@@ -123,6 +130,29 @@ class Evaluate(SpecModel):
     the epochs, counted from 1, to evaluate after. null: only the evaluator evaluates."""
     steps: Count | Literal["auto"] = "auto"
     """Number of batches to evaluate. `auto`: the whole split."""
+    monitor: str = "val_loss"
+    """The metric by which the evaluator compares checkpoints: `val_loss`, or `val_` and the name of a metric."""
+    mode: Literal["auto", "min", "max"] = "auto"
+    """Whether a lower (`min`) or a higher value of `monitor` (`max`) is better. `auto`: as the metric's name says."""
+    patience: Count | None = None
+    """Number of checkpoints in a row without a better `monitor` after which the training stops, at its next checkpoint.
+    It needs an evaluator. By default the training does not stop early."""
+
+    @model_validator(mode="after")
+    def _mode_is_known(self) -> Evaluate:
+        if self.mode == "auto" and self._direction is None:
+            message = f"whether a higher {self.monitor} is better does not follow from its name: set mode to min or max"
+            raise Inconsistent([KeyProblem(("monitor",), message, code="monitor-without-mode")])
+        return self
+
+    @property
+    def maximizes(self) -> bool:
+        """Whether a higher value of `monitor` is better."""
+        return (self._direction if self.mode == "auto" else self.mode) == "max"
+
+    @property
+    def _direction(self) -> str | None:
+        return next((mode for mode, parts in _DIRECTIONS.items() if any(part in self.monitor for part in parts)), None)
 
 
 class Export(SpecModel):
@@ -141,6 +171,9 @@ class Export(SpecModel):
     signatures: FunctionName | None = None
     """The function of the module that returns further signatures of a SavedModel: `signatures` for
     `def signatures(model)`. The model itself is the signature `serving_default`."""
+    best: bool = False
+    """Whether the evaluator also exports the model of the checkpoint with the best `evaluate.monitor`, each time that
+    there is a better one: to `export/best` in the run directory."""
     upload: UrlField | None = None
     """The folder in a storage service, such as `s3://bucket/model`, for a copy of the files in the run directory."""
 

@@ -19,8 +19,9 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from tfdist_cli.errors import TrainingError
+from tfdist_cli.errors import TfdistError, TrainingError
 from tfdist_cli.spec.path_scheme import Location, Url
 from tfdist_cli.storage.remote import RemoteFolder
 from tfdist_cli.storage.retry import StorageError
@@ -185,9 +186,15 @@ class BucketCheckpoints(CheckpointFolder):
             "written; training resumes from it and uploads it"
         )
 
-    def mark_evaluated(self, steps: list[int]) -> None:
-        """Writes which checkpoints the evaluator has evaluated."""
-        self._remote.write(EVALUATED_FILE, pack_evaluated(steps))
+    def mark_evaluated(self, steps: list[int], scores: Mapping[str, Any] | None = None) -> None:
+        """Writes which checkpoints the evaluator has evaluated, and `CheckpointScores.packed`."""
+        self._remote.write(EVALUATED_FILE, pack_evaluated(steps, scores))
+
+    def evaluated(self) -> bytes:
+        """Returns the content of evaluator.json; empty if there is none, or it cannot be read."""
+        with suppress(OSError, TfdistError):
+            return self._remote.read(EVALUATED_FILE)
+        return b""
 
     def _prune(self, newest: int) -> None:
         """Does nothing: checkpoints are removed when a newer one is uploaded."""

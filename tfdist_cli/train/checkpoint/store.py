@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -332,13 +332,19 @@ class CheckpointFolder:
             "checkpoint"
         )
 
-    def mark_evaluated(self, steps: list[int]) -> None:
-        """Writes which checkpoints the evaluator has evaluated."""
+    def mark_evaluated(self, steps: list[int], scores: Mapping[str, Any] | None = None) -> None:
+        """Writes which checkpoints the evaluator has evaluated, and `CheckpointScores.packed`."""
         if not steps:
             self.path.mkdir(parents=True, exist_ok=True)
             for rest in self.path.glob(f".{EVALUATED_FILE}.*"):  # of an evaluator that was killed
                 remove(rest)
-        write_synced(self.path / EVALUATED_FILE, {"scored": steps})
+        write_synced(self.path / EVALUATED_FILE, {"scored": steps, **(scores or {})})
+
+    def evaluated(self) -> bytes:
+        """Returns the content of evaluator.json; empty if there is none, or it cannot be read."""
+        with contextlib.suppress(OSError):
+            return read_bytes(self.path / EVALUATED_FILE)
+        return b""
 
     def _wait_to_replace(self, step: int) -> None:
         """Waits until the checkpoint of a step may be replaced."""
@@ -453,9 +459,9 @@ def steps_to_remove(steps: Sequence[int], keep: int, evaluated: Collection[int] 
     return [step for step in steps[:-keep] if step not in unevaluated]
 
 
-def pack_evaluated(steps: Sequence[int]) -> bytes:
+def pack_evaluated(steps: Sequence[int], scores: Mapping[str, Any] | None = None) -> bytes:
     """Returns the content of evaluator.json."""
-    return json.dumps({"scored": list(steps)}).encode()
+    return json.dumps({"scored": list(steps), **(scores or {})}).encode()
 
 
 def parse_evaluated(content: bytes) -> list[int] | None:

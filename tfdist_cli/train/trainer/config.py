@@ -291,6 +291,7 @@ class TrainingConfig:
             `Schedule`.
         initial_epoch: the epoch, counted from 0, that a training without a checkpoint starts with.
         verbose: what callbacks read as `params["verbose"]`.
+        evaluator_stops: whether the evaluator may stop the training.
     """
 
     data: DatasetFunction
@@ -307,6 +308,7 @@ class TrainingConfig:
     steps_per_pass: int | None = None
     initial_epoch: int = 0
     verbose: Verbose = "auto"
+    evaluator_stops: bool = False
 
     def within_keras_limits(self) -> TrainingConfig:
         """Returns this configuration, shortened to Keras's own limits for trials (`keras.config.set_max_epochs`)."""
@@ -360,6 +362,7 @@ class TrainingArguments:
         repeat: whether the data starts again when it ends; by default if its length is known. Then each pass begins
             with an epoch, as in Keras.
         phases: whether the time of each phase of a step is measured.
+        evaluator_stops: whether the evaluator may stop the training, see `CheckpointScores`.
 
     Raises:
         UsageError: a value is invalid.
@@ -381,6 +384,7 @@ class TrainingArguments:
     phases: bool = False
     initial_epoch: int = 0
     verbose: Verbose = "auto"
+    evaluator_stops: bool = False
 
     def __post_init__(self) -> None:
         check_counts(0, epochs=self.epochs, max_steps=self.max_steps, initial_epoch=self.initial_epoch)
@@ -451,6 +455,7 @@ class TrainingArguments:
             steps_per_pass=steps_per_pass,
             initial_epoch=self.initial_epoch,
             verbose=self.verbose,
+            evaluator_stops=self.evaluator_stops,
         )
 
     def share_of(self, data: DatasetFunction, *, coordinated: bool) -> Sharing:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import keras
 import tensorflow as tf
 
 from tfdist_cli.protocol.records import emit
+from tfdist_cli.train.checkpoint.scores import CheckpointScores
 from tfdist_cli.train.checkpoint.store import CheckpointFolder, DamagedCheckpoint, StoredCheckpoint
 from tfdist_cli.train.data.pipeline import Shard, check_ends, checked
 from tfdist_cli.train.engine.mirrored.engine import Membership, MirroredEngine
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.trainer.config import Validation
 from tfdist_cli.train.trainer.metrics_file import MetricsFile
-from tfdist_cli.train.trainer.reporting import EVALUATION_FILE, format_metrics, log, utc_now
+from tfdist_cli.train.trainer.reporting import EVALUATION_FILE, flatten_metrics, format_metrics, log, utc_now
 
 
 def run_evaluator(
@@ -25,6 +27,8 @@ def run_evaluator(
     run_dir: Path | None,
     *,
     training_ended: threading.Event | None = None,
+    scores: CheckpointScores | None = None,
+    export: Callable[[int], None] = lambda _step: None,
 ) -> dict[str, float]:
     """Evaluates checkpoints as they appear, until the final one is evaluated.
 
@@ -35,6 +39,8 @@ def run_evaluator(
         run_dir: the folder of evaluation.jsonl; None for no file.
         training_ended: set when the training has ended, perhaps without a final checkpoint. The checkpoints that exist
             then are still evaluated.
+        scores: compares the checkpoints, and tells when the training is to stop; None if nothing depends on it.
+        export: exports the model of a checkpoint that is the best one so far, by its step.
 
     Returns:
         The last checkpoint's metrics.
@@ -49,7 +55,9 @@ def run_evaluator(
     step.build(spec)
     engine = MirroredEngine(step, tf.distribute.get_strategy(), spec, Membership(("evaluator:0",)))
     evaluated: list[int] = []
-    _mark_evaluated(folder, evaluated)
+    if scores:
+        scores.restore(folder.evaluated())
+    _mark_evaluated(folder, evaluated, scores)
     file = MetricsFile(run_dir / EVALUATION_FILE) if run_dir else None
     queue = _CheckpointQueue(folder)
     ended = training_ended or threading.Event()
@@ -65,19 +73,36 @@ def run_evaluator(
             continue
         if checkpoint.state.step not in evaluated:
             emit("state", state="evaluating")
-            try:
-                folder.restore(checkpoint, step, optimizer=False)
-            except tf.errors.OpError:
-                if checkpoint.path.exists():
-                    raise
-                continue  # the training has just removed it
+            if not _restore(folder, checkpoint, step):
+                continue
             metrics = engine.evaluate(validation.data, steps=validation.steps).logs()
+            if scores and _is_best(scores, checkpoint.state.step, metrics):
+                export(checkpoint.state.step)
             evaluated.append(checkpoint.state.step)
-            _mark_evaluated(folder, evaluated)
+            _mark_evaluated(folder, evaluated, scores)
             _report(checkpoint, validation.name, metrics, file)
             emit("state", state="waiting")
         if checkpoint.state.final:
             return metrics
+
+
+def _restore(folder: CheckpointFolder, checkpoint: StoredCheckpoint, step: ModelStep) -> bool:
+    """Restores the model of a checkpoint; returns whether the training has not just removed it."""
+    try:
+        folder.restore(checkpoint, step, optimizer=False)
+    except tf.errors.OpError:
+        if checkpoint.path.exists():
+            raise
+        return False
+    return True
+
+
+def _is_best(scores: CheckpointScores, step: int, metrics: dict[str, float]) -> bool:
+    """Adds the metrics of a checkpoint; returns whether no other one is as good."""
+    best = scores.add(step, flatten_metrics(metrics))
+    if best:
+        log.info("the checkpoint of step %d has the best %s so far, %.6g", step, scores.monitor, scores.best_value)
+    return best
 
 
 class _CheckpointQueue:
@@ -116,9 +141,9 @@ class _CheckpointQueue:
         self._damaged[number] = reason
 
 
-def _mark_evaluated(folder: CheckpointFolder, evaluated: list[int]) -> None:
+def _mark_evaluated(folder: CheckpointFolder, evaluated: list[int], scores: CheckpointScores | None) -> None:
     try:
-        folder.mark_evaluated(evaluated)
+        folder.mark_evaluated(evaluated, scores.packed() if scores else None)
     except OSError as error:  # a training that does not see the mark keeps checkpoints longer, nothing worse
         log.warning("the list of evaluated checkpoints cannot be written to %s: %s", folder.location, error.strerror)
 

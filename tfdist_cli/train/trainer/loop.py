@@ -19,6 +19,7 @@ from tfdist_cli.errors import ResultNotSaved, TrainingError
 from tfdist_cli.protocol.records import emit
 from tfdist_cli.train.checkpoint.callback_state import CallbackStates, random_states
 from tfdist_cli.train.checkpoint.policy import CheckpointPolicy
+from tfdist_cli.train.checkpoint.scores import stop_reason
 from tfdist_cli.train.checkpoint.store import TrainingState
 from tfdist_cli.train.checkpoint.writer import CheckpointContent, CheckpointWriter
 from tfdist_cli.train.data.python_data import advance
@@ -147,6 +148,9 @@ class TrainingLoop:
                 break
             if self._policy.after_epoch(training_complete=self._is_complete()).save:
                 self._save()
+                self._ask_evaluator()
+                if self._is_stopped():
+                    break
         self._engine.settle(self._done)
         with self._engine.scope():
             self._model.optimizer.finalize_variable_values(self._model.trainable_weights)
@@ -169,7 +173,7 @@ class TrainingLoop:
             self._engine.open(self._config.data, share=self._config.share, step=self._done, batches=start.batches)
         if position.stopped:
             log.info(
-                "a callback stopped the training at step %d; set more epochs or other callbacks to continue it",
+                "a callback, or the evaluator, stopped the training at step %d; set more epochs to continue it",
                 self._done,
             )
         self._recorded = position.recorded
@@ -341,6 +345,7 @@ class TrainingLoop:
         decision = self._policy.after_steps(self._done, epoch_complete=self._is_epoch_complete(), requests=requests)
         if decision.save:
             self._save(last=decision.terminate)
+            self._ask_evaluator()
         if decision.terminate:
             self._engine.total(np.zeros(1))  # every task waits here until the chief has saved
             raise Terminated(f"SIGTERM received: training ended after step {self._done}", code="terminated")
@@ -365,6 +370,15 @@ class TrainingLoop:
         self._model.stop_training = chief_requests(self._engine, self._is_stopped())
         if self._is_stopped():
             self._pause.agree()
+
+    def _ask_evaluator(self) -> None:
+        """Stops the training, after a checkpoint, if the evaluator has found no better one for long."""
+        if not self._config.evaluator_stops or self._config.checkpoints is None:
+            return
+        if self._engine.is_chief and (reason := stop_reason(self._config.checkpoints.folder.evaluated())):
+            log.info("the evaluator ends the training after step %d: %s", self._done, reason)
+            self._model.stop_training = True
+        self._agree_to_stop()
 
     def _save(self, *, last: bool = False, final: bool = False, stopped: bool = False) -> None:
         """Saves a checkpoint.
