@@ -502,7 +502,6 @@ def test_a_run_directory_of_another_recipe_is_warned_of(tfdist, cluster_file, tm
         ("role", "--task", "ps:0", "-c", "cluster.yaml", "--run-dir", "gs://bucket/cluster.yaml"),
         ("stop", "gs://bucket/cluster.yaml"),
         ("scale", "gs://bucket/cluster.yaml", "worker=1"),
-        ("export", "gs://bucket/cluster.yaml"),
         ("doctor", "gs://bucket/cluster.yaml"),
     ],
     ids=" ".join,

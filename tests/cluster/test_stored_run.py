@@ -1,7 +1,10 @@
 """A training with its run directory and its data in a bucket continues on a machine that has nothing of it."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -50,3 +53,8 @@ def test_a_training_resumes_after_its_disk_is_gone(s3, tmp_path):
     steps = [json.loads(line)["step"] for line in content.splitlines() if json.loads(line)["split"] == "train"]
     assert (steps[0] < 80, steps[-1], steps) == (True, 120, sorted(steps)), "one file, in which the second continues"
     assert "tracking/csv/metrics.csv" in names
+    arguments = ["export", f"s3://{BUCKET}/runs/a", "--format", "keras", "--out", str(tmp_path / "m.keras")]
+    command = [sys.executable, "-m", "tfdist_cli", *arguments]
+    exported = subprocess.run(command, env=os.environ | s3.environment, capture_output=True, check=False)
+    assert exported.returncode == 0, exported.stderr
+    assert (tmp_path / "m.keras").is_file()

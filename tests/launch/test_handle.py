@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ import tfdist_cli as tfdist
 from tests.support.codes import raises
 from tests.support.recorded import trained_run
 from tfdist_cli.errors import RunFailed, TimeoutExceeded, UsageError
+from tfdist_cli.launch import handle
 from tfdist_cli.launch.handle import _as_yaml, launcher_error
 from tfdist_cli.spec.loading.overrides import Override
 from tfdist_cli.spec.loading.problems import SpecError
@@ -150,3 +152,13 @@ def test_the_error_of_a_launcher():
     assert error is not None
     assert (error.code, error.message, error.hint) == ("bad-key", "one\ntwo", "do")
     assert launcher_error("Killed\n") is None
+
+
+def test_a_launch_is_tracked(cluster, monkeypatch):
+    started = []
+    monkeypatch.setattr(handle, "start_launcher", lambda argv, path: started.append(argv))
+    monkeypatch.setattr(handle, "Run", lambda path, launcher: path)
+    tfdist.launch(cluster, command=["true"], track=["csv", "tensorboard"])
+    (argv,) = started
+    before = argv[: argv.index("--")]
+    assert [value for option, value in pairwise(before) if option == "--track"] == ["csv", "tensorboard"]

@@ -9,18 +9,20 @@ from typing import Annotated
 import typer
 
 from tfdist_cli.cli.console import console
+from tfdist_cli.cli.run_copies import open_run
 from tfdist_cli.errors import UsageError
 from tfdist_cli.plan.plan import RECIPE_FILE
 from tfdist_cli.requirements import require_tensorflow
 from tfdist_cli.spec.export_formats import require_export_libraries
 from tfdist_cli.spec.loading.load import load_recipe
-from tfdist_cli.spec.path_scheme import checked_location
-from tfdist_cli.spec.sections.recipe import Export
+from tfdist_cli.spec.path_scheme import Location, checked_location
+from tfdist_cli.spec.sections.recipe import Export, Recipe
 
 EXAMPLES = (
     "tfdist export runs/digits-20260102-030405",
     "tfdist export runs/latest --format keras --out model.keras --step 400",
     "tfdist export runs/latest --out s3://bucket/models/digits/1",
+    "tfdist export s3://bucket/runs/digits --out digits",
     "tfdist export runs/latest --versions --out /models/digits",
     "tfdist export runs/latest --format litert --quantize int8",
 )
@@ -43,7 +45,12 @@ class Quantize(str, Enum):
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.", show_default=False)],
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN", help="The run directory, or its address: s3://bucket/runs/digits.", show_default=False
+        ),
+    ],
     format: Annotated[Format, typer.Option(help="The format of the file or folder.")] = Format.saved_model,  # noqa: A002 the option's name
     out: Annotated[
         str | None,
@@ -69,17 +76,12 @@ def export(
     ] = None,
 ) -> None:
     """Export the model of a checkpoint for programs without tfdist."""
-    recipe_file = run / RECIPE_FILE
-    if not recipe_file.is_file():
-        raise UsageError(
-            f"{run} has no {RECIPE_FILE}", code="no-recipe-in-run", hint="choose a run directory that trained a recipe"
-        )
+    run_dir, recipe = _opened(run)
     at = checked_location(out) if out else None
     if versions and format is not Format.saved_model:
         raise UsageError("--versions needs --format saved_model", code="export-has-no-versions")
     if quantize and format is Format.keras:
         raise UsageError("--quantize needs another format than keras", code="export-not-quantizable")
-    recipe = load_recipe(recipe_file)
     named = recipe.export.signatures if recipe.export and format is Format.saved_model else None
     spec = Export(
         format=format.value, versions=versions, quantize=quantize.value if quantize else None, signatures=named
@@ -88,4 +90,19 @@ def export(
     require_tensorflow()
     from tfdist_cli.task.export import export_checkpoint  # noqa: PLC0415 it imports TensorFlow
 
-    console.write(str(export_checkpoint(recipe, run.absolute(), step, spec, at)))
+    console.write(str(export_checkpoint(recipe, run_dir, step, spec, at)))
+
+
+def _opened(run: str) -> tuple[Location, Recipe]:
+    """Returns a run's directory, or its address, and the recipe that it has trained.
+
+    Raises:
+        UsageError: there is no run, or it trained no recipe.
+    """
+    with open_run(run, (RECIPE_FILE,)) as source:
+        recipe_file = source.path / RECIPE_FILE
+        if not recipe_file.is_file():
+            hint = "choose a run directory that trained a recipe"
+            raise UsageError(f"{run} has no {RECIPE_FILE}", code="no-recipe-in-run", hint=hint)
+        at = checked_location(run)
+        return at.absolute() if isinstance(at, Path) else at, load_recipe(recipe_file)

@@ -29,6 +29,7 @@ from tfdist_cli.launch.stopping import is_over, stop_run
 from tfdist_cli.protocol.run_files import read_bytes, read_lines, timestamp
 from tfdist_cli.spec.loading.load import load_run
 from tfdist_cli.spec.path_scheme import checked_location
+from tfdist_cli.spec.trackers import TrackerName
 
 _PERIOD = 0.05
 """Seconds between two looks at a launcher, whose start no portable event reports."""
@@ -203,7 +204,7 @@ class Run:
         )
 
 
-def launch(
+def launch(  # noqa: PLR0913 the arguments are the options of the command
     cluster: str | Path,
     *,
     recipe: str | Path | None = None,
@@ -212,6 +213,7 @@ def launch(
     on: str | None = None,
     run_dir: str | Path | None = None,
     max_restarts: int | None = None,
+    track: Sequence[TrackerName] = (),
 ) -> Run:
     """Starts a cluster and trains a recipe, or runs a program in each task, as `tfdist launch` does.
 
@@ -226,6 +228,8 @@ def launch(
         run_dir: the run directory, or its address in a storage service. An existing one continues that run; by default
             a new one below `runs/`.
         max_restarts: the maximum number of restarts.
+        track: programs that keep the run's metrics, beside those of the recipe's `tracking`: `tensorboard`, `mlflow`,
+            `wandb`, `csv`.
 
     Returns:
         The run.
@@ -245,6 +249,7 @@ def launch(
     argv = [sys.executable, "-m", "tfdist_cli", "launch", str(cluster), "--quiet", "--run-dir", str(at)]
     argv += [] if recipe is None else ["--recipe", str(recipe)]
     argv += [] if max_restarts is None else ["--max-restarts", str(max_restarts)]
+    argv += [argument for tracker in track for argument in ("--track", tracker)]
     argv += [argument for override in overrides for argument in ("--set", override)]
     argv += ["--", *command] if command else []
     try:

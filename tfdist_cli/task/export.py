@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import keras
 
 from tfdist_cli.errors import UsageError
@@ -21,12 +19,14 @@ from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.trainer.reporting import enable_logging, log
 
 
-def export_checkpoint(recipe: Recipe, run_dir: Path, step: int | None, spec: Export, out: Location | None) -> Location:
+def export_checkpoint(
+    recipe: Recipe, run_dir: Location, step: int | None, spec: Export, out: Location | None
+) -> Location:
     """Exports the model of a checkpoint.
 
     Args:
         recipe: the recipe of the training.
-        run_dir: the run's directory.
+        run_dir: the run's directory, or its address.
         step: the checkpoint's step; None for the newest undamaged one.
         spec: what to write, in one format.
         out: where to write it; None for the run's export folder.
@@ -54,18 +54,18 @@ def export_checkpoint(recipe: Recipe, run_dir: Path, step: int | None, spec: Exp
     )
 
 
-def checkpoints_of(recipe: Recipe, run_dir: Path) -> Location:
+def checkpoints_of(recipe: Recipe, run_dir: Location) -> Location:
     """Returns the folder of a run's checkpoints."""
     spec = recipe.checkpoint
     return spec.dir if spec and spec.dir else run_dir / CHECKPOINTS
 
 
-def restored(recipe: Recipe, run_dir: Path, step: int | None) -> tuple[ModelStep, RecipeModule, int]:
+def restored(recipe: Recipe, run_dir: Location, step: int | None) -> tuple[ModelStep, RecipeModule, int]:
     """Returns the model of a checkpoint, the recipe's module, and the checkpoint's step.
 
     Args:
         recipe: the recipe of the training.
-        run_dir: the run's directory.
+        run_dir: the run's directory, or its address.
         step: the checkpoint's step; None for the newest undamaged one.
 
     Raises:
