@@ -8,6 +8,7 @@ from tfdist_cli.spec.strategies import (
     computes_gradients,
     core_use,
     decides,
+    holds_variables,
     infer_strategy,
     is_replaceable,
     joins_cluster,
@@ -20,21 +21,28 @@ DATA = {"data_dispatcher", "data_worker"}
 
 
 @pytest.mark.parametrize(
-    ("question", "coordinated", "mirrored"),
+    ("question", "coordinated", "mirrored", "staged"),
     [
-        (decides, {"chief"}, {"chief", "worker"}),
-        (serves, {"worker", "ps", *DATA}, DATA),
-        (computes_gradients, {"worker"}, {"chief", "worker"}),
-        (is_replaceable, {"worker", "evaluator"}, {"evaluator"}),
-        (joins_cluster, {"worker"}, set()),
-        (may_join, {"worker", "evaluator", "data_worker"}, {"evaluator", "data_worker"}),
-        (may_leave, {"worker", "evaluator"}, {"evaluator"}),
-        (core_use, {"worker", "ps", "data_worker"}, {"chief", "worker", "ps", "data_worker"}),
+        (decides, {"chief"}, {"chief", "worker"}, {"chief"}),
+        (serves, {"worker", "ps", *DATA}, DATA, {"worker", "ps", *DATA}),
+        (computes_gradients, {"worker"}, {"chief", "worker"}, {"worker"}),
+        (holds_variables, {"ps"}, {"ps"}, {"worker", "ps"}),
+        (is_replaceable, {"worker", "evaluator"}, {"evaluator"}, {"evaluator"}),
+        (joins_cluster, {"worker"}, set(), set()),
+        (may_join, {"worker", "evaluator", "data_worker"}, {"evaluator", "data_worker"}, {"evaluator", "data_worker"}),
+        (may_leave, {"worker", "evaluator"}, {"evaluator"}, {"evaluator"}),
+        (
+            core_use,
+            {"worker", "ps", "data_worker"},
+            {"chief", "worker", "ps", "data_worker"},
+            {"worker", "ps", "data_worker"},
+        ),
     ],
 )
-def test_what_roles_do(question, coordinated, mirrored):
+def test_what_roles_do(question, coordinated, mirrored, staged):
     for strategy, traits in STRATEGIES.items():
-        assert {role for role in ROLES if question(strategy, role)} == (coordinated if traits.coordinated else mirrored)
+        expected = staged if traits.staged else coordinated if traits.coordinated else mirrored
+        assert {role for role in ROLES if question(strategy, role)} == expected
 
 
 @pytest.mark.parametrize(

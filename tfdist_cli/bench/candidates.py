@@ -57,13 +57,13 @@ def candidates_of(cluster: Cluster, recipe: Recipe) -> list[Candidate]:
     """Returns the changes that may make a recipe faster on a cluster; none of what is set already."""
     traits = STRATEGIES[cluster.strategy]
     found: list[Candidate] = []
-    if traits.coordinated:
+    if traits.has_ps:
         found += _of_synchronous(recipe) if recipe.updates.synchronous else _of_asynchronous(recipe)
         found += _more_ps(cluster)
-    if not traits.one_process and recipe.wire == "float32":
+    if not (traits.one_process or traits.staged) and recipe.wire == "float32":
         found.append(Candidate(("wire=bfloat16",), _ROUNDED))
     found += _threads(cluster)
-    if not recipe.train.jit:
+    if not (recipe.train.jit or traits.staged):
         effect = "XLA compiles the model: other rounding, and a longer start"
         found.append(Candidate(("train.jit=true",), effect))
     return found

@@ -91,7 +91,7 @@ def measured_recipe(recipe: Recipe, variant: Variant, steps: int) -> Recipe:
         variant: the variant that trains it.
         steps: measured steps of each worker, a multiple as returned by `whole_executions`.
     """
-    divides_steps = STRATEGIES[variant.cluster.strategy].coordinated and not recipe.updates.synchronous
+    divides_steps = STRATEGIES[variant.cluster.strategy].has_ps and not recipe.updates.synchronous
     length = {"epochs": EPOCHS, "steps_per_epoch": steps * (variant.workers if divides_steps else 1)}
     train = recipe.train.model_copy(update={**length, "max_steps": None, "repeat": True})
     return recipe.model_copy(update={"train": train, "checkpoint": None, "evaluate": None, "export": None})
@@ -124,7 +124,7 @@ def workers_in(cluster: Cluster) -> int:
 
 
 def _least(cluster: Cluster, recipe: Recipe) -> int:
-    return recipe.updates.aggregate or 1 if STRATEGIES[cluster.strategy].coordinated else 1
+    return recipe.updates.aggregate or 1 if STRATEGIES[cluster.strategy].has_ps else 1
 
 
 def _powers_of_2(end: int) -> list[int]:

@@ -101,7 +101,7 @@ def _chosen(name: str, strategy: StrategyName | None, workers: int | None, ps: i
     answer = strategy.value if strategy else _ask("strategy", names[0], names) if _asks() else names[0]
     own: Strategy = next(each for each in names if each == answer)
     traits, several = STRATEGIES[own], not STRATEGIES[own].one_process
-    for option, value, fits in (("--workers", workers, several), ("--ps", ps, traits.coordinated)):
+    for option, value, fits in (("--workers", workers, several), ("--ps", ps, traits.has_ps)):
         if value is not None and not fits:
             raise UsageError(
                 f"{option} does not fit the strategy {own}, which has no such tasks",
@@ -111,7 +111,7 @@ def _chosen(name: str, strategy: StrategyName | None, workers: int | None, ps: i
     default = Project(name)
     if workers is None and several:
         workers = _ask_count("workers", default.workers) if _asks() else default.workers
-    if ps is None and traits.coordinated:
+    if ps is None and traits.has_ps:
         ps = _ask_count("parameter servers", default.ps) if _asks() else default.ps
     name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or _UNNAMED
     return Project(name, own, workers or default.workers, ps or default.ps)

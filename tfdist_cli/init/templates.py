@@ -30,7 +30,9 @@ class Project:
     def roles(self) -> dict[str, str]:
         """The roles of the cluster and their settings, as YAML."""
         traits = STRATEGIES[self.strategy]
-        if traits.coordinated:
+        if traits.staged:
+            return {"chief": "{}", "worker": _replicas(self.workers)}
+        if traits.has_ps:
             return {"chief": "{}", "ps": _replicas(self.ps), "worker": _replicas(self.workers)}
         return {"worker": _replicas(self.workers)} if traits.together else {"chief": "{}"}
 

@@ -8,9 +8,9 @@ from typing import Literal
 
 from tfdist_cli.spec.roles import ROLES, Role
 
-Strategy = Literal["parameter_server", "multi_worker_mirrored", "mirrored", "single"]
+Strategy = Literal["parameter_server", "multi_worker_mirrored", "model_parallel", "mirrored", "single"]
 Communication = Literal["auto", "ring", "nccl"]
-EngineName = Literal["parameter_server", "mirrored"]
+EngineName = Literal["parameter_server", "mirrored", "model_parallel"]
 CoreUse = Literal["gradients", "updates", "data", ""]
 
 
@@ -21,7 +21,8 @@ class StrategyTraits:
     Args:
         summary: how the tasks train, for the reference of the cluster file.
         engine: which engine trains.
-        coordinated: a chief drives the workers, and ps hold the variables.
+        coordinated: a chief drives the workers, which only run a server.
+        staged: each worker holds and computes a part of the model's layers; the chief reads the data.
         together: all tasks that train compute each step together, with equal rights.
         one_process: a single task trains.
         current_scope: trains under the current `tf.distribute` strategy, and makes none.
@@ -31,10 +32,16 @@ class StrategyTraits:
     summary: str
     engine: EngineName
     coordinated: bool = False
+    staged: bool = False
     together: bool = False
     one_process: bool = False
     current_scope: bool = False
     required: Mapping[Role, str] = field(default_factory=dict)
+
+    @property
+    def has_ps(self) -> bool:
+        """Whether ps hold the variables, and workers read the data."""
+        return any(ROLES[role].holds_variables for role in self.required)
 
 
 STRATEGIES: Mapping[Strategy, StrategyTraits] = {
@@ -49,6 +56,13 @@ STRATEGIES: Mapping[Strategy, StrategyTraits] = {
         engine="mirrored",
         together=True,
         required={"worker": "compute gradients"},
+    ),
+    "model_parallel": StrategyTraits(
+        "each worker holds some layers of the model, and the chief sends each batch through them",
+        engine="model_parallel",
+        coordinated=True,
+        staged=True,
+        required={"chief": "drive the workers", "worker": "hold the layers"},
     ),
     "mirrored": StrategyTraits("one process on all its GPUs", engine="mirrored", one_process=True),
     "single": StrategyTraits("one process on one device", engine="mirrored", one_process=True, current_scope=True),
@@ -95,6 +109,12 @@ def core_use(strategy: Strategy, role: Role) -> CoreUse:
     return "data" if ROLES[role].prepares_data else ""
 
 
+def holds_variables(strategy: Strategy, role: Role) -> bool:
+    """Whether variables are lost with the task."""
+    staged = STRATEGIES[strategy].staged and computes_gradients(strategy, role)
+    return ROLES[role].holds_variables or staged
+
+
 def is_replaceable(strategy: Strategy, role: Role) -> bool:
     """Whether the training can go on without the task, and admit another one in its place."""
     return ROLES[role].optional or joins_cluster(strategy, role)
@@ -102,7 +122,7 @@ def is_replaceable(strategy: Strategy, role: Role) -> bool:
 
 def joins_cluster(strategy: Strategy, role: Role) -> bool:
     """Whether the task may join TensorFlow's cluster while it trains, and leave it: the chief must know of both."""
-    return computes_gradients(strategy, role) and STRATEGIES[strategy].coordinated
+    return computes_gradients(strategy, role) and STRATEGIES[strategy].has_ps
 
 
 def may_join(strategy: Strategy, role: Role) -> bool:

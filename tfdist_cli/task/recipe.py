@@ -50,7 +50,7 @@ def run_recipe(context: ClusterContext, recipe: Recipe) -> None:
     if recipe.export:
         module.signatures(recipe.export)  # before the training: a missing function is an error
     keras.utils.set_random_seed(recipe.train.seed)
-    with context.scope(PlacementRules(recipe.placement, recipe.shard)):
+    with context.scope(PlacementRules(recipe.placement, recipe.shard, recipe.stages, recipe.place)):
         model = module.model()
     run_dir = context.environment.run_dir or Path.cwd()
     checkpoints = checkpoints_of_run(recipe, run_dir)
@@ -195,6 +195,7 @@ def training_arguments(
         embeddings=recipe.embeddings,
         jit=spec.jit,
         phases=phases,
+        micro_batches=recipe.micro_batches,
         initial_epoch=spec.initial_epoch,
         evaluator_stops=bool(recipe.evaluate and recipe.evaluate.patience),
     )

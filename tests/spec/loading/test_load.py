@@ -194,6 +194,12 @@ def test_a_cluster_with_other_numbers_is_checked_as_its_file_would_be(folder):
     assert codes_of(resized, fixed, None, {"ps": 2}) == ["replicas-differ-from-hosts"]
 
 
+def test_workers_that_are_no_multiple_of_the_stages(folder):
+    (folder / "stages.yaml").write_text("strategy: model_parallel\nroles: {chief: {}, worker: {replicas: 3}}\n")
+    [problem] = problems_of(load_run, "stages.yaml", "recipes/recipe.yaml", ["stages=2"])
+    assert (problem.key, problem.code) == ("roles.worker", "stages-do-not-fit")
+
+
 def test_updates_of_more_workers_than_there_are(folder):
     sets = ["updates.mode=sync", "updates.aggregate=4"]
     [problem] = problems_of(load_run, "cluster.yaml", "recipes/recipe.yaml", sets)

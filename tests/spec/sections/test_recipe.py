@@ -12,6 +12,28 @@ def test_the_services_that_a_recipe_uses():
     assert services_of(recipe) == ("s3://bucket/model", "s3://bucket/a", "gs://bucket/b")
 
 
+@pytest.mark.parametrize(
+    ("keys", "code"),
+    [
+        ({"place": {"a": "worker:1"}}, "place-skips-task"),
+        ({"place": {"a": "worker:0"}, "stages": 1}, "stages-and-place"),
+        ({"micro_batches": 5}, "micro-batches-do-not-fit"),
+    ],
+)
+def test_stages_that_cannot_be(keys, code):
+    with pytest.raises(ValidationError) as raised:
+        Recipe.model_validate({"module": "m", **keys})
+    (error,) = raised.value.errors()
+    assert [problem.code for problem in error["ctx"]["error"].problems] == [code]
+
+
+def test_the_number_of_stages():
+    assert Recipe.model_validate({"module": "m"}).stage_count(4) == 4
+    assert Recipe.model_validate({"module": "m", "stages": 2}).stage_count(4) == 2
+    place = {"a": "worker:1", "b": "worker:0", "*": "worker:1"}
+    assert Recipe.model_validate({"module": "m", "place": place}).stage_count(4) == 2
+
+
 @pytest.mark.parametrize("export", [{"signatures": "no function"}, {"format": "keras", "signatures": "signatures"}])
 def test_signatures_that_cannot_be(export):
     with pytest.raises(ValidationError):

@@ -32,6 +32,7 @@ def dataset(params, split, shard):
 ROLES = {
     "parameter_server": "{chief: {}, ps: {replicas: 2}, worker: {replicas: 2}}",
     "multi_worker_mirrored": "{worker: {replicas: 2}}",
+    "model_parallel": "{chief: {}, worker: {replicas: 2}}",
     "single": "{chief: {}}",
 }
 
@@ -67,13 +68,14 @@ def test_a_recipe_without_problems(check, strategy):
     report = check(strategy=strategy)
     assert not report.findings
     assert (report.facts["model"]["parameters"], report.facts["model"]["weights_bytes"]) == (4 * 3 + 3 + 3 + 1, 76)
-    workers = 1 if strategy == "single" else 2
+    workers = 1 if strategy in {"single", "model_parallel"} else 2
     assert report.facts["shards"] == {"count": workers, "examples": [96 // workers] * workers}
     steps = 6 if strategy == "multi_worker_mirrored" else 12
     assert report.facts["data"]["steps_per_epoch"] == steps
     network = {
         "parameter_server": {"pulled_bytes": 76, "pushed_bytes": 76, "tables_by_rows": 0},
         "multi_worker_mirrored": {"reduced_bytes": 76},
+        "model_parallel": {"reduced_bytes": 0},
         "single": {"reduced_bytes": 0},
     }
     assert report.facts["network"] == network[strategy]
@@ -87,6 +89,17 @@ def test_the_bytes_of_each_task(check):
     assert sum(tasks.values()) == pytest.approx(76 + facts["model"]["slots_bytes"] + metrics, abs=16)
     assert not tasks["task worker:0"]
     assert all(facts[name]["memory_bytes"] > 10**7 for name in tasks)
+
+
+def test_layers_are_divided_among_the_workers_that_hold_them(check):
+    report = check(strategy="model_parallel")
+    held = [report.facts[f"task worker:{number}"]["variables_bytes"] for number in range(2)]
+    assert held[0] / held[1] == pytest.approx(15 / 4, rel=0.1)
+    one_layer = """
+        def model(params):
+            return compiled(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
+        """
+    assert [each.code for each in check(one_layer, strategy="model_parallel").findings] == ["model-not-splittable"]
 
 
 MISTAKES = {

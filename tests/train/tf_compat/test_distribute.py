@@ -3,10 +3,10 @@
 import keras
 import pytest
 import tensorflow as tf
-from tensorflow.python.distribute import parameter_server_strategy_v2
+from tensorflow.python.distribute import distribute_lib, parameter_server_strategy_v2
 
 from tfdist_cli.train.tf_compat import distribute
-from tfdist_cli.train.tf_compat.distribute import VariableMethods
+from tfdist_cli.train.tf_compat.distribute import VariableMethods, updating
 
 EXTENDED = parameter_server_strategy_v2.ParameterServerStrategyV2Extended
 
@@ -96,3 +96,9 @@ def test_a_scope_is_left():
         assert tf.distribute.get_strategy() is strategy
         with pytest.raises(RuntimeError), default.scope():
             pass
+
+
+def test_a_strategy_knows_the_device_of_an_update():
+    with updating("CPU:0"):
+        assert distribute_lib.get_update_replica_id() == "CPU:0"
+    assert distribute_lib.get_update_replica_id() is None

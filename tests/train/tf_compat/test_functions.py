@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.compare import assert_same, classifier, train_both
-from tfdist_cli.train.tf_compat.functions import SINGLE_THREADED, functions_inlined, may_run_in_order, rehearse
+from tfdist_cli.train.tf_compat.functions import SINGLE_THREADED, functions_inlined, may_run_in_order, placing, rehearse
 
 ONE_BY_ONE = SINGLE_THREADED
 
@@ -99,3 +99,22 @@ def test_a_function_is_a_part_of_the_one_that_is_traced():
 
     assert not kinds(functions_inlined()) & {"PartitionedCall", "StatefulPartitionedCall"}
     assert kinds(contextlib.nullcontext()) & {"PartitionedCall", "StatefulPartitionedCall"}
+
+
+def test_the_gradient_of_an_operation_is_placed_by_its_name():
+    names = []
+
+    def named(operation):
+        names.append(operation.name)
+        return ""
+
+    @tf.function
+    def gradient(x):
+        with placing(named), tf.GradientTape() as tape:
+            tape.watch(x)
+            with tf.name_scope("part"):
+                y = tf.sin(x)
+            return tape.gradient(y, x)
+
+    gradient.get_concrete_function(tf.constant(1.0))
+    assert [name for name in names if name.startswith("gradient_tape/part/")]

@@ -21,6 +21,7 @@ from tfdist_cli.train.tf_compat.keras_model import (
     COMPUTES_LOSS,
     TENSORBOARD_PROCESS_ATTRIBUTES,
     Functional,
+    sublayers,
 )
 
 
@@ -362,3 +363,9 @@ def test_a_stateless_scope_is_left_for_a_while():
         variable.assign(3.0)
     assert keras_model.stateless_scope() is None
     assert float(variable.numpy()) == 2
+
+
+def test_sublayers_are_one_level_deep():
+    inner = keras.Sequential([keras.layers.Dense(1)])
+    outer = keras.Sequential([inner, keras.layers.Dense(2)])
+    assert sublayers(outer) == outer.layers

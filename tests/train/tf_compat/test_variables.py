@@ -11,7 +11,14 @@ from keras.src.backend.tensorflow import core
 from tensorflow.python.ops import stateful_random_ops
 
 from tfdist_cli.train.tf_compat import variables
-from tfdist_cli.train.tf_compat.variables import Read, ShardedVariable, WeightTensor, rows_looked_up, stored
+from tfdist_cli.train.tf_compat.variables import (
+    Read,
+    ShardedVariable,
+    WeightTensor,
+    move_variable,
+    rows_looked_up,
+    stored,
+)
 
 
 def test_sharded_variables_have_no_public_class():
@@ -159,3 +166,11 @@ def test_the_public_global_generator_creates_one(monkeypatch):
     assert variables.global_generator() is None
     made = tf.random.get_global_generator()
     assert variables.global_generator() is made, "the public function creates none now"
+
+
+def test_a_variable_that_has_moved_is_the_same_object_with_the_same_value():
+    variable = tf.Variable([1.0, 2.0])
+    handle = variable.handle
+    move_variable(variable, "CPU:0")
+    assert variable.handle is not handle
+    assert variable.assign_add([1.0, 1.0]).numpy().tolist() == [2.0, 3.0]

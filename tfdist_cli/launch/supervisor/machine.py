@@ -64,6 +64,7 @@ from tfdist_cli.launch.supervisor.state import (
 )
 from tfdist_cli.launch.supervisor.task_table import TaskTable
 from tfdist_cli.protocol.run_files import number
+from tfdist_cli.spec.strategies import holds_variables
 from tfdist_cli.spec.task_id import TaskId
 
 RESTART_GRACE = 1.0
@@ -220,7 +221,7 @@ def _failed(state: JobState, name: TaskId, now: float) -> Step:
         task = replace(state.tasks[name], status=Status.LOST, start_at=now + lost.delay)
         return _with(state, name, task), ()
     state = replace(with_silent_tasks(state, name, now), failing=True, restarting=True)
-    if state.policy.decides(name) or name.traits.holds_variables:
+    if state.policy.decides(name) or holds_variables(state.policy.strategy, name.role):
         return _stop(state, now, RESTART_GRACE if state.policy.reports else state.policy.timeouts.shutdown)
     return _save_and_stop(state, now)
 

@@ -309,9 +309,10 @@ def _mismatches(cluster: Cluster, recipe: Recipe, recipe_file: str) -> Iterator[
         message = f"{recipe_file} has {key}, which needs an evaluator: write 'evaluator: {{}}' in roles"
         yield KeyProblem(("roles", "evaluator"), message, code="missing-role")
     least, workers = recipe.updates.aggregate, cluster.roles.count("worker")
-    if least is not None and least > workers and STRATEGIES[cluster.strategy].coordinated:
+    if least is not None and least > workers and STRATEGIES[cluster.strategy].has_ps:
         message = f"{recipe_file} has updates.aggregate: {least}, but there are {workers} workers"
         yield KeyProblem(("roles", "worker"), message, code="too-few-workers")
+    yield from _stage_mismatches(cluster, recipe, recipe_file)
     share, served = recipe.train.share, cluster.roles.count("data_worker")
     if served and share != "service":
         message = f"no task reads its data: {recipe_file} has train.share: {share}, and not 'service'"
@@ -320,6 +321,16 @@ def _mismatches(cluster: Cluster, recipe: Recipe, recipe_file: str) -> Iterator[
         fix = "write 'data_dispatcher: {}' and 'data_worker: {}' in roles"
         message = f"{recipe_file} has train.share: service, which needs data workers: {fix}"
         yield KeyProblem(("roles", "data_worker"), message, code="missing-role")
+
+
+def _stage_mismatches(cluster: Cluster, recipe: Recipe, recipe_file: str) -> Iterator[KeyProblem]:
+    """Stages that do not fit the workers of a cluster."""
+    if not STRATEGIES[cluster.strategy].staged:
+        return
+    workers, stages = cluster.roles.count("worker"), recipe.stage_count(cluster.roles.count("worker"))
+    if workers % stages:
+        message = f"{recipe_file} has {stages} stages, and {workers} workers are no multiple of them"
+        yield KeyProblem(("roles", "worker"), message, code="stages-do-not-fit")
 
 
 def _shortest(path: Path) -> str:

@@ -25,7 +25,15 @@ from tfdist_cli.spec.sections.model import (
 from tfdist_cli.spec.sections.role_spec import RestartSpec, Roles, RoleSpec, default_restart
 from tfdist_cli.spec.sections.slurm import SlurmSpec
 from tfdist_cli.spec.sections.ssh import HostName, HostSpec, SshSpec
-from tfdist_cli.spec.strategies import STRATEGIES, Communication, Strategy, is_replaceable, may_join, serves
+from tfdist_cli.spec.strategies import (
+    STRATEGIES,
+    Communication,
+    Strategy,
+    holds_variables,
+    is_replaceable,
+    may_join,
+    serves,
+)
 from tfdist_cli.spec.task_id import TaskId
 
 LauncherName = Annotated[
@@ -219,7 +227,7 @@ def _strategy_problems(cluster: Cluster) -> Iterator[KeyProblem]:
             yield KeyProblem(("roles", role), message, code="missing-role")
     counts = {role: count for role in ROLES if (count := cluster.roles.count(role))}
     for role in counts:
-        if ROLES[role].holds_variables and not traits.coordinated:
+        if ROLES[role].holds_variables and not traits.has_ps:
             message = f"{strategy} has no parameter servers: remove {role}, or use 'strategy: parameter_server'"
             yield KeyProblem(("roles", role), message, code="role-not-used")
     if cluster.communication and not traits.together:
@@ -262,7 +270,9 @@ def _restart_problems(cluster: Cluster) -> Iterator[KeyProblem]:
         keys = ("roles", role, "restart", "policy")
         if policy == "replace" and not is_replaceable(cluster.strategy, role):
             lost = (
-                "its variables are lost with it" if traits.holds_variables else "the others cannot continue without it"
+                "its variables are lost with it"
+                if holds_variables(cluster.strategy, role)
+                else "the others cannot continue without it"
             )
             message = f"a {role} of {cluster.strategy} cannot be replaced alone, {lost}: use 'job' or 'never'"
             yield KeyProblem(keys, message, code="invalid-restart-policy")

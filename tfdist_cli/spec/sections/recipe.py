@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from keyword import iskeyword
 from typing import Annotated, Literal
@@ -46,7 +47,15 @@ def _class_number(key: object) -> object:
     return int(key) if isinstance(key, str) and key.isdecimal() else key
 
 
+def _check_worker(name: str) -> str:
+    if not re.fullmatch(r"worker:(0|[1-9][0-9]*)", name):
+        raise InvalidValue(f"{name!r} cannot hold layers: expected a worker, such as 'worker:0'", code="unknown-task")
+    return name
+
+
 Count = Annotated[int, Field(ge=1)]
+PlacePattern = Annotated[str, Field(min_length=1)]
+WorkerName = Annotated[str, AfterValidator(_check_worker), Field(json_schema_extra={"pattern": "^worker:[0-9]+$"})]
 ClassNumber = Annotated[int, BeforeValidator(_class_number), Field(ge=0)]
 Share = Literal["split", "copy", "service"]
 FunctionName = Annotated[str, AfterValidator(_check_function), Field(json_schema_extra={"minLength": 1})]
@@ -228,6 +237,15 @@ class Recipe(SpecModel):
     """The ps that holds a variable. `greedy`: the one with the fewest bytes so far. `round_robin`: each ps in turn."""
     shard: ShardRule | None = ShardRule()
     """The variables that are split over several ps; null for none."""
+    stages: Count | None = None
+    """The number of parts into which `model_parallel` splits the layers, with about equal bytes. By default one for
+    each worker, or for each task in `place`. More workers make replicas, which divide the data."""
+    place: dict[PlacePattern, WorkerName] | None = None
+    """The worker of each layer, for `model_parallel`: `{"encoder/*": "worker:0", "decoder/*": "worker:1"}`. A key is a
+    pattern of names; a layer within another one is `outer/inner`. The first key that matches counts."""
+    micro_batches: Count = 1
+    """The number of parts of a batch that pass through the stages of `model_parallel` one after the other, so that the
+    workers compute at the same time."""
     embeddings: EmbeddingRule | None = EmbeddingRule()
     """The `Embedding` tables of which workers read and update single rows; null for none."""
     wire: WireType = "float32"
@@ -242,3 +260,27 @@ class Recipe(SpecModel):
     """The programs that keep the metrics of the run: `tensorboard`, `mlflow`, `wandb` (Weights & Biases), `csv`."""
     module_dir: PathField | None = None
     """The folder with `module`, relative to this file. By default the folder of this file."""
+
+    @model_validator(mode="after")
+    def _has_stages(self) -> Recipe:
+        if self.place is not None:
+            placed = stages_of_place(self.place)
+            if self.stages is not None:
+                message = "place names the worker of each layer: remove stages, or remove place"
+                raise Inconsistent([KeyProblem(("stages",), message, code="stages-and-place")])
+            if sorted(set(self.place.values())) != [f"worker:{n}" for n in range(placed)]:
+                message = f"place has to name worker:0 to worker:{placed - 1}, the stages of one replica, each of them"
+                raise Inconsistent([KeyProblem(("place",), message, code="place-skips-task")])
+        if self.train.batch_size % self.micro_batches:
+            message = f"a batch of {self.train.batch_size} examples cannot be divided into {self.micro_batches} parts"
+            raise Inconsistent([KeyProblem(("micro_batches",), message, code="micro-batches-do-not-fit")])
+        return self
+
+    def stage_count(self, workers: int) -> int:
+        """Returns the number of stages of one replica on some workers."""
+        return stages_of_place(self.place) if self.place else self.stages or workers
+
+
+def stages_of_place(place: Mapping[str, str]) -> int:
+    """Returns the number of stages that a map from layers to workers has."""
+    return len(set(place.values()))

@@ -61,6 +61,23 @@ def bytes_per_ps(step: ModelStep, recipe: Recipe, servers: int) -> list[int]:
     return PlacementRules(recipe.placement, recipe.shard).planned_bytes(variables, servers)
 
 
+def part_per_worker(layers: Sequence[tuple[keras.Layer, int]], workers: int) -> list[float]:
+    """Returns the part of a model's bytes that each worker holds.
+
+    Args:
+        layers: the layers, each with its stage.
+        workers: the number of workers, a multiple of that of the stages.
+    """
+    stages = 1 + max(stage for _, stage in layers)
+    stored, seen = [0] * stages, set[int]()
+    for layer, stage in layers:
+        own = [variable for variable in layer.weights if id(variable) not in seen]
+        seen.update(map(id, own))
+        stored[stage] += bytes_of(own)
+    whole = sum(stored) * (workers // stages) or 1
+    return [stored[worker % stages] / whole for worker in range(workers)]
+
+
 @dataclass(frozen=True)
 class WorkerStep:
     """The step of a worker of parameter servers, as far as it computes in the worker.

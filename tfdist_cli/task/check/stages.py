@@ -34,6 +34,7 @@ from tfdist_cli.train.data import mismatch
 from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, cardinality, checked
 from tfdist_cli.train.engine.base import Rules, Sharing
 from tfdist_cli.train.engine.mirrored.engine import Membership, MirroredEngine
+from tfdist_cli.train.engine.model_parallel.stages import divided
 from tfdist_cli.train.engine.parameter_server.update_rule import check_updates_within, rule_of
 from tfdist_cli.train.model.embeddings import unused_table_optimizers
 from tfdist_cli.train.model.rng.counters import SeedCounters
@@ -87,14 +88,19 @@ class RecipeCheck:
         addresses = {task: Address("127.0.0.1", 1) for task in cluster.tasks if task.traits.listens}
         trainer = next(task for task in cluster.tasks if task.traits.trains)
         self._environment = Environment(cluster.strategy, trainer, addresses, folder)
-        self._trainers = [task for task in cluster.tasks if computes_gradients(cluster.strategy, task.role)]
+        computing = [task for task in cluster.tasks if computes_gradients(cluster.strategy, task.role)]
+        staged = self._environment.traits.staged
+        self._workers = computing if staged else []
+        """The workers that each hold a part of the model."""
+        self._trainers = [trainer] if staged else computing
         self._place = recipe.module
         self._program: object = None
         """The recipe's module, as Python has imported it."""
 
     @property
     def _context(self) -> ClusterContext:
-        strategy: Any = _Replicas(len(self._trainers))
+        stages = self._recipe.stage_count(len(self._workers)) if self._workers else 1
+        strategy: Any = _Replicas(len(self._workers) // stages or len(self._trainers))
         return ClusterContext(self._environment, strategy)
 
     def run(self) -> None:
@@ -115,6 +121,7 @@ class RecipeCheck:
             with self._stage("building the model", "model"):
                 self._step.build(spec)
             self._report_model(config, batch, spec)
+            self._divide()
             self._take_steps(config, batch, spec, base)
 
     def _built_model(self) -> ModelStep:
@@ -130,7 +137,7 @@ class RecipeCheck:
     @cached_property
     def _share(self) -> Sharing:
         """What each worker sees of the data."""
-        coordinated = self._environment.traits.coordinated
+        coordinated = self._environment.traits.has_ps
         return self._arguments.share_of(self._data.source.one_pass(), coordinated=coordinated)
 
     @cached_property
@@ -199,6 +206,14 @@ class RecipeCheck:
         check_validation(self._context, config.validation)
         return config
 
+    def _divide(self) -> None:
+        """Divides the layers among workers that each hold a part of the model."""
+        self._parts: list[float] = []
+        if count := len(self._workers):
+            with self._stage("dividing the layers", "model"):
+                place, stages = self._recipe.place, self._recipe.stage_count(count)
+                self._parts = costs.part_per_worker(divided(self._step.model, place, stages), count)
+
     def _report_model(self, config: TrainingConfig, batch: Any, spec: Any) -> None:
         model, step = self._step.model, self._step
         self._report.facts(
@@ -237,7 +252,7 @@ class RecipeCheck:
         gradients = costs.bytes_of(step.parameters)
         by_rows = False
         worker_memory = 0
-        if traits.coordinated:
+        if traits.has_ps:
             with self._stage("taking a worker's step", "model"), data_errors_explained(step.model):
                 for optimizer in step.optimizers:
                     rule_of(config.rules.updates).check(config.rules.updates, optimizer, workers)
@@ -310,6 +325,9 @@ class RecipeCheck:
             elif computes_gradients(cluster.strategy, task.role) or task.traits.evaluates:
                 coordinated = worker_memory and not task.traits.evaluates
                 variables, taken = (0, worker_memory) if coordinated else (whole, costs.peak_memory())
+                if self._parts and not task.traits.evaluates:
+                    variables = round(whole * self._parts[task.index])
+                    taken = base + round((costs.peak_memory() - base) * self._parts[task.index])
             elif task.traits.drives:
                 taken = base + copies
             self._report.facts(f"task {task}", variables_bytes=variables, memory_bytes=taken, base_bytes=base)

@@ -10,7 +10,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -47,6 +47,7 @@ from tfdist_cli.train.data import files
 from tfdist_cli.train.tf_compat import eager_context, exit_hooks, keras_model
 from tfdist_cli.train.variables import replicas
 from tfdist_cli.train.variables.placement import DEFAULT_PLACEMENT, Placement, PlacementRules
+from tfdist_cli.train.variables.stages import CHIEF_DEVICE, Stages
 
 log = logging.getLogger("tfdist")
 
@@ -69,6 +70,7 @@ class ClusterContext:
         lifelines: file descriptors of the connections by which other tasks detect that this one exits; they stay open
             until then.
         placement: places variables on ps, on the chief of a parameter server cluster.
+        stages: places layers on workers, on the chief of a model-parallel cluster.
         all_reduce: the direct all-reduce of mirrored workers; None if TensorFlow's collectives are used.
         joins: takes workers that join and leave; None if the cluster keeps its workers.
     """
@@ -77,20 +79,32 @@ class ClusterContext:
     strategy: tf.distribute.Strategy
     lifelines: tuple[int, ...] = ()
     placement: Placement | None = None
+    stages: Stages | None = None
     all_reduce: AllReduce | None = None
     joins: Joins | None = None
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas of the model the tasks of a synchronous strategy train together."""
+        return self.stages.replicas if self.stages else int(self.strategy.num_replicas_in_sync)
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Within it, a model's operations run where its layers are, if they are on several workers."""
+        return self.stages.computing() if self.stages else nullcontext()
 
     def scope(self, rules: PlacementRules) -> AbstractContextManager[Any]:
         """Returns the scope to build and compile a model in.
 
         Args:
-            rules: place variables on ps; without ps they have no effect.
+            rules: place variables on ps, or layers on workers; without these they have no effect.
 
         Raises:
             TrainingError: variables were placed by other rules, or have a type that cannot be broadcast.
         """
         if self.placement:
             self.placement.set_rules(rules)
+        if self.stages:
+            self.stages.set_rules(rules)
         check_weight_type(self.environment)
         return self.strategy.scope()
 
@@ -152,7 +166,11 @@ def join(
 
 
 def scope(
-    *, placement: PlacementRule = DEFAULT_PLACEMENT.placement, shard: ShardRule | None = DEFAULT_PLACEMENT.shard
+    *,
+    placement: PlacementRule = DEFAULT_PLACEMENT.placement,
+    shard: ShardRule | None = DEFAULT_PLACEMENT.shard,
+    stages: int | None = None,
+    place: Mapping[str, str] | None = None,
 ) -> AbstractContextManager[Any]:
     """Returns the scope to build and compile a model in, on every task of a cluster and in a single process.
 
@@ -163,6 +181,8 @@ def scope(
         placement: the ps for each variable: the one with the fewest bytes (`greedy`), or the next one in turn
             (`round_robin`). It has no effect without ps.
         shard: the variables that are sharded over several ps; by default those of at least 64 MiB; None for none.
+        stages: the number of parts into which `model_parallel` splits the layers; by default one for each worker.
+        place: the worker of each layer, for `model_parallel`: `{"encoder/*": "worker:0", "*": "worker:1"}`.
 
     Returns:
         `tf.distribute.Strategy.scope()` of the strategy that `TF_CONFIG` describes.
@@ -177,7 +197,7 @@ def scope(
             code="unknown-placement",
             hint=f"use {' or '.join(get_args(PlacementRule))}",
         )
-    return join().scope(PlacementRules(placement, shard))
+    return join().scope(PlacementRules(placement, shard, stages, place))
 
 
 def _send_versions() -> None:
@@ -281,11 +301,16 @@ def _check_nccl(task: TaskId) -> None:
         )
 
 
-def _tensorflow_server(environment: Environment) -> tf.distribute.Server:
+def _tensorflow_cluster(environment: Environment) -> tf.train.ClusterSpec:
     cluster: dict[str, list[str]] = {}
     for task, address in environment.addresses.items():
         if task.traits.in_tf_cluster:
             cluster.setdefault(task.role, []).append(str(address))
+    return tf.train.ClusterSpec(cluster)
+
+
+def _tensorflow_server(environment: Environment) -> tf.distribute.Server:
+    cluster = _tensorflow_cluster(environment)
     own, task = environment.addresses[environment.task], environment.task
     config = _configure(environment)
     try:
@@ -344,6 +369,19 @@ def _parameter_server(environment: Environment, _links: _Links, lifelines: tuple
     return ClusterContext(environment, strategy, lifelines, Placement(strategy))
 
 
+def _model_parallel(environment: Environment, _links: _Links, lifelines: tuple[int, ...]) -> ClusterContext:
+    chief = environment.chief
+    tf.config.experimental_connect_to_cluster(
+        _tensorflow_cluster(environment), job_name=chief.role, task_index=chief.index, protocol="grpc"
+    )
+    strategy = tf.distribute.OneDeviceStrategy(CHIEF_DEVICE)
+    eager_context.keep_remote_functions()
+    stages = Stages(strategy, len(_workers(environment)))
+    keras_model.adapt(strategy, stages.computing)
+    atexit.register(_leave_at_exit)
+    return ClusterContext(environment, strategy, lifelines, stages=stages)
+
+
 def _multi_worker_mirrored(environment: Environment, links: _Links, lifelines: tuple[int, ...]) -> ClusterContext:
     strategy = _multi_worker_strategy(environment)
     replicas.record_assignments(strategy)
@@ -358,6 +396,7 @@ def _multi_worker_mirrored(environment: Environment, links: _Links, lifelines: t
 _CONTEXTS: Mapping[Strategy, Callable[[Environment, _Links, tuple[int, ...]], ClusterContext]] = {
     "parameter_server": _parameter_server,
     "multi_worker_mirrored": _multi_worker_mirrored,
+    "model_parallel": _model_parallel,
     "mirrored": _mirrored,
     "single": _single,
 }

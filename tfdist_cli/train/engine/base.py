@@ -32,6 +32,7 @@ class Rules:
         jit: whether XLA compiles the forward and backward pass.
         phases: whether the phases of each step are measured, which takes some time.
         optimized: whether executions take the fast path; see `fallback.py`.
+        micro_batches: the parts of a batch that pass through the stages of a model one after the other.
     """
 
     updates: Updates = field(default_factory=Updates)
@@ -41,6 +42,7 @@ class Rules:
     jit: Jit = False
     phases: bool = False
     optimized: bool = True
+    micro_batches: int = 1
 
 
 DEFAULT_RULES = Rules()

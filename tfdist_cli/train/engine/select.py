@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.spec.strategies import EngineName
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.engine.base import Engine, Rules
 from tfdist_cli.train.engine.mirrored.engine import Membership, MirroredEngine
+from tfdist_cli.train.engine.model_parallel.engine import ModelParallelEngine
 from tfdist_cli.train.engine.parameter_server.engine import ParameterServerEngine
 from tfdist_cli.train.model.train_step import ModelStep
+from tfdist_cli.train.variables.stages import Stages
 
 log = logging.getLogger("tfdist")
 
@@ -49,7 +51,12 @@ def _mirrored(joined: ClusterContext, step: ModelStep, element_spec: Any, rules:
     return MirroredEngine(step, joined.strategy, element_spec, Membership(names, index, joined.all_reduce), rules)
 
 
+def _model_parallel(joined: ClusterContext, step: ModelStep, element_spec: Any, rules: Rules) -> Engine:
+    return ModelParallelEngine(step, joined.strategy, cast("Stages", joined.stages), element_spec, rules)
+
+
 _ENGINES: Mapping[EngineName, Callable[[ClusterContext, ModelStep, Any, Rules], Engine]] = {
     "parameter_server": _parameter_server,
     "mirrored": _mirrored,
+    "model_parallel": _model_parallel,
 }

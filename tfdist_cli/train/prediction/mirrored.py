@@ -28,7 +28,7 @@ def predict_mirrored(context: ClusterContext, model: keras.Model, groups: Groups
 
     def predicted() -> list[tf.Tensor]:
         """The next group of this task: the number of its batches, and the outputs."""
-        with context.strategy.scope():
+        with context.strategy.scope(), context.computing():
             return predict(iterator)
 
     found = _alone(predicted) if groups.count == 1 else _together(predicted, index, groups, summing(context), function)

@@ -66,7 +66,7 @@ def predict(
     check_is_no_evaluator(context, "call tfdist.predict in the program of the other tasks")
     inputs = Inputs.of(_with_inputs(data), name="data")
     function = inputs.dataset_function(batch_size if inputs.arrays else None, shuffle=False)
-    if isinstance(function, PythonData) and context.environment.traits.coordinated:
+    if isinstance(function, PythonData) and context.environment.traits.has_ps:
         raise UsageError(
             "only the chief can read a generator, a PyDataset or a DataLoader, and every worker reads what it predicts",
             code="python-data-on-workers",
@@ -87,6 +87,7 @@ _Predictor = Callable[[ClusterContext, keras.Model, Groups], tuple[Any, Iterator
 _PREDICTORS: Mapping[EngineName, _Predictor] = {
     "parameter_server": predict_on_workers,
     "mirrored": predict_mirrored,
+    "model_parallel": predict_mirrored,
 }
 """Functions that predict groups in order: they return the `tf.TensorSpec`s of the outputs, and each group's arrays."""
 

@@ -107,3 +107,12 @@ def without_strategy() -> Iterator[None]:
         yield
     finally:
         distribute_lib._pop_per_thread_mode()
+
+
+def updating(device: str) -> AbstractContextManager[Any]:
+    """The context in which a strategy's `update` calls its function.
+
+    Seen in TensorFlow 2.21.0: `distribute_lib.UpdateContext`. Reason: a strategy's own `update` uses the strategy's
+    device, and not the variable's. Replace with: a strategy whose variables are on several devices.
+    """
+    return distribute_lib.UpdateContext(device)

@@ -107,3 +107,12 @@ def _inlining_call(call: Callable[..., Any]) -> Callable[..., Any]:
 # Patched for the whole process, since several threads trace the replicas of a machine. The patch is active only within
 # `functions_inlined`.
 Function.__call__ = _inlining_call(Function.__call__)
+
+
+def placing(choose: Callable[[tf.Operation], str]) -> contextlib.AbstractContextManager[None]:
+    """Within it, a function chooses the device of each operation that is added to the current graph.
+
+    Seen in TensorFlow 2.21.0: `Graph.device` with a function. Reason: `tf.device` takes none, and the gradients of
+    operations are not placed with them. Replace with: gradients on the devices of their operations.
+    """
+    return tf.compat.v1.get_default_graph().device(choose)

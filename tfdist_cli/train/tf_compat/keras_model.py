@@ -339,7 +339,7 @@ def global_seed_generator(generator: Any) -> Iterator[None]:
         global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, before)
 
 
-def adapt(strategy: tf.distribute.Strategy) -> None:
+def adapt(strategy: tf.distribute.Strategy, computing: Callable[[], Any] = contextlib.nullcontext) -> None:
     """Lets models of this strategy predict and evaluate in the calling process, and refuse to `fit`.
 
     Keras gives each batch to all replicas and collects what they return: with several workers it waits for calls that
@@ -349,9 +349,13 @@ def adapt(strategy: tf.distribute.Strategy) -> None:
 
     Seen in Keras 3.15.1: `backend.tensorflow.trainer.TensorFlowTrainer`. Reason: the methods of `keras.Model` come from
     there. Replace with: a strategy of TensorFlow's that Keras does not distribute over.
+
+    Args:
+        strategy: the strategy.
+        computing: the context in which the model is called.
     """
     for name in _SCORING:
-        setattr(TensorFlowTrainer, name, _local(getattr(TensorFlowTrainer, name), strategy))
+        setattr(TensorFlowTrainer, name, _local(getattr(TensorFlowTrainer, name), strategy, computing))
     for name in _TRAINING:
         setattr(TensorFlowTrainer, name, _refused(getattr(TensorFlowTrainer, name), strategy))
 
@@ -365,7 +369,11 @@ def adapt_batches(strategy: tf.distribute.MirroredStrategy) -> None:
     TensorFlowTrainer.predict_on_batch = _local(TensorFlowTrainer.predict_on_batch, strategy)
 
 
-def _local(method: Callable[..., Any], strategy: tf.distribute.Strategy) -> Callable[..., Any]:
+def _local(
+    method: Callable[..., Any],
+    strategy: tf.distribute.Strategy,
+    computing: Callable[[], Any] = contextlib.nullcontext,
+) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
         if model.distribute_strategy is not strategy:
@@ -377,7 +385,7 @@ def _local(method: Callable[..., Any], strategy: tf.distribute.Strategy) -> Call
                 hint="start the model with keras.Input, or call model.build(input_shape) in tfdist.scope() on every "
                 "task",
             )
-        with _without_strategy(model):
+        with _without_strategy(model), computing():
             return method(model, *args, **kwargs)
 
     return call
@@ -411,3 +419,12 @@ def _without_strategy(model: keras.Model) -> Iterator[None]:
             yield
     finally:
         model._distribute_strategy = own
+
+
+def sublayers(layer: Any) -> list[keras.Layer]:
+    """Returns the layers in a layer, one level deep.
+
+    Seen in Keras 3.15.1: `Layer._flatten_layers`. Reason: `Model.layers` is public, and layers have no such list.
+    Replace with: a public one.
+    """
+    return list(layer._flatten_layers(include_self=False, recursive=False))

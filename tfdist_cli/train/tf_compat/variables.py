@@ -226,3 +226,14 @@ def global_generator() -> tf.random.Generator | None:
     `tf.random.get_global_generator` creates one. Replace with: a public function that does not.
     """
     return stateful_random_ops.global_generator
+
+
+def move_variable(variable: tf.Variable, device: str) -> None:
+    """Moves the storage of a variable to another device; the variable stays the same object.
+
+    Seen in TensorFlow 2.21.0: `BaseResourceVariable._handle`. Reason: a variable's device is fixed when it is created,
+    and optimizers know variables as objects. Replace with: a public method of a variable.
+    """
+    with tf.device(device):
+        moved = tf.Variable(tf.identity(variable.read_value()), trainable=variable.trainable)
+    variable._handle, moved._handle = moved._handle, variable._handle

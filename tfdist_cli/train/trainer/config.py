@@ -382,11 +382,13 @@ class TrainingArguments:
     embeddings: EmbeddingRule | None = DEFAULT_EMBEDDINGS
     jit: Jit = False
     phases: bool = False
+    micro_batches: int = 1
     initial_epoch: int = 0
     verbose: Verbose = "auto"
     evaluator_stops: bool = False
 
     def __post_init__(self) -> None:
+        check_counts(1, micro_batches=self.micro_batches)
         check_counts(0, epochs=self.epochs, max_steps=self.max_steps, initial_epoch=self.initial_epoch)
         check_counts(1, steps_per_epoch=self.steps_per_epoch, steps_per_execution=self.steps_per_execution)
         check_choice(get_args(Share), share=self.share)
@@ -417,13 +419,12 @@ class TrainingArguments:
             UsageError: the data is to come from data workers, and the cluster has none.
             TrainingError: the length of an epoch is not given, and the data has no length.
         """
-        updates, learning_rate = self.updates or Updates(), self.learning_rate or LearningRate()
-        rules = Rules(updates, learning_rate, self.wire, self.embeddings, self.jit, self.phases)
+        rules = self._rules()
         checkpoints = None
         if self.checkpoints:
             environment = context.environment
             checkpoints = self.checkpoints.config(environment.run_dir, reads=not environment.is_chief)
-        share = self.share_of(source.one_pass(), coordinated=context.environment.traits.coordinated)
+        share = self.share_of(source.one_pass(), coordinated=context.environment.traits.has_ps)
         repeat = self.steps_per_epoch is None if self.repeat is None else self.repeat
         steps_per_epoch, steps_per_pass = self.steps_per_epoch, None
         steps_of_pass: Callable[[int | None], int] | None = None
@@ -457,6 +458,11 @@ class TrainingArguments:
             verbose=self.verbose,
             evaluator_stops=self.evaluator_stops,
         )
+
+    def _rules(self) -> Rules:
+        updates, learning_rate = self.updates or Updates(), self.learning_rate or LearningRate()
+        parts = self.micro_batches
+        return Rules(updates, learning_rate, self.wire, self.embeddings, self.jit, self.phases, micro_batches=parts)
 
     def share_of(self, data: DatasetFunction, *, coordinated: bool) -> Sharing:
         """Returns what each worker sees of some data.
@@ -518,7 +524,7 @@ def known_steps_of_pass(
     Raises:
         TrainingError: the data is empty.
     """
-    coordinated = context.environment.traits.coordinated
+    coordinated = context.environment.traits.has_ps
     asynchronous = coordinated and not rules.updates.synchronous
     workers = workers or _number_of_workers(context)
     shards = worker_shards(context, share, workers)
@@ -534,14 +540,14 @@ def known_steps_of_pass(
         )
     if asynchronous:
         return steps
-    replicas = workers if coordinated else context.strategy.num_replicas_in_sync
+    replicas = workers if coordinated else context.replicas
     return max(1, steps // (replicas if share in ONE_READER else replicas // workers))
 
 
 def batches_per_step(context: ClusterContext, updates: Updates | None) -> int:
     """Returns how many batches all workers together train on in a global step."""
-    if not context.environment.traits.coordinated:
-        return int(context.strategy.num_replicas_in_sync)
+    if not context.environment.traits.has_ps:
+        return context.replicas
     return _number_of_workers(context) if updates and updates.synchronous else 1
 
 
@@ -558,4 +564,6 @@ def _number_of_workers(context: ClusterContext) -> int:
     environment = context.environment
     if context.joins:
         return len(context.joins.membership.members)
+    if environment.traits.staged:
+        return 1  # the chief reads the data
     return sum(computes_gradients(environment.strategy, task.role) for task in environment.members)

@@ -17,6 +17,7 @@ from tfdist_cli.train.cluster.join import ClusterContext, join, leave_together
 from tfdist_cli.train.data.inputs import Inputs
 from tfdist_cli.train.data.pipeline import DatasetFunction, checked, repeated
 from tfdist_cli.train.engine.base import Engine
+from tfdist_cli.train.engine.model_parallel.stages import place_layers
 from tfdist_cli.train.engine.pacing import auto_steps_per_execution
 from tfdist_cli.train.engine.select import select_engine
 from tfdist_cli.train.model.train_step import ModelStep
@@ -84,6 +85,7 @@ def fit(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras's ord
     wire: WireType = "float32",
     embeddings: EmbeddingRule | None = DEFAULT_EMBEDDINGS,
     jit: Jit = False,
+    micro_batches: int = 1,
     **unknown: NoReturn,
 ) -> keras.callbacks.History:
     """Trains a compiled Keras 3 model on the cluster that this process is in, or in this process alone.
@@ -130,6 +132,7 @@ def fit(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras's ord
         embeddings: which `Embedding` tables are transferred row by row on parameter servers; None for none.
         jit: whether XLA compiles the forward and backward pass, and in one process the update; `"auto"` measures both
             before the training, and uses the faster one.
+        micro_batches: the parts of a batch that pass through the stages of `model_parallel` one after the other.
         unknown: refused.
 
     Returns:
@@ -153,6 +156,7 @@ def fit(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras's ord
         wire=wire,
         embeddings=embeddings,
         jit=jit,
+        micro_batches=micro_batches,
         initial_epoch=initial_epoch,
         verbose=verbose,
     )
@@ -190,9 +194,13 @@ def train(context: ClusterContext, model: keras.Model, config: TrainingConfig) -
     check_targets(model, spec)
     with all_tasks_used(context, "tfdist.fit"), SigtermRequest() as sigterm:
         with context.strategy.scope():
+            if context.stages:
+                place_layers(context.stages, model)  # before the optimizer creates its slots, if the model is built
             step.build(spec)
-            if context.placement:
-                context.placement.report(model, step.optimizer_variables)
+            if context.stages:
+                place_layers(context.stages, model)
+            if placement := context.placement or context.stages:
+                placement.report(model, step.optimizer_variables)
             engine = select_engine(context, step, spec, config.rules)
             if engine.is_chief:
                 warn_of_unused_optimizers(model)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,10 +42,14 @@ class PlacementRules:
     Args:
         placement: `greedy`, the ps with the fewest bytes; or `round_robin`, the next ps.
         shard: which variables are sharded; None for none.
+        stages: the number of stages of a model whose layers are on several workers; None for one for each worker.
+        place: the worker of each layer, by a pattern of names, in place of `stages`.
     """
 
     placement: PlacementRule = "greedy"
     shard: ShardRule | None = field(default_factory=ShardRule)
+    stages: int | None = None
+    place: Mapping[str, str] | None = None
 
     def __str__(self) -> str:
         sharding = self.shard and ", ".join(f"{key}={value}" for key, value in self.shard.model_dump().items())
@@ -143,7 +147,7 @@ class Placement:
         for variable in model.variables:
             for part in parts(variable):
                 counts[_task(part)] += 1
-        each = [f"{name} stores {_readable(sizes[name])} ({_variables(counts[name])})" for name in names]
+        each = [f"{name} stores {readable(sizes[name])} ({_variables(counts[name])})" for name in names]
         log.info("%s, including metrics and optimizer slots", ", ".join(each))
         emit("placement", bytes=sizes, variables=counts)
 
@@ -199,7 +203,8 @@ def _task(part: Any) -> str:
     return f"{device.job}:{device.task}"
 
 
-def _readable(size: int) -> str:
+def readable(size: int) -> str:
+    """Returns a number of bytes with its unit."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= factor:
             return f"{size / factor:.1f} {unit}"

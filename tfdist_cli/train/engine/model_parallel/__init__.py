@@ -1,0 +1,1 @@
+"""The engine of a model whose layers are on several workers."""

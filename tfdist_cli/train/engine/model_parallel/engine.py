@@ -1,0 +1,330 @@
+"""The engine of a model whose layers are on several workers: the chief reads the data and sends it through the stages.
+
+Each step is one function that runs on all workers. TensorFlow sends activations and their gradients between them. A
+batch is divided into micro-batches: while one is in a later stage, an earlier stage computes the next one (Huang et
+al., GPipe, 2019). Each stage takes the micro-batches in their order. The gradients of all micro-batches make one
+update, on the workers that hold the variables. Several replicas of the stages train on a batch each.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist_cli.errors import TrainingError
+from tfdist_cli.spec.sections.updates import Updates
+from tfdist_cli.train.data.pipeline import Consumed, DatasetFunction, Shard, checked, ended_early, next_batch
+from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules, Sharing
+from tfdist_cli.train.engine.fallback import FirstExecution
+from tfdist_cli.train.engine.model_parallel.micro_batches import MicroBatches
+from tfdist_cli.train.engine.unrolling import unrolled_steps
+from tfdist_cli.train.model.evaluation import batch_evaluation_function, evaluation_function
+from tfdist_cli.train.model.evaluation_state import EvaluationState
+from tfdist_cli.train.model.metrics import MetricTotals
+from tfdist_cli.train.model.rng.counters import SeedCounters
+from tfdist_cli.train.model.train_step import ModelStep, StepResult, Tensors, values
+from tfdist_cli.train.optimizers.apply import apply, disable_gradient_reduction
+from tfdist_cli.train.optimizers.learning_rate import RateScaling
+from tfdist_cli.train.optimizers.registry import kernels_disabled
+from tfdist_cli.train.variables.stages import Stages
+
+log = logging.getLogger("tfdist")
+_ALL = (0, 1)
+"""The shard with all data: its index, and the number of shards."""
+
+
+class ModelParallelEngine:
+    """Trains a model whose layers are on several workers.
+
+    Args:
+        step: the model's pure functions, built under the strategy's scope.
+        strategy: the strategy of the chief's device.
+        stages: the stages, with their layers.
+        element_spec: the `tf.TypeSpec`s of a replica's batch.
+        rules: how gradients become updates.
+    """
+
+    is_chief = synchronous = one_by_one = True
+    max_steps_per_execution = 10
+    workers = 1
+    """Processes that run the loop, and read data."""
+
+    def __init__(
+        self,
+        step: ModelStep,
+        strategy: tf.distribute.Strategy,
+        stages: Stages,
+        element_spec: Any,
+        rules: Rules = DEFAULT_RULES,
+    ) -> None:
+        self._step, self._strategy, self._stages, self._rules = step, strategy, stages, rules
+        self._micro = MicroBatches.of(element_spec, rules.micro_batches)
+        self.sharers = stages.replicas
+        self._parts = self.sharers * self._micro.count
+        step.device_scope = stages.computing
+        step.batches_per_update, step.sums_gradients = self._parts, True
+        _log_unused(rules)
+        self._rate = RateScaling(rules.learning_rate, self._parts // rules.micro_batches)
+        self._seeds = SeedCounters(step, self._micro.element_spec, self._parts)
+        self._check()
+        self._assigned = self._seeds.exclude(step.assigned_state(self._micro.element_spec))
+        self._totals = MetricTotals(step)
+        for optimizer in step.optimizers:
+            disable_gradient_reduction(optimizer)
+        self._operations = step.operation_count(self._micro.element_spec) * self._parts
+        self._functions: dict[int, Any] = {}
+        self._evaluation: Any = None
+        self._batch_evaluation: Any = None
+        self._scored_state: EvaluationState | None = None
+        self._data: Callable[[], tf.data.Dataset] | None = None
+        self._iterator: Any = None
+        self._read = Consumed()
+        self._taken = 0
+        self._first_execution = FirstExecution(
+            lambda: [*step.parameters, *step.state, *step.optimizer_variables],
+            self.scope,
+            self.total,
+            self._take_standard_path,
+        )
+
+    def _check(self) -> None:
+        """Checks that the model's step can be divided.
+
+        Raises:
+            TrainingError: it cannot.
+        """
+        if self._step.updates_within:
+            raise TrainingError(
+                f"{type(self._step.model).__name__} makes several updates in a step, or assigns weights, which "
+                "model_parallel does not support",
+                code="updates-within-step",
+                hint="use strategy: parameter_server or single",
+            )
+        if self._parts > 1 and self._step.recurrent_state:
+            raise TrainingError(
+                "a recurrent layer with stateful=True continues from batch to batch, so batches cannot be divided",
+                code="stateful-layer-divided",
+                hint="remove micro_batches, and use one worker for each stage",
+            )
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """See `Engine.scope`."""
+        return self._strategy.scope()
+
+    def open(self, data: DatasetFunction, *, share: Sharing, step: int, batches: int) -> None:  # noqa: ARG002 the chief reads all of it
+        """Opens the data in this process."""
+        self._seeds.start_at(step)
+        self._read = Consumed(data, batches)
+        self._data = partial(checked, data, Shard(step=batches))
+        self._iterator = iter(self._data())
+
+    def resume_workers(self, taken: Mapping[str, int]) -> None:
+        """Does nothing: all workers take each step."""
+
+    @property
+    def worker_steps(self) -> dict[str, int]:
+        """See `Engine.worker_steps`."""
+        return {}
+
+    def begin_epoch(self) -> None:
+        """Does nothing: the workers stay the same."""
+
+    def change_workers(self, step: int) -> bool:  # noqa: ARG002 as above
+        """Does nothing, see `begin_epoch`."""
+        return False
+
+    def close(self) -> None:
+        """Does nothing, see `begin_epoch`."""
+
+    def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
+        """See `Engine.run`."""
+
+        def executions(taken: int, count: int) -> Iterator[Execution]:
+            return self._executions(count, first + taken, size, pause, adapts=adapts)
+
+        for execution in self._first_execution.run(executions, steps, attempt=size, pause=pause):
+            self._read.count(len(execution.losses) * self.sharers)
+            yield execution
+
+    def _executions(self, steps: int, first: int, most: int, pause: Pause, *, adapts: bool) -> Iterator[Execution]:
+        left, start = steps, first
+        with self.scope():
+            self._seeds.write_starts()
+        while left and not pause.agreed():
+            size = unrolled_steps(most, self._operations, self._taken) if adapts else most
+            count = size if left >= size and self._rules.optimized else 1
+            vote = float(pause.wanted())
+            if count not in self._functions:
+                self._functions[count] = self._execution_function(count)
+            with self.scope():
+                try:
+                    summary = self._functions[count](self._iterator, tf.constant(start, tf.int64)).numpy()
+                except tf.errors.OutOfRangeError as error:
+                    raise ended_early("the data") from error
+            self._taken += count
+            losses, examples, metrics = np.split(summary, [count, count + 1])
+            task = "chief:0"
+            yield Execution(start, losses, metrics, {task: count}, {task: int(examples[0])}, int(vote))
+            left, start = left - count, start + count
+
+    def _take_standard_path(self) -> None:
+        self._rules = replace(self._rules, optimized=False)
+        self._functions.clear()
+        if self._data:
+            self._iterator = iter(self._data())
+
+    def _execution_function(self, count: int) -> Any:
+        """`count` steps of all replicas as one function."""
+        step, totals = self._step, self._totals
+
+        @tf.function(autograph=False)
+        def execute(iterator: Any, first: tf.Tensor) -> tf.Tensor:
+            state, metrics = values(step.state), [totals.initial_values() for _ in range(self.sharers)]
+            losses, examples, logs = [], [], []
+            for number in range(count):
+                batches = [self._micro.parts(next_batch(iterator)) for _ in range(self.sharers)]
+                state, metrics, results = self._take_step(batches, first + number, state, metrics)
+                losses.append(tf.add_n([tf.cast(each.loss, tf.float64) for each in results]) / self._parts)
+                examples += [each.examples for each in results]
+                logs = results[-1].logs
+            packed = [totals.pack(own, list(logs)) for own in metrics]
+            counted = tf.add_n(packed) if not totals.size > totals.summed else packed[-1]
+            return tf.concat([tf.stack(losses), [tf.cast(tf.add_n(examples), tf.float64)], counted], axis=0)
+
+        return execute
+
+    def _take_step(
+        self, batches: Sequence[Sequence[Any]], number: tf.Tensor, state: Tensors, metrics: list[Tensors]
+    ) -> tuple[Tensors, list[Tensors], list[StepResult]]:
+        """Takes a step with its update.
+
+        Args:
+            batches: the micro-batches of each replica.
+            number: the number of the step.
+            state: the values of the model's state.
+            metrics: the values of each replica's metrics.
+
+        Returns:
+            The new state and metrics, and the results of all micro-batches.
+        """
+        step, parameters = self._step, values(self._step.parameters)
+        results: list[list[StepResult]] = []
+        for replica, parts in enumerate(batches):
+            results.append([])
+            step.device_scope = partial(self._stages.computing, replica)
+            own = state
+            for index, part in enumerate(parts):
+                own = self._seeds.state_for_step(own, number, replica * len(parts) + index)
+                result = step.train(parameters, own, metrics[replica], part)
+                own, metrics[replica] = result.state, result.metrics
+                results[-1].append(result)
+        step.device_scope = self._stages.computing
+        each = [result for own_results in results for result in own_results]
+        self._update([[result.gradients for result in own_results] for own_results in results])
+        return self._assign_state([own_results[-1].state for own_results in results]), metrics, each
+
+    def _update(self, gradients: list[list[list[Any]]]) -> None:
+        """Sums the gradients of each replica where they are, then those of all replicas, and updates the variables."""
+        given: list[Any] = []
+        with self._stages.following():
+            for index in range(len(self._step.parameters)):
+                found = [[part[index] for part in own if part[index] is not None] for own in gradients]
+                sums = [_sum(own) for own in found if own]
+                given.append([_sum(sums)] if sums else None)
+        with nullcontext() if self._rules.optimized else kernels_disabled():
+            apply(self._step.optimizer, given, self._step.parameters, self._rate)
+
+    def _assign_state(self, states: list[Tensors]) -> Tensors:
+        """Assigns the mean of the replicas' state, and returns the state."""
+        state = list(states[-1])
+        for index in self._assigned:
+            variable, values_of = self._step.state[index], [own[index] for own in states]
+            if len(values_of) > 1:
+                mean = tf.add_n([tf.cast(value, tf.float64) for value in values_of]) / len(values_of)
+                state[index] = tf.cast(mean, variable.dtype)
+            with tf.device(variable.value.device):
+                variable.value.assign(state[index])
+        return state
+
+    def operations(self) -> int:
+        """See `Engine.operations`."""
+        return self._operations
+
+    def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
+        """Scores the data on the workers of the first replica."""
+        dataset = checked(data, Shard())
+        with self.scope():
+            scored = self._scoring(dataset)
+            if self._evaluation is None:
+                self._evaluation = evaluation_function(self._step, self._totals, scored)
+            limit = tf.constant(-1 if steps is None else steps, tf.int64)
+            counted = self._evaluation(iter(dataset), limit, tf.constant(_ALL, tf.int64)).numpy()
+        totals = MetricTotals(self._step, training=False)
+        totals.add(self._counts(counted))
+        return totals
+
+    def test_steps(self, data: DatasetFunction, *, steps: int | None) -> Iterator[Callable[[], np.ndarray]]:
+        """See `Engine.test_steps`."""
+        dataset = checked(data, Shard())
+        with self.scope():
+            scored = self._scoring(dataset)
+        if self._batch_evaluation is None:
+            self._batch_evaluation = batch_evaluation_function(self._step, self._totals, scored, dataset.element_spec)
+
+        def score(batch: Any) -> np.ndarray:
+            with self.scope():
+                return self._counts(self._batch_evaluation(batch, tf.constant(_ALL, tf.int64)).numpy())
+
+        for batch in dataset if steps is None else dataset.take(steps):
+            yield partial(score, batch)
+
+    def _scoring(self, dataset: tf.data.Dataset) -> EvaluationState:
+        if self._scored_state is None:
+            self._scored_state = EvaluationState(self._step, dataset.element_spec, self._seeds)
+        return self._scored_state
+
+    def _counts(self, counted: np.ndarray) -> np.ndarray:
+        """What was counted; applies the changes to the state."""
+        counted, changed = np.split(counted, [self._totals.size])
+        with self.scope():
+            if self._scored_state:
+                self._scored_state.apply(changed, changed)
+        return counted
+
+    def total(self, values: np.ndarray) -> np.ndarray:
+        """Only the chief runs the loop."""
+        return values
+
+    def share_variables(self) -> None:
+        """Does nothing: each variable is stored once."""
+
+    def share_changes(self) -> None:
+        """Does nothing, see `share_variables`."""
+
+    def settle(self, step: int) -> None:
+        """See `Engine.settle`."""
+        with self.scope():
+            self._seeds.write(step)
+
+
+def _sum(gradients: Sequence[Any]) -> tf.Tensor:
+    whole = [tf.convert_to_tensor(each) for each in gradients]
+    return whole[0] if len(whole) == 1 else tf.add_n(whole)
+
+
+def _log_unused(rules: Rules) -> None:
+    """Logs the rules that have no effect with this strategy."""
+    unused = {
+        "updates": rules.updates != Updates(),
+        "wire": rules.wire != DEFAULT_RULES.wire,
+        "jit": rules.jit is not False,
+    }
+    for key in (key for key, given in unused.items() if given):
+        log.info("%s is ignored: it does not apply to model_parallel", key)

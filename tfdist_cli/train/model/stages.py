@@ -1,0 +1,146 @@
+"""Divides the layers of a model into stages: as the user names them, or with about equal bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.tf_compat.keras_model import sublayers
+
+
+@dataclass(frozen=True)
+class NamedLayer:
+    """A layer of a model.
+
+    Args:
+        name: its name, after those of the layers that contain it: `encoder/attention`.
+        layer: the layer.
+        within: the names of the layers that contain it, the innermost one first.
+        whole: whether it is the smallest part that is placed without being named: a layer that is no model.
+    """
+
+    name: str
+    layer: keras.Layer
+    within: tuple[str, ...]
+    whole: bool
+
+
+def layers_in_order(model: keras.Model) -> list[NamedLayer]:
+    """Returns the layers of a model, in the order of their calls as far as Keras knows it; outer ones before inner."""
+    return list(_walk(model, (), divided=True))
+
+
+def _walk(layer: Any, within: tuple[str, ...], *, divided: bool) -> Iterator[NamedLayer]:
+    inner = layer.layers if isinstance(layer, keras.Model) else sublayers(layer)
+    for each in inner:
+        name = f"{within[0]}/{each.name}" if within else each.name
+        splits = divided and isinstance(each, keras.Model)
+        yield NamedLayer(name, each, within, whole=divided and not splits)
+        yield from _walk(each, (name, *within), divided=splits)
+
+
+def divide_by_bytes(layers: Sequence[NamedLayer], count: int) -> list[tuple[keras.Layer, int]]:
+    """Divides layers into stages whose largest has as few bytes of weights as possible.
+
+    Returns:
+        Each layer with its stage. A layer without weights is in the stage of the one before it.
+
+    Raises:
+        TrainingError: fewer layers have weights than there are stages.
+    """
+    whole = [each.layer for each in layers if each.whole]
+    sizes, seen = [], set[int]()
+    for layer in whole:
+        own = [weight for weight in layer.weights if id(weight) not in seen]
+        seen.update(map(id, own))
+        sizes.append(sum(int(np.prod(weight.shape)) for weight in own))
+    weighted = [index for index, size in enumerate(sizes) if size]
+    if len(weighted) < count:
+        raise TrainingError(
+            f"the model cannot be split into {count} stages: only {len(weighted)} of its layers have weights",
+            code="model-not-splittable",
+            hint="use fewer stages, or name inner layers in place: {'block/attention': worker:0}",
+        )
+    starts = {weighted[first] for first in _cuts([sizes[index] for index in weighted], count)}
+    stage, divided = 0, []
+    for index, layer in enumerate(whole):
+        stage += index in starts
+        divided.append((layer, stage))
+    return divided
+
+
+def _cuts(sizes: Sequence[int], count: int) -> list[int]:
+    """The index at which each part but the first starts; the largest part is as small as possible, none is empty."""
+    sums = np.concatenate([[0], np.cumsum(sizes)])
+    best = {(1, end): (float(sums[end]), 0) for end in range(1, len(sizes) + 1)}
+    for parts in range(2, count + 1):
+        for end in range(parts, len(sizes) + 1):
+            best[parts, end] = min(
+                (max(best[parts - 1, start][0], float(sums[end] - sums[start])), start)
+                for start in range(parts - 1, end)
+            )
+    cuts, end = [], len(sizes)
+    for parts in range(count, 1, -1):
+        end = best[parts, end][1]
+        cuts.append(end)
+    return cuts
+
+
+def divide_by_name(layers: Sequence[NamedLayer], place: Mapping[str, str]) -> list[tuple[keras.Layer, int]]:
+    """Divides layers as the user has named them.
+
+    Returns:
+        Each layer with its stage. A layer that no pattern matches is where the layer is that contains it, or if it has
+        no weights, where the one before it is.
+
+    Raises:
+        TrainingError: a pattern matches no layer, or a layer with weights is not placed.
+    """
+    numbers = {task: number for number, task in enumerate(sorted(set(place.values()), key=_index))}
+    for pattern in place:
+        if not any(fnmatchcase(each.name, pattern) for each in layers):
+            raise TrainingError(
+                f"place names {pattern!r}, which no layer of the model has as its name",
+                code="unknown-layer",
+                hint=f"its layers are {', '.join(each.name for each in layers)[:300]}",
+            )
+    found: dict[str, int] = {}
+    stage, divided = 0, []
+    for each in layers:
+        named = next((task for pattern, task in place.items() if fnmatchcase(each.name, pattern)), None)
+        outer = next((found[name] for name in each.within if name in found), None)
+        own = numbers[named] if named is not None else outer
+        if own is None and each.whole:
+            if _unplaced(each, layers, place):
+                raise TrainingError(
+                    f"place names no worker for the layer {each.name!r}",
+                    code="layer-not-placed",
+                    hint="add it to place, or '*' as the last pattern for all other layers",
+                )
+            own = None if each.layer.weights else stage
+        if own is not None:
+            found[each.name] = stage = own
+            divided.append((each.layer, own))
+    return divided
+
+
+def _unplaced(layer: NamedLayer, layers: Sequence[NamedLayer], place: Mapping[str, str]) -> bool:
+    """Whether weights of a layer that is not named are in no inner layer that is."""
+    inner = [each for each in layers if layer.name in each.within]
+    placed = {
+        id(weight)
+        for each in inner
+        if any(fnmatchcase(each.name, pattern) for pattern in place)
+        for weight in each.layer.weights
+    }
+    return any(id(weight) not in placed for weight in layer.layer.weights)
+
+
+def _index(task: str) -> int:
+    return int(task.partition(":")[2])
