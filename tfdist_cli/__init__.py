@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tfdist_cli.launch.handle import Run, launch
     from tfdist_cli.protocol.environment import run_dir
     from tfdist_cli.spec.sections.updates import EmbeddingRule, LearningRate, ShardRule, Updates
+    from tfdist_cli.train import layers
     from tfdist_cli.train.checkpoint.export import export
     from tfdist_cli.train.cluster.join import is_chief, scope
     from tfdist_cli.train.data.files import list_files, read_file, read_lines, read_records
@@ -66,6 +67,7 @@ __all__ = [
     "fit",
     "is_chief",
     "launch",
+    "layers",
     "list_files",
     "predict",
     "read_file",
@@ -82,6 +84,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("importlib.metadata").version("tfdist-cli")
     if name == "launch":  # a package that can be called
         return importlib.import_module("tfdist_cli.launch")
+    if name == "layers":
+        importlib.import_module("tfdist_cli.requirements").require_backend()
+        return importlib.import_module("tfdist_cli.train.layers")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if ".train." in _MODULES[name]:

@@ -21,6 +21,7 @@ SMALLER = {
     "crnn": ["params.lines={train: 700, test: 40}"],
     "digits_augmented": ["params.shift=0"],
     "dlrm": ["params.examples={train: 700, test: 40}", "params.rows=2000"],
+    "stream": ["params.examples={train: 700, test: 40}", "params.max_bytes=60000"],
     "two_tower": ["params.examples={train: 700, test: 40}", "params.users=300", "params.items=100"],
 }
 
@@ -40,6 +41,7 @@ CONTRACTS = {
     "ctr": Contract(700, (1,), (), "float32"),
     "crnn": Contract(700, (16, 11), (6,), "int32"),
     "dlrm": Contract(700, (1,), (), "float32"),
+    "stream": Contract(700, (1,), (1,), "float32"),
     "two": Contract(700, (1,), (), "float32"),
 }
 

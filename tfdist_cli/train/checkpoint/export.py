@@ -22,6 +22,7 @@ from tfdist_cli.spec.path_scheme import Location, Url, checked_location
 from tfdist_cli.storage.tree import check_replaceable, upload_result
 from tfdist_cli.train.checkpoint.model_files import quantize_weights, require_quantization, write_model
 from tfdist_cli.train.checkpoint.signatures import Signatures, write_saved_model
+from tfdist_cli.train.layers.dynamic_tables import index_variables
 from tfdist_cli.train.model.train_step import last_build_spec
 from tfdist_cli.train.tf_compat.keras_model import Functional, build_shapes, layers_of
 from tfdist_cli.train.tf_compat.op_errors import shortened
@@ -93,7 +94,7 @@ def export(
     if quantize:
         quantize_weights(plain)
     with _written(path) as temporary:
-        if signatures:
+        if signatures or (format == "saved_model" and index_variables(plain)):
             write_saved_model(plain, temporary, input_signature, signatures)
         else:
             write_model(plain, temporary, format, input_signature)
@@ -325,7 +326,8 @@ def _check_same(model: keras.Model, plain: keras.Model) -> None:
 
 def _copy(model: keras.Model, plain: keras.Model) -> None:
     """Copies the weights of one model to another; of sharded variables, a few rows at a time."""
-    for weight, own in zip(model.weights, plain.weights, strict=True):
+    some, others = ([*each.weights, *index_variables(each)] for each in (model, plain))
+    for weight, own in zip(some, others, strict=True):
         for piece in pieces(weight):
             if isinstance(piece, Block):
                 replace(piece, shard=own.value, start=piece.first).write(piece.read())

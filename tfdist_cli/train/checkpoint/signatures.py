@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist_cli.errors import UsageError
+from tfdist_cli.train.layers.dynamic_tables import index_variables
 
 Signature = Any
 """A Keras model; a `tf.function` with an `input_signature`; or a function and its input signature."""
@@ -24,7 +25,7 @@ _HINT = (
 
 
 def write_saved_model(
-    model: keras.Model, path: Path, input_signature: Sequence[Any] | None, signatures: Signatures
+    model: keras.Model, path: Path, input_signature: Sequence[Any] | None, signatures: Signatures | None = None
 ) -> None:
     """Writes a SavedModel with the model as `serve`, and with further signatures.
 
@@ -32,14 +33,16 @@ def write_saved_model(
         model: the model; its variables are in this process.
         path: the folder, which does not exist.
         input_signature: the `tf.TensorSpec`s of the model's inputs; None if the model knows them.
-        signatures: returns the further signatures of this model.
+        signatures: returns the further signatures of this model; None for none.
 
     Raises:
         UsageError: the signatures are invalid, or cannot be written.
     """
     archive = keras.export.ExportArchive()
     archive.track_and_add_endpoint(SERVE, model, input_signature or _inputs(model))
-    for name, signature in _checked(signatures(model)).items():
+    if indices := index_variables(model):
+        archive.add_variable_collection("indices", indices)  # Keras tracks only what it trains or saves itself
+    for name, signature in _checked(signatures(model) if signatures else {}).items():
         _add(archive, name, signature)
     try:
         archive.write_out(str(path), verbose=False)

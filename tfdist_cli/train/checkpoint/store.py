@@ -295,7 +295,7 @@ class CheckpointFolder:
         state = checkpoint.state
         saved = [(dtype, tuple(shape)) for _, dtype, shape in state.shapes]
         wanted = [(dtype, tuple(shape)) for _, dtype, shape in _shapes(step)]
-        count = len(step.parameters) + len(step.state)
+        count = len(step.parameters) + len(step.saved_state)
         if (saved if optimizer else saved[:count]) != (wanted if optimizer else wanted[:count]):
             raise TrainingError(
                 f"{checkpoint.location} is a checkpoint of another model: {_difference(state.shapes, _shapes(step))}",

@@ -70,7 +70,7 @@ class Snapshot:
 
 def saved_variables(step: ModelStep) -> list[keras.Variable]:
     """Returns the variables that a checkpoint holds, in their order: parameters, other state, the optimizer's."""
-    return [*step.parameters, *step.state, *step.optimizer_variables]
+    return [*step.parameters, *step.saved_state, *step.optimizer_variables]
 
 
 def largest_task_bytes(step: ModelStep) -> int:
@@ -100,7 +100,7 @@ class _Entry:
 
 def _batches(step: ModelStep, *, optimizer: bool = True) -> Iterator[list[_Entry]]:
     """Yields the entries of a checkpoint in batches; a batch of several entries has at most `FILE_BYTES`."""
-    groups = {"parameters": step.parameters, "state": step.state}
+    groups = {"parameters": step.parameters, "state": step.saved_state}
     if optimizer:
         groups["optimizer"] = step.optimizer_variables
     batch: list[_Entry] = []

@@ -23,6 +23,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.layers.dynamic_embedding import row_index_of
 from tfdist_cli.train.model.additivity import dependents
 from tfdist_cli.train.model.step_trace import placeholder_for
 from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, Tensors
@@ -82,6 +84,9 @@ class _Calls:
 class EmbeddingTables:
     """The tables of a model of which steps fetch rows.
 
+    The ids of a `DynamicEmbedding` are replaced with numbers of rows by its index; from there on, it is a table like
+    all others.
+
     Args:
         step: the model's step, built.
         element_spec: the `tf.TypeSpec`s of a batch.
@@ -99,7 +104,7 @@ class EmbeddingTables:
         self._calls: dict[bool, _Calls] = {}
         indices = {id(variable): index for index, variable in enumerate(step.parameters)}
         candidates = []
-        for each in [] if min_bytes is None else _large_variables(step.model, min_bytes):
+        for each in _large_variables(step.model, min_bytes):
             if id(each.variable) in indices and each.variable.constraint is None:
                 candidates.append(each)
             elif each.main:
@@ -124,6 +129,7 @@ class EmbeddingTables:
             return Lookup([], [[] for _ in batches])
         calls = self._calls[training]
         ids = [calls.ids(*tf.nest.flatten(batch, expand_composites=True)) for batch in batches]
+        self._index_ids(ids, calls.tables, training)
         # Sorted by table. All ids are processed at once, since the overhead of an operation exceeds its work here.
         order = sorted((table, n, call) for n in range(len(batches)) for call, table in enumerate(calls.tables))
         if not order:
@@ -174,6 +180,20 @@ class EmbeddingTables:
 
         return scope
 
+    def _index_ids(self, ids: list[list[tf.Tensor]], tables: list[int], training: bool) -> None:
+        """Replaces the ids of dynamic tables, in place, with the numbers of their rows; in training, creates rows."""
+        for number, table in enumerate(self.tables):
+            index = row_index_of(table.variable)
+            places = [(n, call) for n in range(len(ids)) for call, owner in enumerate(tables) if owner == number]
+            if index is None or not places:
+                continue
+            parts = [ids[n][call] for n, call in places]
+            joined = tf.concat(parts, axis=0) if len(parts) > 1 else parts[0]
+            rows, _ = index.rows(joined, create=training)
+            own = tf.split(rows, tf.stack([tf.size(part) for part in parts]), num=len(parts))
+            for (n, call), part in zip(places, own, strict=True):
+                ids[n][call] = part
+
     def _checked(self, ids: tf.Tensor, owners: tf.Tensor) -> tf.Tensor:
         """Returns the ids as row indices from 0 on; Keras counts negative ids from the end.
 
@@ -217,6 +237,12 @@ class EmbeddingTables:
         return rows, where
 
     def _fetch_completely(self, table: keras.Variable, reason: str) -> None:
+        if row_index_of(table) is not None:
+            raise TrainingError(
+                f"the table {table.path} of a DynamicEmbedding cannot be read row by row: {reason}",
+                code="dynamic-embedding-read-completely",
+                hint="only look up ids of the batch in it",
+            )
         log.info("each step fetches %s completely: %s", table.path, reason)
         self.whole.append((table, reason))
 
@@ -237,6 +263,8 @@ class EmbeddingTables:
             if looked_up and not reason:
                 self.tables.append(Table(indices[id(each.variable)], each.variable))
                 if test_reason:
+                    if row_index_of(each.variable) is not None:
+                        self._fetch_completely(each.variable, test_reason)
                     log.info("each evaluation fetches %s completely: %s", each.variable.path, test_reason)
                     self.evaluated_completely.add(self.tables[-1].parameter_index)
             elif looked_up or each.main:
@@ -367,12 +395,13 @@ def rows_read_from_tables(model: keras.Model, min_bytes: int | None) -> RowReads
         model: the model, built.
         min_bytes: smaller tables are read completely; None: all are.
     """
-    found = () if min_bytes is None else _large_variables(model, min_bytes)
-    return RowReads(tuple(each.variable for each in found))
+    return RowReads(tuple(each.variable for each in _large_variables(model, min_bytes)))
 
 
 def _read_rows(table: keras.Variable, ids: tf.Tensor) -> tf.Tensor:
-    rows = int(table.shape[0])
+    rows, index = int(table.shape[0]), row_index_of(table)
+    if index is not None:
+        ids, _ = index.rows(ids, create=False)
     ids = tf.where(ids < 0, ids + rows, ids)
     inside = tf.reduce_all((ids >= 0) & (ids < rows))
     message = f"a batch looks up rows that {table.path} does not have: it has {rows}"
@@ -440,11 +469,19 @@ class _Variable:
         return "it is not trainable" if self.variable.constraint is None else "it has a constraint"
 
 
-def _large_variables(model: keras.Model, min_bytes: int) -> list[_Variable]:
-    """Returns the variables of at least `min_bytes` bytes that `Embedding` layers have, each once."""
+def _large_variables(model: keras.Model, min_bytes: int | None) -> list[_Variable]:
+    """Returns the variables that are read row by row if possible, each once.
+
+    They are the tables of `DynamicEmbedding` layers, and the variables of at least `min_bytes` bytes that other
+    `Embedding` layers have, if it is not None.
+    """
     embeddings = [layer for layer in layers_of(model) if isinstance(layer, keras.layers.Embedding) and layer.built]
     found = {id(variable): _Variable(layer, variable) for layer in embeddings for variable in layer.variables}
-    return [each for each in found.values() if _bytes(each.variable) >= min_bytes and each.variable.shape.rank]
+
+    def is_large(variable: keras.Variable) -> bool:
+        return min_bytes is not None and bool(variable.shape.rank) and _bytes(variable) >= min_bytes
+
+    return [each for each in found.values() if row_index_of(each.variable) is not None or is_large(each.variable)]
 
 
 def _of_any_size(spec: Any) -> Any:

@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.data import mismatch
+from tfdist_cli.train.layers.dynamic_tables import attach_slots, index_variables
 from tfdist_cli.train.model import losses
 from tfdist_cli.train.model.additivity import adds_up
 from tfdist_cli.train.model.assignments import (
@@ -190,6 +191,7 @@ class ModelStep:
                 raise
             raise mismatch.explained(self.model, element_spec, error) from error
         losses.wrap_sum_losses(self.model)
+        attach_slots(self.model)
         if self.own_step:
             self._traced(element_spec)
 
@@ -262,6 +264,11 @@ class ModelStep:
         updated = {id(variable) for variable in self._updated}
         variables = [*self.model.trainable_variables, *self.model.non_trainable_variables]
         return [*(variable for variable in variables if id(variable) not in updated), *more]
+
+    @property
+    def saved_state(self) -> list[keras.Variable]:
+        """What checkpoints hold of the model beside parameters: the state, and the indices of dynamic tables."""
+        return [*self.state, *index_variables(self.model)]
 
     @property
     def recurrent_state(self) -> list[keras.Variable]:

@@ -21,7 +21,7 @@ from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 from tfdist_cli.train.tf_compat.patching import original, replaced
 
 Gather = Callable[[keras.Variable, tf.Tensor], tf.Tensor]
-"""Returns rows of a variable, shape (n, …), for flat ids, int32, shape (n,)."""
+"""Returns rows of a variable, shape (n, …), for flat ids, int32, shape (n,); of a `DynamicEmbedding`, int64."""
 ShardedVariable = _ShardedVariable
 """A variable that is cut into rows. Seen in TensorFlow 2.21.0: `sharded_variable.ShardedVariable`. Reason: strategies
 create them, and the class is exported as `tf.__internal__.distribute.ShardedVariable` only. Replace with: a public
@@ -120,7 +120,8 @@ def _rows(table: keras.Variable, ids: Any, gather: Gather) -> Any:
     if isinstance(ids, tf.SparseTensor):  # Keras looks up row 0 where there is no id
         ids = tf.ensure_shape(tf.sparse.to_dense(ids), ids.shape)
     ids = tf.convert_to_tensor(ids)
-    rows = gather(table, tf.reshape(_as_int32(ids), [-1]))
+    any_ids = "row_index" in vars(table)  # of a `DynamicEmbedding`
+    rows = gather(table, tf.reshape(ids if any_ids else _as_int32(ids), [-1]))
     width = table.shape[1:].as_list()
     static = ids.shape.rank and all(ids.shape[1:])
     shape: Any = [-1, *ids.shape[1:], *width] if static else tf.concat([tf.shape(ids), width], axis=0)

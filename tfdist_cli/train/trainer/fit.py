@@ -20,6 +20,7 @@ from tfdist_cli.train.engine.base import Engine
 from tfdist_cli.train.engine.model_parallel.stages import place_layers
 from tfdist_cli.train.engine.pacing import auto_steps_per_execution
 from tfdist_cli.train.engine.select import select_engine
+from tfdist_cli.train.layers.dynamic_tables import index_variables
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.tf_compat.keras_model import profiles_batches
 from tfdist_cli.train.trainer.arguments import check_choice, check_counts, refuse_unknown
@@ -200,7 +201,7 @@ def train(context: ClusterContext, model: keras.Model, config: TrainingConfig) -
             if context.stages:
                 place_layers(context.stages, model)
             if placement := context.placement or context.stages:
-                placement.report(model, step.optimizer_variables)
+                placement.report(model, [*step.optimizer_variables, *index_variables(model)])
             engine = select_engine(context, step, spec, config.rules)
             if engine.is_chief:
                 warn_of_unused_optimizers(model)

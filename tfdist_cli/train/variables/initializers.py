@@ -73,6 +73,11 @@ class InitialValue:
         return int(tf.as_dtype(self.dtype).size * np.prod(self.shape, dtype=np.int64))
 
     @property
+    def row_unit(self) -> int:
+        """How many rows are never divided between two shards: the initializer's `row_unit`, or 1."""
+        return getattr(self.initializer, "row_unit", 1)
+
+    @property
     def is_zeros(self) -> bool:
         """Whether all values are 0."""
         return type(self.initializer).__call__ is keras.initializers.Zeros.__call__

@@ -158,13 +158,15 @@ class Placement:
             return self._create(creator, **kwargs)
         if isinstance(beside, RowShardedVariable):
             creators = [functools.partial(self._create, creator, colocate_with=shard) for shard in beside.variables]
-            return _create_sharded(initial, creators, kwargs)
-        count = self._rules.shard_count(initial.shape, initial.bytes, len(self.bytes))
+            return _create_sharded(initial, creators, kwargs, _sizes_beside(beside, initial.shape[0]))
+        units = initial.shape and (initial.shape[0] // initial.row_unit, *initial.shape[1:])
+        count = self._rules.shard_count(units, initial.bytes, len(self.bytes))
         if beside is not None or count == 1:
             return self._create(creator, **kwargs)
         creator = creator_of(self._strategy, creator, kwargs)
         creators = [functools.partial(self._create_on, ps, creator) for ps in self._next(count)]
-        return _create_sharded(initial, creators, kwargs)
+        sizes = [size * initial.row_unit for size in shard_sizes(units[0], count)]
+        return _create_sharded(initial, creators, kwargs, sizes)
 
     def _create_on_next(self, creator: Callable[..., Any], **kwargs: Any) -> Any:
         (ps,) = self._next(1)
@@ -215,8 +217,13 @@ def _variables(count: int) -> str:
     return f"{count} variable{'' if count == 1 else 's'}"
 
 
+def _sizes_beside(variable: RowShardedVariable, rows: int) -> list[int]:
+    """Returns the rows of each shard of a variable that is sharded as another one, with any number of rows."""
+    return [int(shard.shape[0]) * rows // int(variable.shape[0]) for shard in variable.variables]
+
+
 def _create_sharded(
-    initial: InitialValue, creators: Sequence[Callable[..., Any]], kwargs: dict[str, Any]
+    initial: InitialValue, creators: Sequence[Callable[..., Any]], kwargs: dict[str, Any], sizes: Sequence[int]
 ) -> RowShardedVariable:
     """Creates the shards of a variable, then computes the initial value on their devices, block by block.
 
@@ -224,9 +231,10 @@ def _create_sharded(
         initial: the initial value of the whole variable.
         creators: a function for each shard that creates a TensorFlow variable.
         kwargs: the arguments for the whole variable.
+        sizes: the number of rows of each shard.
     """
     shards = []
-    for index, (create, rows) in enumerate(zip(creators, shard_sizes(initial.shape[0], len(creators)), strict=True)):
+    for index, (create, rows) in enumerate(zip(creators, sizes, strict=True)):
         shape = (rows, *initial.shape[1:])
         own = {
             "name": f"{kwargs.get('name') or 'variable'}/part_{index}",

@@ -28,6 +28,7 @@ from tfdist_cli.train.engine.fallback import FirstExecution, attempted, reason
 from tfdist_cli.train.engine.mirrored.gradient_packing import GradientPacking
 from tfdist_cli.train.engine.step_timer import StepTimer, time_of
 from tfdist_cli.train.engine.unrolling import unrolled_steps
+from tfdist_cli.train.layers.dynamic_tables import refuse_dynamic_tables, require_row_updates
 from tfdist_cli.train.model.assignments import Assigned
 from tfdist_cli.train.model.evaluation import batch_evaluation_function, evaluation_function
 from tfdist_cli.train.model.evaluation_state import EvaluationState
@@ -41,6 +42,7 @@ from tfdist_cli.train.optimizers.apply import (
     leaf_optimizers,
     learning_rate_at,
     substituted,
+    supports_sparse_updates,
 )
 from tfdist_cli.train.optimizers.learning_rate import RateScaling
 from tfdist_cli.train.optimizers.registry import fused
@@ -103,6 +105,7 @@ class MirroredEngine:
         self._assigned = assigned_variables(strategy)
         self._members = membership
         self._replicas: int = strategy.num_replicas_in_sync
+        self._check_tables()
         self._local = self._replicas // len(membership.tasks)
         self._sums_on_gpus = self._replicas > 1 and "GPU" in strategy.extended.worker_devices[0]
         if self._sums_on_gpus and rules.wire == "bfloat16":
@@ -148,6 +151,14 @@ class MirroredEngine:
         own = [index for index, variable in enumerate(self._step.state) if id(variable) in recurrent]
         assigned = self._step.assigned_state(self._element_spec)
         return own, self._seeds.exclude([index for index in assigned if index not in own])
+
+    def _check_tables(self) -> None:
+        """Checks that dynamic tables, if the model has any, can be trained."""
+        step = self._step
+        if self._replicas > 1:
+            refuse_dynamic_tables(step.model, "mirrored workers")
+        possible = not step.updates_within and supports_sparse_updates(step.optimizer, step.parameters)
+        require_row_updates(step.model, possible=possible)
 
     def _new_division(self, element_spec: Any) -> tuple[DividedBatches | None, BatchSizes | None]:
         """How the examples of a step are divided among the replicas, if by speed."""

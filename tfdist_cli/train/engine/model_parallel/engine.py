@@ -25,6 +25,7 @@ from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules,
 from tfdist_cli.train.engine.fallback import FirstExecution
 from tfdist_cli.train.engine.model_parallel.micro_batches import MicroBatches
 from tfdist_cli.train.engine.unrolling import unrolled_steps
+from tfdist_cli.train.layers.dynamic_tables import refuse_dynamic_tables
 from tfdist_cli.train.model.evaluation import batch_evaluation_function, evaluation_function
 from tfdist_cli.train.model.evaluation_state import EvaluationState
 from tfdist_cli.train.model.metrics import MetricTotals
@@ -64,6 +65,7 @@ class ModelParallelEngine:
         element_spec: Any,
         rules: Rules = DEFAULT_RULES,
     ) -> None:
+        refuse_dynamic_tables(step.model, "model parallelism")
         self._step, self._strategy, self._stages, self._rules = step, strategy, stages, rules
         self._micro = MicroBatches.of(element_spec, rules.micro_batches)
         self.sharers = stages.replicas

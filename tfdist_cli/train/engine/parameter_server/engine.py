@@ -26,6 +26,7 @@ from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, Param
 from tfdist_cli.train.engine.parameter_server.transport import Transport
 from tfdist_cli.train.engine.parameter_server.update_rule import UpdateRule, check_updates_within, rule_of
 from tfdist_cli.train.engine.parameter_server.workers import WorkerData, Workers, places
+from tfdist_cli.train.layers.dynamic_tables import require_row_updates
 from tfdist_cli.train.model.compute_device import worker_device_scope
 from tfdist_cli.train.model.embeddings import EmbeddingTables
 from tfdist_cli.train.model.evaluation import evaluation_function
@@ -119,14 +120,12 @@ class ParameterServerEngine:
         step, element_spec = self._step, self._element_spec
         optimizer, parameters = step.optimizer, step.parameters
         # A step of the model's own computes gradients of whole tables.
-        rows = (
-            not (step.own_step or step.updates_within)
-            and supports_sparse_updates(optimizer, parameters)
-            and rules.embeddings is not None
-        )
+        rows = not (step.own_step or step.updates_within) and supports_sparse_updates(optimizer, parameters)
+        require_row_updates(step.model, possible=rows and rules.optimized)
         seeds = SeedCounters(step, element_spec, self.workers if self.synchronous else 1)
         retained = step.retained_state(element_spec)
-        tables = EmbeddingTables(step, element_spec, rules.embeddings.min_bytes if rows and rules.embeddings else None)
+        min_bytes = rules.embeddings.min_bytes if rows and rules.embeddings else None
+        tables = EmbeddingTables(step, element_spec, min_bytes)
         scope = worker_device_scope()
         context = ParameterServerContext(
             step,

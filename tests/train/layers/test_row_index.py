@@ -1,0 +1,132 @@
+"""The index of a dynamic table gives each id one row, and rows of little use to new ids."""
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist_cli.train.layers import row_index
+from tfdist_cli.train.layers.initial_rows import InitialRows
+from tfdist_cli.train.layers.row_index import GROUP, RowIndex, RowPolicy, hashed, unhashed
+
+pytestmark = pytest.mark.slow
+
+WIDTH = 2
+PLAIN = RowPolicy()
+CANDIDATES = 2 * row_index.WAYS
+
+
+def index(groups=1, policy=PLAIN, initializer=None):
+    table = keras.Variable(np.zeros((groups * GROUP, WIDTH), np.float32), name="table")
+    return RowIndex(table, InitialRows(initializer or keras.initializers.Ones(), WIDTH), policy)
+
+
+def looked_up(of, *ids, create=True):
+    """The rows of ids in one lookup."""
+    return of.rows(tf.constant(ids, tf.int64), create=create)[0].numpy()
+
+
+def same_candidates(count):
+    """Ids that all have the same candidates in a table of one group."""
+    ids = np.arange(200_000, dtype=np.int64)
+    buckets = row_index._buckets(hashed(tf.constant(ids)), tf.zeros(len(ids), tf.int32)).numpy()
+    found = ids[(buckets == buckets[0]).all(axis=1)]
+    assert len(found) >= count
+    return found[:count].tolist()
+
+
+@pytest.mark.parametrize(
+    "initializer",
+    [keras.initializers.RandomUniform(seed=3), keras.initializers.RandomNormal(seed=4), keras.initializers.Constant(2)],
+)
+@pytest.mark.parametrize("width", [4, 5])
+def test_initial_rows_are_those_of_an_embedding(initializer, width):
+    ids = np.array([0, 7, 49, 3])
+    rows = InitialRows(initializer, width)(tf.constant(ids), tf.float32)
+    np.testing.assert_allclose(rows, np.asarray(initializer((50, width), "float32"))[ids], rtol=1e-6, atol=1e-7)
+
+
+def test_hashes_of_ids_have_inverses():
+    ids = np.array([0, 1, -1, 2**63 - 1, -(2**63), 123456789], np.int64)
+    assert (unhashed(hashed(tf.constant(ids)).numpy()) == ids).all()
+
+
+def test_each_id_has_one_row_until_the_table_is_four_fifths_full():
+    of, ids = index(4), np.random.default_rng(0).integers(-(2**63), 2**63, 4 * GROUP * 8 // 10)
+    rows = looked_up(of, *ids)
+    assert len(set(rows)) == len(ids)
+    assert rows.min() > 0
+    assert (looked_up(of, *ids[::-1], create=False)[::-1] == rows).all()
+    found, at = of.ids()
+    assert dict(zip(found, at, strict=True)) == dict(zip(ids, rows, strict=True))
+
+
+def test_ids_without_a_row_have_row_0():
+    of = index()
+    assert looked_up(of, 5, create=False).tolist() == [0]
+    assert looked_up(of, 5, 5)[0] > 0
+
+
+def test_a_full_table_without_eviction_is_an_error():
+    of, ids = index(), same_candidates(CANDIDATES + 1)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="is full"):
+        looked_up(of, *ids)
+
+
+@pytest.mark.parametrize("evict", ["lru", "lfu"])
+def test_a_new_id_replaces_the_one_of_least_use(evict):
+    of, ids = index(policy=RowPolicy(evict=evict)), same_candidates(CANDIDATES + 2)
+    *first, old, new = ids[: CANDIDATES - 1] + ids[-2:]
+    for each in (old, *first, *first[:-1]):  # `old` is the least recent, `first[-1]` was used as often as `old`
+        looked_up(of, each)
+    looked_up(of, old) if evict == "lfu" else None
+    gone = old if evict == "lru" else first[-1]
+    row = looked_up(of, gone, create=False)
+    of.table.assign(tf.fill(of.table.shape, 7.0))
+    assert looked_up(of, new) == row
+    assert looked_up(of, gone, create=False) == [0]
+    assert (of.table.numpy()[row] == 1).all()  # its initial value
+
+
+def test_rows_of_one_lookup_are_not_replaced_by_it():
+    of, ids = index(policy=RowPolicy(evict="lru")), same_candidates(CANDIDATES + 3)
+    rows = looked_up(of, *ids)
+    assert sorted(set(rows))[0] == 0
+    assert len(set(rows)) == CANDIDATES + 1  # the last ids have no row of their own
+
+
+def test_rows_that_are_not_used_expire():
+    of, ids = index(policy=RowPolicy(ttl=1e-6)), same_candidates(CANDIDATES + 1)
+    looked_up(of, *ids[:CANDIDATES])
+    assert looked_up(of, ids[CANDIDATES])[0] > 0
+
+
+def test_an_id_is_admitted_at_its_nth_occurrence():
+    of = index(policy=RowPolicy(admit_after=3))
+    assert looked_up(of, 5, 5, 6).tolist() == [0, 0, 0]
+    assert of.ids()[0].tolist() == []
+    assert looked_up(of, 5)[0] > 0
+    assert looked_up(of, 6, 5, create=False).tolist() == [0, looked_up(of, 5)[0]]
+    assert of.ids()[0].tolist() == [5]
+
+
+def test_workers_that_meet_the_same_new_ids_get_the_same_rows(monkeypatch):
+    monkeypatch.setattr(row_index, "_is_shared", lambda: True)
+    of, found = index(8), []
+    look_up = tf.function(lambda ids: of.rows(ids, create=True)[0], input_signature=[tf.TensorSpec([None], tf.int64)])
+    batches = [tf.range(start, start + 256, dtype=tf.int64) for start in range(0, 5000, 128)]
+
+    def work():
+        found.append([look_up(batch).numpy() for batch in batches])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == len(threads)
+    for rows in zip(*found, strict=True):
+        assert all((each == rows[0]).all() for each in rows)
+    assert sorted(of.ids()[0]) == list(range(int(batches[-1][-1]) + 1))

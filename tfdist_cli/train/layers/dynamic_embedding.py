@@ -1,0 +1,175 @@
+"""A Keras layer that turns any ids into vectors: a row of its table is created when an id is seen first."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.train.layers.initial_rows import InitialRows
+from tfdist_cli.train.layers.row_index import GROUP, Eviction, RowIndex, RowPolicy
+
+FILL = 0.8
+"""How many of its rows a table without eviction uses: there is a free row for each new id until then."""
+_INDEX_BYTES = 20
+"""The bytes of the index for each row."""
+_TEXT_HASHES = 2**63 - 1
+
+
+class _Rows(keras.initializers.Zeros):
+    """The initial value of a table: its rows get theirs when they are created.
+
+    Attributes:
+        row_unit: shards have a multiple of so many rows.
+    """
+
+    row_unit = GROUP
+
+
+@keras.saving.register_keras_serializable("tfdist")
+class DynamicEmbedding(keras.layers.Embedding):
+    """Turns ids into vectors of a fixed size, like `keras.layers.Embedding`, for ids that are not known in advance.
+
+    Ids are any integers or strings. A row of the table is created when a training step looks up an id first. Its
+    initial value depends on the id and the seed of the initializer alone: for the ids 0, 1, 2 … it is that of an
+    `Embedding`. Ids that have no row, such as new ones in evaluation, have the default row, which starts as zeros; ids
+    that are not admitted yet train it.
+
+    Args:
+        dim: the size of the vectors.
+        capacity: how many ids have rows at the same time. Without `evict`, the training fails when there are more.
+        max_bytes: in place of `capacity`, the most bytes of rows and index; slots of the optimizer are as large as the
+            rows, and count extra. Needs `evict`.
+        admit_after: an id has a row from its n-th occurrence on; before, the default row is its row.
+        evict: which row a new id replaces when no row is free for it, `lru` (the least recently used) or `lfu` (the
+            least frequently used).
+        ttl: seconds; rows not used for so long are replaced first.
+        embeddings_initializer: `RandomUniform`, `RandomNormal`, `Zeros`, `Ones` or `Constant`.
+        **kwargs: those of every layer.
+
+    Raises:
+        UsageError: an argument is not valid.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        capacity: int | None = None,
+        *,
+        max_bytes: int | None = None,
+        admit_after: int = 1,
+        evict: Eviction | None = None,
+        ttl: float | None = None,
+        embeddings_initializer: Any = "uniform",
+        **kwargs: Any,
+    ) -> None:
+        _check(capacity, max_bytes, admit_after, evict, ttl)
+        if max_bytes is not None:
+            rows = max_bytes // (4 * dim + _INDEX_BYTES) // GROUP * GROUP
+        else:
+            rows = math.ceil((capacity or 0) / (1 if evict else FILL) / GROUP) * GROUP
+        if not rows:
+            raise UsageError(
+                f"max_bytes is {max_bytes}, less than the smallest table of {GROUP * (4 * dim + _INDEX_BYTES)}",
+                code="invalid-argument",
+            )
+        super().__init__(rows, dim, embeddings_initializer=embeddings_initializer, **kwargs)
+        self.capacity, self.max_bytes = capacity, max_bytes
+        self.policy = RowPolicy(admit_after, evict, ttl)
+        self._initial = InitialRows(self.embeddings_initializer, dim)
+
+    def build(self, input_shape: Any = None) -> None:  # noqa: ARG002 as Keras's
+        """Creates the table and its index."""
+        self._embeddings = self.add_weight(
+            shape=(self.input_dim, self.output_dim), initializer=_Rows(), name="embeddings"
+        )
+        index = RowIndex(self._embeddings, self._initial, self.policy)
+        # Not as attributes that Keras tracks: steps must not fetch the index as they fetch other variables.
+        vars(self._embeddings)["row_index"] = index
+        self.built = True
+
+    @property
+    def index(self) -> RowIndex:
+        """The index of the table."""
+        return row_index_of(self._embeddings)
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Returns the vectors of ids; in training, new ids get rows."""
+        if isinstance(inputs, tf.RaggedTensor):
+            return inputs.with_flat_values(self.call(inputs.flat_values, training=training))
+        ids = as_ids(inputs)
+        looked_up = vars(self._embeddings).get("sparse_read")
+        if looked_up:
+            return looked_up(ids)
+        flat = tf.reshape(ids, [-1])
+        rows, created = self.index.rows(flat, create=bool(training))
+        values = keras.ops.take(self._embeddings, rows, axis=0)
+        if training:  # the step has read the table before the rows were created
+            fresh = tf.cast(self.index.initial_rows(flat), values.dtype)
+            values += tf.stop_gradient(tf.where(created[:, None], fresh - values, tf.zeros_like(values)))
+        shape = tf.concat([tf.shape(ids), [self.output_dim]], axis=0)
+        return tf.ensure_shape(tf.reshape(values, shape), [*ids.shape, self.output_dim])
+
+    def vocabulary(self) -> tuple[Any, Any]:
+        """Returns the ids that have rows, int64, shape (n,), and their rows in the table, int32, shape (n,).
+
+        A string is represented by `tf.strings.to_hash_bucket_fast(string, 2**63 - 1)`.
+        """
+        return self.index.ids()
+
+    def save_own_variables(self, store: Any) -> None:
+        """See `keras.Layer`; the index is saved with the table."""
+        for number, variable in enumerate([self._embeddings, *self.index.variables]):
+            store[str(number)] = variable.numpy()
+
+    def load_own_variables(self, store: Any) -> None:
+        """See `keras.Layer`."""
+        for number, variable in enumerate([self._embeddings, *self.index.variables]):
+            variable.assign(store[str(number)])
+
+    def quantize(self, *_: Any, **__: Any) -> None:
+        """See `keras.Layer`: Keras leaves out the layers that cannot."""
+        raise NotImplementedError("a DynamicEmbedding is not quantized")
+
+    def get_config(self) -> dict[str, Any]:
+        """See `keras.Layer`."""
+        config = super().get_config()
+        own = {key: config[key] for key in ("name", "trainable", "dtype", "embeddings_initializer") if key in config}
+        policy = {"admit_after": self.policy.admit_after, "evict": self.policy.evict, "ttl": self.policy.ttl}
+        return own | policy | {"dim": self.output_dim, "capacity": self.capacity, "max_bytes": self.max_bytes}
+
+
+def row_index_of(variable: keras.Variable) -> Any:
+    """Returns the `RowIndex` of a table; None for any other variable."""
+    return vars(variable).get("row_index")
+
+
+def as_ids(inputs: Any) -> tf.Tensor:
+    """Returns ids as int64; strings by their hash."""
+    if isinstance(inputs, tf.SparseTensor):
+        inputs = tf.sparse.to_dense(inputs)
+    inputs = tf.convert_to_tensor(inputs)
+    if inputs.dtype == tf.string:
+        return tf.strings.to_hash_bucket_fast(inputs, _TEXT_HASHES)
+    return tf.cast(inputs, tf.int64)
+
+
+def _check(capacity: Any, max_bytes: Any, admit_after: int, evict: Any, ttl: Any) -> None:
+    problem = None
+    if (capacity is None) == (max_bytes is None):
+        problem = "DynamicEmbedding needs either capacity or max_bytes"
+    elif (capacity if max_bytes is None else max_bytes) < 1:
+        problem = f"capacity and max_bytes must be at least 1, got {capacity if max_bytes is None else max_bytes}"
+    elif evict not in {None, "lru", "lfu"}:
+        problem = f"evict must be 'lru', 'lfu' or None, got {evict!r}"
+    elif max_bytes is not None and evict is None:
+        problem = "max_bytes needs evict: new ids replace others when the table is full"
+    elif admit_after < 1:
+        problem = f"admit_after must be at least 1, got {admit_after}"
+    elif ttl is not None and ttl <= 0:
+        problem = f"ttl must be positive, got {ttl}"
+    if problem:
+        raise UsageError(problem, code="invalid-argument")
