@@ -8,8 +8,7 @@ from tests.support.recorded import RecordedRun
 class RecordingTracker:
     """Keeps what it gets; `broken` methods raise."""
 
-    def __init__(self, *, replays):
-        self.replays = replays
+    def __init__(self):
         self.calls = []
         self.values = {}
         self.broken = set()
@@ -19,10 +18,6 @@ class RecordingTracker:
 
     def describe(self, run):
         self._called("describe")
-
-    def clear(self, source):
-        self._called("clear")
-        self.values[source] = []
 
     def log(self, source, measurements):
         self.values.setdefault(source, []).extend(
@@ -46,6 +41,14 @@ class RecordingTracker:
         ]
 
 
+class RewritableRecordingTracker(RecordingTracker):
+    """Can also remove what it got."""
+
+    def clear(self, source):
+        self._called("clear")
+        self.values[source] = []
+
+
 @pytest.fixture
 def run(tmp_path):
     """A run that has begun."""
@@ -56,4 +59,4 @@ def run(tmp_path):
 
 @pytest.fixture
 def recording():
-    return RecordingTracker
+    return lambda *, rewritable: RewritableRecordingTracker() if rewritable else RecordingTracker()

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tfdist_cli.tracking.feed import Feed
+from tfdist_cli.tracking.tracker import RewritableTracker
 
 
 def resumed(run, kept):
@@ -22,7 +23,7 @@ def train(run, *steps, lost=0.0):
 
 @pytest.fixture(params=[True, False], ids=["replayed", "extended"])
 def tracker(request, recording):
-    return recording(replays=request.param)
+    return recording(rewritable=request.param)
 
 
 def test_new_lines_are_passed_on_once(run, tracker, tmp_path):
@@ -57,7 +58,7 @@ def test_steps_that_are_taken_again(run, tracker, tmp_path):
     resumed(run, kept=2)
     train(run, 4)
     feed.pass_on()
-    if tracker.replays:
+    if isinstance(tracker, RewritableTracker):
         assert tracker.losses() == [(1, 1.0), (2, 0.5), (4, 0.25)]
     else:  # it cannot remove values: the new one comes after that of the lost step
         assert [step for step, _ in tracker.losses()] == [1, 2, 3, 4, 4]
@@ -68,18 +69,19 @@ def test_another_process_continues(run, tracker, tmp_path, recording):
     train(run, 1, 2)
     Feed(run.path, tracker, tmp_path).pass_on()
     train(run, 4)
-    second = recording(replays=tracker.replays)
+    rewritten = isinstance(tracker, RewritableTracker)
+    second = recording(rewritable=rewritten)
     Feed(run.path, second, tmp_path).pass_on()
     steps = [step for step, _ in second.losses()]
-    assert steps == ([1, 2, 4] if tracker.replays else [4])
+    assert steps == ([1, 2, 4] if rewritten else [4])
 
 
 def test_another_process_notices_lost_steps(run, recording, tmp_path):
     train(run, 1, 2, 3)
-    Feed(run.path, recording(replays=False), tmp_path).pass_on()
+    Feed(run.path, recording(rewritable=False), tmp_path).pass_on()
     resumed(run, kept=1)
     train(run, 2)
-    second = recording(replays=False)
+    second = recording(rewritable=False)
     train(run, 8)
     Feed(run.path, second, tmp_path).pass_on()
     # The second line is what it was: the tracker has it. The third one is another.
@@ -88,7 +90,7 @@ def test_another_process_notices_lost_steps(run, recording, tmp_path):
 
 @pytest.mark.parametrize("broken", ["open", "describe", "log"])
 def test_a_failure_loses_nothing(run, recording, tmp_path, broken):
-    tracker = recording(replays=True)
+    tracker = recording(rewritable=True)
     feed = Feed(run.path, tracker, tmp_path)
     train(run, 1, 2)
     tracker.broken = {broken}
@@ -101,7 +103,7 @@ def test_a_failure_loses_nothing(run, recording, tmp_path, broken):
 
 
 def test_parameters_and_versions_are_described_again_when_they_change(run, recording, tmp_path):
-    tracker = recording(replays=True)
+    tracker = recording(rewritable=True)
     feed = Feed(run.path, tracker, tmp_path)
     feed.pass_on()
     run.happened(2, "versions", task="chief:0", tensorflow="2.21.0", keras="3.15.1")

@@ -42,7 +42,7 @@ def launcher(monkeypatch, recording, run):
 
 
 def test_it_ends_with_the_job(launcher, recording, run):
-    tracker = recording(replays=True)
+    tracker = recording(rewritable=True)
     run.trained(1, 1)
     assert launcher(None, "3", tracker=tracker) == (0, "", [])
     assert tracker.calls[-1] == 3
@@ -50,14 +50,14 @@ def test_it_ends_with_the_job(launcher, recording, run):
 
 
 def test_a_launcher_that_was_killed(launcher, recording):
-    tracker = recording(replays=True)
+    tracker = recording(rewritable=True)
     code, problem, alarms = launcher(None, "", tracker=tracker)
     assert (code, problem, tracker.calls[-1]) == (0, "", None)
     assert len(alarms) == 1
 
 
 def test_a_failure_is_reported_once_and_nothing_is_lost(launcher, recording, run):
-    tracker = recording(replays=False)
+    tracker = recording(rewritable=False)
     tracker.broken = {"open"}
     run.trained(1, 1)
     code, problem, _ = launcher(None, None, "mend", "0", tracker=tracker)
@@ -67,7 +67,7 @@ def test_a_failure_is_reported_once_and_nothing_is_lost(launcher, recording, run
 
 
 def test_a_server_that_stays_away(launcher, recording):
-    tracker = recording(replays=False)
+    tracker = recording(rewritable=False)
     tracker.broken = {"open"}
     code, problem, _ = launcher(None, None, "0", tracker=tracker)
     assert (code, problem.count("ConnectionError")) == (1, 1)

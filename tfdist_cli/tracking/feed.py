@@ -7,7 +7,7 @@ from pathlib import Path
 from tfdist_cli.tracking.description import Describer, Description
 from tfdist_cli.tracking.follower import Follower
 from tfdist_cli.tracking.measurements import SOURCES, Reader
-from tfdist_cli.tracking.tracker import Tracker
+from tfdist_cli.tracking.tracker import RewritableTracker, Tracker
 
 
 class Feed:
@@ -21,9 +21,10 @@ class Feed:
 
     def __init__(self, run: Path, tracker: Tracker, folder: Path) -> None:
         self._tracker = tracker
-        positions = None if tracker.replays else folder
+        self._rewritable = tracker if isinstance(tracker, RewritableTracker) else None
+        positions = None if self._rewritable else folder
         self._followers = {name: Follower(run / name, positions and positions / f"{name}.lines") for name in SOURCES}
-        self._outdated = set(SOURCES) if tracker.replays else set()
+        self._outdated = set(SOURCES) if self._rewritable else set()
         """The files of which the tracker is to be written again."""
         self._reader = Reader(run)
         self._describer = Describer(run)
@@ -40,7 +41,7 @@ class Feed:
             self._tracker.describe(description)
             self._described = description
         for source, follower in self._followers.items():
-            if follower.rewound() and self._tracker.replays:
+            if follower.rewound() and self._rewritable:
                 self._outdated.add(source)
             self._pass_on(source, follower)
 
@@ -53,14 +54,14 @@ class Feed:
         self._tracker.close(exit_code)
 
     def _pass_on(self, source: str, follower: Follower) -> None:
-        if source in self._outdated:
-            self._tracker.clear(source)
+        if self._rewritable and source in self._outdated:
+            self._rewritable.clear(source)
             follower.restart()
             self._outdated.discard(source)
         try:
             for lines in follower.parts():
                 self._tracker.log(source, [each for line in lines for each in self._reader.read(source, line)])
         except Exception:
-            if self._tracker.replays:
+            if self._rewritable:
                 self._outdated.add(source)  # a part of the lines may have been written
             raise

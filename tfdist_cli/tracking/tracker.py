@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tfdist_cli.tracking.description import Description
 from tfdist_cli.tracking.measurements import Measurement
@@ -17,18 +17,11 @@ class Tracker(Protocol):
     A method may raise any exception: it is called again later with the same arguments.
     """
 
-    replays: bool
-    """Whether the tracker is rewritten from the files, instead of being extended, by each process and after values of
-    lost steps were removed."""
-
     def open(self, run: Description) -> None:
         """Creates the tracked run, or continues that of an earlier process."""
 
     def describe(self, run: Description) -> None:
         """Writes the parameters and facts, which a resize or a restart changes."""
-
-    def clear(self, source: str) -> None:
-        """Removes all measurements from a file of the run. Only called if the tracker `replays`."""
 
     def log(self, source: str, measurements: Sequence[Measurement]) -> None:
         """Adds measurements from a file of the run."""
@@ -39,6 +32,18 @@ class Tracker(Protocol):
         Args:
             exit_code: that of the launcher; None if it was killed.
         """
+
+
+@runtime_checkable
+class RewritableTracker(Tracker, Protocol):
+    """A tracker that can remove measurements.
+
+    It is written again from the files, instead of being extended, by each process and after values of lost steps were
+    removed.
+    """
+
+    def clear(self, source: str) -> None:
+        """Removes all measurements from a file of the run."""
 
 
 _MODULES = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb", "csv": "csv_file"}

@@ -9,6 +9,8 @@ from keras.src.losses import loss as keras_losses
 
 from tests.support.compare import CLASSES, FEATURES
 from tfdist_cli.train.model import losses
+from tfdist_cli.train.model.metrics import MetricTotals
+from tfdist_cli.train.model.train_step import ModelStep, values
 
 
 @pytest.fixture
@@ -61,3 +63,37 @@ def test_values_for_each_example_are_summed_up_in_gradients():
         np.testing.assert_allclose(values, np.ones(4))
         np.testing.assert_allclose(losses.minimized(values), np.full(4, 3.0))
         assert losses.minimized(tf.constant(2.0)).numpy() == 2.0
+
+
+class OwnTestStep(keras.Model):
+    """Computes the loss of a batch itself, and keeps its mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = keras.metrics.Mean("mean")
+        self.out = keras.layers.Dense(1, kernel_initializer="zeros")
+
+    def call(self, x):
+        return self.out(x)
+
+    def test_step(self, data):
+        x, y = data
+        self.mean.update_state(self.compute_loss(x, y, self(x, training=False)))
+        return {"mean": self.mean.result()}
+
+
+@pytest.mark.usefixtures("three_replicas")
+def test_the_loss_of_an_own_test_step_is_not_divided_by_the_replicas():
+    model = OwnTestStep()
+    model.compile("sgd", "mse")
+    batch = tf.ones((4, FEATURES)), tf.fill((4, 1), 2.0)
+    step = ModelStep(model)
+    step.build(tuple(tf.TensorSpec(part.shape, part.dtype) for part in batch))
+    counted = MetricTotals(step, training=False).initial_values()
+
+    @tf.function
+    def scored():
+        return step.evaluate(values(step.parameters), values(step.state), counted, batch).metrics
+
+    of_variables = {variable.path: value for variable, value in zip(step.metrics, scored(), strict=True)}
+    assert of_variables[model.mean.total.path].numpy() == pytest.approx(4.0)

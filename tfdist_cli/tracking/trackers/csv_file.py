@@ -20,8 +20,6 @@ class CsvTracker:
         folder: the folder of the files.
     """
 
-    replays = True
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 

@@ -36,8 +36,6 @@ class MlflowTracker:
         client: writes to the server.
     """
 
-    replays = False
-
     def __init__(self, folder: Path, client: Any) -> None:
         self._state = folder / "run.json"
         self._client = client
@@ -71,10 +69,6 @@ class MlflowTracker:
         for some in _parts([RunTag(key, value) for key, value in tags.items()], _PARAMS):
             self._client.log_batch(self._run, tags=some)
         self._params |= new
-
-    def clear(self, source: str) -> None:
-        """MLflow cannot remove values."""
-        raise NotImplementedError
 
     def log(self, source: str, measurements: Sequence[Measurement]) -> None:  # noqa: ARG002 all go to one run
         """Writes metrics `series/name`."""

@@ -29,8 +29,6 @@ class TensorBoardTracker:
         folder: the folder of the event files, which holds nothing else.
     """
 
-    replays = True
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[str, Path] = {}

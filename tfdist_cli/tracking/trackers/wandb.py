@@ -26,8 +26,6 @@ class WandbTracker:
         folder: the folder of the run's id and files.
     """
 
-    replays = False
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._run: Any = None
@@ -54,10 +52,6 @@ class WandbTracker:
     def describe(self, run: Description) -> None:
         """Writes the configuration."""
         self._run.config.update({**run.parameters, "tfdist": run.facts}, allow_val_change=True)
-
-    def clear(self, source: str) -> None:
-        """Weights & Biases cannot remove values."""
-        raise NotImplementedError
 
     def log(self, source: str, measurements: Sequence[Measurement]) -> None:  # noqa: ARG002 all go to one run
         """Writes a row of history for each step."""

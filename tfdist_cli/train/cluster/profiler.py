@@ -21,9 +21,6 @@ from tfdist_cli.protocol.environment import run_dir
 from tfdist_cli.protocol.profile_order import PROFILE_SUFFIX, ProfileOrder, take_order
 from tfdist_cli.protocol.records import TASK_DIR, emit
 
-_PERIOD = 0.1
-"""Seconds between two checks whether the process is about to exit."""
-
 
 def look_for_order() -> None:
     """Takes the order that the launcher may have left, and starts a thread that follows it."""
@@ -68,8 +65,7 @@ def _profile(order: ProfileOrder, path: Path) -> tuple[float, float]:
     with tempfile.TemporaryDirectory(prefix="tfdist-", ignore_cleanup_errors=True) as scratch:
         _start(scratch)
         began = time.monotonic()
-        while (left := began + order.seconds - time.monotonic()) > 0 and threading.main_thread().is_alive():
-            time.sleep(min(left, _PERIOD))
+        threading.main_thread().join(order.seconds)  # it counts as ended when the process is about to exit
         ended = time.monotonic()
         tf.profiler.experimental.stop()
         for written in Path(scratch).rglob(f"*{PROFILE_SUFFIX}"):
