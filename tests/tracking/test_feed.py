@@ -58,7 +58,8 @@ def test_steps_that_are_taken_again(run, tracker, tmp_path):
     resumed(run, kept=2)
     train(run, 4)
     feed.pass_on()
-    if isinstance(tracker, RewritableTracker):
+    rewritten = isinstance(tracker, RewritableTracker)
+    if rewritten:
         assert tracker.losses() == [(1, 1.0), (2, 0.5), (4, 0.25)]
     else:  # it cannot remove values: the new one comes after that of the lost step
         assert [step for step, _ in tracker.losses()] == [1, 2, 3, 4, 4]

@@ -323,6 +323,27 @@ def test_features_of_keras_rs_look_up_rows(name, log):
     assert_same_as_whole(step, tables, batch)
 
 
+class PreprocessedFeatures(Features):
+    """The same, of inputs that the layer has preprocessed in the pipeline."""
+
+    def call(self, x):
+        looked_up = self.embed(x)
+        return self.out(ops.concatenate([looked_up[name] for name in "abc"], axis=-1))
+
+
+@pytest.mark.rotates(3)
+@pytest.mark.parametrize("name", ["mean", "weights", "ragged weights"])
+def test_preprocessed_features_of_keras_rs_look_up_rows(name, log):
+    combiner, ids, weights = OF_KERAS_RS[name]
+    keras.utils.set_random_seed(4)
+    model = PreprocessedFeatures(combiner, ids)
+    given = [{**part, "c": part["a"]} for part in (ids, weights) if part]
+    batch = model.embed.preprocess(*given), Y
+    step, tables = found(compiled(model), batch)
+    assert {table.variable.path.split("/")[-2] for table in tables.tables} == {"shared", "own"}, log
+    assert_same_as_whole(step, tables, batch)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "own", "unused"),
     [
