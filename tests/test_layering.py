@@ -77,6 +77,8 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "slurm": {"addresses", "process", "run", "supervisor"},
         "compose": {"addresses", "documents", "object_names", "process", "run", "supervisor"},
         "kubernetes": {"addresses", "documents", "object_names", "process", "restart_rules", "run", "supervisor"},
+        "slots": {"addresses", "local", "ssh", "supervisor"},
+        "spark": {"slots"},
         "registry": {"supervisor"},
         "stopping": {"registry", "run"},
         "handle": {"run", "stopping"},

@@ -95,6 +95,11 @@ LAUNCHERS: dict[str, LauncherTraits] = {
         # A TFJob's operator writes names with these suffixes into TF_CONFIG.
         dns_suffixes=(".svc", ".cluster.local"),
     ),
+    "spark": LauncherTraits(
+        "tfdist_cli.launch.spark.launcher:SparkLauncher",
+        summary="a barrier stage of Spark",
+        profiles_tasks=True,
+    ),
 }
 """The launchers by the names that a cluster file and `--on` give them."""
 

@@ -1,10 +1,11 @@
-"""A connection to a host: an `ssh` process that runs the agent there."""
+"""Connections to agents: the requests of any of them, and the one through an `ssh` process."""
 
 from __future__ import annotations
 
 import io
 import subprocess
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -56,42 +57,42 @@ class Hello:
     machine: Machine
 
 
-class Link:
-    """A connection: requests with answers until `begin`, then frames in both directions.
+class AgentLink(ABC):
+    """A connection to an agent: requests with answers until `begin`, then frames in both directions.
 
     Args:
-        cluster: the cluster, with the settings of ssh.
-        host: the host.
+        name: the agent's host in messages.
+        channel: the frames.
     """
 
-    def __init__(self, cluster: Cluster, host: HostSpec) -> None:
-        self.host = host
-        self._popen = _start(ssh_argv(cluster, host, agent_command(host)))
-        source = io.BufferedReader(io.FileIO(_not_none(self._popen.stdout).fileno(), closefd=False))
-        self._channel = Channel(source, _not_none(self._popen.stdin))
-        self._stderr: deque[str] = deque(maxlen=_KEPT_LINES)
-        self._stderr_reader = threading.Thread(target=self._read_stderr, daemon=True)
-        self._stderr_reader.start()
+    def __init__(self, name: str, channel: Channel) -> None:
+        self.name = name
+        self._channel = channel
 
     def greet(self) -> Hello:
         """Waits for the agent's description of its host.
 
         Raises:
-            HostLost: the host cannot be reached.
-            UsageError: no Python there has tfdist.
+            ConnectionEnded: the agent does not start.
         """
-        timer = threading.Timer(_GREETING_TIMEOUT, self._popen.kill)
-        timer.start()
-        try:
-            self._channel.await_greeting()
-            hello = self._channel.read()
-        except ConnectionEnded:
-            raise self._unreachable(timed_out=not timer.is_alive()) from None
-        finally:
-            timer.cancel()
+        self._channel.await_greeting()
+        hello = self._channel.read()
         # An agent of an earlier tfdist does not send `no_proxy`. The comparison of versions reports it later.
         machine = Machine(hello["cores"], tuple(hello["gpus"]), hello["memory"], hello.fields.get("no_proxy", {}))
         return Hello(hello["python"], hello["home"], hello["address"], hello["versions"], machine)
+
+    @property
+    @abstractmethod
+    def cause(self) -> str:
+        """Why the connection has ended."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Makes the agent stop its tasks and exit, and waits for it."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Ends the connection immediately."""
 
     def hold(self, addresses: Mapping[TaskId, Address], beside: TaskId | None) -> dict[TaskId, Address]:
         """Reserves a port on the host for each task, a free one for port 0.
@@ -165,6 +166,61 @@ class Link:
         with suppress(ConnectionEnded):
             self._channel.write(frame)
 
+    def _request(self, frame: Frame) -> Frame:
+        self._send(frame)
+        try:
+            answer = self._channel.read()
+        except ConnectionEnded:
+            raise self._connection_lost() from None
+        if answer.kind == "error":
+            kind = UsageError if answer["usage"] else HostLost
+            code = answer.fields.get("code", "")
+            raise kind(f"{self.name}: {answer['message']}", code=code, hint=answer["hint"])
+        return answer
+
+    def _send(self, frame: Frame) -> None:
+        try:
+            self._channel.write(frame)
+        except ConnectionEnded:
+            raise self._connection_lost() from None
+
+    def _connection_lost(self) -> HostLost:
+        return HostLost(self.cause, code="connection-lost", hint="check whether the host is up, and launch again")
+
+
+class Link(AgentLink):
+    """A connection through `ssh`.
+
+    Args:
+        cluster: the cluster, with the settings of ssh.
+        host: the host.
+    """
+
+    def __init__(self, cluster: Cluster, host: HostSpec) -> None:
+        self.host = host
+        self._popen = _start(ssh_argv(cluster, host, agent_command(host)))
+        source = io.BufferedReader(io.FileIO(_not_none(self._popen.stdout).fileno(), closefd=False))
+        super().__init__(host.address, Channel(source, _not_none(self._popen.stdin)))
+        self._stderr: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._stderr_reader = threading.Thread(target=self._read_stderr, daemon=True)
+        self._stderr_reader.start()
+
+    def greet(self) -> Hello:
+        """Waits for the agent's description of its host.
+
+        Raises:
+            HostLost: the host cannot be reached.
+            UsageError: no Python there has tfdist.
+        """
+        timer = threading.Timer(_GREETING_TIMEOUT, self._popen.kill)
+        timer.start()
+        try:
+            return super().greet()
+        except ConnectionEnded:
+            raise self._unreachable(timed_out=not timer.is_alive()) from None
+        finally:
+            timer.cancel()
+
     @property
     def cause(self) -> str:
         """Why the connection has ended, with the last line that `ssh` or the agent has written to stderr."""
@@ -185,27 +241,6 @@ class Link:
     def kill(self) -> None:
         """Ends the connection immediately."""
         self._popen.kill()
-
-    def _request(self, frame: Frame) -> Frame:
-        self._send(frame)
-        try:
-            answer = self._channel.read()
-        except ConnectionEnded:
-            raise self._connection_lost() from None
-        if answer.kind == "error":
-            kind = UsageError if answer["usage"] else HostLost
-            code = answer.fields.get("code", "")
-            raise kind(f"{self.host.address}: {answer['message']}", code=code, hint=answer["hint"])
-        return answer
-
-    def _send(self, frame: Frame) -> None:
-        try:
-            self._channel.write(frame)
-        except ConnectionEnded:
-            raise self._connection_lost() from None
-
-    def _connection_lost(self) -> HostLost:
-        return HostLost(self.cause, code="connection-lost", hint="check whether the host is up, and launch again")
 
     def _read_stderr(self) -> None:
         for line in _not_none(self._popen.stderr):

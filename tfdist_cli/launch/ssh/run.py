@@ -18,7 +18,7 @@ from tfdist_cli.launch.run.history import METRICS_FILE
 from tfdist_cli.launch.ssh.agent import PING_PERIOD
 from tfdist_cli.launch.ssh.files import write_whole
 from tfdist_cli.launch.ssh.frames import ConnectionEnded, Frame
-from tfdist_cli.launch.ssh.link import Link
+from tfdist_cli.launch.ssh.link import AgentLink
 from tfdist_cli.launch.ssh.paths import PathMap
 from tfdist_cli.launch.supervisor.events import (
     Action,
@@ -59,8 +59,8 @@ class HostRun:
     """
 
     name: str
-    link: Link
-    reconnect: Callable[[], Link]
+    link: AgentLink
+    reconnect: Callable[[], AgentLink]
     paths: PathMap
     agent_plan: Callable[[Plan], Mapping[str, Any]]
     tasks: tuple[TaskId, ...]
@@ -111,7 +111,7 @@ class _Host:
         self._context = context
         self._host = host
         self._loop = asyncio.get_running_loop()
-        self._link: Link | None = None
+        self._link: AgentLink | None = None
         self._last_problem = ""
         self._alive: dict[TaskId, dict[Stream, OutputParser]] = {}
         self._waiting: dict[TaskId, Frame] = {}
@@ -169,12 +169,12 @@ class _Host:
         if self._link:
             self._link.send(frame)
 
-    def _attach(self, link: Link) -> None:
+    def _attach(self, link: AgentLink) -> None:
         self._link = link
         link.begin(self._host.agent_plan(self._plan))
         threading.Thread(target=self._read, args=(link,), daemon=True).start()
 
-    def _read(self, link: Link) -> None:
+    def _read(self, link: AgentLink) -> None:
         """Receives the host's frames one by one. A host whose frames are not read blocks."""
         with suppress(CancelledError):  # the event loop is closed
             while not self._closing:
@@ -245,7 +245,7 @@ class _Host:
         exited = Exited(task, frame["code"], frame["ago"] + delay, frame["oom_killed"])
         self._loop.call_later(delay, self._context.events.put, exited)
 
-    def _lost(self, link: Link, cause: str) -> None:
+    def _lost(self, link: AgentLink, cause: str) -> None:
         """Reports all tasks of a lost host as exited: the agent stops them, or the host is down."""
         if self._closing or link is not self._link:
             return
@@ -311,7 +311,7 @@ def keep_metrics(path: Path, lines: bytes, *, replaced: bool) -> None:
     write_whole(path, lines)
 
 
-def _kill_unused(connecting: asyncio.Future[Link]) -> None:
+def _kill_unused(connecting: asyncio.Future[AgentLink]) -> None:
     """Ends a connection that was opened after the run had been closed."""
     if not connecting.cancelled() and connecting.exception() is None:
         connecting.result().kill()

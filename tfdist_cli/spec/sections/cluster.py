@@ -24,6 +24,7 @@ from tfdist_cli.spec.sections.model import (
 )
 from tfdist_cli.spec.sections.role_spec import RestartSpec, Roles, RoleSpec, default_restart
 from tfdist_cli.spec.sections.slurm import SlurmSpec
+from tfdist_cli.spec.sections.spark import SparkSpec
 from tfdist_cli.spec.sections.ssh import HostName, HostSpec, SshSpec
 from tfdist_cli.spec.strategies import (
     STRATEGIES,
@@ -92,6 +93,8 @@ class Cluster(SpecModel):
     """The containers of `launcher: compose`."""
     kubernetes: Kubernetes | None = None
     """The pods of `launcher: kubernetes`."""
+    spark: SparkSpec | None = None
+    """The application of `launcher: spark`."""
     recipe: RecipeField | None = None
     """The recipe to train, a path relative to this file."""
     run_dir: LocationField | None = None

@@ -1,0 +1,22 @@
+"""The cluster file's spark section."""
+
+import pytest
+from pydantic import ValidationError
+
+from tfdist_cli.spec.sections.spark import SparkSpec
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("executor.memory", "invalid-spark-property"),
+        ("spark.a=b", "invalid-spark-property"),
+        ("spark.master", "reserved-spark-property"),
+        ("spark.submit.deployMode", "reserved-spark-property"),
+    ],
+)
+def test_properties_that_spark_cannot_have_are_refused(name, code):
+    with pytest.raises(ValidationError) as caught:
+        SparkSpec.model_validate({"conf": {name: "x"}})
+    [details] = caught.value.errors()
+    assert details["ctx"]["error"].code == code

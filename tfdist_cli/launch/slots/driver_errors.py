@@ -1,0 +1,35 @@
+"""How the driver of an engine tells the launcher why it ends: a line of its output."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+_PREFIX = "tfdist-driver-error "
+
+
+@dataclass(frozen=True)
+class DriverError:
+    """Why an application has ended.
+
+    Args:
+        message: what is wrong.
+        code: the stable name of the problem; see `TfdistError`.
+        hint: the fix.
+        usage: whether the user's configuration is wrong.
+    """
+
+    message: str
+    code: str
+    hint: str
+    usage: bool = False
+
+
+def error_line(error: DriverError) -> str:
+    """Returns the line for the launcher."""
+    return f"{_PREFIX}{json.dumps(asdict(error))}\n"
+
+
+def parse_error(line: str) -> DriverError | None:
+    """Returns the error in a line of the driver's output; None if it has none."""
+    return DriverError(**json.loads(line[len(_PREFIX) :])) if line.startswith(_PREFIX) else None

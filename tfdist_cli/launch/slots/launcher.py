@@ -1,0 +1,151 @@
+"""The base of launchers whose tasks run in the slots of an engine."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.addresses import RemoteAddresses
+from tfdist_cli.launch.local.launcher import assignments
+from tfdist_cli.launch.slots.application import Submission
+from tfdist_cli.launch.slots.fleet import Fleet
+from tfdist_cli.launch.ssh.paths import PathMap, files_at, task_at
+from tfdist_cli.launch.ssh.run import HostRun, SshRun
+from tfdist_cli.launch.ssh.versions import compare, installed
+from tfdist_cli.launch.supervisor.launcher import LaunchContext
+from tfdist_cli.plan.machine import Machine
+from tfdist_cli.plan.plan import Plan
+from tfdist_cli.spec.address import Address
+from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.task_id import TaskId
+
+UNKNOWN_LAUNCHER = "LAUNCHER:PORT"
+"""The placeholder for the address to which slots connect."""
+
+
+class SlotLauncher(RemoteAddresses):
+    """Runs each task in a slot of an engine. Paths are the same on all hosts, as on a shared file system."""
+
+    def __init__(self) -> None:
+        self._trains = True
+        self._fleet: Fleet | None = None
+
+    @abstractmethod
+    def submission(self, cluster: Cluster) -> Submission:
+        """Returns how the engine's application is started."""
+
+    @abstractmethod
+    def check_engine(self) -> None:
+        """Checks that the engine's programs are on this machine.
+
+        Raises:
+            UsageError: they are not.
+        """
+
+    def check(self, cluster: Cluster, command: Sequence[str]) -> None:
+        """Checks the engine's programs, and that no task has an address."""
+        self._trains = not command
+        self.preview_addresses(cluster)
+        self.check_engine()
+
+    def preview_addresses(self, cluster: Cluster) -> Mapping[TaskId, Address]:
+        """Returns placeholders: the engine chooses the hosts.
+
+        Raises:
+            UsageError: the cluster file names hosts.
+        """
+        for task in cluster.tasks:
+            if cluster.role(task).hosts:
+                raise UsageError(
+                    f"roles.{task.role}.hosts names addresses, but {cluster.launcher} chooses the hosts",
+                    code="hosts-not-supported",
+                    hint=f"give roles.{task.role} replicas",
+                )
+        return dict.fromkeys(cluster.tasks, Address(cluster.launcher, 0))
+
+    def machines(self) -> Mapping[str, Machine]:
+        """Returns the resources of the slots' hosts, as their agents report them."""
+        fleet = self._fleet
+        return {fleet.addresses[task].host: hello.machine for task, hello in fleet.hellos.items()} if fleet else {}
+
+    @contextmanager
+    def reserve(self, cluster: Cluster) -> Iterator[Mapping[TaskId, Address]]:
+        """Starts the application, and reserves a port for each task in its slot.
+
+        Raises:
+            UsageError: versions differ, or the application cannot run as it is configured.
+            HostLost: the application has ended, or the slots have not come up in time.
+        """
+        fleet = Fleet(self.submission(cluster), cluster.tasks)
+        try:
+            fleet.open()
+            versions = {f"the slot of {task}": hello.versions for task, hello in fleet.hellos.items()}
+            compare(versions, installed(), trains=self._trains, same=True)
+            self._fleet = fleet
+            yield fleet.addresses
+        finally:
+            fleet.close()
+
+    def render(self, plan: Plan) -> str:
+        """Returns the command that asks for the slots, and the commands that their agents run."""
+        argv = self.submission(plan.cluster).argv(UNKNOWN_LAUNCHER)
+        lines = [shlex.join(argv)]
+        for slot, planned in enumerate(plan.tasks):
+            given = assignments(planned.env, planned.secrets)
+            lines += [f"# slot {slot}: {planned.task}", " ".join(("env", *given, shlex.join(planned.argv)))]
+        return "\n".join(lines)
+
+    @asynccontextmanager
+    async def start(self, plan: Plan, context: LaunchContext) -> AsyncIterator[SshRun]:
+        """Yields a run in the slots."""
+        if self._fleet is None:
+            raise RuntimeError("the slots are not reserved")
+        run = SshRun(plan, context, [_host_run(plan, task, self._fleet) for task in plan.cluster.tasks])
+        try:
+            yield run
+        finally:
+            await run.close()
+
+
+def own_host(towards: str, port: int = 1) -> str:
+    """Returns the address of this machine from which another one is reached.
+
+    Args:
+        towards: the other machine; empty for this machine's own name.
+        port: any port there: nothing is sent.
+    """
+    if not towards:
+        return socket.gethostname()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((towards, port))
+        except OSError:
+            return socket.gethostname()
+        return str(probe.getsockname()[0])
+
+
+def _host_run(plan: Plan, task: TaskId, fleet: Fleet) -> HostRun:
+    paths = PathMap((), str(Path.cwd()))
+    python = fleet.hellos[task].python
+
+    def agent_plan(plan: Plan) -> dict[str, Any]:
+        part = {
+            "run_dir": str(plan.run_dir),
+            "files": files_at(plan, paths),
+            "tasks": [task_at(plan[task], paths, python)],
+            "start": paths.start,
+            "copied": False,
+            "tells_metrics": False,
+        }
+        return dict(fleet.translated(part))
+
+    link = fleet.link(task)
+    saves = task == plan.tasks[0].task
+    return HostRun(link.name, link, partial(fleet.link, task), paths, agent_plan, (task,), saves)

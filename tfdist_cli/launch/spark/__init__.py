@@ -1,0 +1,1 @@
+"""The Spark launcher: the tasks run in the slots of a barrier stage."""

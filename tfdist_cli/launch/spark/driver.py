@@ -1,0 +1,75 @@
+"""The driver of the Spark application, which `spark-submit` runs: a barrier stage with an agent in each slot."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from functools import partial
+from typing import Any
+
+from tfdist_cli.launch.slots.driver_errors import DriverError, error_line
+from tfdist_cli.launch.slots.handshake import DRIVER, SECRET, Caller, connect
+from tfdist_cli.launch.spark.barrier import run_slot
+
+_TOO_FEW_SLOTS = "SPARK-24819"
+
+
+def main() -> int:
+    """Runs the stage until its agents have exited; returns the exit code."""
+    address, slots = sys.argv[1], int(sys.argv[2])
+    host, _, port = address.rpartition(":")
+    launcher, secret = (host, int(port)), os.environ.pop(SECRET)
+    control = connect(launcher, secret, Caller(DRIVER, socket.gethostname()))
+    threading.Thread(target=_exit_with, args=(control,), daemon=True).start()
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 the launcher imports this module for its path
+
+    context = SparkContext(conf=SparkConf())
+    try:
+        stage = context.parallelize(range(slots), slots).barrier()
+        stage.mapPartitions(partial(run_slot, launcher, secret)).collect()
+    except Exception as error:  # noqa: BLE001 all are for the launcher
+        sys.stdout.write(error_line(_driver_error(error, slots)))
+        sys.stdout.flush()
+        return 1
+    finally:
+        context.stop()
+    return 0
+
+
+def _exit_with(control: socket.socket) -> None:
+    """Exits when the launcher ends the connection, also by its death. Spark's Java process exits then, too."""
+    while control.recv(1024):
+        pass
+    os._exit(1)
+
+
+def _driver_error(error: Any, slots: int) -> DriverError:
+    java = getattr(error, "java_exception", None)
+    message = str(java.getMessage() if java else error)
+    if _TOO_FEW_SLOTS in message:
+        return DriverError(
+            f"it has not {slots} free slots, one for each task",
+            "too-few-slots",
+            "lower the replicas or the cpus of roles, or give Spark more cores",
+            usage=True,
+        )
+    if "No module named 'tfdist_cli'" in message:
+        return DriverError(
+            "tfdist is not installed for the executors' Python",
+            "tfdist-missing",
+            "install it there, or name the Python that has it: spark: {python: …}",
+            usage=True,
+        )
+    return DriverError(_summary(message), "slots-lost", "see the log of the executor in Spark's web page")
+
+
+def _summary(message: str) -> str:
+    """Returns the reason in a message of Spark: its first line, from the last cause that it names."""
+    first: str = next(iter(message.strip().splitlines()), "")
+    return first.rpartition("Most recent failure reason: ")[2]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

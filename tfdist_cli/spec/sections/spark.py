@@ -1,0 +1,46 @@
+"""The cluster file's `spark`: the application in which `launcher: spark` runs the tasks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from tfdist_cli.errors import InvalidValue
+from tfdist_cli.spec.sections.model import SpecModel
+
+_SET_BY_TFDIST = {
+    "spark.master": "write it as spark.master of the cluster file",
+    "spark.app.name": "write it as the cluster's name",
+    "spark.submit.deployMode": "the driver runs beside `tfdist launch`",
+    "spark.dynamicAllocation.enabled": "barrier stages need a fixed number of executors",
+    "spark.pyspark.python": "write it as spark.python of the cluster file",
+    "spark.pyspark.driver.python": "the driver runs with the Python of `tfdist`",
+}
+
+
+def _check_property(name: str) -> str:
+    if not name.startswith("spark.") or "=" in name or not name.isprintable() or " " in name:
+        message = f"{name!r} is not a property of Spark: expected one such as 'spark.executor.memory'"
+        raise InvalidValue(message, code="invalid-spark-property")
+    if name in _SET_BY_TFDIST:
+        raise InvalidValue(f"{name} is set by tfdist: {_SET_BY_TFDIST[name]}", code="reserved-spark-property")
+    return name
+
+
+class SparkSpec(SpecModel):
+    """How the tasks run in Spark."""
+
+    master: Annotated[str, Field(min_length=1)] | None = None
+    """The master: `spark://HOST:PORT`, `yarn` or `k8s://…`. By default that of Spark's own configuration."""
+    conf: dict[Annotated[str, AfterValidator(_check_property)], str | int | float] = {}
+    """Properties of Spark, such as `spark.executor.memory: 4g`."""
+    python: Annotated[str, Field(min_length=1)] | None = None
+    """The Python of the executors that has tfdist; by default the path of the Python that runs `tfdist`."""
+    address: Annotated[str, Field(min_length=1)] | None = None
+    """The name or address of this machine to which the executors connect. By default `spark.driver.host`, or the
+    address from which the master is reached."""
+    slots_seconds: Annotated[int, Field(ge=1)] = 60
+    """Seconds in which Spark has to have a free slot for each task."""
+    wait_seconds: Annotated[int, Field(ge=1)] = 300
+    """Seconds in which the tasks' agents have to connect from their slots."""
