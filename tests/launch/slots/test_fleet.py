@@ -2,6 +2,7 @@
 
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -67,6 +68,18 @@ def test_the_driver_says_why_it_ends():
     line = error_line(DriverError("too few", "too-few-slots", "free some", usage=True))
     refused(f"print({line!r})", UsageError, "too-few-slots")
     refused("print('no such master')", HostLost, "application-ended")
+
+
+def test_a_start_can_be_ended():
+    slots = fleet("import time; print('up', flush=True); time.sleep(60)")
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(slots.open)
+        while slots._application is None:
+            assert not opening.done()
+        slots.stop_starting()
+        with raises(HostLost, "application-ended"):
+            opening.result(30)
+    slots.close()
 
 
 def test_slots_have_a_limited_time():

@@ -41,8 +41,10 @@ class Lab:
             _await_line(worker, "Successfully registered")
 
     def executors(self):
-        """The processes of the executors, and of Python in them."""
-        return [process for worker in self._workers for process in psutil.Process(worker.pid).children(recursive=True)]
+        """The processes of the executors, with those that run most first."""
+        found = [child for worker in self._workers for child in psutil.Process(worker.pid).children()]
+        found = [child for child in found if child.status() != psutil.STATUS_ZOMBIE]
+        return sorted(found, key=lambda executor: -len(executor.children(recursive=True)))
 
     def _popen(self, name, *arguments):
         command = [f"{spark_home()}/bin/spark-class", f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1"]

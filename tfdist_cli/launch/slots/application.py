@@ -95,6 +95,8 @@ class Application:
         self.links: dict[int, SlotLink] = {}
         """The connections by the numbers of the slots."""
         self.hellos: dict[int, Hello] = {}
+        self.is_up = False
+        """Whether all slots are connected."""
         self._driver: socket.socket | None = None
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._error: DriverError | None = None
@@ -138,6 +140,12 @@ class Application:
                 self.hellos[slot] = link.greet()
         except ConnectionEnded:
             raise self._ended() from None
+        self.is_up = True
+
+    def abort(self) -> None:
+        """Kills the driver, so that the thread that waits for the slots ends."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Makes the agents and the driver exit, and kills the driver if it does not."""
@@ -156,8 +164,7 @@ class Application:
         if self._driver:
             self._driver.close()
         self._listener.close()
-        with suppress(ProcessLookupError):
-            os.killpg(self._popen.pid, signal.SIGKILL)
+        self.abort()
         self._popen.wait()
 
     def _listen(self) -> socket.socket:

@@ -64,22 +64,28 @@ class Fleet:
         pattern = re.compile("|".join(rf"(?<![\w.-]){re.escape(old)}(?!\d)" for old in now))
         return _replaced(value, lambda text: pattern.sub(lambda found: now[found[0]], text))
 
+    def stop_starting(self) -> None:
+        """Ends an application that another thread is waiting for, and starts no more."""
+        self._closed = True
+        if self._application and not self._application.is_up:
+            self._application.abort()
+
     def close(self) -> None:
         """Makes the agents exit, and ends the application."""
-        self._closed = True
-        application = self._application
-        if application:
-            application.close()
+        self.stop_starting()
+        with self._lock:
+            if self._application:
+                self._application.close()
 
     def _start(self) -> None:
         """Replaces the application. The lock is held."""
         if self._application:
             self._application.kill()
-        if self._closed:
-            raise RuntimeError("the slots are closed")
         self._unused = {}
         application = self._application = Application(self._submission)
         try:
+            if self._closed:
+                application.abort()
             application.await_slots()
             for slot, task in enumerate(self._tasks):
                 link = application.links[slot]

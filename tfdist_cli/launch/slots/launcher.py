@@ -111,6 +111,7 @@ class SlotLauncher(RemoteAddresses):
         try:
             yield run
         finally:
+            self._fleet.stop_starting()
             await run.close()
 
 
