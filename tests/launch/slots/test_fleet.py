@@ -11,6 +11,7 @@ from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.slots.application import Submission
 from tfdist_cli.launch.slots.driver_errors import DriverError, error_line
 from tfdist_cli.launch.slots.fleet import Fleet
+from tfdist_cli.launch.ssh.frames import ConnectionEnded
 from tfdist_cli.launch.ssh.link import HostLost
 from tfdist_cli.spec.task_id import TaskId
 
@@ -46,6 +47,10 @@ def test_another_application_replaces_a_lost_one():
         planned = [str(slots.addresses[task]) for task in TASKS]
         first = [slots.link(task) for task in TASKS]
         assert slots.translated({"TF_CONFIG": f"{planned}"}) == {"TF_CONFIG": f"{planned}"}
+        first[0].kill()
+        for link in first:  # without one slot, the others are lost, too
+            with pytest.raises(ConnectionEnded):
+                link.read()
         second = [slots.link(task) for task in TASKS]
         assert not set(first) & set(second)
         moved = slots.translated(planned)

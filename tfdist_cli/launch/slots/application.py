@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from tfdist_cli.errors import TfdistError, UsageError
 from tfdist_cli.launch.slots.driver_errors import DriverError, parse_error
 from tfdist_cli.launch.slots.handshake import DRIVER, SECRET, Caller, accept
-from tfdist_cli.launch.ssh.frames import Channel, ConnectionEnded
+from tfdist_cli.launch.ssh.frames import Channel, ConnectionEnded, Frame
 from tfdist_cli.launch.ssh.link import AgentLink, Hello, HostLost
 
 _POLL_SECONDS = 0.2
@@ -56,14 +56,30 @@ class SlotLink(AgentLink):
         caller: the slot.
         connection: its socket.
         reason: returns why the application has ended, as far as that is known.
+        on_end: is called when the connection has ended, before anyone learns of it.
     """
 
-    def __init__(self, caller: Caller, connection: socket.socket, reason: Callable[[], str]) -> None:
+    def __init__(
+        self, caller: Caller, connection: socket.socket, reason: Callable[[], str], on_end: Callable[[], None]
+    ) -> None:
         self.host = caller.host
         self._connection = connection
         self._reason = reason
+        self._on_end = on_end
         sink = io.FileIO(connection.fileno(), "wb", closefd=False)
         super().__init__(f"slot {caller.slot} on {caller.host}", Channel(connection.makefile("rb"), sink))
+
+    def read(self) -> Frame:
+        """Waits for the next frame, and returns it.
+
+        Raises:
+            ConnectionEnded: the connection is lost.
+        """
+        try:
+            return super().read()
+        except ConnectionEnded:
+            self._on_end()
+            raise
 
     @property
     def cause(self) -> str:
@@ -98,6 +114,7 @@ class Application:
         self.is_up = False
         """Whether all slots are connected."""
         self._driver: socket.socket | None = None
+        self._closing = False
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._error: DriverError | None = None
         self._listener = self._listen()
@@ -149,6 +166,7 @@ class Application:
 
     def close(self) -> None:
         """Makes the agents and the driver exit, and kills the driver if it does not."""
+        self._closing = True
         for link in self.links.values():
             link.close()
         if len(self.links) < self._submission.slots and self._driver:
@@ -187,7 +205,7 @@ class Application:
         elif caller.slot == DRIVER:
             self._driver = connection
         else:
-            self.links[caller.slot] = SlotLink(caller, connection, self._reason)
+            self.links[caller.slot] = SlotLink(caller, connection, self._reason, self._lose_slots)
 
     def _read(self) -> None:
         """Reads the driver's output. Its end is the end of the application, and agents without a slot have to exit."""
@@ -196,8 +214,16 @@ class Application:
             self._error = parse_error(text) or self._error
             if text:
                 self._lines.append(text)
-        for link in tuple(self.links.values()):
-            link.kill()
+        self._lose_slots()
+
+    def _lose_slots(self) -> None:
+        """Ends all connections when one has ended: without one slot, the engine ends the others.
+
+        A task that was restarted in another slot in the meantime would be lost.
+        """
+        if not self._closing:
+            for link in tuple(self.links.values()):
+                link.kill()
 
     def _reason(self) -> str:
         self._reader.join(1.0)
