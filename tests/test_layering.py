@@ -79,6 +79,7 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "kubernetes": {"addresses", "documents", "object_names", "process", "restart_rules", "run", "supervisor"},
         "slots": {"addresses", "local", "ssh", "supervisor"},
         "spark": {"slots"},
+        "ray": {"slots"},
         "registry": {"supervisor"},
         "stopping": {"registry", "run"},
         "handle": {"run", "stopping"},

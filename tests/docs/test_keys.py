@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tfdist_cli.spec.sections import cluster, compose, kubernetes, recipe, role_spec, slurm, spark, ssh
+from tfdist_cli.spec.sections import cluster, compose, engines, kubernetes, recipe, role_spec, slurm, ssh
 from tfdist_cli.spec.sections.model import SpecModel
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"
 MARKER = re.compile(r"<!-- keys of (\w+) -->\n(?:\n?(?:\|.*\n)+)?")
-PAGES = {"cluster.md": (cluster, role_spec, ssh, slurm, compose, kubernetes, spark), "recipe.md": (recipe,)}
+PAGES = {"cluster.md": (cluster, role_spec, ssh, slurm, compose, kubernetes, engines), "recipe.md": (recipe,)}
 each_page = pytest.mark.parametrize(("name", "modules"), PAGES.items())
 
 

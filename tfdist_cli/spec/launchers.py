@@ -100,6 +100,11 @@ LAUNCHERS: dict[str, LauncherTraits] = {
         summary="a barrier stage of Spark",
         profiles_tasks=True,
     ),
+    "ray": LauncherTraits(
+        "tfdist_cli.launch.ray.launcher:RayLauncher",
+        summary="actors of Ray",
+        profiles_tasks=True,
+    ),
 }
 """The launchers by the names that a cluster file and `--on` give them."""
 

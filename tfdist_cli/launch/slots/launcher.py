@@ -7,6 +7,7 @@ import socket
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.task_id import TaskId
 
+_ANYWHERE = "198.51.100.1"
+"""An address that no network has: only the route to it is asked for."""
 UNKNOWN_LAUNCHER = "LAUNCHER:PORT"
 """The placeholder for the address to which slots connect."""
 
@@ -71,9 +74,18 @@ class SlotLauncher(RemoteAddresses):
         return dict.fromkeys(cluster.tasks, Address(cluster.launcher, 0))
 
     def machines(self) -> Mapping[str, Machine]:
-        """Returns the resources of the slots' hosts, as their agents report them."""
-        fleet = self._fleet
-        return {fleet.addresses[task].host: hello.machine for task, hello in fleet.hellos.items()} if fleet else {}
+        """Returns the resources of the slots' hosts, as their agents report them.
+
+        An engine may show each slot other GPUs: a host has those of all its slots.
+        """
+        found: dict[str, Machine] = {}
+        if self._fleet is None:
+            return found
+        for task, hello in self._fleet.hellos.items():
+            host = self._fleet.addresses[task].host
+            gpus = dict.fromkeys((*(found[host].gpus if host in found else ()), *hello.machine.gpus))
+            found[host] = replace(hello.machine, gpus=tuple(gpus))
+        return found
 
     @contextmanager
     def reserve(self, cluster: Cluster) -> Iterator[Mapping[TaskId, Address]]:
@@ -119,14 +131,12 @@ def own_host(towards: str, port: int = 1) -> str:
     """Returns the address of this machine from which another one is reached.
 
     Args:
-        towards: the other machine; empty for this machine's own name.
+        towards: the other machine; empty for any that the default route leads to.
         port: any port there: nothing is sent.
     """
-    if not towards:
-        return socket.gethostname()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((towards, port))
+            probe.connect((towards or _ANYWHERE, port))
         except OSError:
             return socket.gethostname()
         return str(probe.getsockname()[0])

@@ -15,7 +15,7 @@ from tfdist_cli.launch.slots.application import Submission
 from tfdist_cli.launch.slots.launcher import SlotLauncher, own_host
 from tfdist_cli.launch.spark import driver
 from tfdist_cli.spec.sections.cluster import Cluster
-from tfdist_cli.spec.sections.spark import SparkSpec
+from tfdist_cli.spec.sections.engines import SparkSpec
 
 _SUBMIT = "spark-submit"
 _HOME = "SPARK_HOME"

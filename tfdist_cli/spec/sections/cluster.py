@@ -13,6 +13,7 @@ from tfdist_cli.spec.address import LOOPBACK, Address
 from tfdist_cli.spec.launchers import LAUNCHERS, LauncherTraits, check_launcher
 from tfdist_cli.spec.roles import ROLES, Role
 from tfdist_cli.spec.sections.compose import Compose
+from tfdist_cli.spec.sections.engines import RaySpec, SparkSpec
 from tfdist_cli.spec.sections.kubernetes import Kubernetes
 from tfdist_cli.spec.sections.model import (
     VARIABLE_SCHEMA,
@@ -24,7 +25,6 @@ from tfdist_cli.spec.sections.model import (
 )
 from tfdist_cli.spec.sections.role_spec import RestartSpec, Roles, RoleSpec, default_restart
 from tfdist_cli.spec.sections.slurm import SlurmSpec
-from tfdist_cli.spec.sections.spark import SparkSpec
 from tfdist_cli.spec.sections.ssh import HostName, HostSpec, SshSpec
 from tfdist_cli.spec.strategies import (
     STRATEGIES,
@@ -95,6 +95,8 @@ class Cluster(SpecModel):
     """The pods of `launcher: kubernetes`."""
     spark: SparkSpec | None = None
     """The application of `launcher: spark`."""
+    ray: RaySpec | None = None
+    """The placement group of `launcher: ray`."""
     recipe: RecipeField | None = None
     """The recipe to train, a path relative to this file."""
     run_dir: LocationField | None = None

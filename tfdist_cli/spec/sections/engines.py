@@ -1,8 +1,8 @@
-"""The cluster file's `spark`: the application in which `launcher: spark` runs the tasks."""
+"""The cluster file's `spark` and `ray`: how `launcher: spark` and `launcher: ray` run the tasks in these engines."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -44,3 +44,19 @@ class SparkSpec(SpecModel):
     """Seconds in which Spark has to have a free slot for each task."""
     wait_seconds: Annotated[int, Field(ge=1)] = 300
     """Seconds in which the tasks' agents have to connect from their slots."""
+
+
+class RaySpec(SpecModel):
+    """How the tasks run in Ray."""
+
+    address: Annotated[str, Field(min_length=1)] = "auto"
+    """The Ray cluster: `HOST:PORT` of its head node, `ray://HOST:PORT` of a Ray Client server, or `auto` for that of
+    this machine."""
+    placement: Literal["pack", "spread", "strict_pack", "strict_spread"] = "pack"
+    """The strategy of the placement group: `pack`, few nodes; `spread`, many nodes; the strict forms allow no
+    exception."""
+    launcher_address: Annotated[str, Field(min_length=1)] | None = None
+    """The name or address of this machine to which the nodes connect. By default the address from which the head node
+    is reached."""
+    wait_seconds: Annotated[int, Field(ge=1)] = 300
+    """Seconds in which Ray has to place all tasks."""

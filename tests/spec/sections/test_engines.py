@@ -1,9 +1,9 @@
-"""The cluster file's spark section."""
+"""The cluster file's sections spark and ray."""
 
 import pytest
 from pydantic import ValidationError
 
-from tfdist_cli.spec.sections.spark import SparkSpec
+from tfdist_cli.spec.sections.engines import SparkSpec
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,118 @@
+"""The driver in the Ray cluster: a placement group, and an actor with an agent in each of its bundles."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+from typing import Any
+
+from tfdist_cli.launch.slots.driver_errors import DriverError, error_line
+from tfdist_cli.launch.slots.handshake import DRIVER, SECRET, Caller, connect
+from tfdist_cli.launch.slots.slot import run_agent
+
+
+class Slot:
+    """The actor of one slot."""
+
+    def host(self) -> str:
+        """Returns the address of the actor's node: the actor is up."""
+        import ray  # noqa: PLC0415 only the cluster's Python has it
+
+        return str(ray.util.get_node_ip_address())
+
+    def run(self, launcher: tuple[str, int], secret: str, slot: int, host: str) -> None:
+        """Runs the slot's agent until the launcher ends it."""
+        run_agent(launcher, secret, Caller(slot, host))
+
+
+def main() -> int:
+    """Runs the actors until their agents have exited; returns the exit code."""
+    address, settings = sys.argv[1], json.loads(sys.argv[2])
+    host, _, port = address.rpartition(":")
+    launcher, secret = (host, int(port)), os.environ.pop(SECRET)
+    control = connect(launcher, secret, Caller(DRIVER, socket.gethostname()))
+    threading.Thread(target=_exit_with, args=(control,), daemon=True).start()
+    try:
+        error = _run(launcher, secret, settings)
+    except Exception as failure:  # noqa: BLE001 all are for the launcher
+        error = _driver_error(failure)
+    if error:
+        sys.stdout.write(error_line(error))
+        sys.stdout.flush()
+    return 1 if error else 0
+
+
+def _run(launcher: tuple[str, int], secret: str, settings: dict[str, Any]) -> DriverError | None:
+    import ray  # noqa: PLC0415 the launcher checks for it
+    from ray.util.placement_group import placement_group  # noqa: PLC0415
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415
+
+    ray.init(address=settings["address"], log_to_driver=False, namespace="tfdist")
+    bundles = settings["bundles"]
+    group = placement_group(bundles, strategy=settings["strategy"], name=settings["name"])
+    if not group.wait(settings["seconds"]):
+        return DriverError(
+            f"it has not placed {len(bundles)} tasks within {settings['seconds']} s, with {json.dumps(bundles)}",
+            "too-few-slots",
+            "lower the replicas, cpus, gpus or memory of roles, or add nodes; `ray status` shows what is free",
+            usage=True,
+        )
+    slots = [
+        ray.remote(Slot)
+        .options(
+            num_cpus=needs["CPU"],
+            num_gpus=needs.get("GPU", 0),
+            memory=needs.get("memory"),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
+        )
+        .remote()
+        for index, needs in enumerate(bundles)
+    ]
+    hosts = ray.get([slot.host.remote() for slot in slots])
+    running = [
+        slot.run.remote(launcher, secret, index, host)
+        for index, (slot, host) in enumerate(zip(slots, hosts, strict=True))
+    ]
+    while running:
+        ended, running = ray.wait(running)
+        ray.get(ended)
+    ray.shutdown()
+    return None
+
+
+def _exit_with(control: socket.socket) -> None:
+    """Exits when the launcher ends the connection, also by its death. Ray ends the actors of a driver that exits."""
+    while control.recv(1024):
+        pass
+    os._exit(1)
+
+
+def _driver_error(error: Exception) -> DriverError:
+    if "No module named 'tfdist_cli'" in str(error):
+        return DriverError(
+            "tfdist is not installed on a node",
+            "tfdist-missing",
+            "install it in the Python environment of Ray on all nodes",
+            usage=True,
+        )
+    if isinstance(error, ConnectionError | ValueError):
+        return DriverError(
+            f"the cluster cannot be reached: {_first_line(error)}",
+            "ray-unreachable",
+            "check ray.address in the cluster file, and `ray status` there",
+            usage=True,
+        )
+    return DriverError(_first_line(error), "slots-lost", "see the logs of Ray, such as with `ray logs cluster`")
+
+
+def _first_line(error: Exception) -> str:
+    """Returns the first line that says more than the name of an error's class."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next(iter(lines), type(error).__name__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
