@@ -15,7 +15,7 @@ from tfdist_cli.launch.ssh.frames import ConnectionEnded
 from tfdist_cli.launch.ssh.link import HostLost
 from tfdist_cli.spec.task_id import TaskId
 
-TASKS = (TaskId("worker", 0), TaskId("worker", 1))
+TASKS = (TaskId("chief", 0), TaskId("worker", 0))
 SLOTS = """
 import os, sys, threading
 from tfdist_cli.launch.slots.handshake import DRIVER, SECRET, Caller, connect
@@ -54,6 +54,8 @@ def test_another_application_replaces_a_lost_one():
         second = [slots.link(task) for task in TASKS]
         assert not set(first) & set(second)
         moved = slots.translated(planned)
+        beside = [f"127.0.0.1:{slots.addresses[TASKS[0]].port + 1}", f"127.0.0.1:{int(moved[0][10:]) + 1}"]
+        assert slots.translated(beside[0]) == beside[1]
         assert not set(moved) & set(planned)
         assert (
             slots.translated(f"x={planned[0]},{planned[1]} {planned[0]}0") == f"x={moved[0]},{moved[1]} {planned[0]}0"

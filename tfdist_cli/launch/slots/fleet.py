@@ -60,7 +60,12 @@ class Fleet:
 
     def translated(self, value: Any) -> Any:
         """Returns plain JSON values with the tasks' current addresses in place of those of the plan."""
-        now = {str(old): str(self._current[task]) for task, old in self.addresses.items()}
+        now: dict[str, str] = {}
+        for task, old in self.addresses.items():
+            new = self._current[task]
+            now[str(old)] = str(new)
+            if task.traits.drives:
+                now[str(_beside(old))] = str(_beside(new))
         pattern = re.compile("|".join(rf"(?<![\w.-]){re.escape(old)}(?!\d)" for old in now))
         return _replaced(value, lambda text: pattern.sub(lambda found: now[found[0]], text))
 
@@ -89,11 +94,16 @@ class Fleet:
             application.await_slots()
             for slot, task in enumerate(self._tasks):
                 link = application.links[slot]
-                self._current.update(link.hold({task: Address(link.host, 0)}, None))
+                self._current.update(link.hold({task: Address(link.host, 0)}, task if task.traits.drives else None))
                 self.hellos[task], self._unused[task] = application.hellos[slot], link
         except BaseException:
             application.kill()
             raise
+
+
+def _beside(address: Address) -> Address:
+    """Returns the address at which the task that drives takes others, on the next port."""
+    return Address(address.host, address.port + 1)
 
 
 def _replaced(value: Any, replace: Any) -> Any:
