@@ -79,6 +79,7 @@ def test_addresses_are_spark_s(home):
     [
         ("[SPARK-24819]: Barrier execution mode does not allow run …", "too-few-slots"),
         ("Traceback …\nModuleNotFoundError: No module named 'tfdist_cli'\n", "tfdist-missing"),
+        ("SparkContext has been shutdown", "spark-unreachable"),
         ("Job aborted. Most recent failure reason: ExecutorLostFailure (executor 1 exited)\n\nDriver …", "slots-lost"),
     ],
 )

@@ -14,6 +14,7 @@ from tfdist_cli.launch.slots.handshake import DRIVER, SECRET, Caller, connect
 from tfdist_cli.launch.spark.barrier import run_slot
 
 _TOO_FEW_SLOTS = "SPARK-24819"
+_SHUT_DOWN = "SparkContext has been shutdown"
 
 
 def main() -> int:
@@ -61,6 +62,12 @@ def _driver_error(error: Any, slots: int) -> DriverError:
             "tfdist-missing",
             "install it there, or name the Python that has it: spark: {python: …}",
             usage=True,
+        )
+    if _SHUT_DOWN in message:
+        return DriverError(
+            "its master does not answer, or has ended the application",
+            "spark-unreachable",
+            "check spark.master in the cluster file, and Spark's web page",
         )
     return DriverError(_summary(message), "slots-lost", "see the log of the executor in Spark's web page")
 
