@@ -8,10 +8,13 @@ import socket
 import sys
 import threading
 from typing import Any
+from urllib.parse import urlsplit
 
 from tfdist_cli.launch.slots.driver_errors import DriverError, error_line
 from tfdist_cli.launch.slots.handshake import DRIVER, SECRET, Caller, connect
 from tfdist_cli.launch.slots.slot import run_agent
+
+_CONNECT_SECONDS = 10.0
 
 
 class Slot:
@@ -50,6 +53,9 @@ def _run(launcher: tuple[str, int], secret: str, settings: dict[str, Any]) -> Dr
     from ray.util.placement_group import placement_group  # noqa: PLC0415
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415
 
+    host, port = head(settings["address"])
+    if host:  # Ray itself tries for minutes
+        socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
     ray.init(address=settings["address"], log_to_driver=False, namespace="tfdist")
     bundles = settings["bundles"]
     group = placement_group(bundles, strategy=settings["strategy"], name=settings["name"])
@@ -83,6 +89,15 @@ def _run(launcher: tuple[str, int], secret: str, settings: dict[str, Any]) -> Dr
     return None
 
 
+def head(address: str) -> tuple[str, int]:
+    """Returns host and port of the head node; empty, and any port, if the address names none."""
+    url = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        return (url.hostname or "", url.port) if url.port else ("", 1)
+    except ValueError:
+        return "", 1
+
+
 def _exit_with(control: socket.socket) -> None:
     """Exits when the launcher ends the connection, also by its death. Ray ends the actors of a driver that exits."""
     while control.recv(1024):
@@ -98,7 +113,7 @@ def _driver_error(error: Exception) -> DriverError:
             "install it in the Python environment of Ray on all nodes",
             usage=True,
         )
-    if isinstance(error, ConnectionError | ValueError):
+    if isinstance(error, OSError | ValueError):
         return DriverError(
             f"the cluster cannot be reached: {_first_line(error)}",
             "ray-unreachable",

@@ -7,16 +7,17 @@ import json
 import sys
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.ray import driver
 from tfdist_cli.launch.slots.application import Submission
 from tfdist_cli.launch.slots.launcher import SlotLauncher, own_host
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.engines import RaySpec
 from tfdist_cli.spec.task_id import TaskId
 
-DRIVER_MODULE = "tfdist_cli.launch.ray.driver"
+_START_SECONDS = 60.0
+"""Seconds in which the actors start once they are placed."""
 
 
 class RayLauncher(SlotLauncher):
@@ -43,14 +44,10 @@ class RayLauncher(SlotLauncher):
         }
 
         def argv(launcher: str) -> Sequence[str]:
-            return [sys.executable, "-m", DRIVER_MODULE, launcher, json.dumps(settings)]
+            return [sys.executable, "-m", driver.__name__, launcher, json.dumps(settings)]
 
-        host = spec.launcher_address or own_host(*_head(spec.address))
+        host = spec.launcher_address or own_host(*driver.head(spec.address))
         return Submission("Ray", argv, host, len(cluster.tasks), spec.wait_seconds + _START_SECONDS)
-
-
-_START_SECONDS = 60.0
-"""Seconds in which the actors start once they are placed."""
 
 
 def bundle(cluster: Cluster, task: TaskId) -> dict[str, Any]:
@@ -62,12 +59,3 @@ def bundle(cluster: Cluster, task: TaskId) -> dict[str, Any]:
     if spec.memory:
         needs["memory"] = spec.memory.bytes
     return needs
-
-
-def _head(address: str) -> tuple[str, int]:
-    """Returns host and port of the head node; empty if the address names none."""
-    url = urlsplit(address if "://" in address else f"//{address}")
-    try:
-        return (url.hostname or "", url.port) if url.port else ("", 1)
-    except ValueError:
-        return "", 1
