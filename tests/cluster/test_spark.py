@@ -19,7 +19,7 @@ LONG = RECIPE_YAML.replace("epochs: 4", "epochs: 100000").replace("every_steps: 
 
 
 def launched(spark, folder, *arguments):  # noqa: F811 - the fixture above
-    return start(folder, "--on", "spark", "--set", f"spark.master={spark.master}", "--run-dir", "run", *arguments)
+    return start(folder, "--on", "spark", "--set", f"spark.master_url={spark.master}", "--run-dir", "run", *arguments)
 
 
 def await_event(process, folder, name):

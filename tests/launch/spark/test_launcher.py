@@ -27,7 +27,9 @@ def home(tmp_path, monkeypatch):
 
 def test_the_command(home):
     conf = {"spark.executor.memory": "4g", "spark.executor.instances": 2}
-    submission = launcher.SparkLauncher().submission(cluster(master="spark://127.0.0.1:7077", conf=conf, python="py"))
+    submission = launcher.SparkLauncher().submission(
+        cluster(master_url="spark://127.0.0.1:7077", conf=conf, python="py")
+    )
     argv = list(submission.argv("here:1"))
     options = dict(word.split("=", 1) for word in argv if word.startswith("spark.") and "=" in word)
     assert argv[:5] == [f"{home}/bin/spark-submit", "--master", "spark://127.0.0.1:7077", "--name", "a b"]
@@ -43,11 +45,11 @@ def test_the_command(home):
 @pytest.mark.parametrize(
     ("spec", "host"),
     [
-        ({"master": "local[3]"}, "127.0.0.1"),
-        ({"master": "k8s://https://127.0.0.1:6443"}, "127.0.0.1"),
-        ({"master": "spark://127.0.0.1:7077,other:7077"}, "127.0.0.1"),
-        ({"master": "yarn", "conf": {"spark.driver.host": "edge"}}, "edge"),
-        ({"master": "yarn", "address": "10.0.0.1"}, "10.0.0.1"),
+        ({"master_url": "local[3]"}, "127.0.0.1"),
+        ({"master_url": "k8s://https://127.0.0.1:6443"}, "127.0.0.1"),
+        ({"master_url": "spark://127.0.0.1:7077,other:7077"}, "127.0.0.1"),
+        ({"master_url": "yarn", "conf": {"spark.driver.host": "edge"}}, "edge"),
+        ({"master_url": "yarn", "address": "10.0.0.1"}, "10.0.0.1"),
     ],
 )
 def test_the_address_for_executors(home, spec, host):

@@ -67,7 +67,7 @@ def _driver_error(error: Any, slots: int) -> DriverError:
         return DriverError(
             "its master does not answer, or has ended the application",
             "spark-unreachable",
-            "check spark.master in the cluster file, and Spark's web page",
+            "check spark.master_url in the cluster file, and Spark's web page",
         )
     return DriverError(_summary(message), "slots-lost", "see the log of the executor in Spark's web page")
 

@@ -47,13 +47,13 @@ class SparkLauncher(SlotLauncher):
         slots = len(cluster.tasks)
 
         def argv(launcher: str) -> Sequence[str]:
-            command = [submit, *(["--master", spec.master] if spec.master else []), "--name", cluster.name]
+            command = [submit, *(["--master", spec.master_url] if spec.master_url else []), "--name", cluster.name]
             for name, value in properties(cluster, spec).items():
                 command += ["--conf", f"{name}={value}"]
             return [*command, driver.__file__, launcher, str(slots)]
 
         env = {_HOME: home} if home else {}
-        host = spec.address or str(spec.conf.get("spark.driver.host") or own_host(*_master_address(spec.master)))
+        host = spec.address or str(spec.conf.get("spark.driver.host") or own_host(*_master_address(spec.master_url)))
         return Submission("Spark", argv, host, slots, spec.wait_seconds, env)
 
 

@@ -10,7 +10,7 @@ from tfdist_cli.errors import InvalidValue
 from tfdist_cli.spec.sections.model import SpecModel
 
 _SET_BY_TFDIST = {
-    "spark.master": "write it as spark.master of the cluster file",
+    "spark.master": "write it as spark.master_url of the cluster file",
     "spark.app.name": "write it as the cluster's name",
     "spark.submit.deployMode": "the driver runs beside `tfdist launch`",
     "spark.dynamicAllocation.enabled": "barrier stages need a fixed number of executors",
@@ -31,7 +31,7 @@ def _check_property(name: str) -> str:
 class SparkSpec(SpecModel):
     """How the tasks run in Spark."""
 
-    master: Annotated[str, Field(min_length=1)] | None = None
+    master_url: Annotated[str, Field(min_length=1)] | None = None
     """The master: `spark://HOST:PORT`, `yarn` or `k8s://…`. By default that of Spark's own configuration."""
     conf: dict[Annotated[str, AfterValidator(_check_property)], str | int | float] = {}
     """Properties of Spark, such as `spark.executor.memory: 4g`."""
