@@ -23,6 +23,7 @@ from tfdist_cli.train.tf_compat.functions import placing
 from tfdist_cli.train.tf_compat.patching import replaced
 from tfdist_cli.train.tf_compat.variables import move_variable
 from tfdist_cli.train.variables.initializers import current_initial_value, record_initial_values
+from tfdist_cli.train.variables.micro_batch_order import MicroBatchOrder
 from tfdist_cli.train.variables.placement import PlacementRules, log, readable
 
 CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
@@ -49,6 +50,7 @@ class Stages:
         self._bytes = [0] * workers
         self._slots: dict[int, list[tf.Variable]] = {}
         self._stages: dict[int, tuple[keras.Layer, int]] = {}
+        self._stage_of: dict[int, int] = {}
         self._target = ""
         """The device of the variable that is created to move another one there."""
         self.rules = PlacementRules()
@@ -89,16 +91,22 @@ class Stages:
             layers: the layers, each with its stage, inner layers before those that contain them.
         """
         self._stages = {id(layer): (layer, stage) for layer, stage in layers}
+        self._stage_of.clear()
         stored, seen = [0] * len(self._workers), set()
         for layer, stage in layers:
             for variable in layer.weights:
                 if id(variable) in seen:
                     continue
                 seen.add(id(variable))
+                self._stage_of[id(variable)] = stage
                 mates = range(stage, len(self._workers), self.count)
                 worker = min(mates, key=stored.__getitem__)
                 stored[worker] += _size(variable.value)
                 self._move(variable.value, self._workers[worker])
+
+    def stage_of(self, variable: keras.Variable) -> int:
+        """Returns the stage of a variable; that of a variable of no layer is the first one."""
+        return self._stage_of.get(id(variable), 0)
 
     def report(self, model: keras.Model, slots: Sequence[keras.Variable]) -> None:
         """Reports the bytes of the model and its optimizers on each task.
@@ -119,20 +127,32 @@ class Stages:
         emit("placement", bytes=sizes, variables=counts)
 
     @contextlib.contextmanager
-    def computing(self, replica: int = 0) -> Iterator[None]:
-        """Within it, layers are computed on the workers of a replica, and all else where its inputs are."""
+    def computing(self, replica: int = 0, order: MicroBatchOrder | None = None) -> Iterator[None]:
+        """Within it, layers are computed on the workers of a replica, and all else where its inputs are.
+
+        Args:
+            replica: the replica.
+            order: delays layers until those of earlier micro-batches are done; None for no order.
+        """
         first = replica * self.count
         with contextlib.ExitStack() as within:
             for layer, stage in self._stages.values():
-                within.enter_context(replaced(layer, {"call": self._on_worker(layer.call, first + stage)}))
+                within.enter_context(replaced(layer, {"call": self._on_worker(layer.call, first, stage, order)}))
             if not tf.executing_eagerly():
                 within.enter_context(placing(self._choose))
             yield
 
-    def _on_worker(self, call: Any, worker: int) -> Any:
+    def _on_worker(self, call: Any, first: int, stage: int, order: MicroBatchOrder | None) -> Any:
+        worker = first + stage
+
         def placed(*args: Any, **kwargs: Any) -> Any:
             with tf.device(self._workers[worker]), tf.name_scope(f"{_SCOPE}{worker}"):
-                return call(*args, **kwargs)
+                awaited = order.awaited(stage) if order else []
+                with tf.control_dependencies([tf.group(*awaited)] if awaited else []):
+                    outputs = call(*args, **kwargs)
+            if order:
+                order.called(stage, outputs)
+            return outputs
 
         return placed
 

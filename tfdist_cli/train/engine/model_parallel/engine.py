@@ -34,6 +34,7 @@ from tfdist_cli.train.model.train_step import ModelStep, StepResult, Tensors, va
 from tfdist_cli.train.optimizers.apply import apply, disable_gradient_reduction
 from tfdist_cli.train.optimizers.learning_rate import RateScaling
 from tfdist_cli.train.optimizers.registry import kernels_disabled
+from tfdist_cli.train.variables.micro_batch_order import MicroBatchOrder
 from tfdist_cli.train.variables.stages import Stages
 
 log = logging.getLogger("tfdist")
@@ -217,14 +218,18 @@ class ModelParallelEngine:
             The new state and metrics, and the results of all micro-batches.
         """
         step, parameters = self._step, values(self._step.parameters)
+        computed_in = [self._stages.stage_of(variable) for variable in step.parameters]
         results: list[list[StepResult]] = []
         for replica, parts in enumerate(batches):
             results.append([])
-            step.device_scope = partial(self._stages.computing, replica)
+            order = MicroBatchOrder(self._stages.count)
+            step.device_scope = partial(self._stages.computing, replica, order if len(parts) > 1 else None)
             own = state
             for index, part in enumerate(parts):
                 own = self._seeds.state_for_step(own, number, replica * len(parts) + index)
+                order.begin()
                 result = step.train(parameters, own, metrics[replica], part)
+                order.end(list(zip(computed_in, result.gradients, strict=True)))
                 own, metrics[replica] = result.state, result.metrics
                 results[-1].append(result)
         step.device_scope = self._stages.computing
