@@ -1,0 +1,133 @@
+"""The engine of several stages, whose workers are all this process here."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support.codes import raises
+from tests.support.compare import difference
+from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.data.pipeline import Shard
+from tfdist_cli.train.engine.base import Rules
+from tfdist_cli.train.engine.model_parallel.engine import ModelParallelEngine
+from tfdist_cli.train.engine.model_parallel.stages import place_layers
+from tfdist_cli.train.model.train_step import ModelStep
+from tfdist_cli.train.variables import stages as module
+from tfdist_cli.train.variables.placement import PlacementRules
+from tfdist_cli.train.variables.stages import Stages
+
+
+def classes():
+    numbers = np.random.default_rng(0)
+    return numbers.random((64, 8), np.float32), numbers.integers(0, 4, 64)
+
+
+def batches(x, y, *, batch):
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(batch, drop_remainder=True)
+
+
+def data_of(batch):
+    x, y = classes()
+    return batches(x, y, batch=batch)
+
+
+class NoPause:
+    """A training that is not paused."""
+
+    def wanted(self):
+        return False
+
+    def agreed(self):
+        return False
+
+
+def network(*more):
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((8,))
+    dense = keras.layers.Dense(8, "tanh")
+    hidden = dense(dense(keras.layers.Dense(8, "relu")(inputs)))
+    for layer in more:
+        hidden = layer(hidden)
+    model = keras.Model(inputs, keras.layers.Dense(4)(hidden))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
+    return model
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """Makes the engine of a model on some workers."""
+    device = tf.config.list_logical_devices("CPU")[0].name
+    monkeypatch.setattr(module, "CHIEF_DEVICE", device)
+    monkeypatch.setattr(module, "_device", lambda _: device)
+
+    def of(build, *, batch, workers=4, micro_batches=2):
+        strategy = tf.distribute.OneDeviceStrategy(device)
+        stages = Stages(strategy, workers)
+        stages.set_rules(PlacementRules(stages=2))
+        spec = data_of(batch).element_spec
+        with strategy.scope():
+            step = ModelStep(build())
+            step.build(spec)
+            place_layers(stages, step.model)
+            return ModelParallelEngine(step, strategy, stages, spec, Rules(micro_batches=micro_batches)), step.model
+
+    return of
+
+
+@pytest.mark.slow
+def test_replicas_and_micro_batches_make_the_update_of_the_whole_batch(engine):
+    made, model = engine(network, batch=4)
+    x, y = classes()
+    plain = network()
+    plain.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    made.open(lambda _: batches(x, y, batch=4), share="split", step=0, batches=0)
+    steps = len(x) // 8
+    executions = list(made.run(steps, first=0, size=2, adapts=False, pause=NoPause()))
+    assert sum(len(each.losses) for each in executions) == steps
+    assert sum(each.examples["chief:0"] for each in executions) == len(x)
+    assert difference(plain.variables, model.variables) < 1e-6
+    assert difference(plain.optimizer.variables, model.optimizer.variables) < 1e-6
+    scored = made.evaluate(lambda _: batches(x, y, batch=16), steps=None).logs()
+    assert scored["loss"] == pytest.approx(plain.evaluate(x, y, verbose=0)[0], rel=1e-5)
+    each_batch = [score() for score in made.test_steps(lambda _: batches(x, y, batch=16), steps=2)]
+    assert len(each_batch) == 2
+
+
+@pytest.mark.slow
+def test_a_normalization_keeps_the_mean_of_the_replicas_statistics(engine):
+    made, model = engine(lambda: network(keras.layers.BatchNormalization(momentum=0.5)), batch=4, micro_batches=1)
+    x, y = classes()
+    made.open(lambda _: batches(x, y, batch=4), share="split", step=0, batches=0)
+    list(made.run(1, first=0, size=1, adapts=False, pause=NoPause()))
+    layer = next(each for each in model.layers if isinstance(each, keras.layers.BatchNormalization))
+    fresh = network(keras.layers.BatchNormalization(momentum=0.5))
+    before = keras.Model(fresh.input, fresh.layers[-2].input)
+    means = [np.asarray(before(x[start : start + 4])).mean(axis=0) for start in (0, 4)]
+    np.testing.assert_allclose(layer.moving_mean, 0.5 * np.mean(means, axis=0), atol=1e-6)
+
+
+def test_a_stateful_layer_cannot_have_micro_batches(engine):
+    def build():
+        inputs = keras.Input(batch_shape=(4, 8))
+        hidden = keras.layers.GRU(4, stateful=True)(keras.layers.Reshape((4, 2))(inputs))
+        model = keras.Model(inputs, keras.layers.Dense(4)(hidden))
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    with raises(TrainingError, "stateful-layer-divided"):
+        engine(build, batch=4, workers=4, micro_batches=1)
+
+
+def test_the_data_of_one_shard_is_read(engine):
+    made, _ = engine(network, batch=4)
+    shards = []
+
+    def data(shard):
+        shards.append(shard)
+        return data_of(4)
+
+    made.open(data, share="split", step=3, batches=6)
+    assert shards == [Shard(step=6)]
+    assert made.sharers == 2
