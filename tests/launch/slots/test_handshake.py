@@ -18,6 +18,8 @@ def test_the_secret_is_compared(secret, accepted):
         connection, _ = listener.accept()
         with connection:
             assert accept(connection, "right") == accepted
+            noticed = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert noticed == (15_000 if accepted else 0)
         calling.join()
 
 

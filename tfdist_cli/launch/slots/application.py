@@ -25,6 +25,8 @@ from tfdist_cli.launch.ssh.link import AgentLink, Hello, HostLost
 _POLL_SECONDS = 0.2
 _END_SECONDS = 15.0
 """Seconds in which the agents stop their tasks and the driver exits; it is killed after that."""
+_GREETING_SECONDS = 60.0
+"""Seconds in which the agents of all slots describe their hosts, once they have connected."""
 _KEPT_LINES = 20
 
 
@@ -152,11 +154,15 @@ class Application:
                     raise self._timed_out()
                 if selector.select(_POLL_SECONDS):
                     self._accept()
+        timer = threading.Timer(_GREETING_SECONDS, self.abort)
+        timer.start()
         try:
             for slot, link in self.links.items():
                 self.hellos[slot] = link.greet()
         except ConnectionEnded:
             raise self._ended() from None
+        finally:
+            timer.cancel()
         self.is_up = True
 
     def abort(self) -> None:

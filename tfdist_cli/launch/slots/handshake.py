@@ -19,6 +19,8 @@ SECRET = "TFDIST_SLOT_SECRET"  # noqa: S105 the name of a variable
 """The variable with which the driver gets the secret."""
 HANDSHAKE_SECONDS = 10.0
 _LONGEST_LINE = 4096
+_LOSS_OPTIONS = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": 15_000}
+"""A host that is cut off is lost after 15 s, whether something is sent or not."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,7 @@ def connect(launcher: tuple[str, int], secret: str, caller: Caller) -> socket.so
     nonce = _read_line(connection)
     answer = {"slot": caller.slot, "host": caller.host, "proof": _proof(secret, nonce, caller)}
     connection.sendall(json.dumps(answer).encode() + b"\n")
-    connection.settimeout(None)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    _notice_loss(connection)
     return connection
 
 
@@ -61,9 +62,17 @@ def accept(connection: socket.socket, secret: str) -> Caller | None:
             return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    _notice_loss(connection)
+    return caller
+
+
+def _notice_loss(connection: socket.socket) -> None:
+    """Lets reads wait without end, but ends the connection if the other host answers nothing for some time."""
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    return caller
+    for name, value in _LOSS_OPTIONS.items():
+        if hasattr(socket, name):  # Linux has them
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _proof(secret: str, nonce: bytes, caller: Caller) -> str:
