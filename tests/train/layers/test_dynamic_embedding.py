@@ -109,6 +109,24 @@ def test_a_row_that_another_id_takes_over_starts_with_new_slots():
     assert found.max() == ids.max()
 
 
+def test_a_subclassed_model_is_built_by_its_first_batch(tmp_path):
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = DynamicEmbedding(WIDTH, IDS), keras.layers.Dense(1)
+
+        def call(self, ids, training=None):
+            return self.head(tf.reduce_mean(self.table(ids, training=training), axis=1))
+
+    model = Own()
+    model.compile("adagrad", "mse")
+    tfdist.fit(model, batches(X[:BATCH], Y[:BATCH], batch=BATCH), epochs=1)
+    tfdist.export(model, tmp_path / "export", rebuild=Own)
+    loaded = tf.saved_model.load(tmp_path / "export")
+    np.testing.assert_allclose(loaded.serve(tf.constant(X)), model(X), rtol=1e-6)
+    assert len(model.table.vocabulary()[0]) == len(np.unique(X[:BATCH]))
+
+
 def test_strings_are_ids():
     words = np.array([["a", "b", "c"], ["c", "d", ""]])
     model = build(dynamic(), dtype="string")

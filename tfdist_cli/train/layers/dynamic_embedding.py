@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist_cli.errors import UsageError
 from tfdist_cli.train.layers.initial_rows import InitialRows
 from tfdist_cli.train.layers.row_index import GROUP, Eviction, RowIndex, RowPolicy
+from tfdist_cli.train.tf_compat.variables import stored
 
 FILL = 0.8
 """How many of its rows a table without eviction uses: there is a free row for each new id until then."""
@@ -82,19 +83,25 @@ class DynamicEmbedding(keras.layers.Embedding):
         self._initial = InitialRows(self.embeddings_initializer, dim)
 
     def build(self, input_shape: Any = None) -> None:  # noqa: ARG002 as Keras's
-        """Creates the table and its index."""
+        """Creates the table."""
         self._embeddings = self.add_weight(
             shape=(self.input_dim, self.output_dim), initializer=_Rows(), name="embeddings"
         )
-        index = RowIndex(self._embeddings, self._initial, self.policy)
-        # Not as attributes that Keras tracks: steps must not fetch the index as they fetch other variables.
-        vars(self._embeddings)["row_index"] = index
+        if not _creates_later():
+            self._create_index()
         self.built = True
 
     @property
     def index(self) -> RowIndex:
-        """The index of the table."""
+        """The index of the table, which is created with it."""
+        if row_index_of(self._embeddings) is None:
+            self._create_index()
         return row_index_of(self._embeddings)
+
+    def _create_index(self) -> None:
+        index = RowIndex(self._embeddings, self._initial, self.policy)
+        # Not an attribute that Keras tracks: steps must not fetch the index as they fetch other variables.
+        vars(self._embeddings)["row_index"] = index
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns the vectors of ids; in training, new ids get rows."""
@@ -104,6 +111,12 @@ class DynamicEmbedding(keras.layers.Embedding):
         looked_up = vars(self._embeddings).get("sparse_read")
         if looked_up:
             return looked_up(ids)
+        if (
+            row_index_of(self._embeddings) is None and _creates_later()
+        ):  # Keras builds a model, and creates its variables afterwards
+            return keras.ops.zeros_like(ids, self.compute_dtype)[..., None] * tf.zeros(
+                [self.output_dim], self.compute_dtype
+            )
         flat = tf.reshape(ids, [-1])
         rows, created = self.index.rows(flat, create=bool(training))
         values = keras.ops.take(self._embeddings, rows, axis=0)
@@ -145,6 +158,12 @@ class DynamicEmbedding(keras.layers.Embedding):
 def row_index_of(variable: keras.Variable) -> Any:
     """Returns the `RowIndex` of a table; None for any other variable."""
     return vars(variable).get("row_index")
+
+
+def _creates_later() -> bool:
+    """Whether Keras creates the storage of new variables later, when it has built the model."""
+    with tf.init_scope():
+        return stored(keras.Variable("zeros", shape=(), dtype="int32", trainable=False)) is None
 
 
 def as_ids(inputs: Any) -> tf.Tensor:
