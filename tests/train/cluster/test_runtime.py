@@ -79,6 +79,14 @@ def test_a_task_of_parameter_servers_never_has_one_inter_op_thread(monkeypatch, 
     assert context.context().config.inter_op_parallelism_threads == least
 
 
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_sums_in_loops_of_parameter_servers_are_not_computed_in_temporary_variables(monkeypatch, exchanges):
+    monkeypatch.setattr(context, "_context", context.Context())
+    options = configure_runtime(None, exchanges=exchanges).graph_options.rewrite_options
+    assert (options.memory_optimization == options.NO_MEM_OPT) == exchanges
+
+
+
 def test_a_runtime_that_is_in_use_stays_as_it_is(monkeypatch):
     tf.constant(1)
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")
