@@ -43,6 +43,13 @@ def test_where_there_are_no_ps_it_says_nothing():
         pass
 
 
+@pytest.mark.parametrize(("key", "value"), [("stages", 2), ("place", {"*": "worker:0"})])
+def test_layers_of_another_strategy_are_not_placed_and_it_says_so(key, value, log):
+    with tfdist.scope(**{key: value}):
+        pass
+    assert [line.partition(" ")[0] for line in log] == [key]
+
+
 def test_no_such_placement():
     with raises(UsageError, "unknown-placement") as raised:
         tfdist.scope(placement="nearest")

@@ -86,7 +86,6 @@ def test_sums_in_loops_of_parameter_servers_are_not_computed_in_temporary_variab
     assert (options.memory_optimization == options.NO_MEM_OPT) == exchanges
 
 
-
 def test_a_runtime_that_is_in_use_stays_as_it_is(monkeypatch):
     tf.constant(1)
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")

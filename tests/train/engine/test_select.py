@@ -14,17 +14,18 @@ from tfdist_cli.train.engine.select import select_engine
 
 
 @pytest.mark.parametrize(
-    ("updates", "lines"),
+    ("rules", "lines"),
     [
-        (Updates(), 0),
-        (Updates(mode="sync"), 0),
-        (Updates(mode="sync", batch="proportional"), 0),
-        (Updates(push_every=2), 1),
-        (Updates(mode="sync", aggregate=1), 1),
+        ({}, 0),
+        ({"updates": Updates(mode="sync")}, 0),
+        ({"updates": Updates(mode="sync", batch="proportional")}, 0),
+        ({"updates": Updates(push_every=2)}, 1),
+        ({"micro_batches": 2}, 1),
+        ({"updates": Updates(mode="sync", aggregate=1)}, 1),
     ],
 )
 @pytest.mark.parametrize("chief", [True, False])
-def test_the_chief_of_mirrored_workers_says_what_it_ignores(updates, lines, chief, monkeypatch, log):
+def test_the_chief_of_mirrored_workers_says_what_it_ignores(rules, lines, chief, monkeypatch, log):
     members = [TaskId("worker", index) for index in range(2)]
     environment = SimpleNamespace(
         strategy="multi_worker_mirrored",
@@ -35,5 +36,5 @@ def test_the_chief_of_mirrored_workers_says_what_it_ignores(updates, lines, chie
     )
     monkeypatch.setattr(select, "MirroredEngine", lambda *_: "the engine")
     context = ClusterContext(environment, None)
-    assert select_engine(context, None, None, Rules(updates=updates)) == "the engine"
+    assert select_engine(context, None, None, Rules(**rules)) == "the engine"
     assert len(log) == lines * chief

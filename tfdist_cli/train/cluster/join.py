@@ -105,6 +105,9 @@ class ClusterContext:
             self.placement.set_rules(rules)
         if self.stages:
             self.stages.set_rules(rules)
+        elif (rules.stages or rules.place) and self.environment.is_chief:
+            key = "place" if rules.place else "stages"
+            log.info("%s is ignored: it applies to model_parallel, not to %s", key, self.environment.strategy)
         check_weight_type(self.environment)
         return self.strategy.scope()
 

@@ -28,7 +28,10 @@ def select_engine(joined: ClusterContext, step: ModelStep, element_spec: Any, ru
         element_spec: the `tf.TypeSpec`s of a worker's batch.
         rules: how gradients become updates.
     """
-    return _ENGINES[joined.environment.traits.engine](joined, step, element_spec, rules)
+    environment = joined.environment
+    if rules.micro_batches > 1 and not environment.traits.staged and environment.is_chief:
+        log.info("micro_batches is ignored: it applies to model_parallel, not to %s", environment.strategy)
+    return _ENGINES[environment.traits.engine](joined, step, element_spec, rules)
 
 
 def _parameter_server(joined: ClusterContext, step: ModelStep, element_spec: Any, rules: Rules) -> Engine:
