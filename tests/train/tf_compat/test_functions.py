@@ -7,7 +7,14 @@ import pytest
 import tensorflow as tf
 
 from tests.support.compare import assert_same, classifier, train_both
-from tfdist_cli.train.tf_compat.functions import SINGLE_THREADED, functions_inlined, may_run_in_order, placing, rehearse
+from tfdist_cli.train.tf_compat.functions import (
+    SINGLE_THREADED,
+    function_kept_whole,
+    functions_inlined,
+    may_run_in_order,
+    placing,
+    rehearse,
+)
 
 ONE_BY_ONE = SINGLE_THREADED
 
@@ -118,3 +125,12 @@ def test_the_gradient_of_an_operation_is_placed_by_its_name():
 
     gradient.get_concrete_function(tf.constant(1.0))
     assert [name for name in names if name.startswith("gradient_tape/part/")]
+
+
+def test_a_function_that_is_kept_whole_is_called_and_not_inlined():
+    kept = function_kept_whole(lambda value: value * 7)
+    caller = tf.function(lambda value: kept(value) + 1)
+    traced = caller.get_concrete_function(tf.constant(1.0))
+    (called,) = traced.graph.as_graph_def().library.function
+    assert called.attr["_noinline"].b
+    assert float(caller(tf.constant(2.0))) == 15

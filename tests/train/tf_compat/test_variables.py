@@ -15,6 +15,7 @@ from tfdist_cli.train.tf_compat.variables import (
     Read,
     ShardedVariable,
     WeightTensor,
+    keep_row_index,
     move_variable,
     rows_looked_up,
     stored,
@@ -174,3 +175,11 @@ def test_a_variable_that_has_moved_is_the_same_object_with_the_same_value():
     move_variable(variable, "CPU:0")
     assert variable.handle is not handle
     assert variable.assign_add([1.0, 1.0]).numpy().tolist() == [2.0, 3.0]
+
+
+def test_a_layer_does_not_track_what_is_kept_with_its_table():
+    layer = keras.layers.Layer()
+    layer.table = layer.add_weight(shape=(2, 3))
+    keep_row_index(layer.table, [keras.Variable("zeros", shape=(4,))])
+    assert layer.table.row_index[0].shape == (4,)
+    assert layer.variables == [layer.table]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import tensorflow as tf
-from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.resources import MIN_INTER_OP_THREADS, Size
@@ -36,7 +35,8 @@ def configure_runtime(gpu_memory: float | Size | None, *, exchanges: bool = Fals
     if exchanges:
         # TensorFlow's memory optimizer takes a CPU to have 256 MiB. If a function needs more, it computes sums in
         # temporary variables. In a loop on a worker, these still exist at the next run of the function, which fails.
-        config.graph_options.rewrite_options.memory_optimization = RewriterConfig.NO_MEM_OPT
+        options = config.graph_options.rewrite_options
+        options.memory_optimization = options.NO_MEM_OPT
     in_use = is_initialized()
     if gpu_memory is not None and in_use:
         raise TrainingError(

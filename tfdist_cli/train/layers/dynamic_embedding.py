@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist_cli.errors import UsageError
 from tfdist_cli.train.layers.initial_rows import InitialRows
 from tfdist_cli.train.layers.row_index import GROUP, Eviction, RowIndex, RowPolicy
-from tfdist_cli.train.tf_compat.variables import stored
+from tfdist_cli.train.tf_compat.variables import keep_row_index, stored
 
 FILL = 0.8
 """How many of its rows a table without eviction uses: there is a free row for each new id until then."""
@@ -82,44 +82,43 @@ class DynamicEmbedding(keras.layers.Embedding):
         self.policy = RowPolicy(admit_after, evict, ttl)
         self._initial = InitialRows(self.embeddings_initializer, dim)
 
-    def build(self, input_shape: Any = None) -> None:  # noqa: ARG002 as Keras's
+    def build(self, input_shape: Any = None) -> None:
         """Creates the table."""
-        self._embeddings = self.add_weight(
-            shape=(self.input_dim, self.output_dim), initializer=_Rows(), name="embeddings"
-        )
+        given: Any = self.embeddings_initializer
+        self.embeddings_initializer: Any = _Rows()
+        super().build(input_shape)
+        self.embeddings_initializer = given
         if not _creates_later():
             self._create_index()
-        self.built = True
 
     @property
     def index(self) -> RowIndex:
         """The index of the table, which is created with it."""
-        if row_index_of(self._embeddings) is None:
+        if row_index_of(self.embeddings) is None:
             self._create_index()
-        return row_index_of(self._embeddings)
+        return row_index_of(self.embeddings)
 
     def _create_index(self) -> None:
-        index = RowIndex(self._embeddings, self._initial, self.policy)
-        # Not an attribute that Keras tracks: steps must not fetch the index as they fetch other variables.
-        vars(self._embeddings)["row_index"] = index
+        index = RowIndex(self.embeddings, self._initial, self.policy)
+        keep_row_index(self.embeddings, index)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns the vectors of ids; in training, new ids get rows."""
         if isinstance(inputs, tf.RaggedTensor):
             return inputs.with_flat_values(self.call(inputs.flat_values, training=training))
         ids = as_ids(inputs)
-        looked_up = vars(self._embeddings).get("sparse_read")
+        looked_up = vars(self.embeddings).get("sparse_read")
         if looked_up:
             return looked_up(ids)
         if (
-            row_index_of(self._embeddings) is None and _creates_later()
+            row_index_of(self.embeddings) is None and _creates_later()
         ):  # Keras builds a model, and creates its variables afterwards
             return keras.ops.zeros_like(ids, self.compute_dtype)[..., None] * tf.zeros(
                 [self.output_dim], self.compute_dtype
             )
         flat = tf.reshape(ids, [-1])
         rows, created = self.index.rows(flat, create=bool(training))
-        values = keras.ops.take(self._embeddings, rows, axis=0)
+        values = keras.ops.take(self.embeddings, rows, axis=0)
         if training:  # the step has read the table before the rows were created
             fresh = tf.cast(self.index.initial_rows(flat), values.dtype)
             values += tf.stop_gradient(tf.where(created[:, None], fresh - values, tf.zeros_like(values)))
@@ -135,12 +134,12 @@ class DynamicEmbedding(keras.layers.Embedding):
 
     def save_own_variables(self, store: Any) -> None:
         """See `keras.Layer`; the index is saved with the table."""
-        for number, variable in enumerate([self._embeddings, *self.index.variables]):
+        for number, variable in enumerate([self.embeddings, *self.index.variables]):
             store[str(number)] = variable.numpy()
 
     def load_own_variables(self, store: Any) -> None:
         """See `keras.Layer`."""
-        for number, variable in enumerate([self._embeddings, *self.index.variables]):
+        for number, variable in enumerate([self.embeddings, *self.index.variables]):
             variable.assign(store[str(number)])
 
     def quantize(self, *_: Any, **__: Any) -> None:

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from tfdist_cli.train.layers.initial_rows import InitialRows
 from tfdist_cli.train.tf_compat.control_flow import unordered
+from tfdist_cli.train.tf_compat.functions import function_kept_whole
 from tfdist_cli.train.variables.sharding import parts
 
 WAYS = 16
@@ -195,7 +196,7 @@ class RowIndex:
                 some = tf.ones_like(ids, tf.int32) if create and counts is None else counts
                 return self._rows_of_shard(shard, ids, some)[0]
 
-        return tf.function(rows, autograph=False, reduce_retracing=True, experimental_attributes={"_noinline": True})
+        return function_kept_whole(rows)
 
     def _rows_of_shard(self, shard: _Shard, ids: tf.Tensor, counts: Any) -> tuple[tf.Tensor, tf.Tensor]:
         keys = hashed(ids)

@@ -50,6 +50,20 @@ def rehearse(function: Any, nothing: tf.data.Dataset, *args: Any) -> None:
         function(iter(nothing), *args)
 
 
+def function_kept_whole(python_function: Callable[..., Any]) -> Any:
+    """Returns a `tf.function` that stays one operation where it is called, so that its device runs it by itself.
+
+    Seen in TensorFlow 2.21.0: the function attribute `_noinline`. Reason: an inlined function is split among the
+    devices of its caller, whose tasks exchange each of its tensors. Replace with: a public option.
+
+    Args:
+        python_function: what it computes.
+    """
+    return tf.function(
+        python_function, autograph=False, reduce_retracing=True, experimental_attributes={"_noinline": True}
+    )
+
+
 def _has_jumps(graph: Any) -> bool:
     """Whether a graph has loops or conditions that become jumps between operations.
 

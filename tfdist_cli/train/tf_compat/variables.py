@@ -113,6 +113,20 @@ def rows_looked_up(tables: Sequence[keras.Variable], gather: Gather) -> Iterator
         yield
 
 
+def keep_row_index(table: keras.Variable, index: Any) -> None:
+    """Keeps the index of a `DynamicEmbedding` with its table.
+
+    Seen in Keras 3.15.1: `KerasVariable` has a `__dict__`. Reason: a layer tracks the variables in its attributes, and
+    steps would fetch the whole index as they fetch other weights. Replace with: an attribute of a layer that Keras
+    does not track.
+
+    Args:
+        table: the table of rows.
+        index: its index, which is `table.row_index` from then on.
+    """
+    vars(table)["row_index"] = index
+
+
 def _rows(table: keras.Variable, ids: Any, gather: Gather) -> Any:
     """Returns the rows for ids of any shape."""
     if isinstance(ids, tf.RaggedTensor):
