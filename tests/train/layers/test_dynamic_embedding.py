@@ -172,3 +172,12 @@ def test_arguments_that_do_not_fit_are_refused(given):
 def test_an_initializer_that_cannot_draw_single_rows_is_refused():
     with raises(UsageError, "dynamic-embedding-initializer"):
         DynamicEmbedding(WIDTH, 10, embeddings_initializer="glorot_uniform")
+
+
+def test_a_full_table_ends_the_training_with_what_to_do():
+    with tfdist.scope():
+        ids = keras.Input((), dtype="int64")
+        model = keras.Model(ids, keras.layers.Dense(1)(DynamicEmbedding(2, capacity=100)(ids)))
+        model.compile("adagrad", "mse")
+    with raises(TrainingError, "dynamic-embedding-full"):
+        tfdist.fit(model, np.arange(5000), np.ones((5000, 1)), batch_size=500)

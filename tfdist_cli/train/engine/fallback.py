@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tfdist_cli.errors import TfdistError
 from tfdist_cli.train.engine.base import Execution, Pause
+from tfdist_cli.train.layers.dynamic_tables import full_table
 from tfdist_cli.train.tf_compat.op_errors import comes_from_users_code, is_from_users_code, shortened
 from tfdist_cli.train.variables.sharding import parts
 
@@ -99,7 +100,7 @@ def attempted(attempt: Callable[[], _Result], agree: Callable[[np.ndarray], np.n
 
 def is_of_model(error: Exception) -> bool:
     """Whether an error does not depend on the path of execution."""
-    if isinstance(error, (TfdistError, *_UNRELATED_ERRORS)):
+    if isinstance(error, (TfdistError, *_UNRELATED_ERRORS)) or full_table(error):
         return True
     return comes_from_users_code(error) if isinstance(error, tf.errors.OpError) else is_from_users_code(error)
 
@@ -147,7 +148,20 @@ class FirstExecution:
             steps: the steps of the run.
             attempt: how many of them the attempt takes.
             pause: tells whether more steps follow the attempt.
+
+        Raises:
+            TrainingError: the table of a `DynamicEmbedding` is full.
         """
+        try:
+            yield from self._run(executions, steps, attempt, pause)
+        except tf.errors.InvalidArgumentError as error:
+            if full := full_table(error):
+                raise full from error
+            raise
+
+    def _run(
+        self, executions: Callable[[int, int], Iterator[Execution]], steps: int, attempt: int, pause: Pause
+    ) -> Iterator[Execution]:
         taken = 0
         if not self._done and VariableCopies.fit_memory(self._variables()):
             for execution in self._attempted(lambda: list(executions(0, min(attempt, steps)))):

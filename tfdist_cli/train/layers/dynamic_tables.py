@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.layers.dynamic_embedding import DynamicEmbedding
@@ -13,6 +15,9 @@ from tfdist_cli.train.optimizers.apply import leaf_optimizers
 from tfdist_cli.train.optimizers.registry import fused_update_of
 from tfdist_cli.train.tf_compat.keras_model import layers_of
 from tfdist_cli.train.tf_compat.keras_optimizer import SlotNames, parameters_of
+
+_FULL = re.compile(r"the table (\S+) is full")
+"""What the assertion of `RowIndex` says."""
 
 
 def row_indices(model: keras.Model) -> list[RowIndex]:
@@ -39,6 +44,18 @@ def _slots_of(optimizer: Any, table: keras.Variable) -> list[tuple[keras.Variabl
     first = getattr(optimizer, "initial_accumulator_value", 0.0)
     values = [first if slot.attribute == SlotNames.ACCUMULATORS else 0.0 for slot in fused.slots]
     return list(zip(fused.slot_variables(table), values, strict=True))
+
+
+def full_table(error: BaseException) -> TrainingError | None:
+    """Returns the error to raise in place of one of TensorFlow's if that says that a table is full; otherwise None."""
+    found = _FULL.search(str(error)) if isinstance(error, tf.errors.OpError) else None
+    if not found:
+        return None
+    return TrainingError(
+        f"the table {found[1]} of a DynamicEmbedding is full: there are more ids than its capacity",
+        code="dynamic-embedding-full",
+        hint="give the layer a larger capacity, or evict='lru'",
+    )
 
 
 def require_row_updates(model: keras.Model, *, possible: bool) -> None:
