@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tfdist_cli.train.checkpoint.export import export
     from tfdist_cli.train.cluster.join import is_chief, scope
     from tfdist_cli.train.data.files import list_files, read_file, read_lines, read_records
+    from tfdist_cli.train.data.parquet import read_parquet
     from tfdist_cli.train.data.pipeline import Shard
     from tfdist_cli.train.prediction.predict import predict
     from tfdist_cli.train.trainer.config import Checkpoints, Validation
@@ -48,6 +49,7 @@ _MODULES = {
     "predict": "tfdist_cli.train.prediction.predict",
     "read_file": "tfdist_cli.train.data.files",
     "read_lines": "tfdist_cli.train.data.files",
+    "read_parquet": "tfdist_cli.train.data.parquet",
     "read_records": "tfdist_cli.train.data.files",
     "run_dir": "tfdist_cli.protocol.environment",
     "scope": "tfdist_cli.train.cluster.join",
@@ -72,6 +74,7 @@ __all__ = [
     "predict",
     "read_file",
     "read_lines",
+    "read_parquet",
     "read_records",
     "run_dir",
     "scope",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from tfdist_cli.errors import UsageError
@@ -28,6 +28,30 @@ class RemoteAddresses(ABC):
     def machines(self) -> Mapping[str, Machine]:
         """Returns no machines: none is known."""
         return {}
+
+
+def unknown_addresses(
+    cluster: Cluster, tasks: Iterable[TaskId], scheduler: str, hint: str = ""
+) -> Mapping[TaskId, Address]:
+    """Returns placeholders for the addresses of tasks: the scheduler chooses the hosts.
+
+    Args:
+        cluster: the cluster.
+        tasks: its tasks that get a placeholder.
+        scheduler: its name in the message.
+        hint: how users choose the hosts there.
+
+    Raises:
+        UsageError: the cluster file names hosts.
+    """
+    for task in cluster.tasks:
+        if cluster.role(task).hosts is not None:
+            raise UsageError(
+                f"roles.{task.role}.hosts names addresses, but {scheduler} chooses the hosts",
+                code="hosts-not-supported",
+                hint=f"give roles.{task.role} replicas{hint}",
+            )
+    return dict.fromkeys(tasks, Address(cluster.launcher, 0))
 
 
 def named_addresses(cluster: Cluster, what: str, host_of: Callable[[TaskId], str]) -> Mapping[TaskId, Address]:

@@ -11,7 +11,7 @@ from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.path_scheme import Url
 from tfdist_cli.storage.remote import RemoteFolder
-from tfdist_cli.train.data import files
+from tfdist_cli.train.data import files, streams
 from tfdist_cli.train.tf_compat.data import calls_python
 
 pytestmark = pytest.mark.slow
@@ -76,11 +76,11 @@ def test_a_damaged_record_file_is_an_error(damage, folder, records):
 
 
 def test_streams_that_nobody_reads_are_dropped(folder, monkeypatch):
-    monkeypatch.setattr(files, "_OPEN", 3)
+    monkeypatch.setattr(streams, "_OPEN", 3)
     folder.write("lines", TEXT)
     for _ in range(10):
         next(iter(tfdist.read_lines(folder.url / "lines")))
-    assert len(files._streams._open) <= 3
+    assert len(streams.STREAMS._open) <= 3
 
 
 @pytest.mark.parametrize("local", [True, False])

@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.addresses import RemoteAddresses
+from tfdist_cli.launch.addresses import RemoteAddresses, unknown_addresses
 from tfdist_cli.launch.local.launcher import assignments
 from tfdist_cli.launch.slots.application import Submission
 from tfdist_cli.launch.slots.fleet import Fleet
@@ -64,14 +63,7 @@ class SlotLauncher(RemoteAddresses):
         Raises:
             UsageError: the cluster file names hosts.
         """
-        for task in cluster.tasks:
-            if cluster.role(task).hosts:
-                raise UsageError(
-                    f"roles.{task.role}.hosts names addresses, but {cluster.launcher} chooses the hosts",
-                    code="hosts-not-supported",
-                    hint=f"give roles.{task.role} replicas",
-                )
-        return dict.fromkeys(cluster.tasks, Address(cluster.launcher, 0))
+        return unknown_addresses(cluster, cluster.tasks, cluster.launcher)
 
     def machines(self) -> Mapping[str, Machine]:
         """Returns the resources of the slots' hosts, as their agents report them.

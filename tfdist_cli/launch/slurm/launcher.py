@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.addresses import RemoteAddresses
+from tfdist_cli.launch.addresses import RemoteAddresses, unknown_addresses
 from tfdist_cli.launch.slurm.commands import check_programs
 from tfdist_cli.launch.slurm.run import SlurmRun
 from tfdist_cli.launch.slurm.script import render_script
@@ -15,9 +14,6 @@ from tfdist_cli.plan.plan import Plan
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.task_id import TaskId
-
-UNKNOWN_ADDRESS = Address("slurm", 0)
-"""The placeholder for a node that Slurm chooses, and a port that follows from the job's id."""
 
 
 class SlurmLauncher(RemoteAddresses):
@@ -33,14 +29,8 @@ class SlurmLauncher(RemoteAddresses):
         Raises:
             UsageError: the cluster file names hosts.
         """
-        for task in cluster.tasks:
-            if cluster.role(task).hosts:
-                raise UsageError(
-                    f"roles.{task.role}.hosts names addresses, but Slurm chooses the nodes",
-                    code="hosts-not-supported",
-                    hint=f"give roles.{task.role} replicas, and the nodes' names as slurm.extra: [--nodelist=…]",
-                )
-        return dict.fromkeys(cluster.possible_tasks, UNKNOWN_ADDRESS)
+        hint = ", and the nodes' names as slurm.extra: [--nodelist=…]"
+        return unknown_addresses(cluster, cluster.possible_tasks, "Slurm", hint)
 
     def render(self, plan: Plan) -> str:
         """Returns the batch script."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.path_scheme import Location
+from tfdist_cli.storage.parquet import pyarrow_parquet
 from tfdist_cli.storage.remote_file import open_location
 
 Arrays = Mapping[str, Any]
@@ -184,23 +185,6 @@ def _column(column: Any) -> np.ndarray:
     """Returns the values of a Parquet column; of lists of the same length, a matrix."""
     values = column.to_numpy(zero_copy_only=False)
     return np.stack(values) if values.dtype == object and len(values) and isinstance(values[0], np.ndarray) else values
-
-
-def pyarrow_parquet() -> Any:
-    """Returns the module `pyarrow.parquet`.
-
-    Raises:
-        UsageError: pyarrow is not installed.
-    """
-    try:
-        from pyarrow import parquet  # noqa: PLC0415 an extra
-    except ModuleNotFoundError:
-        raise UsageError(
-            "pyarrow is not installed, and Parquet files need it",
-            code="no-pyarrow",
-            hint="pip install 'tfdist-cli[parquet]', or use .csv or .npy files",
-        ) from None
-    return parquet
 
 
 READERS: Mapping[str, Callable[[BinaryIO, Location, Reading, Callable[[int], None]], Iterator[Part]]] = {

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.task.prediction.inputs import pyarrow_parquet
+from tfdist_cli.storage.parquet import pyarrow_parquet
 
 Columns = Mapping[str, np.ndarray]
 """The predictions of some examples by the name of the output."""

@@ -43,7 +43,7 @@ from tfdist_cli.train.cluster.rendezvous import (
     wait_until_exited,
 )
 from tfdist_cli.train.cluster.runtime import configure_runtime
-from tfdist_cli.train.data import files
+from tfdist_cli.train.data.parquet import register as register_readers
 from tfdist_cli.train.tf_compat import eager_context, exit_hooks, keras_model
 from tfdist_cli.train.variables import replicas
 from tfdist_cli.train.variables.placement import DEFAULT_PLACEMENT, Placement, PlacementRules
@@ -151,7 +151,7 @@ def join(
     if _joined is None:
         heartbeat.start(profiler.look_for_order)
         _send_versions()
-        files.register()
+        register_readers()
         environment = environment or Environment.read()
         if environment.serves:
             try:
@@ -223,7 +223,7 @@ def serve(environment: Environment) -> None:
     """
     task = environment.task
     heartbeat.start(profiler.look_for_order)
-    files.register()  # pipelines that the chief makes run here
+    register_readers()  # pipelines that the chief makes run here
     server = None
     keep_alive.watch(environment.addresses.values())
     if task.traits.server:

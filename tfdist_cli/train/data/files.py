@@ -11,8 +11,6 @@ import gzip
 import os
 import re
 import struct
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
@@ -27,6 +25,7 @@ from tfdist_cli.spec.path_scheme import Url, checked_location, location
 from tfdist_cli.storage.remote import RemoteFolder
 from tfdist_cli.storage.remote_file import PART, open_location, open_object
 from tfdist_cli.train.data.pipeline import Shard
+from tfdist_cli.train.data.streams import NEXT, STREAMS, stream
 from tfdist_cli.train.tf_compat.data import call_registered, register_python
 
 Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -35,8 +34,7 @@ _GZIP = b"\x1f\x8b"
 _RECORD_HEAD, _RECORD_TAIL = struct.Struct("<QI"), 4
 _RECORDS = 1024
 """Records that go to TensorFlow together, at most."""
-_OPEN = 1024
-"""Streams that are open at most: those that nobody reads any more are never closed by TensorFlow."""
+_NO_TEXTS = np.array([], dtype=object)
 
 
 def list_files(pattern: Files, shard: Shard | None = None) -> list[str]:
@@ -96,18 +94,8 @@ def _streamed(files: Any, kind: str) -> tf.data.Dataset:
 
 
 def _stream(name: tf.Tensor, kind: str) -> tf.data.Dataset:
-    """Returns the elements of one file. Chunks of many cross from Python to TensorFlow."""
-
-    def opened(file: tf.Tensor) -> tf.Tensor:
-        return tf.ensure_shape(call_registered(kind, file, tf.int64), [])
-
-    def chunks(stream: tf.Tensor) -> tf.data.Dataset:
-        def following(_: tf.Tensor) -> tf.Tensor:
-            return tf.ensure_shape(call_registered("next", stream, tf.string), [None])
-
-        return tf.data.Dataset.counter().map(following).take_while(lambda chunk: tf.size(chunk) > 0).unbatch()
-
-    return tf.data.Dataset.from_tensors(name).map(opened).flat_map(chunks)
+    """Returns the elements of one file."""
+    return stream(name, kind, tf.TensorSpec([None], tf.string)).unbatch()
 
 
 def _matches(pattern: str) -> list[str]:
@@ -221,44 +209,16 @@ def _masked_crc(data: bytes) -> int:
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-class _Streams:
-    """The streams that pipelines read, by number."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: OrderedDict[int, Iterator[list[bytes]]] = OrderedDict()
-        self._last = 0
-
-    def add(self, chunks: Iterator[list[bytes]]) -> np.int64:
-        with self._lock:
-            self._last += 1
-            self._open[self._last] = chunks
-            if len(self._open) > _OPEN:
-                self._open.popitem(last=False)  # the one that was read least recently
-            return np.int64(self._last)
-
-    def next(self, number: np.int64) -> Any:
-        """Returns the next chunk of a stream; an empty one at its end, which closes it."""
-        key = int(number)
-        with self._lock:
-            chunks = self._open[key]
-            self._open.move_to_end(key)
-        chunk = next(chunks, [])
-        if not chunk:
-            with self._lock:
-                self._open.pop(key, None)
-        return np.array(chunk, dtype=object)
-
-
-_streams = _Streams()
+def _texts(chunks: Iterator[list[bytes]]) -> Iterator[Any]:
+    return (np.array(chunk, dtype=object) for chunk in chunks)
 
 
 def _open_lines(name: bytes) -> np.int64:
-    return _streams.add(_lines(_open(name)))
+    return STREAMS.add(_texts(_lines(_open(name))), _NO_TEXTS)
 
 
 def _open_records(name: bytes) -> np.int64:
-    return _streams.add(_records(_open(name)))
+    return STREAMS.add(_texts(_records(_open(name))), _NO_TEXTS)
 
 
 def _read(name: bytes) -> bytes:
@@ -266,11 +226,7 @@ def _read(name: bytes) -> bytes:
         return file.read()
 
 
-def _next(number: np.int64) -> Any:
-    return _streams.next(number)
-
-
 def register() -> None:
     """Makes this process able to read files for pipelines that another process may have made."""
-    for name, function in (("lines", _open_lines), ("records", _open_records), ("read", _read), ("next", _next)):
+    for name, function in (("lines", _open_lines), ("records", _open_records), ("read", _read), (NEXT, STREAMS.next)):
         register_python(name, function)
