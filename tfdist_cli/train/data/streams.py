@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,7 @@ class Streams:
         self._open: OrderedDict[int, tuple[Iterator[Any], Any]] = OrderedDict()
         self._last = 0
 
-    def add(self, chunks: Iterator[Sequence[Any]], end: Any) -> np.int64:
+    def add(self, chunks: Iterator[Any], end: Any) -> np.int64:
         """Adds a stream, and returns its number.
 
         Args:
