@@ -16,8 +16,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tfdist_cli.launch.handle import Run, launch
     from tfdist_cli.protocol.environment import run_dir
+    from tfdist_cli.runs.handle import Run, launch
     from tfdist_cli.spec.sections.updates import EmbeddingRule, LearningRate, ShardRule, Updates
     from tfdist_cli.train import layers
     from tfdist_cli.train.checkpoint.export import export
@@ -36,7 +36,7 @@ _MODULES = {
     "Checkpoints": "tfdist_cli.train.trainer.config",
     "EmbeddingRule": "tfdist_cli.spec.sections.updates",
     "LearningRate": "tfdist_cli.spec.sections.updates",
-    "Run": "tfdist_cli.launch.handle",
+    "Run": "tfdist_cli.runs.handle",
     "Shard": "tfdist_cli.train.data.pipeline",
     "ShardRule": "tfdist_cli.spec.sections.updates",
     "Updates": "tfdist_cli.spec.sections.updates",

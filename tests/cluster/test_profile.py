@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.launching import PARAMETER_SERVER, RECIPE, finish, project, start
 from tfdist_cli.launch.run.history import read_run
-from tfdist_cli.launch.run.requests import Answers, ProfileRequest, post_request
+from tfdist_cli.launch.run.requests import Answers, LocalContact, ProfileRequest, post_request
 from tfdist_cli.protocol.run_files import read_lines
 
 pytestmark = pytest.mark.cluster
@@ -53,7 +53,8 @@ def test_tasks_are_profiled_while_the_training_goes_on(tmp_path):
         commands = [profile(run, "worker:1"), profile(run, "chief")]
         assert "worker:1" in commands[0].stderr.readline()  # it is accepted
         again = ProfileRequest("again", "worker:1", 2.0)
-        answers = Answers(read_run(run), again.request, "profiled", time.monotonic() + 30)
+        view = read_run(run)
+        answers = Answers(LocalContact(view), view, again.request, "profiled", time.monotonic() + 30)
         with post_request(run, again):
             refused = answers.first("profile")
         assert refused is not None

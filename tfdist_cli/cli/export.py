@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from enum import Enum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tfdist_cli.cli.console import console
-from tfdist_cli.cli.run_copies import open_run
+from tfdist_cli.cli.trained_run import opened_with_recipe
 from tfdist_cli.errors import UsageError
-from tfdist_cli.plan.plan import RECIPE_FILE
 from tfdist_cli.requirements import require_tensorflow
 from tfdist_cli.spec.export_formats import require_export_libraries
-from tfdist_cli.spec.loading.load import load_recipe
-from tfdist_cli.spec.path_scheme import Location, checked_location
-from tfdist_cli.spec.sections.recipe import Export, Recipe
+from tfdist_cli.spec.path_scheme import checked_location
+from tfdist_cli.spec.sections.recipe import Export
 
 EXAMPLES = (
     "tfdist export runs/digits-20260102-030405",
@@ -76,7 +73,7 @@ def export(
     ] = None,
 ) -> None:
     """Export the model of a checkpoint for programs without tfdist."""
-    run_dir, recipe = _opened(run)
+    run_dir, recipe = opened_with_recipe(run)
     at = checked_location(out) if out else None
     if versions and format is not Format.saved_model:
         raise UsageError("--versions needs --format saved_model", code="export-has-no-versions")
@@ -91,18 +88,3 @@ def export(
     from tfdist_cli.task.export import export_checkpoint  # noqa: PLC0415 it imports TensorFlow
 
     console.write(str(export_checkpoint(recipe, run_dir, step, spec, at)))
-
-
-def _opened(run: str) -> tuple[Location, Recipe]:
-    """Returns a run's directory, or its address, and the recipe that it has trained.
-
-    Raises:
-        UsageError: there is no run, or it trained no recipe.
-    """
-    with open_run(run, (RECIPE_FILE,)) as source:
-        recipe_file = source.path / RECIPE_FILE
-        if not recipe_file.is_file():
-            hint = "choose a run directory that trained a recipe"
-            raise UsageError(f"{run} has no {RECIPE_FILE}", code="no-recipe-in-run", hint=hint)
-        at = checked_location(run)
-        return at.absolute() if isinstance(at, Path) else at, load_recipe(recipe_file)

@@ -11,10 +11,10 @@ from rich.text import Text
 from tfdist_cli.cli.console import console
 from tfdist_cli.cli.console.lines import neutral
 from tfdist_cli.cli.console.progress import duration, metrics_text
-from tfdist_cli.cli.run_copies import open_run, runs_at
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.documents import to_json
 from tfdist_cli.launch.run.history import Outcome, RunView, read_run, runs_in
+from tfdist_cli.runs.source import open_run, runs_at
 from tfdist_cli.spec.path_scheme import Url, checked_location
 
 EXAMPLES = ("tfdist list", "tfdist list /mnt/runs --json", "tfdist list s3://bucket/runs")

@@ -14,11 +14,11 @@ from rich.text import Text
 from tfdist_cli.cli.console import console
 from tfdist_cli.cli.console.lines import TaskLines, neutral
 from tfdist_cli.cli.options import RunLocation
-from tfdist_cli.cli.run_copies import RunSource, open_run
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.process.task_output import GREETINGS, shown
 from tfdist_cli.launch.run.history import Outcome, find_task, launcher_of, log_files, read_run
 from tfdist_cli.protocol.run_files import open_file
+from tfdist_cli.runs.source import RunSource, open_run
 from tfdist_cli.spec.task_id import TaskId
 
 EXAMPLES = (
@@ -63,7 +63,7 @@ def logs(
                     _print(task, texts)
             if over or not follow:
                 break
-            time.sleep(_REMOTE_PERIOD if source.copy else _PERIOD)
+            time.sleep(_REMOTE_PERIOD if source.url else _PERIOD)
             source.refresh()
     if not log_reader.found:
         raise UsageError(
@@ -75,7 +75,7 @@ def logs(
 
 def _is_over(source: RunSource) -> bool:
     """Whether the run has ended."""
-    if source.copy:
+    if source.url:
         return read_run(source.path).outcome is not Outcome.RUNNING
     return launcher_of(source.path) is None
 

@@ -52,10 +52,6 @@ TaskOption = Annotated[
         "--task", "-t", metavar="ROLE:INDEX", help="A task of the cluster, such as worker:1.", show_default=False
     ),
 ]
-RunArgument = Annotated[
-    Path,
-    typer.Argument(metavar="[RUN]", help="The run directory; runs/latest by default.", default_factory=lambda: LATEST),
-]
 RunLocation = Annotated[
     str,
     typer.Argument(

@@ -17,10 +17,9 @@ from typing import Annotated
 import typer
 
 from tfdist_cli.cli.console import console
+from tfdist_cli.cli.trained_run import opened_with_recipe
 from tfdist_cli.errors import ExitCode, TaskLost, UsageError
-from tfdist_cli.plan.plan import RECIPE_FILE
 from tfdist_cli.requirements import require_tensorflow
-from tfdist_cli.spec.loading.load import load_recipe
 from tfdist_cli.spec.path_scheme import Location, Url, checked_location
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.storage.tree import exists, upload_result
@@ -30,6 +29,7 @@ EXAMPLES = (
     "tfdist predict runs/latest --data test --output predictions.csv",
     "tfdist predict runs/latest --data users.parquet --output scores.parquet --workers 4",
     "tfdist predict runs/latest --data features.csv --columns height,weight --output scores.csv",
+    "tfdist predict s3://bucket/runs/digits --data s3://bucket/users.parquet --output s3://bucket/scores.parquet",
     "tfdist predict RUN --data x.npy --output y.npy --shard $SLURM_PROCID/$SLURM_NTASKS",
 )
 _ATTEMPTS = 3
@@ -39,7 +39,12 @@ _SECONDS = 1.0
 
 
 def predict(  # noqa: PLR0913 a parameter is an option
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.", show_default=False)],
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN", help="The run directory, or its address: s3://bucket/runs/digits.", show_default=False
+        ),
+    ],
     *,
     data: Annotated[
         str,
@@ -89,17 +94,12 @@ def predict(  # noqa: PLR0913 a parameter is an option
     A model with one input takes all columns of a file in order. Several inputs take the columns of their names: `age`,
     or `age_0`, `age_1` and so on. The outputs have the model's names, or `prediction`.
     """
-    recipe_file = run / RECIPE_FILE
-    if not recipe_file.is_file():
-        raise UsageError(
-            f"{run} has no {RECIPE_FILE}", code="no-recipe-in-run", hint="choose a run directory that trained a recipe"
-        )
-    recipe, run = load_recipe(recipe_file), run.absolute()
-    checkpoints = recipe.checkpoint.dir if recipe.checkpoint and recipe.checkpoint.dir else run / "checkpoints"
+    run_dir, recipe = opened_with_recipe(run)
+    checkpoints = recipe.checkpoint.dir if recipe.checkpoint and recipe.checkpoint.dir else run_dir / "checkpoints"
     at = checked_location(output)
-    local = run / "predictions" / at.name if isinstance(at, Url) else at
+    local = _parts_folder(run_dir) / at.name if isinstance(at, Url) else at
     job = PredictionJob(
-        *model_of(run, checkpoints, step),
+        *model_of(run_dir, checkpoints, step),
         data,
         tuple(columns.split(",")) if columns else (),
         local,
@@ -117,15 +117,20 @@ def predict(  # noqa: PLR0913 a parameter is an option
     _check_new(at)
     job.open()
     if own or workers == 1:
-        _predict_here(job, recipe, run, own or Shard(), batch_size)
+        _predict_here(job, recipe, run_dir, own or Shard(), batch_size)
     else:
-        _predict_in_processes(job, workers, ["predict", str(run), *_arguments(job, batch_size)])
+        _predict_in_processes(job, workers, ["predict", str(run_dir), *_arguments(job, batch_size)])
     if not own:
         _join(job)
         if isinstance(at, Url):
             upload_result(local, at)
             local.unlink()
         console.write(str(at))
+
+
+def _parts_folder(run: Location) -> Path:
+    """Returns the folder of this machine for predictions that are uploaded."""
+    return run / "predictions" if isinstance(run, Path) else Path.cwd() / "predictions" / run.name
 
 
 def _check_new(output: Location) -> None:
@@ -148,7 +153,7 @@ def _arguments(job: PredictionJob, batch_size: int) -> list[str]:
     return arguments + (["--step", str(job.step)] if job.step is not None else [])
 
 
-def _predict_here(job: PredictionJob, recipe: Recipe, run: Path, shard: Shard, batch_size: int) -> None:
+def _predict_here(job: PredictionJob, recipe: Recipe, run: Location, shard: Shard, batch_size: int) -> None:
     from tfdist_cli.task.prediction.worker import predict_parts  # noqa: PLC0415 it imports TensorFlow
 
     examples = 0

@@ -14,14 +14,16 @@ import typer
 
 from tfdist_cli.cli.console import console
 from tfdist_cli.cli.console.lines import neutral
-from tfdist_cli.cli.options import JsonOption, RunArgument, TaskOption
+from tfdist_cli.cli.options import JsonOption, RunLocation, TaskOption
 from tfdist_cli.errors import TfdistError, TimeoutExceeded, UsageError
-from tfdist_cli.launch.run.history import RunView, find_task, read_run
-from tfdist_cli.launch.run.requests import Answers, ProfileRequest, new_id, post_request
+from tfdist_cli.launch.run.history import Outcome, RunView, find_task
+from tfdist_cli.launch.run.requests import Answers, ProfileRequest, new_id
 from tfdist_cli.profiling.operations import Operation, operations
 from tfdist_cli.profiling.xplane import read_planes
 from tfdist_cli.protocol.profile_order import PROFILE_FOLDER
 from tfdist_cli.protocol.run_files import number, read_bytes
+from tfdist_cli.runs.source import RunSource, open_run
+from tfdist_cli.spec.path_scheme import Location
 from tfdist_cli.spec.task_id import TaskId
 
 EXAMPLES = (
@@ -34,7 +36,7 @@ _LONGEST = 60.0
 
 
 def profile(
-    run: RunArgument,
+    run: RunLocation,
     *,
     task: TaskOption,
     duration: Annotated[float, typer.Option(min=0.1, max=_LONGEST, help="Seconds to record.")] = 2.0,
@@ -56,31 +58,39 @@ def profile(
     for in the background, such as a tensor of another task, is not part of it. tfdist tensorboard RUN shows the whole
     profile, if the package xprof is installed.
 
+    A task of a run in a bucket, s3://bucket/run, is profiled from any machine: the launcher looks for requests there
+    every 10 s.
+
     Exit codes: 0 the profile is stored; 1 the task or the run ended before, or the profile could not be recorded; 2 the
     request was rejected; 124 --timeout was exceeded.
     """
-    view = read_run(run)
-    name = find_task(view, task)
-    if view.launcher is None:
-        raise UsageError(
-            f"{view.path.name} is not running: it is {view.outcome.value}",
-            code="run-not-running",
-            hint="a profile shows what a task does: launch the run again, and profile it while it trains",
-        )
-    path, answer = _take(view, name, duration, timeout)
-    if output is not None:
-        path = _move(path, view.path / PROFILE_FOLDER, output)
-    found = _operations(path)
+    with open_run(run) as source:
+        view = source.view()
+        name = find_task(view, task)
+        if view.outcome is not Outcome.RUNNING:
+            raise UsageError(
+                f"{view.path.name} is not running: it is {view.outcome.value}",
+                code="run-not-running",
+                hint="a profile shows what a task does: launch the run again, and profile it while it trains",
+            )
+        path, answer = _take(source, view, name, duration, timeout)
+        source.refresh([str(path.relative_to(view.path))])
+        found = _operations(path)
+        place: Location = path if source.url is None else source.url / str(path.relative_to(view.path))
+        if output is not None:
+            place = _move(path, view.path / PROFILE_FOLDER, output)
     if as_json:
         figures = {key: answer.get(key) for key in ("recorded", "took", "bytes")}
-        fields = {"task": str(name), "path": str(path), **figures, "operations": [asdict(each) for each in found]}
+        fields = {"task": str(name), "path": str(place), **figures, "operations": [asdict(each) for each in found]}
         console.write(json.dumps(fields, indent=2))
         return
     _print_operations(found)
-    console.write(f"{name}: {number(answer.get('recorded')) or 0:.1f} s in {path}")
+    console.write(f"{name}: {number(answer.get('recorded')) or 0:.1f} s in {place}")
 
 
-def _take(view: RunView, task: TaskId, seconds: float, timeout: float) -> tuple[Path, Mapping[str, Any]]:
+def _take(
+    source: RunSource, view: RunView, task: TaskId, seconds: float, timeout: float
+) -> tuple[Path, Mapping[str, Any]]:
     """Has a task profiled.
 
     Returns:
@@ -90,9 +100,10 @@ def _take(view: RunView, task: TaskId, seconds: float, timeout: float) -> tuple[
         UsageError: the launcher has rejected the request.
         TfdistError: there is no profile.
     """
+    contact = source.contact(view)
     request = ProfileRequest(new_id(), str(task), seconds)
-    answers = Answers(view, request.request, "profiled", time.monotonic() + seconds + timeout)
-    with post_request(view.path, request):
+    answers = Answers(contact, view, request.request, "profiled", time.monotonic() + seconds + timeout)
+    with contact.post(request):
         answer = answers.first("profile")
     if answer is None:
         raise _timeout("the launcher has not answered in time", view)
@@ -106,7 +117,7 @@ def _take(view: RunView, task: TaskId, seconds: float, timeout: float) -> tuple[
         raise TfdistError(
             f"{task} exited before its profile was stored: {ended.get('cause')}",
             code="task-exited",
-            hint=f"tfdist status {view.path} shows whether it is started again",
+            hint=f"tfdist status {view.shown} shows whether it is started again",
         )
     if ended["event"] == "profile_failed":
         raise TfdistError(
@@ -116,7 +127,7 @@ def _take(view: RunView, task: TaskId, seconds: float, timeout: float) -> tuple[
 
 
 def _timeout(message: str, view: RunView) -> TimeoutExceeded:
-    return TimeoutExceeded(message, code="profile-timeout", hint=f"tfdist status {view.path} shows its state")
+    return TimeoutExceeded(message, code="profile-timeout", hint=f"tfdist status {view.shown} shows its state")
 
 
 def _move(path: Path, profiles: Path, output: Path) -> Path:

@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from tfdist_cli.cli.console import console
-from tfdist_cli.cli.options import RunLocations
-from tfdist_cli.cli.run_copies import open_runs
+from tfdist_cli.cli.options import LATEST, RunLocations
 from tfdist_cli.errors import UsageError
 from tfdist_cli.report.data import read_data
 from tfdist_cli.report.page import page
+from tfdist_cli.runs.source import open_runs
 
 EXAMPLES = (
     "tfdist report",
@@ -35,7 +35,7 @@ def report(
     and what each task used. It needs no network and no other file, and can be sent by mail. The command reads
     only the run directories: it works during a run, after it, and after a failure. What was not recorded is named.
     """
-    with open_runs(runs, _FILES) as sources:
+    with open_runs(runs or [str(LATEST)], _FILES) as sources:
         written = page([read_data(source.path) for source in sources], datetime.now().astimezone())
     try:
         output.write_text(written, encoding="utf-8")

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Mapping
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,16 +14,17 @@ from tfdist_cli.cli.console import console
 from tfdist_cli.cli.console.progress import scaled_text
 from tfdist_cli.cli.options import LATEST
 from tfdist_cli.errors import TfdistError, TimeoutExceeded, UsageError
-from tfdist_cli.launch.run.history import RunView, read_run
+from tfdist_cli.launch.run.history import Outcome, RunView
 from tfdist_cli.launch.run.report import format_replicas
-from tfdist_cli.launch.run.requests import Answers, ScaleRequest, new_id, post_request
-from tfdist_cli.spec.path_scheme import refuse_scheme
+from tfdist_cli.launch.run.requests import Answers, ScaleRequest, new_id
+from tfdist_cli.runs.source import RunSource, open_run
 from tfdist_cli.spec.roles import ROLES, Role
 
 EXAMPLES = (
     "tfdist scale worker=4",
     "tfdist scale runs/digits-20260102-030405 worker=3 ps=2",
     "tfdist scale worker=4 --dry-run",
+    "tfdist scale s3://bucket/runs/digits worker=4",
 )
 _HOW = "write ROLE=N, such as worker=4"
 _NUMBER = re.compile(r"[a-z_]+=.*", re.DOTALL)
@@ -35,7 +35,8 @@ def scale(
         list[str],
         typer.Argument(
             metavar="[RUN] ROLE=N...",
-            help="The run directory, runs/latest by default; then the new number of tasks of each role that changes.",
+            help="The run directory, also in a bucket; runs/latest by default. Then the new number of tasks of each "
+            "role that changes.",
             show_default=False,
         ),
     ],
@@ -52,6 +53,8 @@ def scale(
     ps, and the data is divided among the new workers. Runs of a program and runs without checkpoints cannot be changed
     in this way. The launcher keeps running, and no restart is counted. The same rules as for the cluster file apply.
 
+    A run in a bucket, s3://bucket/run, is scaled from any machine: its launcher looks for requests there every 10 s.
+
     A run that has ended continues with other numbers by
     tfdist launch CLUSTER --run-dir RUN --set roles.worker.replicas=4
 
@@ -59,16 +62,22 @@ def scale(
     failed to join; 2 the request was rejected; 124 --timeout was exceeded.
     """
     run, replicas = _read(arguments)
-    view = read_run(run)
-    if view.launcher is None:
+    with open_run(run) as source:
+        _scale(source, source.view(), ScaleRequest(new_id(), replicas, dry_run), time.monotonic() + timeout, wait=wait)
+
+
+def _scale(source: RunSource, view: RunView, request: ScaleRequest, deadline: float, *, wait: bool) -> None:
+    """Has a run scaled, and prints what happens."""
+    if view.outcome is not Outcome.RUNNING:
+        settings = _settings(request.replicas)
         raise UsageError(
             f"{view.path.name} is not running: it is {view.outcome.value}",
             code="run-not-running",
-            hint=f"tfdist launch CLUSTER --run-dir {run} {_settings(replicas)} continues from its last checkpoint",
+            hint=f"tfdist launch CLUSTER --run-dir {view.shown} {settings} continues from its last checkpoint",
         )
-    request = ScaleRequest(new_id(), replicas, dry_run)
-    answers = Answers(view, request.request, "scaled", time.monotonic() + timeout)
-    with post_request(view.path, request):
+    contact = source.contact(view)
+    answers = Answers(contact, view, request.request, "scaled", deadline)
+    with contact.post(request):
         answer = answers.first("scale")
     if answer is None:
         raise _timeout("the launcher has not answered in time", view)
@@ -85,13 +94,13 @@ def scale(
             raise TfdistError(
                 f"{names} failed to join; the training continues without",
                 code="join-failed",
-                hint=f"tfdist logs {view.path} --task {scaled['failed'][0]} shows why",
+                hint=f"tfdist logs {view.shown} --task {scaled['failed'][0]} shows why",
             )
         console.write(f"{what}: {scaled_text(scaled)}")
 
 
 def _timeout(message: str, view: RunView) -> TimeoutExceeded:
-    return TimeoutExceeded(message, code="scale-timeout", hint=f"tfdist status {view.path} shows its state")
+    return TimeoutExceeded(message, code="scale-timeout", hint=f"tfdist status {view.shown} shows its state")
 
 
 def _way(answer: Mapping[str, Any]) -> str:
@@ -106,8 +115,8 @@ def _because(answer: Mapping[str, Any]) -> str:
     return f" ({answer['reason']})" if answer.get("reason") else ""
 
 
-def _read(arguments: list[str]) -> tuple[Path, dict[Role, int]]:
-    """Returns the run directory and the new number of tasks of each role.
+def _read(arguments: list[str]) -> tuple[str, dict[Role, int]]:
+    """Returns the run directory or its address, and the new number of tasks of each role.
 
     Raises:
         UsageError: an argument is no `ROLE=N`, or a role is given twice.
@@ -128,9 +137,7 @@ def _read(arguments: list[str]) -> tuple[Path, dict[Role, int]]:
         replicas[role] = int(number)
     if not replicas:
         raise UsageError("no number of tasks is given", code="no-replicas", hint=_HOW)
-    if given:
-        refuse_scheme(given[0])
-    return Path(given[0]) if given else LATEST, replicas
+    return given[0] if given else str(LATEST), replicas
 
 
 def _settings(replicas: Mapping[Role, int]) -> str:

@@ -14,10 +14,10 @@ from tfdist_cli.cli.console.progress import duration, metrics_text, scaled_text
 from tfdist_cli.cli.console.usage import usage_cells
 from tfdist_cli.cli.list import OUTCOME_COLOURS
 from tfdist_cli.cli.options import JsonOption, RunLocation
-from tfdist_cli.cli.run_copies import open_run
 from tfdist_cli.launch.documents import to_json
 from tfdist_cli.launch.run.history import Outcome, RunView, TaskView, leftover_processes, read_run
 from tfdist_cli.launch.run.report import format_replicas
+from tfdist_cli.runs.source import open_run
 
 EXAMPLES = (
     "tfdist status",

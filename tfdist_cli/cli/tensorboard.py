@@ -14,13 +14,13 @@ from typing import Annotated
 
 import typer
 
-from tfdist_cli.cli.options import RunLocations
-from tfdist_cli.cli.run_copies import RunSource, open_runs
+from tfdist_cli.cli.options import LATEST, RunLocations
 from tfdist_cli.errors import ExitCode, UsageError
 from tfdist_cli.launch.run.history import RunView, read_run
 from tfdist_cli.launch.tracking import TRACKING
 from tfdist_cli.protocol.profile_order import PROFILE_SUFFIX
 from tfdist_cli.requirements import require_trackers
+from tfdist_cli.runs.source import RunSource, open_runs
 
 EXAMPLES = (
     "tfdist tensorboard",
@@ -51,14 +51,14 @@ def tensorboard(
     TensorBoard listens on this machine only: through ssh, open it with `ssh -L 6006:localhost:6006 HOST`.
     """
     require_trackers([_TRACKER])
-    with open_runs(runs, _FILES) as sources:
+    with open_runs(runs or [str(LATEST)], _FILES) as sources:
         views = [read_run(source.path) for source in sources]
         folders = [pair for view in views for pair in _event_folders(view)]
         if len(views) == 1 and len(folders) > 1:
             folders = [(views[0].path.name, views[0].path)]  # the plugin for profiles knows no list of folders
         argv = [sys.executable, "-m", "tensorboard.main", *_logdir(folders), "--host", host, "--port", str(port)]
         sys.stdout.flush()
-        copies = [source for source in sources if source.copy]
+        copies = [source for source in sources if source.url]
         if copies:
             raise typer.Exit(_show(argv, copies))
         os.execv(sys.executable, argv)  # noqa: S606 no shell: the arguments are as they are

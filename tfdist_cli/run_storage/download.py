@@ -32,6 +32,8 @@ STATE = (
     f"attempt_*/*/{TASK_FILE}",
 )
 """Patterns of the files that have the state of a run."""
+REQUESTS = "requests"
+"""The folder of requests to the launcher."""
 _GROWS = re.compile(r".*\.(jsonl|log)|.*tfevents[^/]*")
 """Names of files to which data is appended: of these only new bytes are downloaded."""
 _FIRST = (LEASE_FILE, EVENTS_FILE)
@@ -101,7 +103,7 @@ def download_run(remote: RemoteFolder, folder: Path, sizes: Mapping[str, int], s
     Raises:
         OSError: it could not be downloaded.
     """
-    left_out = tuple(f"{name}/" for name in skipped)
+    left_out = tuple(f"{name}/" for name in (*skipped, REQUESTS))
     for name in sizes:
         if not name.startswith(left_out) and not _ATTEMPT.match(name) and name not in (LEASE_FILE, LOCK_FILE):
             remote.download(name, folder / name)

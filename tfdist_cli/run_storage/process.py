@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 from tfdist_cli.errors import TfdistError
 from tfdist_cli.run_storage.lease import ENDED, LOST, RENEWAL_SECONDS, Lease
+from tfdist_cli.run_storage.requests import RequestRelay
 from tfdist_cli.run_storage.upload import FolderUpload
 from tfdist_cli.spec.path_scheme import Url
 from tfdist_cli.storage.remote import RemoteFolder
@@ -94,10 +95,12 @@ def upload_run(task: Task, pipe: BinaryIO) -> str:
 
     patient = Retry(_PATIENCE, sleep=pause)
     during = FolderUpload(task.local, RemoteFolder(task.url, patient), task.skipped)
+    relay = RequestRelay(task.local, task.url, task.lease)
     threading.Thread(target=_renew, args=(task, ended.event, taken), name="lease", daemon=True).start()
+    threading.Thread(target=relay.run, args=(ended.event, task.period), name="requests", daemon=True).start()
     while not taken.is_set():
         _try(during, ended.event)
-        if ended.event.wait(task.period):
+        if relay.pause(ended.event, task.period):
             break
     ended.event.wait()
     remote = RemoteFolder(task.url, Retry(task.patience))

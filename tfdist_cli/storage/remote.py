@@ -55,6 +55,8 @@ class RemoteFolder:
     def sizes(self, below: str = "") -> Mapping[str, int]:
         """Returns the name and the size of each object in this folder and its subfolders.
 
+        Names that are no paths below a folder, such as `../x`, are left out: they come from other programs.
+
         Args:
             below: a subfolder; only its objects are listed.
         """
@@ -162,7 +164,11 @@ class RemoteFolder:
             raise  # there is no such bucket
         start = self._root.strip("/")
         names = {path.strip("/").removeprefix(f"{start}/"): info for path, info in found.items()}
-        return {name: int(info["size"]) for name, info in sorted(names.items()) if info.get("type") != "directory"}
+        return {
+            name: int(info["size"])
+            for name, info in sorted(names.items())
+            if info.get("type") != "directory" and not {"", ".", ".."}.intersection(name.split("/"))
+        }
 
     def _upload(self, file: Path, name: str) -> None:
         path = self._path(name)

@@ -214,7 +214,7 @@ def _read_run(path: Path) -> RunView:
         with suppress(OSError, ValueError):  # the file is missing if the plan has all resources
             attempt = whole(events[-1].get("attempt")) if events else None
             task.resources = _resources(read_object(path / f"attempt_{attempt}" / task.task.slug / TASK_FILE))
-    elsewhere = launcher is None and _runs_elsewhere(path)
+    elsewhere = launcher is None and runs_elsewhere(path)
     if (launcher is not None or elsewhere) and events:
         _add_usage(path / RESOURCES_FILE, str(events[0]["time"]), tasks)
     phase = next((str(event.get("phase")) for event in reversed(events) if event.get("event") == "phase"), "running")
@@ -239,7 +239,7 @@ def _read_run(path: Path) -> RunView:
     )
 
 
-def _runs_elsewhere(path: Path) -> bool:
+def runs_elsewhere(path: Path) -> bool:
     """Whether this is the copy of a run whose launcher, on another machine, gave a sign of life a short while ago."""
     if (path / LOCK_FILE).exists():
         return False

@@ -12,10 +12,10 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
@@ -29,8 +29,6 @@ from tfdist_cli.spec.task_id import TaskId
 SIGNAL = signal.SIGURG
 """The signal that announces a request. A process without a handler for it ignores it."""
 _FILES = "request-*.json"
-_PERIOD = 0.1
-"""Seconds between two reads of a file that another process writes."""
 
 
 @dataclass(frozen=True)
@@ -91,16 +89,27 @@ def new_id() -> str:
     return uuid.uuid4().hex
 
 
+def as_object(request: Request) -> dict[str, Any]:
+    """Returns a request as the object that its file contains."""
+    kind = next(name for name, kind in _KINDS.items() if isinstance(request, kind))
+    return {"kind": kind, **asdict(request)}
+
+
+def parse_request(value: Mapping[str, Any]) -> Request | None:
+    """Reads `as_object`; None if it is malformed."""
+    kind = _KINDS.get(str(value.get("kind")))
+    return kind.read(value) if kind else None
+
+
 @contextmanager
-def post_request(run: Path, request: Request) -> Iterator[None]:
-    """Puts a request into a run's directory until it is taken or the context is left."""
+def post_request(run: Path, request: Request) -> Iterator[Path]:
+    """Puts a request into a run's directory until it is taken or the context is left; yields its file."""
     path = run / _FILES.replace("*", request.request)
     writing = path.with_suffix(".writing")
-    kind = next(name for name, kind in _KINDS.items() if isinstance(request, kind))
     try:
-        writing.write_text(json.dumps({"kind": kind, **asdict(request)}), encoding="utf-8")
+        writing.write_text(json.dumps(as_object(request)), encoding="utf-8")
         writing.rename(path)
-        yield
+        yield path
     finally:
         writing.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
@@ -112,34 +121,83 @@ def take_requests(run: Path) -> Iterator[Request]:
         with suppress(OSError, ValueError):  # its writer has removed it
             value = read_object(path)
             path.unlink()
-            kind = _KINDS.get(str(value.get("kind")))
-            if kind and (request := kind.read(value)):
+            if request := parse_request(value):
                 yield request
+
+
+class Contact(Protocol):
+    """How another process than its parent reaches the launcher of a run."""
+
+    @property
+    def events(self) -> Path:
+        """The file with the launcher's events."""
+
+    @property
+    def period(self) -> float:
+        """Seconds between two calls of `look`."""
+
+    def post(self, request: Request) -> AbstractContextManager[object]:
+        """Makes a request, which is taken back when the context is left."""
+
+    def look(self, *, unanswered: bool = False) -> bool:
+        """Brings the events up to date, and returns whether the launcher is alive.
+
+        Args:
+            unanswered: whether a request waits for its answer.
+        """
+
+
+class LocalContact:
+    """The launcher of a run in a directory of this machine.
+
+    Args:
+        view: the run.
+    """
+
+    period = 0.1
+
+    def __init__(self, view: RunView) -> None:
+        self._view = view
+        self.events = view.path / EVENTS_FILE
+
+    def post(self, request: Request) -> AbstractContextManager[object]:
+        """Writes the request into the directory."""
+        return post_request(self._view.path, request)
+
+    def look(self, *, unanswered: bool = False) -> bool:
+        """Signals the launcher again while a request is unanswered: one that has just started may miss a signal."""
+        alive = launcher_of(self._view.path) == self._view.launcher
+        if alive and unanswered:
+            with suppress(psutil.NoSuchProcess):
+                psutil.Process(self._view.launcher).send_signal(SIGNAL)
+        return alive
 
 
 class Answers:
     """The events about a request, read from `events.jsonl`.
 
     Args:
+        contact: reaches the launcher.
         view: the run.
         request: the request's id.
         what: what the run is to become, for messages, such as `scaled`.
         deadline: end of the wait, by the monotonic clock.
     """
 
-    def __init__(self, view: RunView, request: str, what: str, deadline: float) -> None:
+    def __init__(self, contact: Contact, view: RunView, request: str, what: str, deadline: float) -> None:
+        self._contact = contact
         self._view = view
         self._request = request
         self._what = what
         self._deadline = deadline
-        self._path = view.path / EVENTS_FILE
+        self._path = contact.events
         self._read = self._path.stat().st_size if self._path.exists() else 0
         self._events: deque[dict[str, Any]] = deque()
         """Events that were read and not looked at: the answer and its result may be written at once."""
 
     def first(self, kind: str) -> Mapping[str, Any] | None:
-        """Waits for the launcher's answer, and signals it meanwhile; see `next`."""
-        return self._wait((kind,), "", signals=True)
+        """Waits for the launcher's answer; see `next`."""
+        return self._wait((kind,), "", unanswered=True)
 
     def next(self, *kinds: str, task: str = "") -> Mapping[str, Any] | None:
         """Waits for an event about the request, and returns it; None at the deadline.
@@ -151,13 +209,11 @@ class Answers:
         Raises:
             TfdistError: the run ended first.
         """
-        return self._wait(kinds, task, signals=False)
+        return self._wait(kinds, task, unanswered=False)
 
-    def _wait(self, kinds: tuple[str, ...], task: str, *, signals: bool) -> Mapping[str, Any] | None:
+    def _wait(self, kinds: tuple[str, ...], task: str, *, unanswered: bool) -> Mapping[str, Any] | None:
         while True:
-            alive = launcher_of(self._view.path) == self._view.launcher
-            if alive and signals:
-                self._signal_launcher()
+            alive = self._contact.look(unanswered=unanswered)
             self._events.extend(self._new())
             while self._events:
                 event = self._events.popleft()
@@ -171,16 +227,11 @@ class Answers:
                 raise TfdistError(
                     f"{self._view.path.name} ended before it was {self._what}",
                     code="run-ended",
-                    hint=f"tfdist status {self._view.path} shows why",
+                    hint=f"tfdist status {self._view.shown} shows why",
                 )
             if time.monotonic() >= self._deadline:
                 return None
-            time.sleep(_PERIOD)
-
-    def _signal_launcher(self) -> None:
-        """Signals the launcher again: one that has just started may have missed the first signal."""
-        with suppress(psutil.NoSuchProcess):
-            psutil.Process(self._view.launcher).send_signal(SIGNAL)
+            time.sleep(self._contact.period)
 
     def _new(self) -> Iterator[dict[str, Any]]:
         """Yields the new events, complete lines only."""

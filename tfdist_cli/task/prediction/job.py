@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.export_formats import EXPORT_FORMATS, VERSIONS
-from tfdist_cli.spec.path_scheme import Location, checked_location
+from tfdist_cli.spec.path_scheme import Location, Url, checked_location
 from tfdist_cli.storage.remote import RemoteFolder
 
 _JOB, _ROWS = "job.json", "rows.json"
+_LAST_OF_MODEL = "saved_model.pb"
+"""The file of a SavedModel that is uploaded last."""
 _SEALED = re.compile(r"step-[0-9]{8,18}/state\.json")
 
 
@@ -122,7 +126,8 @@ class PredictionJob:
         """What all parts must have in common: with the same files, not only the same names."""
         fields = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
         files = {"data files": checked_location(self.data)}
-        files |= {"model files": self.model} if isinstance(self.model, Path) else {}
+        if self.step is None or isinstance(self.model, Path):
+            files["model files"] = _sealed(self.model)
         return json.loads(json.dumps(fields)) | {key: _stamp(path) for key, path in files.items()}
 
     def set_rows(self, rows: int) -> None:
@@ -150,11 +155,11 @@ def _stamp(path: Location) -> list[Any]:
     return [found.st_mtime_ns] if path.is_dir() else [found.st_size, found.st_mtime_ns]
 
 
-def model_of(run: Path, checkpoints: Location, step: int | None) -> tuple[Location, int | None]:
+def model_of(run: Location, checkpoints: Location, step: int | None) -> tuple[Location, int | None]:
     """Returns the newest form of a run's model: its export, unless a checkpoint was written after it.
 
     Args:
-        run: the run's directory.
+        run: the run's directory, or its address.
         checkpoints: the folder of its checkpoints.
         step: the step of a checkpoint to use instead.
 
@@ -179,16 +184,44 @@ def model_of(run: Path, checkpoints: Location, step: int | None) -> tuple[Locati
             code="no-model-in-run",
             hint="give the recipe 'export: {}' or 'checkpoint: {every_seconds: 60}', and launch it",
         )
-    if newest is None or (step is None and exports and _changed(exports[0]) >= saved[newest]):
-        return exports[0], None
+    if newest is None or (step is None and exports and max(exports)[0] >= saved[newest]):
+        return max(exports)[1], None
     return checkpoints / f"step-{newest:08d}", newest
 
 
-def _exports(folder: Path) -> list[Path]:
-    """Returns a run's exports that predict: SavedModels, newest first, and then the `.keras` file."""
-    served = [folder / EXPORT_FORMATS["saved_model"].file_name, *(folder / VERSIONS).glob("[0-9]*")]
-    whole = folder / EXPORT_FORMATS["keras"].file_name
-    return [*sorted(filter(Path.exists, served), key=_changed, reverse=True), *([whole] if whole.exists() else ())]
+def _exports(folder: Location) -> list[tuple[float, Location]]:
+    """Returns a run's exports that predict, and when they were written: SavedModels, or else the `.keras` file."""
+    served, whole = EXPORT_FORMATS["saved_model"].file_name, EXPORT_FORMATS["keras"].file_name
+    if isinstance(folder, Path):
+        times = {
+            path: _changed(path) for path in (folder / served, *(folder / VERSIONS).glob("[0-9]*")) if path.exists()
+        }
+        times = times or {path: _changed(path) for path in (folder / whole,) if path.exists()}
+        return [(time, path) for path, time in times.items()]
+    with _reading(f"the exports in {folder}"):
+        remote = RemoteFolder(folder)
+        names = remote.sizes()
+        found = [name for name in names if re.fullmatch(rf"({served}|{VERSIONS}/[0-9]+)/{_LAST_OF_MODEL}", name)]
+        found = found or [name for name in names if name == whole]
+        return [(remote.modified(name), folder / name.removesuffix(f"/{_LAST_OF_MODEL}")) for name in found]
+
+
+def _sealed(model: Location) -> Location:
+    """Returns what changes when a model is written anew: of a SavedModel in a service, the file that is sent last."""
+    return model / _LAST_OF_MODEL if isinstance(model, Url) and not model.endswith(".keras") else model
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Translates errors of a storage service."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"{what} cannot be read: {error.strerror or error}",
+            code="storage-unreachable",
+            hint="check the address and the credentials",
+        ) from error
 
 
 def _checkpoints(folder: Location) -> dict[int, float]:
@@ -199,16 +232,10 @@ def _checkpoints(folder: Location) -> dict[int, float]:
     """
     if isinstance(folder, Path):
         return {int(path.name.removeprefix("step-")): _changed(path) for path in folder.glob("step-*")}
-    remote = RemoteFolder(folder)
-    try:
+    with _reading(f"the checkpoints in {folder}"):
+        remote = RemoteFolder(folder)
         found = [name for name in remote.sizes() if _SEALED.fullmatch(name)]
         return {int(name[len("step-") :].partition("/")[0]): remote.modified(name) for name in found}
-    except OSError as error:
-        raise UsageError(
-            f"the checkpoints in {folder} cannot be read: {error.strerror or error}",
-            code="storage-unreachable",
-            hint="check the address and the credentials",
-        ) from error
 
 
 def _changed(path: Path) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -13,7 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError, UsageError
+from tfdist_cli.spec.path_scheme import Location
 from tfdist_cli.spec.sections.recipe import Recipe
+from tfdist_cli.storage.tree import fetched
 from tfdist_cli.task.export import restored
 from tfdist_cli.task.module import RecipeModule
 from tfdist_cli.task.prediction.inputs import ONLY, Arrays, bound
@@ -93,19 +94,20 @@ def _output_names(outputs: Any) -> list[str]:
     return [OUTPUT] if count == 1 else [f"{OUTPUT}_{number}" for number in range(count)]
 
 
-def load(job: PredictionJob, recipe: Recipe, run: Path) -> TrainedModel:
+def load(job: PredictionJob, recipe: Recipe, run: Location) -> TrainedModel:
     """Loads the model of a job."""
-    if job.model.name == "saved_model":
-        loaded = tf.saved_model.load(str(job.model))
-        (inputs,), _ = loaded.serve.concrete_functions[0].structured_input_signature
-        return TrainedModel(loaded.serve, inputs, loaded)
-    if job.model.name.endswith(".keras"):
+    if job.step is not None:
+        model = restored(recipe, run, job.step)[0].model
+        return _of_keras(model, keras.utils.unpack_x_y_sample_weight(last_build_spec(model))[0])
+    with fetched(job.model) as path:
+        if path.suffix != ".keras":
+            loaded = tf.saved_model.load(str(path))
+            (inputs,), _ = loaded.serve.concrete_functions[0].structured_input_signature
+            return TrainedModel(loaded.serve, inputs, loaded)
         with suppress(UsageError):  # the file may need the classes that the module registers, or none of them
             RecipeModule.load(recipe)
-        model = keras.saving.load_model(job.model, compile=False)
+        model = keras.saving.load_model(path, compile=False)
         return _of_keras(model, structure_of(model, "inputs"))
-    model = restored(recipe, run, job.step)[0].model
-    return _of_keras(model, keras.utils.unpack_x_y_sample_weight(last_build_spec(model))[0])
 
 
 def _of_keras(model: keras.Model, inputs: Any) -> TrainedModel:

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.spec.path_scheme import checked_location
+from tfdist_cli.spec.path_scheme import Location, checked_location
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.task.data import RecipeData
 from tfdist_cli.task.module import RecipeModule
@@ -25,14 +25,14 @@ from tfdist_cli.train.tf_compat.data import in_random_order
 
 
 def predict_parts(
-    job: PredictionJob, recipe: Recipe, run: Path, shard: Shard, batch_size: int, done: Callable[[int], None]
+    job: PredictionJob, recipe: Recipe, run: Location, shard: Shard, batch_size: int, done: Callable[[int], None]
 ) -> None:
     """Predicts the parts of one process that are not done.
 
     Args:
         job: the job.
         recipe: the run's recipe.
-        run: the run's directory.
+        run: the run's directory, or its address.
         shard: which parts are this process's.
         batch_size: examples that the model predicts at once.
         done: called with the number of examples of each part that it has done.

@@ -168,8 +168,8 @@ class BucketCheckpoints(CheckpointFolder):
 
     def publish(self, step: int, report: Report) -> None:
         """Uploads a checkpoint in the background. A newer one replaces it while it waits."""
-        self._remove_local(before=step)
         self._uploads.add(step, report)
+        self._remove_local(before=step)  # after that: until then the upload of one that waited could begin
 
     def flush(self) -> None:
         """Waits until the newest checkpoint is uploaded, or has failed to be."""

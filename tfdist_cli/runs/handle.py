@@ -13,20 +13,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any, Literal
 
-import psutil
-
 from tfdist_cli.errors import RunFailed, TimeoutExceeded, UsageError
 from tfdist_cli.launch.run.directory import EVENTS_FILE, new_run_dir, run_location
 from tfdist_cli.launch.run.history import METRICS_FILE, Outcome, RunView, find_task, log_files, read_run
 from tfdist_cli.launch.run.snapshot import numbers
-from tfdist_cli.launch.stopping import is_over, stop_run
 from tfdist_cli.protocol.run_files import read_bytes, read_lines, timestamp
+from tfdist_cli.runs.source import open_run
 from tfdist_cli.spec.loading.load import load_run
 from tfdist_cli.spec.path_scheme import checked_location
 from tfdist_cli.spec.trackers import TrackerName
@@ -57,46 +55,56 @@ class LauncherProcess:
 
 
 class Run:
-    """A run: one that `tfdist.launch` has started, or any other one, by its directory.
+    """A run: one that `tfdist.launch` has started, or any other one, by its directory or its address.
+
+    With an address, such as `s3://bucket/runs/digits`, it works on any machine. The state is as it was uploaded last, a
+    few seconds ago.
 
     As a context manager it stops the run when the block ends, if the run goes on then.
 
     Args:
-        path: the run's directory.
+        path: the run's directory, or its address in a storage service.
         launcher: its launcher, if this process has started it.
 
     Raises:
-        UsageError: it is not the directory of a run.
+        UsageError: there is no run, or the service cannot be used.
     """
 
     def __init__(self, path: str | Path, launcher: LauncherProcess | None = None) -> None:
-        self._view = read_run(Path(path))
+        self._files = ExitStack()  # closed with this object: a copy is removed then
+        self._source = self._files.enter_context(open_run(path))
+        self._view = read_run(self._source.path)
         self._launcher = launcher
 
     @property
     def path(self) -> Path:
-        """The run's directory."""
+        """The run's directory; for an address, a copy of a part of it on this machine."""
         return self._view.path
 
+    @property
+    def url(self) -> str | None:
+        """The run's address in a storage service; None if it is only on this machine."""
+        return self._view.url
+
     def __repr__(self) -> str:
-        return f"<tfdist.Run {self.path}>"
+        return f"<tfdist.Run {self._view.shown}>"
 
     def __enter__(self) -> Run:  # noqa: PYI034 typing has Self since Python 3.11
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not is_over(self.status()):
+        if not self._source.is_over(self.status()):
             self.stop()
 
     def status(self) -> RunView:
         """Returns the run's state: `outcome`, `step`, `metrics`, `tasks`, and more; `as_json()` has plain types.
 
         Raises:
-            UsageError: its directory cannot be read.
+            UsageError: its directory or its address cannot be read.
         """
         if self._launcher:
             self._launcher.process.poll()  # a launcher that has exited must not stay as a zombie
-        return read_run(self.path)
+        return self._source.view()
 
     def wait(self, timeout: float | None = None) -> RunView:
         """Waits until the run has ended.
@@ -111,24 +119,26 @@ class Run:
             TimeoutExceeded: it goes on (`run-not-ended`).
             RunFailed: its training was not done; the code is that of its failure.
         """
-        launcher = self.status().launcher
-        try:
-            if self._launcher:
-                self._launcher.process.wait(timeout)
-            elif launcher is not None:
-                psutil.Process(launcher).wait(timeout)
-        except (subprocess.TimeoutExpired, psutil.TimeoutExpired):
+        if not self._has_ended(timeout):
             raise TimeoutExceeded(
                 f"{self.path.name} has not ended within {timeout:g} s",
                 code="run-not-ended",
                 hint="wait again, or call stop()",
-            ) from None
-        except psutil.NoSuchProcess:
-            pass  # it has just ended
+            )
         view = self.status()
         if view.outcome is not Outcome.DONE:
             raise self._failure(view)
         return view
+
+    def _has_ended(self, timeout: float | None) -> bool:
+        """Waits until the run has ended; returns whether it has."""
+        if self._launcher is None:
+            return self._source.wait(self.status(), timeout)
+        try:
+            self._launcher.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def metrics(self, split: str | None = None) -> list[dict[str, Any]]:
         """Returns the lines of metrics.jsonl, as `pandas.DataFrame` takes them.
@@ -143,6 +153,7 @@ class Run:
         Raises:
             UsageError: the file cannot be read.
         """
+        self._source.refresh()
         try:
             lines = list(read_lines(self.path / METRICS_FILE))
         except OSError as error:
@@ -163,6 +174,7 @@ class Run:
             UsageError: the run has no such task, or a log cannot be read.
         """
         wanted = find_task(self.status(), task)
+        self._source.refresh([f"attempt_*/{wanted.slug}/*.log"])
         found = {key: path for key, path in log_files(self.path).items() if key[1] == wanted}
         last = max((number for number, _, _ in found), default=0) if attempt is None else attempt
         names = ("stdout", "stderr") if stream is None else (stream,)
@@ -184,9 +196,10 @@ class Run:
 
         Raises:
             TimeoutExceeded: it has not ended in time (`run-not-ended`).
+            TfdistError: its launcher, on another machine, has disappeared (`launcher-lost`).
         """
         view = self.status()
-        if not is_over(view) and not stop_run(view, now=now, timeout=timeout):
+        if not self._source.is_over(view) and not self._source.stop(view, now=now, timeout=timeout):
             raise TimeoutExceeded(
                 f"{self.path.name} has not ended within {timeout:g} s", code="run-not-ended", hint="call stop(now=True)"
             )
@@ -195,7 +208,7 @@ class Run:
     def _failure(self, view: RunView) -> RunFailed:
         told = self._launcher and self._launcher.error
         if view.headline:
-            hint = told.hint if told and told.code == view.result.get("code") else f"see {view.path}"
+            hint = told.hint if told and told.code == view.result.get("code") else f"see {view.shown}"
             return RunFailed(view.headline, code=str(view.result.get("code") or "run-failed"), hint=hint)
         return told or RunFailed(
             f"the launcher of {self.path.name} disappeared without a result",

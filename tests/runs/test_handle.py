@@ -15,8 +15,8 @@ import tfdist_cli as tfdist
 from tests.support.codes import raises
 from tests.support.recorded import trained_run
 from tfdist_cli.errors import RunFailed, TimeoutExceeded, UsageError
-from tfdist_cli.launch import handle
-from tfdist_cli.launch.handle import _as_yaml, launcher_error
+from tfdist_cli.runs import handle
+from tfdist_cli.runs.handle import _as_yaml, launcher_error
 from tfdist_cli.spec.loading.overrides import Override
 from tfdist_cli.spec.loading.problems import SpecError
 
