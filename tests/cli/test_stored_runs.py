@@ -2,12 +2,16 @@
 
 import random
 import shutil
+import subprocess
 import sys
+import time
 
 import pytest
 
-from tests.support.codes import codes_in
+import tfdist_cli as api
+from tests.support.codes import codes_in, raises
 from tests.support.s3 import BUCKET, CREDENTIALS
+from tfdist_cli.errors import RunFailed, TimeoutExceeded
 from tfdist_cli.run_storage import stored_run
 from tfdist_cli.storage import retry
 
@@ -99,6 +103,37 @@ def test_a_dry_run_needs_no_service(launch, s3, tmp_path):
     assert launch("print()", "--dry-run").code == 0
     assert s3.proxy.requests == []
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.rotates(3, 2)
+@pytest.mark.timeout(150)
+def test_a_run_is_reached_from_another_machine(launch, s3, tfdist, tmp_path, monkeypatch):
+    """Another folder is the other machine: it has nothing of the run but the address."""
+    (tmp_path / "other").mkdir()
+    code = "import time; print('hello', flush=True); time.sleep(600)"
+    argv = ["launch", "cluster.yaml", "--run-dir", RUN, "-q", "--", sys.executable, "-c", code]
+    with subprocess.Popen([sys.executable, "-m", "tfdist_cli", *argv], stderr=subprocess.PIPE) as launcher:
+        monkeypatch.chdir(tmp_path / "other")
+        deadline = time.monotonic() + 60
+        while "runs/one/attempt_1/chief-0/stdout.log" not in s3.names("runs/one/attempt_1"):
+            assert (launcher.poll(), time.monotonic() < deadline) == (None, True)
+            time.sleep(0.2)
+        run = api.Run(RUN)
+        assert (run.status().outcome.value, run.url, run.logs("chief")) == ("running", RUN, "hello\n")
+        with raises(TimeoutExceeded, "run-not-ended"):
+            run.wait(0)
+        refused = tfdist("scale", RUN, "worker=2")
+        assert (refused.code, codes_in(refused.err)) == (2, ["scale-rejected"])
+        assert tfdist("stop", RUN).code == 0
+        assert launcher.wait() == 143
+    assert run.status().outcome.value == run.stop().outcome.value == "stopped"
+    with raises(RunFailed, "stopped-by-signal"):
+        run.wait()
+    assert "stopped" in tfdist("stop", RUN).out
+    assert codes_in(tfdist("scale", RUN, "worker=2").err) == ["run-not-running"]
+    assert codes_in(tfdist("profile", RUN, "--task", "chief").err) == ["run-not-running"]
+    assert not list((tmp_path / "other").iterdir())
+    assert not s3.names("runs/one/requests")
 
 
 def test_an_upload_that_is_interrupted(launch, s3, monkeypatch, tmp_path):

@@ -22,6 +22,7 @@ from tfdist_cli.task.prediction.inputs import READERS, Reading, bound, read
 from tfdist_cli.task.prediction.job import PredictionJob, Shard, model_of
 from tfdist_cli.task.prediction.outputs import FORMATS, seal
 from tfdist_cli.train.cluster import join
+from tfdist_cli.train.trainer.config import Checkpoints
 
 PART = ("--part-size", 10, "--batch-size", 4)
 
@@ -211,6 +212,34 @@ def test_data_in_a_storage_service_that_has_changed(tmp_path):
     folder.write("x.csv", b"a\n1\n2\n")
     with raises(UsageError, "other-predictions"):
         job.open()
+
+
+@pytest.mark.parametrize("form", ["keras", "saved_model", "checkpoint"])
+def test_a_run_in_a_storage_service(form, run, x, tfdist, tmp_path):  # noqa: F811
+    """Nothing of the run is on this machine, except the recipe's module."""
+    folder, model = run
+    url = Url(f"memory://{uuid.uuid4()}/runs/digits")
+    (folder / "recipe.yaml").write_text(f"module: own_recipe\nmodule_dir: {folder}\n")
+    (folder / "plan.json").write_text("{}")
+    if form == "saved_model":
+        api.export(model, folder / "export" / "saved_model")
+    if form == "checkpoint":
+        (folder / "export" / "model.keras").unlink()
+        saved = Checkpoints(url / "checkpoints", keep=1)
+        model.compile("sgd", "mse")
+        api.fit(model, x=x, y=x[:, :2], batch_size=10, epochs=1, checkpoints=saved, verbose=0)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            RemoteFolder(url).upload(path, str(path.relative_to(folder)))
+    np.save("d.npy", x)
+    for output in ("o.npy", str(url.parent / "o.npy")):
+        ended = tfdist("predict", url, "--data", "d.npy", "--output", output, *PART)
+        assert (ended.code, ended.out.strip()) == (0, output), ended.err
+    RemoteFolder(url.parent).download("o.npy", tmp_path / "stored.npy")
+    for path in ("o.npy", "stored.npy"):
+        np.testing.assert_allclose(np.load(path), model.predict(x, verbose=0), rtol=1e-4, atol=1e-6)
+    assert not list(tmp_path.glob("predictions/*/*")), "it is uploaded"
+    assert codes_in(tfdist("predict", url.parent, "--data", "d.npy", "--output", "p.npy").err) == ["not-a-run-dir"]
 
 
 def test_texts_and_types_survive(tmp_path):

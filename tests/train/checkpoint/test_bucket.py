@@ -246,6 +246,17 @@ def test_of_the_waiting_checkpoints_the_newest_is_uploaded():
     assert gate.uploaded == reported == [1, 3]
 
 
+def test_one_that_waits_stays_here_until_a_newer_one_takes_its_place(step, url, tmp_path, monkeypatch):
+    """The upload that runs may end at any time, and the next one begins then."""
+    folder, found = checkpoints(url, tmp_path / "local"), []
+    folder.save(step, TrainingState(1, 0))
+    folder.save(step, TrainingState(2, 0))
+    monkeypatch.setattr(folder._uploads, "add", lambda *_: found.append((folder.path / "step-00000001").exists()))
+    folder.publish(2, found.append)
+    assert found == [True]
+    assert not (folder.path / "step-00000001").exists()
+
+
 def test_training_does_not_wait_for_uploads(step, url, tmp_path, monkeypatch, records):
     gate = Gate()
     folder = checkpoints(url, tmp_path / "local")
