@@ -500,8 +500,6 @@ def test_a_run_directory_of_another_recipe_is_warned_of(tfdist, cluster_file, tm
             "module_dir=gs://bucket/cluster.yaml",
         ),
         ("role", "--task", "ps:0", "-c", "cluster.yaml", "--run-dir", "gs://bucket/cluster.yaml"),
-        ("stop", "gs://bucket/cluster.yaml"),
-        ("scale", "gs://bucket/cluster.yaml", "worker=1"),
         ("doctor", "gs://bucket/cluster.yaml"),
     ],
     ids=" ".join,
