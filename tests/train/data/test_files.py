@@ -1,6 +1,7 @@
 """Files of datasets in storage services: listed and divided, and read as TensorFlow reads files of this machine."""
 
 import gzip
+import random
 import uuid
 
 import pytest
@@ -8,8 +9,10 @@ import tensorflow as tf
 
 import tfdist_cli as tfdist
 from tests.support.codes import raises
+from tests.support.s3 import BUCKET, FAULTS
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.path_scheme import Url
+from tfdist_cli.storage import remote, remote_file, retry
 from tfdist_cli.storage.remote import RemoteFolder
 from tfdist_cli.train.data import files, streams
 from tfdist_cli.train.tf_compat.data import calls_python
@@ -60,6 +63,63 @@ def test_as_part_of_a_pipeline(folder, records):
     assert not calls_python(lines), "every task can run it"
     contents = data.map(tfdist.read_file)
     assert list(contents.as_numpy_iterator()) == [records, records]
+
+
+@pytest.fixture
+def failing(s3, monkeypatch):
+    """The server, whose requests can be failed, with small parts and short time-outs."""
+    monkeypatch.setattr(remote, "_READ_SECONDS", 0.3)
+    monkeypatch.setattr(retry, "_FIRST_DELAY", 0.01)
+    for module in (files, remote_file):
+        monkeypatch.setattr(module, "PART", 16_000)
+    return s3
+
+
+def everything(folder, names):
+    """What a pipeline reads of the files: lines, records and whole files."""
+    listed = tfdist.list_files([folder.url / "*.records"])
+    data = tf.data.Dataset.from_tensor_slices(listed)
+    return (
+        [name.rpartition("/")[2] for name in listed] == names,
+        list(data.interleave(tfdist.read_records, cycle_length=2, block_length=10**6).as_numpy_iterator()),
+        list(tfdist.read_lines(folder.url / "lines").as_numpy_iterator()),
+        list(data.map(tfdist.read_file).as_numpy_iterator()),
+    )
+
+
+@pytest.mark.rotates(2)
+@pytest.mark.parametrize("fault", sorted({*FAULTS} - {"truncate"}))
+def test_reading_survives_faults(fault, failing, records):
+    """One of five requests fails; each example is read once nevertheless."""
+    folder, names = RemoteFolder(Url(f"s3://{BUCKET}/data")), ["a.records", "b.records"]
+    for name in names:
+        folder.write(name, records)
+    folder.write("lines", b"a line\n" * 3000)
+    chance = random.Random(2)
+    failing.proxy.fault = lambda method, _: fault if method in ("GET", "HEAD") and chance.random() < 1 / 5 else None
+    assert everything(folder, names) == (True, 2 * RECORDS, [b"a line"] * 3000, [records] * 2)
+    assert failing.proxy.injected[fault] >= 3
+
+
+def test_reading_goes_on_when_the_network_is_back(failing, records):
+    folder = RemoteFolder(Url(f"s3://{BUCKET}/data"))
+    folder.write("a.records", records)
+    reading = iter(tfdist.read_records(folder.url / "a.records"))
+    found = [next(reading).numpy() for _ in range(10)]
+    failing.proxy.fault = lambda *_: "lost" if failing.proxy.injected["lost"] < 6 else None
+    found += [each.numpy() for each in reading]
+    assert (found, failing.proxy.injected["lost"]) == (RECORDS, 6)
+
+
+def test_a_network_that_does_not_come_back_ends_the_reading(failing, records, monkeypatch):
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.2)
+    folder = RemoteFolder(Url(f"s3://{BUCKET}/unreachable"))
+    folder.write("a.records", records)
+    reading = iter(tfdist.read_records(folder.url / "a.records"))
+    next(reading)
+    failing.proxy.fault = lambda *_: "lost"
+    with pytest.raises(tf.errors.OpError, match=r"a\.records"):
+        list(reading)
 
 
 def test_an_empty_file_has_nothing(folder):
