@@ -215,9 +215,15 @@ def _itself() -> dict[str, Contest]:
         ("bag_rs:ps_async:bag", "bag_rs", "bag", {}),
         ("table_10m:ps_async:table_100k", "table_10m", "table_100k", {}),
         ("table_10m:ps_spread:table_100k", "table_10m", "table_100k", {"spread": 2**20}),
+        *(
+            (f"{key}:{at}:table", key, "table", {})
+            for key in ("dynamic", "dynamic_lru")
+            for at in ("ps_async", "single")
+        ),
     ):
-        other = replace(_ours(peer, "ps_async", **changes), name=f"`tfdist.fit`, {SIZES[peer].title}")
-        contests[full] = Contest(full, SIZES[ours].title, _ours(ours, "ps_async", **changes), other)
+        at = "single" if ":single:" in full else "ps_async"
+        other = replace(_ours(peer, at, **changes), name=f"`tfdist.fit`, {SIZES[peer].title}")
+        contests[full] = Contest(full, SIZES[ours].title, _ours(ours, at, **changes), other)
     synchronous = replace(_ours("mlp", "ps_sync"), batches=WORKERS)
     asynchronous = replace(_ours("mlp", "ps_async"), name="`tfdist.fit`, asynchronous")
     full = "mlp:ps_sync:ps_async"

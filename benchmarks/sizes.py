@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 FEATURES, CLASSES = 784, 10
 WORDS, LENGTH = 5_000, 64
@@ -34,6 +34,7 @@ class Size:
         rows: of each table.
         width: values in a row of a table.
         pooled: the layer that looks up a `table`, and the rows of an example are averaged; by default, they are not.
+        dynamic: whether a `table` is tfdist's `DynamicEmbedding`, and which rows are replaced when it is full.
     """
 
     title: str
@@ -46,6 +47,7 @@ class Size:
     rows: tuple[int, ...] = ()
     width: int = 0
     pooled: Literal["", "Embedding", "DistributedEmbedding"] = ""
+    dynamic: Literal["", "kept", "lru"] = ""
 
     @property
     def sparse(self) -> bool:
@@ -53,10 +55,8 @@ class Size:
         return bool(self.rows)
 
 
-def _table(
-    title: str, rows: int, tables: int = 1, *, pooled: Literal["", "Embedding", "DistributedEmbedding"] = ""
-) -> Size:
-    return Size(title, "table", 256, ps=2, rows=(rows // tables,) * tables, width=32, pooled=pooled)
+def _table(title: str, rows: int, tables: int = 1, **layer: Any) -> Size:
+    return Size(title, "table", 256, ps=2, rows=(rows // tables,) * tables, width=32, **layer)
 
 
 SIZES = {
@@ -93,6 +93,8 @@ SIZES = {
     "table_8": _table("8 tables of 125k × 32, batch 256", 1_000_000, 8),
     "bag": _table("1 table of 1M × 32, mean of 16 rows, batch 256", 1_000_000, pooled="Embedding"),
     "bag_rs": _table("the same with KerasRS", 1_000_000, pooled="DistributedEmbedding"),
+    "dynamic": _table("1 dynamic table of up to 1M × 32, batch 256", 1_000_000, dynamic="kept"),
+    "dynamic_lru": _table("the same, which replaces rows", 1_000_000, dynamic="lru"),
     "table_100k": _table("1 table of 100k × 32, batch 256", 100_000),
     "table_10m": _table("1 table of 10M × 32, batch 256", 10_000_000),
 }

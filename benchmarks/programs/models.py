@@ -107,11 +107,17 @@ def _table(keras: Any, size: Size) -> Any:
     if size.pooled:
         return keras.Model(ids, keras.layers.Dense(CLASSES)(_pooled(keras, size, ids)))
     each = IDS // len(size.rows)
-    found = [
-        keras.layers.Embedding(rows, size.width)(ids[:, n * each : (n + 1) * each]) for n, rows in enumerate(size.rows)
-    ]
+    found = [_layer(keras, size, rows)(ids[:, n * each : (n + 1) * each]) for n, rows in enumerate(size.rows)]
     joined = keras.layers.Concatenate(axis=1)(found) if len(found) > 1 else found[0]
     return keras.Model(ids, keras.layers.Dense(CLASSES)(keras.layers.Flatten()(joined)))
+
+
+def _layer(keras: Any, size: Size, rows: int) -> Any:
+    if not size.dynamic:
+        return keras.layers.Embedding(rows, size.width)
+    import tfdist_cli as tfdist  # noqa: PLC0415 no peer has the layer
+
+    return tfdist.layers.DynamicEmbedding(size.width, rows, evict="lru" if size.dynamic == "lru" else None)
 
 
 def _pooled(keras: Any, size: Size, ids: Any) -> Any:
