@@ -9,13 +9,14 @@ import tensorflow as tf
 
 from tfdist_cli.train.layers import row_index
 from tfdist_cli.train.layers.initial_rows import InitialRows
-from tfdist_cli.train.layers.row_index import GROUP, RowIndex, RowPolicy, hashed, unhashed
+from tfdist_cli.train.layers.row_index import RowIndex, RowPolicy
+from tfdist_cli.train.layers.row_keys import GROUP, WAYS, buckets_of, hashed, unhashed
 
 pytestmark = pytest.mark.slow
 
 WIDTH = 2
 PLAIN = RowPolicy()
-CANDIDATES = 2 * row_index.WAYS
+CANDIDATES = 2 * WAYS
 
 
 def index(groups=1, policy=PLAIN, initializer=None):
@@ -31,7 +32,7 @@ def looked_up(of, *ids, create=True):
 def same_candidates(count):
     """Ids that all have the same candidates in a table of one group."""
     ids = np.arange(200_000, dtype=np.int64)
-    buckets = row_index._buckets(hashed(tf.constant(ids)), tf.zeros(len(ids), tf.int32)).numpy()
+    buckets = buckets_of(hashed(tf.constant(ids)), tf.zeros(len(ids), tf.int32)).numpy()
     found = ids[(buckets == buckets[0]).all(axis=1)]
     assert len(found) >= count
     return found[:count].tolist()

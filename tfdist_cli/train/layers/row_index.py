@@ -21,18 +21,28 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.layers.initial_rows import InitialRows
+from tfdist_cli.train.layers.row_keys import (
+    BUCKETS,
+    GROUP,
+    WAYS,
+    buckets_of,
+    gathered,
+    hashed,
+    places,
+    read,
+    same_keys,
+    scattered,
+    slot_at,
+    slot_of,
+    unhashed,
+    written,
+)
 from tfdist_cli.train.tf_compat.control_flow import unordered
 from tfdist_cli.train.tf_compat.functions import function_kept_whole
 from tfdist_cli.train.variables.sharding import parts
 
-WAYS = 16
-BUCKETS = 64
-GROUP = WAYS * BUCKETS
-"""Rows in a group."""
 GRACE_SECONDS = 2.0
 """On parameter servers, rows used so recently are not replaced: a worker may still send their gradients."""
-_INCREMENT, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-"""Constants of SplitMix64 (Steele et al., Fast Splittable Pseudorandom Number Generators, 2014)."""
 _FREE, _NEVER = tf.int64.min, tf.int64.max
 _UNADMITTED = 1 << 62
 
@@ -55,9 +65,34 @@ class RowPolicy:
     ttl: float | None = None
 
     @property
-    def records_uses(self) -> bool:
-        """Whether each use of a row is recorded."""
-        return self.admit_after > 1 or self.evict is not None or self.ttl is not None
+    def records_times(self) -> bool:
+        """Whether it is recorded when a row was used last."""
+        return self.evict is not None or self.ttl is not None
+
+    @property
+    def counts_uses(self) -> bool:
+        """Whether it is recorded how often a row was used."""
+        return self.admit_after > 1 or self.evict == "lfu"
+
+    @property
+    def every_id_has_a_row(self) -> bool:
+        """Whether each id of a training step has a row of its own, or the step fails."""
+        return self.admit_after == 1 and self.evict is None
+
+
+@dataclass(frozen=True)
+class FoundRows:
+    """The rows of some ids.
+
+    Args:
+        rows: for each shard the numbers of the rows within it, each once, int32, on its ps.
+        counts: how many they are, int32, where the ids are.
+        positions: for each id the position of its row in `rows`, those of all shards concatenated, int32.
+    """
+
+    rows: list[tf.Tensor]
+    counts: list[tf.Tensor]
+    positions: tf.Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +132,7 @@ class RowIndex:
     """
 
     def __init__(self, table: keras.Variable, initial: InitialRows, policy: RowPolicy) -> None:
-        self._initial, self._policy = initial, policy
+        self._initial, self.policy = initial, policy
         self.table = table
         shape = (int(table.shape[0]) // WAYS, WAYS)
         with tf.init_scope():
@@ -124,7 +159,7 @@ class RowIndex:
         return int(self.table.shape[0]) // GROUP
 
     def rows(self, ids: tf.Tensor, *, create: bool) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the rows of ids.
+        """Returns the rows of ids; those of ids that have none are 0.
 
         Args:
             ids: int64, shape (n,).
@@ -133,20 +168,50 @@ class RowIndex:
         Returns:
             The row of each id, int32, and whether it was created now, bool, both of shape (n,).
         """
-        if not create:
-            return self._rows(ids, None), tf.zeros_like(ids, tf.bool)
-        distinct, where, counts = tf.unique_with_counts(ids)
-        if self._shards[0].lock is None:  # a single one
-            rows, created = self._rows_of_shard(self._shards[0], distinct, counts)
-            return tf.gather(rows, where), tf.gather(created, where)
-        return tf.gather(self._rows(distinct, counts), where), tf.zeros_like(ids, tf.bool)
+        if create and self._shards[0].lock is None:  # a single one
+            distinct, where, counts = tf.unique_with_counts(ids)
+            slot, created = self._slots_of_shard(self._shards[0], distinct, counts)
+            return tf.gather(tf.maximum(slot, 0), where), tf.gather(created, where)
+        found = self.fetch(ids, create=create)
+        numbers = [own + shard.first_group * GROUP for own, shard in zip(found.rows, self._shards, strict=True)]
+        return tf.gather(tf.concat(numbers, axis=0), found.positions), tf.zeros_like(ids, tf.bool)
+
+    def fetch(self, ids: tf.Tensor, *, create: bool) -> FoundRows:
+        """Returns the rows of ids, each row once and where it is.
+
+        Args:
+            ids: int64, shape (n,).
+            create: whether ids are counted, and new ones get rows.
+        """
+        distinct, where, uses = tf.unique_with_counts(ids)
+        owner: Any = tf.zeros_like(distinct, tf.int32)
+        places = [tf.range(tf.size(distinct))]
+        own = [(distinct, uses)]
+        if len(self._shards) > 1:
+            firsts = tf.constant([[shard.first_group for shard in self._shards[1:]]])
+            owner = tf.raw_ops.UpperBound(sorted_inputs=firsts, values=self._group(hashed(distinct))[None])[0]
+            places = tf.dynamic_partition(places[0], owner, len(self._shards))
+            own = [(tf.gather(distinct, place), tf.gather(uses, place)) for place in places]
+        slots = [self._slots_on_device(*each, create) for each in zip(self._shards, own, strict=True)]
+        if create and self.policy.every_id_has_a_row:
+            place = tf.range(tf.size(distinct))
+            counts = [tf.size(each) for each, _ in own]
+        else:  # the row 0, in the first shard, is that of all ids that have none
+            has, slots = self._without_missing(slots)
+            joined = tf.concat(has, axis=0)
+            place = tf.where(joined, tf.cumsum(tf.cast(joined, tf.int32)), 0)
+            counts = [tf.reduce_sum(tf.cast(each, tf.int32)) for each in has]
+            counts[0] += 1
+        if len(places) > 1:
+            place = tf.gather(place, tf.math.invert_permutation(tf.concat(places, axis=0)))
+        return FoundRows(slots, counts, tf.gather(place, where))
 
     def ids(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids that have rows, int64, and their rows, int32, both of shape (n,)."""
         keys, counts = (np.concatenate([part.numpy() for part in parts(each)]) for each in (self.keys, self.count))
         has = keys.reshape(-1) != 0
-        if self._policy.admit_after > 1:
-            has &= counts.reshape(-1) >= self._policy.admit_after
+        if self.policy.admit_after > 1:
+            has &= counts.reshape(-1) >= self.policy.admit_after
         rows = np.flatnonzero(has).astype(np.int32)
         return unhashed(keys.reshape(-1)[rows]), rows
 
@@ -171,106 +236,104 @@ class RowIndex:
         scaled = high * tf.constant(self.groups, tf.uint64)
         return tf.cast(tf.bitwise.right_shift(scaled, tf.constant(32, tf.uint64)), tf.int32)
 
-    def _rows(self, ids: tf.Tensor, counts: tf.Tensor | None) -> tf.Tensor:
-        """Returns the rows of ids, which are distinct if they are counted."""
-        if len(self._shards) == 1:
-            return self._rows_on_device(self._shards[0], ids, counts)
-        firsts = tf.constant([shard.first_group for shard in self._shards])
-        owner = tf.searchsorted(firsts, self._group(hashed(ids)), side="right") - 1
-        places = tf.dynamic_partition(tf.range(tf.size(ids)), owner, len(self._shards))
-        own = [(tf.gather(ids, place), None if counts is None else tf.gather(counts, place)) for place in places]
-        rows = [self._rows_on_device(shard, *given) for shard, given in zip(self._shards, own, strict=True)]
-        return tf.dynamic_stitch(places, rows)
-
-    def _rows_on_device(self, shard: _Shard, ids: tf.Tensor, counts: tf.Tensor | None) -> tf.Tensor:
-        """Returns the rows of ids of a shard. On a ps, one function finds them, so only ids and rows cross."""
+    def _slots_on_device(self, shard: _Shard, own: tuple[tf.Tensor, tf.Tensor], create: bool) -> tf.Tensor:
+        """Returns the rows of distinct ids within a shard, on its ps: a function there finds them, only ids cross."""
+        ids, uses = own
         if shard.lock is None:
-            return self._rows_of_shard(shard, ids, counts)[0]
-        given = [ids] if counts is None or not self._policy.records_uses else [ids, counts]
+            return self._slots_of_shard(shard, ids, uses if create else None)[0]
+        given = [ids, uses] if create and self.policy.counts_uses else [ids]
         with tf.device(shard.rows.device):
-            return unordered(self._functions[counts is not None](shard, *given))
+            return unordered(self._functions[create](shard, *given))
+
+    def _without_missing(self, slots: list[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Returns which ids have rows; and the rows of those that have, on their ps, with the row 0 before them."""
+        has, found = [], []
+        for shard, slot in zip(self._shards, slots, strict=True):
+            with tf.device(shard.rows.device) if shard.lock else nullcontext():
+                own = slot >= 0
+                has.append(own)
+                rows = tf.boolean_mask(slot, own)
+                found.append(rows if found else tf.concat([[0], rows], axis=0))
+        return has, found
 
     def _function(self, *, create: bool) -> Any:
-        def rows(shard: _Shard, ids: tf.Tensor, counts: tf.Tensor | None = None) -> tf.Tensor:
+        def slots(shard: _Shard, ids: tf.Tensor, uses: tf.Tensor | None = None) -> tf.Tensor:
             with tf.device(shard.rows.device):
-                some = tf.ones_like(ids, tf.int32) if create and counts is None else counts
-                return self._rows_of_shard(shard, ids, some)[0]
+                some = tf.ones_like(ids, tf.int32) if create and uses is None else uses
+                return self._slots_of_shard(shard, ids, some)[0]
 
-        return function_kept_whole(rows)
+        return function_kept_whole(slots)
 
-    def _rows_of_shard(self, shard: _Shard, ids: tf.Tensor, counts: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    def _slots_of_shard(self, shard: _Shard, ids: tf.Tensor, uses: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the row of each id within a shard, -1 if it has none, and whether it was created now.
+
+        Args:
+            shard: the shard.
+            ids: the ids; distinct if they are counted.
+            uses: how often each is used; None to create no rows, and to record nothing.
+        """
         keys = hashed(ids)
-        buckets = _buckets(keys, self._group(keys) - shard.first_group)
-        if counts is None:
-            rows, created = self._found(shard, keys, buckets), tf.zeros_like(keys, tf.bool)
-        elif self._policy.records_uses:
-            rows, created = _locked(shard, lambda: self._used(shard, ids, keys, counts, buckets))
-        else:
-            rows, created = self._created(shard, ids, keys, buckets)
-        return tf.where(rows >= 0, rows + shard.first_group * GROUP, 0), created
+        buckets = buckets_of(keys, self._group(keys) - shard.first_group)
+        if uses is None:
+            return self._admitted(shard, slot_of(shard.keys, keys, buckets)), tf.zeros_like(keys, tf.bool)
+        at = tf.where(same_keys(shard.keys, keys, buckets))
+        known, place = tf.cast(at[:, 0], tf.int32), tf.cast(at[:, 1], tf.int32)
+        # Usually all ids have rows: then `known` is 0, 1, 2 … The key 0 is that of free rows.
+        complete = (tf.size(known) == tf.size(keys)) & tf.reduce_all(keys != 0)
 
-    def _found(self, shard: _Shard, keys: tf.Tensor, buckets: tf.Tensor) -> tf.Tensor:
-        """The row of each key within the shard, -1 if it has none."""
-        slot = _slot_of(shard, keys, buckets)
-        if self._policy.admit_after > 1:
-            counts = tf.reshape(_gathered(shard.count, tf.maximum(slot, 0) // WAYS), [-1, WAYS])
-            counts = tf.gather(counts, tf.maximum(slot, 0) % WAYS, batch_dims=1)
-            slot = tf.where(counts >= self._policy.admit_after, slot, -1)
-        return slot
+        def all_known() -> tuple[Any, Any]:
+            slot = slot_at(buckets, place)
+            return slot, tf.zeros_like(slot, tf.bool)
 
-    def _created(self, shard: _Shard, ids: tf.Tensor, keys: tf.Tensor, buckets: tf.Tensor) -> tuple[Any, Any]:
-        """The row of each key; new keys get one. The lock is taken only for these."""
-        slot = _slot_of(shard, keys, buckets)
+        def some_new() -> tuple[Any, Any]:
+            slot, created = _locked(shard, lambda: self._found_or_created(shard, ids, keys, buckets))
+            return tf.maximum(slot, 0) if self.policy.every_id_has_a_row else slot, created
 
-        def create() -> tuple[Any, Any]:
-            missing = tf.where(slot < 0)[:, 0]
-            some = [tf.gather(of, missing) for of in (ids, keys, buckets)]
-            own, created = _locked(shard, lambda: self._create(shard, *some))
-            place = missing[:, None]
-            return (
-                tf.tensor_scatter_nd_update(slot, place, own),
-                tf.tensor_scatter_nd_update(tf.zeros_like(slot, tf.bool), place, created),
-            )
-
-        return tf.cond(tf.reduce_any(slot < 0), create, lambda: (slot, tf.zeros_like(slot, tf.bool)))
-
-    def _used(self, shard: _Shard, ids: tf.Tensor, keys: tf.Tensor, counts: Any, buckets: tf.Tensor) -> tuple[Any, Any]:
-        """The row of each key; uses are recorded, and new keys get a row."""
-        slot = _slot_of(shard, keys, buckets)
-        now = tf.cast(tf.timestamp() * 1e6, tf.int64)
-        with tf.control_dependencies([slot]):
-            known = tf.where(slot >= 0)[:, 0]
-            stamped = _written(shard.used, tf.gather(slot, known), tf.fill(tf.shape(known), now))
-
-        def create() -> tuple[Any, Any]:
-            missing = tf.where(slot < 0)[:, 0]
-            own, created = self._create(shard, *(tf.gather(of, missing) for of in (ids, keys, buckets)))
-            place = missing[:, None]
-            return (
-                tf.tensor_scatter_nd_update(slot, place, own),
-                tf.tensor_scatter_nd_update(tf.zeros_like(slot, tf.bool), place, created),
-            )
-
-        with tf.control_dependencies([stamped]):
-            slot, created = tf.cond(
-                tf.reduce_any(slot < 0), create, lambda: (tf.identity(slot), tf.zeros_like(slot, tf.bool))
-            )
+        if self.policy.records_times:
+            # A row that is replaced meanwhile loses its key before its time is looked at, see `_claimed`: so either
+            # the key is missed here, or the time is seen there.
+            slot = slot_at(tf.gather(buckets, known), place)
+            with tf.control_dependencies([self._stamped(shard, slot)]):
+                complete &= tf.reduce_all(read(shard.keys, slot) == tf.gather(keys, known))
+        slot, created = tf.cond(complete, all_known, some_new)
+        if not self.policy.counts_uses:
+            return slot, created
         has = tf.where(slot >= 0)[:, 0]
-        at = _places(tf.gather(slot, has))
-        count = tf.raw_ops.ResourceScatterNdAdd(ref=shard.count.handle, indices=at, updates=tf.gather(counts, has))
+        at = places(tf.gather(slot, has))
+        count = tf.raw_ops.ResourceScatterNdAdd(ref=shard.count.handle, indices=at, updates=tf.gather(uses, has))
         with tf.control_dependencies([count] if count is not None else []):
-            if self._policy.admit_after > 1:
-                total = tf.gather_nd(shard.count, _places(tf.maximum(slot, 0)))
-                slot = tf.where(total >= self._policy.admit_after, slot, -1)
-            return tf.identity(slot), created
+            return self._admitted(shard, tf.identity(slot)), created
+
+    def _admitted(self, shard: _Shard, slot: tf.Tensor) -> tf.Tensor:
+        """Rows within the shard, without those of ids that are not admitted yet."""
+        if self.policy.admit_after == 1:
+            return slot
+        return tf.where(read(shard.count, tf.maximum(slot, 0)) >= self.policy.admit_after, slot, -1)
+
+    def _stamped(self, shard: _Shard, slot: tf.Tensor) -> Any:
+        now = tf.fill(tf.shape(slot), _now())
+        return written(shard.used, slot, now) or tf.no_op()
+
+    def _found_or_created(self, shard: _Shard, ids: tf.Tensor, keys: tf.Tensor, buckets: tf.Tensor) -> tuple[Any, Any]:
+        """The row of each key; keys without one get one, if possible."""
+        slot = slot_of(shard.keys, keys, buckets)  # another worker may have created it meanwhile
+        stamped = []
+        if self.policy.records_times:
+            stamped = [self._stamped(shard, tf.boolean_mask(slot, slot >= 0))]
+        with tf.control_dependencies(stamped):
+            missing = tf.where(slot < 0)[:, 0]
+        own, created = self._create(shard, *(tf.gather(of, missing) for of in (ids, keys, buckets)))
+        place = missing[:, None]
+        return (
+            tf.tensor_scatter_nd_update(slot, place, own),
+            tf.tensor_scatter_nd_update(tf.zeros_like(slot, tf.bool), place, created),
+        )
 
     def _create(self, shard: _Shard, ids: tf.Tensor, keys: tf.Tensor, buckets: tf.Tensor) -> tuple[Any, Any]:
         """Gives keys rows, in rounds: if several take the same row, the first one gets it."""
-        slot = _slot_of(shard, keys, buckets)  # another worker may have created it meanwhile
-        now = tf.cast(tf.timestamp() * 1e6, tf.int64)
-        count = tf.size(keys)
+        now, count = _now(), tf.size(keys)
         # The key 0 marks free rows: the id with this hash never has a row.
-        state = (slot, (slot < 0) & (keys != 0), tf.zeros([count], tf.bool))
+        state = (tf.fill([count], -1), keys != 0, tf.zeros([count], tf.bool))
 
         def body(slot: tf.Tensor, open_: tf.Tensor, created: tf.Tensor) -> tuple[Any, Any, Any]:
             index = tf.where(open_)[:, 0]
@@ -283,6 +346,8 @@ class RowIndex:
             distinct, place = tf.unique(target)
             winner = tf.math.unsorted_segment_min(tf.range(tf.size(target)), place, tf.size(distinct))
             won = tf.gather(index_possible, winner)
+            if shard.lock and self.policy.records_times:
+                distinct, won = self._claimed(shard, distinct, won, now)
             placed = self._place(shard, tf.gather(ids, won), tf.gather(keys, won), distinct, now)
             with tf.control_dependencies(placed):
                 at = won[:, None]
@@ -297,11 +362,30 @@ class RowIndex:
         slot, _, created = tf.while_loop(
             lambda _slot, open_, _created: tf.reduce_any(open_), body, state, parallel_iterations=1
         )
-        if self._policy.evict is None:
+        if self.policy.evict is None:
             message = f"the table {self.table.path} is full: give its DynamicEmbedding a larger capacity, or evict"
             with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all((slot >= 0) | (keys == 0)), [message])]):
                 slot = tf.identity(slot)
         return slot, created
+
+    def _claimed(self, shard: _Shard, slot: tf.Tensor, won: tf.Tensor, now: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Takes rows from their ids; without those that a step without the lock has used meanwhile.
+
+        Args:
+            shard: the shard.
+            slot: the rows.
+            won: what belongs to each row.
+            now: microseconds since 1970.
+        """
+        before = read(shard.keys, slot)
+        with tf.control_dependencies([before]):
+            taken = written(shard.keys, slot, tf.zeros_like(before)) or tf.no_op()
+        with tf.control_dependencies([taken]):
+            still = (before == 0) | (read(shard.used, slot) < now - round(GRACE_SECONDS * 1e6))
+            back = tf.boolean_mask(slot, ~still), tf.boolean_mask(before, ~still)
+            restored = written(shard.keys, *back) or tf.no_op()
+        with tf.control_dependencies([restored]):
+            return tf.boolean_mask(slot, still), tf.boolean_mask(won, still)
 
     def _scores(self, shard: _Shard, buckets: tf.Tensor, now: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Which rows new keys take: those with the lowest score, int64; and all candidates within the shard, int32.
@@ -311,7 +395,7 @@ class RowIndex:
             buckets: the buckets of each key, shape (n, 2).
             now: microseconds since 1970.
         """
-        keys, policy = _gathered(shard.keys, buckets), self._policy
+        keys, policy = gathered(shard.keys, buckets), self.policy
         candidates = buckets[:, :, None] * WAYS + tf.range(WAYS)
         free = keys == 0
         if shard.first_group == 0:
@@ -319,15 +403,15 @@ class RowIndex:
         number = tf.reduce_sum(tf.cast(free, tf.int64), axis=2, keepdims=True)
         score = tf.fill(tf.shape(keys), tf.constant(_NEVER, tf.int64))
         if policy.evict or policy.ttl is not None:
-            used = _gathered(shard.used, buckets)
+            used = gathered(shard.used, buckets)
             grace = round(GRACE_SECONDS * 1e6) if shard.lock else 0
             if policy.evict == "lru":
                 score = used
             elif policy.evict == "lfu":
-                counts = tf.cast(tf.minimum(_gathered(shard.count, buckets), (1 << 18) - 1), tf.int64)
+                counts = tf.cast(tf.minimum(gathered(shard.count, buckets), (1 << 18) - 1), tf.int64)
                 score = counts * (1 << 43) + used // (1 << 9)
             if policy.admit_after > 1 and policy.evict:
-                score -= tf.where(_gathered(shard.count, buckets) < policy.admit_after, _int64(_UNADMITTED), _int64(0))
+                score -= tf.where(gathered(shard.count, buckets) < policy.admit_after, _int64(_UNADMITTED), _int64(0))
             if policy.ttl is not None:
                 expired = used < now - round(policy.ttl * 1e6)
                 score = tf.where(expired, used - _int64(_UNADMITTED), score)
@@ -337,67 +421,22 @@ class RowIndex:
 
     def _place(self, shard: _Shard, ids: tf.Tensor, keys: tf.Tensor, slot: tf.Tensor, now: tf.Tensor) -> list[Any]:
         """Gives rows to keys. Returns operations; the keys are written last, when their rows have their values."""
-        written = [_scattered(shard.rows, slot, self.initial_rows(ids))]
+        values = [scattered(shard.rows, slot, self.initial_rows(ids))]
         for variable, value in self._slots:
             own = parts(variable)[shard.number]
             shape = tf.concat([tf.shape(slot), own.shape[1:]], axis=0)
-            written.append(_scattered(own, slot, tf.fill(shape, tf.cast(value, own.dtype))))
-        at = _places(slot)
+            values.append(scattered(own, slot, tf.fill(shape, tf.cast(value, own.dtype))))
+        at = places(slot)
         for variable, value in ((shard.used, now), (shard.count, 0)):
             updates = tf.fill(tf.shape(slot), tf.cast(value, variable.dtype))
-            written.append(tf.raw_ops.ResourceScatterNdUpdate(ref=variable.handle, indices=at, updates=updates))
-        with tf.control_dependencies(written):
+            values.append(tf.raw_ops.ResourceScatterNdUpdate(ref=variable.handle, indices=at, updates=updates))
+        with tf.control_dependencies(values):
             return [tf.raw_ops.ResourceScatterNdUpdate(ref=shard.keys.handle, indices=at, updates=keys)]
 
 
-def hashed(ids: tf.Tensor) -> tf.Tensor:
-    """Returns the hash of each id, int64. Different ids have different hashes."""
-    value = tf.bitcast(ids, tf.uint64) + _uint64(_INCREMENT)
-    for shift, factor in ((30, _FIRST), (27, _SECOND), (31, 1)):
-        value = tf.bitwise.bitwise_xor(value, tf.bitwise.right_shift(value, _uint64(shift)))
-        value *= _uint64(factor)
-    return tf.bitcast(value, tf.int64)
-
-
-def unhashed(keys: np.ndarray) -> np.ndarray:
-    """Returns the ids of hashes."""
-    value = keys.view(np.uint64)
-    for shift, factor in ((31, 1), (27, _SECOND), (30, _FIRST)):
-        value = value * np.uint64(pow(factor, -1, 2**64))
-        value = value ^ (value >> np.uint64(shift)) ^ (value >> np.uint64(2 * shift))
-    return (value - np.uint64(_INCREMENT)).view(np.int64)
-
-
-def _buckets(keys: tf.Tensor, group: tf.Tensor) -> tf.Tensor:
-    """Returns the two buckets of each key within the shard, int32, shape (n, 2)."""
-    low = tf.cast(tf.bitwise.bitwise_and(keys, _int64(0xFFFF)), tf.int32)
-    first = low % BUCKETS
-    second = tf.bitwise.bitwise_xor(first, 1 + (low // BUCKETS) % (BUCKETS - 1))
-    return group[:, None] * BUCKETS + tf.stack([first, second], axis=1)
-
-
-def _slot_of(shard: _Shard, keys: tf.Tensor, buckets: tf.Tensor) -> tf.Tensor:
-    """Returns the row of each key within the shard, int32; -1 if it has none."""
-    same = tf.reshape(_gathered(shard.keys, buckets) == keys[:, None, None], [-1, 2 * WAYS])
-    place = tf.reduce_max(tf.where(same, tf.range(2 * WAYS), -1), axis=1)
-    bucket = tf.where(place < WAYS, buckets[:, 0], buckets[:, 1])
-    return tf.where((place >= 0) & (keys != 0), bucket * WAYS + place % WAYS, -1)
-
-
-def _gathered(variable: Any, buckets: tf.Tensor) -> tf.Tensor:
-    return tf.raw_ops.ResourceGather(resource=variable.handle, indices=buckets, dtype=variable.dtype)
-
-
-def _scattered(variable: Any, rows: tf.Tensor, values: tf.Tensor) -> Any:
-    return tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=rows, updates=values)
-
-
-def _written(variable: Any, slot: tf.Tensor, values: tf.Tensor) -> Any:
-    return tf.raw_ops.ResourceScatterNdUpdate(ref=variable.handle, indices=_places(slot), updates=values)
-
-
-def _places(slot: tf.Tensor) -> tf.Tensor:
-    return tf.stack([slot // WAYS, slot % WAYS], axis=1)
+def _now() -> tf.Tensor:
+    """Microseconds since 1970, int64."""
+    return tf.cast(tf.timestamp() * 1e6, tf.int64)
 
 
 def _is_shared() -> bool:

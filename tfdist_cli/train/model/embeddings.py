@@ -55,16 +55,36 @@ class Table:
 
 
 @dataclass(frozen=True)
+class LookedUpRows:
+    """The rows that some batches look up in a shard of a table.
+
+    Args:
+        numbers: the indices of the rows within the shard, each once, int32, shape (n,).
+        count: how many they are, int32, shape (), on the worker.
+        on_ps: whether the numbers are on the ps of the shard; otherwise they are on the worker.
+    """
+
+    numbers: tf.Tensor
+    count: tf.Tensor
+    on_ps: bool = False
+
+    @classmethod
+    def on_worker(cls, numbers: tf.Tensor) -> LookedUpRows:
+        """Rows whose numbers are on the worker."""
+        return cls(numbers, tf.size(numbers))
+
+
+@dataclass(frozen=True)
 class Lookup:
     """The rows that some batches look up.
 
     Args:
-        rows: for each shard of each table, the indices of its rows within the shard, each once, int32, shape (n,).
+        rows: those of each shard of each table.
         positions: for each batch and each lookup in a table, the position of each id in the `rows` of its table, those
             of all its shards concatenated, int32, shape (ids,).
     """
 
-    rows: list[tf.Tensor]
+    rows: list[LookedUpRows]
     positions: list[list[tf.Tensor]]
 
 
@@ -84,8 +104,7 @@ class _Calls:
 class EmbeddingTables:
     """The tables of a model of which steps fetch rows.
 
-    The ids of a `DynamicEmbedding` are replaced with numbers of rows by its index; from there on, it is a table like
-    all others.
+    The index of a `DynamicEmbedding` finds the rows of ids on the ps, where their numbers stay.
 
     Args:
         step: the model's step, built.
@@ -112,6 +131,8 @@ class EmbeddingTables:
         if candidates:
             self._find_tables(candidates, indices)
         self._shards = [[int(part.shape[0]) for part in parts(table.variable)] for table in self.tables]
+        self._static = [number for number, table in enumerate(self.tables) if row_index_of(table.variable) is None]
+        """The indices of the tables whose ids are numbers of rows: all but dynamic ones."""
 
     @property
     def parameter_indices(self) -> list[int]:
@@ -129,28 +150,54 @@ class EmbeddingTables:
             return Lookup([], [[] for _ in batches])
         calls = self._calls[training]
         ids = [calls.ids(*tf.nest.flatten(batch, expand_composites=True)) for batch in batches]
-        self._index_ids(ids, calls.tables, training)
-        # Sorted by table. All ids are processed at once, since the overhead of an operation exceeds its work here.
-        order = sorted((table, n, call) for n in range(len(batches)) for call, table in enumerate(calls.tables))
-        if not order:
-            none = [tf.zeros([0], tf.int32) for shards in self._shards for _ in shards]
-            return Lookup(none, [[] for _ in batches])
-        flat = [ids[n][call] for _, n, call in order]
-        sizes = [tf.size(part) for part in flat]
-        owners = _repeated([table for table, _, _ in order], sizes) if len(self.tables) > 1 else tf.constant(0)
-        joined = self._checked(tf.concat(flat, axis=0) if len(flat) > 1 else flat[0], owners)
-        rows, where = self._unique(joined, owners)
+        places: list[list[tuple[int, int]]] = [[] for _ in self.tables]
+        for n in range(len(batches)):
+            for call, table in enumerate(calls.tables):
+                places[table].append((n, call))
         positions: list[list[Any]] = [[None] * len(calls.tables) for _ in batches]
-        own = tf.split(where, tf.stack(sizes), num=len(order)) if len(order) > 1 else [where]
-        for (_, n, call), part in zip(order, own, strict=True):
+        rows: dict[int, list[LookedUpRows]] = {}
+        for table in range(len(self.tables)):
+            if table not in self._static:
+                rows |= self._found(table, places[table], ids, positions, create=training)
+        if self._static:
+            rows |= self._numbered(places, ids, positions)
+        return Lookup([each for table in range(len(self.tables)) for each in rows[table]], positions)
+
+    def _found(
+        self, table: int, places: list[tuple[int, int]], ids: list[list[tf.Tensor]], positions: Any, *, create: bool
+    ) -> dict[int, list[LookedUpRows]]:
+        """Returns the rows of a dynamic table; in training, its index creates them. Sets `positions`."""
+        if not places:
+            return {table: [LookedUpRows.on_worker(tf.zeros([0], tf.int32)) for _ in self._shards[table]]}
+        joined, sizes = _joined([ids[n][call] for n, call in places])
+        found = row_index_of(self.tables[table].variable).fetch(joined, create=create)
+        for (n, call), part in zip(places, _split(found.positions, sizes), strict=True):
             positions[n][call] = part
-        return Lookup(rows, positions)
+        return {table: [LookedUpRows(*each, on_ps=True) for each in zip(found.rows, found.counts, strict=True)]}
+
+    def _numbered(
+        self, places: list[list[tuple[int, int]]], ids: list[list[tf.Tensor]], positions: Any
+    ) -> dict[int, list[LookedUpRows]]:
+        """Returns the rows of the tables whose ids are numbers of rows. Sets `positions`."""
+        # Sorted by table. All ids are processed at once, since the overhead of an operation exceeds its work here.
+        order = [(number, *place) for number, table in enumerate(self._static) for place in places[table]]
+        if not order:
+            none = LookedUpRows.on_worker(tf.zeros([0], tf.int32))
+            return {table: [none for _ in self._shards[table]] for table in self._static}
+        joined, sizes = _joined([ids[n][call] for _, n, call in order])
+        owners = _repeated([number for number, _, _ in order], sizes) if len(self._static) > 1 else tf.constant(0)
+        numbers, where = self._unique(self._checked(joined, owners), owners)
+        for (_, n, call), part in zip(order, _split(where, sizes), strict=True):
+            positions[n][call] = part
+        each = iter(numbers)
+        return {table: [LookedUpRows.on_worker(next(each)) for _ in self._shards[table]] for table in self._static}
 
     def lookup_of_evaluation(self) -> Lookup:
         """Returns what all test steps look up: all rows of the tables that they read completely."""
         whole = self.evaluated_completely
         shards = [(table, size) for table, sizes in zip(self.tables, self._shards, strict=True) for size in sizes]
-        return Lookup([tf.range(size if table.parameter_index in whole else 0) for table, size in shards], [])
+        numbers = [tf.range(size if table.parameter_index in whole else 0) for table, size in shards]
+        return Lookup([LookedUpRows.on_worker(each) for each in numbers], [])
 
     def parameter_scope(self, positions: list[tf.Tensor], *, training: bool = True) -> ParameterScope:
         """Returns the scope in which a forward pass uses fetched rows in place of the tables.
@@ -180,32 +227,19 @@ class EmbeddingTables:
 
         return scope
 
-    def _index_ids(self, ids: list[list[tf.Tensor]], tables: list[int], training: bool) -> None:
-        """Replaces the ids of dynamic tables, in place, with the numbers of their rows; in training, creates rows."""
-        for number, table in enumerate(self.tables):
-            index = row_index_of(table.variable)
-            places = [(n, call) for n in range(len(ids)) for call, owner in enumerate(tables) if owner == number]
-            if index is None or not places:
-                continue
-            parts = [ids[n][call] for n, call in places]
-            joined = tf.concat(parts, axis=0) if len(parts) > 1 else parts[0]
-            rows, _ = index.rows(joined, create=training)
-            own = tf.split(rows, tf.stack([tf.size(part) for part in parts]), num=len(parts))
-            for (n, call), part in zip(places, own, strict=True):
-                ids[n][call] = part
-
     def _checked(self, ids: tf.Tensor, owners: tf.Tensor) -> tf.Tensor:
         """Returns the ids as row indices from 0 on; Keras counts negative ids from the end.
 
         Args:
             ids: ids of some tables.
-            owners: for each id, the index of its table.
+            owners: for each id, the index of its table in `_static`.
         """
-        limits = tf.gather(tf.constant([table.rows for table in self.tables]), owners)
+        tables = [self.tables[table] for table in self._static]
+        limits = tf.gather(tf.constant([table.rows for table in tables]), owners)
         ids = tf.where(ids < 0, ids + limits, ids)
         wrong = tf.reduce_max(tf.where((ids >= 0) & (ids < limits), -1, owners))  # a table with an invalid id, or -1
         messages = [
-            f"a batch looks up rows that {each.variable.path} does not have: it has {each.rows}" for each in self.tables
+            f"a batch looks up rows that {each.variable.path} does not have: it has {each.rows}" for each in tables
         ]
         message = tf.gather(messages, tf.maximum(wrong, 0))
         smallest = tf.reduce_min(tf.where(owners == wrong, ids, tf.int32.max))
@@ -215,23 +249,24 @@ class EmbeddingTables:
 
     def _unique(self, ids: tf.Tensor, owners: tf.Tensor) -> tuple[Tensors, tf.Tensor]:
         """Returns the distinct rows of each shard, and the position of each id in the rows of its table."""
-        sizes = [rows for own in self._shards for rows in own]
+        shards = [self._shards[table] for table in self._static]
+        sizes = [rows for own in shards for rows in own]
         if len(sizes) == 1:
             rows, where = tf.unique(ids)
             return [rows], where
         offsets = np.cumsum([0, *sizes[:-1]])  # of each shard, if all shards of all tables were concatenated
         dtype = tf.int32 if sum(sizes) <= tf.int32.max else tf.int64
-        first_shards = np.cumsum([0, *(len(own) for own in self._shards[:-1])])  # of each table
-        if len(self.tables) > 1:
+        first_shards = np.cumsum([0, *(len(own) for own in shards[:-1])])  # of each table
+        if len(shards) > 1:
             ids = tf.cast(ids, dtype) + tf.gather(tf.constant(offsets[first_shards], dtype), owners)
         joined, where = tf.unique(ids)
         shard = tf.raw_ops.UpperBound(sorted_inputs=tf.constant(offsets[None, 1:], dtype), values=joined[None])[0]
         inside = tf.cast(joined - tf.gather(tf.constant(offsets, dtype), shard), tf.int32)
         rows = tf.dynamic_partition(inside, shard, len(sizes))
-        if len(sizes) > len(self.tables):
+        if len(sizes) > len(shards):
             order = tf.dynamic_partition(tf.range(tf.size(joined)), shard, len(sizes))
             where = tf.gather(tf.math.invert_permutation(tf.concat(order, axis=0)), where)
-        if len(self.tables) > 1:
+        if len(shards) > 1:
             before = tf.cumsum(tf.stack([tf.size(own) for own in rows]), exclusive=True)
             where -= tf.gather(tf.gather(before, first_shards), owners)
         return rows, where
@@ -492,6 +527,16 @@ def _of_any_size(spec: Any) -> Any:
     if isinstance(spec, tf.RaggedTensorSpec):
         return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
     return type(spec)(shape, spec.dtype)
+
+
+def _joined(parts: list[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Concatenates tensors; returns their sizes, too."""
+    return tf.concat(parts, axis=0) if len(parts) > 1 else parts[0], [tf.size(part) for part in parts]
+
+
+def _split(joined: tf.Tensor, sizes: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Splits what has been concatenated."""
+    return tf.split(joined, tf.stack(sizes), num=len(sizes)) if len(sizes) > 1 else [joined]
 
 
 def _repeated(values: list[int], counts: list[tf.Tensor]) -> tf.Tensor:

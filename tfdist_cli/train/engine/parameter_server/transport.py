@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.model.compute_device import DeviceScope
-from tfdist_cli.train.model.embeddings import Lookup
+from tfdist_cli.train.model.embeddings import LookedUpRows, Lookup
 from tfdist_cli.train.model.train_step import Tensors
 from tfdist_cli.train.variables.sharding import Gradient, parts
 
@@ -168,16 +168,21 @@ class Transport:
             after: for each ps a tensor that is awaited before it reads.
         """
         local = self._by_shard(lookup)
-        size = {key: tf.size(own) for key, own in local.items()}
+        size = {key: own.count for key, own in local.items()}
         arrived: dict[tuple[int, int], tf.Tensor] = {}
         rows, sent = [], []
         for bucket in self.buckets:
             whole = [] if held is not None else bucket.dense
             counts = [size[shard.key] for shard in bucket.tables]
-            wanted: Any = [local[shard.key] for shard in bucket.tables]
-            wanted = _packed([*wanted, tf.stack(counts)]) if len(wanted) > 1 else wanted
+            wanted = [local[shard.key] for shard in bucket.tables]
+            sent_numbers = [own.numbers for own in wanted if not own.on_ps]
+            sent_counts = [own.count for own in wanted if not own.on_ps]
+            packed_numbers: Any = sent_numbers
+            if len(sent_numbers) > 1:
+                packed_numbers = _packed([*sent_numbers, tf.stack(sent_counts)])
             with tf.device(bucket.device):
-                numbers = self._row_numbers(wanted, counts)
+                arrived_numbers = iter(self._row_numbers(packed_numbers, sent_counts))
+                numbers = [tf.identity(own.numbers) if own.on_ps else next(arrived_numbers) for own in wanted]
                 with tf.control_dependencies([after[bucket.device]] if after else []):
                     packed = _read(whole, bucket.tables, numbers)
                 on_wire = self._rounded(packed)
@@ -249,8 +254,9 @@ class Transport:
         for (parameter, index), rows in self._by_shard(lookup).items():
             shard = self.shards[parameter][index]
             width = int(np.prod(shard.shape[1:])) * self._width(shard.variable.dtype)
-            values += tf.size(rows, tf.int64) * width
-            numbers += tf.size(rows, tf.int64) * rows.dtype.size
+            count = tf.cast(rows.count, tf.int64)
+            values += count * width
+            numbers += count * (tf.int64 if rows.on_ps else tf.int32).size  # ids, or numbers of rows
         for bucket in self.buckets:
             values += sum(shard.size for shard in bucket.dense) * self._width(bucket.dtype)
             if len(bucket.tables) > 1:
@@ -301,13 +307,13 @@ class Transport:
                     found[shard.parameter][shard.index] = _mean([parts[index] for parts in unpacked])
         return found
 
-    def _by_shard(self, lookup: Lookup | None) -> dict[tuple[int, int], tf.Tensor]:
-        """The numbers of looked-up rows, by `VariableShard.key`."""
+    def _by_shard(self, lookup: Lookup | None) -> dict[tuple[int, int], LookedUpRows]:
+        """The looked-up rows, by `VariableShard.key`."""
         keys = [shard.key for table in self._tables for shard in self.shards[table]]
         return dict(zip(keys, lookup.rows if lookup else [], strict=True))
 
     def _row_numbers(self, wanted: Any, counts: list[tf.Tensor]) -> Tensors:
-        """Unpacks row numbers on a ps, by table shard; if there are several shards, their counts follow the numbers."""
+        """Unpacks row numbers on a ps, by table shard; if they are of several, their counts follow the numbers."""
         if len(counts) < 2:
             return [tf.identity(own) for own in wanted]
         return tf.split(wanted[: -len(counts)], wanted[-len(counts) :], num=len(counts))

@@ -1,0 +1,99 @@
+"""The keys of ids in an index, where they may be, and how they are found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+WAYS = 16
+BUCKETS = 64
+GROUP = WAYS * BUCKETS
+"""Rows in a group."""
+_INCREMENT, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+"""Constants of SplitMix64 (Steele et al., Fast Splittable Pseudorandom Number Generators, 2014)."""
+
+
+def hashed(ids: tf.Tensor) -> tf.Tensor:
+    """Returns the hash of each id, int64. Different ids have different hashes."""
+    value = tf.bitcast(ids, tf.uint64) + _uint64(_INCREMENT)
+    for shift, factor in ((30, _FIRST), (27, _SECOND), (31, 1)):
+        value = tf.bitwise.bitwise_xor(value, tf.bitwise.right_shift(value, _uint64(shift)))
+        value *= _uint64(factor)
+    return tf.bitcast(value, tf.int64)
+
+
+def unhashed(keys: np.ndarray) -> np.ndarray:
+    """Returns the ids of hashes."""
+    value = keys.view(np.uint64)
+    for shift, factor in ((31, 1), (27, _SECOND), (30, _FIRST)):
+        value = value * np.uint64(pow(factor, -1, 2**64))
+        value = value ^ (value >> np.uint64(shift)) ^ (value >> np.uint64(2 * shift))
+    return (value - np.uint64(_INCREMENT)).view(np.int64)
+
+
+def buckets_of(keys: tf.Tensor, group: tf.Tensor) -> tf.Tensor:
+    """Returns the two buckets of each key within the shard, int32, shape (n, 2)."""
+    low = tf.cast(tf.bitwise.bitwise_and(keys, _int64(BUCKETS * BUCKETS - 1)), tf.int32)
+    first = tf.bitwise.bitwise_and(low, BUCKETS - 1)
+    # Always odd, so never 0: another bucket. Bits are cheaper than a remainder.
+    step = tf.bitwise.bitwise_or(tf.bitwise.right_shift(low, BUCKETS.bit_length() - 1), 1)
+    return group[:, None] * BUCKETS + tf.stack([first, tf.bitwise.bitwise_xor(first, step)], axis=1)
+
+
+def same_keys(variable: Any, keys: tf.Tensor, buckets: tf.Tensor) -> tf.Tensor:
+    """Returns where each key is among its candidates, bool, shape (n, 2 · WAYS).
+
+    Args:
+        variable: the keys of rows, int64, shape (buckets, WAYS).
+        keys: the keys to find. The key 0 is that of free rows.
+        buckets: the buckets of each key within the shard, shape (n, 2).
+    """
+    return tf.reshape(gathered(variable, buckets), [-1, 2 * WAYS]) == keys[:, None]
+
+
+def slot_at(buckets: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
+    """Returns the row within the shard, int32, of a place among the candidates of each key."""
+    bucket = tf.where(place < WAYS, buckets[:, 0], buckets[:, 1])
+    return bucket * WAYS + tf.bitwise.bitwise_and(place, WAYS - 1)
+
+
+def slot_of(variable: Any, keys: tf.Tensor, buckets: tf.Tensor) -> tf.Tensor:
+    """Returns the row of each key within the shard, int32; -1 if it has none. For the arguments see `same_keys`."""
+    place = tf.reduce_max(tf.where(same_keys(variable, keys, buckets), tf.range(2 * WAYS), -1), axis=1)
+    return tf.where((place >= 0) & (keys != 0), slot_at(buckets, place), -1)
+
+
+def gathered(variable: Any, rows: tf.Tensor) -> tf.Tensor:
+    """Returns rows of a variable, in the shape of their numbers."""
+    return tf.raw_ops.ResourceGather(resource=variable.handle, indices=rows, dtype=variable.dtype)
+
+
+def scattered(variable: Any, rows: tf.Tensor, values: tf.Tensor) -> Any:
+    """Writes rows of a variable."""
+    return tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=rows, updates=values)
+
+
+def read(variable: Any, slot: tf.Tensor) -> tf.Tensor:
+    """Returns what an index's variable, of shape (buckets, WAYS), has for rows within the shard."""
+    return tf.raw_ops.ResourceGatherNd(resource=variable.handle, indices=places(slot), dtype=variable.dtype)
+
+
+def written(variable: Any, slot: tf.Tensor, values: tf.Tensor) -> Any:
+    """Writes what an index's variable, of shape (buckets, WAYS), has for rows within the shard."""
+    return tf.raw_ops.ResourceScatterNdUpdate(ref=variable.handle, indices=places(slot), updates=values)
+
+
+def places(slot: tf.Tensor) -> tf.Tensor:
+    """Returns the bucket and the way of rows within the shard, int32, shape (n, 2)."""
+    bucket = tf.bitwise.right_shift(slot, WAYS.bit_length() - 1)
+    return tf.stack([bucket, tf.bitwise.bitwise_and(slot, WAYS - 1)], axis=1)
+
+
+def _int64(value: int) -> tf.Tensor:
+    return tf.constant(value, tf.int64)
+
+
+def _uint64(value: int) -> tf.Tensor:
+    return tf.constant(value, tf.uint64)
