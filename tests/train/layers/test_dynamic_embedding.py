@@ -74,12 +74,16 @@ def test_one_process_trains_it_like_an_embedding(optimizer):
     assert_same(*models)
 
 
-@pytest.mark.rotates(2)
-@pytest.mark.parametrize("updates", [Updates(), Updates(mode="sync")], ids=["async", "sync"])
-def test_parameter_servers_train_it_like_an_embedding(updates, servers, monkeypatch):
+@pytest.mark.rotates(3)
+@pytest.mark.parametrize(
+    ("updates", "given"),
+    [(Updates(), {}), (Updates(mode="sync"), {}), (Updates(), {"evict": "lru"})],
+    ids=["async", "sync", "evicting"],
+)
+def test_parameter_servers_train_it_like_an_embedding(updates, given, servers, monkeypatch):
     monkeypatch.setattr(row_index, "_is_shared", lambda: True)
     models = []
-    for layer in (dynamic, embedding):
+    for layer in (lambda: dynamic(**given), embedding):
         strategy = servers(3, shard=ShardRule(min_bytes=100))
         engine, model = local_engine(
             monkeypatch,

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist_cli.train.layers import row_index
 from tfdist_cli.train.layers.initial_rows import InitialRows
 from tfdist_cli.train.layers.row_index import RowIndex, RowPolicy
-from tfdist_cli.train.layers.row_keys import GROUP, WAYS, buckets_of, hashed, unhashed
+from tfdist_cli.train.layers.row_keys import GROUP, WAYS, buckets_of, hashed, read, unhashed, written
 
 pytestmark = pytest.mark.slow
 
@@ -131,3 +131,38 @@ def test_workers_that_meet_the_same_new_ids_get_the_same_rows(monkeypatch):
     for rows in zip(*found, strict=True):
         assert all((each == rows[0]).all() for each in rows)
     assert sorted(of.ids()[0]) == list(range(int(batches[-1][-1]) + 1))
+
+
+@pytest.mark.parametrize("policy", [PLAIN, RowPolicy(admit_after=2), RowPolicy(evict="lru")])
+def test_rows_are_found_where_they_are_and_ids_without_one_share_row_0(policy):
+    of = index(2, policy)
+    ids = tf.constant([7, 8, 7, 9], tf.int64)
+    for create in (True, True, False):
+        found = of.fetch(ids, create=create)
+        (rows,) = found.rows
+        expected = of.rows(ids, create=False)[0]
+        if len(expected.numpy().nonzero()[0]):
+            np.testing.assert_array_equal(tf.gather(rows, found.positions), expected)
+        assert len(set(rows.numpy())) == found.counts[0] == len(rows)
+    unknown = of.fetch(tf.constant([1000, 7], tf.int64), create=False)
+    assert tf.gather(unknown.rows[0], unknown.positions).numpy().astype(bool).tolist() == [False, True]
+
+
+def test_the_id_whose_hash_marks_free_rows_never_has_one():
+    of, ids = index(), [int(unhashed(np.zeros(1, np.int64))[0]), 5]
+    for _ in range(2):
+        assert (looked_up(of, *ids) > 0).tolist() == [False, True]
+
+
+def test_a_row_that_is_used_while_it_is_taken_keeps_its_id(monkeypatch):
+    monkeypatch.setattr(row_index, "_is_shared", lambda: True)
+    monkeypatch.setattr(row_index, "GRACE_SECONDS", 0.0)
+    of, ids = index(policy=RowPolicy(evict="lru")), same_candidates(CANDIDATES)
+    looked_up(of, *ids)
+    (shard,) = of._shards
+    rows = tf.constant(looked_up(of, *ids[:2]))
+    keys, long_ago = hashed(tf.constant(ids[:2], tf.int64)).numpy(), 1
+    written(shard.used, rows[:1], tf.constant([long_ago], tf.int64))
+    taken, _ = of._claimed(shard, rows, rows, tf.constant(long_ago + 1, tf.int64))
+    assert taken.numpy().tolist() == rows[:1].numpy().tolist()
+    assert read(shard.keys, rows).numpy().tolist() == [0, keys[1]]

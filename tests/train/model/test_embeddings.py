@@ -65,10 +65,14 @@ def found(model, batch, min_bytes=0):
     return step, EmbeddingTables(step, spec_of(batch), min_bytes)
 
 
+def numbers_of(lookup):
+    return [rows.numbers for rows in lookup.rows]
+
+
 def with_rows(step, tables, lookup):
     """The parameters as a worker fetches them: the looked-up rows of tables."""
     pulled = values(step.parameters)
-    for table, rows in zip(tables.tables, lookup.rows, strict=True):
+    for table, rows in zip(tables.tables, numbers_of(lookup), strict=True):
         pulled[table.parameter_index] = tf.gather(pulled[table.parameter_index], rows)
     return pulled
 
@@ -88,7 +92,7 @@ def assert_same_as_whole(step, tables, batch):
             strict=True,
         ):
             np.testing.assert_array_equal(one, other)
-        rows = {table.parameter_index: rows for table, rows in zip(tables.tables, lookup.rows, strict=True)}
+        rows = {table.parameter_index: rows for table, rows in zip(tables.tables, numbers_of(lookup), strict=True)}
         for place, (one, other) in enumerate(zip(ours.gradients, plain.gradients, strict=True)):
             assert (one is None) == (other is None)
             if one is None:
@@ -440,11 +444,11 @@ def test_a_table_that_only_test_steps_read_completely(servers, log):
     assert len(tables.tables) == 2
     assert ["evaluation fetches retrieval/table/embeddings completely" in line for line in log] == [True]
     parameters, state, metrics = values(step.parameters), values(step.state), values(step.metrics)
-    assert [sum(map(len, tables.lookup_of_evaluation().rows)), *tables.evaluated_completely] == [ROWS, 1]
+    assert [sum(map(len, numbers_of(tables.lookup_of_evaluation()))), *tables.evaluated_completely] == [ROWS, 1]
     whole = tables.tables[1].variable.value
     for training, run in ((True, step.train), (False, step.evaluate)):
         lookup = tables.lookup([tensors(*batch)], training=training)
-        rows = iter(lookup.rows)
+        rows = iter(numbers_of(lookup))
         pulled = [tf.concat([tf.gather(part, next(rows)) for part in parts(each)], 0) for each in step.parameters]
         if not training:
             pulled[1] = tf.convert_to_tensor(whole)
@@ -606,7 +610,7 @@ def test_small_tables_are_fetched_completely_without_a_log_line(log):
 def test_several_batches_are_looked_up_together():
     _, tables = found(shared(), (IDS, Y))
     lookup = tables.lookup([tensors(IDS, Y), tensors((IDS + 1) % ROWS, Y)])
-    (rows,) = lookup.rows
+    (rows,) = numbers_of(lookup)
     assert len(np.unique(rows)) == len(rows)
     for batch, positions in zip((IDS, (IDS + 1) % ROWS), lookup.positions, strict=True):
         two, all_of_them = (tf.gather(rows, part).numpy() for part in positions)
@@ -622,7 +626,7 @@ def test_several_batches_are_looked_up_together():
 def test_an_error_for_an_invalid_id_names_the_table(ids):
     _, tables = found(sequential(), (ids, Y))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"table/embeddings .* 11"):
-        tf.function(lambda *batch: tables.lookup([batch]).rows)(*tensors(ids, Y))
+        tf.function(lambda *batch: numbers_of(tables.lookup([batch])))(*tensors(ids, Y))
 
 
 def three_tables():
@@ -640,12 +644,12 @@ def test_each_of_several_tables_has_its_own_rows(size):
     _, tables = found(three_tables(), (x, y))
     numbers = {rows: own % rows for own, rows in zip(x, (ROWS, 5, 7), strict=True)}
     lookup = tables.lookup([tensors(x, y), tensors(x, y)])
-    for table, rows in zip(tables.tables, lookup.rows, strict=True):
+    for table, rows in zip(tables.tables, numbers_of(lookup), strict=True):
         np.testing.assert_array_equal(np.sort(rows), np.unique(numbers[table.rows]))
     for positions in lookup.positions:
         for table, where in zip(tables._calls[True].tables, positions, strict=True):
             expected = numbers[tables.tables[table].rows].ravel()
-            np.testing.assert_array_equal(tf.gather(lookup.rows[table], where), expected)
+            np.testing.assert_array_equal(tf.gather(numbers_of(lookup)[table], where), expected)
 
 
 @pytest.mark.parametrize("size", [0, 1, EXAMPLES])
@@ -656,7 +660,7 @@ def test_rows_of_sharded_tables_are_found_in_each_shard(servers, size):
     y = np.zeros((size, 1), np.float32)
     _, tables = found(model, (x, y))
     lookup = tables.lookup([tensors(x, y)])
-    (positions,), rows = lookup.positions, iter(lookup.rows)
+    (positions,), rows = lookup.positions, iter(numbers_of(lookup))
     places = dict(zip(tables._calls[True].tables, positions, strict=True))
     numbers = {rows: own % rows for own, rows in zip(x, (ROWS, 5, 7), strict=True)}
     counts = {}
@@ -671,7 +675,7 @@ def test_rows_of_sharded_tables_are_found_in_each_shard(servers, size):
         counts[table.rows] = len(looked_up)
         np.testing.assert_array_equal(np.concatenate(looked_up)[places[place]], numbers[table.rows].ravel())
     assert (counts, next(rows, None)) == ({ROWS: 3, 5: 3, 7: 1}, None)
-    assert [rows.shape for rows in tables.lookup_of_evaluation().rows] == [(0,)] * 7
+    assert [rows.shape for rows in numbers_of(tables.lookup_of_evaluation())] == [(0,)] * 7
 
 
 def test_an_error_for_an_invalid_id_names_the_right_one_of_several_tables():

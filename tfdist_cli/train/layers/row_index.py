@@ -247,7 +247,8 @@ class RowIndex:
 
     def _without_missing(self, slots: list[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Returns which ids have rows; and the rows of those that have, on their ps, with the row 0 before them."""
-        has, found = [], []
+        has: list[tf.Tensor] = []
+        found: list[tf.Tensor] = []
         for shard, slot in zip(self._shards, slots, strict=True):
             with tf.device(shard.rows.device) if shard.lock else nullcontext():
                 own = slot >= 0

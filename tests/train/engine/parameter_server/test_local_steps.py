@@ -16,7 +16,7 @@ from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.updates import LearningRate, ShardRule
 from tfdist_cli.train.engine.parameter_server.local_steps import LocalSteps
 from tfdist_cli.train.engine.parameter_server.transport import Transport
-from tfdist_cli.train.model.embeddings import Lookup
+from tfdist_cli.train.model.embeddings import LookedUpRows, Lookup
 from tfdist_cli.train.optimizers.apply import apply, why_not_fused
 from tfdist_cli.train.optimizers.learning_rate import RateScaling
 from tfdist_cli.train.optimizers.registry import fused_update_of
@@ -34,6 +34,10 @@ ROUNDS = [[[0, 2, 6], [2, 0, 2]], [[3], [6, 3, 0]], [[5], [5]]]
 """For each round and step the rows that a batch looks up, some of them more than once; with 3 shards the rows 3 and 5
 are the first of a shard."""
 RATE = RateScaling(LearningRate(scale="linear", warmup_steps=4), 2)
+
+
+def looked_up(numbers):
+    return Lookup([LookedUpRows.on_worker(each) for each in numbers], [])
 
 
 def with_rules():
@@ -105,7 +109,7 @@ def on_copies(make, *groups, wire="float32", rate=RATE):
             wanted = [row for *_, own in steps for row in own]
             rows = sorted(set(wanted))  # ordered by shards
             where = tf.constant([rows.index(row) for row in wanted])
-            lookup = Lookup(by_shard(rows, variables[TABLE]), [])
+            lookup = looked_up(by_shard(rows, variables[TABLE]))
             places = tf.split(where, [len(own) for *_, own in steps])
             begun.append((local.copy(lookup, transport.pull(lookup)), steps, places))
         for copy, steps, places in begun:
@@ -212,7 +216,7 @@ def test_sizes_are_those_of_parameters_and_slots(servers):
     with servers(1).scope():
         variables, optimizer = model(OPTIMIZERS["adam"])
         transport = Transport(variables, [TABLE], "float16")
-        lookup = Lookup([tf.constant([1, 4, 5])], [])
+        lookup = looked_up([tf.constant([1, 4, 5])])
         sizes = LocalSteps(optimizer, variables, [TABLE], transport, None).sizes(lookup)
     values = 21 + 3 * 2 + 2 + 1
     assert {name: int(size) for name, size in sizes.items()} == {

@@ -8,13 +8,17 @@ import tensorflow as tf
 from tfdist_cli.spec.sections.updates import ShardRule
 from tfdist_cli.train.engine.parameter_server import transport as transport_module
 from tfdist_cli.train.engine.parameter_server.transport import Piggyback, Transport
-from tfdist_cli.train.model.embeddings import Lookup
+from tfdist_cli.train.model.embeddings import LookedUpRows, Lookup
 from tfdist_cli.train.variables.sharding import parts
 
 pytestmark = pytest.mark.slow
 
 SHAPES = [(2, 3), (), (4,), (1, 0, 2), (3, 1)]
 DTYPES = ("float32", "float32", "bfloat16", "float32", "bfloat16")
+
+
+def looked_up(numbers):
+    return Lookup([LookedUpRows.on_worker(each) for each in numbers], [])
 
 
 def variable(value, dtype="float32"):
@@ -73,7 +77,7 @@ def test_gradients_arrive_in_the_type_of_their_variable_and_none_as_zeros():
     variables = parameters()
     gradients = [tf.convert_to_tensor(variable.value) for variable in variables]
     gradients[1] = None
-    _, ((*arrived,)) = sent(Transport(variables), [Lookup([], [])], [gradients])
+    _, ((*arrived,)) = sent(Transport(variables), [looked_up([])], [gradients])
     variables[1].assign(0.0)
     same([part for (part,) in arrived], variables)
 
@@ -81,7 +85,7 @@ def test_gradients_arrive_in_the_type_of_their_variable_and_none_as_zeros():
 def test_a_dense_gradient_of_rows_arrives_whole():
     variables = [variable(np.ones((4, 2)))]
     rows = tf.IndexedSlices(tf.ones([3, 2]), tf.constant([0, 2, 0]), tf.constant([4, 2]))
-    _, (gradient,) = sent(Transport(variables), [Lookup([], [])], [[rows]])
+    _, (gradient,) = sent(Transport(variables), [looked_up([])], [[rows]])
     np.testing.assert_array_equal(whole(gradient, variables[0]), [[2, 2], [0, 0], [1, 1], [0, 0]])
 
 
@@ -149,7 +153,7 @@ def lookup(worker, variables):
             own = [number - begin for number in numbers if 0 <= number - begin < part.shape[0]]
             rows.append(tf.constant(own, tf.int32))
             begin += part.shape[0]
-    return Lookup(rows, [])
+    return looked_up(rows)
 
 
 def gradients_of(worker, variables, dtype=np.float32):
@@ -210,7 +214,7 @@ def test_no_ps_sends_a_whole_table(model):
 
 def test_held_values_are_not_read_again(model):
     transport = Transport(model, TABLES)
-    held = transport.pull(Lookup([tf.zeros([0], tf.int32) for index in TABLES for _ in parts(model[index])], [])).values
+    held = transport.pull(looked_up([tf.zeros([0], tf.int32) for index in TABLES for _ in parts(model[index])])).values
     again = tf.function(lambda: transport.pull(lookup(1, model), held).values)
     assert "ReadVariableOp" not in {op.type for op in operations(again)}
     values = again()
@@ -286,7 +290,7 @@ def test_numbers_cross_with_gradients_to_the_bit(dtypes, tables, wire):
     bucket = transport.piggyback_bucket(transport.buckets[0].device)
     numbers = [[np.pi, np.nan, 1e-310, -0.0], [2.0**62, -np.inf, 3.0, 1 / 3]]
     gradients = [tf.cast(tf.fill(shape, 1.5), dtype) for shape, dtype in zip(SHAPES, dtypes, strict=True)]
-    lookup = Lookup([tf.range(SHAPES[index][0]) for index in tables], [])
+    lookup = looked_up([tf.range(SHAPES[index][0]) for index in tables])
 
     @tf.function(autograph=False)
     def send():
@@ -314,7 +318,7 @@ def test_numbers_cross_only_with_packed_gradients():
 @pytest.mark.parametrize("tables", [(), (0,), (0, 4)])
 def test_the_reported_bytes_are_those_that_cross(monkeypatch, dtype, tables):
     transport = Transport(parameters(["float32"] * len(SHAPES)), tables, dtype)
-    lookup = Lookup([tf.constant([1, 0][: index // 4 + 1]) for index in tables], [])
+    lookup = looked_up([tf.constant([1, 0][: index // 4 + 1]) for index in tables])
     crossed, numbers = [], []
 
     def keeping(kept, index, method):
