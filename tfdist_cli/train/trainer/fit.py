@@ -122,8 +122,8 @@ def fit(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras's ord
         validation_batch_size: examples in a batch of validation arrays; by default `batch_size`.
         validation_freq: evaluates after every so many epochs, or after those in a list, counted from 1.
         max_steps: the exact global step at which the training ends; steps of earlier launches count.
-        steps_per_execution: steps that a worker takes between two reports; by default up to 20 with parameter servers
-            and 10 otherwise, or 1 if a callback acts on batches.
+        steps_per_execution: steps that a worker takes between two reports; by default up to 20 with parameter servers,
+            5 there with synchronous updates, and 10 otherwise; 1 if a callback acts on batches.
         share: what each worker sees: its own part of the data (`split`), all of it (`copy`), or the batches that the
             cluster's data workers have ready next (`service`), which then run the whole input pipeline.
         checkpoints: where checkpoints are saved, and the training resumes from.

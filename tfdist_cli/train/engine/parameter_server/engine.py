@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.train.cluster.membership import Membership, Refusal
 from tfdist_cli.train.data.divided import DividedBatches
 from tfdist_cli.train.data.pipeline import Consumed, DatasetFunction, Shard, checked
@@ -44,6 +45,9 @@ from tfdist_cli.train.tf_compat.coordinator import (
 )
 from tfdist_cli.train.tf_compat.data import calls_python
 
+_MAX_STEPS_TOGETHER = 5
+"""Synchronous workers wait for each other in each step, not for the chief: 20 steps in a function instead of 5 save
+less than 3% of the processor, and take four times as long to compile, which a worker that joins waits for."""
 log = logging.getLogger("tfdist")
 
 
@@ -76,7 +80,7 @@ class ParameterServerEngine:
         clear_failure(coordinator)
         self._workers = Workers(coordinator, membership)
         reserve_function_table([worker.device_name for worker in self._workers], self._workers.most)
-        self.synchronous = rules.updates.synchronous
+        self._choose_mode(rules.updates)
         self._rule = rule_of(rules.updates)
         for optimizer in step.optimizers:
             self._rule.check(rules.updates, optimizer, self.workers)
@@ -114,6 +118,11 @@ class ParameterServerEngine:
             self.total,
             self._take_standard_path,
         )
+
+    def _choose_mode(self, updates: Updates) -> None:
+        self.synchronous = updates.synchronous
+        if self.synchronous:
+            self.max_steps_per_execution = min(self.max_steps_per_execution, _MAX_STEPS_TOGETHER)
 
     def _new_context(self, rules: Rules) -> ParameterServerContext:
         """The model on its cluster, on the path of execution that the rules choose."""
