@@ -133,8 +133,10 @@ def _environments(roles: Mapping[str, int]) -> dict[str, dict[str, str]]:
         return {"single": {}}
     addresses = iter([f"127.0.0.1:{port}" for port in free_ports(sum(roles.values()))])
     cluster = {role: [next(addresses) for _ in range(count)] for role, count in roles.items()}
+    strategy = {"TFDIST_STRATEGY": "model_parallel"} if "chief" in roles and "ps" not in roles else {}
     return {
         f"{role}:{index}": CLUSTER_THREADS
+        | strategy
         | {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})}
         for role, count in roles.items()
         for index in range(count)

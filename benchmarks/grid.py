@@ -15,6 +15,8 @@ from benchmarks.workload import Workload
 TORCH_PYTHON = "TFDIST_BENCHMARK_TORCH_PYTHON"
 """The variable with the interpreter that has PyTorch, if it is not installed beside TensorFlow."""
 WORKERS = 2
+STAGED = "mlp_deep"
+"""The model whose layers are divided into stages of about equal bytes; it is in no other contest."""
 SYNC = {"mode": "sync"}
 
 
@@ -43,7 +45,7 @@ class Side:
     @property
     def mirrored(self) -> bool:
         """Whether its workers watch one another."""
-        return "worker" in self.roles and "ps" not in self.roles
+        return "worker" in self.roles and "chief" not in self.roles
 
     @property
     def settings(self) -> str:
@@ -64,7 +66,8 @@ def _spoken(work: Workload) -> list[str]:
     updates = ", ".join(f"{key}: {value}" for key, value in work.updates.items())
     spread = [] if work.spread is None else [f"`shard: {{min_bytes: {work.spread}}}`"]
     jit = ["XLA"] if work.jit else []
-    return [work.wire, *([f"`updates: {{{updates}}}`"] if updates else []), *spread, *jit]
+    micro = [f"`micro_batches: {work.micro_batches}`"] if work.micro_batches > 1 else []
+    return [work.wire, *micro, *([f"`updates: {{{updates}}}`"] if updates else []), *spread, *jit]
 
 
 PROGRAMS = {name: f"benchmarks.programs.{name}" for name in ("tfdist_fit", "tf_keras_fit", "keras_fit")}
@@ -178,7 +181,7 @@ def _peer(name: str, key: str, placement: Placement) -> Side:
 def _grid() -> dict[str, Contest]:
     contests = {}
     for key, size in SIZES.items():
-        if size.kind == "table":
+        if size.kind == "table" or key == STAGED:
             continue
         for name, placement in PLACEMENTS.items():
             for peer in placement.peers:
@@ -231,6 +234,16 @@ def _itself() -> dict[str, Contest]:
     return contests
 
 
+def _stages() -> dict[str, Contest]:
+    """Returns the contest of a model whose layers are on two workers, and one process with the same batches."""
+    size = SIZES[STAGED]
+    work = Workload(STAGED, size.batch, size.steps, size.steps_per_execution)
+    ours = Side("`tfdist.fit`", PROGRAMS["tfdist_fit"], {"chief": 1, "worker": WORKERS}, replace(work, micro_batches=8))
+    peer = Side("Keras 3 `Model.fit`, one process", PROGRAMS["keras_fit"], {}, work)
+    full = f"{STAGED}:stages:keras"
+    return {full: Contest(full, f"{size.title}: {WORKERS} stages", ours, peer)}
+
+
 def _tables() -> dict[str, Contest]:
     placement = PLACEMENTS["ps_async"]
     contests = {}
@@ -266,6 +279,7 @@ GROUPS = {
     "grid": _grid(),
     "tables": _tables(),
     "variants": _variants(),
+    "stages": _stages(),
     "itself": _itself(),
     "tuning": _tuning(),
 }

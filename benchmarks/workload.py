@@ -33,6 +33,7 @@ class Workload:
         updates: tfdist's rule of updates, as in a recipe.
         wire: the type in which gradients cross the network: tfdist's `wire`, or PyTorch's hook.
         jit: whether tfdist and Keras 3 compile the step with XLA.
+        micro_batches: the parts of a batch that tfdist sends through the stages of a model.
     """
 
     model: str
@@ -46,6 +47,7 @@ class Workload:
     updates: dict[str, Any] = field(default_factory=dict)
     wire: Literal["float32", "bfloat16", "float16"] = "float32"
     jit: bool = False
+    micro_batches: int = 1
 
     @property
     def size(self) -> Size:

@@ -15,7 +15,7 @@ def batches(workload: Workload) -> tf.data.Dataset:
     """Returns whole batches in memory, repeated forever: reading them costs next to nothing.
 
     With parameter servers each worker takes all batches in orders of its own. Mirrored workers take turns: a batch of
-    each is together what one process takes with batches of twice the size.
+    each is together what one process takes with batches of twice the size. A chief without ps takes all batches.
     """
     cluster = json.loads(os.environ.get("TF_CONFIG", "{}"))
     size = workload.size
@@ -30,6 +30,6 @@ def batches(workload: Workload) -> tf.data.Dataset:
     data = tf.data.Dataset.from_tensor_slices((examples, tensors[target]))
     if cluster.get("cluster", {}).get("ps"):
         data = data.shuffle(BATCHES)
-    elif cluster:
+    elif cluster and not cluster["cluster"].get("chief"):
         data = data.shard(len(cluster["cluster"]["worker"]), cluster["task"]["index"])
     return data.repeat().prefetch(tf.data.AUTOTUNE)

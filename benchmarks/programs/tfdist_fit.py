@@ -25,4 +25,5 @@ tfdist.fit(
     wire=workload.wire,
     jit=workload.jit,
     updates=tfdist.Updates(**workload.updates),
+    micro_batches=workload.micro_batches,
 )

@@ -4,14 +4,14 @@ import importlib.util
 
 import pytest
 
-from benchmarks.grid import CONTESTS, FIGURES, GROUPS, PLACEMENTS, chosen
+from benchmarks.grid import CONTESTS, FIGURES, GROUPS, PLACEMENTS, STAGED, chosen
 from benchmarks.run import main
 from benchmarks.sizes import SIZES
 
 
 def test_the_grid_has_every_model_on_every_placement():
     rows = {tuple(name.split(":")[:2]) for name in GROUPS["grid"]}
-    models = [key for key, size in SIZES.items() if size.kind != "table"]
+    models = [key for key, size in SIZES.items() if size.kind != "table" and key != STAGED]
     assert len(models) == 7
     assert rows == {(model, placement) for model in models for placement in PLACEMENTS}
 

@@ -56,16 +56,15 @@ class MicroBatchOrder:
     def _is_in_step(self) -> bool:
         return tf.compat.v1.get_default_graph() is self._graph
 
-    def end(self, gradients: Sequence[tuple[int, Any]]) -> None:
+    def end(self, gradients: Sequence[tuple[int, tf.Tensor]]) -> None:
         """Ends a micro-batch.
 
         Args:
-            gradients: its gradients, each with the stage that computes it.
+            gradients: what its gradients consist of, each with the stage that computes it.
         """
         found: dict[int, list[tf.Tensor]] = {}
         for stage, gradient in gradients:
-            if gradient is not None:
-                found.setdefault(stage, []).append(getattr(gradient, "values", gradient))
+            found.setdefault(stage, []).append(gradient)
         self._gradients.append(found)
 
 

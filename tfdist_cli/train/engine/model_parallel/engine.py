@@ -23,6 +23,7 @@ from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.train.data.pipeline import Consumed, DatasetFunction, Shard, checked, ended_early, next_batch
 from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules, Sharing
 from tfdist_cli.train.engine.fallback import FirstExecution
+from tfdist_cli.train.engine.model_parallel.gradient_sums import computed_alone, sum_gradients
 from tfdist_cli.train.engine.model_parallel.micro_batches import MicroBatches
 from tfdist_cli.train.engine.unrolling import unrolled_steps
 from tfdist_cli.train.layers.dynamic_tables import refuse_dynamic_tables
@@ -229,7 +230,7 @@ class ModelParallelEngine:
                 own = self._seeds.state_for_step(own, number, replica * len(parts) + index)
                 order.begin()
                 result = step.train(parameters, own, metrics[replica], part)
-                order.end(list(zip(computed_in, result.gradients, strict=True)))
+                order.end(_awaited(computed_in, result.gradients))
                 own, metrics[replica] = result.state, result.metrics
                 results[-1].append(result)
         step.device_scope = self._stages.computing
@@ -243,8 +244,8 @@ class ModelParallelEngine:
         with self._stages.following():
             for index in range(len(self._step.parameters)):
                 found = [[part[index] for part in own if part[index] is not None] for own in gradients]
-                sums = [_sum(own) for own in found if own]
-                given.append([_sum(sums)] if sums else None)
+                sums = [sum_gradients(own) for own in found if own]
+                given.append([sum_gradients(sums)] if sums else None)
         with nullcontext() if self._rules.optimized else kernels_disabled():
             apply(self._step.optimizer, given, self._step.parameters, self._rate)
 
@@ -321,9 +322,10 @@ class ModelParallelEngine:
             self._seeds.write(step)
 
 
-def _sum(gradients: Sequence[Any]) -> tf.Tensor:
-    whole = [tf.convert_to_tensor(each) for each in gradients]
-    return whole[0] if len(whole) == 1 else tf.add_n(whole)
+def _awaited(stages: Sequence[int], gradients: Sequence[Any]) -> list[tuple[int, tf.Tensor]]:
+    """Returns what ends a micro-batch in each stage: of its gradients, what is computed before those of the others."""
+    pairs = zip(stages, gradients, strict=True)
+    return [(stage, computed_alone(gradient)) for stage, gradient in pairs if gradient is not None]
 
 
 def _log_unused(rules: Rules) -> None:
