@@ -16,6 +16,7 @@ from gradient_layers import Dropping, Penalized, every  # type: ignore[import-no
 
 import tfdist_cli as tfdist
 from tfdist_cli.train.cluster import join
+from tfdist_cli.train.cluster.all_reduce import AllReduce
 from tfdist_cli.train.engine.pacing import Pacing
 
 out, batch, names = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
@@ -24,7 +25,61 @@ random = np.random.default_rng(0)
 X = random.normal(size=(480, 6)).astype(np.float32)
 Y = (X[:, :3] + random.normal(size=(480, 3))).argmax(axis=1)
 
+IDS = random.integers(0, 60, (480, 3)).astype(np.int32)
 optimizers, layers = keras.optimizers, keras.layers
+
+
+class Multiplied(layers.Embedding):
+    """Looks rows up by a product, whose gradient is dense: then plain Keras, too, adds up the occurrences of a row."""
+
+    def call(self, inputs):
+        return keras.ops.one_hot(inputs, self.input_dim) @ self.embeddings
+
+
+class Tied(layers.Layer):
+    """A table that is also read whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = (layers.Embedding if in_cluster else Multiplied)(60, 4, name="tied")
+
+    def build(self, shape):
+        self.table.build(shape)
+
+    def call(self, ids):
+        return keras.ops.mean(self.table(ids), axis=1) @ keras.ops.transpose(self.table.embeddings)
+
+
+def looked_up():
+    """Two tables, one of them looked up twice."""
+    table = layers.Embedding if in_cluster else Multiplied
+    ids = keras.Input((3,), dtype="int32")
+    shared = table(60, 4, name="shared")
+    wide = table(70, 4, name="other")(ids[:, 2:] + 10)
+    looked = [layers.Flatten()(each) for each in (shared(ids), shared(ids[:, :1]), wide)]
+    return keras.Model(ids, layers.Dense(3)(layers.Concatenate()(looked)))
+
+
+def tied():
+    return keras.Sequential([keras.Input((3,), dtype="int32"), Tied(), layers.Dense(3)])
+
+
+class OwnStep(keras.Model):
+    """Two updates in a step."""
+
+    def train_step(self, data):
+        x, y = data
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                predicted = self(x, training=True)
+                loss = self.compute_loss(x, y, predicted)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return self.compute_metrics(x, y, predicted)
+
+
+def own_step():
+    model = looked_up()
+    return OwnStep(model.inputs, model.outputs)
 
 
 def plain():
@@ -73,6 +128,17 @@ RECIPES = {
     "plain local": lambda: (optimizers.Adam(0.01), free),
     "plain on bfloat16": lambda: (optimizers.Adam(0.01), plain),
     "plain on float16": lambda: (optimizers.Adam(0.01), plain),
+    "rows sgd": lambda: (optimizers.SGD(0.1), looked_up),
+    "rows adagrad": lambda: (optimizers.Adagrad(0.1), looked_up),
+    "rows momentum": lambda: (optimizers.SGD(0.1, momentum=0.9), looked_up),
+    "rows adam": lambda: (optimizers.Adam(0.01), looked_up),
+    "rows clipped": lambda: (optimizers.Adagrad(0.1, global_clipnorm=0.1, weight_decay=0.01), looked_up),
+    "rows averaged": lambda: (optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=3), looked_up),
+    "rows accumulation": lambda: (optimizers.SGD(0.1, gradient_accumulation_steps=3), looked_up),
+    "rows tied": lambda: (optimizers.Adagrad(0.1), tied),
+    "rows own": lambda: (optimizers.Adagrad(0.1), own_step),
+    "rows xla": lambda: (optimizers.Adagrad(0.1), looked_up),
+    "rows on float16": lambda: (optimizers.SGD(0.1), looked_up),
     "plain float16": lambda: (optimizers.LossScaleOptimizer(optimizers.SGD(0.1), initial_scale=64.0), plain),
 }
 RULES = {
@@ -80,11 +146,17 @@ RULES = {
     "plain local": {"updates": tfdist.Updates(local_steps=2)} if in_cluster else {},
     "plain on bfloat16": {"wire": "bfloat16"},
     "plain on float16": {"wire": "float16"},
+    "rows on float16": {"wire": "float16"},
+    "rows xla": {"jit": True},
 }
 
 
 if batch == len(X):
     Pacing.in_flight = 1  # type: ignore[assignment, method-assign] # a property of the class, for this process alone
+
+
+def looked_up_data(shard):
+    return tf.data.Dataset.from_tensor_slices((IDS, Y)).shard(shard.count, shard.index).batch(batch).repeat()
 
 
 def data(shard):
@@ -93,13 +165,27 @@ def data(shard):
     return tf.data.Dataset.from_tensor_slices((X, Y)).shard(shard.count, shard.index).batch(batch).repeat()
 
 
+gathers = []
+"""The numbers of rows that steps have gathered."""
+gather_rows = AllReduce._gather_rows
+
+
+def counted(task, numbers, rows):
+    gathers.append(len(numbers))
+    return gather_rows(task, numbers, rows)
+
+
+AllReduce._gather_rows = counted  # type: ignore[method-assign]
 written = {}
 for name in names:
+    gathers.clear()
     keras.utils.set_random_seed(11)
     keras.config.set_dtype_policy("mixed_float16" if name in ("float16", "plain float16") else "float32")
     with tfdist.scope():
         optimizer, hidden = RECIPES[name]()
-        model = keras.Sequential([keras.Input((6,)), *hidden(), layers.Dense(3, dtype="float32")])
+        rows = name.startswith("rows")
+        own = [] if rows else [keras.Input((6,)), *hidden(), layers.Dense(3, dtype="float32")]
+        model = hidden() if rows else keras.Sequential(own)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss, metrics=["accuracy"])
     if name == "frozen":
@@ -107,11 +193,14 @@ for name in names:
             variable.trainable = False
     # The validation data has 61 examples, so that no number of workers divides it.
     history = tfdist.fit(
-        model, data, epochs=2, steps_per_epoch=STEPS // 2, steps_per_execution=2, validation_data=(X[:61], Y[:61]),
+        model, looked_up_data if rows else data, epochs=2, steps_per_epoch=STEPS // 2, steps_per_execution=2,
+        validation_data=((IDS if rows else X)[:61], Y[:61]),
         share="copy" if batch == len(X) else "split", **RULES.get(name, {}),
+        **({"embeddings": tfdist.EmbeddingRule(min_bytes=0)} if rows else {}),
     )  # fmt: skip
     for number, variable in enumerate([*model.variables, *model.optimizer.variables]):
         written[f"{name}/{number:02}/{variable.path}"] = variable.numpy()
+    written[f"{name}/gathers"] = np.array(len(gathers))
     for metric, values in history.history.items():
         written[f"{name}/history/{metric}"] = np.array(values)
 written["meshed"] = np.array(join.join().all_reduce is not None)

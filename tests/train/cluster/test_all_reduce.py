@@ -5,6 +5,7 @@ import socket
 import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -157,6 +158,73 @@ def test_tasks_that_sum_up_different_things_are_told_so(connected):
         assert re.findall(r"worker:\d|\d+ bytes", raised.value.message) == ["worker:1", "8 bytes", "16 bytes"]
 
 
+def gathered(made, rows):
+    """What each task gathers, the same to the bit: the numbers, and the rows."""
+    calls = [partial(task.gather, *map(tf.constant, own)) for task, own in zip(made, rows, strict=True)]
+    found = [[tensor.numpy() for tensor in one] for one in together(calls)]
+    assert len({(numbers.tobytes(), values.tobytes()) for numbers, values in found}) == 1
+    return found[0]
+
+
+@pytest.mark.parametrize("sizes", [(3, 5), (0, 4), (0, 0), (2, 0, 7), (9000, 1)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
+def test_each_task_has_the_rows_of_all_by_rank(sizes, dtype, connected):
+    random = np.random.default_rng(0)
+    own = [
+        (random.integers(0, 2**31, size).astype(np.int32), random.normal(size=(size, 5)).astype(dtype))
+        for size in sizes
+    ]
+    numbers, values = gathered(connected(len(sizes)), own)
+    np.testing.assert_array_equal(numbers, np.concatenate([each for each, _ in own]))
+    np.testing.assert_array_equal(values, np.concatenate([rows for _, rows in own]))
+    assert (numbers.dtype, values.dtype) == (np.int32, dtype)
+
+
+def test_rows_of_bfloat16_numbered_by_int64(connected):
+    rows = tf.cast([[1.5, 2.0]], tf.bfloat16).numpy()
+    numbers, values = gathered(connected(2), [(np.array([2**40]), rows)] * 2)
+    assert numbers.tolist() == [2**40] * 2
+    assert values.astype(np.float32).tolist() == [[1.5, 2.0]] * 2
+
+
+def test_in_a_function_sums_and_rows_take_turns(connected):
+    made = connected(2)
+
+    def both(task, rows):
+        first = task.sum(tf.ones([3]))
+        numbers, values = task.gather(tf.range(rows), tf.fill([rows, 2], 1.0))
+        return first, numbers, values, task.sum(tf.ones([1]))
+
+    (first, numbers, values, last), _ = together(
+        [
+            partial(tf.function(partial(both, made[0]), autograph=False), tf.constant(2)),
+            partial(both, made[1], tf.constant(1)),
+        ]
+    )
+    assert (first.numpy().tolist(), last.numpy().tolist()) == ([2, 2, 2], [2])
+    assert numbers.numpy().tolist() == [0, 1, 0]
+    assert values.shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("other", "described"),
+    [
+        (lambda task: task.sum(tf.ones([4])), "8 bytes"),
+        (lambda task: task.gather(tf.range(1), tf.ones([1, 2])), "1 rows of 12 bytes"),
+    ],
+)
+def test_a_task_that_gathers_other_rows_is_told_so(other, described, connected):
+    first, second = connected(2)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(other, first)
+        with raises(TrainingError, "sums-differ") as raised:
+            second.gather(tf.range(2), tf.ones([2, 1]))
+        assert f"worker:0 sends {described} " in raised.value.message
+        assert "rows of 8 bytes" in raised.value.message
+        with raises(TrainingError, "sums-differ"):
+            waiting.result(LONG)
+
+
 @pytest.fixture
 def clock(monkeypatch):
     """The seconds that have passed, which nothing but the test lets pass: `clock.now`."""
@@ -223,7 +291,7 @@ def test_bytes_come_in_pieces_of_any_size(connected):
         waiting = pool.submit(task.sum, tf.constant([1, 2, 3], tf.int32))
         for number, numbers in enumerate(([10], [20, 30])):
             body = np.array(numbers, np.int32).tobytes()
-            for byte in struct.pack("<QQ", number, len(body)) + body:
+            for byte in struct.pack("<QQq", number, len(body), -1) + body:
                 theirs.sendall(bytes([byte]))
         np.testing.assert_array_equal(waiting.result(LONG), [11, 20, 30])
     task.close()

@@ -7,6 +7,9 @@ parts that it receives, and sends the sum to all: a reduce-scatter and an all-ga
 The connection of a task that exits is closed. A stopped task keeps its connection open: a task that waits for it longer
 than `_PROBE_AFTER` probes it regularly, and fails if it does not answer for `PATIENCE` seconds.
 
+Of a large table a step changes only some rows. These are gathered instead: each task sends its rows with their numbers
+to all others. How many they are differs from task to task, so each message says it.
+
 TensorFlow's collectives copy the data to protobuf messages and back, several times in each direction, and pass it
 between threads. Here it goes from the tensor's memory to the socket and back.
 """
@@ -29,8 +32,10 @@ PATIENCE = 10.0
 """Seconds without an answer after which a task counts as lost; the same as for TensorFlow's collectives."""
 _PROBE_AFTER = 2.0
 """Seconds of waiting for a task after which it is probed."""
-_HEADER = struct.Struct("<QQ")
-"""The sequence number of an exchange, and the number of bytes that follow."""
+_HEADER = struct.Struct("<QQq")
+"""The sequence number of an exchange, and the bytes that follow: of an array, and −1; or of each row, and the number of
+rows."""
+_ARRAY = -1
 _ALIGNED = 64
 """TensorFlow uses an array without a copy if its address is a multiple of this."""
 
@@ -92,6 +97,31 @@ class AllReduce:
         summed = tf.cast(tf.add_n([tf.cast(part, wide) for part in parts]), value.dtype)
         return tf.reshape(_as_op(all_gather, summed), value.shape)
 
+    def gather(self, numbers: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns all tasks' rows, ordered by rank. All tasks have to call it in the same order.
+
+        Args:
+            numbers: the number of each row, int32 or int64, shape (n,). n may differ from task to task.
+            rows: the rows, shape (n, width), whose width is static.
+
+        Returns:
+            The numbers of all rows, and the rows, each in one tensor.
+
+        Raises:
+            TaskLost: another task exited, or does not answer.
+            TrainingError: another task gathers other rows, or sums a tensor; in a `tf.function`, see `sum`.
+        """
+        width = int(rows.shape[1])
+
+        def all_gather(own_numbers: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            return self._gather_rows(own_numbers, own.reshape(-1, width))
+
+        if tf.executing_eagerly():
+            found, gathered = all_gather(numbers.numpy(), rows.numpy())
+            return tf.constant(found), tf.constant(gathered)
+        found, gathered = tf.numpy_function(all_gather, [numbers, rows], [numbers.dtype, rows.dtype])
+        return tf.ensure_shape(found, [None]), tf.ensure_shape(gathered, [None, width])
+
     @contextmanager
     def errors_translated(self) -> Iterator[None]:
         """Within the context, a `tf.function` that fails in a sum raises the sum's own error.
@@ -116,7 +146,7 @@ class AllReduce:
         size = bounds[self._index + 1] - bounds[self._index]
         received = _empty(size * len(self._links), flat.dtype)
         ranks = sorted(self._links)
-        self._exchange(
+        self._exchange_arrays(
             {rank: flat[bounds[rank] : bounds[rank + 1]] for rank in ranks},
             {rank: received[number * size : (number + 1) * size] for number, rank in enumerate(ranks)},
         )
@@ -126,26 +156,49 @@ class AllReduce:
         """Sends the sum of this task's part to the other tasks; returns the sums of all parts."""
         received = _empty(bounds[-1], part.dtype)
         received[bounds[self._index] : bounds[self._index + 1]] = part
-        self._exchange(
+        self._exchange_arrays(
             dict.fromkeys(self._links, part),
             {rank: received[bounds[rank] : bounds[rank + 1]] for rank in self._links},
         )
         return received
 
-    def _exchange(self, outgoing: Mapping[int, np.ndarray], incoming: Mapping[int, np.ndarray]) -> None:
+    def _gather_rows(self, numbers: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Sends this task's rows to the other tasks; returns the rows of all."""
+        count, each = len(numbers), numbers.itemsize + rows.shape[1] * rows.itemsize
+        sent = [memoryview(_HEADER.pack(self._exchanges, each, count)), *_bytes(numbers), *_bytes(rows)]
+        incoming = {rank: _IncomingRows(self._exchanges, each) for rank in self._links}
+        self._exchange({rank: list(sent) for rank in self._links}, incoming)
+        parts = {rank: message.split(numbers.dtype, rows.dtype, rows.shape[1]) for rank, message in incoming.items()}
+        parts[self._index] = numbers, rows
+        ordered = [parts[rank] for rank in sorted(parts)]
+        total = sum(len(found) for found, _ in ordered)
+        found, gathered = _empty(total, numbers.dtype), _empty(total * rows.shape[1], rows.dtype)
+        np.concatenate([found for found, _ in ordered], out=found)
+        gathered = gathered.reshape(total, rows.shape[1])
+        np.concatenate([own for _, own in ordered], out=gathered)
+        return found, gathered
+
+    def _exchange_arrays(self, outgoing: Mapping[int, np.ndarray], incoming: Mapping[int, np.ndarray]) -> None:
+        """Exchanges arrays of sizes that are the same in each step."""
+        self._exchange(
+            {rank: _outgoing(self._exchanges, array) for rank, array in outgoing.items()},
+            {rank: _Incoming(self._exchanges, array) for rank, array in incoming.items()},
+        )
+
+    def _exchange(
+        self, outgoing: Mapping[int, list[memoryview]], incoming: Mapping[int, _Incoming | _IncomingRows]
+    ) -> None:
         """Sends and receives at the same time: two tasks that only sent would deadlock."""
         if self._broken:
             raise self._broken
+        self._exchanges += 1
         try:
-            sending = {rank: _outgoing(self._exchanges, array) for rank, array in outgoing.items()}
-            receiving = {rank: _Incoming(self._exchanges, array) for rank, array in incoming.items()}
-            self._exchanges += 1
-            self._transfer(sending, receiving)
+            self._transfer(dict(outgoing), dict(incoming))
         except TfdistError as error:
             self._broken = error
             raise
 
-    def _transfer(self, sending: dict[int, list[memoryview]], receiving: dict[int, _Incoming]) -> None:
+    def _transfer(self, sending: dict[int, list[memoryview]], receiving: dict[int, _Incoming | _IncomingRows]) -> None:
         ready, unanswered = list(self._links), dict[int, float]()
         while True:
             for rank in ready:
@@ -195,7 +248,7 @@ class AllReduce:
             raise self._lost(rank, _reason(error)) from error
         return not buffers
 
-    def _receive(self, rank: int, message: _Incoming) -> bool:
+    def _receive(self, rank: int, message: _Incoming | _IncomingRows) -> bool:
         """Receives the available bytes; returns whether the message is complete."""
         try:
             count = self._links[rank].recvmsg_into(message.buffers)[0]
@@ -218,7 +271,7 @@ class AllReduce:
 
 
 class _Incoming:
-    """A message that is being received.
+    """A message that is being received: an array of a known size.
 
     Args:
         exchange: the sequence number that the message has to have.
@@ -229,7 +282,7 @@ class _Incoming:
     """
 
     def __init__(self, exchange: int, array: np.ndarray) -> None:
-        self._expected = _HEADER.pack(exchange, array.nbytes)
+        self._exchange, self._size = exchange, array.nbytes
         self._header = bytearray(_HEADER.size)
         self._checked = False
         self.buffers = [memoryview(self._header), *_bytes(array)]
@@ -242,16 +295,56 @@ class _Incoming:
         """
         complete = not self._checked and count >= len(self.buffers[0])
         _advance(self.buffers, count)
-        if not complete:
-            return
-        self._checked = True
-        if self._header != self._expected:
-            (number, size), (awaited, room) = _HEADER.unpack(self._header), _HEADER.unpack(self._expected)
-            raise TrainingError(
-                f"{name} sends {size} bytes in sum {number}, and this task expects {room} bytes in sum {awaited}",
-                code="sums-differ",
-                hint="run the same program on every task, with the same model and batches of the same shapes",
+        if complete:
+            self._checked = True
+            exchange, size, count = _HEADER.unpack(self._header)
+            self._check(exchange, size, count, name)
+
+    def _check(self, exchange: int, size: int, count: int, name: str) -> None:
+        if (exchange, size, count) != (self._exchange, self._size, _ARRAY):
+            sent = _described(size, count)
+            raise _differs(f"{name} sends {sent} in sum {exchange}", f"{self._size} bytes in sum {self._exchange}")
+
+
+class _IncomingRows(_Incoming):
+    """A message that is being received: any number of rows.
+
+    Args:
+        exchange: the sequence number that the message has to have.
+        row_bytes: the size of a row and its number.
+    """
+
+    def __init__(self, exchange: int, row_bytes: int) -> None:
+        super().__init__(exchange, _empty(0, np.dtype(np.uint8)))
+        self._row_bytes = row_bytes
+        self._received = _empty(0, np.dtype(np.uint8))
+
+    def _check(self, exchange: int, size: int, count: int, name: str) -> None:
+        if (exchange, size) != (self._exchange, self._row_bytes) or count == _ARRAY:
+            sent = _described(size, count)
+            raise _differs(
+                f"{name} sends {sent} in sum {exchange}", f"rows of {self._row_bytes} bytes in sum {self._exchange}"
             )
+        self._received = _empty(count * size, np.dtype(np.uint8))
+        self.buffers += _bytes(self._received)
+
+    def split(self, numbers: np.dtype, values: np.dtype, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the numbers of the rows, shape (n,), and the rows, shape (n, width)."""
+        count = len(self._received) // self._row_bytes
+        end = count * numbers.itemsize
+        return self._received[:end].view(numbers), self._received[end:].view(values).reshape(count, width)
+
+
+def _described(size: int, count: int) -> str:
+    return f"{size} bytes" if count == _ARRAY else f"{count} rows of {size} bytes"
+
+
+def _differs(sent: str, expected: str) -> TrainingError:
+    return TrainingError(
+        f"{sent}, and this task expects {expected}",
+        code="sums-differ",
+        hint="run the same program on every task, with the same model and batches of the same shapes",
+    )
 
 
 def _as_op(function: Callable[[np.ndarray], np.ndarray], value: tf.Tensor) -> tf.Tensor:
@@ -261,11 +354,11 @@ def _as_op(function: Callable[[np.ndarray], np.ndarray], value: tf.Tensor) -> tf
 
 
 def _outgoing(exchange: int, array: np.ndarray) -> list[memoryview]:
-    return [memoryview(_HEADER.pack(exchange, array.nbytes)), *_bytes(array)]
+    return [memoryview(_HEADER.pack(exchange, array.nbytes, _ARRAY)), *_bytes(array)]
 
 
 def _bytes(array: np.ndarray) -> list[memoryview]:
-    return [array.view(np.uint8).data] if array.size else []
+    return [array.reshape(-1).view(np.uint8).data] if array.size else []
 
 
 def _reason(error: OSError) -> str:

@@ -1,6 +1,7 @@
-"""Embedding tables on parameter servers, of which a step fetches only the rows that its batch looks up.
+"""Embedding tables of which a step fetches only the rows that its batch looks up: from parameter servers, or in memory.
 
-Keras's `Embedding` reads the whole table as a tensor, so the whole table would cross the network in every step. Here
+Keras's `Embedding` reads the whole table as a tensor, so the whole table would cross the network in every step, or be
+copied in memory, since TensorFlow copies a table whose rows change before another operation reads all of it. Here
 the ids that a batch looks up are computed first, from the batch alone. Their rows are fetched, each row once, and the
 lookup returns them in place of the table's. The gradient and the update consist of these rows, too.
 
@@ -110,9 +111,16 @@ class EmbeddingTables:
         step: the model's step, built.
         element_spec: the `tf.TypeSpec`s of a batch.
         min_bytes: smaller tables are fetched completely, which is faster. None: all tables are.
+        among: the only tables whose rows may be fetched; None for any.
     """
 
-    def __init__(self, step: ModelStep, element_spec: Any, min_bytes: int | None) -> None:
+    def __init__(
+        self,
+        step: ModelStep,
+        element_spec: Any,
+        min_bytes: int | None,
+        among: Sequence[keras.Variable] | None = None,
+    ) -> None:
         self._step = step
         self._element_spec = element_spec
         self.tables: list[Table] = []
@@ -123,7 +131,10 @@ class EmbeddingTables:
         self._calls: dict[bool, _Calls] = {}
         indices = {id(variable): index for index, variable in enumerate(step.parameters)}
         candidates = []
+        allowed = None if among is None else set(map(id, among))
         for each in _large_variables(step.model, min_bytes):
+            if allowed is not None and id(each.variable) not in allowed:
+                continue
             if id(each.variable) in indices and each.variable.constraint is None:
                 candidates.append(each)
             elif each.main:
@@ -244,7 +255,8 @@ class EmbeddingTables:
         message = tf.gather(messages, tf.maximum(wrong, 0))
         smallest = tf.reduce_min(tf.where(owners == wrong, ids, tf.int32.max))
         largest = tf.reduce_max(tf.where(owners == wrong, ids, tf.int32.min))
-        with tf.control_dependencies([tf.debugging.Assert(wrong < 0, [message, smallest, largest])]):
+        # Not `tf.debugging.Assert`: it adds a condition, which TensorFlow's single-threaded executor does not run.
+        with tf.control_dependencies([tf.raw_ops.Assert(condition=wrong < 0, data=[message, smallest, largest])]):
             return tf.identity(ids)
 
     def _unique(self, ids: tf.Tensor, owners: tf.Tensor) -> tuple[Tensors, tf.Tensor]:

@@ -30,7 +30,8 @@ class StepTrace:
         adds: for each of these, whether the step only adds a value to it that depends on nothing but the batch.
         retained: the part of its old value that remains in each of these, see `additivity.retained`.
         untrained: the indices in the parameters of those without a gradient.
-        looks_up: whether a gradient has only the rows of a table that the batch looks up.
+        lookups: the indices in the parameters of those whose gradients have only the rows that the batch looks up, each
+            with the number of these; None if it differs from batch to batch.
     """
 
     def __init__(self, step: ModelStep, element_spec: Any, *, training: bool = True) -> None:
@@ -38,7 +39,7 @@ class StepTrace:
         self.retained: list[float] = []
         self.assigned: tuple[int, ...] = ()
         self.untrained: list[int] = []
-        self.looks_up = False
+        self.lookups: dict[int, int | None] = {}
         self._before: Tensors = []
         self._after: Tensors = []
         self._others: Tensors = []
@@ -57,7 +58,11 @@ class StepTrace:
             changed = [[each[index] for index in self.assigned] for each in (state, result.state)]
             self.adds, self.retained = adds_up(*changed), retained(*changed)
             self.untrained = [index for index, gradient in enumerate(result.gradients) if gradient is None]
-            self.looks_up = any(isinstance(gradient, tf.IndexedSlices) for gradient in result.gradients)
+            self.lookups = {
+                index: gradient.values.shape[0]
+                for index, gradient in enumerate(result.gradients)
+                if isinstance(gradient, tf.IndexedSlices)
+            }
             return [result.loss, *result.state]
 
         self._function = tf.compat.v1.wrap_function(trace, tf.nest.flatten(element_spec, expand_composites=True))

@@ -426,13 +426,16 @@ class ModelStep:
         """
         return self._traced(element_spec).operation_count
 
-    def looks_up_rows(self, element_spec: Any) -> bool:
-        """Returns whether a gradient has only the rows of a table that the batch looks up.
+    def lookups(self, element_spec: Any) -> dict[int, int | None]:
+        """Returns the indices in `parameters` of those whose gradients have only the rows that the batch looks up.
 
         Args:
             element_spec: the `tf.TypeSpec`s of a batch.
+
+        Returns:
+            The indices, each with the number of lookups; None if it differs from batch to batch.
         """
-        return self._traced(element_spec).looks_up
+        return self._traced(element_spec).lookups
 
     def graph(self, element_spec: Any) -> tf.Graph:
         """Returns the graph of a train step, without the update.

@@ -141,6 +141,30 @@ def supports_sparse_updates(optimizer: keras.optimizers.Optimizer, parameters: S
     )
 
 
+def changed_by_rows(
+    optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable]
+) -> list[keras.Variable]:
+    """Returns the parameters of which an update changes only the rows whose gradient is not 0, as Keras's does.
+
+    Other optimizers also decay the momentum of all rows, say, or the norm of all gradients scales the update.
+
+    Args:
+        optimizer: the optimizer, built.
+        parameters: the variables that it updates.
+    """
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return []
+    found = []
+    for inner, indices in _parameters_by_optimizer(optimizer, parameters):
+        update = fused_update_of(inner)
+        clips = inner.clipnorm or inner.clipvalue or inner.global_clipnorm or inner.loss_scale_factor
+        if update is None or clips or not update.kernel.leaves_other_rows(inner):
+            continue
+        own = [parameters[index] for index in indices]
+        found += [each for each in own if not (_why_by_keras(inner, [each]) or decays(inner, each))]
+    return found
+
+
 def why_not_fused(optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable]) -> str | None:
     """Returns the reason why Keras's own operations compute the updates, for messages; None if kernels compute them."""
     for inner, indices in _parameters_by_optimizer(optimizer, parameters):

@@ -76,7 +76,7 @@ class Update:
             slot: the index of the slot in `slots`.
         """
         stored = self.slots[slot]
-        return tf.convert_to_tensor(stored) if self.rows is None else stored.sparse_read(self.rows)
+        return tf.convert_to_tensor(stored) if self.rows is None else rows_of(stored, self.rows)
 
     def write(self, slot: int, value: tf.Tensor) -> Any:
         """Assigns a slot, or its rows.
@@ -99,11 +99,21 @@ class Update:
         # To read the rows and assign them takes a fifth of the time of ResourceScatterSub if the rows are far apart.
         change = tf.multiply(delta, alpha)
         with tf.control_dependencies([change]):
-            rows = self.variable.sparse_read(self.rows)
+            rows = rows_of(self.variable, self.rows)
         return self._assign_rows(self.variable, rows - change)
 
     def _assign_rows(self, variable: Any, rows: tf.Tensor) -> Any:
         return tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=self.rows, updates=rows)
+
+
+def rows_of(variable: Any, rows: tf.Tensor) -> tf.Tensor:
+    """Reads some rows of a variable, also of one that a strategy mirrors, which has no `sparse_read`.
+
+    Args:
+        variable: TensorFlow's variable.
+        rows: (n,), the rows.
+    """
+    return tf.raw_ops.ResourceGather(resource=variable.handle, indices=rows, dtype=variable.dtype)
 
 
 def sgd(update: Update) -> Any:
@@ -322,7 +332,7 @@ def decay_weights(optimizer: Any, variable: Any, learning_rate: tf.Tensor, rows:
         The operation, on the variable's device.
     """
     with tf.device(variable.device):
-        values = None if rows is None else variable.sparse_read(rows)
+        values = None if rows is None else rows_of(variable, rows)
         rate = tf.cast(optimizer.weight_decay, variable.dtype) * tf.cast(learning_rate, variable.dtype)
         if values is None:
             return variable.assign_sub(variable * rate, read_value=False)

@@ -62,10 +62,13 @@ class Kernel:
     Attributes:
         update: the function of `kernels.py` that updates a variable, or some rows of it.
         slots: returns the slots of an optimizer, in the order in which `update` takes them.
+        leaves_other_rows: whether the update of a whole variable changes only the rows whose gradient is not 0. If so,
+            an update of these rows is the same.
     """
 
     update: Callable[[Update], Any]
     slots: Callable[[Any], tuple[Slot, ...]]
+    leaves_other_rows: Callable[[Any], bool] = lambda _: False
 
 
 def _adam_slots(optimizer: Any) -> tuple[Slot, ...]:
@@ -80,11 +83,15 @@ def _rmsprop_slots(optimizer: Any) -> tuple[Slot, ...]:
 
 
 KERNELS: dict[type, Kernel] = {
-    keras.optimizers.SGD: Kernel(kernels.sgd, lambda o: (Slot("momentums", o.momentum),) if o.momentum else ()),
+    keras.optimizers.SGD: Kernel(
+        kernels.sgd, lambda o: (Slot("momentums", o.momentum),) if o.momentum else (), lambda o: not o.momentum
+    ),
     keras.optimizers.Adam: Kernel(kernels.adam, _adam_slots),
     keras.optimizers.AdamW: Kernel(kernels.adam, _adam_slots),
     keras.optimizers.RMSprop: Kernel(kernels.rmsprop, _rmsprop_slots),
-    keras.optimizers.Adagrad: Kernel(kernels.adagrad, lambda _: (Slot(SlotNames.ACCUMULATORS, kind="positive"),)),
+    keras.optimizers.Adagrad: Kernel(
+        kernels.adagrad, lambda _: (Slot(SlotNames.ACCUMULATORS, kind="positive"),), lambda _: True
+    ),
     keras.optimizers.Adadelta: Kernel(
         kernels.adadelta,
         lambda o: (
@@ -263,28 +270,36 @@ def decays(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
     return optimizer.weight_decay is not None and compat.decays(optimizer, variable)
 
 
-def fused(optimizer: keras.optimizers.Optimizer) -> AbstractContextManager[None]:
+def fused(optimizer: keras.optimizers.Optimizer, *, by_rows: bool = False) -> AbstractContextManager[None]:
     """Within the context, Keras's `apply` uses the fused update of an optimizer, if it has one.
 
-    Only `update_step` is replaced. Keras still does the clipping, weight decay, averages and constraints, and the
-    update with a sparse gradient, which it converts to a dense one.
+    Only `update_step` is replaced. Keras still does the clipping, weight decay, averages and constraints.
+
+    Args:
+        optimizer: the optimizer.
+        by_rows: whether sparse gradients, whose indices are distinct, update rows; by default, Keras updates with them.
     """
     update = fused_update_of(optimizer)
-    return replaced(optimizer, {} if update is None else {"update_step": _FusedStep(update)})
+    return replaced(optimizer, {} if update is None else {"update_step": _FusedStep(update, by_rows)})
 
 
 class _FusedStep:
     """Replaces an optimizer's `update_step` by its fused update."""
 
-    def __init__(self, update: FusedUpdate) -> None:
-        self._update = update
+    def __init__(self, update: FusedUpdate, by_rows: bool) -> None:
+        self._update, self._by_rows = update, by_rows
 
     def __call__(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         update, optimizer = self._update, self._update.optimizer
-        if isinstance(gradient, tf.IndexedSlices):
+        sparse = isinstance(gradient, tf.IndexedSlices)
+        if sparse and not self._by_rows:
             type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
             return
         shards, slots = parts(variable), [parts(slot) for slot in update.slot_variables(variable)]
         rate, iterations = tf.convert_to_tensor(learning_rate), tf.convert_to_tensor(optimizer.iterations)
+        if sparse:
+            (shard,) = shards
+            update.sparse(shard, [slot for (slot,) in slots], gradient, rate, iterations)
+            return
         for index, (shard, part) in enumerate(zip(shards, split_rows(gradient, shards), strict=True)):
             update.dense(shard, [slot[index] for slot in slots], part, rate, iterations)

@@ -1,8 +1,9 @@
 """The engine of one process, `MirroredStrategy` and `MultiWorkerMirroredStrategy`: replicas take each step together.
 
 Each replica computes gradients of its own batch. All gradients of a step cross the network as one packed tensor, in the
-wire's type, and are summed. Each replica applies the same update to its own copy of the variables. Losses, metrics,
-examples, moving statistics and votes for a pause are summed once at the end of an execution, in float64.
+wire's type, and are summed; those of large tables as rows. Each replica applies the same update to its own copy of the
+variables. Losses, metrics, examples, moving statistics and votes for a pause are summed once at the end of an
+execution, in float64.
 """
 
 from __future__ import annotations
@@ -26,17 +27,20 @@ from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules,
 from tfdist_cli.train.engine.batch_sizes import BatchSizes
 from tfdist_cli.train.engine.fallback import FirstExecution, attempted, reason
 from tfdist_cli.train.engine.mirrored.gradient_packing import GradientPacking
+from tfdist_cli.train.engine.mirrored.row_packing import RowPacking, TableGradient, rows_are_cheaper
 from tfdist_cli.train.engine.step_timer import StepTimer, time_of
 from tfdist_cli.train.engine.unrolling import unrolled_steps
 from tfdist_cli.train.layers.dynamic_tables import refuse_dynamic_tables, require_row_updates
 from tfdist_cli.train.model.assignments import Assigned
+from tfdist_cli.train.model.embeddings import EmbeddingTables
 from tfdist_cli.train.model.evaluation import batch_evaluation_function, evaluation_function
 from tfdist_cli.train.model.evaluation_state import EvaluationState
 from tfdist_cli.train.model.jit import choose_xla, compiles, run_locally
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.rng.counters import SeedCounters
-from tfdist_cli.train.model.train_step import ModelStep, values
+from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, values
 from tfdist_cli.train.optimizers.apply import (
+    changed_by_rows,
     disable_gradient_reduction,
     innermost,
     leaf_optimizers,
@@ -44,6 +48,7 @@ from tfdist_cli.train.optimizers.apply import (
     substituted,
     supports_sparse_updates,
 )
+from tfdist_cli.train.optimizers.kernels import rows_of
 from tfdist_cli.train.optimizers.learning_rate import RateScaling
 from tfdist_cli.train.optimizers.registry import fused
 from tfdist_cli.train.tf_compat.control_flow import after
@@ -133,6 +138,7 @@ class MirroredEngine:
         self._check_accumulation()
         step.jit, self._operations = self._chiefs_path()
         self._updates_by_xla = self._updates_compile()
+        self._tables = self._tables_by_rows()
         self._taken = 0  # steps of this launch
         self._first_execution = FirstExecution(
             lambda: [*step.parameters, *step.state, *step.optimizer_variables],
@@ -247,11 +253,34 @@ class MirroredEngine:
         It takes far longer to sum the gradients of the same row than TensorFlow's own operations.
         """
         fast = self._replicas == 1 and self._rules.optimized and not self._measures_phases
-        if not (self._step.jit and fast) or self._step.looks_up_rows(self._element_spec):
+        if not (self._step.jit and fast) or self._step.lookups(self._element_spec):
             return False
         numbers, step = tf.TensorSpec([], tf.int64), self._step
         with self.scope():
             return compiles(self._xla_steps(), [self._element_spec], numbers, step.state, self._totals.initial_values())
+
+    def _tables_by_rows(self) -> EmbeddingTables:
+        """The tables whose rows are read and updated where they are, without passing over the other rows."""
+        step, spec = self._step, self._element_spec
+        # XLA would compile each number of rows anew; a step of the model's own computes gradients of whole tables.
+        whole = step.jit or step.own_step or step.updates_within or self._least_table is None
+        lookups = {} if whole else step.lookups(spec)
+        sent = [step.parameters[n] for n, count in lookups.items() if self._sends_rows(step.parameters[n], count)]
+        changed = changed_by_rows(step.optimizer, sent) if sent else []
+        return EmbeddingTables(step, spec, self._least_table if changed else None, among=changed)
+
+    @property
+    def _least_table(self) -> int | None:
+        """The size in bytes from which a table's gradient may cross as rows; None if all cross whole."""
+        gathers = self._members.all_reduce is not None and self._local == 1 and self._rules.optimized
+        return self._rules.embeddings.min_bytes if self._rules.embeddings and gathers else None
+
+    def _sends_rows(self, table: keras.Variable, lookups: int | None) -> bool:
+        """Whether a gradient with the rows of some lookups crosses as rows."""
+        if self._least_table is None or len(table.shape) < 2:
+            return False
+        size = int(np.prod(table.shape)) * tf.as_dtype(table.dtype).size
+        return size >= self._least_table and rows_are_cheaper(int(table.shape[0]), lookups, self._replicas)
 
     def _size(self, wanted: int) -> int:
         """Steps in the next execution, the same on all tasks."""
@@ -368,6 +397,7 @@ class MirroredEngine:
     def _take_standard_path(self) -> None:
         self._rules = replace(self._rules, optimized=False)
         self._step.jit, self._updates_by_xla = self._rules.jit is True, False
+        self._tables = self._tables_by_rows()
         self._functions.clear()
         if self._data:
             self._iterator = iter(self._data())
@@ -472,10 +502,13 @@ class MirroredEngine:
         for number, batch in enumerate(batches):
             timer.end("data", batch)
             state = self._seeds.state_for_step(taken.state, first + number, replica)
-            parameters = values(step.parameters)
-            begun = [time_of(parameters, batch)] if bounds else []
+            read = _Parameters.read(step, self._tables, batch)
+            begun = [time_of(read.values, batch)] if bounds else []
             updates = _ReplicaUpdates(self, context, timer)
-            result = step.train(parameters, state, taken.metrics, _used_after(batch, begun), update=updates.update)
+            result = step.train(
+                read.values, state, taken.metrics, _used_after(batch, begun), read.scope, update=updates.update
+            )
+            result = replace(result, gradients=read.gradients(result.gradients))
             timer.end("compute", result.gradients)
             ended = [_time_of_one_number(result.gradients) for _ in begun]
             if not step.updates_within:
@@ -549,7 +582,7 @@ class MirroredEngine:
                 within.enter_context(substituted(inner, {LEARNING_RATE: Read(rate)}))
                 accumulates = accumulates or bool(inner.gradient_accumulation_steps)
                 if not accumulates and self._rules.optimized:
-                    within.enter_context(fused(inner))
+                    within.enter_context(fused(inner, by_rows=bool(self._tables.tables)))
             optimizer.apply(gradients, variables)
 
     def _run(self, steps: Callable[..., tf.Tensor], args: tuple[Any, ...]) -> Any:
@@ -619,12 +652,29 @@ class MirroredEngine:
         """The gradients summed over all replicas, and whether they exceed the range of the wire's type."""
         if self._replicas == 1:
             return gradients, tf.constant(False)
+        tables = {
+            n: TableGradient(each, tuple(variable.shape), distinct=self._is_looked_up(variable))
+            for n, (each, variable) in enumerate(zip(gradients, variables, strict=True))
+            if isinstance(each, tf.IndexedSlices) and self._sends_rows(variable, each.values.shape[0])
+        }
+        dense = [None if n in tables else each for n, each in enumerate(gradients)]
         shapes = [variable.shape for variable in variables]
         packing = GradientPacking(shapes, self._rules.wire, packed=self._rules.optimized)
-        timer.add_bytes(lambda: {"reduced": packing.size(gradients)})
-        summed, overflow = packing.sums(gradients, lambda value: self._all_reduce(value, context))
+        summed, overflow = packing.sums(dense, lambda value: self._all_reduce(value, context))
+        sent: Any = packing.size(dense)
+        if tables and self._members.all_reduce:
+            rows = RowPacking(self._rules.wire, self._members.all_reduce.gather)
+            for n, own in zip(tables, rows.sums(list(tables.values())), strict=True):
+                summed[n] = own if self._is_looked_up(variables[n]) else tf.convert_to_tensor(own)
+            overflow |= rows.overflow
+            sent += rows.bytes
+        timer.add_bytes(lambda: {"reduced": sent})
         timer.end("all_reduce", summed)
         return summed, overflow
+
+    def _is_looked_up(self, variable: keras.Variable) -> bool:
+        """Whether steps read and update rows of a table, each once."""
+        return any(table.variable is variable for table in self._tables.tables)
 
     def _all_reduce(self, value: tf.Tensor, context: Any) -> tf.Tensor:
         if self._replicas == 1:
@@ -647,6 +697,41 @@ class MirroredEngine:
             return self._strategy.experimental_local_results(self._strategy.run(once, args=(value,)))[0]
 
         return total
+
+
+@dataclass(frozen=True)
+class _Parameters:
+    """The parameters as a step reads them: of some tables only the rows that its batch looks up.
+
+    Args:
+        values: the value of each parameter, or its rows.
+        scope: the scope in which the model looks these rows up.
+        rows: for each such table, by its index in the parameters, the numbers of its rows, each once, shape (n,).
+    """
+
+    values: list[tf.Tensor]
+    scope: ParameterScope
+    rows: dict[int, tf.Tensor]
+
+    @classmethod
+    def read(cls, step: ModelStep, tables: EmbeddingTables, batch: Any) -> _Parameters:
+        """Reads the parameters."""
+        if not tables.tables:
+            return cls(values(step.parameters), nullcontext, {})
+        lookup = tables.lookup([batch])
+        rows = {n: own.numbers for n, own in zip(tables.parameter_indices, lookup.rows, strict=True)}
+        read = [
+            rows_of(variable.value, rows[n]) if n in rows else tf.convert_to_tensor(variable.value)
+            for n, variable in enumerate(step.parameters)
+        ]
+        return cls(read, tables.parameter_scope(lookup.positions[0]), rows)
+
+    def gradients(self, found: list[Any]) -> list[Any]:
+        """Returns the gradients with respect to the parameters, given those with respect to `values`."""
+        return [
+            tf.IndexedSlices(tf.convert_to_tensor(each), self.rows[n]) if n in self.rows and each is not None else each
+            for n, each in enumerate(found)
+        ]
 
 
 @dataclass(frozen=True)

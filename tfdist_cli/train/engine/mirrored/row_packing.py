@@ -1,0 +1,131 @@
+"""Packs the gradients of tables as rows, gathers those of all replicas, and sums the rows with the same number.
+
+The rows of all tables of a width and a type cross in one message, numbered as if their tables were concatenated. Each
+replica adds up the same rows in the order of the ranks, so that all have the same sums to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist_cli.spec.sections.updates import WireType
+
+Gather = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+"""Numbers, shape (n,), and rows, shape (n, width), of a replica → those of all replicas, the same on each of them."""
+
+
+def rows_are_cheaper(rows: int, lookups: int | None, replicas: int) -> bool:
+    """Whether the gradient of a table crosses as rows in less time than as a whole table.
+
+    A replica sends its rows to each other one, and all of them add up the rows of all. Of a whole table, it sends and
+    adds up a part.
+
+    Args:
+        rows: the rows of the table.
+        lookups: the lookups of a replica's batch; None if they are not known, which is assumed to be few.
+        replicas: the number of replicas.
+    """
+    return lookups is None or lookups * replicas <= rows
+
+
+@dataclass(frozen=True)
+class TableGradient:
+    """A replica's gradient of a table.
+
+    Args:
+        slices: its rows.
+        shape: the table's shape.
+        distinct: whether each row occurs once.
+    """
+
+    slices: tf.IndexedSlices
+    shape: tuple[int, ...]
+    distinct: bool
+
+    @property
+    def width(self) -> int:
+        """The numbers in a row."""
+        return int(np.prod(self.shape[1:]))
+
+
+class RowPacking:
+    """Packs, rounds, gathers and sums rows.
+
+    Args:
+        wire: the type in which float32 and float64 rows cross; `float32` leaves both unchanged.
+        gather: gathers the rows of all replicas.
+    """
+
+    def __init__(self, wire: WireType, gather: Gather) -> None:
+        self._wire = None if wire == "float32" else tf.as_dtype(wire)
+        self._gather = gather
+        self.bytes: tf.Tensor | int = 0
+        """What this replica has sent to each other one."""
+        self.overflow = tf.constant(False)
+        """Whether a row exceeds the range of float16."""
+
+    def sums(self, gradients: Sequence[TableGradient]) -> list[tf.IndexedSlices]:
+        """Returns the sums over all replicas, of which each row occurs once.
+
+        Args:
+            gradients: this replica's, one of each table, already divided by the number of replicas.
+        """
+        groups: dict[tuple[int, tf.DType], list[int]] = {}
+        for index, each in enumerate(gradients):
+            groups.setdefault((each.width, each.slices.values.dtype), []).append(index)
+        found: dict[int, tf.IndexedSlices] = {}
+        for members in groups.values():
+            found |= zip(members, self._sums_of_group([gradients[index] for index in members]), strict=True)
+        return [found[index] for index in range(len(gradients))]
+
+    def _sums_of_group(self, gradients: list[TableGradient]) -> list[tf.IndexedSlices]:
+        """The sums of tables with the same width and type."""
+        ends = np.cumsum([each.shape[0] for each in gradients])
+        dtype, width = gradients[0].slices.values.dtype, gradients[0].width
+        counted = tf.int32 if ends[-1] <= tf.int32.max else tf.int64
+        firsts = [0, *ends[:-1]]
+        numbers, rows = _joined(
+            [
+                (tf.cast(each.slices.indices, counted) + int(first), tf.reshape(each.slices.values, [-1, width]))
+                for each, first in zip(gradients, firsts, strict=True)
+            ]
+        )
+        if not all(each.distinct for each in gradients):
+            numbers, rows = _sums_of_equal(numbers, rows)
+        narrow = self._wire if self._wire and self._wire.size < dtype.size else dtype
+        rows = tf.cast(rows, narrow)
+        self.bytes += tf.size(numbers) * (counted.size + width * narrow.size)
+        numbers, rows = self._gather(numbers, rows)
+        if narrow == tf.float16 != dtype:
+            self.overflow |= ~tf.reduce_all(tf.math.is_finite(rows))
+        numbers, rows = _sums_of_equal(numbers, tf.cast(rows, dtype))
+        return [
+            tf.IndexedSlices(tf.reshape(own, [-1, *each.shape[1:]]), own_numbers - int(first), tf.constant(each.shape))
+            for each, first, (own_numbers, own) in zip(gradients, firsts, _by_table(numbers, rows, ends), strict=True)
+        ]
+
+
+def _joined(parts: list[tuple[tf.Tensor, tf.Tensor]]) -> tuple[tf.Tensor, tf.Tensor]:
+    if len(parts) == 1:
+        return parts[0]
+    numbers, rows = zip(*parts, strict=True)
+    return tf.concat(numbers, axis=0), tf.concat(rows, axis=0)
+
+
+def _sums_of_equal(numbers: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sums the rows with the same number, in their order."""
+    distinct, where = tf.unique(numbers)
+    return distinct, tf.math.unsorted_segment_sum(rows, where, tf.size(distinct))
+
+
+def _by_table(numbers: tf.Tensor, rows: tf.Tensor, ends: np.ndarray) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    """Splits rows among the tables that end at some numbers."""
+    if len(ends) == 1:
+        return [(numbers, rows)]
+    tables = tf.raw_ops.UpperBound(sorted_inputs=tf.constant(ends[None, :-1], numbers.dtype), values=numbers[None])[0]
+    parts = (tf.dynamic_partition(each, tables, len(ends)) for each in (numbers, rows))
+    return list(zip(*parts, strict=True))
