@@ -137,8 +137,8 @@ class MirroredEngine:
             disable_gradient_reduction(optimizer)
         self._check_accumulation()
         step.jit, self._operations = self._chiefs_path()
-        self._updates_by_xla = self._updates_compile()
         self._tables = self._tables_by_rows()
+        self._updates_by_xla = self._updates_compile()
         self._taken = 0  # steps of this launch
         self._first_execution = FirstExecution(
             lambda: [*step.parameters, *step.state, *step.optimizer_variables],
