@@ -9,7 +9,7 @@ import tfdist_cli as tfdist
 from tests.support.codes import raises
 from tests.support.compare import assert_same, classifier, train_both
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.engine.mirrored import engine
+from tfdist_cli.train.engine.mirrored import replica_steps
 from tfdist_cli.train.model import jit
 from tfdist_cli.train.model.train_step import ModelStep
 
@@ -91,14 +91,14 @@ def test_xla_compiles_updates_of_one_process_where_it_can(optimizer, compiled, m
         chosen.append(jit.compiles(*args))
         return chosen[-1]
 
-    monkeypatch.setattr(engine, "compiles", compiles)
+    monkeypatch.setattr(replica_steps, "compiles", compiles)
     plain, ours = train_both(lambda: classifier(optimizer=optimizer()), jit=True)
     assert_same(plain, ours)
     assert chosen == [compiled]
 
 
 def test_updates_of_rows_are_not_compiled(monkeypatch):
-    monkeypatch.setattr(engine, "compiles", None)  # not called
+    monkeypatch.setattr(replica_steps, "compiles", None)  # not called
     inputs = keras.Input([3], dtype="int64")
     model = keras.Model(inputs, keras.layers.Flatten()(keras.layers.Embedding(20, 4)(inputs)))
     model.compile("adagrad", "mse")

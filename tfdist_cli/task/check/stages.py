@@ -33,7 +33,8 @@ from tfdist_cli.train.cluster.join import ClusterContext, check_weight_type
 from tfdist_cli.train.data import mismatch
 from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, cardinality, checked
 from tfdist_cli.train.engine.base import Rules, Sharing
-from tfdist_cli.train.engine.mirrored.engine import Membership, MirroredEngine
+from tfdist_cli.train.engine.mirrored.collectives import Membership
+from tfdist_cli.train.engine.mirrored.engine import MirroredEngine
 from tfdist_cli.train.engine.model_parallel.stages import divided
 from tfdist_cli.train.engine.parameter_server.update_rule import check_updates_within, rule_of
 from tfdist_cli.train.model.embeddings import unused_table_optimizers

@@ -10,7 +10,8 @@ from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.spec.strategies import EngineName
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.engine.base import Engine, Rules
-from tfdist_cli.train.engine.mirrored.engine import Membership, MirroredEngine
+from tfdist_cli.train.engine.mirrored.collectives import Membership
+from tfdist_cli.train.engine.mirrored.engine import MirroredEngine
 from tfdist_cli.train.engine.model_parallel.engine import ModelParallelEngine
 from tfdist_cli.train.engine.parameter_server.engine import ParameterServerEngine
 from tfdist_cli.train.model.train_step import ModelStep

@@ -13,7 +13,8 @@ from tfdist_cli.protocol.records import emit
 from tfdist_cli.train.checkpoint.scores import CheckpointScores
 from tfdist_cli.train.checkpoint.store import CheckpointFolder, DamagedCheckpoint, StoredCheckpoint
 from tfdist_cli.train.data.pipeline import Shard, check_ends, checked
-from tfdist_cli.train.engine.mirrored.engine import Membership, MirroredEngine
+from tfdist_cli.train.engine.mirrored.collectives import Membership
+from tfdist_cli.train.engine.mirrored.engine import MirroredEngine
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.trainer.config import Validation
 from tfdist_cli.train.trainer.metrics_file import MetricsFile

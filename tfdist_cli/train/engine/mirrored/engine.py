@@ -2,16 +2,16 @@
 
 Each replica computes gradients of its own batch. All gradients of a step cross the network as one packed tensor, in the
 wire's type, and are summed; those of large tables as rows. Each replica applies the same update to its own copy of the
-variables. Losses, metrics, examples, moving statistics and votes for a pause are summed once at the end of an
-execution, in float64.
+variables (`replica_steps.py`). Losses, metrics, examples, moving statistics and votes for a pause are summed once at
+the end of an execution, in float64.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,61 +20,33 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.cluster.all_reduce import AllReduce
 from tfdist_cli.train.data.divided import DividedBatches, part
 from tfdist_cli.train.data.pipeline import Consumed, DatasetFunction, Shard, checked, ended_early, next_batch
 from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules, Sharing
 from tfdist_cli.train.engine.batch_sizes import BatchSizes
 from tfdist_cli.train.engine.fallback import FirstExecution, attempted, reason
-from tfdist_cli.train.engine.mirrored.gradient_packing import GradientPacking
-from tfdist_cli.train.engine.mirrored.row_packing import RowPacking, TableGradient, rows_are_cheaper
-from tfdist_cli.train.engine.step_timer import StepTimer, time_of
+from tfdist_cli.train.engine.mirrored.collectives import Collectives, Membership
+from tfdist_cli.train.engine.mirrored.replica_steps import ReplicaSteps, StepsTaken
+from tfdist_cli.train.engine.mirrored.scoring import Scoring
+from tfdist_cli.train.engine.mirrored.table_rows import TableRows
+from tfdist_cli.train.engine.step_timer import StepTimer
 from tfdist_cli.train.engine.unrolling import unrolled_steps
 from tfdist_cli.train.layers.dynamic_tables import refuse_dynamic_tables, require_row_updates
-from tfdist_cli.train.model.assignments import Assigned
-from tfdist_cli.train.model.embeddings import EmbeddingTables
-from tfdist_cli.train.model.evaluation import batch_evaluation_function, evaluation_function
-from tfdist_cli.train.model.evaluation_state import EvaluationState
-from tfdist_cli.train.model.jit import choose_xla, compiles, run_locally
+from tfdist_cli.train.model.jit import choose_xla, run_locally
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.rng.counters import SeedCounters
-from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, values
+from tfdist_cli.train.model.train_step import ModelStep, values
 from tfdist_cli.train.optimizers.apply import (
-    changed_by_rows,
     disable_gradient_reduction,
     innermost,
     leaf_optimizers,
-    learning_rate_at,
-    substituted,
     supports_sparse_updates,
 )
-from tfdist_cli.train.optimizers.kernels import rows_of
-from tfdist_cli.train.optimizers.learning_rate import RateScaling
-from tfdist_cli.train.optimizers.registry import fused
-from tfdist_cli.train.tf_compat.control_flow import after
 from tfdist_cli.train.tf_compat.distribute import updates_apart
 from tfdist_cli.train.tf_compat.functions import SINGLE_THREADED, may_run_in_order, rehearse
-from tfdist_cli.train.tf_compat.keras_optimizer import LEARNING_RATE
-from tfdist_cli.train.tf_compat.patching import original
-from tfdist_cli.train.tf_compat.variables import Read
 from tfdist_cli.train.variables.replicas import assigned_variables
 
 log = logging.getLogger("tfdist")
-
-
-@dataclass(frozen=True)
-class Membership:
-    """The tasks that train together, and the one that this process is.
-
-    Args:
-        tasks: their names in the order of their replicas, `("chief:0", "worker:0")`.
-        index: this process's index among them; 0 is the chief.
-        all_reduce: sums over them; None if TensorFlow's collectives do.
-    """
-
-    tasks: tuple[str, ...] = ("chief:0",)
-    index: int = 0
-    all_reduce: AllReduce | None = None
 
 
 class MirroredEngine:
@@ -93,8 +65,6 @@ class MirroredEngine:
     _iterator: Any = None
     _dataset: Any = None
     _read = Consumed()
-    _evaluation: Any = None
-    _batch_evaluation: Any = None
 
     def __init__(
         self,
@@ -109,11 +79,10 @@ class MirroredEngine:
         self._strategy = strategy
         self._assigned = assigned_variables(strategy)
         self._members = membership
-        self._replicas: int = strategy.num_replicas_in_sync
+        self._collectives = Collectives(strategy, membership)
+        self._replicas = self._collectives.replicas
         self._check_tables()
-        self._local = self._replicas // len(membership.tasks)
-        self._sums_on_gpus = self._replicas > 1 and "GPU" in strategy.extended.worker_devices[0]
-        if self._sums_on_gpus and rules.wire == "bfloat16":
+        if self._collectives.on_gpus and rules.wire == "bfloat16":
             log.info("wire: values are rounded to bfloat16, but cross as float32 between GPUs; use float16 for less")
         self.is_chief = membership.index == 0
         self._divided, self._sizes = self._new_division(element_spec)
@@ -121,8 +90,6 @@ class MirroredEngine:
             element_spec, step.examples_per_batch = self._divided.element_spec, self._divided.batch
         self._element_spec = element_spec
         step.batches_per_update, step.sums_gradients = self._replicas, True
-        self._rate = RateScaling(rules.learning_rate, self._replicas)
-        self._measures_phases = rules.phases
         self.workers = len(membership.tasks)
         self.sharers = self._replicas
         self._totals = MetricTotals(step)
@@ -130,15 +97,15 @@ class MirroredEngine:
         self._own, self._averaged = self._assigned_state()
         self._functions: dict[int, tuple[Any, str]] = {}
         self._executor_logged = False
-        self._scored_state: EvaluationState | None = None
+        self._scoring = Scoring(step, self._totals, self._seeds, self._collectives, self.scope, self._assigned)
         self._data: Callable[[], tf.data.Dataset] | None = None
-        self._sum = membership.all_reduce.sum if membership.all_reduce else self._summing_function()
         for optimizer in step.optimizers:
             disable_gradient_reduction(optimizer)
         self._check_accumulation()
         step.jit, self._operations = self._chiefs_path()
-        self._tables = self._tables_by_rows()
-        self._updates_by_xla = self._updates_compile()
+        self._replica_steps = self._new_steps()
+        with self.scope():
+            self._updates_by_xla = self._replica_steps.updates_compile(element_spec, self._totals)
         self._taken = 0  # steps of this launch
         self._first_execution = FirstExecution(
             lambda: [*step.parameters, *step.state, *step.optimizer_variables],
@@ -226,7 +193,7 @@ class MirroredEngine:
             size = wanted()
             count = size if left >= size and self._rules.optimized else 1
             vote = tf.constant(float(pause.wanted()), tf.float64)
-            with self.scope(), self._failures_named(), self._assigned.paused():
+            with self.scope(), self._collectives.failures_named(), self._assigned.paused():
                 try:
                     numbers = tf.constant(start, tf.int64), vote, *self._bounds()
                     summary = self._execute(count, self._iterator, *numbers).numpy()
@@ -247,40 +214,9 @@ class MirroredEngine:
         decided = self.total(np.array([faster, operations], np.float64) * self.is_chief)
         return bool(decided[0]), int(decided[1])
 
-    def _updates_compile(self) -> bool:
-        """Whether XLA compiles steps together with their updates: those of one replica, which no all-reduce parts.
-
-        It takes far longer to sum the gradients of the same row than TensorFlow's own operations.
-        """
-        fast = self._replicas == 1 and self._rules.optimized and not self._measures_phases
-        if not (self._step.jit and fast) or self._step.lookups(self._element_spec):
-            return False
-        numbers, step = tf.TensorSpec([], tf.int64), self._step
-        with self.scope():
-            return compiles(self._xla_steps(), [self._element_spec], numbers, step.state, self._totals.initial_values())
-
-    def _tables_by_rows(self) -> EmbeddingTables:
-        """The tables whose rows are read and updated where they are, without passing over the other rows."""
-        step, spec = self._step, self._element_spec
-        # XLA would compile each number of rows anew; a step of the model's own computes gradients of whole tables.
-        whole = step.jit or step.own_step or step.updates_within or self._least_table is None
-        lookups = {} if whole else step.lookups(spec)
-        sent = [step.parameters[n] for n, count in lookups.items() if self._sends_rows(step.parameters[n], count)]
-        changed = changed_by_rows(step.optimizer, sent) if sent else []
-        return EmbeddingTables(step, spec, self._least_table if changed else None, among=changed)
-
-    @property
-    def _least_table(self) -> int | None:
-        """The size in bytes from which a table's gradient may cross as rows; None if all cross whole."""
-        gathers = self._members.all_reduce is not None and self._local == 1 and self._rules.optimized
-        return self._rules.embeddings.min_bytes if self._rules.embeddings and gathers else None
-
-    def _sends_rows(self, table: keras.Variable, lookups: int | None) -> bool:
-        """Whether a gradient with the rows of some lookups crosses as rows."""
-        if self._least_table is None or len(table.shape) < 2:
-            return False
-        size = int(np.prod(table.shape)) * tf.as_dtype(table.dtype).size
-        return size >= self._least_table and rows_are_cheaper(int(table.shape[0]), lookups, self._replicas)
+    def _new_steps(self) -> ReplicaSteps:
+        tables = TableRows(self._step, self._element_spec, self._rules, self._collectives)
+        return ReplicaSteps(self._step, self._rules, self._collectives, tables, self._seeds)
 
     def _size(self, wanted: int) -> int:
         """Steps in the next execution, the same on all tasks."""
@@ -291,39 +227,16 @@ class MirroredEngine:
         return self._operations
 
     def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
-        """Each task scores its own shard of the data, once."""
-        dataset, limit = self._to_score(data, steps)
-        with self.scope():
-            scored = self._scoring(dataset)
-            if self._evaluation is None:
-                self._evaluation = evaluation_function(self._step, self._totals, scored)
-            counted = self._evaluation(iter(dataset), tf.constant(limit, tf.int64), self._shard()).numpy()
-        totals = MetricTotals(self._step, training=False)
-        totals.add(self._summed_counts(counted))
-        return totals
+        """See `Engine.evaluate`; each task scores its own shard of the data, once."""
+        return self._scoring.evaluate(data, steps=steps)
 
     def test_steps(self, data: DatasetFunction, *, steps: int | None) -> Iterator[Callable[[], np.ndarray]]:
-        """See `Engine.test_steps`; a task that has no batch left adds zeros to the sums of the others."""
-        dataset, left = self._to_score(data, steps)
-        iterator = iter(dataset)
-        with self.scope():
-            scored = self._scoring(dataset)
-        if self._batch_evaluation is None:
-            spec = dataset.element_spec
-            self._batch_evaluation = batch_evaluation_function(self._step, self._totals, scored, spec)
-        while True:
-            batch = iterator.get_next_as_optional() if left else None
-            own = batch.get_value() if batch is not None and batch.has_value() else None
-            if not self.total(np.array([float(own is not None)]))[0]:
-                return
-            yield partial(self._scored, own)
-            left -= 1
+        """See `Engine.test_steps`."""
+        return self._scoring.test_steps(data, steps=steps)
 
     def total(self, values: np.ndarray) -> np.ndarray:
         """See `Engine.total`."""
-        if self.workers == 1:
-            return values
-        return np.asarray(self._sum(tf.constant(values, tf.float64)))
+        return self._collectives.total(values)
 
     def share_variables(self) -> None:
         """See `Engine.share_variables`."""
@@ -347,7 +260,7 @@ class MirroredEngine:
             group = [variable for variable in variables if variable.dtype == dtype]
             carrier = tf.as_dtype(dtype) if tf.as_dtype(dtype).is_floating else tf.int64
             flat = tf.concat([tf.reshape(tf.cast(value, carrier), [-1]) for value in values(group)], axis=0)
-            shared = self._sum(flat if self.is_chief else tf.zeros_like(flat))
+            shared = self._collectives.sum(flat if self.is_chief else tf.zeros_like(flat))
             parts = tf.split(shared, [int(np.prod(variable.shape)) for variable in group])
             with self.scope():
                 for variable, part in zip(group, parts, strict=True):
@@ -363,41 +276,10 @@ class MirroredEngine:
         """Waits until every task calls it: if one exited earlier, the others would fail."""
         self.total(np.zeros(1))
 
-    def _to_score(self, data: DatasetFunction, steps: int | None) -> tuple[tf.data.Dataset, int]:
-        """This task's shard of the data to score, and its number of batches; -1 for all."""
-        index, count = self._members.index, self.workers
-        limit = -1 if steps is None else steps // count + (index < steps % count)
-        return checked(data, Shard(index, count, index)), limit
-
-    def _scored(self, batch: Any) -> np.ndarray:
-        """The sum over all tasks of what was counted in one batch of each; this task's batch may be None."""
-        counted = np.zeros(self._totals.size + (self._scored_state.size if self._scored_state else 0))
-        if batch is not None:
-            with self.scope():
-                counted = self._batch_evaluation(batch, self._shard()).numpy()
-        return self._summed_counts(counted)
-
-    def _scoring(self, dataset: tf.data.Dataset) -> EvaluationState:
-        if self._scored_state is None:
-            self._scored_state = EvaluationState(self._step, dataset.element_spec, self._seeds)
-        return self._scored_state
-
-    def _shard(self) -> tf.Tensor:
-        return tf.constant([self._members.index, self.workers], tf.int64)
-
-    def _summed_counts(self, counted: np.ndarray) -> np.ndarray:
-        """The sum over all tasks of what was counted; applies the changes that they have made to the state."""
-        own = counted[self._totals.size :]
-        counted, changed = np.split(self.total(counted), [self._totals.size])
-        with self.scope(), self._assigned.paused():
-            if self._scored_state:
-                self._scored_state.apply(changed, own)
-        return counted
-
     def _take_standard_path(self) -> None:
         self._rules = replace(self._rules, optimized=False)
         self._step.jit, self._updates_by_xla = self._rules.jit is True, False
-        self._tables = self._tables_by_rows()
+        self._replica_steps = self._new_steps()
         self._functions.clear()
         if self._data:
             self._iterator = iter(self._data())
@@ -412,9 +294,7 @@ class MirroredEngine:
 
     def _runs_in_order(self, function: Any, iterator: Any, *args: Any) -> bool:
         """Whether this task, like all others, runs a function with TensorFlow's single-threaded executor."""
-        # Several replicas have to run at the same time, and TensorFlow's collectives would not survive a rehearsal.
-        alone = self._local == 1 and (self._members.all_reduce or self.workers == 1) and self._rules.optimized
-        if not alone:
+        if not (self._collectives.can_rehearse and self._rules.optimized):
             return False
         wanted = may_run_in_order(function, iterator, *args)
         attempt = partial(rehearse, function, self._dataset.take(0), *args) if wanted else lambda: None
@@ -426,10 +306,6 @@ class MirroredEngine:
             )
         return wanted and failure is None
 
-    def _failures_named(self) -> AbstractContextManager[None]:
-        """Raises a failed all-reduce as an error that names the task."""
-        return self._members.all_reduce.errors_translated() if self._members.all_reduce else nullcontext()
-
     def _execution(self, first: int, count: int, summary: np.ndarray) -> Execution:
         metrics, replicas = self._totals.size, self._replicas
         timed = count * replicas if self._sizes else 0
@@ -440,11 +316,11 @@ class MirroredEngine:
             for each in seconds.reshape(-1, replicas).tolist():
                 self._sizes.observe((examples / count).astype(int).tolist(), each)
         self._check_overflow(first, losses, overflows)
-        by_task = examples.reshape(self.workers, self._local).sum(axis=1)
+        by_task = examples.reshape(self.workers, self._collectives.local).sum(axis=1)
         names = self._members.tasks
         steps = dict.fromkeys(names, count)
         consumed = {name: int(number) for name, number in zip(names, by_task, strict=True)}
-        own = phases.reshape(self.workers, self._local, -1).mean(axis=1) if phases.size else ()
+        own = phases.reshape(self.workers, self._collectives.local, -1).mean(axis=1) if phases.size else ()
         return Execution(
             first, losses, metric_sums, steps, consumed, int(votes[0]), phases=dict(zip(names, own, strict=False))
         )
@@ -453,15 +329,18 @@ class MirroredEngine:
         """`count` steps of all replicas as one function."""
         step, totals, replicas = self._step, self._totals, self._replicas
         averaged, whole = self._averaged, self._weight_of_all
-        together, take = count, self._take_steps
+        together, take = count, self._replica_steps.take
         if self._updates_by_xla:
-            together, take = unrolled_steps(count, self._operations, 0), partial(_taken, self._xla_steps())
+            together, take = (
+                unrolled_steps(count, self._operations, 0),
+                partial(_compiled, self._replica_steps.compiled_by_xla()),
+            )
 
         def replica_steps(batches: Any, first: tf.Tensor, vote: tf.Tensor, *bounds: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()
             replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
-            weight, timer = self._weight(replica, bounds), StepTimer(self._measures_phases)
-            taken = _Taken(values(step.state), totals.initial_values())
+            weight, timer = self._weight(replica, bounds), StepTimer(self._rules.phases)
+            taken = StepsTaken(values(step.state), totals.initial_values())
             for start in range(0, count, together):
                 some = batches[start : start + together]
                 taken += take(some, first + start, taken.state, taken.metrics, timer, bounds)
@@ -475,7 +354,7 @@ class MirroredEngine:
             phases = [tf.reshape(own[:, None] * each, [-1]) for each in timer.totals()]
             times = [own * each for each in taken.seconds]
             parts = [losses, *counted, own * tf.cast(taken.examples, tf.float64), vote[None], *times, *phases, *total]
-            return self._all_reduce(tf.concat(parts, axis=0), context)
+            return self._collectives.all_reduce(tf.concat(parts, axis=0), context)
 
         @tf.function(autograph=False)
         def execute(iterator: Any, first: tf.Tensor, vote: tf.Tensor, *bounds: tf.Tensor) -> tf.Tensor:
@@ -485,53 +364,6 @@ class MirroredEngine:
             return self._state_kept(summary)
 
         return execute
-
-    def _take_steps(
-        self,
-        batches: Sequence[Any],
-        first: tf.Tensor,
-        state: list[tf.Tensor],
-        metrics: list[tf.Tensor],
-        timer: StepTimer,
-        bounds: Sequence[tf.Tensor],
-    ) -> _Taken:
-        """Takes a step of a replica with each batch, with its updates; `first` is the number of the first step."""
-        step, context = self._step, tf.distribute.get_replica_context()
-        replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
-        taken = _Taken(state, metrics)
-        for number, batch in enumerate(batches):
-            timer.end("data", batch)
-            state = self._seeds.state_for_step(taken.state, first + number, replica)
-            read = _Parameters.read(step, self._tables, batch)
-            begun = [time_of(read.values, batch)] if bounds else []
-            updates = _ReplicaUpdates(self, context, timer)
-            result = step.train(
-                read.values, state, taken.metrics, _used_after(batch, begun), read.scope, update=updates.update
-            )
-            result = replace(result, gradients=read.gradients(result.gradients))
-            timer.end("compute", result.gradients)
-            ended = [_time_of_one_number(result.gradients) for _ in begun]
-            if not step.updates_within:
-                updates.make(step.optimizer, _used_after(result.gradients, ended), step.parameters)
-            seconds = [end - start for start, end in zip(begun, ended, strict=True)]
-            taken += _Taken(
-                result.state,
-                result.metrics,
-                [result.loss],
-                [updates.overflow],
-                seconds,
-                result.examples,
-                result.logs,
-            )
-        return taken
-
-    def _xla_steps(self) -> Any:
-        """`_take_steps` with all operations of the steps and of their updates in one program of XLA."""
-
-        def take(batches: Any, first: tf.Tensor, state: Any, metrics: Any) -> Any:
-            return vars(self._take_steps(batches, first, state, metrics, StepTimer(on=False), ()))
-
-        return tf.function(take, jit_compile=True, autograph=False)
 
     def _state_kept(self, summary: tf.Tensor) -> tf.Tensor:
         """Assigns the mean of the replicas' state, whose sum is at the end of a summary; returns what is before it."""
@@ -555,35 +387,19 @@ class MirroredEngine:
 
     def _batches(self, iterator: Any, count: int, *bounds: tf.Tensor) -> Any:
         """`count` batches for each local replica: the batches of a step follow each other in the data."""
-        first = self._members.index * self._local
-        places = range(first, first + self._local)
+        first, local = self._collectives.first, self._collectives.local
+        places = range(first, first + local)
         if bounds:
             wholes = [next_batch(iterator) for _ in range(count)]
             steps = [[part(whole, bounds[0][at], bounds[0][at + 1]) for at in places] for whole in wholes]
         else:
             steps = [[next_batch(iterator) for _ in places] for _ in range(count)]
         own = list(zip(*steps, strict=True))
-        if self._local == 1:
+        if local == 1:
             return own[0]
         return self._strategy.experimental_distribute_values_from_function(
             lambda context: own[int(tf.get_static_value(context.replica_id_in_sync_group)) - first]
         )
-
-    def apply(
-        self, optimizer: keras.optimizers.Optimizer, gradients: list[Any], variables: list[keras.Variable]
-    ) -> None:
-        """Updates the replica's own copies, with gradients that are the same on all replicas."""
-        with ExitStack() as within:
-            accumulates = False
-            for inner in leaf_optimizers(optimizer):
-                # Another local replica may have replaced the rate with the value that it has read.
-                own = original(inner, LEARNING_RATE)
-                rate = learning_rate_at(own, tf.convert_to_tensor(inner.iterations), self._rate)
-                within.enter_context(substituted(inner, {LEARNING_RATE: Read(rate)}))
-                accumulates = accumulates or bool(inner.gradient_accumulation_steps)
-                if not accumulates and self._rules.optimized:
-                    within.enter_context(fused(inner, by_rows=bool(self._tables.tables)))
-            optimizer.apply(gradients, variables)
 
     def _run(self, steps: Callable[..., tf.Tensor], args: tuple[Any, ...]) -> Any:
         """Runs a function on each local replica.
@@ -623,218 +439,10 @@ class MirroredEngine:
                 hint="use wire: bfloat16, which has the range of float32, and continue from the last checkpoint",
             )
 
-    def assign(
-        self, variables: Sequence[keras.Variable], own: Sequence[tf.Tensor], context: Any, before: list[Any]
-    ) -> list[tf.Tensor]:
-        """Assigns the mean over all replicas to the replica's own copies of variables.
 
-        Args:
-            variables: the variables.
-            own: the replica's values.
-            context: the replica's context.
-            before: awaited before.
-
-        Returns:
-            The means.
-        """
-        carrier = tf.float64 if any(value.dtype == tf.float64 for value in own) else tf.float32
-        flat = tf.concat([tf.reshape(tf.cast(value, carrier), [-1]) for value in own], axis=0)
-        means = self._all_reduce(after(flat, before), context) / self._replicas
-        pieces = tf.split(means, [int(np.prod(variable.shape)) for variable in variables])
-        for variable, piece in zip(variables, pieces, strict=True):
-            value = tf.cast(tf.reshape(piece, variable.shape), variable.dtype)
-            tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=value)
-        return pieces
-
-    def summed(
-        self, gradients: list[Any], variables: list[keras.Variable], context: Any, timer: StepTimer
-    ) -> tuple[list[Any], tf.Tensor]:
-        """The gradients summed over all replicas, and whether they exceed the range of the wire's type."""
-        if self._replicas == 1:
-            return gradients, tf.constant(False)
-        tables = {
-            n: TableGradient(each, tuple(variable.shape), distinct=self._is_looked_up(variable))
-            for n, (each, variable) in enumerate(zip(gradients, variables, strict=True))
-            if isinstance(each, tf.IndexedSlices) and self._sends_rows(variable, each.values.shape[0])
-        }
-        dense = [None if n in tables else each for n, each in enumerate(gradients)]
-        shapes = [variable.shape for variable in variables]
-        packing = GradientPacking(shapes, self._rules.wire, packed=self._rules.optimized)
-        summed, overflow = packing.sums(dense, lambda value: self._all_reduce(value, context))
-        sent: Any = packing.size(dense)
-        if tables and self._members.all_reduce:
-            rows = RowPacking(self._rules.wire, self._members.all_reduce.gather)
-            for n, own in zip(tables, rows.sums(list(tables.values())), strict=True):
-                summed[n] = own if self._is_looked_up(variables[n]) else tf.convert_to_tensor(own)
-            overflow |= rows.overflow
-            sent += rows.bytes
-        timer.add_bytes(lambda: {"reduced": sent})
-        timer.end("all_reduce", summed)
-        return summed, overflow
-
-    def _is_looked_up(self, variable: keras.Variable) -> bool:
-        """Whether steps read and update rows of a table, each once."""
-        return any(table.variable is variable for table in self._tables.tables)
-
-    def _all_reduce(self, value: tf.Tensor, context: Any) -> tf.Tensor:
-        if self._replicas == 1:
-            return value
-        if all_reduce := self._members.all_reduce:
-            return all_reduce.sum(value)
-        dtype = value.dtype
-        if self._sums_on_gpus and dtype == tf.bfloat16:
-            value = tf.cast(value, tf.float32)  # NCCL supports bfloat16, but TensorFlow's use of it does not
-        return tf.cast(context.all_reduce(tf.distribute.ReduceOp.SUM, value), dtype)
-
-    def _summing_function(self) -> Callable[[tf.Tensor], tf.Tensor]:
-        def once(value: tf.Tensor) -> tf.Tensor:
-            context = tf.distribute.get_replica_context()
-            first = tf.equal(tf.cast(context.replica_id_in_sync_group, tf.int64) % self._local, 0)
-            return self._all_reduce(tf.where(first, value, tf.zeros_like(value)), context)
-
-        @tf.function(autograph=False)
-        def total(value: tf.Tensor) -> tf.Tensor:
-            return self._strategy.experimental_local_results(self._strategy.run(once, args=(value,)))[0]
-
-        return total
-
-
-@dataclass(frozen=True)
-class _Parameters:
-    """The parameters as a step reads them: of some tables only the rows that its batch looks up.
-
-    Args:
-        values: the value of each parameter, or its rows.
-        scope: the scope in which the model looks these rows up.
-        rows: for each such table, by its index in the parameters, the numbers of its rows, each once, shape (n,).
-    """
-
-    values: list[tf.Tensor]
-    scope: ParameterScope
-    rows: dict[int, tf.Tensor]
-
-    @classmethod
-    def read(cls, step: ModelStep, tables: EmbeddingTables, batch: Any) -> _Parameters:
-        """Reads the parameters."""
-        if not tables.tables:
-            return cls(values(step.parameters), nullcontext, {})
-        lookup = tables.lookup([batch])
-        rows = {n: own.numbers for n, own in zip(tables.parameter_indices, lookup.rows, strict=True)}
-        read = [
-            rows_of(variable.value, rows[n]) if n in rows else tf.convert_to_tensor(variable.value)
-            for n, variable in enumerate(step.parameters)
-        ]
-        return cls(read, tables.parameter_scope(lookup.positions[0]), rows)
-
-    def gradients(self, found: list[Any]) -> list[Any]:
-        """Returns the gradients with respect to the parameters, given those with respect to `values`."""
-        return [
-            tf.IndexedSlices(tf.convert_to_tensor(each), self.rows[n]) if n in self.rows and each is not None else each
-            for n, each in enumerate(found)
-        ]
-
-
-@dataclass(frozen=True)
-class _Taken:
-    """What a replica's steps have resulted in.
-
-    Attributes:
-        state: the values of the model's state.
-        metrics: the values of the metrics' variables.
-        losses: of each step, shape ().
-        overflows: of each step, whether gradients exceed the range of the wire's type.
-        seconds: of each step, if measured.
-        examples: the examples of all steps.
-        logs: see `StepResult`; of the last step.
-    """
-
-    state: list[tf.Tensor]
-    metrics: list[tf.Tensor]
-    losses: Sequence[tf.Tensor] = ()
-    overflows: Sequence[tf.Tensor] = ()
-    seconds: Sequence[tf.Tensor] = ()
-    examples: tf.Tensor | int = 0
-    logs: Sequence[tf.Tensor] = ()
-
-    def __add__(self, later: _Taken) -> _Taken:
-        return _Taken(
-            later.state,
-            later.metrics,
-            (*self.losses, *later.losses),
-            (*self.overflows, *later.overflows),
-            (*self.seconds, *later.seconds),
-            self.examples + later.examples,
-            later.logs,
-        )
-
-
-def _taken(compiled: Any, batches: Any, first: tf.Tensor, state: Any, metrics: Any, *_: Any) -> _Taken:
+def _compiled(steps: Any, batches: Any, first: tf.Tensor, state: Any, metrics: Any, *_: Any) -> StepsTaken:
     """What steps compiled by XLA have resulted in."""
-    return _Taken(**compiled(batches, first, state, metrics))
-
-
-class _ReplicaUpdates:
-    """Makes the updates of one step on one replica.
-
-    Args:
-        engine: the engine.
-        context: the replica's context.
-        timer: measures the phases.
-
-    Attributes:
-        overflow: whether gradients exceed the range of the wire's type.
-    """
-
-    def __init__(self, engine: MirroredEngine, context: Any, timer: StepTimer) -> None:
-        self._engine, self._context, self._timer = engine, context, timer
-        self._before: list[Any] = []
-        self.overflow = tf.constant(False)
-
-    def make(
-        self, optimizer: keras.optimizers.Optimizer, gradients: list[Any], variables: list[keras.Variable]
-    ) -> None:
-        """Sums the gradients over all replicas, and makes an update."""
-        # All replicas sum in the same order, although two updates of a step may not depend on each other.
-        gradients = _used_after(gradients, self._before)
-        summed, overflow = self._engine.summed(gradients, variables, self._context, self._timer)
-        self._before = [each for each in summed if each is not None]
-        self.overflow |= overflow
-        with self._timer.during("update"):
-            self._engine.apply(optimizer, summed, variables)
-
-    def update(
-        self,
-        optimizer: keras.optimizers.Optimizer | None,
-        gradients: list[Any],
-        variables: list[keras.Variable],
-        assigned: Assigned,
-    ) -> list[tf.Tensor]:
-        """Makes an update within the step, see `assignments.Update`."""
-        self._timer.end("compute", gradients, [value for _, value in assigned])
-        if assigned:
-            own, given = zip(*assigned, strict=True)
-            self._before = self._engine.assign(own, given, self._context, self._before)
-            self._timer.end("all_reduce", self._before)
-        if optimizer is not None:
-            self.make(optimizer, gradients, variables)
-        return values(variables)
-
-
-def _used_after(tensors: Any, times: list[tf.Tensor]) -> Any:
-    """Lets tensors be used after a time was taken, if it was: an executor with one thread may take it at the end."""
-    if not times:
-        return tensors
-    return tf.nest.map_structure(
-        lambda tensor: None if tensor is None else after(tensor, times), tensors, expand_composites=True
-    )
-
-
-def _time_of_one_number(gradients: list[Any]) -> tf.Tensor:
-    """The time when a number of each gradient is on the processor: an accelerator ends later than it seems to."""
-    present = [getattr(each, "values", each) for each in gradients if each is not None]
-    last = tf.add_n([tf.reduce_sum(tf.cast(tf.reshape(each, [-1])[:1], tf.float32)) for each in present])
-    with tf.device("CPU"):
-        return time_of(tf.identity(last))
+    return StepsTaken(**steps(batches, first, state, metrics))
 
 
 def _after_reading(steps: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:

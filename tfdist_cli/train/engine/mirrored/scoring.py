@@ -1,0 +1,108 @@
+"""Evaluation: each task scores its own shard of the data, and the counts of all tasks are summed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, checked
+from tfdist_cli.train.engine.mirrored.collectives import Collectives
+from tfdist_cli.train.model.evaluation import batch_evaluation_function, evaluation_function
+from tfdist_cli.train.model.evaluation_state import EvaluationState
+from tfdist_cli.train.model.metrics import MetricTotals
+from tfdist_cli.train.model.rng.counters import SeedCounters
+from tfdist_cli.train.model.train_step import ModelStep
+from tfdist_cli.train.variables.replicas import AssignedVariables
+
+
+class Scoring:
+    """Scores data.
+
+    Args:
+        step: the model's pure functions.
+        totals: packs the metrics.
+        seeds: the model's seed counters.
+        collectives: the sums over all replicas.
+        scope: the strategy's scope.
+        assigned: the variables that user code assigns.
+    """
+
+    def __init__(
+        self,
+        step: ModelStep,
+        totals: MetricTotals,
+        seeds: SeedCounters,
+        collectives: Collectives,
+        scope: Callable[[], AbstractContextManager[Any]],
+        assigned: AssignedVariables,
+    ) -> None:
+        self._step, self._totals, self._seeds = step, totals, seeds
+        self._collectives, self._scope, self._assigned = collectives, scope, assigned
+        self._evaluation: Any = None
+        self._batch_evaluation: Any = None
+        self._state: EvaluationState | None = None
+
+    def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
+        """See `Engine.evaluate`."""
+        dataset, limit = self._shard_of(data, steps)
+        with self._scope():
+            state = self._state_of(dataset)
+            if self._evaluation is None:
+                self._evaluation = evaluation_function(self._step, self._totals, state)
+            counted = self._evaluation(iter(dataset), tf.constant(limit, tf.int64), self._shard).numpy()
+        totals = MetricTotals(self._step, training=False)
+        totals.add(self._summed(counted))
+        return totals
+
+    def test_steps(self, data: DatasetFunction, *, steps: int | None) -> Iterator[Callable[[], np.ndarray]]:
+        """See `Engine.test_steps`; a task that has no batch left adds zeros to the sums of the others."""
+        dataset, left = self._shard_of(data, steps)
+        iterator = iter(dataset)
+        with self._scope():
+            state = self._state_of(dataset)
+        if self._batch_evaluation is None:
+            self._batch_evaluation = batch_evaluation_function(self._step, self._totals, state, dataset.element_spec)
+        while True:
+            batch = iterator.get_next_as_optional() if left else None
+            own = batch.get_value() if batch is not None and batch.has_value() else None
+            if not self._collectives.total(np.array([float(own is not None)]))[0]:
+                return
+            yield partial(self._counted, own)
+            left -= 1
+
+    def _shard_of(self, data: DatasetFunction, steps: int | None) -> tuple[tf.data.Dataset, int]:
+        """This task's shard of the data, and its number of batches; -1 for all."""
+        index, count = self._collectives.index, self._collectives.workers
+        limit = -1 if steps is None else steps // count + (index < steps % count)
+        return checked(data, Shard(index, count, index)), limit
+
+    @property
+    def _shard(self) -> tf.Tensor:
+        return tf.constant([self._collectives.index, self._collectives.workers], tf.int64)
+
+    def _state_of(self, dataset: tf.data.Dataset) -> EvaluationState:
+        if self._state is None:
+            self._state = EvaluationState(self._step, dataset.element_spec, self._seeds)
+        return self._state
+
+    def _counted(self, batch: Any) -> np.ndarray:
+        """The sum over all tasks of what was counted in one batch of each; this task's batch may be None."""
+        counted = np.zeros(self._totals.size + (self._state.size if self._state else 0))
+        if batch is not None:
+            with self._scope():
+                counted = self._batch_evaluation(batch, self._shard).numpy()
+        return self._summed(counted)
+
+    def _summed(self, counted: np.ndarray) -> np.ndarray:
+        """The sum over all tasks of what was counted; applies the changes that they have made to the state."""
+        own = counted[self._totals.size :]
+        counted, changed = np.split(self._collectives.total(counted), [self._totals.size])
+        with self._scope(), self._assigned.paused():
+            if self._state:
+                self._state.apply(changed, own)
+        return counted
