@@ -499,7 +499,6 @@ def test_a_run_directory_of_another_recipe_is_warned_of(tfdist, cluster_file, tm
             "-s",
             "module_dir=gs://bucket/cluster.yaml",
         ),
-        ("role", "--task", "ps:0", "-c", "cluster.yaml", "--run-dir", "gs://bucket/cluster.yaml"),
         ("doctor", "gs://bucket/cluster.yaml"),
     ],
     ids=" ".join,

@@ -31,7 +31,12 @@ def render(
     recipe: RecipeOption = None,
     overrides: SetOption = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="The run directory as the tasks see it.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="PATH|URL",
+            help="The run directory as the tasks see it; an address such as s3://bucket/run for Kubernetes.",
+            show_default=False,
+        ),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; by default stdout.")] = None,
 ) -> None:
@@ -40,7 +45,7 @@ def render(
     For this machine and for ssh hosts that is one shell command per task. Nothing is started. The output can be
     edited and run without `tfdist launch`.
     """
-    job = load_job(cluster, recipe, settings(overrides, to), command, str(run_dir) if run_dir else None)
+    job = load_job(cluster, recipe, settings(overrides, to), command, run_dir)
     launcher = launcher_of(job.cluster)
     text = launcher.render(job.preview(launcher))
     if output is None:

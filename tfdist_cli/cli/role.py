@@ -19,11 +19,13 @@ from tfdist_cli.launch.slurm.task_environment import StepTask, find_step_task, i
 from tfdist_cli.plan.machine import NO_PROXY, Machine
 from tfdist_cli.plan.plan import PlannedTask, fixed_addresses, plan_task
 from tfdist_cli.plan.resources import allocate, make_resources
-from tfdist_cli.protocol.environment import JOIN_ADDRESS, RUN_DIR, START_TIMEOUT, Environment
+from tfdist_cli.protocol.environment import JOIN_ADDRESS, RUN_DIR, RUN_URL, START_TIMEOUT, Environment
+from tfdist_cli.protocol.records import LAUNCHER_PID
 from tfdist_cli.requirements import require_tensorflow
 from tfdist_cli.spec.loading.load import load_recipe, load_run
-from tfdist_cli.spec.path_scheme import refuse_scheme
+from tfdist_cli.spec.path_scheme import Location, Url, checked_location, refuse_scheme
 from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.spec.sections.role_spec import RoleSpec
 from tfdist_cli.spec.sections.secret import read_secrets
 from tfdist_cli.spec.strategies import decides
@@ -36,6 +38,7 @@ EXAMPLES = (
     "tfdist role --task ps:0 --cluster cluster.yaml",
     "tfdist role --task worker:1 --cluster cluster.yaml -- python train.py",
     "tfdist role --task worker:5 --cluster runs/latest/cluster.yaml",
+    "tfdist role --task chief:0 --cluster cluster.yaml --run-dir s3://bucket/runs/digits",
     "TF_CONFIG='{...}' tfdist role --recipe recipe.yaml",
     "srun --ntasks=5 tfdist role --cluster cluster.yaml",
 )
@@ -57,8 +60,12 @@ def role(  # noqa: PLR0913 a parameter is an option
     settings: SetOption = None,
     *,
     run_dir: Annotated[
-        Path | None,
-        typer.Option(help="The run directory, for metrics, checkpoints and exports. Default: runs/NAME."),
+        str | None,
+        typer.Option(
+            metavar="PATH|URL",
+            help="The run directory, for metrics, checkpoints and exports, also in a bucket: s3://bucket/run. Default: "
+            "runs/NAME.",
+        ),
     ] = None,
     start_timeout: Annotated[
         float | None, typer.Option(help="Seconds to wait for the other tasks. Default: 120.")
@@ -81,9 +88,14 @@ def role(  # noqa: PLR0913 a parameter is an option
 
     The command plans the task's environment (GPUs, threads, proxies) for this machine and then replaces itself with the
     task's program.
+
+    With a run directory in a bucket, all tasks get the same address. The chief downloads the run if its disk has none
+    of it, and uploads it every 10 s and at the end. A chief of another machine waits up to 60 s, until the first one
+    counts as dead.
     """
     exit_with_launcher()
     refuse_scheme(os.environ.get(RUN_DIR, ""))
+    at = None if run_dir is None else checked_location(run_dir)
     if start_timeout is not None:
         os.environ[START_TIMEOUT] = str(start_timeout)
     spec, trained = load_run(cluster, recipe, settings or ()) if cluster else (None, None)
@@ -92,22 +104,55 @@ def role(  # noqa: PLR0913 a parameter is an option
     if planned:
         _check_environment(task, run_dir)
         _make_run_dir(Path(os.environ[RUN_DIR]))
+        if os.environ.get(RUN_URL):
+            trained = _upload_as_chief(Url(os.environ[RUN_URL]), trained, command)
         if command:
             _exec(command, os.environ)
         require_tensorflow()
         exit_now(run_task(trained))
-    own, slot = _plan(spec, task, run_dir)
+    url = _url(spec, at)
+    local = at if isinstance(at, Path) else Path(DEFAULT_RUNS, url.name) if url else None
+    own, slot = _plan(spec, task, local)
     files = [*_option("--cluster", cluster), *_option("--recipe", recipe)]
     again = [sys.executable, "-m", "tfdist_cli", "role", "--task", str(own.task), *files, "--planned"]
     again += (f"--set={each}" for each in settings or ())
-    _exec(command or again, _task_environment(own, slot))
+    if url is None:
+        _exec(command or again, _task_environment(own, slot))
+    own = replace(own, env={**own.env, RUN_URL: str(url)})
+    _exec([*again, *(["--", *command] if command else [])], _task_environment(own, slot))
+
+
+def _url(cluster: Cluster | None, chosen: Location | None) -> Url | None:
+    """Returns the address of the run directory in a storage service; None if it is only on this machine."""
+    if isinstance(chosen, Url):
+        return chosen
+    if chosen is None and RUN_DIR not in os.environ and cluster and isinstance(cluster.run_dir, Url):
+        return cluster.run_dir / cluster.name
+    return None
+
+
+def _upload_as_chief(url: Url, recipe: Recipe | None, command: list[str] | None) -> Recipe | None:
+    """Returns the recipe with its results in a storage service. The chief does not return, and runs in a child process.
+
+    Raises:
+        UsageError: the service, or the run in it, cannot be used.
+    """
+    from tfdist_cli.run_storage.chief import run_chief  # noqa: PLC0415 few tasks need it
+    from tfdist_cli.run_storage.stored_run import in_service  # noqa: PLC0415 as above
+
+    stored = in_service(recipe, url) if recipe and not command else None
+    environment = Environment.read()
+    if environment.is_chief and LAUNCHER_PID not in os.environ:
+        own = command or [sys.executable, "-m", "tfdist_cli", *sys.argv[1:]]
+        exit_now(run_chief(url, environment, stored, own))
+    return stored
 
 
 def _option(name: str, path: Path | None) -> list[str]:
     return [] if path is None else [name, str(path)]
 
 
-def _check_environment(task: str | None, run_dir: Path | None) -> None:
+def _check_environment(task: str | None, run_dir: str | None) -> None:
     """Rejects an environment that no launcher has set for this task.
 
     Raises:

@@ -22,6 +22,8 @@ from tfdist_cli.spec.task_id import TaskId
 STRATEGY = "TFDIST_STRATEGY"
 COMMUNICATION = "TFDIST_COMMUNICATION"
 RUN_DIR = "TFDIST_RUN_DIR"
+RUN_URL = "TFDIST_RUN_URL"
+"""The address of the run in a storage service, to which the chief uploads its run directory."""
 START_TIMEOUT = "TFDIST_START_TIMEOUT"
 JOIN_ADDRESS = "TFDIST_JOIN_ADDRESS"
 """Where the chief takes workers that join a running training, and those that leave it."""

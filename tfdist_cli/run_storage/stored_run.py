@@ -141,6 +141,8 @@ def _bring(remote: RemoteFolder, local: Path, stored: bool, last: Lease | None, 
         shutil.rmtree(new, ignore_errors=True)
         download_run(remote, new, remote.sizes(), skipped)
         write_origin(new, remote.url, last.launch if last else "")
+        with suppress(OSError):
+            local.rmdir()  # it is empty
         if local.exists():
             local.rename(_unused(local))  # another machine has continued the run
         new.rename(local)
