@@ -24,7 +24,7 @@ PARTS: dict[str, set[str]] = {
     "storage": {"errors", "spec"},
     "requirements": {"errors", "spec"},
     "launch": {"errors", "plan", "protocol", "requirements", "spec"},
-    "run_storage": {"errors", "launch", "protocol", "spec", "storage"},
+    "run_storage": {"errors", "launch", "plan", "protocol", "spec", "storage"},
     "runs": {"errors", "launch", "protocol", "run_storage", "spec"},
     "doctor": {"errors", "finding", "launch", "spec"},
     "check": {"errors", "finding", "launch", "protocol", "requirements", "spec"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist_cli.errors import UsageError
@@ -48,7 +48,7 @@ class Job:
 
     def preview(self, launcher: Launcher) -> Plan:
         """Returns the plan as far as it is known before the start. Ports that are chosen at the start are 0."""
-        plan = make_plan(
+        return make_plan(
             self.cluster,
             self.recipe,
             addresses=launcher.preview_addresses(self.cluster),
@@ -56,7 +56,6 @@ class Job:
             machine=Machine.here(),
             command=self.program,
         )
-        return replace(plan, url=self.url)
 
     def check_module(self) -> None:
         """Checks that the recipe's module exists before any task starts.

@@ -20,7 +20,6 @@ from tfdist_cli.plan.machine import NO_PROXY, Machine
 from tfdist_cli.plan.plan import PlannedTask, fixed_addresses, plan_task
 from tfdist_cli.plan.resources import allocate, make_resources
 from tfdist_cli.protocol.environment import JOIN_ADDRESS, RUN_DIR, RUN_URL, START_TIMEOUT, Environment
-from tfdist_cli.protocol.records import LAUNCHER_PID
 from tfdist_cli.requirements import require_tensorflow
 from tfdist_cli.spec.loading.load import load_recipe, load_run
 from tfdist_cli.spec.path_scheme import Location, Url, checked_location, refuse_scheme
@@ -90,8 +89,8 @@ def role(  # noqa: PLR0913 a parameter is an option
     task's program.
 
     With a run directory in a bucket, all tasks get the same address. The chief downloads the run if its disk has none
-    of it, and uploads it every 10 s and at the end. A chief of another machine waits up to 60 s, until the first one
-    counts as dead.
+    of it, and uploads it every 10 s and at the end. A chief that replaces a killed one first waits up to 60 s for a
+    sign of life of the other.
     """
     exit_with_launcher()
     refuse_scheme(os.environ.get(RUN_DIR, ""))
@@ -111,8 +110,7 @@ def role(  # noqa: PLR0913 a parameter is an option
         require_tensorflow()
         exit_now(run_task(trained))
     url = _url(spec, at)
-    local = at if isinstance(at, Path) else Path(DEFAULT_RUNS, url.name) if url else None
-    own, slot = _plan(spec, task, local)
+    own, slot = _plan(spec, task, at if isinstance(at, Path) else _local_folder(url), stored=url is not None)
     files = [*_option("--cluster", cluster), *_option("--recipe", recipe)]
     again = [sys.executable, "-m", "tfdist_cli", "role", "--task", str(own.task), *files, "--planned"]
     again += (f"--set={each}" for each in settings or ())
@@ -131,18 +129,23 @@ def _url(cluster: Cluster | None, chosen: Location | None) -> Url | None:
     return None
 
 
+def _local_folder(url: Url | None) -> Path | None:
+    """Returns the folder of this machine for a run in a storage service; None if it is not in one."""
+    return Path(os.environ.get(RUN_DIR) or DEFAULT_RUNS / url.name) if url else None
+
+
 def _upload_as_chief(url: Url, recipe: Recipe | None, command: list[str] | None) -> Recipe | None:
     """Returns the recipe with its results in a storage service. The chief does not return, and runs in a child process.
 
     Raises:
         UsageError: the service, or the run in it, cannot be used.
     """
-    from tfdist_cli.run_storage.chief import run_chief  # noqa: PLC0415 few tasks need it
+    from tfdist_cli.run_storage.chief import run_chief, uploads_here  # noqa: PLC0415 few tasks need it
     from tfdist_cli.run_storage.stored_run import in_service  # noqa: PLC0415 as above
 
     stored = in_service(recipe, url) if recipe and not command else None
     environment = Environment.read()
-    if environment.is_chief and LAUNCHER_PID not in os.environ:
+    if environment.is_chief and not uploads_here():
         own = command or [sys.executable, "-m", "tfdist_cli", *sys.argv[1:]]
         exit_now(run_chief(url, environment, stored, own))
     return stored
@@ -196,8 +199,16 @@ class _Slot:
     joins: bool = False
 
 
-def _plan(cluster: Cluster | None, task: str | None, run_dir: Path | None) -> tuple[PlannedTask, _Slot | None]:
+def _plan(
+    cluster: Cluster | None, task: str | None, run_dir: Path | None, *, stored: bool
+) -> tuple[PlannedTask, _Slot | None]:
     """Plans this task for the machine that it runs on; it has a slot if a launcher follows it, or Slurm started it.
+
+    Args:
+        cluster: the cluster; None if `TF_CONFIG` describes it.
+        task: the task; None if a scheduler names it.
+        run_dir: the run directory on this machine; None for the default.
+        stored: whether the run is in a storage service. Tasks on other machines then read no files in its folder here.
 
     Raises:
         UsageError: the task is not named.
@@ -214,7 +225,7 @@ def _plan(cluster: Cluster | None, task: str | None, run_dir: Path | None) -> tu
         return _plan_in_step(cluster, place, run_dir), slot
     if in_step():
         place = find_step_task(cluster)
-        if place.task == cluster.tasks[0]:
+        if place.task == cluster.tasks[0] and not stored:
             write_addresses(path, place.addresses)
         return _plan_in_step(cluster, place, run_dir), _Slot(decides(cluster.strategy, place.task.role))
     raise UsageError("no task is named", code="no-task", hint="pass --task, such as --task worker:1")

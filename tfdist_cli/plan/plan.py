@@ -15,7 +15,6 @@ from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.resources import Resources, allocate, machine_of
 from tfdist_cli.plan.task_environment import planned_environment
 from tfdist_cli.spec.address import DEFAULT_PORT, Address
-from tfdist_cli.spec.path_scheme import Url
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.spec.sections.secret import SecretSpec
@@ -69,7 +68,6 @@ class Plan:
         tasks: chief, workers, ps, evaluator, data dispatcher, data workers, in this order.
         spare_ports: the ports on which no task listens at the start, but perhaps later: of tasks that may join, and the
             one on which the chief takes them.
-        url: the run's address in a storage service, if it is rendered for tasks that no launcher follows.
     """
 
     cluster: Cluster
@@ -77,7 +75,6 @@ class Plan:
     run_dir: Path
     tasks: tuple[PlannedTask, ...]
     spare_ports: tuple[int, ...] = ()
-    url: Url | None = None
 
     @property
     def name(self) -> str:

@@ -33,6 +33,7 @@ class LauncherTraits:
         tasks_join: whether a task that the launch did not have can be started, or one of its tasks ended, while the
             others run.
         profiles_tasks: whether the launcher can hand a running task the order to profile itself, a file in its folder.
+        shares_run_dir: whether the tasks read files from the run directory, which all machines have to share.
         run_lasts: whether a run can go on with a plan that has other addresses, once all tasks have exited.
     """
 
@@ -48,6 +49,7 @@ class LauncherTraits:
     restarts_tasks: bool = True
     tasks_join: bool = False
     profiles_tasks: bool = False
+    shares_run_dir: bool = False
     run_lasts: bool = False
 
 
@@ -73,6 +75,7 @@ LAUNCHERS: dict[str, LauncherTraits] = {
         scheduler="Slurm",
         scheduled_cpus=1,
         jobs="tfdist_cli.launch.slurm.jobs:SlurmJobs",
+        shares_run_dir=True,
         restarts_tasks=False,
         tasks_join=True,
         profiles_tasks=True,

@@ -8,7 +8,7 @@ from typing import Any
 
 from tfdist_cli.launch.object_names import label
 from tfdist_cli.plan.plan import RECIPE_FILE, Plan
-from tfdist_cli.protocol.environment import RUN_DIR, RUN_URL
+from tfdist_cli.protocol.environment import RUN_DIR
 from tfdist_cli.spec.address import DEFAULT_PORT
 from tfdist_cli.spec.roles import Role
 from tfdist_cli.spec.sections.kubernetes import Kubernetes
@@ -75,12 +75,8 @@ def role_argv(plan: Plan, role: Role, index: str | None) -> list[str]:
 
 
 def environment(plan: Plan, task: TaskId) -> dict[str, str]:
-    """Returns a task's planned variables, with the run directory of the pods.
-
-    A launcher, which starts the kind `pods`, uploads the run itself.
-    """
-    stored = {} if plan.url is None or settings(plan).kind == "pods" else {RUN_URL: str(plan.url)}
-    return {**plan[task].env, RUN_DIR: str(RUNS / job_name(plan)), **stored}
+    """Returns a task's planned variables, with the run directory of the pods."""
+    return {**plan[task].env, RUN_DIR: str(RUNS / job_name(plan))}
 
 
 def as_env(variables: Mapping[str, str]) -> list[Manifest]:

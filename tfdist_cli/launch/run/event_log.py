@@ -71,7 +71,7 @@ class EventLog:
         Args:
             provenance: the launcher's versions, and the commit.
         """
-        self._write({"event": "launch", **provenance}, 0.0)
+        self.write({"event": "launch", **provenance}, 0.0)
 
     def job_failed(self, cause: str, now: float) -> None:
         """Writes that an error of the launcher has ended the job.
@@ -80,42 +80,48 @@ class EventLog:
             cause: the error.
             now: seconds since the launch began.
         """
-        self._write({"event": "phase", "from": self._phase.value, "phase": Phase.ENDED.value, "cause": cause}, now)
+        self.write({"event": "phase", "from": self._phase.value, "phase": Phase.ENDED.value, "cause": cause}, now)
 
     def on_event(self, event: Event, state: JobState, now: float) -> None:
         """Writes the event and the changes of the job's state."""
         self._attempt = self._first_attempt - 1 + state.attempt
         line = _line_of(event, state)
         if line:
-            self._write(line, now)
+            self.write(line, now)
         for lost in state.lost_tasks[self._lost_tasks :]:
-            self._write({"event": "loss", "task": str(lost.task), "cause": cause_of(lost), **_restart(lost)}, now)
+            self.write({"event": "loss", "task": str(lost.task), "cause": cause_of(lost), **_restart(lost)}, now)
         self._lost_tasks = len(state.lost_tasks)
         finished = [resize for resize in state.resizes if resize.trained_at is not None]
         for resize in finished[self._finished_resizes :]:
-            self._write(_scaled(resize, state), now)
+            self.write(_scaled(resize, state), now)
         self._finished_resizes = len(finished)
         self._write_killed(state, now)
         if state.phase is not self._phase:
             cause = _phase_cause(event, state)
-            self._write({"event": "phase", "from": self._phase.value, "phase": state.phase.value, "cause": cause}, now)
+            self.write({"event": "phase", "from": self._phase.value, "phase": state.phase.value, "cause": cause}, now)
             self._phase = state.phase
 
     def _write_killed(self, state: JobState, now: float) -> None:
         """Writes which tasks were killed because they were stalled."""
         killed = set(state.stalled)
         for name in sorted(killed - self._killed, key=str):
-            self._write({"event": "kill", "task": str(name), "cause": state.tasks[name].stall_reason}, now)
+            self.write({"event": "kill", "task": str(name), "cause": state.tasks[name].stall_reason}, now)
         self._killed = killed
 
-    def _write(self, line: dict[str, Any], now: float) -> None:
+    def write(self, line: Mapping[str, Any], now: float) -> None:
+        """Writes a line.
+
+        Args:
+            line: `event`, and its fields.
+            now: seconds since the launch began.
+        """
         stamp = {
             "time": self._clock().isoformat(timespec="milliseconds"),
             "seconds": round(now, 3),
             "attempt": self._attempt,
         }
         # First the stamp in front, for people. Then once more, so that a task's record cannot override it.
-        text = (os.linesep if self._is_cut else "") + to_json(stamp | line | stamp) + os.linesep
+        text = (os.linesep if self._is_cut else "") + to_json({**stamp, **line, **stamp}) + os.linesep
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(text)
