@@ -64,3 +64,15 @@ def test_compose(tfdist, mirrored):
     rendered = tfdist("render", str(mirrored), "--to", "compose", "--", "true")
     assert rendered.code == 0
     assert list(yaml.safe_load(rendered.out)["services"]) == ["worker-0", "worker-1"]
+
+
+def test_the_tasks_of_a_run_in_a_bucket_know_its_address(tfdist, mirrored):
+    command = (str(mirrored), "--run-dir", "s3://bucket/runs/pair")
+    for launcher in ("local", "compose", "kubernetes"):
+        rendered = tfdist("render", *command, "--to", launcher, "--", "true")
+        assert rendered.code == 0, rendered.err
+        assert rendered.out.count("s3://bucket/runs/pair") == (1 if launcher == "kubernetes" else 2)
+    refused = tfdist("render", *command, "--to", "slurm", "--", "true")
+    assert (refused.code, codes_in(refused.err)) == (2, ["run-dir-not-shared"])
+    dry = tfdist("launch", *command, "--dry-run", "--", "true")
+    assert "TFDIST_RUN_URL" not in dry.out, "a launcher uploads the run itself"

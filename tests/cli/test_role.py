@@ -10,7 +10,8 @@ import pytest
 
 from tests.support.codes import codes_in
 from tfdist_cli.cli import role as module
-from tfdist_cli.protocol.environment import Environment
+from tfdist_cli.protocol.environment import UPLOADER, Environment
+from tfdist_cli.run_storage import chief
 from tfdist_cli.spec.task_id import TaskId
 
 pytestmark = pytest.mark.tensorflow
@@ -391,3 +392,46 @@ def test_a_task_reads_its_secrets_unless_it_has_been_given_them(tfdist, tmp_path
     assert tfdist("role", "--task", "chief", "-c", "secret.yaml").code == 0
     assert (began.env["KEY"], began.env["TOKEN"]) == ("from the file", "from a scheduler")
     assert began.env["TFDIST_SECRETS"] == "KEY,TOKEN"
+
+
+URL = "s3://bucket/runs/digits"
+CHECKPOINTS = "module: digits\ncheckpoint: {every_steps: 10}\nexport: {}\n"
+
+
+def test_a_run_with_an_address(tfdist, cluster_file, began, tmp_path):
+    """Each task is told the address. Its own folder is on this machine."""
+    given = ("role", "--task", "ps:0", "-c", cluster_file, "--run-dir", URL)
+    assert tfdist(*given).code == 0
+    assert began.env["TFDIST_RUN_URL"] == URL
+    assert began.environment.run_dir == tmp_path / "runs" / "digits"
+    assert tfdist(*given, "--", "python", "train.py").code == 0
+    assert began.argv[-4:] == ["--planned", "--", "python", "train.py"]
+    os.environ["TFDIST_RUN_DIR"] = str(tmp_path / "disk")
+    assert tfdist(*given).code == 0
+    assert began.environment.run_dir == tmp_path / "disk"
+    assert tfdist("role", "--task", "ps:0", "-c", cluster_file, "-s", "run_dir=s3://bucket/runs").code == 0
+    assert "TFDIST_RUN_URL" not in began.env, "the environment has chosen a folder"
+    del os.environ["TFDIST_RUN_DIR"]
+    assert tfdist("role", "--task", "ps:0", "-c", cluster_file, "-s", "run_dir=s3://bucket/runs").code == 0
+    assert began.env["TFDIST_RUN_URL"].startswith("s3://bucket/runs/")
+
+
+def test_only_the_chief_uploads_and_all_save_there(tfdist, began, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(chief, "run_chief", lambda *arguments: seen.append(arguments) or 0)
+    (tmp_path / "recipe.yaml").write_text(CHECKPOINTS)
+    os.environ |= {"TFDIST_RUN_DIR": str(tmp_path / "run"), "TFDIST_RUN_URL": URL}
+    planned = ("role", "-r", "recipe.yaml", "--planned")
+    for role, uploads in {"worker": False, "evaluator": False, "chief": True}.items():
+        tf_config(role, **PS)
+        began.recipe = None
+        assert tfdist(*planned).code == 0
+        assert (bool(seen), began.recipe is None) == (uploads, uploads), role
+        recipe = seen[0][2] if uploads else began.recipe
+        assert (recipe.checkpoint.dir, recipe.export.upload) == (f"{URL}/checkpoints", f"{URL}/export")
+    url, environment, _, _ = seen.pop()
+    assert (url, environment.run_dir) == (URL, tmp_path / "run")
+    os.environ[UPLOADER] = str(os.getppid())
+    assert tfdist(*planned).code == 0
+    assert not seen, "this is the task of that process"
+    assert began.recipe.checkpoint.dir == f"{URL}/checkpoints"

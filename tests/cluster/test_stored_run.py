@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -10,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.support.launching import PARAMETER_SERVER, RECIPE, RECIPE_YAML, finish, project, start
-from tests.support.ports import free_address
 from tests.support.s3 import BUCKET
+from tests.support.tasks import ROLE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200), pytest.mark.rotates(3, 1)]
 FROM_FILES = '''
@@ -61,42 +62,87 @@ def test_a_training_resumes_after_its_disk_is_gone(s3, tmp_path):
     assert (tmp_path / "m.keras").is_file()
 
 
-def test_tasks_without_a_launcher_resume_after_their_disk_is_gone(s3, tmp_path):
-    """As pods do: the chief uploads the run, and a later one on an empty disk brings it back."""
-    folder = project(tmp_path, PARAMETER_SERVER % "", RECIPE, RECIPE_YAML)
-    url, tasks = f"s3://{BUCKET}/runs/pods", ("ps:0", "worker:0", "worker:1", "chief:0")
-    hosts = {"chief": [str(free_address())], "ps": [str(free_address())]}
-    hosts["worker"] = [str(free_address()) for _ in range(2)]
-    settings = [f"--set=roles.{role}.hosts={json.dumps(each)}" for role, each in hosts.items()]
-    settings += ["--set=roles.worker.replicas=null"]
-    environ = os.environ | s3.environment | {"TFDIST_RUN_SECRET": "of a test"}
+class Pods:
+    """Tasks that no launcher follows, each with a disk of its own, as the pods of rendered manifests have.
 
-    def train(steps):
-        argv = [
-            "--cluster",
-            "cluster.yaml",
-            "--run-dir",
-            url,
-            f"--set=train.max_steps={steps}",
-            "--set=train.epochs=null",
-        ]
-        command = [sys.executable, "-m", "tfdist_cli", "role", *argv, *settings, "--task"]
-        running = [
-            subprocess.Popen([*command, task], cwd=folder, env=environ, stderr=subprocess.PIPE, text=True)
-            for task in tasks
-        ]
-        said = running[-1].communicate(timeout=120)[1]
-        for each in running[:-1]:
-            each.communicate(timeout=60)
-        assert running[-1].returncode == 0, said
+    Args:
+        cluster: makes a cluster.
+        folder: of the recipe and the disks.
+        s3: the service.
+    """
 
-    train(80)
-    shutil.rmtree(folder / "runs")
-    train(120)
-    content = s3.client.get_object(Bucket=BUCKET, Key="runs/pods/metrics.jsonl")["Body"].read()
-    steps = [json.loads(line)["step"] for line in content.splitlines() if json.loads(line)["split"] == "train"]
-    assert (steps[0] <= 80, steps[-1], steps) == (True, 120, sorted(steps)), "one file, in which the second continues"
-    assert "runs/pods/checkpoints/step-00000120/state.json" in s3.names("runs/pods/")
-    command = [sys.executable, "-m", "tfdist_cli", "status", url, "--json"]
-    told = json.loads(subprocess.run(command, env=environ, capture_output=True, check=True).stdout)
-    assert (told["state"], told["step"], [each["state"] for each in told["tasks"]]) == ("done", 120, ["done"])
+    url = f"s3://{BUCKET}/runs/pods"
+
+    def __init__(self, cluster, folder, s3):
+        self._cluster = cluster
+        self._folder = project(folder, recipe=RECIPE, recipe_yaml=RECIPE_YAML)
+        self._s3 = s3
+        self._disks = 0
+
+    def start(self, roles, steps, run="pods"):
+        """Starts all tasks on new disks."""
+        made = self._cluster(**roles)
+        settings = {"train.max_steps": steps, "train.epochs": "null"}
+        argv = [*ROLE, "--planned", "--recipe", str(self._folder / "recipe.yaml")]
+        argv += [f"--set={key}={value}" for key, value in settings.items()]
+        url = self.url.replace("pods", run)
+        for task in made.tasks:
+            self._disks += 1
+            disk = self._folder / f"disk{self._disks}" / "run"
+            own = {"TFDIST_RUN_DIR": str(disk), "TFDIST_RUN_URL": url, "TFDIST_RUN_SECRET": "of a test"}
+            made.start(argv, task, env={**self._s3.environment, **own})
+        return made
+
+    def kill_chief(self, made):
+        """Kills the chief when the service has a checkpoint, and takes its disk away; returns the others' exit codes."""
+        chief, *others = made.tasks
+        made.await_that(chief, self.checkpoints)
+        os.kill(made.processes[chief].pid, signal.SIGKILL)
+        assert made.code_of(chief) == -signal.SIGKILL
+        codes = {task: made.code_of(task) for task in others}
+        made.await_that(None, lambda: json.loads(self.read("launcher.json"))["state"] == "lost")
+        shutil.rmtree(self._folder / f"disk{self._disks - len(others)}")
+        return codes
+
+    def checkpoints(self):
+        """The steps of the complete checkpoints in the service."""
+        return [int(name.split("/")[-2][5:]) for name in self._s3.names("runs/pods/") if name.endswith("state.json")]
+
+    def read(self, name, run="pods"):
+        return self._s3.client.get_object(Bucket=BUCKET, Key=f"runs/{run}/{name}")["Body"].read()
+
+    def scores(self, run="pods"):
+        """Each step that has metrics of the validation, with their values."""
+        lines = [json.loads(line) for line in self.read("metrics.jsonl", run).splitlines()]
+        return {line["step"]: line["values"] for line in lines if line["split"] == "test"}
+
+
+def test_pods_without_a_volume_resume_after_the_chief_is_killed(cluster, s3, tmp_path):
+    pods, roles = Pods(cluster, tmp_path / "pods", s3), {"chief": 1, "ps": 1, "worker": 2}
+    codes = pods.kill_chief(pods.start(roles, 1_000_000))
+    assert set(codes.values()) == {143}, codes
+    saved = pods.checkpoints()[-1]
+    again = pods.start(roles, saved + 48)
+    ended = again.finish(120)
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(again.tasks, 0), again.outputs()
+    assert f"(step {saved})" in ended["chief:0"].err
+    lines = [json.loads(line) for line in pods.read("metrics.jsonl").splitlines()]
+    steps = [line["step"] for line in lines if line["split"] == "train"]
+    assert (steps[0] <= saved, steps[-1], steps) == (True, saved + 48, sorted(set(steps))), "one run"
+    argv = [sys.executable, "-m", "tfdist_cli"]
+    shown = subprocess.run([*argv, "status", pods.url, "--json"], capture_output=True, check=True)
+    told = json.loads(shown.stdout)
+    assert (told["state"], told["step"], [each["state"] for each in told["tasks"]]) == ("done", saved + 48, ["done"])
+    exported = [*argv, "export", pods.url, "--format", "keras", "--out", str(tmp_path / "m.keras")]
+    assert subprocess.run(exported, check=False).returncode == 0
+
+
+def test_mirrored_pods_resume_exactly(cluster, s3, tmp_path):
+    """The first worker is the chief. The others read its checkpoint in the service."""
+    pods, roles = Pods(cluster, tmp_path / "pods", s3), {"worker": 2}
+    pods.kill_chief(pods.start(roles, 1_000_000))
+    steps = pods.checkpoints()[-1] + 48
+    for run in ("pods", "whole"):
+        made = pods.start(roles, steps, run)
+        assert {task: one.code for task, one in made.finish(120).items()} == dict.fromkeys(made.tasks, 0)
+    assert pods.scores() == pods.scores("whole")

@@ -122,19 +122,19 @@ class Tasks:
 
     def await_text(self, task, text, timeout=TIMEOUT):
         """Waits until a task has written a text."""
-        deadline = time.monotonic() + timeout
-        while not any(text in self._log(task, end).read_text() for end in ("out", "err")):
-            assert time.monotonic() < deadline, f"{task} has not written {text!r}\n{self.outputs()}"
-            assert self.processes[task].poll() is None, f"{task} has exited\n{self.outputs()}"
-            _pause(self.processes[task])
+        self.await_that(task, lambda: any(text in self._log(task, end).read_text() for end in ("out", "err")), timeout)
 
     def await_path(self, task, path, timeout=TIMEOUT):
         """Waits until a task has made a file or folder."""
+        self.await_that(task, path.exists, timeout)
+
+    def await_that(self, task, condition, timeout=TIMEOUT):
+        """Waits for what a task that runs does; or, without a task, for what follows from the exit of one."""
         deadline = time.monotonic() + timeout
-        while not path.exists():
-            assert time.monotonic() < deadline, f"{task} has not made {path}\n{self.outputs()}"
-            assert self.processes[task].poll() is None, f"{task} has exited\n{self.outputs()}"
-            _pause(self.processes[task])
+        while not condition():
+            assert time.monotonic() < deadline, f"{task} has not done what is awaited\n{self.outputs()}"
+            assert task is None or self.processes[task].poll() is None, f"{task} has exited\n{self.outputs()}"
+            _pause(self.processes[task] if task else None)
 
     def outputs(self):
         """The output of all failed tasks, for a message."""
@@ -197,6 +197,9 @@ def plain_environment():
 
 def _pause(process):
     """Waits a moment while a task runs; its output cannot be awaited."""
+    if process is None:
+        time.sleep(0.05)
+        return
     try:
         process.wait(0.05)
     except subprocess.TimeoutExpired:

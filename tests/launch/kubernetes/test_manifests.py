@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,20 @@ def test_the_defaults_give_valid_objects(kind):
     addresses = KubernetesLauncher().preview_addresses(cluster)
     plan = make_plan(cluster, digits(), addresses=addresses, run_dir=Path("/x"), machine=Machine(1))
     validate(manifests(plan))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_in_a_bucket_needs_no_claim(kind):
+    plan = planned(kind, recipe=digits(), claim=None, volumes=[], roles={**ROLES, "worker": {"replicas": 2}})
+    url = {"TFDIST_RUN_URL": "s3://bucket/runs/digits"}
+    plan = replace(plan, tasks=tuple(replace(each, env={**each.env, **url}) for each in plan.tasks))
+    found = list(yaml.load_all(to_yaml(manifests(plan)), LOADER))
+    validate(found)
+    assert "persistentVolumeClaim" not in to_yaml(found)
+    for name, template in pods(found).items():
+        variables = {each["name"]: each.get("value") for each in template["spec"]["containers"][0]["env"]}
+        assert variables["TFDIST_RUN_URL"] == "s3://bucket/runs/digits", name
+        assert variables["TFDIST_RUN_DIR"] == "/tfdist/runs/digits"
 
 
 def test_the_validation_refuses_invalid_objects():
