@@ -14,7 +14,7 @@ from tests.support.launching import PARAMETER_SERVER, RECIPE, RECIPE_YAML, finis
 from tests.support.s3 import BUCKET
 from tests.support.tasks import ROLE
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200), pytest.mark.rotates(3, 1)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 FROM_FILES = '''
 
 def dataset(params, split, shard):
@@ -38,6 +38,7 @@ def launch(folder, steps, s3):
     return done.report
 
 
+@pytest.mark.rotates(3, 1)
 def test_a_training_resumes_after_its_disk_is_gone(s3, tmp_path):
     recipe = f"{RECIPE_YAML}params: {{data: 's3://{BUCKET}/data'}}\n"
     project(tmp_path, PARAMETER_SERVER % "", RECIPE + FROM_FILES, recipe)
@@ -94,7 +95,7 @@ class Pods:
         return made
 
     def kill_chief(self, made):
-        """Kills the chief when the service has a checkpoint, and takes its disk away; returns the others' exit codes."""
+        """Kills the chief when the service has a checkpoint, and takes its disk away. Returns the others' codes."""
         chief, *others = made.tasks
         made.await_that(chief, self.checkpoints)
         os.kill(made.processes[chief].pid, signal.SIGKILL)
@@ -117,6 +118,7 @@ class Pods:
         return {line["step"]: line["values"] for line in lines if line["split"] == "test"}
 
 
+@pytest.mark.rotates(6, 2)
 def test_pods_without_a_volume_resume_after_the_chief_is_killed(cluster, s3, tmp_path):
     pods, roles = Pods(cluster, tmp_path / "pods", s3), {"chief": 1, "ps": 1, "worker": 2}
     codes = pods.kill_chief(pods.start(roles, 1_000_000))
@@ -137,6 +139,7 @@ def test_pods_without_a_volume_resume_after_the_chief_is_killed(cluster, s3, tmp
     assert subprocess.run(exported, check=False).returncode == 0
 
 
+@pytest.mark.rotates(6, 5)
 def test_mirrored_pods_resume_exactly(cluster, s3, tmp_path):
     """The first worker is the chief. The others read its checkpoint in the service."""
     pods, roles = Pods(cluster, tmp_path / "pods", s3), {"worker": 2}
