@@ -418,7 +418,12 @@ def test_a_run_with_an_address(tfdist, cluster_file, began, tmp_path):
 
 def test_only_the_chief_uploads_and_all_save_there(tfdist, began, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(chief, "run_chief", lambda *arguments: seen.append(arguments) or 0)
+
+    def run_chief(*arguments):
+        seen.append(arguments)
+        return 0
+
+    monkeypatch.setattr(chief, "run_chief", run_chief)
     (tmp_path / "recipe.yaml").write_text(CHECKPOINTS)
     os.environ |= {"TFDIST_RUN_DIR": str(tmp_path / "run"), "TFDIST_RUN_URL": URL}
     planned = ("role", "-r", "recipe.yaml", "--planned")
