@@ -6,7 +6,9 @@ import keras
 import numpy as np
 import pytest
 
+from tests.support.comparing import differences
 from tests.support.launching import launch, project
+from tests.support.tasks import Tasks, alone, program
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.task.module import RecipeModule
 
@@ -74,3 +76,22 @@ def test_stages_and_replicas_train_as_one_process_and_resume_with_other_stages(t
     last = json.loads((done.run_dir / "metrics.jsonl").read_text().splitlines()[-2])["values"]
     assert last["loss"] == pytest.approx(history["loss"][-1], rel=1e-4)
     assert last["b_accuracy"] == pytest.approx(history["b_accuracy"][-1])
+
+
+@pytest.mark.rotates(3, by="model")
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("model", ["mlp", "cnn", "transformer"])
+def test_50_steps_of_4_stages_and_of_2_replicas_are_those_of_one_process(tmp_path, model):
+    assert alone(tmp_path, program("stages.py", "plain", model)).code == 0
+    tasks = Tasks(tmp_path, chief=1, worker=4)
+    try:
+        command = program("stages.py", "staged", model, 4, 2)
+        ended = tasks.start(command, env={"TFDIST_STRATEGY": "model_parallel"}).finish()
+        assert {one.code for one in ended.values()} == {0}, tasks.outputs()
+    finally:
+        tasks.close()
+    plain, staged = np.load(tmp_path / "plain.npz"), np.load(tmp_path / "staged.npz")
+    for stages in ("4", "2"):
+        worst = differences(staged, plain, stages, "plain")
+        assert worst["variables"] < 1e-5, worst
+        assert worst["history"] < 1e-5, worst
