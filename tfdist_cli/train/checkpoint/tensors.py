@@ -7,7 +7,7 @@ variables while training is paused, or a `Snapshot` of them while training conti
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -172,3 +172,15 @@ def read_variables(step: ModelStep, prefix: Path, *, optimizer: bool) -> None:
             )
         for entry, value in zip(batch, values, strict=True):
             entry.piece.write(value)
+        _await_writes({entry.piece.device for entry in batch})
+
+
+def _await_writes(devices: Iterable[str]) -> None:
+    """Waits until variables on some devices have the values that they were assigned.
+
+    An assignment on another host has only been requested until an op that follows it there returns. Without the wait,
+    the values of all batches would be in this process's memory until they are sent.
+    """
+    for device in devices:
+        with tf.device(device):
+            tf.raw_ops.Fill(dims=[], value=0).numpy()

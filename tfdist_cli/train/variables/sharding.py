@@ -98,6 +98,11 @@ class Block:
         return self.count * _row_bytes(self.shard)
 
     @property
+    def device(self) -> str:
+        """The device of the shard."""
+        return str(self.shard.device)
+
+    @property
     def dtype(self) -> tf.DType:
         """The type of the values."""
         return self.shard.dtype
@@ -133,6 +138,11 @@ class Whole:
     def bytes(self) -> int:
         """The size of the variable."""
         return self.stored.dtype.size * int(np.prod(self.stored.shape))
+
+    @property
+    def device(self) -> str:
+        """The device of the variable."""
+        return str(self.stored.device)
 
     @property
     def dtype(self) -> tf.DType:

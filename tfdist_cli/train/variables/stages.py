@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -93,6 +94,7 @@ class Stages:
         self._stages = {id(layer): (layer, stage) for layer, stage in layers}
         self._stage_of.clear()
         stored, seen = [0] * len(self._workers), set()
+        moves: dict[str, deque[tf.Variable]] = {device: deque() for device in self._workers}
         for layer, stage in layers:
             for variable in layer.weights:
                 if id(variable) in seen:
@@ -102,7 +104,8 @@ class Stages:
                 mates = range(stage, len(self._workers), self.count)
                 worker = min(mates, key=stored.__getitem__)
                 stored[worker] += _size(variable.value)
-                self._move(variable.value, self._workers[worker])
+                moves[self._workers[worker]].append(variable.value)
+        self._move(moves)
 
     def stage_of(self, variable: keras.Variable) -> int:
         """Returns the stage of a variable; that of a variable of no layer is the first one."""
@@ -184,12 +187,35 @@ class Stages:
             self._slots.setdefault(id(beside), []).append(variable)
         return variable
 
-    def _move(self, variable: tf.Variable, device: str) -> None:
-        for each in [variable, *self._slots.get(id(variable), ())]:
-            if each.device != device:
-                self._target = device
-                move_variable(each, device)
-                self._target = ""
+    def _move(self, moves: Mapping[str, deque[tf.Variable]]) -> None:
+        """Moves variables with their slots. The next one goes to the worker that holds the least at the time.
+
+        So none holds much more meanwhile than before or after.
+
+        Args:
+            moves: the variables by the device that they move to.
+        """
+        every = {id(variable): variable for queue in moves.values() for variable in queue}.values()
+        held = dict.fromkeys(moves, 0)
+        for variable in every:
+            held[variable.device] = held.get(variable.device, 0) + self._size_with_slots(variable)
+        while left := [device for device, queue in moves.items() if queue]:
+            device = min(left, key=held.__getitem__)
+            variable = moves[device].popleft()
+            size = self._size_with_slots(variable)
+            held[variable.device] -= size
+            held[device] += size
+            for each in self._with_slots(variable):
+                if each.device != device:
+                    self._target = device
+                    move_variable(each, device)
+                    self._target = ""
+
+    def _with_slots(self, variable: tf.Variable) -> list[tf.Variable]:
+        return [variable, *self._slots.get(id(variable), ())]
+
+    def _size_with_slots(self, variable: tf.Variable) -> int:
+        return sum(map(_size, self._with_slots(variable)))
 
 
 def _update(variable: Any, function: Any, args: Any, kwargs: Mapping[str, Any], group: bool) -> Any:

@@ -108,7 +108,8 @@ def test_a_normalization_keeps_the_mean_of_the_replicas_statistics(engine):
     np.testing.assert_allclose(layer.moving_mean, 0.5 * np.mean(means, axis=0), atol=1e-6)
 
 
-def test_a_stateful_layer_cannot_have_micro_batches(engine):
+@pytest.mark.parametrize(("workers", "micro_batches"), [(4, 1), (2, 2)], ids=["replicas", "micro-batches"])
+def test_batches_of_a_stateful_layer_cannot_be_divided(engine, workers, micro_batches):
     def build():
         inputs = keras.Input(batch_shape=(4, 8))
         hidden = keras.layers.GRU(4, stateful=True)(keras.layers.Reshape((4, 2))(inputs))
@@ -117,7 +118,7 @@ def test_a_stateful_layer_cannot_have_micro_batches(engine):
         return model
 
     with raises(TrainingError, "stateful-layer-divided"):
-        engine(build, batch=4, workers=4, micro_batches=1)
+        engine(build, batch=4, workers=workers, micro_batches=micro_batches)
 
 
 def test_the_data_of_one_shard_is_read(engine):

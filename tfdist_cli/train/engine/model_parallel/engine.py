@@ -72,12 +72,13 @@ class ModelParallelEngine:
         self._micro = MicroBatches.of(element_spec, rules.micro_batches)
         self.sharers = stages.replicas
         self._parts = self.sharers * self._micro.count
+        self._check_state()
         step.device_scope = stages.computing
         step.batches_per_update, step.sums_gradients = self._parts, True
         _log_unused(rules)
         self._rate = RateScaling(rules.learning_rate, self._parts // rules.micro_batches)
         self._seeds = SeedCounters(step, self._micro.element_spec, self._parts)
-        self._check()
+        self._check_updates()
         self._assigned = self._seeds.exclude(step.assigned_state(self._micro.element_spec))
         self._totals = MetricTotals(step)
         for optimizer in step.optimizers:
@@ -98,11 +99,24 @@ class ModelParallelEngine:
             self._take_standard_path,
         )
 
-    def _check(self) -> None:
-        """Checks that the model's step can be divided.
+    def _check_state(self) -> None:
+        """Checks that the model keeps no state of examples from batch to batch if batches are divided.
 
         Raises:
-            TrainingError: it cannot.
+            TrainingError: it does.
+        """
+        if self._parts > 1 and self._step.recurrent_state:
+            raise TrainingError(
+                "a recurrent layer with stateful=True continues from batch to batch, so batches cannot be divided",
+                code="stateful-layer-divided",
+                hint="remove micro_batches, and use one worker for each stage",
+            )
+
+    def _check_updates(self) -> None:
+        """Checks that the engine makes the step's only update; known after the step is traced.
+
+        Raises:
+            TrainingError: the step makes updates itself.
         """
         if self._step.updates_within:
             raise TrainingError(
@@ -110,12 +124,6 @@ class ModelParallelEngine:
                 "model_parallel does not support",
                 code="updates-within-step",
                 hint="use strategy: parameter_server or single",
-            )
-        if self._parts > 1 and self._step.recurrent_state:
-            raise TrainingError(
-                "a recurrent layer with stateful=True continues from batch to batch, so batches cannot be divided",
-                code="stateful-layer-divided",
-                hint="remove micro_batches, and use one worker for each stage",
             )
 
     def scope(self) -> AbstractContextManager[Any]:
