@@ -95,3 +95,20 @@ def test_50_steps_of_4_stages_and_of_2_replicas_are_those_of_one_process(tmp_pat
         worst = differences(staged, plain, stages, "plain")
         assert worst["variables"] < 1e-5, worst
         assert worst["history"] < 1e-5, worst
+
+
+@pytest.mark.rotates(4, 3)
+@pytest.mark.timeout(200)
+def test_the_chief_needs_memory_for_a_part_of_the_model_only(tmp_path):
+    """When it creates, saves and restores it."""
+    for epochs in (1, 2):
+        tasks = Tasks(tmp_path / str(epochs), chief=1, worker=4)
+        try:
+            command = program("large_stages.py", tmp_path / "checkpoints", epochs)
+            ended = tasks.start(command, env={"TFDIST_STRATEGY": "model_parallel"}).finish()
+            assert {one.code for one in ended.values()} == {0}, tasks.outputs()
+        finally:
+            tasks.close()
+        found = ended["chief:0"].result
+        assert ("resuming from" in ended["chief:0"].err) == (epochs == 2)
+        assert found["grown"] < 0.5 * found["model"], found

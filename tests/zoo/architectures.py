@@ -13,6 +13,7 @@ from tests.zoo.case import (
     BATCH,
     CLASSES,
     EXAMPLES,
+    ONE_LAYER,
     Case,
     add_case,
     case,
@@ -154,6 +155,7 @@ def loss_of_masked_steps():
 @case(
     sequences,
     copies=True,
+    scored=8,
     refused=dict.fromkeys(("async", "sync"), "stateful-layer"),
     why="a batch starts from the state of the one before it on the same worker",
 )
@@ -678,7 +680,7 @@ class OwnStep(keras.Model):
         return super().train_step(data)
 
 
-@case(vectors)
+@case(vectors, refused=ONE_LAYER)
 def own_train_step():
     inputs = keras.Input((8,))
     model = OwnStep(inputs, layers.Dense(CLASSES)(inputs))

@@ -15,6 +15,11 @@ CLASSES = 3
 EXACT = 1e-5
 """The largest difference of a number, relative for numbers above 1."""
 
+ONE_UPDATE = {"stages": "updates-within-step"}
+"""Refused: stages support steps with one update, which assigns no weights itself."""
+ONE_LAYER = {"stages": "model-not-splittable"}
+"""Refused: only one layer has weights."""
+
 CASES: dict[str, Case] = {}
 """All cases by name."""
 

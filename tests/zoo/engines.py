@@ -60,9 +60,10 @@ ENGINES = {
     "sync": Engine("ps sync", {"chief": 1, "ps": 2, "worker": 2}, workers=2),
     "mirrored1": Engine("mirrored, 1 thread", {"worker": 2}, workers=2, env=(("TF_NUM_INTRAOP_THREADS", "1"),)),
     "mirrored2": Engine("mirrored, 2 threads", {"worker": 2}, workers=2, env=(("TF_NUM_INTRAOP_THREADS", "2"),)),
+    "stages": Engine("2 stages", {"chief": 1, "worker": 2}, env=(("TFDIST_STRATEGY", "model_parallel"),)),
 }
-FOR_MODELS = ("single", "async", "sync", "mirrored1", "mirrored2")
-FOR_EXAMPLES = ("single", "async", "async2", "sync", "mirrored2")
+FOR_MODELS = ("single", "async", "sync", "mirrored1", "mirrored2", "stages")
+FOR_EXAMPLES = ("single", "async", "async2", "sync", "mirrored2", "stages")
 REFERENCES = {"keras1": Engine("Keras", {}), "keras2": Engine("Keras, batches of 2 workers", {})}
 
 

@@ -12,6 +12,7 @@ from keras import layers, ops
 
 from tests.zoo.case import (
     CLASSES,
+    ONE_UPDATE,
     Case,
     add_case,
     branches,
@@ -79,7 +80,7 @@ def batch_normalization():
     return classifier(inputs, layers.BatchNormalization(momentum=0.8)(layers.Dense(4)(inputs)))
 
 
-@case(vectors, refused={"async": "assigns-trainable-variable"}, why="assigns its kernel in each step")
+@case(vectors, refused={"async": "assigns-trainable-variable"} | ONE_UPDATE, why="assigns its kernel in each step")
 def spectral_normalization():
     inputs = keras.Input((8,))
     return classifier(inputs, layers.SpectralNormalization(layers.Dense(4))(inputs))

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import layers, losses, metrics
 
-from tests.zoo.case import BATCH, CLASSES, EXAMPLES, case, floats, integers, labels, random, sgd
+from tests.zoo.case import BATCH, CLASSES, EXAMPLES, ONE_LAYER, case, floats, integers, labels, random, sgd
 
 PER_REPLICA = "computed from the whole batch, not from each example"
 
@@ -108,7 +108,7 @@ def losses_of_overlaps():
     return _outputs(OVERLAP)
 
 
-@case(_targets(PAIRS, lambda _: labels()), copies=True, why=PER_REPLICA)
+@case(_targets(PAIRS, lambda _: labels()), copies=True, refused=ONE_LAYER, why=PER_REPLICA)
 def circle_loss():
     inputs = keras.Input((8,))
     unit = layers.UnitNormalization(name="circle")(layers.Dense(4)(inputs))

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, losses, ops
 
-from tests.zoo.case import EXAMPLES, adam, case, floats, integers, random, sgd
+from tests.zoo.case import EXAMPLES, ONE_UPDATE, adam, case, floats, integers, random, sgd
 
 LATENT = 4
 
@@ -135,7 +135,7 @@ class Adversaries(Scored):
         return self.scores(d_loss, g_loss)
 
 
-@case(_images, scored=0, example="generative/dcgan_overriding_train_step")
+@case(_images, scored=0, refused=ONE_UPDATE, example="generative/dcgan_overriding_train_step")
 def adversaries():
     model = Adversaries(_discriminator(), _generator(LATENT))
     model.compile(adam(), adam())
@@ -184,7 +184,7 @@ class Critic(Scored):
         return self.scores(d_loss, g_loss)
 
 
-@case(_images, scored=0, example="generative/wgan_gp")
+@case(_images, scored=0, refused=ONE_UPDATE, example="generative/wgan_gp")
 def critic_and_generator():
     model = Critic(_discriminator(), _generator(LATENT), 3)
     model.compile(*(keras.optimizers.Adam(2e-4, beta_1=0.5, beta_2=0.9, epsilon=1e-4) for _ in range(2)))
@@ -237,6 +237,7 @@ def _mapped(colors: int) -> keras.Model:
 @case(
     lambda: (_images(8, 3), _images(8, 3)[::-1].copy()),
     scored=0,
+    refused=ONE_UPDATE,
     example="generative/cyclegan",
 )
 def cycles_of_images():
@@ -304,7 +305,7 @@ def _mean_absolute_error(y_true: Any, y_pred: Any) -> Any:
     return ops.mean(ops.abs(y_true - y_pred))
 
 
-@case(_images, scored=8, example="generative/ddim")
+@case(_images, scored=8, refused=ONE_UPDATE, example="generative/ddim")
 def diffusion():
     model = Diffusion()
     model.normalizer.adapt(_images())
@@ -381,7 +382,7 @@ class MaskedConvolution(layers.Layer):
 
 @case(
     lambda: 2 * (np.round(_images()),),
-    refused={"": "assigns-trainable-variable"},
+    refused={"": "assigns-trainable-variable"} | ONE_UPDATE,
     why="the layer assigns its kernel before it is used, beside the optimizer",
     example="generative/pixelcnn",
 )

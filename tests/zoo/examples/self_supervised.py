@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, losses, ops
 
-from tests.zoo.case import EXAMPLES, adam, case, labels, random
+from tests.zoo.case import EXAMPLES, ONE_UPDATE, adam, case, labels, random
 
 PATCHES, SHOWN, SIZE = 9, 4, 8
 
@@ -157,6 +157,7 @@ class Contrastive(keras.Model):
     validation=lambda: (_photos()[:8], labels()[:8]),
     tolerance=1e-4,
     why="images are contrasted within a batch; squares of gradients of 10",
+    refused=ONE_UPDATE,
     example="vision/semisupervised_simclr",
 )
 def contrasted_views():
@@ -195,6 +196,7 @@ class NearestNeighbors(Contrastive):
     validation=lambda: (_photos()[:8], labels()[:8]),
     tolerance=1e-3,
     why="images are contrasted within a batch; squares of gradients of 10",
+    refused=ONE_UPDATE,
     example="vision/nnclr",
 )
 def nearest_neighbors():

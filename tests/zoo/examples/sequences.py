@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, losses, ops
 
-from tests.zoo.case import adam, case, floats, integers, labels
+from tests.zoo.case import ONE_LAYER, adam, case, floats, integers, labels
 
 NODES = 5
 
@@ -59,7 +59,12 @@ class GraphOverTime(layers.Layer):
         return ops.transpose(ops.reshape(found, (NODES, batch, -1)), [1, 2, 0])
 
 
-@case(lambda: (floats(6, NODES, 1), floats(3, NODES)), scored=8, example="timeseries/timeseries_traffic_forecasting")
+@case(
+    lambda: (floats(6, NODES, 1), floats(3, NODES)),
+    scored=8,
+    refused=ONE_LAYER,
+    example="timeseries/timeseries_traffic_forecasting",
+)
 def traffic():
     inputs = keras.Input((6, NODES, 1))
     model = keras.Model(inputs, GraphOverTime(1, 3)(inputs))

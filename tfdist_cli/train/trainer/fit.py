@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -17,7 +18,7 @@ from tfdist_cli.train.cluster.join import ClusterContext, join, leave_together
 from tfdist_cli.train.data.inputs import Inputs
 from tfdist_cli.train.data.pipeline import DatasetFunction, checked, repeated
 from tfdist_cli.train.engine.base import Engine
-from tfdist_cli.train.engine.model_parallel.stages import place_layers
+from tfdist_cli.train.engine.model_parallel.stages import place_layers, placed_before_slots
 from tfdist_cli.train.engine.pacing import auto_steps_per_execution
 from tfdist_cli.train.engine.select import select_engine
 from tfdist_cli.train.layers.dynamic_tables import index_variables
@@ -196,11 +197,10 @@ def train(context: ClusterContext, model: keras.Model, config: TrainingConfig) -
     check_targets(model, spec)
     with all_tasks_used(context, "tfdist.fit"), SigtermRequest() as sigterm:
         with context.strategy.scope():
+            with placed_before_slots(context.stages, model) if context.stages else nullcontext():
+                step.build(spec)
             if context.stages:
-                place_layers(context.stages, model)  # before the optimizer creates its slots, if the model is built
-            step.build(spec)
-            if context.stages:
-                place_layers(context.stages, model)
+                place_layers(context.stages, model)  # the layers of a model with a train_step of its own
             if placement := context.placement or context.stages:
                 placement.report(model, [*step.optimizer_variables, *index_variables(model)])
             engine = select_engine(context, step, spec, config.rules)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -50,6 +51,8 @@ class Stages:
         self._workers = [_device(index) for index in range(workers)]
         self._bytes = [0] * workers
         self._slots: dict[int, list[tf.Variable]] = {}
+        self._by_keras: dict[int, weakref.ref[tf.Variable]] = {}
+        """The variables that Keras has created. A function in a layer may have captured the storage of others."""
         self._stages: dict[int, tuple[keras.Layer, int]] = {}
         self._stage_of: dict[int, int] = {}
         self._target = ""
@@ -101,6 +104,8 @@ class Stages:
                     continue
                 seen.add(id(variable))
                 self._stage_of[id(variable)] = stage
+                if not self._can_move(variable.value):
+                    continue
                 mates = range(stage, len(self._workers), self.count)
                 worker = min(mates, key=stored.__getitem__)
                 stored[worker] += _size(variable.value)
@@ -185,7 +190,13 @@ class Stages:
             variable = creator(**kwargs)
         if beside is not None:
             self._slots.setdefault(id(beside), []).append(variable)
+        elif initial is not None:
+            self._by_keras[id(variable)] = weakref.ref(variable)
         return variable
+
+    def _can_move(self, variable: tf.Variable) -> bool:
+        known = self._by_keras.get(id(variable))
+        return known is not None and known() is variable
 
     def _move(self, moves: Mapping[str, deque[tf.Variable]]) -> None:
         """Moves variables with their slots. The next one goes to the worker that holds the least at the time.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import keras
 
 from tfdist_cli.train.model.stages import divide_by_bytes, divide_by_name, layers_in_order
 from tfdist_cli.train.tf_compat.keras_model import layers_are_built
+from tfdist_cli.train.tf_compat.patching import replaced
 from tfdist_cli.train.variables.stages import Stages
 
 
@@ -20,6 +22,19 @@ def place_layers(stages: Stages, model: keras.Model) -> None:
     if not layers_are_built(model):
         return
     stages.assign(divided(model, stages.rules.place, stages.count))
+
+
+@contextmanager
+def placed_before_slots(stages: Stages, model: keras.Model) -> Iterator[None]:
+    """Within it, the layers are placed before the model's optimizer creates its slots, which then need not move."""
+    build = model.optimizer.build
+
+    def build_slots(variables: Sequence[keras.Variable]) -> None:
+        place_layers(stages, model)
+        build(variables)
+
+    with replaced(model.optimizer, {"build": build_slots}):
+        yield
 
 
 def divided(model: keras.Model, place: Mapping[str, str] | None, count: int) -> list[tuple[keras.Layer, int]]:
