@@ -97,6 +97,20 @@ def test_xla_compiles_updates_of_one_process_where_it_can(optimizer, compiled, m
     assert chosen == [compiled]
 
 
+def test_an_error_that_is_not_of_xla_is_raised():
+    @tf.function(jit_compile=True, autograph=False)
+    def broken(values):
+        return values.no_such_attribute
+
+    @tf.function(jit_compile=True, autograph=False)
+    def text(values):
+        return tf.strings.as_string(values)
+
+    with pytest.raises(AttributeError, match="no_such_attribute"):
+        jit.compiles(broken, tf.TensorSpec([None]))
+    assert not jit.compiles(text, tf.TensorSpec([None]))
+
+
 def test_updates_of_rows_are_not_compiled(monkeypatch):
     monkeypatch.setattr(replica_steps, "compiles", None)  # not called
     inputs = keras.Input([3], dtype="int64")

@@ -77,19 +77,23 @@ def compiles(function: Any, *args: Any) -> bool:
     Args:
         function: a `tf.function` with `jit_compile`.
         args: its arguments: tensors, or `tf.TypeSpec`s of them.
+
+    Raises:
+        Exception: Python code of the function fails.
     """
 
     @tf.function(jit_compile=True, autograph=False)
     def flat(*tensors: tf.Tensor) -> Any:
         return function(*tf.nest.pack_sequence_as(args, tensors, expand_composites=True))
 
+    specs = [
+        tf.TensorSpec([size or _DEFAULT_DIMENSION for size in each.shape], each.dtype)
+        for each in tf.nest.flatten(args, expand_composites=True)
+    ]
+    compile_traced = flat.experimental_get_compiler_ir(*specs)
     try:
-        specs = [
-            tf.TensorSpec([size or _DEFAULT_DIMENSION for size in each.shape], each.dtype)
-            for each in tf.nest.flatten(args, expand_composites=True)
-        ]
-        flat.experimental_get_compiler_ir(*specs)(stage="hlo")
-    except Exception as error:  # noqa: BLE001 it is raised where the same operations run without XLA
+        compile_traced(stage="hlo")
+    except (tf.errors.OpError, ValueError) as error:  # no Python code of the function runs here
         log.debug("XLA does not compile updates: %s", error)
         return False
     return True
