@@ -1,6 +1,7 @@
 """The scope to make a model in."""
 
 import re
+import socket
 from dataclasses import replace
 
 import keras
@@ -10,12 +11,13 @@ import tensorflow as tf
 
 import tfdist_cli as tfdist
 from tests.support.codes import raises
+from tests.support.ports import free_address
 from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.updates import ShardRule
 from tfdist_cli.spec.task_id import TaskId
-from tfdist_cli.train.cluster import join
+from tfdist_cli.train.cluster import join, membership
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.variables.sharding import parts
 
@@ -101,3 +103,27 @@ def test_nccl_needs_gpus_and_its_library(gpus, code, monkeypatch):
     monkeypatch.setattr(join, "has_library", lambda name: False)
     with raises(UsageError, code):
         join._configure(Environment("multi_worker_mirrored", communication="nccl"))
+
+
+class Ended(Exception):
+    """The process would have been ended by SIGTERM."""
+
+
+@pytest.mark.parametrize("chief_is_there", [True, False])
+def test_a_worker_asks_to_leave_only_if_there_is_a_chief(chief_is_there, monkeypatch, log):
+    def interrupted(*_):
+        raise membership.SigtermReceived
+
+    def end():
+        raise Ended
+
+    monkeypatch.setattr(join, "wait_until_exited", interrupted)
+    monkeypatch.setattr(membership, "end_by_sigterm", end)
+    worker, chief = TaskId("worker", 0), TaskId("chief", 0)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        there = Address("127.0.0.1", listening.getsockname()[1])
+        addresses = {chief: there if chief_is_there else free_address(), worker: free_address()}
+        environment = Environment("parameter_server", worker, addresses, join_address=free_address())
+        with pytest.raises(Ended):
+            join._wait_for_chief(environment)
+    assert len(log) == chief_is_there

@@ -32,7 +32,7 @@ from tfdist_cli.train.cluster import data_service, keep_alive, membership, profi
 from tfdist_cli.train.cluster.all_reduce import AllReduce
 from tfdist_cli.train.cluster.gpus import has_library, log_missing_gpus
 from tfdist_cli.train.cluster.membership import JoinListener, Membership
-from tfdist_cli.train.cluster.reachability import await_names, wait_until_closed
+from tfdist_cli.train.cluster.reachability import await_names, unreachable, wait_until_closed
 from tfdist_cli.train.cluster.rendezvous import (
     NO_GROUP,
     RendezvousResult,
@@ -245,7 +245,7 @@ def serve(environment: Environment) -> None:
 
 
 def _wait_for_chief(environment: Environment) -> bool:
-    """Waits until the chief has exited; on SIGTERM, a worker that may leave does. See `wait_until_exited`."""
+    """Waits until the chief has exited; on SIGTERM, a worker leaves if it may. See `wait_until_exited`."""
     task, join_address = environment.task, environment.join_address
     chief, timeout = environment.addresses[environment.chief], environment.start_timeout
     if join_address is None or not task.traits.trains:
@@ -255,11 +255,12 @@ def _wait_for_chief(environment: Environment) -> bool:
         with membership.interrupted_by_sigterm():
             return wait_until_exited(task, chief, timeout, partial(membership.hold, task, own, join_address))
     except membership.SigtermReceived:
-        emit("state", state="leaving")
-        if membership.leave(task, own, join_address):
-            emit("state", state="left")
-            exit_hooks.exit_without_destructors(0)
-            raise SystemExit(0) from None
+        if unreachable(chief) is None:  # otherwise the launcher ends all tasks, since the chief has exited
+            emit("state", state="leaving")
+            if membership.leave(task, own, join_address):
+                emit("state", state="left")
+                exit_hooks.exit_without_destructors(0)
+                raise SystemExit(0) from None
         membership.end_by_sigterm()
         raise
 

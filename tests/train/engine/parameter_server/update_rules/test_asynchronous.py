@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import keras
 import pytest
@@ -15,7 +16,7 @@ from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.pacing import Pacing
 from tfdist_cli.train.engine.parameter_server.update_rules import asynchronous
-from tfdist_cli.train.engine.parameter_server.update_rules.asynchronous import _fetched
+from tfdist_cli.train.engine.parameter_server.update_rules.asynchronous import AwaitedWorkers, _fetched
 
 
 class Remote:
@@ -54,6 +55,18 @@ def test_an_execution_that_fails_while_it_is_fetched_is_raised():
 
 def test_an_execution_that_is_aborted_with_its_worker_has_no_result():
     assert _fetched(Remote(LOST, ABORTED)) is None
+
+
+def test_each_loss_of_a_worker_that_others_wait_for_is_logged_once(log):
+    awaited = AwaitedWorkers()
+    for lost in ([1], [], [1], [1, 2]):
+        awaited.note(lost)
+    awaited.returned(None)
+    awaited.note([1, 2])
+    assert len(log) == 2
+    awaited.returned(SimpleNamespace(worker_index=1))
+    awaited.note([1, 2])
+    assert len(log) == 3
 
 
 class PauseAtUpdate:

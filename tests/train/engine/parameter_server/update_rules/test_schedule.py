@@ -142,10 +142,10 @@ def test_steps_of_a_lost_worker_wait_until_it_is_back(monkeypatch):
     assert schedule.next_done().worker is other
     assert not schedule.may_add
     assert schedule.next_done() is None
-    assert schedule.waits
+    assert schedule.awaited == {0}
     lost._is_dead_with_error = None
     own.run_again()
-    assert not schedule.waits
+    assert not schedule.awaited
     own.ready()
     assert schedule.next_done().remote is own
     assert schedule.may_add

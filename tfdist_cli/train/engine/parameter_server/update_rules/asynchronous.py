@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,25 @@ _CAUSE_SECONDS = 2.0
 log = logging.getLogger("tfdist")
 
 
+class AwaitedWorkers:
+    """Logs once for each loss of a worker that all others have taken their steps, and wait for it."""
+
+    def __init__(self) -> None:
+        self._logged: set[int] = set()
+
+    def note(self, lost: Collection[int]) -> None:
+        """The others wait for these workers, given by their indices."""
+        names = ", ".join(f"worker:{index}" for index in sorted(set(lost) - self._logged))
+        self._logged |= set(lost)
+        if names:
+            log.info("all others have taken their steps, and wait for %s, which is lost (worker_steps: equal)", names)
+
+    def returned(self, worker: Any) -> None:
+        """One of TensorFlow's workers has taken steps of its own; or any worker has, if it is None."""
+        if worker is not None:
+            self._logged.discard(worker.worker_index)
+
+
 class AsynchronousUpdates:
     """Schedules executions of a few steps: on the worker that is free next, or on each worker as many.
 
@@ -48,6 +67,7 @@ class AsynchronousUpdates:
         self._executions = WorkerExecutions(context)
         self._forms: set[tuple[int, bool]] = set()
         """Of executions so far: their steps, and whether they are unrolled; loops count as one form."""
+        self._awaited = AwaitedWorkers()
 
     @classmethod
     def check(cls, updates: Updates, optimizer: keras.optimizers.Optimizer, workers: int) -> None:
@@ -83,7 +103,7 @@ class AsynchronousUpdates:
         seeds, done, votes = self._context.seeds, 0, 0
         lanes = self._lanes(iterators, steps)
         schedule = Schedule(self._pace, self._updates.steps_per_round, lanes, first + seeds.passed_over)
-        used, pauses, waits = schedule.next_number, False, False
+        used, pauses = schedule.next_number, False
         self._executions.allow()
         while True:
             pauses = pauses or pause.wanted() or pause.agreed()
@@ -97,12 +117,13 @@ class AsynchronousUpdates:
             if not schedule.in_flight and (pauses or not schedule.left):
                 break
             if (scheduled := schedule.next_done()) is None:
-                waits = self._note_waiting(schedule, waits)
+                self._awaited.note(schedule.awaited)
                 continue
             fetched = self._raising_cause(schedule, partial(_fetched, scheduled.remote))
             if fetched is None:
                 self._recover(scheduled, schedule)
                 continue
+            self._awaited.returned(scheduled.worker)
             report = self._executions.report(fetched)
             if report.steps:
                 self._pace.took(report.steps, report.seconds)
@@ -159,13 +180,6 @@ class AsynchronousUpdates:
             schedule.keep(scheduled)
         else:
             schedule.add_again(scheduled)
-
-    @staticmethod
-    def _note_waiting(schedule: Schedule, noted: bool) -> bool:
-        """Logs once that all other workers have taken their steps, and wait for lost ones."""
-        if schedule.waits and not noted:
-            log.info("the other workers have taken their steps, and wait for a lost worker's (worker_steps: equal)")
-        return schedule.waits
 
     @property
     def _loops(self) -> bool:

@@ -97,10 +97,13 @@ class Schedule:
         return self._next_lane() is not None
 
     @property
-    def waits(self) -> bool:
-        """Whether all steps that are left are those of lost workers."""
+    def awaited(self) -> frozenset[int]:
+        """The indices of the lost workers whose steps alone are left; none if other workers have steps."""
         lost = all(lane.worker is not None and is_dead(lane.worker) for lane in self._lanes if lane.left)
-        return bool(self.left or self.in_flight) and lost and all(self._waits(each) for each in self.in_flight)
+        if not (lost and all(self._waits(each) for each in self.in_flight)):
+            return frozenset()
+        workers = [*(lane.worker for lane in self._lanes if lane.left), *(each.worker for each in self.in_flight)]
+        return frozenset(worker.worker_index for worker in workers)
 
     def divide(self, lanes: Sequence[Lane]) -> None:
         """Replaces the lanes: other workers take the steps that are not scheduled yet."""
