@@ -251,6 +251,12 @@ def _tables() -> dict[str, Contest]:
         full = f"{key}:ps_async:tf_keras"
         title = f"{SIZES[key].title}: {placement.title}"
         contests[full] = Contest(full, title, _ours(key, "ps_async"), _peer("tf_keras", key, placement))
+    alone = PLACEMENTS["single"]
+    for key in ("table", "bag"):
+        title = f"{SIZES[key].title}: {alone.title}"
+        contests[f"{key}:single:keras"] = Contest(
+            f"{key}:single:keras", title, _ours(key, "single"), _peer("keras", key, alone)
+        )
     return contests
 
 

@@ -420,6 +420,19 @@ def test_keras_applies_sparse_gradients_within_fused():
     assert_equal(ours.values(), plain.values(), 0)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adagrad, other numbers", "adagrad from zero"])
+def test_rows_that_occur_several_times_are_updated_as_by_keras(kind, dtype):
+    plain, ours = Trained(made(kind), dtype), Trained(made(kind), dtype)
+    for step in range(5):
+        rows = tf.constant([0, 2, 0, 5, 0, 2])
+        slices = tf.IndexedSlices(tf.constant(normal(step, (6, SHAPE[1])), dtype), rows, tf.constant(SHAPE))
+        plain.by_keras(slices)
+        with registry.fused(ours.optimizer, [ours.variable], summed=False):
+            ours.by_keras(slices)
+    assert_equal(ours.values(), plain.values(), TOLERANCES[dtype])
+
+
 class Hasty(optimizers.Adam):
     """A subclass, whose update may differ."""
 

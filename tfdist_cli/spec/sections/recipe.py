@@ -247,7 +247,7 @@ class Recipe(SpecModel):
     """The number of parts of a batch that pass through the stages of `model_parallel` one after the other, so that the
     workers compute at the same time."""
     embeddings: EmbeddingRule | None = EmbeddingRule()
-    """The `Embedding` tables of which workers read and update single rows; null for none."""
+    """The `Embedding` tables of which steps read and update single rows; null for none."""
     wire: WireType = "float32"
     """The data type of parameters and gradients on the network. Variables keep their own type."""
     checkpoint: Checkpoint | None = None

@@ -157,10 +157,10 @@ class LearningRate(SpecModel):
 
 
 class EmbeddingRule(SpecModel):
-    """How `Embedding` layers are trained on parameter servers."""
+    """How `Embedding` layers are trained."""
 
     min_bytes: Annotated[int, Field(ge=0)] = 2**20
-    """The least size in bytes of a table of which workers read and update only the rows that a batch looks up."""
+    """The least size in bytes of a table of which steps read and update only the rows that a batch looks up."""
 
 
 class ShardRule(SpecModel):

@@ -19,6 +19,10 @@ _BATCHED_TWICE = "batch the examples once"
 _ID = re.compile(
     r"Detected at node (?P<node>\S+) [\s\S]*?indices\[[\d,]*\] = (?P<id>-?\d+) is not in \[0, (?P<rows>\d+)\)"
 )
+_ROW = re.compile(
+    r"looks up rows that (?P<table>\S+) does not have: it has (?P<rows>\d+)\] \[(?P<least>-?\d+)\] \[(?P<most>-?\d+)\]"
+)
+"""What `EmbeddingTables` says: of the ids, counted from 0, the least and the largest one."""
 _LABEL = re.compile(r"label value of (?P<label>-?\d+) which is outside the valid range of \[0, (?P<classes>\d+)\)")
 _SHAPES = re.compile(
     r"(?:Incompatible shapes|incompatible shapes)[^\n]*?(?P<shapes>\[[\d,]*\] (?:vs\.|and) \[[\d,]*\])"
@@ -169,13 +173,10 @@ def found_in_step(model: keras.Model, error: Exception) -> TrainingError | None:
     """Translates an op error caused by the data's values into an error that names the element; None for others."""
     text = str(error)
     if (match := _ID.search(text)) and (layer := _embedding(model, match["node"])):
-        number, rows = int(match["id"]), int(match["rows"])
-        number -= rows if number < 0 else 0  # Keras counts negative ids from the end
-        return TrainingError(
-            f"x has the id {number}, and the layer {layer!r} has the ids 0 to {rows - 1}",
-            code="id-out-of-range",
-            hint="remove this id from the data, or give the layer a larger input_dim",
-        )
+        return _id_out_of_range(layer, int(match["id"]), int(match["rows"]))
+    if match := _ROW.search(text):
+        least, rows = int(match["least"]), int(match["rows"])
+        return _id_out_of_range(match["table"].rpartition("/")[0], least if least < 0 else int(match["most"]), rows)
     if match := _LABEL.search(text):
         return TrainingError(
             f"y has the label {match['label']}, and the model has outputs for 0 to {int(match['classes']) - 1}",
@@ -268,6 +269,15 @@ def _in_loss(error: Exception) -> bool:
 def _message(error: Exception) -> str:
     """Returns the message of an error of Keras's without colours and the list of arguments."""
     return _KERAS.sub("", str(error)).strip()
+
+
+def _id_out_of_range(layer: str, number: int, rows: int) -> TrainingError:
+    number -= rows if number < 0 else 0  # Keras counts negative ids from the end
+    return TrainingError(
+        f"x has the id {number}, and the layer {layer!r} has the ids 0 to {rows - 1}",
+        code="id-out-of-range",
+        hint="remove this id from the data, or give the layer a larger input_dim",
+    )
 
 
 def _embedding(model: keras.Model, node: str) -> str | None:

@@ -434,6 +434,22 @@ class RowReads:
         """Within the context, lookups do so."""
         return rows_looked_up(self.tables, _read_rows)
 
+    def parameters_of(self, step: ModelStep) -> tuple[Tensors, ParameterScope]:
+        """Returns the values of a step's parameters without the tables, and the scope in which test steps use them."""
+
+        @contextlib.contextmanager
+        def scope(parameters: Tensors) -> Iterator[Tensors]:
+            with self.replaced():
+                yield parameters
+
+        read = [
+            tf.zeros(each.shape, each.dtype)  # a placeholder for Keras, which is never computed
+            if id(each) in self.variables
+            else tf.convert_to_tensor(each.value)
+            for each in step.parameters
+        ]
+        return read, scope
+
 
 def rows_read_from_tables(model: keras.Model, min_bytes: int | None) -> RowReads:
     """Returns the tables of a model of which single rows can be read, trained or not.
@@ -452,11 +468,12 @@ def _read_rows(table: keras.Variable, ids: tf.Tensor) -> tf.Tensor:
     ids = tf.where(ids < 0, ids + rows, ids)
     inside = tf.reduce_all((ids >= 0) & (ids < rows))
     message = f"a batch looks up rows that {table.path} does not have: it has {rows}"
-    with tf.control_dependencies([tf.debugging.Assert(inside, [message])]):
+    with tf.control_dependencies([tf.debugging.Assert(inside, [message, tf.reduce_min(ids), tf.reduce_max(ids)])]):
         ids = tf.identity(ids)
     shards = parts(table)
     if len(shards) == 1:
-        return shards[0].sparse_read(ids)
+        # Of a variable that a strategy mirrors, only the copies can read rows.
+        return tf.distribute.get_strategy().experimental_local_results(shards[0])[0].sparse_read(ids)
     offsets = np.cumsum([0, *(int(shard.shape[0]) for shard in shards)], dtype=np.int32)
     owner = tf.searchsorted(tf.constant(offsets[1:]), ids, side="right")
     places = tf.dynamic_partition(tf.range(tf.size(ids)), owner, len(shards))

@@ -110,7 +110,11 @@ class _Loop:
 
 
 def batch_evaluation_function(
-    step: ModelStep, totals: MetricTotals, evaluation_state: EvaluationState, element_spec: Any
+    step: ModelStep,
+    totals: MetricTotals,
+    evaluation_state: EvaluationState,
+    element_spec: Any,
+    make_reader: Callable[[], ParameterReader] | None = None,
 ) -> Any:
     """Returns a `tf.function` of a batch and a shard that evaluates one batch; see `evaluation_function`.
 
@@ -119,13 +123,15 @@ def batch_evaluation_function(
         totals: packs the metrics.
         evaluation_state: packs the state.
         element_spec: the `tf.TypeSpec`s of a batch.
+        make_reader: see `evaluation_function`.
     """
 
     @tf.function(autograph=False, input_signature=[element_spec, tf.TensorSpec([2], tf.int64)])
     def evaluate(batch: Any, shard: tf.Tensor) -> tf.Tensor:
         state = values(step.state)
         before = evaluation_state.insert(state, evaluation_state.select(state), tf.zeros([], tf.int64), shard)
-        result = step.evaluate(values(step.parameters), before, totals.initial_values(), batch)
+        parameters, scope = (make_reader or _read_once(step))()(batch)
+        result = step.evaluate(parameters, before, totals.initial_values(), batch, scope)
         changed = evaluation_state.pack(state, evaluation_state.select(result.state), tf.ones([], tf.int64))
         return tf.concat([totals.pack(result.metrics), changed], axis=0)
 

@@ -32,6 +32,7 @@ class Update:
         learning_rate: a scalar of the variable's type.
         iterations: the number of updates before this one, an int64 scalar.
         rows: (n,), the rows to update, each at most once; None for all.
+        squares: like `gradient`, the sum of the squares of the terms that it is the sum of; None: it is one term.
     """
 
     optimizer: Any
@@ -41,6 +42,7 @@ class Update:
     learning_rate: tf.Tensor
     iterations: tf.Tensor
     rows: tf.Tensor | None = None
+    squares: tf.Tensor | None = None
 
     def scalar(self, value: float) -> tf.Tensor:
         """Converts a number to the variable's type."""
@@ -196,7 +198,7 @@ def adagrad(update: Update) -> Any:
 
 def _adagrad_by_operations(update: Update) -> Any:
     """Runs one operation after another: to wake a second thread costs more time than it saves."""
-    square = tf.square(update.gradient)
+    square = tf.square(update.gradient) if update.squares is None else update.squares
     with tf.control_dependencies([square]):
         accumulator = update.read(0) + square
     written = update.write(0, accumulator)

@@ -10,6 +10,9 @@ does. Other rows and their slots keep their values. For SGD without momentum and
 For the others, the semantics are lazy, as in LazyAdam: momentum and weight decay act on a row only in the updates that
 touch it. Bias corrections count all updates.
 
+Keras updates a row that a batch looks up several times by each of its gradients: Adagrad adds the square of each, not
+that of their sum. `FusedUpdate.sparse_each` does the same; `sparse` takes sums.
+
 Several workers may update a variable at the same time. A dense update holds the locks of the variable and its slots, so
 no update is lost. Sparse updates, with their weight decay, hold a lock of the ps (`row_lock`) for the same reason.
 
@@ -90,7 +93,9 @@ KERNELS: dict[type, Kernel] = {
     keras.optimizers.AdamW: Kernel(kernels.adam, _adam_slots),
     keras.optimizers.RMSprop: Kernel(kernels.rmsprop, _rmsprop_slots),
     keras.optimizers.Adagrad: Kernel(
-        kernels.adagrad, lambda _: (Slot(SlotNames.ACCUMULATORS, kind="positive"),), lambda _: True
+        kernels.adagrad,
+        lambda _: (Slot(SlotNames.ACCUMULATORS, kind="positive"),),
+        lambda _: True,
     ),
     keras.optimizers.Adadelta: Kernel(
         kernels.adadelta,
@@ -184,12 +189,45 @@ class FusedUpdate:
         with tf.control_dependencies(before):
             return self._run(variable, slots, gradient.values, learning_rate, iterations, rows)
 
+    def sparse_each(
+        self,
+        variable: tf.Variable,
+        slots: Sequence[tf.Variable],
+        gradient: tf.IndexedSlices,
+        learning_rate: tf.Tensor,
+        iterations: tf.Tensor,
+    ) -> Any:
+        """Updates some rows by one or more gradients each, as Keras does where `leaves_other_rows` is true.
+
+        Args:
+            variable: the variable.
+            slots: its slots, in the order of `self.slots`.
+            gradient: its indices are rows of `variable`, in any order and number.
+            learning_rate: a scalar.
+            iterations: the number of updates before this one, an int64 scalar.
+
+        Returns:
+            The operation.
+        """
+        rows, where = tf.unique(gradient.indices)
+        terms = tf.cast(gradient.values, variable.dtype)
+        total = tf.math.unsorted_segment_sum(terms, where, tf.size(rows))
+        squares = tf.math.unsorted_segment_sum(tf.square(terms), where, tf.size(rows)) if self.slots else None
+        return self._run(variable, slots, total, learning_rate, iterations, rows, squares)
+
     def _run(
-        self, variable: Any, slots: Any, gradient: Any, learning_rate: Any, iterations: Any, rows: Any = None
+        self,
+        variable: Any,
+        slots: Any,
+        gradient: Any,
+        learning_rate: Any,
+        iterations: Any,
+        rows: Any = None,
+        squares: Any = None,
     ) -> Any:
         with tf.device(variable.device):
             gradient, learning_rate = tf.cast(gradient, variable.dtype), tf.cast(learning_rate, variable.dtype)
-            update = Update(self.optimizer, variable, slots, gradient, learning_rate, iterations, rows)
+            update = Update(self.optimizer, variable, slots, gradient, learning_rate, iterations, rows, squares)
             return self.kernel.update(update)
 
 
@@ -270,36 +308,45 @@ def decays(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
     return optimizer.weight_decay is not None and compat.decays(optimizer, variable)
 
 
-def fused(optimizer: keras.optimizers.Optimizer, *, by_rows: bool = False) -> AbstractContextManager[None]:
+def fused(
+    optimizer: keras.optimizers.Optimizer, by_rows: Sequence[keras.Variable] = (), *, summed: bool = True
+) -> AbstractContextManager[None]:
     """Within the context, Keras's `apply` uses the fused update of an optimizer, if it has one.
 
     Only `update_step` is replaced. Keras still does the clipping, weight decay, averages and constraints.
 
     Args:
         optimizer: the optimizer.
-        by_rows: whether sparse gradients, whose indices are distinct, update rows; by default, Keras updates with them.
+        by_rows: the parameters of which sparse gradients update rows; with those of others, Keras updates.
+        summed: whether each row occurs once in these gradients.
     """
     update = fused_update_of(optimizer)
-    return replaced(optimizer, {} if update is None else {"update_step": _FusedStep(update, by_rows)})
+    if update is None:
+        return replaced(optimizer, {})
+    own = {id(variable) for variable in by_rows}
+    rows = frozenset(n for n, each in enumerate(compat.parameters_of(optimizer)) if id(each) in own)
+    return replaced(
+        optimizer, {"update_step": _FusedStep(update, rows, update.sparse if summed else update.sparse_each)}
+    )
 
 
 class _FusedStep:
     """Replaces an optimizer's `update_step` by its fused update."""
 
-    def __init__(self, update: FusedUpdate, by_rows: bool) -> None:
-        self._update, self._by_rows = update, by_rows
+    def __init__(self, update: FusedUpdate, by_rows: frozenset[int], sparse: Callable[..., Any]) -> None:
+        self._update, self._by_rows, self._sparse = update, by_rows, sparse
 
     def __call__(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         update, optimizer = self._update, self._update.optimizer
         sparse = isinstance(gradient, tf.IndexedSlices)
-        if sparse and not self._by_rows:
+        if sparse and compat.index_of(optimizer, variable) not in self._by_rows:
             type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
             return
         shards, slots = parts(variable), [parts(slot) for slot in update.slot_variables(variable)]
         rate, iterations = tf.convert_to_tensor(learning_rate), tf.convert_to_tensor(optimizer.iterations)
         if sparse:
             (shard,) = shards
-            update.sparse(shard, [slot for (slot,) in slots], gradient, rate, iterations)
+            self._sparse(shard, [slot for (slot,) in slots], gradient, rate, iterations)
             return
         for index, (shard, part) in enumerate(zip(shards, split_rows(gradient, shards), strict=True)):
             update.dense(shard, [slot[index] for slot in slots], part, rate, iterations)

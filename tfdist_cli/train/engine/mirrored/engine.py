@@ -102,8 +102,9 @@ class MirroredEngine:
         for optimizer in step.optimizers:
             disable_gradient_reduction(optimizer)
         self._check_accumulation()
-        step.jit, self._operations = self._chiefs_path()
-        self._replica_steps = self._new_steps()
+        tables = self._table_rows()
+        step.jit, self._operations = self._chiefs_path(tables)
+        self._replica_steps = self._steps_with(tables)
         with self.scope():
             self._updates_by_xla = self._replica_steps.updates_compile(element_spec, self._totals)
         self._taken = 0  # steps of this launch
@@ -207,15 +208,24 @@ class MirroredEngine:
         """Where the replicas' examples begin in those of a step, and the end; nothing if all batches are equal."""
         return [tf.constant(self._sizes.bounds, tf.int64)] if self._sizes else []
 
-    def _chiefs_path(self) -> tuple[bool, int]:
+    def _chiefs_path(self, tables: TableRows) -> tuple[bool, int]:
         """Whether XLA compiles the train step, and the operations of a step; the chief's, since all take one path."""
-        faster = choose_xla(self._step, self._element_spec, self._rules.jit, run_locally)
+        wanted = self._rules.jit
+        if wanted == "auto" and tables:
+            log.info(
+                "jit: training without XLA, which would compile again for each number of rows that a batch looks up"
+            )
+            wanted = False
+        faster = choose_xla(self._step, self._element_spec, wanted, run_locally)
         operations = self._step.operation_count(self._element_spec)
         decided = self.total(np.array([faster, operations], np.float64) * self.is_chief)
         return bool(decided[0]), int(decided[1])
 
-    def _new_steps(self) -> ReplicaSteps:
-        tables = TableRows(self._step, self._element_spec, self._rules, self._collectives)
+    def _table_rows(self) -> TableRows:
+        return TableRows(self._step, self._element_spec, self._rules, self._collectives)
+
+    def _steps_with(self, tables: TableRows) -> ReplicaSteps:
+        self._scoring.read_by(tables.evaluation_reader)
         return ReplicaSteps(self._step, self._rules, self._collectives, tables, self._seeds)
 
     def _size(self, wanted: int) -> int:
@@ -279,7 +289,7 @@ class MirroredEngine:
     def _take_standard_path(self) -> None:
         self._rules = replace(self._rules, optimized=False)
         self._step.jit, self._updates_by_xla = self._rules.jit is True, False
-        self._replica_steps = self._new_steps()
+        self._replica_steps = self._steps_with(self._table_rows())
         self._functions.clear()
         if self._data:
             self._iterator = iter(self._data())

@@ -36,7 +36,7 @@ class GradientReduction:
         tables = {
             n: TableGradient(each, tuple(variable.shape), distinct=variable in self._tables)
             for n, (each, variable) in enumerate(zip(gradients, variables, strict=True))
-            if isinstance(each, tf.IndexedSlices) and self._tables.sends(variable, each.values.shape[0])
+            if isinstance(each, tf.IndexedSlices) and self._tables.pays(variable, each.values.shape[0])
         }
         dense = [None if n in tables else each for n, each in enumerate(gradients)]
         shapes = [variable.shape for variable in variables]

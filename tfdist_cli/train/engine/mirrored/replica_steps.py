@@ -113,7 +113,7 @@ class ReplicaSteps:
             result = step.train(
                 read.values, state, taken.metrics, _used_after(batch, begun), read.scope, update=updates.update
             )
-            result = replace(result, gradients=read.gradients(result.gradients))
+            result = replace(result, gradients=read.gradients(result.gradients, summed=self.collectives.replicas > 1))
             timer.end("compute", result.gradients)
             ended = [_time_of_one_number(result.gradients) for _ in begun]
             if not step.updates_within:
@@ -166,7 +166,7 @@ class ReplicaSteps:
                 within.enter_context(substituted(inner, {LEARNING_RATE: Read(rate)}))
                 accumulates = accumulates or bool(inner.gradient_accumulation_steps)
                 if not accumulates and self._rules.optimized:
-                    within.enter_context(fused(inner, by_rows=bool(self._tables)))
+                    within.enter_context(fused(inner, self._tables.variables, summed=self.collectives.replicas > 1))
             optimizer.apply(gradients, variables)
 
 

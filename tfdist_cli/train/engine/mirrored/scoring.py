@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, checked
 from tfdist_cli.train.engine.mirrored.collectives import Collectives
-from tfdist_cli.train.model.evaluation import batch_evaluation_function, evaluation_function
+from tfdist_cli.train.model.evaluation import ParameterReader, batch_evaluation_function, evaluation_function
 from tfdist_cli.train.model.evaluation_state import EvaluationState
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.rng.counters import SeedCounters
@@ -46,6 +46,16 @@ class Scoring:
         self._evaluation: Any = None
         self._batch_evaluation: Any = None
         self._state: EvaluationState | None = None
+        self._make_reader: Callable[[], ParameterReader] | None = None
+
+    def read_by(self, make_reader: Callable[[], ParameterReader]) -> None:
+        """Changes how functions read parameters.
+
+        Args:
+            make_reader: see `evaluation_function`.
+        """
+        self._make_reader = make_reader
+        self._evaluation = self._batch_evaluation = None
 
     def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
         """See `Engine.evaluate`."""
@@ -53,7 +63,7 @@ class Scoring:
         with self._scope():
             state = self._state_of(dataset)
             if self._evaluation is None:
-                self._evaluation = evaluation_function(self._step, self._totals, state)
+                self._evaluation = evaluation_function(self._step, self._totals, state, self._make_reader)
             counted = self._evaluation(iter(dataset), tf.constant(limit, tf.int64), self._shard).numpy()
         totals = MetricTotals(self._step, training=False)
         totals.add(self._summed(counted))
@@ -66,7 +76,9 @@ class Scoring:
         with self._scope():
             state = self._state_of(dataset)
         if self._batch_evaluation is None:
-            self._batch_evaluation = batch_evaluation_function(self._step, self._totals, state, dataset.element_spec)
+            self._batch_evaluation = batch_evaluation_function(
+                self._step, self._totals, state, dataset.element_spec, self._make_reader
+            )
         while True:
             batch = iterator.get_next_as_optional() if left else None
             own = batch.get_value() if batch is not None and batch.has_value() else None

@@ -13,7 +13,9 @@ import tensorflow as tf
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.mirrored.collectives import Collectives
 from tfdist_cli.train.engine.mirrored.row_packing import rows_are_cheaper
-from tfdist_cli.train.model.embeddings import EmbeddingTables
+from tfdist_cli.train.layers.dynamic_embedding import row_index_of
+from tfdist_cli.train.model.embeddings import EmbeddingTables, RowReads
+from tfdist_cli.train.model.evaluation import ParameterReader
 from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, values
 from tfdist_cli.train.optimizers.apply import changed_by_rows
 from tfdist_cli.train.optimizers.kernels import rows_of
@@ -33,49 +35,78 @@ class Parameters:
     scope: ParameterScope
     rows: dict[int, tf.Tensor]
 
-    def gradients(self, found: list[Any]) -> list[Any]:
-        """Returns the gradients with respect to the parameters, given those with respect to `values`."""
-        return [
-            tf.IndexedSlices(tf.convert_to_tensor(each), self.rows[n]) if n in self.rows and each is not None else each
-            for n, each in enumerate(found)
-        ]
+    def gradients(self, found: list[Any], *, summed: bool) -> list[Any]:
+        """Returns the gradients with respect to the parameters.
+
+        Args:
+            found: the gradients with respect to `values`.
+            summed: whether the gradients of a row that was looked up several times are summed.
+        """
+        return [self._of_table(each, self.rows[n], summed) if n in self.rows else each for n, each in enumerate(found)]
+
+    @staticmethod
+    def _of_table(found: Any, rows: tf.Tensor, summed: bool) -> Any:
+        if found is None:
+            return None
+        if summed or not isinstance(found, tf.IndexedSlices):
+            return tf.IndexedSlices(tf.convert_to_tensor(found), rows)
+        return tf.IndexedSlices(found.values, tf.gather(rows, found.indices))
 
 
 class TableRows:
     """Decides which tables a step reads and updates row by row, and which gradients cross as rows.
 
     Args:
-        step: the model's step, built, and with its `jit` set.
+        step: the model's step, built.
         element_spec: the `tf.TypeSpec`s of a replica's batch.
-        rules: how gradients become updates.
+        rules: how gradients become updates. With `jit: true`, steps read whole tables: XLA would compile each number of
+            rows anew.
         collectives: the sums over all replicas.
     """
 
     def __init__(self, step: ModelStep, element_spec: Any, rules: Rules, collectives: Collectives) -> None:
         self._step, self._replicas = step, collectives.replicas
-        gathers = collectives.gather is not None and rules.optimized
-        self._least: int | None = rules.embeddings.min_bytes if rules.embeddings and gathers else None
-        """The size in bytes from which a table's gradient may cross as rows; None if all cross whole."""
-        # XLA would compile each number of rows anew; a step of the model's own computes gradients of whole tables.
-        whole = step.jit or step.own_step or step.updates_within or self._least is None
+        # A pass over a table takes a GPU little time.
+        alone = self._replicas == 1 and not tf.config.list_logical_devices("GPU")
+        possible = (alone or collectives.gather is not None) and rules.optimized
+        self._least: int | None = rules.embeddings.min_bytes if rules.embeddings and possible else None
+        """The size in bytes from which rows of a table are read, updated or sent; None if all tables are whole."""
+        # A step of the model's own computes gradients of whole tables.
+        whole = rules.jit is True or step.own_step or step.updates_within or self._least is None
         lookups = {} if whole else step.lookups(element_spec)
-        sent = [step.parameters[n] for n, count in lookups.items() if self.sends(step.parameters[n], count)]
-        changed = changed_by_rows(step.optimizer, sent) if sent else []
+        large = [step.parameters[n] for n, count in lookups.items() if self.pays(step.parameters[n], count)]
+        static = [table for table in large if row_index_of(table) is None]
+        changed = changed_by_rows(step.optimizer, static) if static else []
         self._tables = EmbeddingTables(step, element_spec, self._least if changed else None, among=changed)
 
     def __bool__(self) -> bool:
         return bool(self._tables.tables)
 
     def __contains__(self, variable: keras.Variable) -> bool:
-        """Whether steps read and update rows of a table, each once."""
-        return any(table.variable is variable for table in self._tables.tables)
+        """Whether steps read and update rows of a table."""
+        return any(table is variable for table in self.variables)
 
-    def sends(self, table: keras.Variable, lookups: int | None) -> bool:
-        """Whether a gradient with the rows of some lookups crosses as rows."""
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The tables of which steps read and update rows."""
+        return [table.variable for table in self._tables.tables]
+
+    def pays(self, table: keras.Variable, lookups: int | None) -> bool:
+        """Whether the rows of some lookups take less time than the whole table."""
         if self._least is None or len(table.shape) < 2:
             return False
         size = int(np.prod(table.shape)) * tf.as_dtype(table.dtype).size
         return size >= self._least and rows_are_cheaper(int(table.shape[0]), lookups, self._replicas)
+
+    def evaluation_reader(self) -> ParameterReader:
+        """Returns a function that reads the parameters for test steps; all but rows of tables are read now.
+
+        TensorFlow would copy a table whose rows change for each other read.
+        """
+        whole = self._tables.evaluated_completely
+        tables = [table.variable for table in self._tables.tables if table.parameter_index not in whole]
+        parameters, scope = RowReads(tuple(tables)).parameters_of(self._step)
+        return lambda _batch: (parameters, scope)
 
     def read(self, batch: Any) -> Parameters:
         """Reads the parameters for a train step with a batch."""
