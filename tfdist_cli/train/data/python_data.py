@@ -13,18 +13,21 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, cast
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.data.pipeline import Shard, pass_seed
+from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, checked, pass_seed
 from tfdist_cli.train.tf_compat.data import is_loader, python_batches
 
 _PREFETCHED = 4
 """Batches that are read ahead."""
+_READ_AHEAD_BYTES = 256 * 2**20
+"""The most bytes of batches that are read to find the end of the data."""
 _GRACE_SECONDS = 2.0
 """How long the exit of the process waits for a batch that is being made."""
 
@@ -34,9 +37,11 @@ class Source(Protocol):
 
     Attributes:
         spec: the `tf.TypeSpec`s of a batch.
+        repeats: whether it can be read more than once.
     """
 
     spec: Any
+    repeats: bool
 
     @property
     def length(self) -> int | None:
@@ -76,12 +81,8 @@ class PythonData:
     def __call__(self, shard: Shard) -> tf.data.Dataset:
         """Returns the share of a worker, from its next batch on."""
         source, first = self.source, self._position[0] + shard.step * shard.count
-        reading = _Reading(lambda: source.read(first, shard.index, shard.count, repeat=self.repeat))
-        dataset = tf.data.Dataset.from_generator(reading, output_signature=source.spec)
-        known = self._cardinality(first, shard)
-        if known is not None:
-            dataset = dataset.apply(tf.data.experimental.assert_cardinality(known))
-        return dataset.prefetch(_PREFETCHED)
+        read = partial(source.read, first, shard.index, shard.count, repeat=self.repeat)
+        return _as_dataset(read, source.spec, self._cardinality(first, shard))
 
     def _cardinality(self, first: int, shard: Shard) -> int | None:
         if self.source.endless or (self.repeat and self.source.length):
@@ -91,22 +92,110 @@ class PythonData:
         return len(range(first + shard.index, self.source.length, shard.count))
 
     def repeated(self) -> PythonData:
-        """Returns the data, repeated without end; that of unknown length is read once."""
-        return replace(self, repeat=self.source.length is not None)
+        """Returns the data, repeated without end; a generator is read once."""
+        return replace(self, repeat=self.source.repeats)
 
     def buffered(self) -> PythonData:
         """Returns the data, read once for all shares: several workers read it at the same time, from one process."""
         return self if isinstance(self.source, BufferedSource) else replace(self, source=BufferedSource(self.source))
 
+    @property
+    def has_unknown_end(self) -> bool:
+        """See `ReadAhead.has_unknown_end`."""
+        return self.source.length is None and not self.source.endless
+
+    def ahead(self, batches: int, least: int, most: int) -> int:
+        """See `ReadAhead.ahead`; the data has to be buffered."""
+        source = cast("BufferedSource", self.source)
+        return source.ahead(self._position[0] + batches, least, most, repeat=self.repeat)
+
     def advance(self, batches: int) -> None:
         """Lets a generator begin after some more batches from now on; other data begins anew."""
-        if isinstance(self.source, BufferedSource):
+        if not self.source.repeats:
             self._position[0] += batches
             self.forget(self._position[0])
 
     def forget(self, before: int) -> None:
         """Lets go of batches that no training step reads again; see `Consumed`."""
         self.source.forget(before)
+
+
+class ReadAhead(Protocol):
+    """A dataset function of data whose length is found out when it ends: the training reads ahead of its steps."""
+
+    repeat: bool
+    """Whether the data starts again when it ends."""
+
+    @property
+    def has_unknown_end(self) -> bool:
+        """Whether the data ends, and nobody knows where."""
+
+    def ahead(self, batches: int, least: int, most: int) -> int:
+        """Reads batches up to the end of the pass, and returns how many there are.
+
+        Args:
+            batches: the batches that all workers together have consumed.
+            least: how many to read, whatever their size is.
+            most: the most batches to read.
+        """
+
+
+@dataclass(frozen=True)
+class OwnShard:
+    """A dataset function that reads ahead: this process's own shard of data whose length is unknown.
+
+    Args:
+        function: one pass over the data.
+        readers: how many processes read a shard each.
+        repeat: whether the data starts again when it ends. Each pass makes the iterator anew, as Keras does.
+    """
+
+    function: DatasetFunction
+    readers: int = 1
+    repeat: bool = True
+    _opened: list[BufferedSource] = field(default_factory=list)
+
+    def __call__(self, shard: Shard) -> tf.data.Dataset:
+        """Returns the batches of a shard; `ahead` reads those of the shard that was opened last."""
+        dataset = checked(self.function, replace(shard, step=0))
+        source = self._opened[0] if self._opened and self._opened[0].name == shard_name(shard) else None
+        if source is None:
+            source = BufferedSource(PassesSource(dataset.element_spec, None, dataset.__iter__), shard_name(shard))
+            self._opened[:] = [source]
+        return _as_dataset(partial(source.read, shard.step, 0, 1, repeat=self.repeat), source.spec)
+
+    @property
+    def has_unknown_end(self) -> bool:
+        """See `ReadAhead.has_unknown_end`."""
+        return True
+
+    def ahead(self, batches: int, least: int, most: int) -> int:
+        """See `ReadAhead.ahead`."""
+        readers = self.readers
+        own = self._opened[0].ahead(batches // readers, least // readers, most // readers, repeat=self.repeat)
+        return own * readers
+
+    def forget(self, before: int) -> None:
+        """Lets go of the batches of steps that are done."""
+        for source in self._opened:
+            source.forget(before // self.readers)
+
+
+def reads_ahead(data: Any) -> bool:
+    """Whether data is a `ReadAhead` whose end is not known."""
+    return bool(getattr(data, "has_unknown_end", False))
+
+
+def shard_name(shard: Shard) -> str:
+    """Returns a name of a shard of a worker."""
+    return f"{shard.index} of {shard.count} for {shard.worker}"
+
+
+def _as_dataset(read: Callable[[], Iterator[Any]], spec: Any, length: int | None = None) -> tf.data.Dataset:
+    dataset = tf.data.Dataset.from_generator(_Reading(read), output_signature=spec)
+    if length is not None:
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(length))
+    return dataset.prefetch(_PREFETCHED)
 
 
 def advance(data: Any, batches: int | None) -> None:
@@ -123,6 +212,8 @@ class PyDatasetSource:
         class_weight: the weight of each class.
         shuffle: whether each pass has another order of batches, the same on all tasks.
     """
+
+    repeats = True
 
     def __init__(self, dataset: keras.utils.PyDataset, class_weight: Any, *, shuffle: bool) -> None:
         self._dataset, self._class_weight, self._shuffle = dataset, class_weight, shuffle
@@ -199,22 +290,29 @@ class _Part(keras.utils.PyDataset):
         self._whole.on_epoch_end()
 
 
-class LoaderSource:
-    """A DataLoader, which can be iterated over anew: all tasks have to get the same batches in the same order."""
+class PassesSource:
+    """Data that can be iterated over anew: a DataLoader, of which all tasks get the same batches, or a dataset.
+
+    Args:
+        spec: the `tf.TypeSpec`s of a batch.
+        length: the number of batches in a pass; None if it is unknown.
+        one_pass: starts a pass.
+    """
 
     endless = False
+    repeats = True
 
-    def __init__(self, loader: Any, class_weight: Any) -> None:
-        self.spec, self.length, self._one_pass = python_batches(loader, class_weight)
+    def __init__(self, spec: Any, length: int | None, one_pass: Callable[[], Iterator[Any]]) -> None:
+        self.spec, self.length, self._one_pass = spec, length, one_pass
 
     def read(self, first: int, index: int, count: int, *, repeat: bool) -> Iterator[Any]:
-        """See `Source.read`. Complete passes before the first batch are not read."""
+        """See `Source.read`. Complete passes before the first batch are not read if their length is known."""
         skipped = first % self.length if self.length else first
         passes = itertools.chain.from_iterable(self._one_pass() for _ in itertools.count() if repeat)
         yield from itertools.islice(passes if repeat else self._one_pass(), skipped + index, None, count)
 
     def forget(self, before: int) -> None:
-        """Does nothing: the loader is read anew."""
+        """Does nothing: it is read anew."""
 
 
 class GeneratorSource:
@@ -226,7 +324,7 @@ class GeneratorSource:
     """
 
     length: int | None = None
-    endless = False
+    endless = repeats = False
 
     def __init__(self, generator: Any, class_weight: Any) -> None:
         self.spec, _, batches = python_batches(generator, class_weight)
@@ -243,16 +341,23 @@ class GeneratorSource:
 class BufferedSource:
     """A source that is read once for all shares. What was read is kept until it is known not to be read again.
 
+    Data of unknown length is read pass by pass, and the end of a pass is noted.
+
     Args:
         source: the source.
+        name: what is read.
     """
 
-    def __init__(self, source: Source) -> None:
-        self.spec, self.length, self.endless = source.spec, source.length, source.endless
-        self.source = source
+    def __init__(self, source: Source, name: str = "") -> None:
+        self.spec, self.length, self.endless, self.repeats = source.spec, source.length, source.endless, source.repeats
+        self.source, self.name = source, name
         self._batches: Iterator[Any] | None = None
         self._kept: dict[int, Any] = {}
-        self._read = self._forgotten = 0
+        self._batch_bytes = 0
+        self._first = self._read = self._forgotten = 0
+        self._opened = self._restarts = False
+        self._pass_begin = 0
+        self._pass_end: int | None = None
         self._lock = threading.Lock()
 
     def read(self, first: int, index: int, count: int, *, repeat: bool) -> Iterator[Any]:
@@ -262,14 +367,30 @@ class BufferedSource:
             TrainingError: a batch was let go of.
         """
         with self._lock:
-            if self._batches is None:
-                self._batches = self.source.read(first, 0, 1, repeat=repeat)
-                self._read = self._forgotten = first
+            self._open(first, repeat=repeat)
         for number in itertools.count(first + index, count):
-            found = self._batch(self._batches, number)
+            found = self._batch(number)
             if found is None:
                 return
             yield found[0]
+
+    def ahead(self, first: int, least: int, most: int, *, repeat: bool) -> int:
+        """Reads batches from `first` on, up to the end of a pass; returns how many there are.
+
+        Args:
+            first: the number of the first one.
+            least: the number to read whatever their size is.
+            most: the most batches to read.
+            repeat: whether another pass follows a pass.
+        """
+        with self._lock:
+            self._open(first, repeat=repeat)
+            while self._pass_end is None and self._read < first + most:
+                full = self._batch_bytes * len(self._kept) >= _READ_AHEAD_BYTES
+                if (full and self._read >= first + least) or not self._draw():
+                    break
+            end = self._read if self._pass_end is None else self._pass_end
+            return max(0, min(first + most, end) - first)
 
     def forget(self, before: int) -> None:
         """See `Source.forget`."""
@@ -278,15 +399,48 @@ class BufferedSource:
                 del self._kept[number]
             self._forgotten = max(self._forgotten, min(before, self._read))
 
-    def _batch(self, batches: Iterator[Any], number: int) -> tuple[Any] | None:
+    def _open(self, first: int, *, repeat: bool) -> None:
+        """Begins to read at a batch, unless it has begun."""
+        if self._opened:
+            return
+        self._opened, self._first, self._forgotten = True, first, first
+        self._restarts = repeat and self.repeats and self.length is None and not self.endless
+        if not self._restarts:
+            self._batches = self.source.read(first, 0, 1, repeat=repeat)
+            self._read = first
+        while self._read < first and self._draw():
+            pass
+
+    def _draw(self) -> bool:
+        """Reads the next batch, or notes that the pass has ended. Returns whether more may follow.
+
+        The next pass begins only when its first batch is needed. After the first complete pass its length is known, and
+        complete passes before the first batch are not read.
+        """
+        if self._batches is None:
+            self._batches = self.source.read(0, 0, 1, repeat=False)
+        found = next(self._batches, None)
+        if found is not None:
+            if self._read >= self._forgotten:
+                self._kept[self._read] = found
+                self._batch_bytes = self._batch_bytes or _bytes_of(found)
+            self._read += 1
+            return True
+        if self._pass_end is None and self._read >= self._first:
+            self._pass_end = self._read
+        length = self._read - self._pass_begin
+        if not self._restarts or not length:
+            return False
+        self._read += max(0, self._first - self._read) // length * length
+        self._pass_begin, self._batches = self._read, None
+        return True
+
+    def _batch(self, number: int) -> tuple[Any] | None:
         """Returns a batch; None after the last one."""
         with self._lock:
             while self._read <= number:
-                found = next(batches, None)
-                if found is None:
+                if not self._draw():
                     return None
-                self._kept[self._read] = found
-                self._read += 1
             if number < self._forgotten:
                 raise TrainingError(
                     f"batch {number} of a generator is to be read again, and it is gone",
@@ -294,6 +448,12 @@ class BufferedSource:
                     hint="pass a keras.utils.PyDataset, which can be read again",
                 )
             return (self._kept[number],)
+
+
+def _bytes_of(batch: Any) -> int:
+    """Returns the bytes of a batch's arrays."""
+    tensors = tf.nest.flatten(batch, expand_composites=True)
+    return sum(int(getattr(each.numpy() if tf.is_tensor(each) else each, "nbytes", 0)) for each in tensors)
 
 
 def is_python_data(data: Any) -> bool:
@@ -310,7 +470,7 @@ def source_of(data: Any, class_weight: Any, *, shuffle: bool) -> Source:
     if isinstance(data, keras.utils.PyDataset):
         return PyDatasetSource(data, class_weight, shuffle=shuffle)
     if is_loader(data):
-        return LoaderSource(data, class_weight)
+        return PassesSource(*python_batches(data, class_weight))
     return BufferedSource(GeneratorSource(data, class_weight))
 
 
