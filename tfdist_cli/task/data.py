@@ -7,7 +7,7 @@ and is the same to a recipe and to `tfdist.fit`: a dataset of batches, a `PyData
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from tfdist_cli.task.module import RecipeModule
 from tfdist_cli.train.cluster.data_service import DataService
 from tfdist_cli.train.data.inputs import Inputs, weighted
 from tfdist_cli.train.data.mismatch import check_batched_once, comes_in_batches
-from tfdist_cli.train.data.pipeline import DatasetFunction, Pipeline, Shard, Sharded
+from tfdist_cli.train.data.pipeline import DatasetFunction, Pipeline, Shard, Sharded, with_length
 from tfdist_cli.train.data.python_data import is_python_data
 from tfdist_cli.train.trainer.config import DataSource, Validation
 from tfdist_cli.train.trainer.fit import BatchSource
@@ -154,18 +154,36 @@ class ExampleSource:
         pipeline: the pipeline; the training sets whether it repeats.
         model: the model that trains on them; None if it is not known.
         class_weight: the weight of each class.
+        lengths: the examples of shards that were counted.
     """
 
     examples: DatasetFunction
     pipeline: Pipeline
     model: keras.Model | None = None
     class_weight: Mapping[int, float] | None = None
+    lengths: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    has_batches = False
+
+    def elements(self) -> DatasetFunction:
+        """Returns the examples of one pass over the data."""
+        return self.examples
+
+    def with_lengths(self, lengths: Mapping[tuple[int, int], int]) -> ExampleSource:
+        """Returns the data with the length of shards, by their index and count."""
+        return replace(self, lengths=lengths)
+
+    @property
+    def _counted(self) -> DatasetFunction:
+        if not self.lengths:
+            return self.examples
+        limited = with_length(self.examples, self.lengths)
+        return lambda shard: limited(replace(shard, step=0))  # the pipeline skips what was read
 
     def one_pass(self) -> DatasetFunction:
         """Returns the full batches of one pass over the data."""
 
         def batches(shard: Shard) -> tf.data.Dataset:
-            data = self.examples(shard).batch(self.pipeline.batch_size, drop_remainder=True)
+            data = self._counted(shard).batch(self.pipeline.batch_size, drop_remainder=True)
             if self.model is not None:
                 check_batched_once(self.model, data.element_spec)
             return data
@@ -175,7 +193,7 @@ class ExampleSource:
     def batches(self, *, repeat: bool) -> DatasetFunction:
         """Returns the batches to train on."""
         pipeline = replace(self.pipeline, repeat=repeat)
-        return weighted(lambda shard: pipeline.batches(self.examples(shard), shard), self.class_weight)
+        return weighted(lambda shard: pipeline.batches(self._counted(shard), shard), self.class_weight)
 
     def served_batches(self, service: DataService, *, repeat: bool) -> DatasetFunction:
         """Returns the batches to train on, prepared by the cluster's data workers."""

@@ -72,6 +72,7 @@ class TrainingState:
         steps_per_pass: the steps of a pass over the data, within which epochs end; 0 if epochs continue across passes.
         local_steps: the steps that each worker has taken, for reports.
         worker_steps: `Engine.worker_steps`.
+        lengths: the elements of each worker's shard of the data, if they were counted.
     """
 
     step: int
@@ -92,6 +93,7 @@ class TrainingState:
     steps_per_pass: int = 0
     local_steps: dict[str, int] = field(default_factory=dict)
     worker_steps: dict[str, int] = field(default_factory=dict)
+    lengths: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
@@ -156,7 +157,7 @@ class Pipeline:
         """
         size = cardinality(examples)
         if size == 0 and self.repeat:
-            raise _empty_shard(shard)
+            raise empty_shard(shard)
         buffer = self.buffer(examples)
         first_pass, skipped = divmod(shard.step * self.batch_size, size) if size else (0, shard.step * self.batch_size)
 
@@ -225,7 +226,7 @@ class ArrayBatches:
         own = self._examples(shard)
         size = cardinality(own)
         if not size:
-            raise _empty_shard(shard)
+            raise empty_shard(shard)
         first_pass, skipped = divmod(shard.step, -(-size // self.batch_size))
 
         def one_pass(number: tf.Tensor) -> tf.data.Dataset:
@@ -347,13 +348,14 @@ def repeated(function: DatasetFunction) -> DatasetFunction:
         once = function(replace(shard, step=0))
         size = cardinality(once)
         if size == 0:
-            raise _empty_shard(shard)
+            raise empty_shard(shard)
         return once.repeat().skip(shard.step % size if size else shard.step)
 
     return endless
 
 
-def _empty_shard(shard: Shard) -> TrainingError:
+def empty_shard(shard: Shard) -> TrainingError:
+    """Returns the error for a shard without data."""
     return TrainingError(
         f"there is no data for worker:{shard.worker} (shard {shard.index} of {shard.count})",
         code="empty-shard",
@@ -417,13 +419,54 @@ def _without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
+def is_endless(function: DatasetFunction, shard: Shard) -> bool:
+    """Returns whether data is known to repeat without end."""
+    return bool(tf.get_static_value(checked(function, shard).cardinality()) == tf.data.INFINITE_CARDINALITY)
+
+
+def with_length(function: DatasetFunction, lengths: Mapping[tuple[int, int], int]) -> DatasetFunction:
+    """Returns a dataset function whose passes have a length that was counted.
+
+    A pass that has become shorter continues with the next one, and one that has become longer is cut.
+
+    Args:
+        function: the data.
+        lengths: the elements of each shard, by its index and count; at least 1.
+    """
+
+    def limited(shard: Shard) -> tf.data.Dataset:
+        length = lengths.get((shard.index, shard.count))
+        return function(shard) if length is None or shard.step else function(shard).repeat().take(length)
+
+    return limited
+
+
+def count(function: DatasetFunction, shard: Shard) -> int:
+    """Returns the number of elements of a shard; reads all of them."""
+    return int(checked(function, shard).reduce(np.int64(0), lambda number, *_: number + 1))
+
+
+def counting_function() -> Any:
+    """Returns a `tf.function` that counts the elements of an iterator: int64, shape ()."""
+
+    @tf.function(autograph=False)
+    def counted(iterator: Any) -> tf.Tensor:
+        def following(_: Any, number: tf.Tensor) -> tuple[Any, tf.Tensor]:
+            return iterator.get_next_as_optional(), number + 1
+
+        begin = iterator.get_next_as_optional(), tf.zeros([], tf.int64)
+        return tf.while_loop(lambda optional, _: optional.has_value(), following, begin, parallel_iterations=1)[1]
+
+    return counted
+
+
 def check_ends(function: DatasetFunction, shard: Shard = ALL) -> None:
     """Checks that data for evaluation ends.
 
     Raises:
         TrainingError: the data repeats without end.
     """
-    if tf.get_static_value(checked(function, shard).cardinality()) == tf.data.INFINITE_CARDINALITY:
+    if is_endless(function, shard):
         raise TrainingError(
             "the data for evaluation never ends",
             code="endless-evaluation-data",

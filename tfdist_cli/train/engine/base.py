@@ -11,7 +11,7 @@ import numpy as np
 
 from tfdist_cli.spec.sections.recipe import Share
 from tfdist_cli.spec.sections.updates import EmbeddingRule, Jit, LearningRate, Updates, WireType
-from tfdist_cli.train.data.pipeline import DatasetFunction
+from tfdist_cli.train.data.pipeline import DatasetFunction, Shard
 from tfdist_cli.train.model.metrics import MetricTotals
 
 Sharing = Share | Literal["coordinator"]
@@ -219,6 +219,20 @@ class Engine(Protocol):
         batch, unless it has been scored already, and returns the metrics as `MetricTotals.pack` packs them. All tasks
         that run the loop have to call it before they request the next one.
         """
+
+    def count(self, data: DatasetFunction, shards: Sequence[Shard]) -> np.ndarray:
+        """Counts the elements of each shard, where it is read. All tasks that run the loop have to call it.
+
+        Args:
+            data: a shard → its elements.
+            shards: one for each worker, or a single one that all of them read.
+
+        Returns:
+            The number of elements of each shard, float64, shape (len(shards),).
+        """
+
+    def least(self, value: int) -> int:
+        """The smallest `value` of all tasks that run the loop. All of them have to call it."""
 
     def total(self, values: np.ndarray) -> np.ndarray:
         """The sum of `values`, float64, over the tasks that run the loop. All of them have to call it."""

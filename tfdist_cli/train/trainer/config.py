@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,8 @@ from tfdist_cli.train.checkpoint.writer import Asynchronous
 from tfdist_cli.train.cluster.data_service import DataService
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.data.inputs import Inputs
-from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, steps_in
-from tfdist_cli.train.data.python_data import PythonData
+from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, is_endless, steps_in
+from tfdist_cli.train.data.python_data import OwnShard, PythonData, reads_ahead
 from tfdist_cli.train.engine.base import Rules, Sharing
 from tfdist_cli.train.trainer.arguments import as_callbacks, check_choice, check_counts, check_type
 
@@ -35,6 +35,9 @@ Verbose = Literal["auto", 0, 1, 2]
 ONE_READER = ("service", "coordinator")
 """Ways to share data in which the workers' batches are those of one shard."""
 
+OPEN_END = 10**10
+"""The steps of an epoch that ends with the data, until its length is known: more than any epoch has."""
+
 log = logging.getLogger("tfdist")
 
 
@@ -43,7 +46,7 @@ class Schedule:
     """The length of a training, of its epochs and of its executions.
 
     Args:
-        steps_per_epoch: global steps in an epoch.
+        steps_per_epoch: global steps in an epoch; `OPEN_END` if it ends with the data, and nobody knows where.
         total: the global step at which the training ends.
         steps_per_execution: steps that a worker takes between two reports.
         adapts: whether an execution may have fewer steps, where they take long or to start sooner: true if the user set
@@ -74,6 +77,33 @@ class Schedule:
         return replace(
             self, steps_per_epoch=config.steps_per_epoch, total=max(step, config.last_step(origin)), origin=origin
         )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the length of an epoch is not known yet."""
+        return self.steps_per_epoch == OPEN_END
+
+    def with_pass(self, step: int, epoch: int, config: TrainingConfig) -> tuple[Schedule, TrainingConfig]:
+        """Returns the schedule and the configuration after the first pass over the data has ended.
+
+        Args:
+            step: global steps done.
+            epoch: the current epoch, counted from 0.
+            config: the configuration so far.
+        """
+        begin = self.first_step(epoch) if self.is_open else self.origin
+        config = config.with_pass(step - begin)
+        origin = (
+            begin - steps_of_epochs(epoch, config.steps_per_epoch, config.steps_per_pass) if self.is_open else begin
+        )
+        schedule = replace(
+            self,
+            steps_per_epoch=config.steps_per_epoch,
+            steps_per_pass=config.steps_per_pass,
+            total=max(step, config.last_step(origin)),
+            origin=origin,
+        )
+        return schedule, config
 
     @property
     def epochs(self) -> int:
@@ -271,12 +301,27 @@ class Checkpoints:
 
 
 @dataclass(frozen=True)
+class Counting:
+    """The data whose length has to be counted before the training.
+
+    Args:
+        data: a function of a shard that returns the elements to count.
+        shards: the shards.
+        configured: the configuration of the training, from the elements of each shard.
+    """
+
+    data: DatasetFunction
+    shards: Sequence[Shard]
+    configured: Callable[[Sequence[int]], TrainingConfig]
+
+
+@dataclass(frozen=True)
 class TrainingConfig:
     """The complete configuration of a training.
 
     Args:
         data: a function of a shard that returns its batches.
-        steps_per_epoch: global steps in an epoch.
+        steps_per_epoch: global steps in an epoch; `OPEN_END` if they are not known yet.
         share: what each worker sees of the data.
         epochs: epochs to train; None for as many as `max_steps` takes.
         max_steps: the global step at which the training ends; None for the end of the last epoch.
@@ -292,6 +337,8 @@ class TrainingConfig:
         initial_epoch: the epoch, counted from 0, that a training without a checkpoint starts with.
         verbose: what callbacks read as `params["verbose"]`.
         evaluator_stops: whether the evaluator may stop the training.
+        counting: the data to count, if the steps of an epoch follow from its length.
+        lengths: the elements of each shard, if they were counted.
     """
 
     data: DatasetFunction
@@ -309,6 +356,18 @@ class TrainingConfig:
     initial_epoch: int = 0
     verbose: Verbose = "auto"
     evaluator_stops: bool = False
+    counting: Counting | None = None
+    lengths: Sequence[int] = ()
+
+    @property
+    def finds_end(self) -> bool:
+        """Whether the training finds out where a pass over the data ends."""
+        return reads_ahead(self.data) and self.steps_per_pass is None
+
+    def with_pass(self, steps: int) -> TrainingConfig:
+        """Returns this configuration when the steps of a pass over the data are known."""
+        steps_per_epoch = steps if self.steps_per_epoch == OPEN_END else self.steps_per_epoch
+        return replace(self, steps_per_epoch=steps_per_epoch, steps_per_pass=steps)
 
     def within_keras_limits(self) -> TrainingConfig:
         """Returns this configuration, shortened to Keras's own limits for trials (`keras.config.set_max_epochs`)."""
@@ -338,7 +397,19 @@ class TrainingConfig:
 
 
 class DataSource(Protocol):
-    """The training data as the user gave it. Each function that it returns maps a shard to the shard's batches."""
+    """The training data as the user gave it. Each function that it returns maps a shard to the shard's batches.
+
+    Attributes:
+        has_batches: whether the user's data comes in batches, which are trained on as they are.
+    """
+
+    has_batches: bool
+
+    def elements(self) -> DatasetFunction:
+        """Returns one pass over the data as the user gave it: batches or examples."""
+
+    def with_lengths(self, lengths: Mapping[tuple[int, int], int]) -> DataSource:
+        """Returns the data with the length of shards, by their index and count."""
 
     def one_pass(self) -> DatasetFunction:
         """Returns the batches of one pass over the data."""
@@ -417,7 +488,7 @@ class TrainingArguments:
 
         Raises:
             UsageError: the data is to come from data workers, and the cluster has none.
-            TrainingError: the length of an epoch is not given, and the data has no length.
+            TrainingError: the length of an epoch is not given, and the data never ends.
         """
         rules = self._rules()
         checkpoints = None
@@ -428,14 +499,25 @@ class TrainingArguments:
         repeat = self.steps_per_epoch is None if self.repeat is None else self.repeat
         steps_per_epoch, steps_per_pass = self.steps_per_epoch, None
         steps_of_pass: Callable[[int | None], int] | None = None
+        found: DatasetFunction | None = None
+        counting: Counting | None = None
         if steps_per_epoch is None:
             steps_of_pass = partial(steps_of_one_pass, context, source.one_pass(), rules, share)
-            steps_per_epoch = steps_of_pass(None)
+            steps_per_epoch = known_steps_of_pass(context, source.one_pass(), rules, share)
+            if steps_per_epoch is None:
+                _check_ends(source.one_pass(), worker_shards(context, share)[0])
+                found = _finding_its_end(context, source, share, repeat=self.repeat)
+                counting = None if found else self._counting(context, source, validation, share)
+                steps_per_epoch, steps_of_pass = OPEN_END, None
         elif self.repeat is None:
             steps_per_pass = known_steps_of_pass(context, source.one_pass(), rules, share)
             repeat = steps_per_pass is not None
-            _warn_of_short_epochs(steps_per_epoch, steps_per_pass)
-        if self.share == "service":
+            if steps_per_pass is None and not is_endless(source.one_pass(), worker_shards(context, share)[0]):
+                found = _finding_its_end(context, source, share, repeat=None)
+            warn_of_short_epochs(steps_per_epoch, steps_per_pass)
+        if found is not None:
+            data = found
+        elif self.share == "service":
             data = source.served_batches(DataService.of(context.environment), repeat=repeat)
         else:
             data = source.batches(repeat=repeat)
@@ -457,7 +539,20 @@ class TrainingArguments:
             initial_epoch=self.initial_epoch,
             verbose=self.verbose,
             evaluator_stops=self.evaluator_stops,
+            counting=counting,
         )
+
+    def _counting(
+        self, context: ClusterContext, source: DataSource, validation: Validation | None, share: Sharing
+    ) -> Counting:
+        shards = list({(shard.index, shard.count): shard for shard in worker_shards(context, share)}.values())
+
+        def configured(lengths: Sequence[int]) -> TrainingConfig:
+            named = {(shard.index, shard.count): length for shard, length in zip(shards, lengths, strict=True)}
+            config = self.configure(context, source.with_lengths(named), validation)
+            return replace(config, lengths=tuple(lengths))
+
+        return Counting(source.elements(), shards, configured)
 
     def _rules(self) -> Rules:
         updates, learning_rate = self.updates or Updates(), self.learning_rate or LearningRate()
@@ -481,7 +576,36 @@ class TrainingArguments:
         return "coordinator"
 
 
-def _warn_of_short_epochs(steps_per_epoch: int, steps_per_pass: int | None) -> None:
+def _finding_its_end(
+    context: ClusterContext, source: DataSource, share: Sharing, *, repeat: bool | None
+) -> DatasetFunction | None:
+    """Returns data of unknown length that is read ahead of the steps, to find its end; None if no process can do so.
+
+    Args:
+        context: this process in its cluster.
+        source: the data.
+        share: what each worker sees.
+        repeat: whether it starts again when it ends; None if it can.
+    """
+    data = source.one_pass()
+    if isinstance(data, PythonData):
+        return replace(data.buffered(), repeat=data.source.repeats and repeat is not False)
+    if context.environment.traits.has_ps or share == "service" or not source.has_batches:
+        return None
+    return OwnShard(data, _number_of_workers(context), repeat is not False)
+
+
+def _check_ends(data: DatasetFunction, shard: Shard) -> None:
+    if is_endless(data, shard):
+        raise TrainingError(
+            "the training data never ends, so nothing tells how long an epoch is",
+            code="endless-epoch",
+            hint="give steps_per_epoch, or remove .repeat()",
+        )
+
+
+def warn_of_short_epochs(steps_per_epoch: int, steps_per_pass: int | None) -> None:
+    """Logs that the data ends within an epoch."""
     if steps_per_pass and steps_per_pass % steps_per_epoch:
         log.warning(
             "the data ends after %d steps, within an epoch of %d: that epoch ends early, and the data starts again "
@@ -509,7 +633,8 @@ def steps_of_one_pass(
     steps = known_steps_of_pass(context, data, rules, share, workers)
     if steps is None:
         raise TrainingError(
-            "the training data has no known length, which steps_per_epoch follows from",
+            f"the training data has no known length for {workers or _number_of_workers(context)} workers, which "
+            "steps_per_epoch follows from",
             code="unknown-data-length",
             hint="give steps_per_epoch",
         )

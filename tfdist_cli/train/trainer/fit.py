@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import keras
@@ -16,7 +16,7 @@ from tfdist_cli.spec.sections.updates import EmbeddingRule, Jit, LearningRate, U
 from tfdist_cli.train.cluster.data_service import DataService
 from tfdist_cli.train.cluster.join import ClusterContext, join, leave_together
 from tfdist_cli.train.data.inputs import Inputs
-from tfdist_cli.train.data.pipeline import DatasetFunction, checked, repeated
+from tfdist_cli.train.data.pipeline import DatasetFunction, checked, repeated, with_length
 from tfdist_cli.train.engine.base import Engine
 from tfdist_cli.train.engine.model_parallel.stages import place_layers, placed_before_slots
 from tfdist_cli.train.engine.pacing import auto_steps_per_execution
@@ -206,7 +206,7 @@ def train(context: ClusterContext, model: keras.Model, config: TrainingConfig) -
             engine = select_engine(context, step, spec, config.rules)
             if engine.is_chief:
                 warn_of_unused_optimizers(model)
-            start = restore_checkpoint(engine, step, config)
+            start, config = restore_checkpoint(engine, step, config)
         schedule = _schedule(config, engine, model, start)
         reporter = ProgressReporter(
             context.environment.run_dir, engine=engine, first=start.step, total=schedule.total, epochs=schedule.epochs
@@ -242,17 +242,36 @@ def _log_profiled_task(context: ClusterContext, config: TrainingConfig) -> None:
 
 @dataclass(frozen=True)
 class BatchSource:
-    """`config.DataSource` of a program: a function that maps a shard to its batches."""
+    """`config.DataSource` of a program: a function that maps a shard to its batches.
+
+    Args:
+        function: the function.
+        lengths: the batches of shards that were counted.
+    """
 
     function: DatasetFunction
+    lengths: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    has_batches = True
 
-    def one_pass(self) -> DatasetFunction:
+    def elements(self) -> DatasetFunction:
         """Returns the batches of one pass over the data."""
         return self.function
 
+    def with_lengths(self, lengths: Mapping[tuple[int, int], int]) -> BatchSource:
+        """Returns the data with the length of shards, by their index and count."""
+        return replace(self, lengths=lengths)
+
+    @property
+    def _counted(self) -> DatasetFunction:
+        return with_length(self.function, self.lengths) if self.lengths else self.function
+
+    def one_pass(self) -> DatasetFunction:
+        """Returns the batches of one pass over the data."""
+        return self._counted
+
     def batches(self, *, repeat: bool) -> DatasetFunction:
         """Returns the batches to train on."""
-        return repeated(self.function) if repeat else self.function
+        return repeated(self._counted) if repeat else self._counted
 
     def served_batches(self, service: DataService, *, repeat: bool) -> DatasetFunction:
         """Returns the batches to train on, prepared by the cluster's data workers."""

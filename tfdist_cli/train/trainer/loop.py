@@ -6,11 +6,13 @@ sent to the other tasks through the engine before any task acts on it.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import keras
 import numpy as np
@@ -22,14 +24,14 @@ from tfdist_cli.train.checkpoint.policy import CheckpointPolicy
 from tfdist_cli.train.checkpoint.scores import stop_reason
 from tfdist_cli.train.checkpoint.store import TrainingState
 from tfdist_cli.train.checkpoint.writer import CheckpointContent, CheckpointWriter
-from tfdist_cli.train.data.python_data import advance
+from tfdist_cli.train.data.python_data import ReadAhead, advance
 from tfdist_cli.train.engine.base import Engine, Execution
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.train_step import ModelStep, last_build_spec
 from tfdist_cli.train.optimizers.apply import leaf_optimizers
 from tfdist_cli.train.tf_compat.keras_model import initial_epoch, write_train_graph
 from tfdist_cli.train.trainer.batch_callbacks import BatchGroup, CallbackNeeds, chief_requests
-from tfdist_cli.train.trainer.config import Schedule, TrainingConfig
+from tfdist_cli.train.trainer.config import OPEN_END, Schedule, TrainingConfig, warn_of_short_epochs
 from tfdist_cli.train.trainer.evaluate import Evaluation
 from tfdist_cli.train.trainer.reporting import ProgressReporter
 from tfdist_cli.train.trainer.resume import (
@@ -43,6 +45,9 @@ from tfdist_cli.train.trainer.resume import (
 from tfdist_cli.train.trainer.sigterm import SigtermRequest, Terminated
 
 log = logging.getLogger("tfdist")
+
+_BLOCK = 4
+"""Executions, for each worker, that are run at once while the end of the data is looked for."""
 
 
 class TrainingLoop:
@@ -85,6 +90,7 @@ class TrainingLoop:
         self._end_changes = self._needs.callbacks or any(
             inner.use_ema for inner in leaf_optimizers(self._model.optimizer)
         )
+        self._finds_end = config.finds_end
         self._done = self._recorded = self._batches = 0
         """Global steps done, epochs whose end is recorded, and batches of the data that were trained on."""
         self._start = StartPoint()
@@ -95,7 +101,7 @@ class TrainingLoop:
             model=step.model,
             verbose=config.verbose,
             epochs=schedule.epochs,
-            steps=schedule.steps_per_epoch,
+            steps=None if schedule.is_open else schedule.steps_per_epoch,  # Keras shows "Unknown"
         )
         call = self._callbacks
         self._group = BatchGroup(call.on_train_batch_begin, call.on_train_batch_end, schedule.steps_per_execution)
@@ -140,8 +146,10 @@ class TrainingLoop:
         position = self._begin(start)
         self._batches = start.batches_at(self._done, self._engine)
         logs: dict[str, float] = {}
-        for epoch in range(min(position.recorded, self._schedule.epoch(self._done)), self._schedule.epochs):
-            if position.stopped or (self._is_complete() and not self._is_within_epoch()):
+        for epoch in itertools.count(min(position.recorded, self._schedule.epoch(self._done))):
+            if epoch >= self._schedule.epochs or position.stopped:
+                break
+            if (self._is_complete() or not self._has_data(epoch)) and not self._is_within_epoch():
                 break
             logs = self._epoch(epoch, position)
             if self._is_stopped():
@@ -206,6 +214,9 @@ class TrainingLoop:
         if not epochs:
             return position
         self._engine.share_variables()
+        if self._schedule.is_open:
+            origin = self._schedule.origin - epochs * OPEN_END
+            self._schedule = replace(self._schedule, origin=origin, total=self._config.last_step(origin))
         self._done = min(self._schedule.first_step(epochs), self._schedule.total)
         log.info("the training starts after epoch %d", epochs)
         return replace(position, recorded=epochs)
@@ -239,8 +250,9 @@ class TrainingLoop:
         if not resumes:
             with self._engine.scope():
                 self._engine.begin_epoch()
-        while self._done < (target := min(self._schedule.last_step(epoch), stops_at)) and not self._is_stopped():
-            self._train(epoch, self._policy.last_step(self._done, target))
+        while not self._is_stopped() and self._done < (target := min(self._reach(epoch), stops_at)):
+            boundary = self._policy.last_step(self._done, target)
+            self._train(epoch, boundary, ends_group=boundary == self._schedule.last_step(epoch) or boundary != target)
             self._save_or_terminate()
         self._model.stop_training |= self._done >= stops_at
         logs = self._totals.logs()
@@ -253,8 +265,74 @@ class TrainingLoop:
             self._agree_to_stop()
         return logs
 
-    def _train(self, epoch: int, boundary: int) -> None:
-        """Trains up to global step `boundary`, or to a pause, or until the workers have changed."""
+    def _reach(self, epoch: int) -> int:
+        """Returns the global step up to which an epoch can be trained: its end, or as far as data is known to follow.
+
+        Where data of unknown length ends, the first pass over it ends, and with it the epoch.
+        """
+        if self._finds_end and self._done < self._schedule.last_step(epoch):
+            size = self._schedule.steps_per_execution
+            block = _BLOCK * size * (1 if self._engine.synchronous else self._engine.workers)
+            if steps := self._steps_ahead(block):
+                return min(self._schedule.last_step(epoch), self._done + steps)
+            self._end_of_data(epoch)
+        return self._schedule.last_step(epoch)
+
+    def _has_data(self, epoch: int) -> bool:
+        """Returns whether an epoch has data; a generator may be used up."""
+        if not self._finds_end or self._steps_ahead(1):
+            return True
+        self._end_of_data(epoch)
+        return not self._is_complete()
+
+    def _steps_ahead(self, most: int) -> int:
+        """Returns how many steps, at most `most`, can be taken before the data ends. All tasks have to call it."""
+        batches = batches_per_step(self._engine)
+        ahead = cast("ReadAhead", self._config.data).ahead(self._batches, batches, most * batches)
+        return self._engine.least(ahead // batches)
+
+    def _end_of_data(self, epoch: int) -> None:
+        """Notes that the first pass over data of unknown length has ended after the steps that are done.
+
+        Raises:
+            TrainingError: there was no data for a single step.
+        """
+        self._finds_end = False
+        if self._needs.each_batch and self._group.begun:
+            last = self._done - 1 - self._schedule.first_step(epoch)
+            self._group.end(last, self._totals.logs(), data_ended=True)
+            self._agree_to_stop()
+        if not self._batches:
+            raise TrainingError(
+                f"the training data has no full batch for each of {self._engine.sharers} workers",
+                code="no-full-batch",
+                hint="use a smaller batch_size, fewer workers, or more data",
+            )
+        wanted = self._schedule.total
+        if not cast("ReadAhead", self._config.data).repeat:
+            epochs = epoch + (self._done > self._schedule.first_step(epoch))
+            if epochs < self._schedule.epochs or self._done < self._schedule.last_step(epoch) < OPEN_END:
+                log.warning(
+                    "your input ran out of data after step %d, and cannot be read again: the training ends with epoch "
+                    "%d of %d; pass a dataset, or a generator that yields steps_per_epoch * epochs batches",
+                    self._done, epochs, self._schedule.epochs,
+                )  # fmt: skip
+            self._schedule = replace(self._schedule, total=self._done)
+        elif self._schedule.is_open or not self._schedule.origin:
+            self._schedule, self._config = self._schedule.with_pass(self._done, epoch, self._config)
+            if self._config.steps_per_epoch != self._config.steps_per_pass:
+                warn_of_short_epochs(self._config.steps_per_epoch, self._config.steps_per_pass)
+        if wanted != self._schedule.total:
+            self._reporter.set_length(self._schedule.total, self._schedule.epochs)
+
+    def _train(self, epoch: int, boundary: int, *, ends_group: bool) -> None:
+        """Trains up to global step `boundary`, or to a pause, or until the workers have changed.
+
+        Args:
+            epoch: the current epoch.
+            boundary: the global step.
+            ends_group: whether a group of batches ends there, though it is not full.
+        """
         if self._workers_changed(epoch):
             return
         one_by_one = self._needs.each_batch and self._engine.one_by_one
@@ -265,7 +343,7 @@ class TrainingLoop:
                 self._group.begin(execution.first - self._schedule.first_step(epoch))
             self._count(execution, epoch)
             if each_batch:
-                self._end_group(epoch, boundary)
+                self._end_group(epoch, boundary if ends_group else None)
 
     def _workers_changed(self, epoch: int) -> bool:
         """Takes workers that have joined; returns whether the epoch has another number of steps now."""
@@ -323,7 +401,7 @@ class TrainingLoop:
             hint="lower the learning rate, clip gradients (clipnorm), or look for such values in the data",
         )
 
-    def _end_group(self, epoch: int, boundary: int) -> None:
+    def _end_group(self, epoch: int, boundary: int | None) -> None:
         """Calls `on_train_batch_end` if the group of batches is full, or a checkpoint may be saved next."""
         last = self._done - 1 - self._schedule.first_step(epoch)
         if not (self._group.is_full(last) or self._done == boundary or self._pause.agreed()):
@@ -408,6 +486,7 @@ class TrainingLoop:
             steps_per_pass=self._schedule.steps_per_pass or 0,
             local_steps=self._reporter.local_steps,
             worker_steps=self._engine.worker_steps,
+            lengths=list(self._config.lengths),
         )
         with self._engine.scope():
             self._writer.save(CheckpointContent(state, arrays, self._end_changes), wait=last or final)

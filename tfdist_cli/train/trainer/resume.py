@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
 import keras
 import numpy as np
@@ -12,10 +13,11 @@ from tfdist_cli.errors import TrainingError
 from tfdist_cli.protocol.records import emit
 from tfdist_cli.train.checkpoint.callback_state import CallbackStates, restore_random_states
 from tfdist_cli.train.checkpoint.store import CheckpointFolder, StoredCheckpoint, TrainingState
+from tfdist_cli.train.data.pipeline import empty_shard
 from tfdist_cli.train.engine.base import Engine
 from tfdist_cli.train.model.train_step import ModelStep, values
 from tfdist_cli.train.optimizers.apply import learning_rates
-from tfdist_cli.train.trainer.config import Schedule, TrainingConfig, steps_of_epochs
+from tfdist_cli.train.trainer.config import OPEN_END, Counting, Schedule, TrainingConfig, steps_of_epochs
 
 log = logging.getLogger("tfdist")
 
@@ -60,20 +62,64 @@ class EpochPosition:
     totals: np.ndarray
 
 
-def restore_checkpoint(engine: Engine, step: ModelStep, config: TrainingConfig) -> StartPoint:
+def restore_checkpoint(engine: Engine, step: ModelStep, config: TrainingConfig) -> tuple[StartPoint, TrainingConfig]:
     """Restores the newest undamaged checkpoint on the chief, and sends it to the other tasks.
 
+    Returns:
+        The start, and the configuration with the length of the data, if it was found or is counted now.
+
     Raises:
-        TrainingError: there are checkpoints, and all of them are damaged; or the folder is not writable.
+        TrainingError: there are checkpoints, and all of them are damaged; or the folder is not writable; or the data to
+            count is empty.
     """
+    checkpoint = None
+    if config.checkpoints and engine.is_chief:
+        checkpoint = _restore(config.checkpoints.folder, step)
+    config = _with_length(engine, config, checkpoint.state if checkpoint else TrainingState(0, 0))
     if config.checkpoints is None:
-        return StartPoint()
-    checkpoint = _restore(config.checkpoints.folder, step) if engine.is_chief else None
+        return StartPoint(), config
     own = _counts(checkpoint.state, engine, config) if checkpoint else (0, 0, 0)
     done, origin, batches = (int(number) for number in engine.total(np.array(own, np.float64)))
     if done:
         engine.share_variables()
-    return StartPoint(done, origin, batches, checkpoint)
+    return StartPoint(done, origin, batches, checkpoint), config
+
+
+def _with_length(engine: Engine, config: TrainingConfig, state: TrainingState) -> TrainingConfig:
+    """Returns the configuration with the length of the data: from the checkpoint of as many workers, or counted now."""
+    same = state.sharers == engine.sharers
+    if counting := config.counting:
+        number = len(counting.shards)
+        stored = np.array(state.lengths if same and len(state.lengths) == number else [0] * number, np.float64)
+        lengths = engine.total(stored * engine.is_chief)
+        if not lengths.any():
+            lengths = _count(engine, counting)
+        counted = counting.configured([int(length) for length in lengths]).within_keras_limits()
+        return replace(counted, checkpoints=config.checkpoints)
+    if not config.finds_end:
+        return config
+    found = engine.total(np.array([float(state.steps_per_pass if same else 0)]))
+    return config.with_pass(int(found[0])) if found[0] else config
+
+
+def _count(engine: Engine, counting: Counting) -> np.ndarray:
+    """Counts the data on the tasks that read it.
+
+    Raises:
+        TrainingError: a shard is empty.
+    """
+    emit("state", state="counting")
+    begun = time.monotonic()
+    if engine.is_chief:
+        log.info("reading all data once to count it, since its length is not known; steps_per_epoch saves this time")
+    lengths = engine.count(counting.data, counting.shards)
+    if engine.is_chief:
+        shards = ", ".join(f"{length:.0f}" for length in lengths)
+        log.info("counted in %.1f s: %s elements", time.monotonic() - begun, shards)
+    for shard, length in zip(counting.shards, lengths, strict=True):
+        if not length:
+            raise empty_shard(shard)
+    return lengths
 
 
 def _counts(state: TrainingState, engine: Engine, config: TrainingConfig) -> tuple[int, int, int]:
@@ -84,9 +130,16 @@ def _counts(state: TrainingState, engine: Engine, config: TrainingConfig) -> tup
         return state.step, state.origin, state.batches
     log.info("the number of workers changed from %d to %d: the data is divided anew", state.sharers, engine.sharers)
     before = steps_of_epochs(state.epoch, state.steps_per_epoch, state.steps_per_pass or None)
-    share = round((state.step - state.origin - before) * config.steps_per_epoch / state.steps_per_epoch)
+    share = _share_done(state.step - state.origin - before, state, engine, config)
     epochs = steps_of_epochs(state.epoch, config.steps_per_epoch, config.steps_per_pass)
     return state.step, state.step - epochs - share, state.batches
+
+
+def _share_done(steps: int, state: TrainingState, engine: Engine, config: TrainingConfig) -> int:
+    """Returns the steps of the current epoch that are done, by the number of workers of now."""
+    if OPEN_END not in (config.steps_per_epoch, state.steps_per_epoch):
+        return round(steps * config.steps_per_epoch / state.steps_per_epoch)
+    return round(steps * state.sharers / engine.sharers) if engine.synchronous else steps
 
 
 def batches_per_step(engine: Engine) -> int:

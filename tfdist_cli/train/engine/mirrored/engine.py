@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.data.divided import DividedBatches, part
-from tfdist_cli.train.data.pipeline import Consumed, DatasetFunction, Shard, checked, ended_early, next_batch
+from tfdist_cli.train.data.pipeline import Consumed, DatasetFunction, Shard, checked, count, ended_early, next_batch
 from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules, Sharing
 from tfdist_cli.train.engine.batch_sizes import BatchSizes
 from tfdist_cli.train.engine.fallback import FirstExecution, attempted, reason
@@ -243,6 +243,19 @@ class MirroredEngine:
     def test_steps(self, data: DatasetFunction, *, steps: int | None) -> Iterator[Callable[[], np.ndarray]]:
         """See `Engine.test_steps`."""
         return self._scoring.test_steps(data, steps=steps)
+
+    def count(self, data: DatasetFunction, shards: Sequence[Shard]) -> np.ndarray:
+        """See `Engine.count`; each task counts its own shard, and the chief the one that all of them read."""
+        index, counted = self._members.index, np.zeros(len(shards))
+        if index < len(shards):
+            counted[index] = count(data, shards[index])
+        return self.total(counted)
+
+    def least(self, value: int) -> int:
+        """See `Engine.least`."""
+        own = np.zeros(self.workers)
+        own[self._members.index] = value
+        return int(self.total(own).min())
 
     def total(self, values: np.ndarray) -> np.ndarray:
         """See `Engine.total`."""

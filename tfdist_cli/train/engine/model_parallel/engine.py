@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.updates import Updates
-from tfdist_cli.train.data.pipeline import Consumed, DatasetFunction, Shard, checked, ended_early, next_batch
+from tfdist_cli.train.data.pipeline import Consumed, DatasetFunction, Shard, checked, count, ended_early, next_batch
 from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules, Sharing
 from tfdist_cli.train.engine.fallback import FirstExecution
 from tfdist_cli.train.engine.model_parallel.gradient_sums import computed_alone, sum_gradients
@@ -313,6 +313,14 @@ class ModelParallelEngine:
             if self._scored_state:
                 self._scored_state.apply(changed, changed)
         return counted
+
+    def count(self, data: DatasetFunction, shards: Sequence[Shard]) -> np.ndarray:
+        """See `Engine.count`."""
+        return np.array([count(data, shard) for shard in shards], np.float64)
+
+    def least(self, value: int) -> int:
+        """See `Engine.least`."""
+        return value
 
     def total(self, values: np.ndarray) -> np.ndarray:
         """Only the chief runs the loop."""

@@ -19,7 +19,7 @@ from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.train.cluster.membership import Membership, Refusal
 from tfdist_cli.train.data.divided import DividedBatches
-from tfdist_cli.train.data.pipeline import Consumed, DatasetFunction, Shard, checked
+from tfdist_cli.train.data.pipeline import Consumed, DatasetFunction, Shard, checked, count, counting_function
 from tfdist_cli.train.data.python_data import PythonData
 from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules, Sharing
 from tfdist_cli.train.engine.fallback import FirstExecution
@@ -339,23 +339,16 @@ class ParameterServerEngine:
     def _scored(self, data: DatasetFunction, steps: int | None, *, each_batch: bool) -> Iterator[np.ndarray]:
         """Yields what the evaluation of each shard has counted, as `evaluation_function` returns it."""
         function = self._evaluation_function(data, each_batch=each_batch)
-        count = self.workers
+        workers = self.workers
 
         def score(shard: Shard) -> Any:
-            limit = -1 if steps is None else steps // count + (shard.index < steps % count)
-            numbers = tf.constant(limit, tf.int64), tf.constant([shard.index, count], tf.int64)
+            limit = -1 if steps is None else steps // workers + (shard.index < steps % workers)
+            numbers = tf.constant(limit, tf.int64), tf.constant([shard.index, workers], tf.int64)
             scored = function(_iterator(data, shard, ends=steps is None), *numbers)
             with tf.device(CHIEF_DEVICE):  # a worker that has scored its shard may fail
                 return tf.identity(scored)
 
-        calls = [(worker, partial(score, Shard(n, count, n))) for n, worker in enumerate(self._workers)]
-        try:
-            with self.scope():
-                remotes = [self._context.run_on_worker(worker, call) for worker, call in calls]
-                remotes.reverse()
-                results = [self._context.result_of(remotes.pop(), call) for _, call in calls]
-        except Exception as error:  # noqa: BLE001 it is raised again, or its cause
-            raise_cause(error)
+        results = self._on_workers([partial(score, Shard(n, workers, n)) for n in range(workers)])
         whole = [counted if each_batch else counted[None] for counted in results]
         self._apply_state_changes(whole)
         size = self._context.totals.size
@@ -367,6 +360,36 @@ class ParameterServerEngine:
         if last and self._scored_state:
             with self.scope():
                 self._scored_state.apply(np.sum(last, axis=0))
+
+    def count(self, data: DatasetFunction, shards: Sequence[Shard]) -> np.ndarray:
+        """See `Engine.count`; every worker counts its own shard, at the same time."""
+        if len(shards) < len(self._workers):
+            return np.array([count(data, shard) for shard in shards], np.float64)
+        spec = checked(data, shards[0]).element_spec
+        with self.scope():
+            counted = counting_function().get_concrete_function(tf.data.IteratorSpec(spec))
+
+        def count_on_worker(shard: Shard) -> Any:
+            number = counted(_iterator(data, shard, ends=True))
+            with tf.device(CHIEF_DEVICE):  # a worker that has counted its shard may fail
+                return tf.identity(number)
+
+        return np.array(self._on_workers([partial(count_on_worker, shard) for shard in shards]), np.float64)
+
+    def least(self, value: int) -> int:
+        """See `Engine.least`; only the chief runs the loop."""
+        return value
+
+    def _on_workers(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Runs a function on each worker, or on another one if it is lost; returns their results."""
+        try:
+            with self.scope():
+                placed = zip(self._workers, calls, strict=True)
+                remotes = [self._context.run_on_worker(worker, call) for worker, call in placed]
+                remotes.reverse()
+                return [self._context.result_of(remotes.pop(), call) for call in calls]
+        except Exception as error:  # noqa: BLE001 it is raised again, or its cause
+            raise_cause(error)
 
     def total(self, values: np.ndarray) -> np.ndarray:
         """Only the chief runs the loop."""
