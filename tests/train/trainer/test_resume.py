@@ -200,7 +200,7 @@ def resumed(folder, workers, steps, *, synchronous=True, epochs=5, **state):
     )
     checkpoints = CheckpointConfig(CheckpointFolder(folder))
     config = TrainingConfig(lambda _: None, steps, epochs=epochs, checkpoints=checkpoints)
-    start = restore_checkpoint(engine, step, config)
+    start, _ = restore_checkpoint(engine, step, config)
     schedule = Schedule(steps, config.last_step(start.origin), 1, origin=start.origin)
     return start, schedule, epoch_position(engine, start, schedule, [], 1), engine
 

@@ -252,7 +252,8 @@ class TrainingLoop:
                 self._engine.begin_epoch()
         while not self._is_stopped() and self._done < (target := min(self._reach(epoch), stops_at)):
             boundary = self._policy.last_step(self._done, target)
-            self._train(epoch, boundary, ends_group=boundary == self._schedule.last_step(epoch) or boundary != target)
+            ends_group = boundary != target or boundary in (self._schedule.last_step(epoch), stops_at)
+            self._train(epoch, boundary, ends_group=ends_group)
             self._save_or_terminate()
         self._model.stop_training |= self._done >= stops_at
         logs = self._totals.logs()

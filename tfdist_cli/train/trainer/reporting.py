@@ -17,6 +17,7 @@ import numpy as np
 from tfdist_cli.protocol.records import emit
 from tfdist_cli.train.engine.base import Engine, Execution, WorkerReport
 from tfdist_cli.train.engine.step_timer import by_name as phase_report
+from tfdist_cli.train.trainer.config import OPEN_END
 from tfdist_cli.train.trainer.metrics_file import MetricsFile
 
 METRICS_FILE = "metrics.jsonl"
@@ -200,7 +201,7 @@ class ProgressReporter:
             emit(
                 "progress",
                 step=step,
-                total=self._total,
+                total=self._total if self._total < OPEN_END else None,
                 epoch=epoch,
                 epochs=self._epochs,
                 steps_per_second=rates["steps_per_second"],
@@ -212,7 +213,8 @@ class ProgressReporter:
         if done or split != "train":
             rate = f"  {rates['steps_per_second']:.1f} steps/s" if rates else ""
             metrics = format_metrics(values) if split == "train" else f"{split}: {format_metrics(values)}"
-            log.info("epoch %d/%d  step %d/%d  %s%s", epoch, self._epochs, step, self._total, metrics, rate)
+            total = self._total if self._total < OPEN_END else "unknown"
+            log.info("epoch %d/%d  step %d/%s  %s%s", epoch, self._epochs, step, total, metrics, rate)
 
     def begin_epoch(self) -> None:
         """Starts the interval over which an epoch's rates are measured."""
