@@ -163,9 +163,11 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "model", f"{model['name']}: {model['parameters']:,} parameters, {sizes} ({model['optimizer']})"
     if data:
         yield "batch", data["batch"]
-        shards = facts["shards"]["count"]
-        yield "data", f"{shards} shard{'s' * (shards != 1)}, {data['steps_per_epoch']:,} steps an epoch"
-        yield "training", f"{data['steps']:,} steps" + (f", {data['epochs']} epochs" if data["epochs"] else "")
+        shards, steps = facts["shards"]["count"], data["steps_per_epoch"]
+        length = "a length that the first epoch shows" if steps is None else f"{steps:,} steps an epoch"
+        yield "data", f"{shards} shard{'s' * (shards != 1)}, {length}"
+        total = [] if data["steps"] is None else [f"{data['steps']:,} steps"]
+        yield "training", ", ".join(total + ([f"{data['epochs']} epochs"] if data["epochs"] else []))
     if network and "pulled_bytes" in network:
         whole = f"pulls {shown(network['pulled_bytes'])} and pushes {shown(network['pushed_bytes'])}"
         tables = network["tables_by_rows"]

@@ -64,7 +64,7 @@ LEAVE_SIGNAL = signal.SIGUSR1
 """The signal to such a task alone, which leaves the training if it can."""
 STOP_FILE = "stop"
 """In a task's folder, where its launcher is on another machine: the name of the signal that the task is to get."""
-STATES = ("starting", "waiting", "serving", "training", "evaluating", "saving", "done", "leaving", "left")
+STATES = ("starting", "waiting", "serving", "counting", "training", "evaluating", "saving", "done", "leaving", "left")
 _LIMIT = select.PIPE_BUF if hasattr(select, "PIPE_BUF") else 512
 
 

@@ -14,7 +14,7 @@ MOST_ROWS = 60
 """Tasks that are drawn; of more, those to which something happened come first."""
 MOST_EVENTS = 500
 """Events in the list; of more, the first and the last ones."""
-_STATES = ("starting", "waiting", "serving", "training", "evaluating", "saving")
+_STATES = ("starting", "waiting", "serving", "counting", "training", "evaluating", "saving")
 _MARKS = {
     "loss": ("✕", "bad", "lost"),
     "kill": ("✕", "bad", "killed by the launcher"),

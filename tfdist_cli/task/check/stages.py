@@ -43,7 +43,14 @@ from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.tf_compat.op_errors import is_users
 from tfdist_cli.train.trainer.arguments import as_callbacks
 from tfdist_cli.train.trainer.checks import check_callbacks, check_targets, check_validation, data_errors_explained
-from tfdist_cli.train.trainer.config import TrainingArguments, TrainingConfig, steps_of_one_pass, worker_shards
+from tfdist_cli.train.trainer.config import (
+    OPEN_END,
+    TrainingArguments,
+    TrainingConfig,
+    check_ends,
+    known_steps_of_pass,
+    worker_shards,
+)
 
 MOST_SHARDS = 16
 """The most shards of which a batch is drawn."""
@@ -191,7 +198,10 @@ class RecipeCheck:
         rules = Rules(recipe.updates, recipe.learning_rate, recipe.wire, recipe.embeddings, train.jit is True)
         source, steps = self._data.source, arguments.steps_per_epoch
         if steps is None:
-            steps = steps_of_one_pass(self._context, source.one_pass(), rules, self._share, len(self._trainers))
+            steps = known_steps_of_pass(self._context, source.one_pass(), rules, self._share, len(self._trainers))
+        if steps is None:
+            check_ends(source.one_pass(), self._shards[0])
+            steps = OPEN_END
         config = TrainingConfig(
             source.batches(repeat=train.repeat),
             steps,
@@ -243,9 +253,9 @@ class RecipeCheck:
             "data",
             batch=mismatch.describe(spec),
             batch_size=size,
-            steps_per_epoch=config.steps_per_epoch,
+            steps_per_epoch=config.steps_per_epoch if config.steps_per_epoch < OPEN_END else None,
             epochs=epochs,
-            steps=config.last_step(),
+            steps=config.last_step() if config.last_step() < OPEN_END else None,
         )
 
     def _take_steps(self, config: TrainingConfig, batch: Any, spec: Any, base: int) -> None:

@@ -505,15 +505,15 @@ class TrainingArguments:
             steps_of_pass = partial(steps_of_one_pass, context, source.one_pass(), rules, share)
             steps_per_epoch = known_steps_of_pass(context, source.one_pass(), rules, share)
             if steps_per_epoch is None:
-                _check_ends(source.one_pass(), worker_shards(context, share)[0])
-                found = _finding_its_end(context, source, share, repeat=self.repeat)
+                check_ends(source.one_pass(), worker_shards(context, share)[0])
+                found = self._finding_its_end(context, source, share, repeat=self.repeat)
                 counting = None if found else self._counting(context, source, validation, share)
                 steps_per_epoch, steps_of_pass = OPEN_END, None
         elif self.repeat is None:
             steps_per_pass = known_steps_of_pass(context, source.one_pass(), rules, share)
             repeat = steps_per_pass is not None
             if steps_per_pass is None and not is_endless(source.one_pass(), worker_shards(context, share)[0]):
-                found = _finding_its_end(context, source, share, repeat=None)
+                found = self._finding_its_end(context, source, share, repeat=None)
             warn_of_short_epochs(steps_per_epoch, steps_per_pass)
         if found is not None:
             data = found
@@ -554,6 +554,27 @@ class TrainingArguments:
 
         return Counting(source.elements(), shards, configured)
 
+    def _finding_its_end(
+        self, context: ClusterContext, source: DataSource, share: Sharing, *, repeat: bool | None
+    ) -> DatasetFunction | None:
+        """Returns data of unknown length that is read ahead of the steps; None if no process can do so.
+
+        Args:
+            context: this process in its cluster.
+            source: the data.
+            share: what each worker sees.
+            repeat: whether it starts again when it ends; None if it can.
+        """
+        data, workers = source.one_pass(), _number_of_workers(context)
+        python = isinstance(data, PythonData)
+        repeat = repeat is not False and (not isinstance(data, PythonData) or data.source.repeats)
+        if isinstance(data, PythonData) and share != "copy":  # its batches are numbered over all workers
+            return replace(data.buffered(), repeat=repeat)
+        if context.environment.traits.has_ps or share == "service" or not (python or source.has_batches):
+            return None
+        divided = self.updates is not None and self.updates.batch == "proportional"  # each worker reads all batches
+        return OwnShard(data, 1 if divided else workers, repeat)
+
     def _rules(self) -> Rules:
         updates, learning_rate = self.updates or Updates(), self.learning_rate or LearningRate()
         parts = self.micro_batches
@@ -576,26 +597,12 @@ class TrainingArguments:
         return "coordinator"
 
 
-def _finding_its_end(
-    context: ClusterContext, source: DataSource, share: Sharing, *, repeat: bool | None
-) -> DatasetFunction | None:
-    """Returns data of unknown length that is read ahead of the steps, to find its end; None if no process can do so.
+def check_ends(data: DatasetFunction, shard: Shard) -> None:
+    """Checks that data without a known length ends.
 
-    Args:
-        context: this process in its cluster.
-        source: the data.
-        share: what each worker sees.
-        repeat: whether it starts again when it ends; None if it can.
+    Raises:
+        TrainingError: it repeats without end.
     """
-    data = source.one_pass()
-    if isinstance(data, PythonData):
-        return replace(data.buffered(), repeat=data.source.repeats and repeat is not False)
-    if context.environment.traits.has_ps or share == "service" or not source.has_batches:
-        return None
-    return OwnShard(data, _number_of_workers(context), repeat is not False)
-
-
-def _check_ends(data: DatasetFunction, shard: Shard) -> None:
     if is_endless(data, shard):
         raise TrainingError(
             "the training data never ends, so nothing tells how long an epoch is",
