@@ -57,6 +57,13 @@ def test_no_problems(tfdist, recipe):
     assert worker.split() == ["worker:0", "2.0", "GB"]
 
 
+def test_data_of_unknown_length(tfdist, recipe, monkeypatch):
+    monkeypatch.setitem(FACTS, "data", FACTS["data"] | {"steps_per_epoch": None, "steps": None})
+    lines = tfdist("check", recipe()).out.splitlines()
+    (training,) = [line for line in lines if line.startswith("training")]
+    assert training.split() == ["training", "2", "epochs"]
+
+
 def test_a_finding_has_a_place_and_a_fix(tfdist, recipe):
     path = recipe(Finding("no-targets", "error", "", "none", "some"))
     recipe(Finding("no-targets", "error", f"{path.parent}/digits.py:3", "none", "some"))

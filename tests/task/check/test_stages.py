@@ -82,6 +82,20 @@ def test_a_recipe_without_problems(check, strategy):
     assert report.facts["step"]["loss"] > 0
 
 
+@pytest.mark.parametrize("strategy", ["parameter_server", "multi_worker_mirrored"])
+def test_data_of_unknown_length(check, strategy):
+    report = check(
+        """
+        def dataset(params, split, shard):
+            data = tf.data.Dataset.from_tensor_slices((X, X[:, :1])).filter(lambda x, y: True)
+            return data.shard(shard.count, shard.index)
+        """,
+        strategy=strategy,
+    )
+    assert not report.findings
+    assert (report.facts["data"]["steps_per_epoch"], report.facts["data"]["steps"]) == (None, None)
+
+
 def test_the_bytes_of_each_task(check):
     facts = check().facts
     tasks = {name: values["variables_bytes"] for name, values in facts.items() if name.startswith("task ")}

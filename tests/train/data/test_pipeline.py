@@ -17,8 +17,11 @@ from tfdist_cli.train.data.pipeline import (
     cardinality,
     check_ends,
     checked,
+    count,
+    counting_function,
     repeated,
     steps_in,
+    with_length,
 )
 
 UNHURRIED = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
@@ -289,6 +292,18 @@ def test_data_without_an_end_cannot_be_evaluated():
     with raises(TrainingError, "endless-evaluation-data") as raised:
         check_ends(lambda shard: tf.data.Dataset.range(2).repeat())
     assert "tfdist.Validation(data, steps=...)" in str(raised.value.hint)
+
+
+def test_counted_data_has_the_counted_length():
+    def unknown(shard):
+        return tf.data.Dataset.range(7).filter(lambda n: n % 2 == 0).shard(shard.count, shard.index)
+
+    assert [count(unknown, Shard(index, 3, index)) for index in range(3)] == [2, 1, 1]
+    counted = with_length(unknown, {(0, 1): 4, (0, 2): 3})
+    assert cardinality(counted(Shard(0, 2))) == 3
+    assert list(counted(Shard(0, 2)).as_numpy_iterator()) == [0, 4, 0]  # there are fewer now
+    assert cardinality(counted(Shard(1, 3))) is None
+    assert int(counting_function()(iter(unknown(Shard())))) == 4
 
 
 def test_cardinality():

@@ -12,6 +12,7 @@ from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.train.data import python_data
 from tfdist_cli.train.data.inputs import Inputs
 from tfdist_cli.train.data.pipeline import Consumed, Shard, cardinality, repeated
+from tfdist_cli.train.data.python_data import OwnShard, reads_ahead
 
 ROWS = np.arange(20, dtype=np.float32)[:, None]
 """Five batches, of 4 rows."""
@@ -135,6 +136,57 @@ def test_a_batch_that_is_gone_is_an_error():
     assert len(list(source.read(4, 0, 1, repeat=False))) == 6
     with raises(TrainingError, "generator-read-again"):
         next(source.read(3, 0, 1, repeat=False))
+
+
+def odd(shard):
+    """Every fourth row, in batches of 2 of which nobody knows how many there are: 1 5, 9 13, 17."""
+    rows = tf.data.Dataset.from_tensor_slices((ROWS,)).filter(lambda row: row[0] % 4 == 1)
+    return rows.batch(2).shard(shard.count, shard.index)
+
+
+def firsts(dataset, most):
+    return [int(batch[0][0, 0]) for batch in dataset.take(most)]
+
+
+def test_reading_ahead_finds_the_end_of_the_first_pass():
+    function = OwnShard(odd)
+    dataset = function(Shard())
+    assert [function.ahead(done, 1, most) for done, most in ((0, 2), (0, 9), (2, 9), (3, 9), (4, 9))] == [2, 3, 1, 0, 0]
+    assert firsts(dataset, 7) == [1, 9, 17, 1, 9, 17, 1]
+    function.forget(3)
+    assert firsts(function(Shard(step=3)), 2) == [1, 9]
+
+
+def test_reading_ahead_counts_the_batches_of_all_workers():
+    function = OwnShard(odd, readers=2)
+    dataset = function(Shard(0, 2, 0))
+    assert [function.ahead(done, 2, 8) for done in (0, 2, 4)] == [4, 2, 0]
+    assert firsts(dataset, 3) == [1, 17, 1]
+
+
+@pytest.mark.parametrize(("step", "left"), [(2, 1), (3, 0), (7, 2)])
+def test_reading_ahead_after_a_restart(step, left):
+    function = OwnShard(odd)
+    dataset = function(Shard(step=step))
+    assert function.ahead(step, 1, 9) == left
+    assert firsts(dataset, 4) == [[1, 9, 17][number % 3] for number in range(step, step + 4)]
+
+
+def test_reading_ahead_holds_a_limited_number_of_bytes(monkeypatch):
+    monkeypatch.setattr(python_data, "_READ_AHEAD_BYTES", 2 * 4 * 4)  # two batches of four float32
+    function: Any = data(generated(ROWS, batch=4)).buffered()
+    assert function.ahead(0, 1, 100) == 2
+    assert function.ahead(0, 3, 100) == 3
+    function.forget(3)
+    assert function.ahead(3, 1, 100) == 2
+
+
+def test_reading_ahead_ends_with_a_generator():
+    function: Any = data(generated(ROWS, batch=4, passes=1)).buffered()
+    assert reads_ahead(function)
+    assert not reads_ahead(data(Rows(ROWS)))
+    assert [function.ahead(done, 1, 4) for done in (0, 3, 5, 6)] == [4, 2, 0, 0]
+    assert numbers(function(Shard(1, 2, 1))) == [1, 3]
 
 
 def test_an_evaluation_continues_a_generator():

@@ -14,9 +14,10 @@ from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.cluster.membership import Membership
-from tfdist_cli.train.data.pipeline import Shard
+from tfdist_cli.train.data.pipeline import Shard, count, with_length
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.trainer.config import (
+    OPEN_END,
     Schedule,
     TrainingArguments,
     TrainingConfig,
@@ -46,11 +47,17 @@ def batches(count):
 class Source:
     """A `DataSource` of batches that records how it is asked."""
 
-    def __init__(self, function):
-        self.function, self.repeat = function, None
+    def __init__(self, function, *, has_batches=True):
+        self.function, self.repeat, self.has_batches = function, None, has_batches
 
     def one_pass(self):
         return self.function
+
+    def elements(self):
+        return self.function
+
+    def with_lengths(self, lengths):
+        return Source(with_length(self.function, lengths))
 
     def batches(self, *, repeat):
         self.repeat = repeat
@@ -102,22 +109,81 @@ def test_data_that_has_no_steps():
 
 
 @pytest.mark.parametrize(
-    ("given", "length", "expected"),
+    ("given", "expected"),
     [
-        ({}, 13, (4, None, True)),
-        ({"steps_per_epoch": 7}, 13, (7, 4, True)),
-        ({"steps_per_epoch": 7}, None, (7, None, False)),
-        ({"steps_per_epoch": 7, "repeat": True}, 13, (7, None, True)),
-        ({"steps_per_epoch": 7, "repeat": False}, 13, (7, None, False)),
+        ({}, (4, None, True)),
+        ({"steps_per_epoch": 7}, (7, 4, True)),
+        ({"steps_per_epoch": 7, "repeat": True}, (7, None, True)),
+        ({"steps_per_epoch": 7, "repeat": False}, (7, None, False)),
     ],
 )
-def test_data_of_known_length_repeats(given, length, expected):
-    known = batches(length or 1)
-    source = Source(known if length else lambda shard: known(shard).filter(lambda number: number >= 0))
+def test_data_of_known_length_repeats(given, expected):
+    source = Source(batches(13))
     config = TrainingArguments(**given).configure(MIRRORED, source, None)
     assert (config.steps_per_epoch, config.steps_per_pass, source.repeat) == expected
     assert config.rules == Rules()
     assert config.checkpoints is None
+
+
+def odd(count):
+    """Returns a function like `batches`, with half of the batches and of unknown length."""
+    return lambda shard: tf.data.Dataset.range(count).filter(lambda n: n % 2 == 1).shard(shard.count, shard.index)
+
+
+@pytest.mark.parametrize("cluster", [MIRRORED, GPUS], ids=["mirrored", "GPUs"])
+def test_data_of_unknown_length_is_read_ahead_where_a_process_reads_it(cluster):
+    config = TrainingArguments(epochs=3).configure(cluster, Source(odd(26)), None)
+    assert (config.finds_end, config.counting, config.steps_per_epoch) == (True, None, OPEN_END)
+    within = TrainingArguments(steps_per_epoch=5, epochs=3).configure(cluster, Source(odd(26)), None)
+    assert (within.finds_end, within.steps_per_epoch, within.steps_per_pass) == (True, 5, None)
+    found = within.with_pass(4)
+    assert (found.finds_end, found.steps_per_epoch, found.steps_per_pass) == (False, 5, 4)
+    assert config.with_pass(4).last_step() == 12
+
+
+@pytest.mark.parametrize(
+    ("cluster", "mode", "share", "steps"),
+    [(ASYNC, "async", "split", 13), (ASYNC, "sync", "split", 4), (ASYNC, "async", "copy", 39)],
+)
+def test_data_of_unknown_length_is_counted_where_others_read_it(cluster, mode, share, steps):
+    arguments = TrainingArguments(updates=tfdist.Updates(mode=mode), share=share, epochs=2)
+    counting = arguments.configure(cluster, Source(odd(26)), None).counting
+    lengths = [count(counting.data, shard) for shard in counting.shards]
+    assert lengths == ([13] if share == "copy" else [5, 4, 4])
+    config = counting.configured(lengths)
+    assert (config.steps_per_epoch, config.finds_end, config.lengths) == (steps, False, tuple(lengths))
+    assert config.last_step() == 2 * steps
+
+
+def test_examples_are_counted_before_they_are_shuffled():
+    config = TrainingArguments().configure(MIRRORED, Source(odd(26), has_batches=False), None)
+    assert config.counting
+    assert not config.finds_end
+
+
+def test_each_reader_of_whole_batches_reads_ahead_of_all():
+    proportional = TrainingArguments(updates=tfdist.Updates(mode="sync", batch="proportional"))
+    assert proportional.configure(MIRRORED, Source(odd(26)), None).data.readers == 1
+    assert TrainingArguments(share="copy").configure(MIRRORED, Source(odd(26)), None).data.readers == 3
+
+
+@pytest.mark.parametrize("cluster", [ASYNC, MIRRORED], ids=["async", "mirrored"])
+def test_data_that_never_ends_is_an_error(cluster):
+    with raises(TrainingError, "endless-epoch"):
+        TrainingArguments().configure(cluster, Source(lambda shard: odd(26)(shard).repeat()), None)
+
+
+def test_an_open_schedule_is_closed_by_the_end_of_the_data():
+    config = TrainingConfig(batches(1), OPEN_END, epochs=4)
+    schedule = Schedule(OPEN_END, config.last_step(), steps_per_execution=1)
+    assert schedule.is_open
+    assert schedule.epochs == 4
+    schedule, config = schedule.with_pass(6, 0, config)
+    assert not schedule.is_open
+    assert (schedule.total, schedule.epochs, config.steps_per_pass) == (24, 4, 6)
+    later = Schedule(OPEN_END, config.last_step(), 1, origin=6 - 2 * OPEN_END)  # two epochs of other workers were done
+    closed, _ = later.with_pass(10, 2, replace(config, steps_per_epoch=OPEN_END))
+    assert (closed.first_step(2), closed.last_step(2), closed.total) == (6, 10, 14)
 
 
 def test_data_workers_that_do_not_exist():

@@ -147,12 +147,48 @@ def test_a_generator_loses_nothing_when_the_first_execution_fails(monkeypatch):
     assert_same(*models)
 
 
+def unknown():
+    return batches().filter(lambda *_: True)
+
+
+UNKNOWN: dict[str, tuple[Any, dict[str, Any]]] = {
+    "whole passes": (unknown, {"epochs": 3}),
+    "steps beyond the data": (unknown, {"epochs": 3, "steps_per_epoch": 9}),
+    "steps within a pass": (unknown, {"epochs": 5, "steps_per_epoch": 4}),
+    "a later epoch": (unknown, {"initial_epoch": 2, "epochs": 4}),
+    "a generator": (lambda: generated(X, Y, passes=1), {"validation_data": batches()}),
+    "a generator in epochs": (lambda: generated(X, Y, passes=2), {"epochs": 3, "steps_per_epoch": 4}),
+}
+
+
 @pytest.mark.slow
-def test_a_generator_that_ends_early_is_an_error():
-    with raises(TrainingError, "data-ended-early"):
-        tfdist.fit(classifier(), generated(X, Y, passes=1), steps_per_epoch=8)
-    with raises(TrainingError, "unknown-data-length"):
-        tfdist.fit(classifier(), generated(X, Y))
+@pytest.mark.rotates(3)
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_data_of_unknown_length_is_trained_on_as_in_keras(case):
+    make, given = UNKNOWN[case]
+    models = []
+    for train in (keras.Model.fit, tfdist.fit):
+        keras.utils.set_random_seed(7)
+        models.append(classifier(steps_per_execution=2))  # with 1, Keras's Adam counts an empty step in each epoch
+        train(models[-1], make(), verbose=0, **given)
+    assert_same(*models)
+
+
+@pytest.mark.slow
+def test_a_generator_ends_the_training_when_it_is_used_up(logged):
+    model = classifier()
+    history = tfdist.fit(model, generated(X, Y, passes=1), epochs=3)
+    assert (history.epoch, int(model.optimizer.iterations)) == ([0], 6)
+    assert logging.WARNING in logged()
+
+
+@pytest.mark.slow
+def test_data_without_an_end_or_without_a_batch_is_an_error():
+    with raises(TrainingError, "endless-epoch"):
+        tfdist.fit(classifier(), unknown().repeat())
+    with raises(TrainingError, "no-full-batch"):
+        tfdist.fit(classifier(), batches().filter(lambda *_: False))
 
 
 @pytest.fixture

@@ -16,9 +16,11 @@ import tfdist_cli as tfdist
 from tests.support.codes import raises
 from tests.support.compare import CLASSES, batches, classes, classifier, difference
 from tfdist_cli import Checkpoints
+from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.checkpoint.store import CheckpointFolder, TrainingState
+from tfdist_cli.train.data.pipeline import Shard
 from tfdist_cli.train.model.train_step import ModelStep
-from tfdist_cli.train.trainer.config import CheckpointConfig, Schedule, TrainingConfig
+from tfdist_cli.train.trainer.config import CheckpointConfig, Counting, Schedule, TrainingConfig
 from tfdist_cli.train.trainer.resume import epoch_position, restore_checkpoint
 from tfdist_cli.train.trainer.sigterm import Terminated
 
@@ -89,6 +91,18 @@ def test_a_resumed_training_equals_an_uninterrupted_one(step, uninterrupted, tmp
     for callback, other in zip(callbacks, others, strict=True):
         for name in ("best", "wait", "best_epoch", "stopped_epoch", "cooldown_counter", "min_delta", "drawn", "ends"):
             assert getattr(callback, name, None) == getattr(other, name, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [4, 20])  # before the length is known, and after it
+def test_a_training_on_data_of_unknown_length_is_resumed(step, tmp_path):
+    given = {"data": HARMFUL.filter(lambda *_: True), "epochs": 3, "callbacks": [Drawing()]}
+    model, _ = train(tmp_path / "whole", **given)
+    shutil.copytree(tmp_path / "whole" / f"step-{step:08d}", tmp_path / "rest" / f"step-{step:08d}")
+    again, _ = train(tmp_path / "rest", **given)
+    assert (again.history.epoch, int(again.optimizer.iterations)) == ([0, 1, 2], 24)
+    assert difference(model.variables, again.variables) == 0
+    assert again.history.history == model.history.history
 
 
 def test_a_training_stopped_by_a_callback_stays_stopped(uninterrupted, tmp_path, log):
@@ -203,6 +217,54 @@ def resumed(folder, workers, steps, *, synchronous=True, epochs=5, **state):
     start, _ = restore_checkpoint(engine, step, config)
     schedule = Schedule(steps, config.last_step(start.origin), 1, origin=start.origin)
     return start, schedule, epoch_position(engine, start, schedule, [], 1), engine
+
+
+class TwoWorkers:
+    """What counting asks of the engine of a chief whose other worker has nothing to say."""
+
+    is_chief = synchronous = True
+    sharers = 2
+
+    def __init__(self, *counted):
+        self.counted, self.asked = counted, 0
+
+    def total(self, values):
+        return values
+
+    def share_variables(self):
+        pass
+
+    def count(self, data, shards):
+        self.asked += 1
+        return np.array(self.counted, np.float64)
+
+
+def counted(engine, folder, **state):
+    """The lengths of two shards with which a training starts; from a checkpoint if there is a state."""
+    step = ModelStep(classifier())
+    step.build(HARMFUL.element_spec)
+    checkpoints = CheckpointConfig(CheckpointFolder(folder))
+    if state:
+        checkpoints.folder.save(step, TrainingState(4, 0, steps_per_epoch=8, **state))
+
+    def configured(lengths):
+        return TrainingConfig(lambda _: None, sum(lengths), lengths=tuple(lengths))
+
+    counting = Counting(lambda _: None, [Shard(0, 2, 0), Shard(1, 2, 1)], configured)
+    _, config = restore_checkpoint(engine, step, TrainingConfig(None, 1, checkpoints=checkpoints, counting=counting))
+    assert config.checkpoints is checkpoints
+    return config.lengths
+
+
+def test_data_is_counted_once_for_as_many_workers(tmp_path):
+    engine = TwoWorkers(4, 3)
+    assert counted(engine, tmp_path / "new") == (4, 3)
+    assert counted(engine, tmp_path / "same", sharers=2, lengths=[5, 2]) == (5, 2)
+    assert engine.asked == 1
+    assert counted(engine, tmp_path / "other", sharers=3, lengths=[3, 3, 1]) == (4, 3)
+    assert engine.asked == 2
+    with raises(TrainingError, "empty-shard"):
+        counted(TwoWorkers(7, 0), tmp_path / "empty")
 
 
 def test_resuming_with_more_workers_then_with_fewer(tmp_path, log):
