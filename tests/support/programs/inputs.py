@@ -12,6 +12,7 @@ import sys
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfdist_cli as tfdist
 from tests.support.python_data import Rows, generated
@@ -42,6 +43,11 @@ CASES = {
         generated(X, Y, batch=batch),
         {"epochs": 2, "steps_per_epoch": steps(6), "validation_data": Rows(*OTHER, batch=batch)},
     ),
+    "unknown length": lambda: (
+        tf.data.Dataset.from_tensor_slices((X, Y)).filter(lambda x, y: x[0] > -9).batch(batch, drop_remainder=True),
+        {"epochs": 3},
+    ),
+    "a generator's end": lambda: (generated(X, Y, batch=batch, passes=1), {"epochs": 1}),
     "endless": lambda: (
         Rows(X, Y, batch=batch, endless=True),
         {"epochs": 2, "steps_per_epoch": steps(3), "shuffle": False},

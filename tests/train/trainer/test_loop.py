@@ -515,13 +515,11 @@ def test_batches_are_numbered_as_in_keras_up_to_an_end_that_nobody_knows(size, m
         data = batches().filter(lambda *_: True)
         train(classifier(steps_per_execution=size), data, epochs=2, verbose=0, callbacks=[recorders[-1]])
     expected, ours = recorders
-    if size == 1:
-        # Keras notices the end in a step of its own: the batch begins, and the optimizer counts it.
-        assert [call for call in expected.calls if call[:2] == ("batch begin", 6)] == [("batch begin", 6)] * 2
-        expected.calls = [call for call in expected.calls if call[:2] != ("batch begin", 6)]
-        assert [call[:2] for call in ours.calls] == [call[:2] for call in expected.calls]
-    else:
-        assert ours.calls == expected.calls
+    # Keras notices the end in a step of its own: a batch begins and does not end, and Adam counts it if it runs alone.
+    empty = [at for at, call in enumerate(expected.calls) if call[0] == "epoch end"]
+    assert {expected.calls.pop(at - 1)[0] for at in reversed(empty)} == {"batch begin"}
+    parts = 2 if size == 1 else 3
+    assert [call[:parts] for call in ours.calls] == [call[:parts] for call in expected.calls]
     assert ours.params == expected.params
 
 

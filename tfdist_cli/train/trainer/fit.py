@@ -117,8 +117,8 @@ def fit(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras's ord
         initial_epoch: the epoch, counted from 0, to start with; a training that resumes from a checkpoint continues
             instead.
         steps_per_epoch: global steps in an epoch; if workers are asynchronous, of all of them together. By default the
-            steps of one pass over the data, which starts again when it ends. An epoch ends with the data, as in Keras.
-            It is an error if data of unknown length ends too early.
+            steps of one pass over the data, which starts again when it ends; if nobody knows its length, the first pass
+            shows it, or workers of parameter servers count it first. An epoch ends with the data, as in Keras.
         validation_steps: batches to evaluate, of all workers together; by default all of them.
         validation_batch_size: examples in a batch of validation arrays; by default `batch_size`.
         validation_freq: evaluates after every so many epochs, or after those in a list, counted from 1.
