@@ -44,7 +44,7 @@ CASES = {
         {"epochs": 2, "steps_per_epoch": steps(6), "validation_data": Rows(*OTHER, batch=batch)},
     ),
     "unknown length": lambda: (
-        tf.data.Dataset.from_tensor_slices((X, Y)).filter(lambda x, y: x[0] > -9).batch(batch, drop_remainder=True),
+        tf.data.Dataset.from_tensor_slices((X, Y)).filter(lambda x, y: x[0] < 9).batch(batch),
         {"epochs": 3},
     ),
     "a generator's end": lambda: (generated(X, Y, batch=batch, passes=1), {"epochs": 1}),
@@ -53,6 +53,8 @@ CASES = {
         {"epochs": 2, "steps_per_epoch": steps(3), "shuffle": False},
     ),
 }
+if rule == ["async"]:
+    del CASES["unknown length"]  # each worker reads its own shard, and one is ahead of the other when an epoch ends
 results = {}
 for name, case in CASES.items():
     keras.utils.set_random_seed(3)
