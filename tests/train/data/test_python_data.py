@@ -6,14 +6,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdist_cli as tfdist
 from tests.support.codes import raises
+from tests.support.compare import batches, classifier
 from tests.support.python_data import Rows, fake_torch, generated
 from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.train.data import python_data
 from tfdist_cli.train.data.inputs import Inputs
 from tfdist_cli.train.data.pipeline import Consumed, Shard, cardinality, repeated
 from tfdist_cli.train.data.python_data import OwnShard, reads_ahead
+from tfdist_cli.train.engine.mirrored.engine import MirroredEngine
 
+OPEN = MirroredEngine.open
 ROWS = np.arange(20, dtype=np.float32)[:, None]
 """Five batches, of 4 rows."""
 
@@ -155,6 +159,21 @@ def test_reading_ahead_finds_the_end_of_the_first_pass():
     assert firsts(dataset, 7) == [1, 9, 17, 1, 9, 17, 1]
     function.forget(3)
     assert firsts(function(Shard(step=3)), 2) == [1, 9]
+
+
+@pytest.mark.slow
+def test_reading_ahead_ends_with_the_training(monkeypatch):
+    opened = []
+    monkeypatch.setattr(MirroredEngine, "open", lambda self, data, **_: opened.append(data) or OPEN(self, data, **_))
+    tfdist.fit(classifier(), batches().filter(lambda *_: True), steps_per_execution=2)
+    (data,) = opened
+    assert not data._opened
+    function = OwnShard(odd)
+    list(function(Shard()).take(1))
+    (source,) = function._opened
+    assert source._batches is not None
+    function.close()
+    assert source._batches is None
 
 
 def test_reading_ahead_counts_the_batches_of_all_workers():

@@ -67,6 +67,12 @@ class Consumed:
         if forget:
             forget(self.batches)
 
+    def close(self) -> None:
+        """Ends the reading of data that is read ahead."""
+        close = getattr(self.data, "close", None)
+        if close:
+            close()
+
 
 _IDENTITY = {"index", "count", "worker"}
 """The attributes that say which shard it is."""

@@ -180,6 +180,12 @@ class OwnShard:
         for source in self._opened:
             source.forget(before // self.readers)
 
+    def close(self) -> None:
+        """Ends the reading; what TensorFlow does beside it ends, too."""
+        for source in self._opened:
+            source.close()
+        self._opened.clear()
+
 
 def reads_ahead(data: Any) -> bool:
     """Whether data is a `ReadAhead` whose end is not known."""
@@ -398,6 +404,12 @@ class BufferedSource:
             for number in range(self._forgotten, min(before, self._read)):
                 del self._kept[number]
             self._forgotten = max(self._forgotten, min(before, self._read))
+
+    def close(self) -> None:
+        """Ends the reading."""
+        with self._lock:
+            self._batches = None
+            self._kept.clear()
 
     def _open(self, first: int, *, repeat: bool) -> None:
         """Begins to read at a batch, unless it has begun."""

@@ -174,7 +174,9 @@ class MirroredEngine:
         return False
 
     def close(self) -> None:
-        """Does nothing, see `begin_epoch`."""
+        """Ends the reading of the data: no thread of TensorFlow may call Python when the interpreter ends."""
+        self._iterator = self._dataset = self._data = None
+        self._read.close()
 
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
         """See `Engine.run`."""
