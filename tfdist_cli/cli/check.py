@@ -164,7 +164,7 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if data:
         yield "batch", data["batch"]
         shards, steps = facts["shards"]["count"], data["steps_per_epoch"]
-        length = "a length that the first epoch shows" if steps is None else f"{steps:,} steps an epoch"
+        length = "an epoch ends with the data" if steps is None else f"{steps:,} steps an epoch"
         yield "data", f"{shards} shard{'s' * (shards != 1)}, {length}"
         total = [] if data["steps"] is None else [f"{data['steps']:,} steps"]
         yield "training", ", ".join(total + ([f"{data['epochs']} epochs"] if data["epochs"] else []))
