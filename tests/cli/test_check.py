@@ -58,7 +58,7 @@ def test_no_problems(tfdist, recipe):
 
 
 def test_data_of_unknown_length(tfdist, recipe, monkeypatch):
-    monkeypatch.setitem(FACTS, "data", FACTS["data"] | {"steps_per_epoch": None, "steps": None})
+    monkeypatch.setitem(FACTS, "data", {"batch": "x", "steps_per_epoch": None, "epochs": 2, "steps": None})
     lines = tfdist("check", recipe()).out.splitlines()
     (training,) = [line for line in lines if line.startswith("training")]
     assert training.split() == ["training", "2", "epochs"]

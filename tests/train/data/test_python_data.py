@@ -163,8 +163,13 @@ def test_reading_ahead_finds_the_end_of_the_first_pass():
 
 @pytest.mark.slow
 def test_reading_ahead_ends_with_the_training(monkeypatch):
-    opened = []
-    monkeypatch.setattr(MirroredEngine, "open", lambda self, data, **_: opened.append(data) or OPEN(self, data, **_))
+    opened: list[Any] = []
+
+    def recorded(self, data, **more):
+        opened.append(data)
+        OPEN(self, data, **more)
+
+    monkeypatch.setattr(MirroredEngine, "open", recorded)
     tfdist.fit(classifier(), batches().filter(lambda *_: True), steps_per_execution=2)
     (data,) = opened
     assert not data._opened

@@ -15,6 +15,7 @@ from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.cluster.membership import Membership
 from tfdist_cli.train.data.pipeline import Shard, count, with_length
+from tfdist_cli.train.data.python_data import OwnShard
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.trainer.config import (
     OPEN_END,
@@ -163,8 +164,10 @@ def test_examples_are_counted_before_they_are_shuffled():
 
 def test_each_reader_of_whole_batches_reads_ahead_of_all():
     proportional = TrainingArguments(updates=tfdist.Updates(mode="sync", batch="proportional"))
-    assert proportional.configure(MIRRORED, Source(odd(26)), None).data.readers == 1
-    assert TrainingArguments(share="copy").configure(MIRRORED, Source(odd(26)), None).data.readers == 3
+    for arguments, readers in ((proportional, 1), (TrainingArguments(share="copy"), 3)):
+        data = arguments.configure(MIRRORED, Source(odd(26)), None).data
+        assert isinstance(data, OwnShard)
+        assert data.readers == readers
 
 
 @pytest.mark.parametrize("cluster", [ASYNC, MIRRORED], ids=["async", "mirrored"])
