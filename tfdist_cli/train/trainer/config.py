@@ -396,6 +396,27 @@ class TrainingConfig:
         return min(end for end in (by_epochs, self.max_steps) if end is not None)
 
 
+@dataclass(frozen=True)
+class _Length:
+    """What is known of the length of an epoch before the training.
+
+    Args:
+        steps_per_epoch: global steps in an epoch; `OPEN_END` if they are not known.
+        repeat: whether the data starts again when it ends.
+        steps_per_pass: see `TrainingConfig`.
+        steps_of_pass: see `TrainingConfig`.
+        found: the data, if it is read ahead of the steps to find its end.
+        counting: what to count, if the steps follow from it.
+    """
+
+    steps_per_epoch: int
+    repeat: bool
+    steps_per_pass: int | None = None
+    steps_of_pass: Callable[[int | None], int] | None = None
+    found: DatasetFunction | None = None
+    counting: Counting | None = None
+
+
 class DataSource(Protocol):
     """The training data as the user gave it. Each function that it returns maps a shard to the shard's batches.
 
@@ -496,36 +517,18 @@ class TrainingArguments:
             environment = context.environment
             checkpoints = self.checkpoints.config(environment.run_dir, reads=not environment.is_chief)
         share = self.share_of(source.one_pass(), coordinated=context.environment.traits.has_ps)
-        repeat = self.steps_per_epoch is None if self.repeat is None else self.repeat
-        steps_per_epoch, steps_per_pass = self.steps_per_epoch, None
-        steps_of_pass: Callable[[int | None], int] | None = None
-        found: DatasetFunction | None = None
-        counting: Counting | None = None
-        if steps_per_epoch is None:
-            steps_of_pass = partial(steps_of_one_pass, context, source.one_pass(), rules, share)
-            steps_per_epoch = known_steps_of_pass(context, source.one_pass(), rules, share)
-            if steps_per_epoch is None:
-                check_ends(source.one_pass(), worker_shards(context, share)[0])
-                found = self._finding_its_end(context, source, share, repeat=self.repeat)
-                counting = None if found else self._counting(context, source, validation, share)
-                steps_per_epoch, steps_of_pass = OPEN_END, None
-        elif self.repeat is None:
-            steps_per_pass = known_steps_of_pass(context, source.one_pass(), rules, share)
-            repeat = steps_per_pass is not None
-            if steps_per_pass is None and not is_endless(source.one_pass(), worker_shards(context, share)[0]):
-                found = self._finding_its_end(context, source, share, repeat=None)
-            warn_of_short_epochs(steps_per_epoch, steps_per_pass)
-        if found is not None:
-            data = found
+        length = self._length(context, source, validation, share)
+        if length.found is not None:
+            data = length.found
         elif self.share == "service":
-            data = source.served_batches(DataService.of(context.environment), repeat=repeat)
+            data = source.served_batches(DataService.of(context.environment), repeat=length.repeat)
         else:
-            data = source.batches(repeat=repeat)
+            data = source.batches(repeat=length.repeat)
         if share == "coordinator" and isinstance(data, PythonData):
             data = data.buffered()
         return TrainingConfig(
             data,
-            steps_per_epoch,
+            length.steps_per_epoch,
             share=share,
             epochs=self.epochs,
             max_steps=self.max_steps,
@@ -534,13 +537,41 @@ class TrainingArguments:
             callbacks=as_callbacks(self.callbacks),
             checkpoints=checkpoints,
             rules=rules,
-            steps_of_pass=steps_of_pass,
-            steps_per_pass=steps_per_pass,
+            steps_of_pass=length.steps_of_pass,
+            steps_per_pass=length.steps_per_pass,
             initial_epoch=self.initial_epoch,
             verbose=self.verbose,
             evaluator_stops=self.evaluator_stops,
-            counting=counting,
+            counting=length.counting,
         )
+
+    def _length(
+        self, context: ClusterContext, source: DataSource, validation: Validation | None, share: Sharing
+    ) -> _Length:
+        """Returns what is known of the length of an epoch before the training.
+
+        Raises:
+            TrainingError: it is not given, and the data never ends.
+        """
+        rules, one_pass, shard = self._rules(), source.one_pass(), worker_shards(context, share)[0]
+        repeat = self.steps_per_epoch is None if self.repeat is None else self.repeat
+        given = self.steps_per_epoch
+        if given is not None and self.repeat is not None:
+            return _Length(given, repeat=repeat)
+        steps = known_steps_of_pass(context, one_pass, rules, share)
+        if given is not None:
+            warn_of_short_epochs(given, steps)
+            ends = steps is None and not is_endless(one_pass, shard)
+            found = self._finding_its_end(context, source, share, repeat=None) if ends else None
+            return _Length(given, repeat=steps is not None, steps_per_pass=steps, found=found)
+        if steps is not None:
+            return _Length(
+                steps, repeat=repeat, steps_of_pass=partial(steps_of_one_pass, context, one_pass, rules, share)
+            )
+        check_ends(one_pass, shard)
+        found = self._finding_its_end(context, source, share, repeat=self.repeat)
+        counting = None if found else self._counting(context, source, validation, share)
+        return _Length(OPEN_END, repeat=repeat, found=found, counting=counting)
 
     def _counting(
         self, context: ClusterContext, source: DataSource, validation: Validation | None, share: Sharing
