@@ -41,7 +41,8 @@ PARTS: dict[str, set[str]] = {
         *("launch", "plan", "profiling", "protocol", "report", "requirements", "run_storage", "runs"),
         *("spec", "storage", "task"),
     },
-    "__init__": {"errors", "launch", "protocol", "requirements", "runs", "spec", "train"},
+    "integrations": {"errors", "launch", "runs", "spec", "storage", "task"},
+    "__init__": {"errors", "integrations", "launch", "protocol", "requirements", "runs", "spec", "train"},
     "__main__": {"cli"},
 }
 """What each part of the package may import beside itself."""

@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tfdist_cli.integrations import ray, spark
     from tfdist_cli.protocol.environment import run_dir
     from tfdist_cli.runs.handle import Run, launch
     from tfdist_cli.spec.sections.updates import EmbeddingRule, LearningRate, ShardRule, Updates
@@ -72,12 +73,14 @@ __all__ = [
     "layers",
     "list_files",
     "predict",
+    "ray",
     "read_file",
     "read_lines",
     "read_parquet",
     "read_records",
     "run_dir",
     "scope",
+    "spark",
 ]
 
 
@@ -87,6 +90,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("importlib.metadata").version("tfdist-cli")
     if name == "launch":  # a package that can be called
         return importlib.import_module("tfdist_cli.launch")
+    if name in ("ray", "spark"):
+        return importlib.import_module(f"tfdist_cli.integrations.{name}")
     if name == "layers":
         importlib.import_module("tfdist_cli.requirements").require_backend()
         return importlib.import_module("tfdist_cli.train.layers")

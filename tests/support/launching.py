@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +44,10 @@ export: {format: [saved_model, keras]}
 PARAMETER_SERVER = (
     "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {replicas: 2}%s}\nrecipe: recipe.yaml\n"
 )
+LONG = RECIPE_YAML.replace("epochs: 4", "epochs: 100000").replace("every_steps: 40", "every_steps: 200")
+PATIENCE = 240
+"""Seconds: a generous timeout; on an idle machine each wait takes a few."""
+ROOT = Path(__file__).parents[2]
 MIRRORED = "strategy: multi_worker_mirrored\nroles: {worker: {replicas: 2}}\nrecipe: recipe.yaml\n"
 
 
@@ -89,6 +94,32 @@ def start(folder, *arguments, env=None):
     )
 
 
+def start_program(name, folder, *arguments):
+    """Starts a program of `tests/support/programs` in a folder."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TFDIST_", "TF_CONFIG"))}
+    return subprocess.Popen(
+        [sys.executable, ROOT / "tests" / "support" / "programs" / name, *map(str, arguments)],
+        cwd=folder,
+        env={**environment, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def interrupt_program(process):
+    """Interrupts a program that trains in the folder `store`, and returns the result of its run."""
+    folder = Path(psutil.Process(process.pid).cwd())
+    await_event(process, "store/*/run", "checkpoint")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=PATIENCE)
+    (training,) = (folder / "store").iterdir()
+    assert [path.name for path in training.iterdir()] == ["run"]  # the copies of rows are gone
+    assert not started_in(folder)
+    return json.loads((training / "run" / "result.json").read_text())
+
+
 def finish(process, timeout=100):
     """Waits for a launch. One that hangs is killed and fails the test."""
     try:
@@ -104,6 +135,30 @@ def finish(process, timeout=100):
 def launch(folder, *arguments, timeout=100):
     """Runs `tfdist launch cluster.yaml` to its end."""
     return finish(start(folder, *arguments), timeout)
+
+
+def await_event(process, run, name):
+    """Waits until a run has an event, and returns the last one of that name, by polling: nothing announces it.
+
+    Args:
+        process: the program that has launched it.
+        run: the run's directory, as a pattern of the program's folder.
+        name: the event.
+    """
+    folder, deadline = Path(psutil.Process(process.pid).cwd()), time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        lines = [line for path in folder.glob(f"{run}/events.jsonl") for line in path.read_text().splitlines()]
+        if found := [event for event in map(json.loads, lines) if event["event"] == name]:
+            return found[-1]
+        time.sleep(0.1)
+    raise AssertionError(f"no event {name}")
+
+
+def started_in(folder):
+    """The processes whose current folder this is: those that a launch there has started, also by way of an engine."""
+    found = psutil.process_iter(["cwd", "status", "cmdline"])
+    return [each.info for each in found if each.info["cwd"] == str(folder) and each.info["status"] != "zombie"]
 
 
 def left_of(launcher):

@@ -81,11 +81,12 @@ def test_addresses_are_spark_s(home):
     [
         ("[SPARK-24819]: Barrier execution mode does not allow run …", "too-few-slots"),
         ("Traceback …\nModuleNotFoundError: No module named 'tfdist_cli'\n", "tfdist-missing"),
+        ("[SPARK-24942]: Barrier execution mode does not support dynamic …", "dynamic-allocation"),
         ("SparkContext has been shutdown", "spark-unreachable"),
         ("Job aborted. Most recent failure reason: ExecutorLostFailure (executor 1 exited)\n\nDriver …", "slots-lost"),
     ],
 )
 def test_reasons_of_spark(message, code):
-    error = driver._driver_error(SimpleNamespace(java_exception=SimpleNamespace(getMessage=lambda: message)), 3)
+    error = driver.driver_error(SimpleNamespace(java_exception=SimpleNamespace(getMessage=lambda: message)), 3)
     assert error.code == code
     assert code != "slots-lost" or error.message == "ExecutorLostFailure (executor 1 exited)"

@@ -15,6 +15,7 @@ from tfdist_cli.launch.spark.barrier import run_slot
 
 _TOO_FEW_SLOTS = "SPARK-24819"
 _SHUT_DOWN = "SparkContext has been shutdown"
+_DYNAMIC = "SPARK-24942"
 
 
 def main() -> int:
@@ -23,7 +24,7 @@ def main() -> int:
     host, _, port = address.rpartition(":")
     launcher, secret = (host, int(port)), os.environ.pop(SECRET)
     control = connect(launcher, secret, Caller(DRIVER, socket.gethostname()))
-    threading.Thread(target=_exit_with, args=(control,), daemon=True).start()
+    threading.Thread(target=exit_with, args=(control,), daemon=True).start()
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415 the launcher imports this module for its path
 
     context = SparkContext(conf=SparkConf())
@@ -31,7 +32,7 @@ def main() -> int:
         stage = context.parallelize(range(slots), slots).barrier()
         stage.mapPartitions(partial(run_slot, launcher, secret)).collect()
     except Exception as error:  # noqa: BLE001 all are for the launcher
-        sys.stdout.write(error_line(_driver_error(error, slots)))
+        sys.stdout.write(error_line(driver_error(error, slots)))
         sys.stdout.flush()
         return 1
     finally:
@@ -39,14 +40,15 @@ def main() -> int:
     return 0
 
 
-def _exit_with(control: socket.socket) -> None:
+def exit_with(control: socket.socket) -> None:
     """Exits when the launcher ends the connection, also by its death. Spark's Java process exits then, too."""
     while control.recv(1024):
         pass
     os._exit(1)
 
 
-def _driver_error(error: Any, slots: int) -> DriverError:
+def driver_error(error: Any, slots: int) -> DriverError:
+    """Returns what an exception of pyspark means for the launch."""
     java = getattr(error, "java_exception", None)
     message = str(java.getMessage() if java else error)
     if _TOO_FEW_SLOTS in message:
@@ -54,6 +56,13 @@ def _driver_error(error: Any, slots: int) -> DriverError:
             f"it has not {slots} free slots, one for each task",
             "too-few-slots",
             "lower the replicas or the cpus of roles, or give Spark more cores",
+            usage=True,
+        )
+    if _DYNAMIC in message:
+        return DriverError(
+            "its executors come and go (spark.dynamicAllocation.enabled), and barrier stages need fixed ones",
+            "dynamic-allocation",
+            "start the session with spark.dynamicAllocation.enabled=false",
             usage=True,
         )
     if "No module named 'tfdist_cli'" in message:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.slots.application import Submission
 from tfdist_cli.launch.slots.launcher import SlotLauncher, own_host
-from tfdist_cli.launch.spark import driver
+from tfdist_cli.launch.spark import driver, session
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.engines import SparkSpec
 
@@ -22,10 +22,21 @@ _HOME = "SPARK_HOME"
 
 
 class SparkLauncher(SlotLauncher):
-    """Submits a Spark application whose driver runs on this machine."""
+    """Submits a Spark application whose driver runs on this machine, or uses the session of a program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._in_session = False
+
+    def check(self, cluster: Cluster, command: Sequence[str]) -> None:
+        """Checks the engine's programs, unless a session runs already, and that no task has an address."""
+        self._in_session = bool(cluster.spark and cluster.spark.session)
+        super().check(cluster, command)
 
     def check_engine(self) -> None:
         """Checks for `spark-submit` and Java."""
+        if self._in_session:
+            return
         if spark_home() is None and shutil.which(_SUBMIT) is None:
             raise UsageError(
                 f"{_SUBMIT} is not on PATH",
@@ -42,6 +53,8 @@ class SparkLauncher(SlotLauncher):
     def submission(self, cluster: Cluster) -> Submission:
         """Returns the `spark-submit` command."""
         spec = cluster.spark or SparkSpec()
+        if spec.session:
+            return _in_session(cluster, spec, spec.session)
         home = spark_home()
         submit = str(Path(home, "bin", _SUBMIT)) if home else _SUBMIT
         slots = len(cluster.tasks)
@@ -55,6 +68,15 @@ class SparkLauncher(SlotLauncher):
         env = {_HOME: home} if home else {}
         host = spec.address or str(spec.conf.get("spark.driver.host") or own_host(*_master_address(spec.master_url)))
         return Submission("Spark", argv, host, slots, spec.wait_seconds, env)
+
+
+def _in_session(cluster: Cluster, spec: SparkSpec, path: Path) -> Submission:
+    slots = len(cluster.tasks)
+
+    def argv(launcher: str) -> Sequence[str]:
+        return [sys.executable, "-m", session.__name__, str(path), launcher, str(slots)]
+
+    return Submission("Spark", argv, spec.address or own_host(""), slots, spec.wait_seconds)
 
 
 def spark_home() -> str | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from tfdist_cli.errors import InvalidValue
-from tfdist_cli.spec.sections.model import SpecModel
+from tfdist_cli.spec.sections.model import PathField, SpecModel
 
 _SET_BY_TFDIST = {
     "spark.master": "write it as spark.master_url of the cluster file",
@@ -40,6 +40,9 @@ class SparkSpec(SpecModel):
     address: Annotated[str, Field(min_length=1)] | None = None
     """The name or address of this machine to which the executors connect. By default `spark.driver.host`, or the
     address from which the master is reached."""
+    session: PathField | None = None
+    """The Unix socket of a program on this machine in whose SparkSession the tasks run: `tfdist.spark.fit` sets it.
+    `master_url`, `conf` and `python` then have no effect. By default tfdist submits an application of its own."""
     slots_seconds: Annotated[int, Field(ge=1)] = 60
     """Seconds in which Spark has to have a free slot for each task."""
     wait_seconds: Annotated[int, Field(ge=1)] = 300

@@ -6,13 +6,10 @@ each task of a cluster registers the Python functions at the end of this module 
 
 from __future__ import annotations
 
-import glob
 import gzip
 import os
-import re
 import struct
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,8 +17,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import tensorflow as tf
 
-from tfdist_cli.errors import UsageError
-from tfdist_cli.spec.path_scheme import Url, checked_location, location
+from tfdist_cli.spec.path_scheme import Url, location
+from tfdist_cli.storage.listing import matches
 from tfdist_cli.storage.remote import RemoteFolder
 from tfdist_cli.storage.remote_file import PART, open_location, open_object
 from tfdist_cli.train.data.pipeline import Shard
@@ -29,7 +26,6 @@ from tfdist_cli.train.data.streams import NEXT, STREAMS, stream
 from tfdist_cli.train.tf_compat.data import call_registered, register_python
 
 Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-_MAGIC = re.compile(r"[*?\[]")
 _GZIP = b"\x1f\x8b"
 _RECORD_HEAD, _RECORD_TAIL = struct.Struct("<QI"), 4
 _RECORDS = 1024
@@ -49,7 +45,7 @@ def list_files(pattern: Files, shard: Shard | None = None) -> list[str]:
         UsageError: a pattern matches no file, or the service cannot be used.
     """
     given = [pattern] if isinstance(pattern, (str, os.PathLike)) else list(pattern)
-    found = [file for each in given for file in _matches(os.fspath(each))]
+    found = [file for each in given for file in matches(os.fspath(each))]
     return found[shard.index :: shard.count] if shard else found
 
 
@@ -96,41 +92,6 @@ def _streamed(files: Any, kind: str) -> tf.data.Dataset:
 def _stream(name: tf.Tensor, kind: str) -> tf.data.Dataset:
     """Returns the elements of one file."""
     return stream(name, kind, tf.TensorSpec([None], tf.string)).unbatch()
-
-
-def _matches(pattern: str) -> list[str]:
-    at = checked_location(pattern)
-    found = _remote_matches(at) if isinstance(at, Url) else _local_matches(at.expanduser())
-    if not found:
-        raise UsageError(
-            f"there is no file {pattern}", code="no-such-file", hint="give a file, or a pattern such as data/*.csv"
-        )
-    return found
-
-
-def _local_matches(path: Path) -> list[str]:
-    matches = [str(path)] if path.is_file() else sorted(glob.glob(str(path)))  # noqa: PTH207 - Path.glob refuses absolute patterns
-    return [match for match in matches if Path(match).is_file()]
-
-
-def _remote_matches(url: Url) -> list[str]:
-    scheme, _, rest = url.partition("://")
-    parts = rest.split("/")
-    fixed = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts) - 1)
-    folder, pattern = Url(f"{scheme}://{'/'.join(parts[: max(fixed, 1)])}"), parts[max(fixed, 1) :]
-    try:
-        names = RemoteFolder(folder).sizes()
-    except OSError as error:
-        raise UsageError(
-            f"{folder} cannot be listed: {error.strerror or error}",
-            code="storage-unreachable",
-            hint="check the address and the credentials",
-        ) from error
-    return [str(folder / name) for name in names if _fits(name.split("/"), pattern)]
-
-
-def _fits(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    return len(parts) == len(pattern) and all(map(fnmatchcase, parts, pattern))
 
 
 # What each task runs, in Python.
