@@ -48,6 +48,10 @@ def test_only_the_row_groups_of_a_part_are_read(files):
 def test_columns_and_their_bytes(files):
     columns = {
         "fixed": pyarrow.array([[1, 2, 3], [4, 5, 6]], pyarrow.list_(pyarrow.int32(), 3)),
+        "tensor": pyarrow.ExtensionArray.from_storage(
+            pyarrow.fixed_shape_tensor(pyarrow.float32(), [2]),
+            pyarrow.array([[1, 2], [3, 4]], pyarrow.list_(pyarrow.float32(), 2)),
+        ),
         "yes": pyarrow.array([True, False]),
         "list": pyarrow.array([[1.0, 2.0], [3.0, 4.0]]),
         "half": pyarrow.array(np.array([0.5, -1], np.float16)),
@@ -55,6 +59,7 @@ def test_columns_and_their_bytes(files):
     }
     expected = (
         Column("fixed", "int32", 3),
+        Column("tensor", "float32", 2),
         Column("yes", "bool", None),
         Column("list", "float64", 2),
         Column("half", "float16", None),
@@ -74,6 +79,7 @@ def test_columns_and_their_bytes(files):
         (["a", "b"], "column-not-numbers"),
         ([[["a"]], [["b"]]], "column-not-numbers"),
         ([None, 1], "empty-values"),
+        ([None, None], "empty-values"),
         ([[1, None], [2, 3]], "empty-values"),
         ([None, [2, 3]], "empty-values"),
         ([[1], [2, 3]], "unequal-lists"),

@@ -213,12 +213,15 @@ def _column(footer: Any, name: str, file: str) -> Column:
             code="no-such-column",
             hint="check the names of the columns",
         )
-    found = schema.field(name).type
+    kind = schema.field(name).type
+    found = getattr(kind, "storage_type", kind)  # of an extension, such as the arrays of Ray
     item = getattr(found, "value_type", None) if "list" in str(found).partition("<")[0] else None
     dtype = _NUMBERS.get(str(item or found))
+    if str(found) == "null":
+        raise _empty_values(name, file)
     if dtype is None:
         raise UsageError(
-            f"the column {name!r} has values of the type {found}, and {_PLAIN}",
+            f"the column {name!r} has values of the type {kind}, and {_PLAIN}",
             code="column-not-numbers",
             hint="convert it before: texts to class numbers, decimals and times to float",
         )
@@ -250,6 +253,7 @@ def _bytes(values: Any, column: Column, file: str) -> np.ndarray:
         ValueError: it has empty values, or lists of different lengths.
     """
     rows = len(values)
+    values = getattr(values, "storage", values)
     if column.width is not None:
         if values.null_count:
             raise ValueError(_empty_values(column.name, file).message)
