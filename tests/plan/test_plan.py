@@ -135,6 +135,13 @@ def test_the_join_address_is_the_first_free_port_after_the_chiefs():
     assert (environment.join_address, environment.max_workers) == (Address("127.0.0.1", 2227), 3)
 
 
+@pytest.mark.parametrize("launcher", ["spark", "ray"])
+def test_nothing_waits_for_workers_that_the_launcher_cannot_start(launcher):
+    given = {"strategy": "parameter_server", "roles": {"chief": {}, "worker": {"replicas": 1, "max": 3}, "ps": {}}}
+    made = plan(Cluster.model_validate({**given, "launcher": launcher}))
+    assert not {"TFDIST_JOIN_ADDRESS", "TFDIST_MAX_WORKERS"} & set(made[TaskId("chief")].env)
+
+
 def test_a_task_that_joins_is_planned_with_the_addresses_of_the_others():
     spec = cluster(chief={}, worker={"replicas": 1, "max": 3}, ps={})
     addresses = fixed_addresses(spec)
