@@ -1,6 +1,7 @@
 """Trainings on datasets of Ray: what is refused before anything starts, and what the launcher is asked for."""
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ import tfdist_cli as tfdist
 from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
 from tfdist_cli.integrations import training
+from tfdist_cli.storage.listing import matches
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'tfdist-cli[parquet]'")
 from pyarrow import parquet  # noqa: E402 it is an extra
@@ -32,7 +34,7 @@ class Dataset:
 
     def write_parquet(self, folder):
         table = pyarrow.table({**{name: [1.0, 2.0] for name in self.names}, "shuffled": [self.shuffled] * 2})
-        (parent := training.Path(folder)).mkdir(parents=True)
+        (parent := Path(folder)).mkdir(parents=True)
         parquet.write_table(table, parent / "0.parquet")
 
 
@@ -53,7 +55,7 @@ def run(monkeypatch):
     found = {}
 
     def run(self, folder, data, max_restarts):
-        (file,) = training.matches(data["train"])
+        (file,) = matches(data["train"])
         rows = parquet.read_table(file)
         found.update(
             cluster=self.cluster("c"), data=data, columns=rows.column_names, shuffled=rows["shuffled"][0].as_py()

@@ -25,7 +25,11 @@ def columns(seed, batch):
     y = x[:, :4].argmax(axis=1)
     ragged = np.empty(len(x), object)
     ragged[:] = [np.ones(1 + (row > 0)) for row in y]
-    refused = {"name": np.full(len(x), "text"), "null": np.where(y > 0, 1.0, None), "ragged": ragged}
+    refused = {
+        "name": np.full(len(x), "text"),
+        "null": np.array([1.0 if row else None for row in y], object),
+        "ragged": ragged,
+    }
     return {"array": x[:, :6], "a": x[:, 6], "b": x[:, 7], "y": y, **refused}
 
 
