@@ -13,7 +13,8 @@ class Context:
     """A SparkContext whose stage lasts until it is cancelled, or fails."""
 
     def __init__(self, error=None):
-        self.error, self.cancelled, self.stage, self.groups = error, threading.Event(), None, []
+        self.error, self.stage, self.groups = error, None, []
+        self.began, self.cancelled = threading.Event(), threading.Event()
 
     def setJobGroup(self, group, description, interruptOnCancel):  # noqa: N802, N803
         self.groups.append(group)
@@ -30,6 +31,7 @@ class Context:
     def collect(self):
         if self.error:
             raise self.error
+        self.began.set()
         assert self.cancelled.wait(10)
 
 
@@ -44,7 +46,9 @@ def ask(server):
 def test_a_stage_is_cancelled_when_the_driver_ends():
     context = Context()
     with session.SessionServer(context) as server:
-        ask(server).close()
+        client = ask(server)
+        assert context.began.wait(10)
+        client.close()
         assert context.cancelled.wait(10)
     assert context.stage == ([0, 1], 2)
 
@@ -53,8 +57,7 @@ def test_a_stage_is_cancelled_when_the_program_goes_on():
     context = Context()
     with session.SessionServer(context) as server:
         client = ask(server)
-        while not context.groups:  # nothing announces the start
-            pass
+        assert context.began.wait(10)
     assert context.cancelled.wait(10)
     client.close()
 

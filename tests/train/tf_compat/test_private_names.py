@@ -17,7 +17,9 @@ PACKAGE = Path(__file__).parents[3] / "tfdist_cli"
 COMPAT = PACKAGE / "train" / "tf_compat"
 TESTS = Path(__file__).parent
 PROGRAMS = Path(__file__).parents[2] / "support" / "programs"
-OURS = [path for path in sorted(PACKAGE.rglob("*.py")) if COMPAT not in path.parents]
+SPARK = PACKAGE / "integrations" / "spark"
+"""It imports neither TensorFlow nor Keras, and extends pyspark.ml by names that begin with an underscore there."""
+OURS = [path for path in sorted(PACKAGE.rglob("*.py")) if not {COMPAT, SPARK} & set(path.parents)]
 TRAINING = [path for path in OURS if path.relative_to(PACKAGE).parts[0] in ("train", "task", "datasets")]
 
 PRIVATE_MODULES = ("tensorflow.python", "tensorflow.core", "tensorflow.compiler", "keras.src")

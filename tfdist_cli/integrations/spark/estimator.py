@@ -162,19 +162,13 @@ class _ModelWriter(MLWriter):
         self.sparkSession.createDataFrame(row, f"{_MODEL} binary").coalesce(1).write.parquet(f"{path}/{_MODEL}")
 
 
-class _ModelReader(MLReader):
+class _ModelReader(DefaultParamsReader):
     """Reads what `_ModelWriter` has written."""
 
-    def __init__(self, model: type[KerasModel]) -> None:
-        super().__init__()
-        self._class = model
-
     def load(self, path: str) -> KerasModel:
-        metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession.sparkContext)
+        model: KerasModel = super().load(path)
         (content,) = self.sparkSession.read.parquet(f"{path}/{_MODEL}").first()
-        model = self._class(bytes(content))
-        model._resetUid(metadata["uid"])
-        DefaultParamsReader.getAndSetParams(model, metadata)
+        model.content = bytes(content)
         return model
 
 
