@@ -58,7 +58,7 @@ def _function(name: str, folder: str | None) -> Callable[..., Any]:
         raise UsageError(
             f"this task cannot import the model function {name}: {error}",
             code="no-such-module",
-            hint=f"put its module at the same path on all hosts ({folder}), or install the package it is in",
+            hint="put its module at the same path on all hosts, or install the package it is in",
         ) from None
     if not callable(found):
         raise UsageError(f"{name} is no function", code="no-such-module", hint="name a function of the module")
