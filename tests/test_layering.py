@@ -55,6 +55,7 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "task_id": {"roles"},
         "trackers": set(),
         "path_scheme": set(),
+        "recipe_files": set(),
         "launchers": set(),
         "sections": {
             *("address", "export_formats", "launchers", "path_scheme", "roles"),

@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 import tfdist_cli
 from tfdist_cli.cli.console import console
 from tfdist_cli.errors import ExitCode, TfdistError
-from tfdist_cli.spec.path_scheme import refuse_recipe_address, refuse_scheme
+from tfdist_cli.spec.path_scheme import refuse_scheme
 
 COMMANDS = {
     "init": "Write the files of a new project: a cluster file, and a recipe or a program to start from.",
@@ -76,8 +76,8 @@ def _refusing_url_paths(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def checked(*positional: Any, **named: Any) -> Any:
         for name, value in (*enumerate(positional), *named.items()):
-            if isinstance(value, Path):
-                (refuse_recipe_address if name == "recipe" else refuse_scheme)(value)
+            if isinstance(value, Path) and name != "recipe":  # recipes are fetched
+                refuse_scheme(value)
         return function(*positional, **named)
 
     return checked

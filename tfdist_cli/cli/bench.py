@@ -41,6 +41,7 @@ from tfdist_cli.launch.local.launcher import LocalLauncher
 from tfdist_cli.launch.run.report import Report
 from tfdist_cli.launch.supervisor.state import Timeouts
 from tfdist_cli.requirements import require_tensorflow
+from tfdist_cli.run_storage.recipe import RecipeFetcher
 from tfdist_cli.spec.loading.load import load_run
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
@@ -94,7 +95,7 @@ def bench(  # noqa: PLR0913 a parameter is an option
     number of ps or threads. The changes that help are listed with the lines to write, and with what they change about
     the training. A gain counts if it exceeds the differences of runs of the same settings.
     """
-    spec, trained = load_run(cluster, recipe, overrides or ())
+    spec, trained = load_run(cluster, recipe, overrides or (), fetch=RecipeFetcher())
     if trained is None:
         raise UsageError(
             f"nothing to measure: {cluster} names no recipe",
@@ -172,7 +173,9 @@ def _check_advisable(workers: str | None, rounds: int) -> None:
 def _advise(cluster: Cluster, recipe: Recipe, files: _Files, steps: int, rounds: int) -> Advice:
     """Measures the settings as they are, one process, and each candidate, in interleaved rounds."""
     trials = trials_of(
-        cluster, recipe, lambda changes: load_run(files.cluster, files.recipe, [*files.overrides, *changes])
+        cluster,
+        recipe,
+        lambda changes: load_run(files.cluster, files.recipe, [*files.overrides, *changes], fetch=RecipeFetcher()),
     )
     runs = _Runs(steps)
     for number in range(rounds):
@@ -186,7 +189,7 @@ def _advise(cluster: Cluster, recipe: Recipe, files: _Files, steps: int, rounds:
         whole_executions(recipe, steps),
         runs.others,
         files.cluster,
-        _relative(files.recipe or cluster.recipe or files.cluster),
+        _relative(files.recipe or cluster.recipe_file or files.cluster),
         base.row,
         next((each.row for each in others if each.variant.alone), None),
         tuple(each for each in others if each.candidate),

@@ -24,6 +24,7 @@ from tfdist_cli.finding import Finding
 from tfdist_cli.launch.registry import launcher_of
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.warnings import warnings_of
+from tfdist_cli.run_storage.recipe import RecipeFetcher
 from tfdist_cli.spec.loading.load import load_run
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def doctor(
     runs, extra = str(Path.cwd() / "runs"), list[Finding]()
     spec, sites = None, sites_of(None, None, runs)
     if cluster is not None:
-        spec, trained = load_run(cluster, recipe, settings(overrides, on))
+        spec, trained = load_run(cluster, recipe, settings(overrides, on), fetch=RecipeFetcher())
         sites, extra = sites_of(spec, trained, runs), list(_findings_before_start(spec))
     names = sorted({address.host for site in sites for address in site.ports.values() if address.host})
     seen = asyncio.run(examine(sites, names, imports=not quick))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfdist_cli.cli.console import console
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.restart_rules import default_max_restarts, restart_rules
 from tfdist_cli.launch.run.directory import run_location
@@ -14,6 +15,7 @@ from tfdist_cli.launch.supervisor.launcher import Launcher
 from tfdist_cli.launch.supervisor.state import JobPolicy, Timeouts
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import Plan, make_plan
+from tfdist_cli.run_storage.recipe import RecipeFetcher
 from tfdist_cli.run_storage.stored_run import in_service
 from tfdist_cli.spec.loading.load import load_run
 from tfdist_cli.spec.loading.recipe_module import check_module
@@ -98,7 +100,10 @@ def load_job(
     Raises:
         UsageError: a file is invalid, there is nothing to run, or both a recipe and a program are given.
     """
-    spec, trained = load_run(cluster, recipe, overrides)
+    chosen = None if run_dir is None else checked_location(run_dir)
+    fetcher = RecipeFetcher(chosen)
+    spec, trained = load_run(cluster, recipe, overrides, fetch=fetcher)
+    console.print_warnings(fetcher.warnings)
     program = tuple(command or ())
     if program and recipe:
         raise UsageError(
@@ -110,7 +115,7 @@ def load_job(
             code="nothing-to-run",
             hint="set 'recipe' in the file, pass --recipe FILE, or pass a program after '--'",
         )
-    at, local = run_location(None if run_dir is None else checked_location(run_dir), spec)
+    at, local = run_location(chosen, spec)
     recipe_to_train = None if program else trained
     if isinstance(at, Url):
         stored = in_service(recipe_to_train, at) if recipe_to_train else None

@@ -20,6 +20,7 @@ from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import Plan, PlannedTask
 from tfdist_cli.plan.resources import Resources
 from tfdist_cli.plan.warnings import warnings_of
+from tfdist_cli.run_storage.recipe import RecipeFetcher
 from tfdist_cli.spec.loading.load import load_run
 
 EXAMPLES = (
@@ -50,7 +51,7 @@ def plan(
 
     A task without hosts gets a free port of this machine at the start. The plan shows port 0 for it.
     """
-    spec, trained = load_run(cluster, recipe, settings(overrides, on))
+    spec, trained = load_run(cluster, recipe, settings(overrides, on), fetch=RecipeFetcher())
     job = Job(spec, None if command else trained, tuple(command or ()), None)
     preview = job.preview(launcher_of(spec))
     console.print_warnings(warnings_of(spec, Machine.here()))

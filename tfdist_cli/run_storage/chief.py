@@ -32,6 +32,7 @@ from tfdist_cli.protocol.run_files import read_object
 from tfdist_cli.run_storage.stored_run import StoredRun
 from tfdist_cli.spec.loading.dump import dump
 from tfdist_cli.spec.path_scheme import Url
+from tfdist_cli.spec.recipe_files import copy_to_run
 from tfdist_cli.spec.sections.recipe import Recipe
 
 _STOPS = (signal.SIGTERM, signal.SIGINT)
@@ -149,6 +150,8 @@ class _Record:
             self.folder.mkdir(exist_ok=True)
             for name, text in files.items():
                 (opened.path / name).write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+            if recipe and recipe.source:
+                copy_to_run(recipe.source.sha256, opened.path)
         except OSError as error:
             raise UsageError(
                 f"the run directory cannot be used: {error.filename}: {error.strerror}",

@@ -24,6 +24,7 @@ from tfdist_cli.launch.run.directory import EVENTS_FILE, new_run_dir, run_locati
 from tfdist_cli.launch.run.history import METRICS_FILE, Outcome, RunView, find_task, log_files, read_run
 from tfdist_cli.launch.run.snapshot import numbers
 from tfdist_cli.protocol.run_files import read_bytes, read_lines, timestamp
+from tfdist_cli.run_storage.recipe import RecipeFetcher
 from tfdist_cli.runs.source import open_run
 from tfdist_cli.spec.loading.load import load_run
 from tfdist_cli.spec.path_scheme import checked_location
@@ -254,7 +255,7 @@ def launch(  # noqa: PLR0913 the arguments are the options of the command
     """
     overrides = [f"{path}={_as_yaml(value)}" for path, value in (set or {}).items()]
     overrides += [] if on is None else [f"launcher={on}"]
-    spec, _ = load_run(Path(cluster), None if recipe is None else Path(recipe), overrides)
+    spec, _ = load_run(Path(cluster), recipe, overrides, fetch=RecipeFetcher())
     at, path = run_location(None if run_dir is None else checked_location(run_dir), spec)
     own = at is None
     if at is None:

@@ -96,31 +96,6 @@ def scheme_problem(path: str | Path) -> str | None:
     return f"'{found[1]}://{found[2]}' is not a path of this machine, which is needed here" if found else None
 
 
-def recipe_problem(path: str | Path) -> str | None:
-    """The problem with the path of a recipe that begins with a scheme.
-
-    A recipe's module is code: it runs in every task, with the credentials of the job. Whoever may write to a bucket
-    could run code there.
-    """
-    found = _SCHEME.fullmatch(str(path))
-    what = f"the recipe '{found[1]}://{found[2]}' is not loaded" if found else None
-    return what and f"{what}: its module is code, which tfdist takes only from this machine"
-
-
-RECIPE_HINT = "copy the recipe and its module here first, or make them part of the tasks' image"
-
-
-def refuse_recipe_address(path: str | Path) -> None:
-    """Checks that the path of a recipe is one of a file system.
-
-    Raises:
-        UsageError: the path begins with a scheme.
-    """
-    problem = recipe_problem(path)
-    if problem:
-        raise UsageError(problem, code="recipe-in-bucket", hint=RECIPE_HINT)
-
-
 def refuse_scheme(path: str | Path) -> None:
     """Checks that a path is one of a file system.
 

@@ -22,6 +22,7 @@ from tfdist_cli.protocol.run_files import read_object
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.loading.dump import dump
 from tfdist_cli.spec.path_scheme import Location, Url
+from tfdist_cli.spec.recipe_files import copy_to_run
 from tfdist_cli.spec.roles import ROLES, Role
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
@@ -82,6 +83,8 @@ class RunDir:
             self._write(CLUSTER_FILE, dump(relative))
             if plan.recipe:
                 self._write(RECIPE_FILE, dump(plan.recipe))
+                if plan.recipe.source:
+                    copy_to_run(plan.recipe.source.sha256, self.path)
 
     def save_result(self, result: Mapping[str, Any]) -> None:
         """Writes the result of the run."""

@@ -119,7 +119,7 @@ class SshLauncher:
 
     def render(self, plan: Plan) -> str:
         """Returns for each host the command that starts the agent, and the commands that the agent runs."""
-        copies = Copies.of(plan.cluster, plan.cluster.recipe if plan.recipe else None)
+        copies = Copies.of(plan.cluster, plan.cluster.recipe_file if plan.recipe else None)
         paths = paths_of(plan, copies)
         placed = {task: host for task, host in place(plan.cluster).items() if task in plan.cluster.tasks}
         return "\n".join(
@@ -164,7 +164,7 @@ class SshLauncher:
         self._connected = [_ConnectedHost(link.host, link, hello, tasks) for link, hello, tasks in reserved]
 
     def _copy(self, cluster: Cluster) -> None:
-        copies = self._copies = Copies.of(cluster, cluster.recipe if self._trains else None)
+        copies = self._copies = Copies.of(cluster, cluster.recipe_file if self._trains else None)
         if copies is None:
             return
         entries = list_files(copies.roots, cluster.over_ssh.exclude)

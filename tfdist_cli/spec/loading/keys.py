@@ -11,6 +11,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from tfdist_cli.spec.loading.problems import KeyPath
+from tfdist_cli.spec.path_scheme import Url
 from tfdist_cli.spec.sections.model import SpecModel
 
 
@@ -62,6 +63,11 @@ def suggest(key: str, model: type[SpecModel], top: type[SpecModel]) -> str:
 def path_fields(model: type[SpecModel]) -> Iterator[str]:
     """Returns the keys of `model` whose values are paths."""
     return (name for name, field in model.model_fields.items() if Path in _types(field.annotation))
+
+
+def location_fields(model: type[SpecModel]) -> Iterator[str]:
+    """Returns the keys of `model` whose values are paths or addresses in storage services."""
+    return (name for name in path_fields(model) if Url in _types(model.model_fields[name].annotation))
 
 
 def submodels(model: type[SpecModel]) -> Mapping[str, type[SpecModel]]:

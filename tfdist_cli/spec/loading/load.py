@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
@@ -13,23 +14,27 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from tfdist_cli.errors import InvalidValue
 from tfdist_cli.spec.loading.dump import dump
 from tfdist_cli.spec.loading.explanations import explain
 from tfdist_cli.spec.loading.files import read_text
-from tfdist_cli.spec.loading.keys import all_paths, mapped_models, path_fields, submodels
+from tfdist_cli.spec.loading.keys import all_paths, location_fields, mapped_models, path_fields, submodels
 from tfdist_cli.spec.loading.overrides import Override
 from tfdist_cli.spec.loading.positions import Node, Unusable, read_yaml
 from tfdist_cli.spec.loading.problems import Place, Problem, SpecError, dotted
-from tfdist_cli.spec.path_scheme import scheme_problem
+from tfdist_cli.spec.path_scheme import Url, checked_location, scheme_problem
 from tfdist_cli.spec.roles import Role
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.model import KeyProblem, SpecModel
-from tfdist_cli.spec.sections.recipe import Recipe
+from tfdist_cli.spec.sections.recipe import Recipe, RecipeSource
 from tfdist_cli.spec.strategies import STRATEGIES, may_join
 
 _EXPLAINED_AT_MOST = 1000
 """The most problems of pydantic that are explained: finding the most similar key takes a while."""
 Model = TypeVar("Model", bound=SpecModel)
+Fetch = Callable[[Url, "str | None"], Path]
+"""Fetches a folder of a storage service, which must have a content if one is given: its SHA-256. Returns a folder of
+this machine that is named by the content. An `InvalidValue` says why it cannot."""
 
 
 def load_cluster(path: str | Path, overrides: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Cluster:
@@ -46,9 +51,17 @@ def load_cluster(path: str | Path, overrides: Sequence[str] = (), environ: Mappi
     return _File(Path(path), str(path), _parse(overrides, environ, (Cluster,)), environ).load(Cluster)[0]
 
 
-def load_recipe(path: str | Path, overrides: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Recipe:
-    """Reads a recipe file; the arguments and errors are those of `load_cluster`."""
-    return _File(Path(path), str(path), _parse(overrides, environ, (Recipe,)), environ).load(Recipe)[0]
+def load_recipe(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] = os.environ,
+    fetch: Fetch | None = None,
+) -> Recipe:
+    """Reads a recipe file; the arguments and errors are those of `load_run`."""
+    parsed, at = _parse(overrides, environ, (Recipe,)), checked_location(path)
+    if isinstance(at, Url):
+        return _fetched(at, Place(str(at)), parsed, environ, fetch).load_recipe()[0]
+    return _File(at, str(path), parsed, environ).load_recipe()[0]
 
 
 def load_run(
@@ -56,6 +69,7 @@ def load_run(
     recipe_path: str | Path | None = None,
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
+    fetch: Fetch | None = None,
 ) -> tuple[Cluster, Recipe | None]:
     """Reads a cluster and the recipe it trains.
 
@@ -64,6 +78,7 @@ def load_run(
         recipe_path: the recipe file, in place of the one that the cluster file names.
         overrides: the values of `--set`, `path=value`. The first key of the path decides which file it changes.
         environ: the environment variables for `${VAR}`.
+        fetch: fetches the folder of a recipe in a storage service; None to accept no such recipe.
 
     Returns:
         The cluster, with the path of the recipe that was read, and the recipe if there is one.
@@ -74,21 +89,28 @@ def load_run(
     parsed = _parse(overrides, environ, (Cluster, Recipe))
     for_cluster = [override for override in parsed if override.path[0] in Cluster.model_fields]
     for_recipe = [override for override in parsed if override not in for_cluster]
-    given = None if recipe_path is None else _File(Path(recipe_path), str(recipe_path), for_recipe, environ)
+    at = None if recipe_path is None else checked_location(recipe_path)
+    given = _File(at, str(recipe_path), for_recipe, environ) if isinstance(at, Path) else None
     try:
         cluster, tree = _File(Path(cluster_path), str(cluster_path), for_cluster, environ).load(Cluster)
     except SpecError as error:
         others = given.problems(Recipe) if given else ()
         raise SpecError((*error.problems, *others), hint=error.hint) from None
-    file = given or _named_recipe(cluster, tree, for_recipe, environ)
+    if isinstance(at, Url):
+        given = _fetched(at, Place(str(at)), for_recipe, environ, fetch, cluster.recipe_sha256)
+    file = given or _named_recipe(cluster, tree, for_recipe, environ, fetch)
+    if cluster.recipe_sha256 and (file is None or file.source is None):
+        message = "is for a recipe in a storage service, and this one is not"
+        named = tree.child("recipe_sha256") or tree
+        raise SpecError([Problem(named.place, "recipe_sha256", message, code="recipe-not-in-bucket")])
     if file is None:
         message = f"is for a recipe, but there is none: name it with --recipe, or as 'recipe' in {cluster_path}"
         if for_recipe:
             raise SpecError(Problem(override.place, "", message, code="no-recipe") for override in for_recipe)
         return cluster, None
-    recipe, _ = file.load(Recipe)
+    recipe, _ = file.load_recipe()
     _check_together(cluster, recipe, tree, file.shown)
-    return cluster.model_copy(update={"recipe": _absolute(file.path)}), recipe
+    return cluster.model_copy(update={"recipe": _absolute(file.path), "recipe_sha256": None}), recipe
 
 
 def resized(cluster: Cluster, recipe: Recipe | None, replicas: Mapping[Role, int]) -> Cluster:
@@ -129,6 +151,11 @@ class _File:
     shown: str
     overrides: Sequence[Override]
     environ: Mapping[str, str]
+    source: RecipeSource | None = None
+
+    def load_recipe(self) -> tuple[Recipe, Node]:
+        recipe, tree = self.load(Recipe)
+        return (recipe.model_copy(update={"source": self.source}) if self.source else recipe), tree
 
     def load(self, model: type[Model]) -> tuple[Model, Node]:
         return self.check(read_yaml(read_text(self.path, Place(self.shown)), self.shown, self.environ), model)
@@ -138,6 +165,8 @@ class _File:
             kind = {list: "a list", type(None): "nothing"}.get(type(tree.content), "a single value")
             message = f"expected a map with the keys {', '.join(model.model_fields)}, got {kind}"
             raise SpecError([Problem(tree.place, "", message, code="wrong-type")])
+        if self.source:
+            _start_at_address(self.source.address.parent, tree, model)
         _start_at(_absolute(self.path).parent, tree, model)
         problems = [problem for override in self.overrides for problem in _apply(override, tree)]
         _start_at(Path(), tree, model)
@@ -230,6 +259,19 @@ def _start_at(folder: Path, node: Node, model: type[SpecModel]) -> None:
             _start_at(folder, each, below)
 
 
+def _start_at_address(folder: Url, node: Node, model: type[SpecModel]) -> None:
+    """Makes the relative paths that may be addresses absolute: `checkpoints` is a folder beside the recipe's file."""
+    bucket, _, path = folder.partition("://")[2].partition("/")
+    for key in location_fields(model):
+        child = node.child(key)
+        text = child.content if child else None
+        if child and isinstance(text, str) and text and not text.startswith(("/", "~")) and not scheme_problem(text):
+            child.content = f"{folder.scheme}://{bucket}{posixpath.normpath(f'/{path}/{text}')}"
+    for key, section in submodels(model).items():
+        for child in _items(node.child(key)):
+            _start_at_address(folder, child, section)
+
+
 def _items(node: Node | None) -> Sequence[Node]:
     """The items of a list, or the one value."""
     if node is None:
@@ -273,15 +315,47 @@ def _other_file(entries: Mapping[str, Node], model: type[SpecModel]) -> str | No
 
 
 def _named_recipe(
-    cluster: Cluster, tree: Node, overrides: Sequence[Override], environ: Mapping[str, str]
+    cluster: Cluster, tree: Node, overrides: Sequence[Override], environ: Mapping[str, str], fetch: Fetch | None
 ) -> _File | None:
     """The recipe that the cluster file names. If it does not exist, the problem is at the line that names it."""
     if cluster.recipe is None:
         return None
-    named = tree.child("recipe")
-    if named and not os.path.lexists(cluster.recipe):
+    named = tree.child("recipe") or tree
+    if isinstance(cluster.recipe, Url):
+        return _fetched(cluster.recipe, named.place, overrides, environ, fetch, cluster.recipe_sha256)
+    if not os.path.lexists(cluster.recipe):
         raise SpecError([Problem(named.place, "recipe", f"no such file: {cluster.recipe}", code="no-such-file")])
     return _File(cluster.recipe, _shortest(cluster.recipe), overrides, environ)
+
+
+def _fetched(
+    at: Url,
+    place: Place,
+    overrides: Sequence[Override],
+    environ: Mapping[str, str],
+    fetch: Fetch | None,
+    sha256: str | None = None,
+) -> _File:
+    """The recipe at an address. Its folder is fetched.
+
+    Raises:
+        SpecError: that is not possible, or there is no such file in it.
+    """
+
+    def problem(message: str, code: str) -> SpecError:
+        return SpecError([Problem(place, "recipe", message, code=code)])
+
+    if fetch is None:
+        raise problem(f"{at} is not a path of this machine, which is needed here", "unsupported-scheme")
+    try:
+        folder = fetch(at.parent, sha256)
+    except InvalidValue as error:
+        raise problem(str(error), error.code) from error
+    path = folder / at.name
+    if not path.is_file():
+        names = ", ".join(sorted(each.name for each in folder.glob("*.y*ml")))
+        raise problem(f"no such file: {at}; the YAML files there are {names or 'none'}", "no-such-file")
+    return _File(path, str(at), overrides, environ, RecipeSource(address=at, sha256=folder.name))
 
 
 def _check_together(cluster: Cluster, recipe: Recipe, tree: Node, recipe_file: str) -> None:

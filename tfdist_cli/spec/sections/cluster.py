@@ -20,7 +20,7 @@ from tfdist_cli.spec.sections.model import (
     Inconsistent,
     KeyProblem,
     LocationField,
-    RecipeField,
+    Sha256,
     SpecModel,
 )
 from tfdist_cli.spec.sections.role_spec import RestartSpec, Roles, RoleSpec, default_restart
@@ -97,11 +97,19 @@ class Cluster(SpecModel):
     """The application of `launcher: spark`."""
     ray: RaySpec | None = None
     """The placement group of `launcher: ray`."""
-    recipe: RecipeField | None = None
-    """The recipe to train, a path relative to this file."""
+    recipe: LocationField | None = None
+    """The recipe to train, a path relative to this file, or in a storage service: `s3://bucket/folder/digits.yaml`. The
+    folder with the recipe and its module is then fetched: it is code that runs in every task."""
+    recipe_sha256: Sha256 | None = None
+    """The SHA-256 of the files in the folder of a recipe in a storage service. Other files are an error."""
     run_dir: LocationField | None = None
     """The folder in which each run gets its run directory, relative to this file, or in a storage service:
     `s3://bucket/runs`. Each is then uploaded from its folder in `runs`. By default `runs` in the current folder."""
+
+    @property
+    def recipe_file(self) -> Path | None:
+        """The recipe's file on this machine. A loaded cluster has it, wherever the recipe is from."""
+        return self.recipe if isinstance(self.recipe, Path) else None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Cluster:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, InstanceOf, PlainSerializer, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, PlainSerializer, WithJsonSchema
 
 from tfdist_cli.errors import InvalidValue
 from tfdist_cli.spec.address import Address
-from tfdist_cli.spec.path_scheme import HINT, RECIPE_HINT, Location, Url, location, recipe_problem, scheme_problem
+from tfdist_cli.spec.path_scheme import HINT, Location, Url, location, scheme_problem
 
 VARIABLE_SCHEMA = {
     "type": "string",
@@ -77,13 +77,6 @@ def _parse_path(value: Any) -> Path:
     return found
 
 
-def _parse_recipe_path(value: Any) -> Path:
-    problem = recipe_problem(value) if isinstance(value, str) else None
-    if problem and isinstance(location(value), Url):
-        raise InvalidValue(f"{problem}; {RECIPE_HINT}", code="recipe-in-bucket")
-    return _parse_path(value)
-
-
 def _parse_location(value: Any) -> Location:
     return location(value) if isinstance(value, str) and scheme_problem(value) else _parse_path(value)
 
@@ -107,10 +100,6 @@ PathField = Annotated[
     Path, BeforeValidator(_parse_path), PlainSerializer(str), WithJsonSchema({"type": "string", "minLength": 1})
 ]
 """A path. The loader resolves a relative path against the folder of the file that contains it."""
-RecipeField = Annotated[
-    Path, BeforeValidator(_parse_recipe_path), PlainSerializer(str), WithJsonSchema({"type": "string", "minLength": 1})
-]
-"""The path of a recipe, which is code."""
 LocationField = Annotated[
     Path | InstanceOf[Url],
     BeforeValidator(_parse_location),
@@ -120,6 +109,8 @@ LocationField = Annotated[
     ),
 ]
 """A path, or an address in a storage service."""
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+"""A SHA-256 in hexadecimal digits."""
 UrlField = Annotated[
     InstanceOf[Url],
     BeforeValidator(_parse_url),

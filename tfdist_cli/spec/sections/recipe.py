@@ -13,7 +13,15 @@ from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_va
 from tfdist_cli.errors import InvalidValue
 from tfdist_cli.spec.export_formats import FormatName, Quantization
 from tfdist_cli.spec.path_scheme import Location, Url, location
-from tfdist_cli.spec.sections.model import Inconsistent, KeyProblem, LocationField, PathField, SpecModel, UrlField
+from tfdist_cli.spec.sections.model import (
+    Inconsistent,
+    KeyProblem,
+    LocationField,
+    PathField,
+    Sha256,
+    SpecModel,
+    UrlField,
+)
 from tfdist_cli.spec.sections.updates import (
     EmbeddingRule,
     Jit,
@@ -219,6 +227,15 @@ def _addresses(value: JsonValue) -> Iterator[Location | None]:
             yield from _addresses(each)
 
 
+class RecipeSource(SpecModel):
+    """A recipe that was fetched from a storage service."""
+
+    address: UrlField
+    """The address of the recipe's file."""
+    sha256: Sha256
+    """The SHA-256 of the files in its folder, as `sha256sum` prints them."""
+
+
 class Recipe(SpecModel):
     """A Python module with `model(params)` and `dataset(params, split, shard)`, and how to train it."""
 
@@ -260,6 +277,8 @@ class Recipe(SpecModel):
     """The programs that keep the metrics of the run: `tensorboard`, `mlflow`, `wandb` (Weights & Biases), `csv`."""
     module_dir: PathField | None = None
     """The folder with `module`, relative to this file. By default the folder of this file."""
+    source: RecipeSource | None = None
+    """Where the recipe of a run is from. tfdist writes it into the run directory, for a recipe in a storage service."""
 
     @model_validator(mode="after")
     def _has_stages(self) -> Recipe:
