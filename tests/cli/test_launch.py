@@ -512,13 +512,6 @@ def test_a_bucket_is_no_path(arguments, tfdist, cluster_file, tmp_path):
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("option", [["--recipe", "gs://bucket/r.yaml"], ["-s", "recipe=gs://bucket/r.yaml"]], ids=str)
-@pytest.mark.parametrize("command", ["launch", "plan"])
-def test_a_recipe_is_not_taken_from_a_bucket(command, option, tfdist, cluster_file):
-    result = tfdist(command, cluster_file, *option)
-    assert (result.code, codes_in(result.err)) == (2, ["recipe-in-bucket"])
-
-
 def test_data_may_be_in_a_bucket(tfdist, cluster_file, tmp_path):
     (tmp_path / "digits.yaml").write_text("module: digits\nparams: {data: gs://bucket/x}\n")
     result = tfdist("plan", cluster_file, "-r", "digits.yaml")

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from tests.support.codes import codes_in
 from tfdist_cli.cli import role as module
 from tfdist_cli.protocol.environment import UPLOADER, Environment
 from tfdist_cli.run_storage import chief
+from tfdist_cli.spec.path_scheme import Url
 from tfdist_cli.spec.task_id import TaskId
+from tfdist_cli.storage.remote import RemoteFolder
 
 pytestmark = pytest.mark.tensorflow
 
@@ -440,3 +443,17 @@ def test_only_the_chief_uploads_and_all_save_there(tfdist, began, tmp_path, monk
     assert tfdist(*planned).code == 0
     assert not seen, "this is the task of that process"
     assert began.recipe.checkpoint.dir == f"{URL}/checkpoints"
+
+
+def test_a_recipe_in_a_bucket_is_fetched_once(tfdist, cluster_file, began, tmp_path):
+    """The program that the task becomes uses the content that was fetched, whatever is there by then."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    remote = RemoteFolder(Url(f"memory://{uuid.uuid4()}/recipes"))
+    remote.write("digits.yaml", CHECKPOINTS.encode())
+    option = ("-r", f"{remote.url}/digits.yaml")
+    assert tfdist("role", "--task", "ps:0", "-c", cluster_file, *option).code == 0
+    content = began.env["TFDIST_RECIPE_SHA256"]
+    remote.write("digits.yaml", b"module: others")
+    os.environ |= {name: began.env[name] for name in ("TF_CONFIG", "TFDIST_RUN_DIR", "TFDIST_RECIPE_SHA256")}
+    assert tfdist("role", *option, "--planned").code == 0
+    assert (began.recipe.module, began.recipe.source.sha256) == ("digits", content)

@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 from pydantic import ValidationError
 
+from tfdist_cli.cli.console import console
 from tfdist_cli.cli.options import CommandArgument, RecipeOption, SetOption
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.slurm.added_task import find_added_task, is_added, write_addresses
@@ -21,6 +22,7 @@ from tfdist_cli.plan.plan import PlannedTask, fixed_addresses, plan_task
 from tfdist_cli.plan.resources import allocate, make_resources
 from tfdist_cli.protocol.environment import JOIN_ADDRESS, RUN_DIR, RUN_URL, START_TIMEOUT, Environment
 from tfdist_cli.requirements import require_tensorflow
+from tfdist_cli.run_storage.recipe import CONTENT, RecipeFetcher
 from tfdist_cli.spec.loading.load import load_recipe, load_run
 from tfdist_cli.spec.path_scheme import Location, Url, checked_location, refuse_scheme
 from tfdist_cli.spec.sections.cluster import Cluster
@@ -97,9 +99,11 @@ def role(  # noqa: PLR0913 a parameter is an option
     at = None if run_dir is None else checked_location(run_dir)
     if start_timeout is not None:
         os.environ[START_TIMEOUT] = str(start_timeout)
-    spec, trained = load_run(cluster, recipe, settings or ()) if cluster else (None, None)
+    fetcher = RecipeFetcher(at or (Path(os.environ[RUN_DIR]) if os.environ.get(RUN_DIR) else None))
+    spec, trained = load_run(cluster, recipe, settings or (), fetch=fetcher) if cluster else (None, None)
     if recipe and not cluster:
-        trained = load_recipe(recipe, settings or ())
+        trained = load_recipe(recipe, settings or (), fetch=fetcher)
+    console.print_warnings(fetcher.warnings)
     if planned:
         _check_environment(task, run_dir)
         _make_run_dir(Path(os.environ[RUN_DIR]))
@@ -114,6 +118,8 @@ def role(  # noqa: PLR0913 a parameter is an option
     files = [*_option("--cluster", cluster), *_option("--recipe", recipe)]
     again = [sys.executable, "-m", "tfdist_cli", "role", "--task", str(own.task), *files, "--planned"]
     again += (f"--set={each}" for each in settings or ())
+    if trained and trained.source:
+        own = replace(own, env={**own.env, CONTENT: trained.source.sha256})
     if url is None:
         _exec(command or again, _task_environment(own, slot))
     own = replace(own, env={**own.env, RUN_URL: str(url)})

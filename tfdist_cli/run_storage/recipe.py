@@ -90,14 +90,11 @@ class RecipeFetcher:
             with suppress(OSError, TfdistError, InvalidValue):  # the run needs the service for nothing else
                 now = content_of(_fetch(RemoteFolder(folder, Retry(0)), folder))
         if now != begun:
-            done = (
-                f"this launch uses {begun[:12]}" if used == begun else f"this launch uses {used[:12]}, as it is told to"
-            )
             self.warnings.append(
                 PlanWarning(
                     code="recipe-changed",
                     message=f"the files in {folder} have changed since the run began, from SHA-256 {begun[:12]}… to "
-                    f"{now[:12]}…: {done}",
+                    f"{now[:12]}…: this launch uses {used[:12]}…",
                     hint="use another --run-dir for a training with the new files",
                 )
             )
@@ -161,9 +158,9 @@ def _check_size(sizes: dict[str, int], shown: Url) -> None:
     if total > MOST_BYTES or len(sizes) > MOST_FILES:
         largest = max(sizes, key=lambda name: sizes[name])
         raise InvalidValue(
-            f"the recipe's folder {shown} has {len(sizes)} files with {total / _MIB:.1f} MiB, the largest is {largest}: "
-            f"all are fetched, at most {MOST_FILES} and {MOST_BYTES // _MIB} MiB. Put the recipe and its module into a "
-            "folder of their own",
+            f"the recipe's folder {shown} has {len(sizes)} files, {total / _MIB:.1f} MiB, the largest is {largest}. "
+            f"At most {MOST_FILES} files with {MOST_BYTES // _MIB} MiB are fetched: put the recipe and its module into "
+            "a folder of their own",
             code="recipe-too-large",
         )
 
