@@ -1,4 +1,4 @@
-"""A training with its run directory and its data in a bucket continues on a machine that has nothing of it."""
+"""A training with its run directory, its data and its recipe in a bucket continues on a machine that has nothing of it."""
 
 import json
 import os
@@ -39,16 +39,24 @@ def launch(folder, steps, s3):
 
 
 @pytest.mark.rotates(3, 1)
-def test_a_training_resumes_after_its_disk_is_gone(s3, tmp_path):
+def test_a_training_resumes_after_its_disk_is_gone(s3, tmp_path, monkeypatch):
+    """Its recipe, which is in the bucket, has changed there by then."""
     recipe = f"{RECIPE_YAML}params: {{data: 's3://{BUCKET}/data'}}\n"
-    project(tmp_path, PARAMETER_SERVER % "", RECIPE + FROM_FILES, recipe)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cluster = (PARAMETER_SERVER % "").replace("recipe.yaml", f"s3://{BUCKET}/recipes/four/recipe.yaml")
+    (tmp_path / "cluster.yaml").write_text(cluster)
+    for name, text in {"recipe.yaml": recipe, "four_classes.py": RECIPE + FROM_FILES}.items():
+        s3.client.put_object(Bucket=BUCKET, Key=f"recipes/four/{name}", Body=text.encode())
     x = np.random.default_rng(0).random((512, 8), np.float32)
     rows = ["".join(f"{value}," for value in row) + f"{row[:4].argmax()}\n" for row in x]
     for part in range(4):
         s3.client.put_object(Bucket=BUCKET, Key=f"data/{part}.csv", Body="".join(rows[part::4]).encode())
     first = launch(tmp_path, 80, s3)
-    shutil.rmtree(tmp_path / "runs")
+    for folder in ("runs", "cache"):
+        shutil.rmtree(tmp_path / folder)
+    s3.client.put_object(Bucket=BUCKET, Key="recipes/four/four_classes.py", Body=b"raise ValueError('another recipe')")
     second = launch(tmp_path, 120, s3)
+    shutil.rmtree(tmp_path / "cache")
     assert (first["step"], first["examples"], second["step"]) == (80, 80 * 16, 120)
     names = {name.removeprefix("runs/a/") for name in s3.names("runs/a/")}
     assert {"checkpoints/step-00000120/state.json", "export/saved_model/saved_model.pb", "export/model.keras"} <= names

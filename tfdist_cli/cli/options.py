@@ -24,7 +24,11 @@ CommandArgument = Annotated[
 RecipeOption = Annotated[
     Path | None,
     typer.Option(
-        "--recipe", "-r", help="The recipe file to train; overrides the cluster's 'recipe'.", show_default=False
+        "--recipe",
+        "-r",
+        metavar="PATH|URL",
+        help="The recipe file to train, also in a bucket: s3://bucket/recipe.yaml; overrides the cluster's 'recipe'.",
+        show_default=False,
     ),
 ]
 SetOption = Annotated[

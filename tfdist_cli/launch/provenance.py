@@ -8,16 +8,24 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from tfdist_cli.spec.sections.recipe import Recipe
+
 _SECONDS = 2.0
 """Maximal time of one call of Git, which has to read every file of a large working tree."""
 
 
-def provenance(folder: Path) -> dict[str, Any]:
-    """Returns `python`, `tfdist`, `host`, and `commit` and `modified` if the folder is in a Git repository.
+def provenance(recipe: Recipe | None) -> dict[str, Any]:
+    """Returns `python`, `tfdist`, `host`, `commit` and `modified`, and `recipe` and `recipe_sha256`.
+
+    The commit is None if the folder of the recipe's module is in no Git repository; the last two are there for a recipe
+    from a storage service.
 
     Args:
-        folder: the folder of the recipe's module, or the working directory.
+        recipe: the recipe; None for a program, with the commit of the working directory.
     """
+    folder = (recipe.module_dir if recipe else None) or Path.cwd()
+    source = recipe.source if recipe else None
+    own_source = {"recipe": str(source.address), "recipe_sha256": source.sha256} if source else {}
     commit = _git(folder, "rev-parse", "--verify", "HEAD")
     changes = _git(folder, "status", "--porcelain", "--untracked-files=no") if commit else None
     try:
@@ -30,6 +38,7 @@ def provenance(folder: Path) -> dict[str, Any]:
         "host": platform.node(),
         "commit": commit or None,
         "modified": None if changes is None else bool(changes),
+        **own_source,
     }
 
 

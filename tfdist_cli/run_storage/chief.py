@@ -159,7 +159,7 @@ class _Record:
                 hint="choose another folder with TFDIST_RUN_DIR",
             ) from error
         self._events = EventLog(opened.events, opened.attempt)
-        self._events.begin(provenance(recipe.module_dir if recipe and recipe.module_dir else Path.cwd()))
+        self._events.begin(provenance(recipe))
 
     def started(self, pid: int) -> None:
         """Writes that the task has started."""

@@ -64,8 +64,7 @@ class Launch:
         """
         started = time.monotonic()
         event_log = EventLog(self.run_dir.events, self.run_dir.attempt)
-        folder = self.plan.recipe.module_dir if self.plan.recipe else None
-        event_log.begin(provenance(folder or Path.cwd()))
+        event_log.begin(provenance(self.plan.recipe))
         usage_log = UsageLog(self.run_dir.path, self.run_dir.attempt)
         with _sigint_ignored(), start_trackers(self.run_dir.path, self.trackers) as trackers:
             with closing(TaskLogs(self.run_dir.attempt_folder)) as logs:
