@@ -1,4 +1,4 @@
-"""A training with its run directory, its data and its recipe in a bucket continues on a machine that has nothing of it."""
+"""A training with its run directory, its data and its recipe in a bucket continues on an empty machine."""
 
 import json
 import os

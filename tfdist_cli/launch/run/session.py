@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from tfdist_cli.errors import ExitCode, TfdistError
 from tfdist_cli.launch.provenance import provenance
