@@ -4,6 +4,7 @@ import hashlib
 import shutil
 import subprocess
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,11 @@ def folder(tmp_path, monkeypatch):
     return remote
 
 
+def content(name, recipe):
+    """A file of the folder with the recipe's module."""
+    return Path(recipe.module_dir, name).read_bytes()
+
+
 @pytest.fixture
 def cluster_file(tmp_path, folder):
     path = tmp_path / "cluster.yaml"
@@ -48,11 +54,11 @@ def cluster_file(tmp_path, folder):
 
 def test_the_folder_of_the_file_is_fetched(folder, cluster_file, tmp_path):
     cluster, recipe = load_run(cluster_file, fetch=RecipeFetcher())
-    assert cluster.recipe == recipe.module_dir / "digits.yaml"
+    assert cluster.recipe == Path(recipe.module_dir, "digits.yaml")
     assert {str(path.relative_to(recipe.module_dir)) for path in recipe.module_dir.rglob("*") if path.is_file()} == set(
         FILES
     )
-    assert (recipe.module_dir / "package" / "layers.py").read_bytes() == FILES["package/layers.py"]
+    assert content("package/layers.py", recipe) == FILES["package/layers.py"]
     assert (recipe.source.address, recipe.source.sha256) == (folder.url / "digits.yaml", recipe.module_dir.name)
     assert recipe.checkpoint.dir == folder.url / "kept", "relative to the recipe's file"
     assert load_run(tmp_path / "cluster.yaml", folder.url / "digits.yaml", fetch=RecipeFetcher())[1] == recipe
@@ -82,7 +88,7 @@ def test_a_known_content_is_not_fetched(folder, cluster_file, monkeypatch):
     pinned = ["recipe_sha256=" + sha256]
     cluster, recipe = load_run(cluster_file, None, pinned, fetch=RecipeFetcher())
     assert (recipe.source.sha256, cluster.recipe_sha256) == (sha256, None)
-    assert (recipe.module_dir / "digits.py").read_bytes() == FILES["digits.py"]
+    assert content("digits.py", recipe) == FILES["digits.py"]
     monkeypatch.setenv(CONTENT, sha256)
     assert load_run(cluster_file, fetch=RecipeFetcher())[1] == recipe, "the program that a task becomes"
     monkeypatch.delenv(CONTENT)
@@ -105,10 +111,10 @@ def test_a_sha256_of_a_local_recipe(cluster_file, tmp_path):
 
 def test_a_folder_that_was_changed_here_is_fetched_again(cluster_file):
     _, recipe = load_run(cluster_file, fetch=RecipeFetcher())
-    (recipe.module_dir / "digits.py").write_bytes(b"changed")
-    (recipe.module_dir / "__pycache__").mkdir()
+    Path(recipe.module_dir, "digits.py").write_bytes(b"changed")
+    Path(recipe.module_dir, "__pycache__").mkdir()
     again = load_run(cluster_file, None, [f"recipe_sha256={recipe.source.sha256}"], fetch=RecipeFetcher())[1]
-    assert (again.module_dir / "digits.py").read_bytes() == FILES["digits.py"]
+    assert content("digits.py", again) == FILES["digits.py"]
 
 
 def begun(folder, cluster_file, run):
@@ -138,7 +144,7 @@ def test_a_run_uses_the_content_with_which_it_has_begun(stored, folder, cluster_
     fetcher = RecipeFetcher(at)
     _, recipe = load_run(cluster_file, fetch=fetcher)
     assert recipe.source.sha256 == sha256
-    assert (recipe.module_dir / "digits.py").read_bytes() == FILES["digits.py"]
+    assert content("digits.py", recipe) == FILES["digits.py"]
     [warning] = fetcher.warnings
     assert warning.code == "recipe-changed"
     assert sha256[:12] in warning.message
@@ -170,7 +176,7 @@ def test_a_command_finds_the_module_in_the_copy_of_a_run(folder, cluster_file, t
     begun(folder, cluster_file, tmp_path / "run")
     shutil.rmtree(tmp_path / "cache")
     recipe = recipe_of_copy(load_recipe(tmp_path / "run" / "recipe.yaml"), tmp_path / "run")
-    assert (recipe.module_dir / "digits.py").read_bytes() == FILES["digits.py"]
+    assert content("digits.py", recipe) == FILES["digits.py"]
 
 
 @pytest.mark.parametrize("limit", ["MOST_BYTES", "MOST_FILES"])
