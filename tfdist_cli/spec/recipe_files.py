@@ -1,7 +1,7 @@
 """The files of a recipe from a storage service, kept on this machine in a folder that is named by their content.
 
-The content is the SHA-256 of what `sha256sum` prints of the files in the order of their names. Without tfdist, it is
-computed by `LC_ALL=C find * -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum` in a copy of the folder.
+The content is the SHA-256 of what `sha256sum` prints of the files in the order of their names. In a copy of the folder
+`LC_ALL=C find * -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum` prints it.
 """
 
 from __future__ import annotations
