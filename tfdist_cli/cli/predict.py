@@ -222,8 +222,12 @@ def _supervise(job: PredictionJob, shard: Shard, arguments: Sequence[str], endin
 
 
 def _print_progress(job: PredictionJob, examples: str = "") -> None:
-    total = job.parts
-    console.err.print(", ".join(filter(None, [f"{len(job.done())} of {total or '?'} parts", examples])))
+    """Prints how many parts are done; nothing while none is, and their number is not known."""
+    total, done = job.parts, len(job.done())
+    parts = f"{done} of {total} parts" if total else f"{done} {'part' if done == 1 else 'parts'}" if done else ""
+    text = ", ".join(filter(None, [parts, examples]))
+    if text:
+        console.err.print(text)
 
 
 def _join(job: PredictionJob) -> None:

@@ -110,15 +110,7 @@ class StoredContact:
         return same and runs_elsewhere(self._folder)
 
     def stop(self, view: RunView, *, now: bool, timeout: float) -> bool:
-        """Stops the run, and waits until all of it is uploaded.
-
-        Args:
-            view: the run.
-            now: whether to kill its tasks at once, without a checkpoint.
-            timeout: seconds to wait.
-
-        Returns:
-            Whether it has ended.
+        """Stops the run, and waits for at most so many seconds until all of it is uploaded; returns whether it is.
 
         Raises:
             TfdistError: its launcher has disappeared.
