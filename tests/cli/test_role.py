@@ -457,3 +457,20 @@ def test_a_recipe_in_a_bucket_is_fetched_once(tfdist, cluster_file, began, tmp_p
     os.environ |= {name: began.env[name] for name in ("TF_CONFIG", "TFDIST_RUN_DIR", "TFDIST_RECIPE_SHA256")}
     assert tfdist("role", *option, "--planned").code == 0
     assert (began.recipe.module, began.recipe.source.sha256) == ("digits", content)
+
+
+def test_a_run_that_the_cluster_file_names_keeps_its_recipe(tfdist, cluster_file, began, tmp_path):
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    remote = RemoteFolder(Url(f"memory://{uuid.uuid4()}"))
+    remote.write("recipes/digits.yaml", CHECKPOINTS.encode())
+    recipe, runs = f"{remote.url}/recipes/digits.yaml", f"run_dir={remote.url}/runs"
+    given = ("role", "--task", "ps:0", "-c", cluster_file, "-r", recipe, "-s", runs)
+    assert tfdist(*given).code == 0
+    content = began.env["TFDIST_RECIPE_SHA256"]
+    source = f"source: {{address: '{remote.url}/recipes/digits.yaml', sha256: {content}}}"
+    run = Url(began.env["TFDIST_RUN_URL"]).name
+    remote.write(f"runs/{run}/recipe.yaml", f"module: digits\n{source}\n".encode())
+    remote.write("recipes/digits.yaml", b"module: others")
+    result = tfdist(*given)
+    assert (result.code, began.env["TFDIST_RECIPE_SHA256"]) == (0, content)
+    assert "warning[recipe-changed]" in result.err

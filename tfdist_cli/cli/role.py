@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -99,11 +99,7 @@ def role(  # noqa: PLR0913 a parameter is an option
     at = None if run_dir is None else checked_location(run_dir)
     if start_timeout is not None:
         os.environ[START_TIMEOUT] = str(start_timeout)
-    fetcher = RecipeFetcher(at or (Path(os.environ[RUN_DIR]) if os.environ.get(RUN_DIR) else None))
-    spec, trained = load_run(cluster, recipe, settings or (), fetch=fetcher) if cluster else (None, None)
-    if recipe and not cluster:
-        trained = load_recipe(recipe, settings or (), fetch=fetcher)
-    console.print_warnings(fetcher.warnings)
+    spec, trained = _load(cluster, recipe, settings or (), at)
     if planned:
         _check_environment(task, run_dir)
         _make_run_dir(Path(os.environ[RUN_DIR]))
@@ -124,6 +120,21 @@ def role(  # noqa: PLR0913 a parameter is an option
         _exec(command or again, _task_environment(own, slot))
     own = replace(own, env={**own.env, RUN_URL: str(url)})
     _exec([*again, *(["--", *command] if command else [])], _task_environment(own, slot))
+
+
+def _load(
+    cluster: Path | None, recipe: Path | None, settings: Sequence[str], at: Location | None
+) -> tuple[Cluster | None, Recipe | None]:
+    """Reads the files. A recipe in a storage service has the content with which the run has begun."""
+    run = at or (Path(os.environ[RUN_DIR]) if os.environ.get(RUN_DIR) else None)
+    fetcher = RecipeFetcher(run)
+    spec, trained = load_run(cluster, recipe, settings, fetch=fetcher) if cluster else (None, None)
+    if recipe and not cluster:
+        trained = load_recipe(recipe, settings, fetch=fetcher)
+    if run is None and trained and trained.source and (named := _url(spec, None)):
+        return _load(cluster, recipe, settings, named)  # the cluster file names the run
+    console.print_warnings(fetcher.warnings)
+    return spec, trained
 
 
 def _url(cluster: Cluster | None, chosen: Location | None) -> Url | None:
