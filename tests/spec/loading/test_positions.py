@@ -104,9 +104,9 @@ def test_syntax_errors_are_explained_in_plain_words(text, words):
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "a:\n", "? ", "'\\n", '"a\\n', "&a ", "!a "])
 def test_a_bomb_is_refused_at_once(opening):
     text = "".join(f"{' ' * depth}a:\n" for depth in range(500)) if opening == "a:\n" else opening * 100_000
-    start = time.monotonic()
+    start = time.process_time()  # other programs may use the machine, too
     assert problem(f"{text}'")
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_a_billion_laughs_are_refused():
