@@ -111,6 +111,37 @@ def test_in_a_function_sums_are_taken_in_the_programs_order(connected):
     assert list(late.numpy()) == list(others[1].numpy()) == [2] * 2
 
 
+def test_memory_is_used_again_once_no_tensor_has_it(connected):
+    """A sum that is kept stays what it is."""
+    made = connected(2)
+    functions = [tf.function(task.sum, autograph=False) for task in made]
+    steps = [[tf.fill([1000], float(step)) for step in range(12)] for _ in made]
+
+    def every_fifth(number):
+        return [
+            total for step, value in enumerate(steps[number]) for total in [functions[number](value)] if not step % 5
+        ]
+
+    kept = together([partial(every_fifth, number) for number in range(len(made))])
+    for sums in kept:
+        assert [set(each.numpy()) for each in sums] == [{0.0}, {10.0}, {20.0}]
+    for task in made:
+        assert {size: len(owners) for size, owners in task._memory._owners.items()}[4000] <= 5
+
+
+def test_memory_of_an_array_that_is_in_use_is_left_alone():
+    memory = module._Reused()
+    first = memory.empty(100, np.dtype(np.float32))
+    second = memory.empty(100, np.dtype(np.float32))
+    assert first.ctypes.data % 64 == second.ctypes.data % 64 == 0
+    assert not np.shares_memory(first, second)
+    part, address = first[50:], first.ctypes.data
+    del first
+    assert memory.empty(100, np.dtype(np.float32)).ctypes.data != address
+    del part
+    assert memory.empty(100, np.dtype(np.int32)).ctypes.data == address
+
+
 def test_a_task_that_is_gone_is_named_and_stays_gone(connected):
     first, second = connected(2)
     second.close()

@@ -19,6 +19,7 @@ from __future__ import annotations
 import select
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -59,6 +60,7 @@ class AllReduce:
         self._links = dict(links)
         self._places = {link.fileno(): rank for rank, link in links.items()}
         self._exchanges = 0
+        self._memory = _Reused()
         self._answers = answers
         for link in links.values():
             link.setblocking(False)
@@ -144,7 +146,7 @@ class AllReduce:
     def _scatter(self, flat: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
         """Sends each other task its part; returns their values of this task's part, concatenated by rank."""
         size = bounds[self._index + 1] - bounds[self._index]
-        received = _empty(size * len(self._links), flat.dtype)
+        received = self._memory.empty(size * len(self._links), flat.dtype)
         ranks = sorted(self._links)
         self._exchange_arrays(
             {rank: flat[bounds[rank] : bounds[rank + 1]] for rank in ranks},
@@ -154,7 +156,7 @@ class AllReduce:
 
     def _gather(self, part: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
         """Sends the sum of this task's part to the other tasks; returns the sums of all parts."""
-        received = _empty(bounds[-1], part.dtype)
+        received = self._memory.empty(bounds[-1], part.dtype)
         received[bounds[self._index] : bounds[self._index + 1]] = part
         self._exchange_arrays(
             dict.fromkeys(self._links, part),
@@ -373,8 +375,43 @@ def _advance(buffers: list[memoryview], count: int) -> None:
         buffers[0] = buffers[0][count:]
 
 
+class _Reused:
+    """Memory for arrays of the same sizes in each step, used again once nothing refers to an array of it.
+
+    The kernel clears new memory: for a transformer of 5.7M weights, that was a fifth of a step's processor time.
+    """
+
+    def __init__(self) -> None:
+        self._owners: dict[int, list[np.ndarray]] = {}
+
+    def empty(self, size: int, dtype: np.dtype) -> np.ndarray:
+        """Returns an array of a number of values that TensorFlow uses without a copy. Its content is arbitrary."""
+        owners = self._owners.setdefault(size * dtype.itemsize, [])
+        for number in range(len(owners)):
+            # A view of an owner, and a tensor that uses its memory, refer to it. The list and the argument remain.
+            if sys.getrefcount(owners[number]) == _UNUSED:
+                return _aligned(owners[number], size, dtype)
+        owners.append(_owner(size, dtype))
+        return _aligned(owners[-1], size, dtype)
+
+
 def _empty(size: int, dtype: np.dtype) -> np.ndarray:
     """Returns an array that TensorFlow uses without a copy."""
-    raw = np.empty(size * dtype.itemsize + _ALIGNED, np.uint8)
-    start = -raw.ctypes.data % _ALIGNED
-    return raw[start : start + size * dtype.itemsize].view(dtype)
+    return _aligned(_owner(size, dtype), size, dtype)
+
+
+def _owner(size: int, dtype: np.dtype) -> np.ndarray:
+    return np.empty(size * dtype.itemsize + _ALIGNED, np.uint8)
+
+
+def _aligned(owner: np.ndarray, size: int, dtype: np.dtype) -> np.ndarray:
+    start = -owner.ctypes.data % _ALIGNED
+    return owner[start : start + size * dtype.itemsize].view(dtype)
+
+
+def _references(owners: list[np.ndarray]) -> int:
+    return sys.getrefcount(owners[0])
+
+
+_UNUSED = _references([np.empty(0)])
+"""The references to an array that is in a list and nowhere else, as this interpreter counts them."""
