@@ -11,8 +11,8 @@ def train(tmp_path):
     """Launches a training: `train(SERVERS, "--max-restarts", 5)`."""
     started = []
 
-    def train(cluster, *options):
-        started.append(Training(tmp_path / f"training{len(started)}", cluster, *options))
+    def train(cluster, *options, **others):
+        started.append(Training(tmp_path / f"training{len(started)}", cluster, *options, **others))
         return started[-1]
 
     yield train

@@ -8,7 +8,17 @@ import time
 
 import pytest
 
-from tests.support.chaos import MIRRORED, SERVERS, UNDISTURBED, Fault, accuracy, check_metrics, moment
+from tests.support.chaos import (
+    MIRRORED,
+    RECIPE_IN_TWO_LAYERS,
+    SERVERS,
+    STAGES,
+    UNDISTURBED,
+    Fault,
+    accuracy,
+    check_metrics,
+    moment,
+)
 from tests.support.codes import codes_in
 from tests.support.launching import left_of
 
@@ -84,6 +94,14 @@ def test_servers_lose_their_chief_and_a_worker_that_is_stopped(train):
 def test_mirrored_workers_lose_one(train):
     done = survive(train(MIRRORED, "--max-restarts", 5), Fault("worker:1", 100))
     assert lost_tasks(done) == [("worker:1", "job")]
+
+
+@pytest.mark.rotates(4, 1)
+def test_stages_lose_a_worker_and_one_that_is_stopped(train):
+    training = train(STAGES, "--max-restarts", 5, "--stall-timeout", 15, module=RECIPE_IN_TWO_LAYERS)
+    done = survive(training, Fault("worker:1", 100), Fault("worker:0", 300, signal.SIGSTOP), timeout=300)
+    assert lost_tasks(done) == [("worker:1", "job"), ("worker:0", "job")]
+    assert "no heartbeat" in done.report["losses"][1]["cause"]
 
 
 @pytest.mark.rotates(4, 3)

@@ -54,6 +54,14 @@ def dataset(params, split, shard):
     examples = examples.shard(shard.count, shard.index)
     return examples.apply(sleep(params["microseconds"] * (1 if split == "train" else 2)))
 '''
+LAYER = "keras.Sequential([keras.Input((64,)), keras.layers.Dense(10, kernel_regularizer=decay)])"
+TWO_LAYERS = """inputs = keras.Input((64,))
+    upper, lower = keras.ops.split(inputs, 2, axis=1)
+    outputs = keras.layers.Dense(10, kernel_regularizer=decay)(upper)
+    outputs = outputs + keras.layers.Dense(10, use_bias=False, kernel_regularizer=decay)(lower)
+    network = keras.Model(inputs, outputs)"""
+RECIPE_IN_TWO_LAYERS = RECIPE.replace(f"network = {LAYER}", TWO_LAYERS)
+"""The same regression with a layer for each half of the image."""
 EXAMPLES = 360
 """Digits in the test split."""
 UNDISTURBED = 0.9528
@@ -68,6 +76,11 @@ evaluate: {split: test, every_epochs: 5}
 SERVERS = """
 strategy: parameter_server
 roles: {chief: {}, ps: {}, worker: {replicas: 2}, evaluator: {}}
+recipe: recipe.yaml
+"""
+STAGES = """
+strategy: model_parallel
+roles: {chief: {}, worker: {replicas: 2}, evaluator: {}}
 recipe: recipe.yaml
 """
 MIRRORED = "strategy: multi_worker_mirrored\nroles: {worker: {replicas: 2}}\nrecipe: recipe.yaml\n"
