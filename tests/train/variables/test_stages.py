@@ -1,6 +1,7 @@
 """Variables move to the workers of their layers."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import keras
 import pytest
@@ -18,7 +19,7 @@ def stages(monkeypatch):
     monkeypatch.setattr(module, "CHIEF_DEVICE", device)
     monkeypatch.setattr(module, "_device", lambda _: device)
     strategy = tf.distribute.OneDeviceStrategy(device)
-    made = Stages(strategy, 2)
+    made: Any = Stages(strategy, 2)
     made.set_rules(PlacementRules(stages=2))
     with strategy.scope():
         made.layers = [keras.layers.Dense(3, use_bias=False) for _ in range(4)]
